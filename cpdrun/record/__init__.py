@@ -1,0 +1,25 @@
+"""The record: what a run leaves on disk, and what can be read back from it.
+
+Every path of a sweep or a run is spelled in :mod:`cpdrun.record.layout`; launcher, trainer and report
+meet nowhere else. Nothing here imports torch.
+"""
+
+from cpdrun.record.files import append_json_line, read_json, read_json_lines, write_json, write_text
+from cpdrun.record.layout import Attempt, RunDir, SweepDir
+from cpdrun.record.lock import claim, is_claimed
+from cpdrun.record.state import State, state_of
+
+__all__ = [
+    "Attempt",
+    "RunDir",
+    "State",
+    "SweepDir",
+    "append_json_line",
+    "claim",
+    "is_claimed",
+    "read_json",
+    "read_json_lines",
+    "state_of",
+    "write_json",
+    "write_text",
+]

@@ -1,0 +1,72 @@
+"""Files that are whole or absent: temporary file, fsync, rename; and JSON lines that survive a kill.
+
+JSON here is strict: NaN and infinities, which JSON lacks, are written as null.
+"""
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step: a reader sees the old file or the new one, never a part.
+
+    Raises OSError where the file system refuses (disk full, read-only); the old file is then untouched.
+    """
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON in one step (see write_text); non-finite floats become null."""
+    write_text(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in `path`, or None where the file is absent or holds no valid JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def append_json_line(path: Path, row: dict[str, Any]) -> None:
+    """Add `row` as one line of JSON and hand it to the disk."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a JSON-lines file; a line cut short by a kill is passed over."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,135 @@
+"""Where everything lies. Only this module spells a file name of the record.
+
+    <results_dir>/<sweep>/sweep.yaml                  axes, overrides, commit, versions
+    <results_dir>/<sweep>/report/                     what `cpdrun report` writes
+    <results_dir>/<sweep>/runs/<slug>-<hash10>/
+      config.yaml  overrides.txt  env.json            what the run is
+      metrics.jsonl  ckpt/last.pt  status.json        how far it is
+      attempts/<n>/{agent.log,rank<k>.log,exit.json}  how each attempt went
+      done.json                                       finished: its presence, and nothing else, says so
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a run: `attempts/<number>/`."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def agent_log(self) -> Path:
+        return self.path / "agent.log"
+
+    @property
+    def exit(self) -> Path:
+        return self.path / "exit.json"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.path / f"rank{rank}.log"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The directory of one run."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        return self.path / "overrides.txt"
+
+    @property
+    def env(self) -> Path:
+        return self.path / "env.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def done(self) -> Path:
+        return self.path / "done.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / ".lock"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "ckpt" / "last.pt"
+
+    @property
+    def preempt(self) -> Path:
+        """Asks the ranks to save and stop at the next step boundary; whoever asks creates it."""
+        return self.path / ".preempt"
+
+    def attempts(self) -> list[Attempt]:
+        """Every attempt so far, oldest first."""
+        folder = self.path / "attempts"
+        if not folder.is_dir():
+            return []
+        return sorted((Attempt(p) for p in folder.iterdir() if p.name.isdecimal()), key=lambda a: a.number)
+
+    def last_attempt(self) -> Attempt | None:
+        attempts = self.attempts()
+        return attempts[-1] if attempts else None
+
+    def new_attempt(self) -> Attempt:
+        """Create the folder of the next attempt. Only the holder of the claim may call this."""
+        last = self.last_attempt()
+        attempt = Attempt(self.path / "attempts" / str(last.number + 1 if last else 1))
+        attempt.path.mkdir(parents=True)
+        return attempt
+
+
+@dataclass(frozen=True)
+class SweepDir:
+    """The directory of one sweep."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "sweep.yaml"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report"
+
+    @property
+    def runs_folder(self) -> Path:
+        return self.path / "runs"
+
+    def run(self, name: str) -> RunDir:
+        return RunDir(self.runs_folder / name)
+
+    def runs(self) -> Iterator[RunDir]:
+        """Every run on disk, in the order of their names."""
+        if self.runs_folder.is_dir():
+            for path in sorted(self.runs_folder.iterdir()):
+                if path.is_dir():
+                    yield RunDir(path)
