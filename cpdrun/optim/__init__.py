@@ -1,1 +1,1 @@
-
+"""Optimizers that torch lacks, and learning-rate schedules."""

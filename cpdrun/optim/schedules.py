@@ -1,0 +1,45 @@
+"""Learning-rate schedules: pure functions of how far training is.
+
+A schedule is called as `factor = schedule(epoch, epochs)`, where `epoch` is a real number from 0 to `epochs`
+(step / steps an epoch), and gives the factor of the optimizer's lr for that step.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def linear_warmup(epoch: float, warmup_epochs: float, start: float) -> float:
+    """From `start` to 1 over `warmup_epochs` (Goyal et al., arXiv 1706.02677, section 2.2); 1 after."""
+    if epoch >= warmup_epochs:
+        return 1.0
+    return start + (1.0 - start) * epoch / warmup_epochs
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Warm-up, then half a cosine from 1 to `final` (Loshchilov and Hutter, arXiv 1608.03983)."""
+
+    warmup_epochs: float
+    warmup_start: float
+    final: float
+
+    def __call__(self, epoch: float, epochs: float) -> float:
+        if epoch < self.warmup_epochs:
+            return linear_warmup(epoch, self.warmup_epochs, self.warmup_start)
+        done = (epoch - self.warmup_epochs) / max(epochs - self.warmup_epochs, 1e-9)
+        return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Warm-up, then a drop by `gamma` at the start of every epoch in `milestones`."""
+
+    warmup_epochs: float
+    warmup_start: float
+    milestones: Sequence[float]
+    gamma: float
+
+    def __call__(self, epoch: float, epochs: float) -> float:
+        drops = sum(epoch >= milestone for milestone in self.milestones)
+        return linear_warmup(epoch, self.warmup_epochs, self.warmup_start) * self.gamma**drops

@@ -1,0 +1,218 @@
+"""The engine: starts the ranks of a run with torchrun's own machinery, in tenths of a second.
+
+    python -m cpdrun.train.engine --warm FD    import torch once, then fork one engine for each connection
+    python -m cpdrun.train.engine --once FD    be the engine of one connection
+
+`torchrun` costs three seconds a run, nearly all of it `import torch`. What it does after that import is
+`torch.distributed.launcher.api.elastic_launch`; here the same function starts the ranks with
+start_method="fork" from a process that has torch in memory and has run no operator (a fork after an OpenMP
+region hangs, and a fork after CUDA's initialisation breaks CUDA in the child).
+
+A connection is a Unix stream socket whose other end the asking agent holds (cpdrun.launch.agent). Over it goes
+one request, a line of JSON, with the descriptors of the run's lock and of the attempt's log
+
+    {"do": "run", "run_dir": PATH, "attempt_dir": PATH, "nproc": 2, "threads": 1, "environ": {...}, "nodes": 1}
+    {"do": "check", "configs": [...]}
+
+and back comes one answer, `{"exit_code": 0, "rank": null}` or `{"problems": [...]}`. The ranks inherit the
+connection, so its end of file tells the agent that every process of the run is gone; the other way round,
+the engine kills its ranks and itself when the agent's side closes. No rank outlives its engine, no engine its
+warm process, no warm process its launcher (PR_SET_PDEATHSIG).
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+import uuid
+from typing import Any
+
+FREE_PORT_TRIES = 3  # another program may take the port between our asking for a free one and its use
+MONITOR_INTERVAL_S = 0.02
+PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m cpdrun.train.engine")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--warm", type=int, metavar="FD", help="a socket over which connections arrive")
+    how.add_argument("--once", type=int, metavar="FD", help="a connection")
+    parser.add_argument("--parent", type=int, required=True, help="die when this process does")
+    arguments = parser.parse_args(argv)
+    _die_with(arguments.parent)
+    if arguments.once is not None:
+        _serve(socket.socket(fileno=arguments.once))
+    else:
+        _import_what_a_first_step_imports()
+        serve_warm(socket.socket(fileno=arguments.warm))
+
+
+def serve_warm(control: socket.socket) -> None:
+    """Fork one engine for every connection that arrives over `control`, until its other end closes."""
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_IGN
+    )  # engines answer over their connections; nobody waits for them
+    this = os.getpid()
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not descriptors:
+            return
+        if os.fork() == 0:
+            control.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _die_with(this)
+            _serve(socket.socket(fileno=descriptors[0]))
+        os.close(descriptors[0])
+
+
+def _serve(connection: socket.socket) -> None:
+    """Answer the one request of `connection`, then end this process."""
+    code = 1
+    try:
+        request, descriptors = _receive(connection)
+        if request["do"] == "check":
+            answer: dict[str, Any] = {"problems": _check(request["configs"])}
+        else:
+            _lock, log = descriptors  # the lock need only stay open: the ranks inherit it
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            threading.Thread(target=_die_when_closed, args=(connection,), daemon=True).start()
+            answer = start_ranks(request)
+        with contextlib.suppress(BrokenPipeError):
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the request's ranks to their end: {"exit_code": of the first to fail (-n: killed by signal n), "rank"}."""
+    from torch.distributed import DistNetworkError
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    os.environ.update(request["environ"])
+    os.environ["CPDRUN_ATTEMPT_DIR"] = request["attempt_dir"]
+    os.environ["OMP_NUM_THREADS"] = str(request["threads"])
+    if request["nodes"] == 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    for left in reversed(range(FREE_PORT_TRIES)):
+        try:
+            elastic_launch(_launch_config(request), _rank)(request["run_dir"], request["threads"])
+            return {"exit_code": 0, "rank": None}
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            return {"exit_code": failure.exitcode, "rank": rank}
+        except DistNetworkError:
+            if left == 0 or request["nodes"] > 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _launch_config(request: dict[str, Any]) -> Any:
+    """torchrun's settings: a static rendezvous on one node, c10d's over several."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    nodes = request["nodes"]
+    if nodes == 1:
+        rendezvous: dict[str, Any] = {
+            "rdzv_backend": "static",
+            "rdzv_endpoint": f"127.0.0.1:{_free_port()}",
+            "rdzv_configs": {"rank": 0},
+            "local_addr": "127.0.0.1",
+        }
+    else:
+        rendezvous = {"rdzv_backend": "c10d", "rdzv_endpoint": request["rendezvous"]}
+    # LaunchConfig asks whether a GPU is there; asked through NVML, that does not initialise CUDA before the fork.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    return LaunchConfig(
+        min_nodes=nodes,
+        max_nodes=nodes,
+        nproc_per_node=request["nproc"] // nodes,
+        run_id=request.get("rendezvous_id") or uuid.uuid4().hex,
+        max_restarts=0,
+        monitor_interval=MONITOR_INTERVAL_S,
+        start_method="fork",
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # a rank opens its own log, see cpdrun.train.worker
+        shutdown_timeout=5,
+        **rendezvous,
+    )
+
+
+def _rank(run_dir: str, threads: int) -> None:
+    """What a forked rank does: the worker's entry, with an end that the engine and the log both see."""
+    _die_with(os.getppid())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)  # torch's agent left handlers that only make sense in itself
+    try:
+        import torch
+
+        from cpdrun.train import worker
+
+        torch.set_num_threads(threads)
+        worker.run_rank(run_dir)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _check(configs: list[dict[str, Any]]) -> list[str]:
+    from cpdrun.train import preflight
+
+    return preflight.check(configs)
+
+
+def _import_what_a_first_step_imports() -> None:
+
+    import cpdrun.train.preflight
+    import cpdrun.train.worker  # noqa: F401
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The request's line and the descriptors that came with its first byte."""
+    data, descriptors, _, _ = socket.recv_fds(connection, 65536, 2)
+    while not data.endswith(b"\n"):
+        more = connection.recv(65536)
+        if not more:
+            os._exit(0)  # the agent went away before it had asked
+        data += more
+    return json.loads(data), descriptors
+
+
+def _die_when_closed(connection: socket.socket) -> None:
+    """Kill this engine, and through PR_SET_PDEATHSIG its ranks, once the agent's side is closed."""
+    with contextlib.suppress(OSError):
+        while connection.recv(1):
+            pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when `parent` ends, even by kill -9."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

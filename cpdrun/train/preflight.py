@@ -1,0 +1,30 @@
+"""What would make a run fail before its first step: looked at before anything is started."""
+
+import json
+from typing import Any
+
+import torch
+
+from cpdrun.train.build import BuildError, build
+
+NOT_PARTS = ("seed", "format", "aps", "nproc", "threads", "epochs")  # cannot keep a part from being made
+
+
+def check(configs: list[dict[str, Any]]) -> list[str]:
+    """One line for each way in which a run of `configs` cannot be built: data missing, a class that does not
+    import, arguments it does not take. Configs that differ in nothing that matters here are tried once."""
+    problems: dict[str, None] = {}
+    for config in _distinct(configs):
+        try:
+            build(config, torch.device("cpu"))
+        except BuildError as error:
+            problems[str(error)] = None
+    return list(problems)
+
+
+def _distinct(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    seen = {}
+    for config in configs:
+        parts = {key: value for key, value in config.items() if key not in NOT_PARTS}
+        seen.setdefault(json.dumps(parts, sort_keys=True, default=str), config)
+    return list(seen.values())

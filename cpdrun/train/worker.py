@@ -1,0 +1,94 @@
+"""One rank of one run: torchrun's entry.
+
+    torchrun --nproc-per-node 2 -m cpdrun.train.worker RUN_DIR
+
+reads RUN_DIR/config.yaml, trains, and leaves the record there. Without torchrun one process plays all
+workers. The launcher calls :func:`run_rank` in a process that already is a rank.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+
+from cpdrun.record import Attempt, RunDir
+from cpdrun.train.build import BuildError, build
+from cpdrun.train.journal import Journal
+from cpdrun.train.loop import Preempted, train
+from cpdrun.train.workers import Workers
+
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: not done, worth trying again
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    if len(arguments) != 1 or not (Path(arguments[0]) / "config.yaml").exists():
+        print(
+            "usage: [torchrun ...] -m cpdrun.train.worker RUN_DIR (a folder with config.yaml)",
+            file=sys.stderr,
+        )
+        return 2
+    return run_rank(arguments[0])
+
+
+def run_rank(run_dir: str) -> int:
+    """Be the rank that RANK and WORLD_SIZE say. Returns the exit status: 0 done, 75 stopped when asked to,
+    2 when a part cannot be made; anything else raises, and its traceback is the log's last lines."""
+    rank = int(os.environ.get("RANK", "0"))
+    if "CPDRUN_ATTEMPT_DIR" in os.environ:
+        _log_to(Attempt(Path(os.environ["CPDRUN_ATTEMPT_DIR"])).rank_log(rank))
+    run = RunDir(Path(run_dir))
+    config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    torch.set_num_threads(config["threads"])
+    workers = Workers.from_environment(config["world_size"])
+    device = _device(config["device"])
+    journal = Journal(run, rank, config["epochs"])
+    if workers.nproc > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        journal.environment(device)
+        journal.done(_train(config, workers, device, journal))
+        return 0
+    except Preempted:
+        return EXIT_PREEMPTED
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _train(
+    config: dict[str, Any], workers: Workers, device: torch.device, journal: Journal
+) -> dict[str, Any]:
+    parts = build(config, device)
+    result = train(config, parts, workers, device, journal)
+    return {**result, "wire": parts.sync.wire_bytes()}
+
+
+def _device(choice: str) -> torch.device:
+    if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    torch.backends.cudnn.benchmark = False  # the fastest kernel of the day sums in an order of its own
+    torch.backends.cudnn.deterministic = True
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _log_to(path: Path) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
