@@ -1,12 +1,12 @@
 """Where everything lies. Only this module spells a file name of the record.
 
-    <results_dir>/<sweep>/sweep.yaml                  axes, overrides, commit, versions
-    <results_dir>/<sweep>/report/                     what `cpdrun report` writes
-    <results_dir>/<sweep>/runs/<slug>-<hash10>/
-      config.yaml  overrides.txt  env.json            what the run is
-      metrics.jsonl  ckpt/last.pt  status.json        how far it is
-      attempts/<n>/{agent.log,rank<k>.log,exit.json}  how each attempt went
-      done.json                                       finished: its presence, and nothing else, says so
+<results_dir>/<sweep>/sweep.yaml                  axes, overrides, commit, versions
+<results_dir>/<sweep>/report/                     what `cpdrun report` writes
+<results_dir>/<sweep>/runs/<slug>-<hash10>/
+  config.yaml  overrides.txt  env.json            what the run is
+  metrics.jsonl  ckpt/last.pt  status.json        how far it is
+  attempts/<n>/{agent.log,rank<k>.log,exit.json}  how each attempt went
+  done.json                                       finished: its presence, and nothing else, says so
 """
 
 from collections.abc import Iterator

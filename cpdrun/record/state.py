@@ -24,7 +24,9 @@ def state_of(run: RunDir) -> State:
     last = run.last_attempt()
     if last is None:
         return State.PENDING
-    outcome = read_json(last.exit)
-    if outcome is None or outcome.get("outcome") == State.PREEMPTED:
-        return State.PREEMPTED  # no exit.json: the attempt was killed; its checkpoint, if any, is good
+    outcome = (read_json(last.exit) or {}).get("outcome")
+    if outcome in (None, "preempted", "killed"):  # None: its agent was killed with it
+        return State.PREEMPTED
+    if outcome in ("finished", "diverged"):  # and done.json was taken away: to be run again
+        return State.PENDING
     return State.FAILED

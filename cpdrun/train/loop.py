@@ -63,7 +63,7 @@ def train(
                 buffers.end_worker(worker)
             buffers.end_step()
 
-            mean_gradient = sync.reduce(gradients, step=step, epoch=epoch)
+            mean_gradient = sync.reduce(gradients, step=step, epoch=epoch + 1)
             for parameter, g in zip(parameters, mean_gradient, strict=True):
                 parameter.grad = g
             optimizer.step()
@@ -120,13 +120,13 @@ def _restore(parts: Parts, journal: Journal, device: torch.device) -> tuple[int,
 
 
 def _save(parts: Parts, journal: Journal, epoch: int, train_s: float, metrics: dict[str, float]) -> None:
+    state = {
+        "epoch": epoch,
+        "train_seconds": train_s,
+        "metrics": metrics,
+        "model": parts.model.state_dict(),
+        "optimizer": parts.optimizer.state_dict(),
+        "sync": parts.sync.state_dict(),  # collective: every rank takes part
+    }
     if journal.writes:
-        state = {
-            "epoch": epoch,
-            "train_seconds": train_s,
-            "metrics": metrics,
-            "model": parts.model.state_dict(),
-            "optimizer": parts.optimizer.state_dict(),
-            "sync": parts.sync.state_dict(),
-        }
         checkpoint.save(journal.run.checkpoint, state)

@@ -1,0 +1,19 @@
+"""A mistake of the user's, told in one line."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConfigError(Exception):
+    """What was given, what is allowed, what to do: one line, shown without a traceback."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the nearest of `known`, by whole key or by its last part; '' if none is near."""
+    known = list(known)
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
+    if not near:
+        by_last_part = {key.rsplit(".", 1)[-1]: key for key in reversed(known)}
+        last = difflib.get_close_matches(given.rsplit(".", 1)[-1], by_last_part, n=1, cutoff=0.7)
+        near = [by_last_part[part] for part in last]
+    return f" (did you mean {near[0]!r}?)" if near else ""

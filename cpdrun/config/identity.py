@@ -1,0 +1,35 @@
+"""A run's name: what is in it, and a hash of all of it. The same run has the same name everywhere.
+
+Left out of the hash is what cannot change the result: where files lie, how it is launched, what it is called.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cpdrun.config.compose import flatten
+
+NOT_IDENTITY = ("exp", "name", "results_dir", "nproc", "launcher", "checkpoint")
+
+
+def run_name(config: Mapping[str, Any]) -> str:
+    """`<slug>-<hash10>`, such as convnet-e4m3-aps-w8-s0-1f0c2d3e4a."""
+    model = config["model"]["_target_"].rsplit(".", 1)[-1].lower()
+    aps = ["aps"] if config["aps"] else []
+    slug = [model, config["format"], *aps, f"w{config['world_size']}", f"s{config['seed']}"]
+    return f"{'-'.join(slug)}-{identity_hash(config)}"
+
+
+def identity_hash(config: Mapping[str, Any]) -> str:
+    """The first ten hexadecimal digits of the SHA-256 of the config's identity."""
+    identity = {key: value for key, value in flatten(config) if _counts(key, config)}
+    text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _counts(key: str, config: Mapping[str, Any]) -> bool:
+    first = key.split(".")[0]
+    is_path = key.endswith("_dir")
+    unused = first == "scaling" and not config["aps"]
+    return first not in NOT_IDENTITY and not is_path and not unused

@@ -1,0 +1,121 @@
+"""What a run's config may hold. Types and limits stand here, defaults in conf/: each is written once."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from custom_fp.format import Format
+
+from cpdrun.config.compose import flatten, has_key
+from cpdrun.config.errors import ConfigError, did_you_mean
+
+SECTIONS = ("model", "data", "optim", "schedule", "sync", "scaling")  # arguments of the class in _target_
+FREE = ("launcher",)  # checked by its executor
+
+Check = Callable[[Any], str | None]  # what is wrong with a value, or None
+
+
+def validate(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError, naming the key, for the first thing wrong with a resolved config."""
+    known = [*RULES, *SECTIONS, *FREE]
+    for key, value in flatten(config):
+        if value == "???":
+            raise ConfigError(f"{key} must be given: {key}=...")
+        if key not in RULES and key.split(".")[0] not in (*SECTIONS, *FREE):
+            raise ConfigError(f"unknown key {key!r}{did_you_mean(key, known)}")
+    for key, check in RULES.items():
+        if not has_key(config, key):
+            raise ConfigError(f"{key} is missing")
+        value = _get(config, key)
+        if problem := check(value):
+            raise ConfigError(f"{key}={_shown(value)}: {problem}")
+    for section in SECTIONS:
+        if not isinstance(config.get(section), Mapping) or not config[section].get("_target_"):
+            raise ConfigError(f"{section} must name its class: {section}._target_=package.module.Class")
+    _validate_together(config)
+
+
+def _validate_together(config: Mapping[str, Any]) -> None:
+    world_size, nproc = config["world_size"], config["nproc"]
+    if world_size % nproc:
+        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
+        raise ConfigError(
+            f"nproc={nproc} does not divide world_size={world_size}: each process plays the same number of "
+            f"workers; possible: {', '.join(map(str, divisors))}"
+        )
+
+
+def _number_format(value: Any) -> str | None:
+    try:
+        Format.parse(value)
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return None
+
+
+def _boolean(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "must be true or false"
+
+
+def _integer(minimum: int) -> Check:
+    def check(value: Any) -> str | None:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return None if whole and value >= minimum else f"must be a whole number, at least {minimum}"
+
+    return check
+
+
+def _text(value: Any) -> str | None:
+    return None if isinstance(value, str) and value else "must be text"
+
+
+def _folder_name(value: Any) -> str | None:
+    good = isinstance(value, str) and value.strip(".") and not set(value) & set("/\\\0\n")
+    return None if good else "must be the name of a folder, without slashes"
+
+
+def _one_of(*choices: str) -> Check:
+    return lambda value: None if value in choices else f"must be one of {', '.join(choices)}"
+
+
+def _patterns(value: Any) -> str | None:
+    good = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return None if good else "must be a list of glob patterns, such as ['fc.*']"
+
+
+def _optional(check: Check) -> Check:
+    return lambda value: None if value is None else check(value)
+
+
+RULES: dict[str, Check] = {
+    "exp": _optional(_text),
+    "name": _folder_name,
+    "results_dir": _text,
+    "format": _number_format,
+    "aps": _boolean,
+    "full_precision.layers": _patterns,
+    "full_precision.first_epochs": _integer(0),
+    "full_precision.last_epochs": _integer(0),
+    "world_size": _integer(1),
+    "batch_size": _integer(1),
+    "epochs": _integer(1),
+    "seed": _integer(0),
+    "nproc": _integer(1),
+    "threads": _integer(1),
+    "device": _one_of("auto", "cpu", "cuda"),
+    "checkpoint.every_epochs": _integer(1),
+}
+
+
+def _get(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def _shown(value: Any) -> str:
+    return (
+        {None: "null", True: "true", False: "false"}.get(value, str(value))
+        if not isinstance(value, list)
+        else str(value)
+    )

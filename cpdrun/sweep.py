@@ -1,0 +1,236 @@
+"""From an experiment and what was typed to the list of runs: axes multiplied out, exclusions and duplicates dropped.
+
+sweep:
+  format: [fp32, e4m3]         # an axis: any key of the config, or a group such as model
+  sync.kahan: [false, true]
+  seed: [0, 1, 2]
+  exclude:
+    - {format: fp32, aps: true}  # drops the runs that have all of these values
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from custom_fp.format import Format
+
+from cpdrun import __version__
+from cpdrun.config import Composer, ConfigError, run_name, validate
+from cpdrun.config.compose import delete_key, flatten, has_key, resolve, set_key
+from cpdrun.config.errors import did_you_mean
+from cpdrun.config.overrides import Typed, parse
+from cpdrun.record import SweepDir, write_text
+
+Axes = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep: its resolved config, and the overrides that give it when typed."""
+
+    name: str
+    config: dict[str, Any]
+    overrides: list[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a sweep, in the order of its axes."""
+
+    directory: SweepDir
+    typed: list[str]
+    axes: Axes
+    runs: list[PlannedRun]
+    excluded: list[tuple[str, int]] = field(default_factory=list)  # (description, number of runs)
+    duplicates: int = 0
+
+    def describe(self) -> str:
+        """`format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`."""
+        if not self.axes:
+            return "1 run"
+        product = math.prod(len(values) for values in self.axes.values())
+        text = " x ".join(f"{key}({len(values)})" for key, values in self.axes.items()) + f" = {product}"
+        for what, count in self.excluded:
+            text += f", less {count} ({what})"
+        if self.duplicates:
+            text += f", less {self.duplicates} of the same content"
+        return f"{text} -> {len(self.runs)} run{'s' if len(self.runs) != 1 else ''}"
+
+
+def plan(texts: Sequence[str], config_dir: Path | None = None) -> Plan:
+    """The runs that these overrides ask for. Raises ConfigError; touches nothing on disk."""
+    with Composer(config_dir) as composer:
+        groups = composer.groups()
+        typed = parse(texts, composer.loader)
+        choices = _group_choices(typed, groups)
+        base = composer.compose(choices)
+        settings = [t for t in typed if t.key not in groups]
+        for setting in settings:
+            _require_known(setting, base, groups)
+        axes, exclusions = _axes(base.get("sweep") or {}, typed, choices)
+        for key in axes:
+            if (
+                key not in groups
+                and not has_key(base, key)
+                and not any(t.key == key and t.adds for t in typed)
+            ):
+                raise ConfigError(f"sweep: unknown key {key!r}{did_you_mean(key, _known(base, groups))}")
+        return _multiply(composer, texts, typed, choices, axes, exclusions)
+
+
+def write_manifest(sweep: Plan) -> None:
+    """sweep.yaml: what was asked for. Raises OSError where the folder cannot be written."""
+    sweep.directory.path.mkdir(parents=True, exist_ok=True)
+    manifest = {
+        "sweep": sweep.directory.name,
+        "overrides": list(sweep.typed),
+        "axes": sweep.axes,
+        "runs": [run.name for run in sweep.runs],
+        "cpdrun": __version__,
+    }
+    write_text(sweep.directory.manifest, yaml.safe_dump(manifest, sort_keys=False))
+
+
+def _group_choices(typed: list[Typed], groups: Mapping[str, list[str]]) -> dict[str, str]:
+    """The single group choices typed; axes over groups come later."""
+    choices = {}
+    for t in typed:
+        if t.key in groups and t.deletes:
+            raise ConfigError(f"cannot leave out {t.key!r}; choose one of {', '.join(groups[t.key])}")
+        if t.key == "exp" and t.is_axis:
+            raise ConfigError("one experiment a sweep: exp=NAME; compare sweeps with `cpdrun report A B`")
+        if t.key in groups and not t.is_axis:
+            choices[t.key] = str(t.values[0])
+    return choices
+
+
+def _known(base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> list[str]:
+    return [*(key for key, _ in flatten(base) if not key.startswith("sweep")), *groups]
+
+
+def _require_known(setting: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
+    if setting.adds or has_key(base, setting.key):
+        return
+    known = _known(base, groups)
+    section = setting.key.split(".")[0]
+    near = did_you_mean(setting.key, known)
+    if not near and section in groups and "." in setting.key:
+        near = f"; write +{setting.text} to hand it to your own class"
+    raise ConfigError(f"unknown key {setting.key!r}{near}")
+
+
+def _axes(block: Any, typed: list[Typed], choices: Mapping[str, str]) -> tuple[Axes, list[dict[str, Any]]]:
+    """The experiment's axes with those typed in their place or after them, and its exclusions."""
+    if not isinstance(block, Mapping):
+        raise ConfigError("sweep: must hold axes, such as `seed: [0, 1, 2]`")
+    axes: Axes = {}
+    exclusions: list[dict[str, Any]] = []
+    for key, value in block.items():
+        if key == "exclude":
+            exclusions = value
+        elif isinstance(value, list) and value:
+            axes[key] = value
+        else:
+            raise ConfigError(f"sweep.{key} must be a list of at least one value, not {value!r}")
+    if not isinstance(exclusions, list) or not all(isinstance(item, Mapping) and item for item in exclusions):
+        raise ConfigError("sweep.exclude must be a list of mappings, such as - {format: fp32, aps: true}")
+    for t in typed:
+        if t.is_axis:
+            if not t.values:
+                raise ConfigError(f"{t.text!r} names no value: the axis is empty")
+            axes[t.key] = list(t.values)
+        elif t.key in axes:
+            del axes[t.key]
+    return axes, exclusions
+
+
+def _multiply(
+    composer: Composer,
+    texts: Sequence[str],
+    typed: list[Typed],
+    choices: Mapping[str, str],
+    axes: Axes,
+    exclusions: list[dict[str, Any]],
+) -> Plan:
+    groups = composer.groups()
+    runs: dict[str, PlannedRun] = {}
+    excluded = [0] * len(exclusions)
+    duplicates = 0
+    fixed = [t.text for t in typed if not t.is_axis]
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        config = composer.compose({**choices, **{k: str(v) for k, v in point.items() if k in groups}})
+        _apply(config, typed, {k: v for k, v in point.items() if k not in groups})
+        dropped = [i for i, rule in enumerate(exclusions) if _matches(rule, config, point)]
+        if dropped:
+            excluded[dropped[0]] += 1
+            continue
+        run = _planned(
+            config, choices.get("exp"), [*fixed, *(f"{k}={_typed_form(v)}" for k, v in point.items())]
+        )
+        duplicates += run.name in runs
+        runs.setdefault(run.name, run)
+    if not runs:
+        raise ConfigError("the exclusions leave no run of this sweep")
+    some = next(iter(runs.values())).config
+    return Plan(
+        directory=SweepDir(Path(some["results_dir"]) / some["name"]),
+        typed=list(texts),
+        axes=axes,
+        runs=list(runs.values()),
+        excluded=[(_described(rule), n) for rule, n in zip(exclusions, excluded, strict=True) if n],
+        duplicates=duplicates,
+    )
+
+
+def _apply(config: dict[str, Any], typed: list[Typed], point: Mapping[str, Any]) -> None:
+    config.pop("sweep", None)
+    for t in typed:
+        if t.deletes and has_key(config, t.key):
+            delete_key(config, t.key)
+        elif t.values and not t.is_axis and t.key != "exp" and not _is_section_choice(config, t):
+            set_key(config, t.key, t.values[0])
+    for key, value in point.items():
+        set_key(config, key, value)
+
+
+def _is_section_choice(config: Mapping[str, Any], t: Typed) -> bool:
+    """`model=convnet` chose a group and is composed already; `format=e4m3` sets a value."""
+    return isinstance(config.get(t.key), Mapping) and isinstance(t.values[0], str)
+
+
+def _planned(config: dict[str, Any], exp: str | None, overrides: list[str]) -> PlannedRun:
+    config["exp"] = exp
+    config["name"] = config["name"] or exp or "adhoc"
+    config = resolve(config)
+    validate(config)
+    config["format"] = Format.parse(config["format"]).name
+    return PlannedRun(run_name(config), config, overrides)
+
+
+def _matches(rule: Mapping[str, Any], config: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
+    values = {**dict(flatten(config)), **point}
+    return all(key in values and values[key] == value for key, value in rule.items())
+
+
+def _described(rule: Mapping[str, Any]) -> str:
+    """`fp32 with APS` for {format: fp32, aps: true}."""
+    words = []
+    for key, value in rule.items():
+        if key == "aps":
+            words.append("with APS" if value else "without APS")
+        else:
+            words.append(str(value) if key == "format" else f"{key}={_typed_form(value)}")
+    return " ".join(words)
+
+
+def _typed_form(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(map(_typed_form, value))}]"
+    return str(value)
