@@ -8,10 +8,10 @@
 start_method="fork" from a process that has torch in memory and has run no operator (a fork after an OpenMP
 region hangs, and a fork after CUDA's initialisation breaks CUDA in the child).
 
-A connection is a Unix stream socket whose other end the asking agent holds (cpdrun.launch.agent). Over it goes
-one request, a line of JSON, with the descriptors of the run's lock and of the attempt's log
+A connection is a Unix stream socket whose other end the asking agent holds (cpdrun.launch.agent). Over it
+goes one request, a line of JSON, with the descriptors of the run's lock and of the attempt's log
 
-    {"do": "run", "run_dir": PATH, "attempt_dir": PATH, "nproc": 2, "threads": 1, "environ": {...}, "nodes": 1}
+    {"do": "run", "run_dir": PATH, "attempt_dir": PATH, "nproc": 2, "threads": 1, "nodes": 1, "environ": {}}
     {"do": "check", "configs": [...]}
 
 and back comes one answer, `{"exit_code": 0, "rank": null}` or `{"problems": [...]}`. The ranks inherit the
@@ -23,6 +23,7 @@ warm process, no warm process its launcher (PR_SET_PDEATHSIG).
 import argparse
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -33,6 +34,12 @@ import traceback
 import uuid
 from typing import Any
 
+FIRST_STEP_IMPORTS = [
+    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
+    "torch.distributed.launcher.api",
+    "cpdrun.train.preflight",
+    "cpdrun.train.worker",
+]
 FREE_PORT_TRIES = 3  # another program may take the port between our asking for a free one and its use
 MONITOR_INTERVAL_S = 0.02
 PR_SET_PDEATHSIG = 1
@@ -96,7 +103,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the request's ranks to their end: {"exit_code": of the first to fail (-n: killed by signal n), "rank"}."""
+    """Run the ranks to their end: {"exit_code": 0, or of the first to fail (-n: signal n), "rank": which}."""
     from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
@@ -108,8 +115,8 @@ def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for left in reversed(range(FREE_PORT_TRIES)):
         try:
-            elastic_launch(_launch_config(request), _rank)(request["run_dir"], request["threads"])
-            return {"exit_code": 0, "rank": None}
+            codes = elastic_launch(_launch_config(request), _rank)(request["run_dir"], request["threads"])
+            return {"exit_code": max(codes.values()), "rank": None}
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             return {"exit_code": failure.exitcode, "rank": rank}
@@ -134,7 +141,7 @@ def _launch_config(request: dict[str, Any]) -> Any:
         }
     else:
         rendezvous = {"rdzv_backend": "c10d", "rdzv_endpoint": request["rendezvous"]}
-    # LaunchConfig asks whether a GPU is there; asked through NVML, that does not initialise CUDA before the fork.
+    # LaunchConfig asks whether there is a GPU; through NVML, that does not initialise CUDA before the fork.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     return LaunchConfig(
         min_nodes=nodes,
@@ -150,8 +157,11 @@ def _launch_config(request: dict[str, Any]) -> Any:
     )
 
 
-def _rank(run_dir: str, threads: int) -> None:
-    """What a forked rank does: the worker's entry, with an end that the engine and the log both see."""
+def _rank(run_dir: str, threads: int) -> int:
+    """What a forked rank does: the worker's entry, with an end that the engine and the log both see.
+
+    A rank that stops on request returns, since torch's agent ends the others when one exits with an error.
+    """
     _die_with(os.getppid())
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # torch's agent left handlers that only make sense in itself
@@ -161,13 +171,16 @@ def _rank(run_dir: str, threads: int) -> None:
         from cpdrun.train import worker
 
         torch.set_num_threads(threads)
-        worker.run_rank(run_dir)
+        code = worker.run_rank(run_dir)
     except Exception:
         traceback.print_exc()
         sys.exit(1)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+    if code not in (0, os.EX_TEMPFAIL):
+        sys.exit(code)
+    return code
 
 
 def _check(configs: list[dict[str, Any]]) -> list[str]:
@@ -177,9 +190,8 @@ def _check(configs: list[dict[str, Any]]) -> list[str]:
 
 
 def _import_what_a_first_step_imports() -> None:
-
-    import cpdrun.train.preflight
-    import cpdrun.train.worker  # noqa: F401
+    for module in FIRST_STEP_IMPORTS:
+        importlib.import_module(module)
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -1,0 +1,189 @@
+"""The agent of one run: claims it, starts its ranks, says how they ended. One process a run, without torch.
+
+    python -m cpdrun.launch.agent RUN_DIR [--retries R] [--warm FD] [--parent PID]
+
+Its last line on standard output is the outcome as JSON, as in the attempt's exit.json; the launcher reads it
+there, so that a full disk is reported too. SIGTERM asks the ranks to save and stop at their next step, a
+second one stops them at once. The lock of the run is inherited by every process under the agent: while one of
+them lives, nobody else can claim the run.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cpdrun.launch.engine import ask, cold_connection, warm_connection
+from cpdrun.record import Attempt, RunDir, claim, read_json, write_json
+
+ENVIRON = ["CUDA_VISIBLE_DEVICES"]  # what differs from run to run, so that a warm engine needs to be told
+TAIL_BYTES = 16384
+OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory", re.IGNORECASE)
+PR_SET_PDEATHSIG = 1
+
+
+class Agent:
+    """One run's attempts, from the claim to the last outcome."""
+
+    def __init__(self, run: RunDir, *, retries: int = 0, warm: int | None = None) -> None:
+        self.run = run
+        self.retries = retries
+        self.warm = warm
+        self.stops = 0  # requests to stop so far
+        self.connection: socket.socket | None = None
+
+    def execute(self) -> dict[str, Any]:
+        """Bring the run to its end, with up to `retries` further attempts, and return the last outcome."""
+        lock = claim(self.run)
+        if lock is None:
+            return {"outcome": "elsewhere", "reason": "another launcher has this run"}
+        if self.run.done.exists():
+            return {"outcome": "elsewhere", "reason": "another launcher has finished this run"}
+        self.run.preempt.unlink(missing_ok=True)
+        before: dict[str, Any] = {}
+        while True:
+            outcome = self._attempt(lock)
+            if not self._worth_a_retry(outcome, before):
+                return outcome
+            self.retries -= 1
+            before = outcome
+
+    def stop(self, *_: Any) -> None:
+        """Signal handler: the first time gently, the second time now."""
+        self.stops += 1
+        if self.stops == 1:
+            self.run.preempt.touch()
+        elif self.connection is not None:
+            self.connection.shutdown(
+                socket.SHUT_WR
+            )  # the engine dies of it; we still read until all are gone
+
+    def _attempt(self, lock: int) -> dict[str, Any]:
+        config = yaml.load(self.run.config.read_text(encoding="utf-8"), yaml.CSafeLoader)
+        attempt = self.run.new_attempt()
+        started = time.time()
+        with attempt.agent_log.open("a", encoding="utf-8") as log:
+            _note(
+                log, f"agent {os.getpid()} on {socket.gethostname()}, {'warm' if self.warm else 'cold'} start"
+            )
+            request = {
+                "do": "run",
+                "run_dir": str(self.run.path),
+                "attempt_dir": str(attempt.path),
+                "nproc": config["nproc"],
+                "threads": config["threads"],
+                "nodes": 1,
+                "environ": {name: os.environ[name] for name in ENVIRON if name in os.environ},
+            }
+            self.connection = warm_connection(self.warm) if self.warm else cold_connection(log)
+            with self.connection:
+                answer = ask(self.connection, request, [lock, log.fileno()]) if self.stops < 2 else None
+            self.connection = None
+            outcome = {
+                **classify(self.run, attempt, answer, stops=self.stops),
+                "attempt": attempt.number,
+                "started": started,
+                "ended": time.time(),
+            }
+            _note(log, f"{outcome['outcome']}: {outcome['reason']}")
+        self.run.preempt.unlink(missing_ok=True)
+        write_json(attempt.exit, outcome)
+        return outcome
+
+    def _worth_a_retry(self, outcome: dict[str, Any], before: dict[str, Any]) -> bool:
+        if self.retries <= 0 or self.stops or outcome["outcome"] in ("finished", "diverged", "preempted"):
+            return False
+        # What fails twice in the same way will fail a third time; a kill has its reason outside the run.
+        return outcome["outcome"] == "killed" or outcome["reason"] != before.get("reason")
+
+
+def classify(run: RunDir, attempt: Attempt, answer: dict[str, Any] | None, *, stops: int) -> dict[str, Any]:
+    """Name the end of an attempt, {"outcome", "exit_code", "rank", "reason"}: from done.json, exit and logs.
+
+    `answer` is the engine's, or None where it was killed; `stops` counts the requests to stop.
+    """
+    code = answer and answer["exit_code"]
+    done = read_json(run.done)
+    if done is not None:
+        outcome, reason = done["status"], ""
+    elif run.done.exists():
+        outcome, reason = "failed", f"{run.done} holds no JSON; remove it and run again"
+    elif code == os.EX_TEMPFAIL:
+        outcome, reason = "preempted", "stopped at a step, on request"
+    elif stops > 1:
+        outcome, reason = "preempted", "stopped at once, on request"
+    elif answer is None:
+        outcome, reason = "killed", "the engine was killed"
+    elif code == 0:
+        outcome, reason = "failed", "the ranks ended without an error and without a result"
+    elif code < 0:
+        name = signal.Signals(-code).name
+        outcome, reason = "killed", f"rank {answer['rank']} was killed by {name}"
+        if code == -signal.SIGKILL:
+            reason += " (by hand, or by the kernel for want of memory)"
+    else:
+        reason = last_line(attempt.rank_log(answer["rank"])) or last_line(attempt.agent_log)
+        reason = reason or f"rank {answer['rank']} ended with exit code {code}"
+        outcome = "out of memory" if OUT_OF_MEMORY.search(reason) else "failed"
+    return {"outcome": outcome, "exit_code": code, "rank": answer and answer["rank"], "reason": reason}
+
+
+def last_line(log: Path) -> str:
+    """The last line of `log` that is not empty, or ""."""
+    lines = tail(log, 1)
+    return lines[-1].strip() if lines else ""
+
+
+def tail(log: Path, count: int) -> list[str]:
+    """The last `count` lines of `log` that are not empty; fewer, or none, where there are no more."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-count:]
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cpdrun.launch.agent", description=__doc__.split("\n")[0])
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--retries", type=int, default=0, metavar="R")
+    parser.add_argument("--warm", type=int, metavar="FD", help="the control socket of a warm engine")
+    parser.add_argument("--parent", type=int, metavar="PID", help="die when this process does")
+    arguments = parser.parse_args(argv)
+    if arguments.parent is not None:
+        _die_with(arguments.parent)
+    agent = Agent(RunDir(arguments.run_dir), retries=arguments.retries, warm=arguments.warm)
+    signal.signal(signal.SIGTERM, agent.stop)
+    try:
+        outcome = agent.execute()
+    except (OSError, yaml.YAMLError, KeyError) as error:
+        outcome = {"outcome": "failed", "exit_code": None, "reason": f"{type(error).__name__}: {error}"}
+    print(json.dumps(outcome), flush=True)
+    return 0 if outcome["outcome"] in ("finished", "diverged", "elsewhere") else 1
+
+
+def _note(log: Any, text: str) -> None:
+    log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+    log.flush()
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when `parent` ends, even by kill -9."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

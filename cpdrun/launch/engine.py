@@ -1,0 +1,93 @@
+"""The asking side of cpdrun.train.engine: a connection to an engine, warm or cold, and a request over it."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import IO, Any
+
+# Tests of the launcher put a stand-in here whose "training" they control.
+MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
+
+
+class WarmEngine:
+    """A process that has torch imported and forks an engine for each connection it is given.
+
+    It starts at once and is ready about two seconds later; requests wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = _start("--warm", theirs)
+
+    @property
+    def control(self) -> int:
+        """The descriptor that an agent inherits to ask for connections."""
+        return self._control.fileno()
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def check(self, configs: list[dict[str, Any]]) -> list[str]:
+        """What cpdrun.train.preflight finds wrong with `configs`, one line a problem."""
+        with warm_connection(self.control) as connection:
+            answer = ask(connection, {"do": "check", "configs": configs}, [])
+        return (
+            ["the trainer could not be imported (its message is above)"]
+            if answer is None
+            else answer["problems"]
+        )
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def warm_connection(control: int) -> socket.socket:
+    """A connection to a new engine, forked from the warm process behind `control`."""
+    ours, theirs = socket.socketpair()
+    with theirs, socket.socket(fileno=os.dup(control)) as channel, contextlib.suppress(OSError):
+        socket.send_fds(channel, [b"c"], [theirs.fileno()])  # refused: it died, and `ours` is at its end
+    return ours
+
+
+def cold_connection(log: IO[str]) -> socket.socket:
+    """A connection to a new engine that imports torch first; what it prints goes to `log`."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        _start("--once", theirs, log)
+    return ours
+
+
+def ask(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+    """Put `request` and wait for the answer and then for the last process behind it to be gone.
+
+    Returns None when there was no answer: the engine was killed or could not start.
+    """
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        data = json.dumps(request).encode() + b"\n"
+        sent = socket.send_fds(connection, [data], descriptors) if descriptors else 0
+        connection.sendall(data[sent:])
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            answer += part
+    return json.loads(answer) if answer.endswith(b"\n") else None
+
+
+def _start(how: str, theirs: socket.socket, output: IO[str] | None = None) -> subprocess.Popen:
+    module = os.environ.get(MODULE_VARIABLE, "cpdrun.train.engine")
+    command = [sys.executable, "-m", module, how, str(theirs.fileno()), "--parent", str(os.getpid())]
+    # A session of its own: Ctrl-C on the terminal is the launcher's to handle.
+    return subprocess.Popen(
+        command,
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )

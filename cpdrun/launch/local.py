@@ -1,0 +1,190 @@
+"""Runs on this machine: as many at once as there are slots, each under an agent of its own."""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
+from cpdrun.launch.engine import WarmEngine
+from cpdrun.launch.resources import Slots, cores, gpus
+from cpdrun.record import State, SweepDir, read_json, state_of
+
+LOOK_ELSEWHERE_S = 1.0  # how often to look at runs that another launcher has
+
+
+@dataclass
+class _Agent:
+    job: Job
+    process: subprocess.Popen
+    pidfd: int
+    places: list[str]
+
+
+class LocalExecutor(Executor):
+    """Fills the cores, or the GPUs, of this machine with runs.
+
+    Args:
+        jobs: ranks at the same time; None means cores / threads, or GPUs * jobs_per_gpu.
+        jobs_per_gpu: ranks that share a GPU.
+        warm_start: fork runs from one process that has torch loaded, instead of starting each from cold.
+        sweep: where the jobs belong; this executor has no use for it.
+        options: the command line's; its jobs and jobs_per_gpu take precedence, its retries go to the agents.
+        warm: the warm engine to use, when one runs already; it stays open when this executor closes.
+    """
+
+    def __init__(
+        self,
+        jobs: int | None,
+        jobs_per_gpu: int,
+        warm_start: bool,
+        *,
+        sweep: SweepDir,
+        options: LaunchOptions,
+        warm: WarmEngine | None = None,
+    ) -> None:
+        self._jobs = options.jobs or jobs
+        self._jobs_per_gpu = options.jobs_per_gpu or jobs_per_gpu
+        self._options = options
+        self._warm_start = warm_start
+        self._warm = warm
+        self._owns_warm = False
+        self._queue: deque[Job] = deque()
+        self._elsewhere: list[Job] = []
+        self._agents: dict[int, _Agent] = {}
+        self._selector = selectors.DefaultSelector()
+        self._looked_elsewhere = 0.0
+        self._cancelled = False
+
+    def submit(self, jobs: list[Job]) -> None:
+        if self._warm_start and self._warm is None:
+            self._warm, self._owns_warm = WarmEngine(), True
+        self._slots = self._size(jobs)
+        self.slots = self._slots.count
+        self._queue.extend(jobs)
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        events = self._start_what_fits()
+        for key, _ in self._selector.select(0 if events else timeout_s):
+            events += self._ended(self._agents.pop(key.data))
+        return events + self._look_elsewhere() + self._start_what_fits()
+
+    def cancel(self, *, now: bool) -> None:
+        self._cancelled = True
+        self._queue.clear()
+        self._elsewhere.clear()
+        for agent in self._agents.values():
+            agent.process.send_signal(signal.SIGTERM)
+            if now:  # an agent counts to two; a first request may never have been sent
+                time.sleep(0.01)
+                agent.process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        for agent in self._agents.values():
+            agent.process.kill()
+            agent.process.wait()
+            os.close(agent.pidfd)
+        self._agents.clear()
+        self._selector.close()
+        if self._owns_warm and self._warm is not None:
+            self._warm.close()
+
+    @property
+    def running(self) -> list[Job]:
+        return [agent.job for agent in self._agents.values()]
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._queue) + len(self._elsewhere) + len(self._agents)
+
+    def _size(self, jobs: list[Job]) -> Slots:
+        if any(job.config["device"] != "cpu" for job in jobs) and (names := gpus()):
+            slots = Slots.on_gpus(names, self._jobs_per_gpu)
+            return Slots(slots.take(self._jobs)) if self._jobs else slots
+        threads = max((job.config["threads"] for job in jobs), default=1)
+        return Slots.on_cores(self._jobs or max(1, cores() // threads))
+
+    def _start_what_fits(self) -> list[Event]:
+        events = []
+        while self._queue and (places := self._slots.take(self._queue[0].nproc)) is not None:
+            job = self._queue.popleft()
+            agent = self._start(job, places)
+            self._agents[agent.pidfd] = agent
+            self._selector.register(agent.pidfd, selectors.EVENT_READ, agent.pidfd)
+            events.append(Event(job, "started"))
+        return events
+
+    def _start(self, job: Job, places: list[str]) -> _Agent:
+        command = [sys.executable, "-m", "cpdrun.launch.agent", str(job.run.path)]
+        command += ["--retries", str(self._options.retries), "--parent", str(os.getpid())]
+        descriptors = []
+        if self._warm is not None:
+            if not self._warm.is_alive():
+                self._warm, self._owns_warm = WarmEngine(), True
+            command += ["--warm", str(self._warm.control)]
+            descriptors = [self._warm.control]
+        environ = dict(os.environ)
+        if places[0] != "cpu":
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(places))
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environ,
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C on the terminal is the launcher's to handle
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot start a process: {error}") from error
+        return _Agent(job, process, os.pidfd_open(process.pid), places)
+
+    def _ended(self, agent: _Agent) -> list[Event]:
+        self._selector.unregister(agent.pidfd)
+        os.close(agent.pidfd)
+        self._slots.give_back(agent.places)
+        output, _ = agent.process.communicate()
+        outcome = _last_json(output) or {
+            "outcome": "killed",
+            "exit_code": agent.process.returncode,
+            "reason": "its agent was killed",
+        }
+        if outcome["outcome"] != "elsewhere":
+            return [Event(agent.job, "ended", outcome)]
+        if not self._cancelled:
+            self._elsewhere.append(agent.job)
+        return []
+
+    def _look_elsewhere(self) -> list[Event]:
+        """Runs that another launcher had: report those it finished, queue those it dropped."""
+        if not self._elsewhere or time.monotonic() - self._looked_elsewhere < LOOK_ELSEWHERE_S:
+            return []
+        self._looked_elsewhere = time.monotonic()
+        events, still = [], []
+        for job in self._elsewhere:
+            state = state_of(job.run)
+            if state is State.RUNNING:
+                still.append(job)
+            elif state is State.DONE:
+                done = read_json(job.run.done) or {"status": "failed"}
+                events.append(
+                    Event(job, "ended", {"outcome": done["status"], "elsewhere": True, "reason": ""})
+                )
+            else:
+                self._queue.append(job)
+        self._elsewhere = still
+        return events
+
+
+def _last_json(output: bytes) -> dict[str, Any] | None:
+    lines = output.decode("utf-8", "replace").strip().splitlines()
+    with contextlib.suppress(ValueError, IndexError):
+        return json.loads(lines[-1])
+    return None

@@ -1,0 +1,72 @@
+"""What this machine offers to runs: cores and GPUs, found without torch."""
+
+import os
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "<quota> <period>" in microseconds, or "max <period>"
+
+
+def cores() -> int:
+    """Cores this process may use: its affinity, or the container's quota where that is smaller."""
+    count = len(os.sched_getaffinity(0))
+    try:
+        quota, period = CGROUP_CPU_MAX.read_text().split()
+    except (OSError, ValueError):
+        return count
+    return count if quota == "max" else max(1, min(count, int(quota) // int(period)))
+
+
+def gpus() -> list[str]:
+    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
+    return [
+        str(i) for i, line in enumerate(ln for ln in listing.stdout.splitlines() if ln.startswith("GPU "))
+    ]
+
+
+class Slots:
+    """Places for ranks: `count` on the processor, or `per_gpu` on each of `names`.
+
+    >>> slots = Slots.on_gpus(["0", "1"], per_gpu=2)
+    >>> slots.take(3)
+    ['0', '1', '0']
+    """
+
+    def __init__(self, free: list[str]) -> None:
+        self.count = len(free)
+        self._free = free
+
+    @classmethod
+    def on_cores(cls, count: int) -> "Slots":
+        return cls(["cpu"] * count)
+
+    @classmethod
+    def on_gpus(cls, names: list[str], per_gpu: int) -> "Slots":
+        return cls(names * per_gpu)
+
+    def take(self, wanted: int) -> list[str] | None:
+        """Take `wanted` places (all, where there are fewer), on GPUs as idle and as different as can be.
+
+        Returns None, taking nothing, while too few are free.
+        """
+        wanted = min(wanted, self.count)
+        if wanted > len(self._free):
+            return None
+        taken = []
+        while len(taken) < wanted:
+            left, mine = Counter(self._free), Counter(taken)
+            name = max(left, key=lambda name: (-mine[name], left[name]))
+            self._free.remove(name)
+            taken.append(name)
+        return taken
+
+    def give_back(self, places: list[str]) -> None:
+        self._free.extend(places)

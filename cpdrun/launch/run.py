@@ -1,0 +1,161 @@
+"""Run a sweep's jobs to their ends: write their configs, drive an executor, show it, count the outcomes."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions, Summary
+from cpdrun.launch.display import Display, print_summary
+from cpdrun.launch.engine import WarmEngine
+from cpdrun.record import SweepDir, read_json, write_text
+
+POLL_S = 0.25
+
+
+class _Warm:
+    """The one warm engine of this process, and when work on the sweep began."""
+
+    engine: WarmEngine | None = None
+    began: float | None = None
+
+
+def warm_up() -> None:
+    """Start importing torch in a process beside this one; the earlier, the sooner runs start."""
+    if _Warm.engine is None:
+        _Warm.began = time.monotonic()
+        _Warm.engine = WarmEngine()
+
+
+def preflight(configs: list[dict[str, Any]]) -> list[str]:
+    """What keeps `configs` from being trained here (a model that does not import, missing data): a line each.
+
+    Writes nothing. The process that looks is the one the runs are forked from afterwards.
+    """
+    warm_up()
+    return _Warm.engine.check(configs)
+
+
+def launch(
+    sweep: SweepDir, jobs: list[Job], launcher: dict[str, Any], options: LaunchOptions, console: Console
+) -> Summary:
+    """Run `jobs`, show their progress and their end on `console`, and return the counts.
+
+    `launcher` is the config's group of that name: an Executor by `_target_`, and its arguments. Ctrl-C
+    stops gently (runs save and can be resumed), a second one at once. Raises LaunchError when the sweep as a
+    whole cannot go on: results_dir cannot be written, the scheduler is not there.
+    """
+    began = _Warm.began or time.monotonic()
+    executor = _executor(sweep, launcher, options)
+    summary = Summary()
+    executed: list[Job] = []
+    try:
+        _write_configs(jobs)
+        executor.submit(jobs)
+        if options.wait:
+            with Display(console, len(jobs)) as display:
+                for event in _events(executor, options, display):
+                    display.event(event)
+                    _count(summary, event)
+                    if event.kind == "ended" and not event.outcome.get("elsewhere"):
+                        executed.append(event.job)
+    finally:
+        executor.close()
+        if _Warm.engine is not None:
+            _Warm.engine.close()
+            _Warm.engine = _Warm.began = None
+    if options.wait:
+        summary.interrupted = len(jobs) - summary.done - summary.diverged - len(summary.failed)
+    else:
+        summary.submitted = len(jobs)
+    summary.wall_seconds = time.monotonic() - began
+    summary.training_share = training_share(executed, executor.slots, summary.wall_seconds)
+    print_summary(console, summary)
+    return summary
+
+
+def training_share(jobs: list[Job], slots: int, wall_seconds: float) -> float | None:
+    """The part of wall time x slots that `jobs`, executed now, spent training; None where none ended well."""
+    done = [(read_json(job.run.done), min(job.nproc, slots)) for job in jobs]
+    seconds = [
+        d["train_seconds"] * width for d, width in done if isinstance(d, dict) and "train_seconds" in d
+    ]
+    return sum(seconds) / (wall_seconds * slots) if seconds else None
+
+
+def _executor(sweep: SweepDir, launcher: dict[str, Any], options: LaunchOptions) -> Executor:
+    arguments = dict(launcher)
+    module, _, name = arguments.pop("_target_").rpartition(".")
+    return getattr(import_module(module), name)(**arguments, sweep=sweep, options=options, warm=_Warm.engine)
+
+
+def _write_configs(jobs: list[Job]) -> None:
+    for job in jobs:
+        text = yaml.dump(job.config, Dumper=yaml.CSafeDumper, sort_keys=False)
+        try:
+            job.run.path.mkdir(parents=True, exist_ok=True)
+            if not job.run.config.exists() or job.run.config.read_text(encoding="utf-8") != text:
+                write_text(job.run.config, text)
+            write_text(job.run.overrides, "".join(f"{line}\n" for line in job.overrides))
+        except OSError as error:
+            raise LaunchError(f"cannot write {job.run.path}: {error.strerror}") from error
+
+
+def _events(executor: Executor, options: LaunchOptions, display: Display) -> Iterator[Event]:
+    """Every event of the sweep, as it happens; stops the executor on Ctrl-C and, if asked, on a failure."""
+    presses = 0
+    with _stop_signals() as signals:
+        while executor.unfinished:
+            for event in executor.poll(POLL_S):
+                yield event
+                if options.fail_fast and event.kind == "ended" and _failed(event) and not presses:
+                    display.say("stopping at the first failure; runs save at their next step")
+                    executor.cancel(now=False)
+                    presses = 1
+            if len(signals) > presses:
+                executor.cancel(now=presses > 0)
+                presses = len(signals)
+                display.say(
+                    "stopping: runs save at their next step (Ctrl-C again: at once)"
+                    if presses == 1
+                    else "stopping now"
+                )
+            display.update(executor.running)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of dying of them."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda number, _: received.append(number)) for number in numbers]
+    try:
+        yield received
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _failed(event: Event) -> bool:
+    return event.outcome["outcome"] not in ("finished", "diverged", "preempted")
+
+
+def _count(summary: Summary, event: Event) -> None:
+    if event.kind != "ended":
+        return
+    outcome = event.outcome["outcome"]
+    if outcome == "finished":
+        summary.done += 1
+    elif outcome == "diverged":
+        summary.diverged += 1
+    elif outcome != "preempted":
+        summary.failed.append((event.job.run, event.outcome["reason"]))

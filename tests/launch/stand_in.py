@@ -1,0 +1,88 @@
+"""An engine whose ranks only pretend to train: the launcher's tests say in the config what a rank does.
+
+    python -m stand_in --warm FD ...      cpdrun.train.engine with another worker
+
+`act` is finish, diverge, crash, out_of_memory, exit (with `code`), kill (itself), silent (ends with no result)
+or once_killed (kills itself on the first attempt). Each of `epochs` takes `epoch_s` seconds. It counts, in
+`trace.txt` of the run, each epoch it did, continues from there, and stops for the preempt file, as the real
+one does.
+"""
+
+import os
+import signal
+import sys
+import time
+import types
+from pathlib import Path
+
+import yaml
+
+from cpdrun.record import Attempt, RunDir, append_json_line, write_json
+from cpdrun.train import engine
+
+
+def run_rank(run_dir: str) -> int:
+    rank = int(os.environ["RANK"])
+    attempt = Attempt(Path(os.environ["CPDRUN_ATTEMPT_DIR"]))
+    fd = os.open(attempt.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    run = RunDir(Path(run_dir))
+    config = yaml.safe_load(run.config.read_text())
+    print("rank", rank, "of", os.environ["WORLD_SIZE"], "pid", os.getpid(), flush=True)
+    write_json(run.path / f"seen{rank}.json", {key: os.environ.get(key) for key in config.get("show", [])})
+    trace = run.path / "trace.txt"
+    done = len(trace.read_text().splitlines()) if trace.exists() else 0
+    for epoch in range(done + 1, config["epochs"] + 1):
+        if run.preempt.exists():
+            return os.EX_TEMPFAIL
+        time.sleep(config["epoch_s"])
+        if rank == 0:
+            with trace.open("a") as file:
+                file.write(f"{epoch}\n")
+            append_json_line(run.metrics, {"epoch": epoch, "test_accuracy": 0.5})
+            write_json(
+                run.status,
+                {"epoch": epoch, "epochs": config["epochs"], "test_accuracy": 0.5, "updated": time.time()},
+            )
+    if config["act"] == "once_killed" and attempt.number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    end(config, rank)
+    if rank == 0 and config["act"] != "silent":
+        status = "diverged" if config["act"] == "diverge" else "finished"
+        write_json(
+            run.done,
+            {
+                "status": status,
+                "metrics": {"test_accuracy": 0.5},
+                "train_seconds": config["epochs"] * config["epoch_s"],
+            },
+        )
+    return 0
+
+
+def end(config: dict, rank: int) -> None:
+    if rank != config.get("failing_rank", 0):
+        return
+    if config["act"] == "crash":
+        raise ValueError("the weights are sour")
+    if config["act"] == "out_of_memory":
+        raise MemoryError("Unable to allocate 3 TiB")
+    if config["act"] == "exit":
+        sys.exit(config["code"])
+    if config["act"] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def check(configs: list[dict]) -> list[str]:
+    return [f"no such data: {config['data']}" for config in configs if config.get("data") == "missing"]
+
+
+if __name__ == "__main__":
+    worker, preflight = types.ModuleType("cpdrun.train.worker"), types.ModuleType("cpdrun.train.preflight")
+    worker.run_rank, preflight.check = run_rank, check
+    sys.modules |= {"cpdrun.train.worker": worker, "cpdrun.train.preflight": preflight}
+    import cpdrun.train
+
+    cpdrun.train.worker, cpdrun.train.preflight = worker, preflight
+    engine.main(sys.argv[1:])
