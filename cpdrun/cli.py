@@ -33,8 +33,8 @@ def _parser() -> argparse.ArgumentParser:
     sweep = commands.add_parser(
         "sweep",
         help="train every combination of an experiment's axes",
-        description="Train every combination of an experiment's axes. Finished runs are skipped: a sweep that was "
-        "stopped goes on when its command is typed again.",
+        description="Train every combination of an experiment's axes. Finished runs are skipped: "
+        "a sweep that was stopped goes on when its command is typed again.",
         epilog="Example: cpdrun sweep exp=digits_bits format=e4m3,e3m0 seed=0",
     )
     sweep.add_argument(
@@ -48,13 +48,13 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser(
         "report",
         help="tables and plots of accuracy against bits",
-        description="Tables and plots of accuracy against bits, from the run directories of one or more sweeps.",
+        description="Tables and plots of accuracy against bits, from the runs of one or more sweeps.",
     )
     report.add_argument(
         "sweeps",
         nargs="*",
         metavar="SWEEP",
-        help="name or folder (default: the latest); results_dir=PATH moves where",
+        help="name or folder of a sweep (default: the latest); results_dir=PATH says where names lie",
     )
     report.add_argument("--metric", default="test_accuracy", help="what to report (default: test_accuracy)")
     report.add_argument("--format", default="md,csv", metavar="F,F", help="kinds of table (default: md,csv)")

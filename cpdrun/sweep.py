@@ -1,4 +1,6 @@
-"""From an experiment and what was typed to the list of runs: axes multiplied out, exclusions and duplicates dropped.
+"""From an experiment and what was typed to the list of runs.
+
+Axes are multiplied out, exclusions and runs of the same content dropped.
 
 sweep:
   format: [fp32, e4m3]         # an axis: any key of the config, or a group such as model

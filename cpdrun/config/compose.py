@@ -1,7 +1,7 @@
-"""Composing configs with Hydra: groups chosen by Hydra once per combination, single values set on plain dicts.
+"""Composing configs: Hydra composes the choices of groups, single values are set on plain dicts.
 
-Hydra's compose takes 30 ms and knows no sub-commands and no multirun; a sweep of a thousand runs composes each
-combination of group choices once and copies it for every run.
+Hydra's compose takes 30 ms and knows no sub-commands and no multirun. So each combination of group choices
+is composed once and copied for every run that has it.
 """
 
 import contextlib

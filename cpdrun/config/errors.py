@@ -9,7 +9,7 @@ class ConfigError(Exception):
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the nearest of `known`, by whole key or by its last part; '' if none is near."""
+    """` (did you mean 'x'?)` for the nearest of `known`, by whole key or by its last part; else ''."""
     known = list(known)
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
     if not near:

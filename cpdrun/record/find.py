@@ -13,9 +13,9 @@ class NoSweepError(Exception):
 
 
 def find_sweeps(words: Sequence[str]) -> list[SweepDir]:
-    """Each word is a sweep's name or folder; `results_dir=PATH` says where names lie. No name: the latest sweep.
+    """Each word is a sweep's name or folder; `results_dir=PATH` says where names lie.
 
-    Raises NoSweepError.
+    Without a name, the sweep that was last started. Raises NoSweepError.
     """
     results_dir, names = Path(DEFAULT_RESULTS_DIR), []
     for word in words:

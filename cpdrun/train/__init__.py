@@ -1,1 +1,1 @@
-"""The trainer: :mod:`worker` is torchrun's entry, :mod:`loop` the training loop. It reads one run directory."""
+"""The trainer: :mod:`worker` is torchrun's entry, :mod:`loop` the training loop."""

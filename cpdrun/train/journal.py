@@ -1,4 +1,7 @@
-"""What the trainer writes into its run directory: metrics, progress, environment, the end. Rank 0 alone writes."""
+"""What the trainer writes into its run directory: metrics, progress, environment, the end.
+
+Rank 0 alone writes.
+"""
 
 import json
 import platform
