@@ -1,1 +1,7 @@
+"""Gradient synchronisation: few bits on the wire, and the same bits when one process emulates the machines."""
 
+from cpdrun.comm.base import GradientSync
+from cpdrun.comm.emulation import emulate_all_reduce
+from cpdrun.comm.sync import AllReduceSync
+
+__all__ = ["AllReduceSync", "GradientSync", "emulate_all_reduce"]

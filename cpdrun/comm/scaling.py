@@ -1,0 +1,113 @@
+"""Scaling rules: one power-of-two shift per layer and step, the same on all workers.
+
+APS, auto-precision scaling: Wang et al., "Auto-Precision Scaling for Distributed Deep Learning" (arXiv:1911.08907),
+algorithm 1: with E = max over workers of ceil(log2(max|g * N|)), every worker sends g * 2^shift, shift = emax - E. The
+sum of N such values is at most 2^emax, so nothing overflows, and the largest gradients use the format's upper end.
+
+What differs from the paper: it agrees on E in int8. A float32 gradient has E in -149 .. 128 + ceil(log2 N), more values
+than int8 holds, so a tiny or huge layer would get a wrong shift. Here the workers agree on max|g| itself, its float32
+bit pattern (bit patterns of non-negative floats are ordered as the floats are) in one int32 MAX all-reduce for
+all layers, and each computes the same E from it, exactly, subnormal gradients included.
+
+inf and NaN take no part in E: they are sent as they are and stay visible in the sum, and the finite elements of the
+layer keep the shift they would have had. A layer with no finite non-zero element has shift 0.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from custom_fp import Format
+
+
+def largest_magnitude(x: Tensor) -> Tensor:
+    """max|x| over the finite elements of a float32 tensor of any shape, exact, 0-d; 0 where there are none."""
+    if x.numel() == 0:
+        return x.new_zeros(())
+    if (
+        not x.is_cuda
+    ):  # one pass without a temporary; on a GPU, to ask whether it is finite would wait for the device
+        low, high = torch.aminmax(x)
+        if torch.isfinite(magnitude := torch.maximum(-low, high)):
+            return magnitude
+    return torch.where(torch.isfinite(x), x, 0.0).abs().amax()
+
+
+def sum_exponent(magnitude: float, summands: int) -> int:
+    """ceil(log2(magnitude * summands)), exact: 24 bits times a small integer fit a double. magnitude > 0."""
+    mantissa, exponent = math.frexp(magnitude * summands)
+    return exponent - (mantissa == 0.5)
+
+
+class Magnitudes:
+    """max|g| of each layer over all workers, agreed on demand: a rule that never asks pays nothing."""
+
+    def __init__(
+        self, local: Callable[[], Sequence[Tensor]], group: dist.ProcessGroup | None = None, ranks: int = 1
+    ) -> None:
+        """local: gives this rank's `largest_magnitude` of each layer; ranks: the size of the group."""
+        self._local, self._group, self._ranks = local, group, ranks
+        self._bits: Tensor | None = None
+        self._work: dist.Work | None = None
+
+    def start(self) -> None:
+        """Begins the agreement; `wait` completes it, now or steps later. Collective."""
+        if self._bits is not None:
+            return
+        self._bits = torch.stack(list(self._local())).view(torch.int32)
+        if self._ranks > 1:
+            self._work = dist.all_reduce(self._bits, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def wait(self) -> list[float]:
+        self.start()
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return self._bits.view(torch.float32).tolist()
+
+
+class ScalingRule(ABC):
+    """Chooses shifts; `g * 2^shift` is what a worker rounds and sends. One class and one yaml make a new rule."""
+
+    @abstractmethod
+    def shifts(self, layers: Sequence[str], magnitudes: Magnitudes, summands: int, fmt: Format) -> list[int]:
+        """One shift per layer, equal on all ranks: a pure function of `magnitudes` and of earlier steps.
+
+        layers: names, the key of anything remembered between steps; the hierarchical order calls once more for its
+        groups, under names of their own. summands: how many values are added. Collective where it waits.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the rule remembers between steps, for a checkpoint. Collective."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+
+
+class NoScaling(ScalingRule):
+    """Gradients are sent as they are: the baseline."""
+
+    def shifts(self, layers: Sequence[str], magnitudes: Magnitudes, summands: int, fmt: Format) -> list[int]:
+        return [0] * len(layers)
+
+
+class APS(ScalingRule):
+    """shift = emax - ceil(log2(max|g| * summands)) - margin, from this step's gradients."""
+
+    def __init__(self, margin: int = 0) -> None:
+        self.margin = margin
+
+    def shift(self, magnitude: float, summands: int, fmt: Format) -> int:
+        """The shift of a layer whose largest magnitude is known; 0 for an all-zero layer."""
+        if magnitude == 0.0:
+            return 0
+        return fmt.emax - sum_exponent(magnitude, summands) - self.margin
+
+    def shifts(self, layers: Sequence[str], magnitudes: Magnitudes, summands: int, fmt: Format) -> list[int]:
+        return [self.shift(magnitude, summands, fmt) for magnitude in magnitudes.wait()]
