@@ -56,7 +56,7 @@ def launch(
     summary = Summary()
     executed: list[Job] = []
     try:
-        _write_configs(jobs)
+        write_configs(jobs)
         executor.submit(jobs)
         if options.wait:
             with Display(console, len(jobs)) as display:
@@ -95,7 +95,7 @@ def _executor(sweep: SweepDir, launcher: dict[str, Any], options: LaunchOptions)
     return getattr(import_module(module), name)(**arguments, sweep=sweep, options=options, warm=_Warm.engine)
 
 
-def _write_configs(jobs: list[Job]) -> None:
+def write_configs(jobs: list[Job]) -> None:
     for job in jobs:
         text = yaml.dump(job.config, Dumper=yaml.CSafeDumper, sort_keys=False)
         try:

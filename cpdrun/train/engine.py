@@ -25,6 +25,7 @@ import contextlib
 import ctypes
 import importlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -113,6 +114,8 @@ def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
     os.environ["OMP_NUM_THREADS"] = str(request["threads"])
     if request["nodes"] == 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # It only repeats that a rank failed, and its formatter imports sympy for that, which takes 1.5 s.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     for left in reversed(range(FREE_PORT_TRIES)):
         try:
             codes = elastic_launch(_launch_config(request), _rank)(request["run_dir"], request["threads"])

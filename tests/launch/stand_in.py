@@ -2,7 +2,7 @@
 
     python -m stand_in --warm FD ...      cpdrun.train.engine with another worker
 
-`act` is finish, diverge, crash, out_of_memory, exit (with `code`), kill (itself), silent (ends with no result)
+`act` is finish, diverge, crash, out_of_memory, exit (with `code`), kill (itself), silent (leaves no result)
 or once_killed (kills itself on the first attempt). Each of `epochs` takes `epoch_s` seconds. It counts, in
 `trace.txt` of the run, each epoch it did, continues from there, and stops for the preempt file, as the real
 one does.

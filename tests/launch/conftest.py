@@ -1,0 +1,114 @@
+"""Launching without training: jobs whose ranks are played by stand_in.py, one warm engine for all tests."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpdrun.launch.base import Executor, Job, LaunchOptions
+from cpdrun.launch.engine import MODULE_VARIABLE, WarmEngine
+from cpdrun.launch.local import LocalExecutor
+from cpdrun.launch.run import write_configs
+from cpdrun.record import SweepDir
+
+HERE = Path(__file__).parent
+DEADLINE_S = 60
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stand_in() -> Iterator[None]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv(MODULE_VARIABLE, "stand_in")
+    patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *sys.path]))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def warm(_stand_in: None) -> Iterator[WarmEngine]:
+    engine = WarmEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepDir:
+    return SweepDir(tmp_path / "sweep")
+
+
+@pytest.fixture
+def job(sweep: SweepDir) -> MakeJob:
+    """job(name, act=..., epochs=..., ...) -> a Job whose config is on disk."""
+
+    def make(name: str = "one", **config: Any) -> Job:
+        defaults = {"nproc": 1, "threads": 1, "device": "cpu", "epochs": 1, "epoch_s": 0.01, "act": "finish"}
+        made = Job(sweep.run(name), {**defaults, **config}, [f"name={name}"])
+        write_configs([made])
+        return made
+
+    return make
+
+
+@pytest.fixture
+def local(sweep: SweepDir, warm: WarmEngine) -> Iterator[Callable[..., LocalExecutor]]:
+    """local(jobs=2, ...) -> a LocalExecutor on the session's warm engine."""
+    made = []
+
+    def make(*, jobs: int | None = 2, jobs_per_gpu: int = 1, **options: Any) -> LocalExecutor:
+        executor = LocalExecutor(
+            jobs, jobs_per_gpu, warm_start=True, sweep=sweep, options=LaunchOptions(**options), warm=warm
+        )
+        made.append(executor)
+        return executor
+
+    yield make
+    for executor in made:
+        executor.close()
+
+
+def drive(executor: Executor, jobs: list[Job]) -> dict[str, dict[str, Any]]:
+    """Run `jobs` to their ends; the outcome of each by name."""
+    executor.submit(jobs)
+    return finish(executor)
+
+
+def finish(executor: Executor) -> dict[str, dict[str, Any]]:
+    outcomes = {}
+    deadline = time.monotonic() + DEADLINE_S
+    while executor.unfinished:
+        assert time.monotonic() < deadline, f"still running: {executor.running}"
+        for event in executor.poll(0.1):
+            if event.kind == "ended":
+                outcomes[event.job.run.name] = event.outcome
+    return outcomes
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until `condition()` is true, and return it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+    return value
+
+
+def processes_of(path: Path) -> list[int]:
+    """Processes whose command line or open files name something under `path`: agents, engines and ranks."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        try:
+            names = [(process / "cmdline").read_bytes().decode(errors="replace")]
+            names += [os.readlink(fd) for fd in (process / "fd").iterdir()]  # noqa: PTH115
+        except OSError:
+            continue
+        if any(str(path) in name for name in names):
+            found.append(int(process.name))
+    return found

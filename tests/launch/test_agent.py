@@ -1,0 +1,137 @@
+"""One run under its agent: how it ends is named rightly, and nothing outlives anything."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import drive, processes_of, wait_for
+
+from cpdrun.launch.display import failure_log
+from cpdrun.record import State, claim, is_claimed, read_json, state_of
+
+STATES = {"finished": State.DONE, "diverged": State.DONE, "killed": State.PREEMPTED}
+
+
+@pytest.mark.parametrize(
+    ("config", "outcome", "exit_code", "reason"),
+    [
+        ({"act": "finish"}, "finished", 0, ""),
+        ({"act": "diverge"}, "diverged", 0, ""),
+        ({"act": "crash"}, "failed", 1, "ValueError: the weights are sour"),
+        ({"act": "exit", "code": 2}, "failed", 2, "rank 0 of 1"),
+        ({"act": "out_of_memory"}, "out of memory", 1, "MemoryError: Unable to allocate 3 TiB"),
+        ({"act": "kill"}, "killed", -9, "rank 0 was killed by SIGKILL"),
+        ({"act": "silent"}, "failed", 0, "without a result"),
+    ],
+    ids=lambda value: value["act"] if isinstance(value, dict) else None,
+)
+def test_the_end_of_a_run_is_named(job, local, config, outcome, exit_code, reason):
+    one = job(**config)
+    got = drive(local(), [one])["one"]
+    assert (got["outcome"], got["exit_code"]) == (outcome, exit_code)
+    assert reason in got["reason"]
+    assert read_json(one.run.last_attempt().exit) == got
+    assert state_of(one.run) == STATES.get(outcome, State.FAILED)
+    assert not processes_of(one.run.path)
+
+
+def test_the_log_that_matters_is_the_failing_ranks(job, local):
+    one = job(act="crash", nproc=2, failing_rank=1, epoch_s=0.5)
+    outcome = drive(local(), [one])["one"]
+    assert outcome["rank"] == 1
+    assert failure_log(one.run) == one.run.last_attempt().rank_log(1)
+
+
+def test_ranks_see_what_torchrun_would_tell_them(job, local):
+    one = job(nproc=2, show=["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "OMP_NUM_THREADS"])
+    drive(local(), [one])
+    seen = [json.loads((one.run.path / f"seen{rank}.json").read_text()) for rank in (0, 1)]
+    for rank in (0, 1):
+        assert seen[rank]["RANK"] == seen[rank]["LOCAL_RANK"] == str(rank)
+        assert seen[rank]["WORLD_SIZE"] == "2"
+        assert seen[rank]["OMP_NUM_THREADS"] == "1"
+    assert seen[0]["MASTER_ADDR"] == seen[1]["MASTER_ADDR"]
+
+
+def test_a_claimed_run_is_left_alone(job, local):
+    one = job()
+    lock = claim(one.run)
+    result = _agent(one)
+    assert result["outcome"] == "elsewhere"
+    assert not one.run.attempts()
+    os.close(lock)
+
+
+def test_a_finished_run_is_left_alone(job, local):
+    one = job()
+    drive(local(), [one])
+    assert _agent(one)["outcome"] == "elsewhere"
+    assert len(one.run.attempts()) == 1
+
+
+def test_a_cold_start_needs_no_warm_process(job):
+    one = job()
+    assert _agent(one)["outcome"] == "finished"
+
+
+@pytest.mark.parametrize("victim", ["agent", "engine", "rank"])
+def test_no_process_outlives_a_kill(job, local, victim):
+    one = job(epochs=1000, epoch_s=0.05)
+    executor = local()
+    executor.submit([one])
+    executor.poll(0)
+    wait_for(one.run.status.exists, "the first epoch")
+    os.kill(_family(one)[victim], signal.SIGKILL)
+    wait_for(lambda: not processes_of(one.run.path), "the end of every process")
+    assert not is_claimed(one.run)
+    events = wait_for(lambda: executor.poll(0.1), "the end of the run")
+    assert [event.outcome["outcome"] for event in events] == ["killed"]
+
+
+def test_a_run_killed_from_outside_is_tried_again(job, local):
+    one = job(act="once_killed", epochs=3)
+    assert drive(local(retries=1), [one])["one"]["outcome"] == "finished"
+    assert [read_json(a.exit)["outcome"] for a in one.run.attempts()] == ["killed", "finished"]
+    assert (one.run.path / "trace.txt").read_text().split() == ["1", "2", "3"]  # no epoch was done twice
+
+
+def test_the_same_failure_twice_is_enough(job, local):
+    one = job(act="crash")
+    assert drive(local(retries=5), [one])["one"]["outcome"] == "failed"
+    assert len(one.run.attempts()) == 2
+
+
+def test_a_removed_config_is_one_clear_line(job, local):
+    one, other = job("one"), job("other")
+    one.run.config.unlink()
+    outcomes = drive(local(), [one, other])
+    assert outcomes["one"]["outcome"] == "failed"
+    assert "config.yaml" in outcomes["one"]["reason"]
+    assert outcomes["other"]["outcome"] == "finished"
+
+
+def _agent(job) -> dict:
+    """Run an agent by hand, from cold."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cpdrun.launch.agent", str(job.run.path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _family(job) -> dict[str, int]:
+    """The processes of a running job: the rank names itself in its log, its parents are engine and agent."""
+    log = wait_for(lambda: job.run.last_attempt().rank_log(0).read_text().split(), "the rank's first line")
+    rank = int(log[log.index("pid") + 1])
+    agent = job.run.last_attempt().agent_log.read_text().split("agent ")[1].split()[0]
+    return {"rank": rank, "engine": _parent(rank), "agent": int(agent)}
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+        return int(file.read().rsplit(")", 1)[1].split()[1])
