@@ -1,1 +1,9 @@
+"""The report: how many bits are needed, how sure that is, and the table and pictures that show it.
 
+Importing this package imports pandas and matplotlib: import it where a report is asked for.
+"""
+
+from cpdrun.report.errors import ReportError
+from cpdrun.report.write import Report, write_report
+
+__all__ = ["Report", "ReportError", "write_report"]

@@ -1,0 +1,126 @@
+"""Run directories -> a DataFrame with one row a run.
+
+Columns: every key of the run's config, nested ones joined by dots (`model.depth`), under its own name. What
+the record adds carries a prefix that no config key has:
+  run:sweep run:name run:state run:problem   where it lies, its State, what is wrong with its record (or None)
+  run:status run:wall_seconds ...            done.json (status: finished or diverged)
+  metric:NAME                                done.json's metrics, float, NaN where absent or not a number
+  wire:NAME                                  done.json's wire, float
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from cpdrun.record import RunDir, State, SweepDir, read_json, state_of
+
+_YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
+
+_RECORD = ("run:", "metric:", "wire:")
+
+SEED = "seed"
+CORE_AXES = ("format", "aps", "world_size")
+# Keys that may differ between runs which are the same run (cpdrun.config.identity has them too).
+_NO_AXIS = ("exp", "name", "results_dir", "nproc", "launcher", "checkpoint")
+
+
+def collect(sweeps: Iterable[SweepDir]) -> pd.DataFrame:
+    """One row for every run directory of `sweeps`, finished or not, readable or not."""
+    rows = [_row(sweep, run) for sweep in sweeps for run in sweep.runs()]
+    frame = pd.DataFrame(rows, dtype=object)
+    for column in frame.columns:
+        if column.startswith(("metric:", "wire:")):
+            frame[column] = pd.to_numeric(frame[column], errors="coerce")
+    return frame
+
+
+def finished(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that ended, diverged ones too, and whose record can be read."""
+    return runs[(runs["run:state"] == State.DONE) & runs["run:problem"].isna()]
+
+
+def config_keys(runs: pd.DataFrame) -> list[str]:
+    return [column for column in runs.columns if not column.startswith(_RECORD)]
+
+
+def other_axes(runs: pd.DataFrame) -> list[str]:
+    """Config keys that differ between runs, beyond format, APS, world size, seed and display keys.
+
+    Choosing another class brings other keys with it (`model._target_`, then `model.depth`): a key that is
+    settled by one already listed of the same group adds nothing and is left out.
+    """
+    axes: list[str] = []
+    varying = [key for key in config_keys(runs) if _may_be_axis(key) and len(_identities(runs, key)) > 1]
+    for key in sorted(varying, key=lambda key: (key.split(".")[0], not key.endswith("_target_"), key)):
+        same_group = [axis for axis in axes if axis.split(".")[0] == key.split(".")[0]]
+        if not any(_settles(runs, axis, key) for axis in same_group):
+            axes.append(key)
+    return axes
+
+
+def identity(value: Any) -> str:
+    """A config value as text that tells 1, 1.0, True and "1" apart, which `==` and hashing do not."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "null"
+    return json.dumps(value, default=str)
+
+
+def _may_be_axis(key: str) -> bool:
+    is_path = key.endswith("_dir")
+    return key not in (SEED, *CORE_AXES) and key.split(".")[0] not in _NO_AXIS and not is_path
+
+
+def _identities(runs: pd.DataFrame, key: str) -> set[str]:
+    return {identity(value) for value in runs[key]}
+
+
+def _settles(runs: pd.DataFrame, axis: str, key: str) -> bool:
+    """Whether knowing `axis` is knowing `key`."""
+    pairs = {(identity(a), identity(b)) for a, b in zip(runs[axis], runs[key], strict=True)}
+    return len(pairs) == len({a for a, _ in pairs})
+
+
+def _row(sweep: SweepDir, run: RunDir) -> dict[str, Any]:
+    row: dict[str, Any] = {"run:sweep": sweep.name, "run:name": run.name, "run:path": str(run.path)}
+    row["run:state"], row["run:problem"] = state_of(run), None
+    try:
+        config = yaml.load(run.config.read_bytes(), _YamlLoader)
+        if not isinstance(config, dict):
+            raise ValueError("holds no configuration")
+        row |= dict(_flat(config))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        row["run:problem"] = f"{run.config.name}: {_one_line(error)}"
+    if row["run:state"] is State.DONE:
+        done = read_json(run.done)
+        if not isinstance(done, dict):
+            row["run:problem"], done = f"{run.done.name} holds no record", {}
+        row["run:status"] = done.get("status")
+        row |= {f"run:{key}": done[key] for key in ("wall_seconds", "train_seconds") if key in done}
+        row |= {f"metric:{key}": _number(value) for key, value in _items(done.get("metrics"))}
+        row |= {f"wire:{key}": _number(value) for key, value in _items(done.get("wire"))}
+    return row
+
+
+def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, json.dumps(value, default=str) if isinstance(value, list | dict) else value
+
+
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
+    return value.items() if isinstance(value, dict) else ()
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,92 @@
+"""What a report does not rest on: runs missing, failed, running or unreadable; uneven seeds."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import yaml
+
+from cpdrun.record import State, SweepDir
+from cpdrun.report.study import Study
+
+_MOST_NAMED = 5
+
+
+def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
+    """One line for each thing that the reader must know about the runs behind the numbers."""
+    return [
+        *_unfinished(study.runs, _planned_absent(study.runs, sweeps)),
+        *_unreadable(study.runs),
+        *_without_value(study),
+        *_uneven_seeds(study),
+    ]
+
+
+def _unfinished(runs: pd.DataFrame, absent: int) -> list[str]:
+    counts = runs["run:state"].value_counts()
+    done = int(counts.get(State.DONE, 0))
+    if done == len(runs) and not absent:
+        return []
+    states = {
+        State.RUNNING: "running",
+        State.FAILED: "failed",
+        State.PREEMPTED: "preempted",
+        State.PENDING: "pending",
+    }
+    parts = [f"{counts[state]} {word}" for state, word in states.items() if counts.get(state, 0)]
+    parts += [f"{absent} not started"] if absent else []
+    total = len(runs) + absent
+    lines = [f"{done} of {total} runs are finished ({', '.join(parts)}); the rest is not in the numbers"]
+    failed = runs.loc[runs["run:state"] == State.FAILED, "run:name"].tolist()
+    if failed:
+        lines.append(f"failed: {_some(failed)}; `cpdrun logs RUN` says why")
+    return lines
+
+
+def _planned_absent(runs: pd.DataFrame, sweeps: Sequence[SweepDir]) -> int:
+    """Runs that the sweep's manifest lists and that have no directory yet."""
+    absent = 0
+    for sweep in sweeps:
+        try:
+            manifest = yaml.safe_load(sweep.manifest.read_bytes())
+        except (OSError, yaml.YAMLError):
+            continue
+        planned = manifest.get("runs") if isinstance(manifest, dict) else None
+        if isinstance(planned, list):
+            here = set(runs.loc[runs["run:sweep"] == sweep.name, "run:name"])
+            absent += len({str(name) for name in planned} - here)
+    return absent
+
+
+def _unreadable(runs: pd.DataFrame) -> list[str]:
+    bad = runs[runs["run:problem"].notna()]
+    return [
+        f"left out, its record cannot be read: {row['run:name']} ({row['run:problem']})"
+        for _, row in bad.iterrows()
+    ]
+
+
+def _without_value(study: Study) -> list[str]:
+    count = sum(group.n_finished - len(group.values) for group in study.groups)
+    if not count:
+        return []
+    have = "runs have" if count > 1 else "run has"
+    return [f"{count} finished {have} no {study.metric.name} and cannot be in a mean"]
+
+
+def _uneven_seeds(study: Study) -> list[str]:
+    """Rows of the table that lack a seed which others have."""
+    seeds = {seed for group in study.groups for seed in group.by_seed}
+    lines = []
+    for group in study.groups:
+        missing = sorted(seeds - group.by_seed.keys(), key=str)
+        if missing:
+            where = f"{group.format} {'with' if group.aps else 'without'} APS"
+            lines.append(
+                f"{where} lacks seed{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            )
+    return [] if not lines else [f"not every mean is over the same seeds: {_some(lines, '; ')}"]
+
+
+def _some(names: list[str], separator: str = ", ") -> str:
+    more = len(names) - _MOST_NAMED
+    return separator.join(names[:_MOST_NAMED]) + (f"{separator}and {more} more" if more > 0 else "")

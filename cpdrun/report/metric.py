@@ -1,0 +1,60 @@
+"""A metric: which way is better, and how its values are shown."""
+
+import math
+from dataclasses import dataclass
+
+# Metrics measured as a fraction 0..1, shown as points (per cent); everything else is shown as it is.
+_FRACTIONS = ("accuracy", "top1", "top5", "iou", "f1", "precision", "recall")
+_LOWER_IS_BETTER = ("loss", "perplexity", "error", "seconds", "bytes")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A name out of done.json's `metrics`, e.g. `test_accuracy`."""
+
+    name: str
+
+    @property
+    def is_fraction(self) -> bool:
+        return any(word in self.name.lower() for word in _FRACTIONS)
+
+    @property
+    def higher_is_better(self) -> bool:
+        return not any(word in self.name.lower() for word in _LOWER_IS_BETTER)
+
+    @property
+    def title(self) -> str:
+        """For headings and axes: `test accuracy, %`."""
+        return self.name.replace("_", " ") + (", %" if self.is_fraction else "")
+
+    @property
+    def scale(self) -> float:
+        """Stored values times this are shown values: a fraction is shown in points."""
+        return 100.0 if self.is_fraction else 1.0
+
+    @property
+    def unit(self) -> str:
+        """For sentences, after a number: ` %`, or nothing."""
+        return " %" if self.is_fraction else ""
+
+    @property
+    def default_tolerance(self) -> float:
+        """How much worse than fp32 still counts as equal, in shown units: half a point, or 0.05 of a loss."""
+        return 0.5 if self.is_fraction else 0.05
+
+    def show(self, value: float, half_width: float = math.nan) -> str:
+        """`98.9 ± 0.2`, `98.9` where there is no interval, `-` where there is no value."""
+        if not math.isfinite(value):
+            return "-"
+        digits = 1 if self.is_fraction else 4
+        text = f"{value * self.scale:.{digits}f}"
+        if math.isfinite(half_width):
+            text += f" ± {half_width * self.scale:.{digits}f}"
+        return text
+
+    def show_difference(self, value: float, half_width: float = math.nan) -> str:
+        """As `show`, with the sign always: `+0.1 ± 0.3`, `−0.2`."""
+        if not math.isfinite(value):
+            return "-"
+        sign = "\N{MINUS SIGN}" if value < 0 else "+"
+        return sign + self.show(abs(value), half_width)

@@ -1,0 +1,198 @@
+"""A study: the runs of one report, and the table of their means that every other part of the report reads."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from cpdrun.record import SweepDir
+from cpdrun.report import formats
+from cpdrun.report.collect import CORE_AXES, SEED, collect, finished, identity, other_axes
+from cpdrun.report.errors import ReportError
+from cpdrun.report.intervals import mean_interval
+from cpdrun.report.metric import Metric
+
+SWEEP = "run:sweep"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs that differ in nothing but their seed: one row of the table.
+
+    `keys` holds the values of the axes by name, `by_seed` the metric of each finished run that has it.
+    """
+
+    keys: dict[str, Any]
+    by_seed: dict[Any, float]
+    n_finished: int
+    diverged: int
+    wire_bytes: float  # bytes a real worker sends per step; NaN where the record has none
+
+    @property
+    def values(self) -> list[float]:
+        return list(self.by_seed.values())
+
+    @property
+    def format(self) -> Any:
+        return self.keys["format"]
+
+    @property
+    def aps(self) -> bool:
+        return bool(self.keys["aps"])
+
+    @property
+    def is_baseline(self) -> bool:
+        return formats.is_baseline(self.format) and not self.aps
+
+    def mean(self) -> float:
+        return mean_interval(self.values, 95)[0]
+
+
+@dataclass(frozen=True)
+class Facet:
+    """The groups that differ in format and APS alone, so that they can be compared; one panel of a plot."""
+
+    keys: dict[str, Any]  # world_size and the other axes, those that vary in the study
+    groups: list[Group]
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{axis_title(key)} {axis_text(value)}" for key, value in self.keys.items())
+
+    @property
+    def baseline(self) -> Group | None:
+        return next((group for group in self.groups if group.is_baseline and group.values), None)
+
+    def strategy(self, aps: bool) -> list[Group]:
+        """The reduced formats with, or without, APS; fewest bits first; those with a value."""
+        chosen = [g for g in self.groups if g.aps == aps and not g.is_baseline and g.values]
+        return sorted(chosen, key=lambda group: formats.order(group.format))
+
+
+@dataclass(frozen=True)
+class Study:
+    sweeps: list[str]
+    runs: pd.DataFrame  # as collect() makes it
+    metric: Metric
+    ci: float  # per cent
+    tolerance: float  # in the metric's shown units (points)
+    axes: list[str]  # beyond format, aps and world_size
+    groups: list[Group] = field(repr=False)
+
+    @property
+    def facets(self) -> list[Facet]:
+        """The groups by world size and the other axes."""
+        names = [
+            name
+            for name in ("world_size", *self.axes)
+            if len({identity(g.keys[name]) for g in self.groups}) > 1
+        ]
+        found: dict[tuple[str, ...], Facet] = {}
+        for group in self.groups:
+            keys = {name: group.keys[name] for name in names}
+            facet = found.setdefault(tuple(map(identity, keys.values())), Facet(keys, []))
+            facet.groups.append(group)
+        return list(found.values())
+
+    def interval(self, group: Group) -> tuple[float, float]:
+        return mean_interval(group.values, self.ci)
+
+
+def read_study(
+    sweeps: list[SweepDir], *, metric: str = "test_accuracy", ci: float = 95, tolerance: float | None = None
+) -> Study:
+    """Read every run of `sweeps`. Raises ReportError where no run has finished, or none has the metric."""
+    runs = collect(sweeps)
+    names = [sweep.name for sweep in sweeps]
+    where = ", ".join(names) or "results"
+    if runs.empty:
+        raise ReportError(f"no runs in {where}: start some with `cpdrun sweep`")
+    done = finished(runs)
+    if done.empty:
+        raise ReportError(f"no finished run in {where} ({count_states(runs)}): nothing to report yet")
+    known = sorted(
+        c.removeprefix("metric:") for c in done.columns if c.startswith("metric:") and done[c].notna().any()
+    )
+    if metric not in known and known:
+        raise ReportError(
+            f"no finished run in {where} has a metric {metric!r}; there are: {', '.join(known)}"
+        )
+    done = done.assign(**{key: done.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
+    axes = ([SWEEP] if len(names) > 1 else []) + other_axes(done)
+    about = Metric(metric)
+    return Study(
+        sweeps=names,
+        runs=runs,
+        metric=about,
+        ci=ci,
+        tolerance=about.default_tolerance if tolerance is None else tolerance,
+        axes=axes,
+        groups=_groups(done, axes, f"metric:{metric}"),
+    )
+
+
+def axis_title(name: str) -> str:
+    """An axis in words, for headings: `workers`, `sweep`, `model`."""
+    return {"world_size": "workers", SWEEP: "sweep", "aps": "APS"}.get(name, name.removesuffix("._target_"))
+
+
+def axis_text(value: Any) -> str:
+    """A config value in a few characters: a dotted `_target_` by its class, `yes` or `no` for a flag."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    text = str(value)
+    return (
+        text.rsplit(".", 1)[-1]
+        if text.replace(".", "").replace("_", "").isalnum() and "." in text and not text[0].isdigit()
+        else text
+    )
+
+
+def count_states(runs: pd.DataFrame) -> str:
+    """`30 done, 2 running, 1 failed`."""
+    counts = runs["run:state"].value_counts()
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _groups(done: pd.DataFrame, axes: list[str], metric: str) -> list[Group]:
+    """Sorted for reading: by the other axes and world size, then most bits first, plain before APS."""
+    names = [*CORE_AXES, *axes]
+    members: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in done.to_dict("records"):
+        members.setdefault(tuple(identity(row[name]) for name in names), []).append(row)
+    groups = [_group(rows, names, metric) for rows in members.values()]
+
+    def for_reading(group: Group) -> tuple:
+        rest = tuple(_sortable(group.keys[name]) for name in (*axes, "world_size"))
+        bits, exponent, name = formats.order(group.format)
+        return (*rest, -bits, exponent, name, group.aps)
+
+    return sorted(groups, key=for_reading)
+
+
+def _group(rows: list[dict[str, Any]], names: list[str], metric: str) -> Group:
+    # Two runs of one seed can differ in nothing that changes the result: they count once.
+    by_seed = {_seed(row): row for row in rows}
+    wire = [row.get("wire:bytes_per_step_real_worker", math.nan) for row in rows]
+    wire = [value for value in wire if math.isfinite(value)]
+    rows = list(by_seed.values())
+    return Group(
+        keys={name: rows[0][name] for name in names},
+        by_seed={seed: row[metric] for seed, row in by_seed.items() if math.isfinite(row[metric])},
+        n_finished=len(rows),
+        diverged=sum(row["run:status"] == "diverged" for row in rows),
+        wire_bytes=wire[0] if wire else math.nan,
+    )
+
+
+def _seed(row: dict[str, Any]) -> Any:
+    return row["run:name"] if row[SEED] is None else row[SEED]
+
+
+def _sortable(value: Any) -> tuple:
+    if isinstance(value, int | float):
+        return (0, value, "")
+    return (1, 0, identity(value))

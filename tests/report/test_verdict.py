@@ -1,0 +1,106 @@
+"""The sentence, and the statistics behind it against scipy's own tests."""
+
+import pytest
+import scipy.stats
+from conftest import fill_digits
+
+from cpdrun.report.study import Group
+from cpdrun.report.verdict import difference
+
+
+def group(by_seed: dict[int, float]) -> Group:
+    keys = {"format": "e4m3", "aps": False, "world_size": 8}
+    return Group(keys, by_seed, len(by_seed), diverged=0, wire_bytes=0.0)
+
+
+def test_seeds_in_common_are_paired():
+    a, b = {0: 0.91, 1: 0.94, 2: 0.95}, {2: 0.96, 1: 0.93, 0: 0.93}
+    found = difference(group(a), group(b), ci=95)
+    interval = scipy.stats.ttest_rel([a[s] for s in range(3)], [b[s] for s in range(3)]).confidence_interval(
+        0.95
+    )
+    assert found.method == "paired"
+    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(tuple(interval))
+
+
+def test_other_seeds_are_compared_as_welch_does():
+    a, b = {0: 0.91, 1: 0.94, 2: 0.95, 3: 0.80}, {7: 0.96, 8: 0.93}
+    found = difference(group(a), group(b), ci=90)
+    interval = scipy.stats.ttest_ind(list(a.values()), list(b.values()), equal_var=False).confidence_interval(
+        0.90
+    )
+    assert found.method == "Welch"
+    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(tuple(interval))
+
+
+def test_lower_is_better_turns_the_sign():
+    worse = difference(group({0: 0.3}), group({0: 0.2}), ci=95, higher_is_better=False)
+    assert worse.mean == pytest.approx(-0.1)
+    assert not worse.settled(1.0)  # one seed settles nothing
+
+
+@pytest.mark.parametrize(
+    ("mean", "half_width", "settled"),
+    [(0.0, 0.004, True), (0.0, 0.006, False), (-0.02, 0.01, True), (-0.02, 0.016, False)],
+)
+def test_settled_means_the_interval_is_on_one_side_of_the_tolerance(mean, half_width, settled):
+    from cpdrun.report.verdict import Difference
+
+    assert Difference(mean, half_width, "paired").settled(0.005) is settled
+
+
+EXACT = {("fp32", False): 0.99, ("e4m1", False): 0.988, ("e3m0", False): 0.1, ("e3m0", True): 0.987}
+
+
+def test_the_answer_comes_first_and_names_both_formats(new_sweep, report):
+    sweep = new_sweep()
+    for (format, aps), value in EXACT.items():
+        for seed in range(3):
+            sweep.add(format, aps=aps, seed=seed, accuracy=value + 0.001 * seed)
+    made = report(sweep)
+    assert made.sentences == [
+        "fp32 99.1 ± 0.2 %. With APS the smallest format within 0.5 points is e3m0 (4 bits); "
+        "without APS it is e4m1 (6 bits)."
+    ]
+    assert made.printed.splitlines()[0] == made.sentences[0]
+
+
+def test_the_tolerance_decides(new_sweep, report):
+    sweep = new_sweep()
+    for (format, aps), value in EXACT.items():
+        for seed in range(2):
+            sweep.add(format, aps=aps, seed=seed, accuracy=value)
+    assert (
+        "With APS no format is within 0.1 points (the nearest is e3m0 (4 bits), 0.3 points worse)"
+        in (report(sweep, tolerance=0.1).sentences[0])
+    )
+
+
+def test_a_single_seed_cannot_tell(new_sweep, report):
+    made = report(fill_digits(new_sweep(), seeds=1))
+    assert "Too few seeds to tell chance from effect" in made.sentences[0]
+
+
+def test_a_wide_interval_is_admitted(new_sweep, report):
+    sweep = new_sweep()
+    for seed, (base, low) in enumerate([(0.990, 0.980), (0.980, 0.985)]):
+        sweep.add("fp32", seed=seed, accuracy=base)
+        sweep.add("e3m0", aps=True, seed=seed, accuracy=low)
+    assert "Too few seeds to be sure, against fp32: e3m0 with APS" in report(sweep).sentences[0]
+
+
+def test_without_fp32_there_is_no_comparison(new_sweep, report):
+    sweep = new_sweep()
+    sweep.add("e4m3", aps=True, accuracy=0.97)
+    sweep.add("e3m0", aps=False, accuracy=0.4)
+    assert report(sweep).sentences == [
+        "No finished fp32 run to compare with. The best is e4m3 (8 bits) with APS: 97.0 %."
+    ]
+
+
+def test_one_sentence_for_each_number_of_workers(new_sweep, report):
+    sweep = new_sweep()
+    fill_digits(sweep, world_size=4)
+    fill_digits(sweep, world_size=16)
+    made = report(sweep)
+    assert [line.split(":")[0] for line in made.sentences] == ["workers 4", "workers 16"]

@@ -1,0 +1,116 @@
+"""What is written and said, for whole sweeps and for broken ones."""
+
+import os
+import xml.etree.ElementTree as ElementTree
+
+import matplotlib.image
+import pytest
+import yaml
+from conftest import fill_digits
+
+from cpdrun.record import claim, write_text
+from cpdrun.report import ReportError
+
+
+def test_pictures_are_pictures(digits, report):
+    made = report(digits)
+    pixels = matplotlib.image.imread(made.folder / "accuracy_vs_bits.png")
+    assert pixels.shape[1] == 1050  # a paper's column at 300 dots an inch
+    assert len({tuple(color) for row in pixels[::20, ::20] for color in row}) > 3
+    root = ElementTree.parse(made.folder / "accuracy_vs_bits.svg").getroot()
+    assert root.tag.endswith("svg")
+
+
+def test_the_same_runs_give_the_same_files(digits, report):
+    first = {file.name: file.read_bytes() for file in report(digits).files}
+    assert {file.name: file.read_bytes() for file in report(digits).files} == first
+
+
+def test_it_says_where_the_picture_is(digits, report):
+    assert str(digits.dir.report / "accuracy_vs_bits.png") in report(digits).printed
+
+
+def test_unfinished_runs_are_counted_and_the_report_goes_on(new_sweep, report):
+    sweep = fill_digits(new_sweep())
+    sweep.add("e2m1", seed=0, status=None)
+    sweep.add("e2m1", seed=1, status=None, outcome="failed", name="broken-run")
+    running = sweep.add("e2m1", seed=2, status=None)
+    lock = claim(running)
+    try:
+        made = report(sweep)
+    finally:
+        os.close(lock)
+    assert "39 of 42 runs are finished (1 running, 1 failed, 1 pending)" in made.printed
+    assert "failed: broken-run" in made.printed
+    assert len(made.table) == 13
+
+
+def test_runs_that_never_started_are_known_from_the_manifest(new_sweep, report):
+    sweep = new_sweep()
+    name = sweep.add().name
+    write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [name, "another", "third"]}))
+    assert "1 of 3 runs are finished (2 not started)" in report(sweep).printed
+
+
+def test_a_missing_seed_is_named(new_sweep, report):
+    sweep = fill_digits(new_sweep(), seeds=2)
+    sweep.add("e2m1", aps=True, seed=0)
+    assert "e2m1 with APS lacks seed 1" in report(sweep).printed
+
+
+@pytest.mark.parametrize("state", ["empty", "pending"])
+def test_nothing_finished_is_one_clear_line(new_sweep, report, state):
+    sweep = new_sweep()
+    if state == "pending":
+        sweep.add(status=None)
+    with pytest.raises(ReportError) as error:
+        report(sweep)
+    assert "digits_bits" in str(error.value) and "\n" not in str(error.value)
+    assert not sweep.dir.report.exists()
+
+
+def test_an_unknown_metric_is_answered_with_those_there_are(digits, report):
+    with pytest.raises(ReportError, match="test_accuracy, test_loss, train_loss"):
+        report(digits, metric="test_acuracy")
+
+
+def test_an_unknown_format_is_refused(digits, report):
+    with pytest.raises(ReportError, match="md"):
+        report(digits, formats=["docx"])
+
+
+@pytest.mark.parametrize("accuracy", [None, float("nan"), float("inf"), "high", True])
+def test_a_run_without_a_value_is_noted_and_left_out(new_sweep, report, accuracy):
+    sweep = fill_digits(new_sweep(), seeds=2)
+    sweep.add("e2m1", seed=0, accuracy=accuracy, status="diverged")
+    made = report(sweep)
+    row = made.table[made.table["format"] == "e2m1"].iloc[0]
+    assert (row["n"], row["diverged"]) == (0, 1)
+    assert "1 finished run has no test_accuracy" in made.printed
+
+
+def test_no_run_has_a_value(new_sweep, report):
+    sweep = new_sweep()
+    sweep.add("e4m3", accuracy=None, metrics={"test_accuracy": None})
+    made = report(sweep)
+    assert made.sentences == ["No finished run has a value of test_accuracy."]
+    assert "no accuracy_vs_bits: no reduced format has a value yet" in made.printed
+
+
+def test_broken_records_are_named_and_left_out(new_sweep, report):
+    sweep = fill_digits(new_sweep(), seeds=2)
+    sweep.add(seed=7, name="cut-config").config.write_text("format: [fp32", encoding="utf-8")
+    sweep.add(seed=8, name="cut-done").done.write_text('{"status": "fin', encoding="utf-8")
+    sweep.add(seed=9, name="no-config").config.unlink()
+    made = report(sweep)
+    for name in ("cut-config", "cut-done", "no-config"):
+        assert f"its record cannot be read: {name}" in made.printed
+    assert set(made.table["n"]) == {2}
+
+
+def test_a_format_of_a_newer_version_is_shown_without_bits(new_sweep, report):
+    sweep = fill_digits(new_sweep(), seeds=2)
+    for seed in range(2):
+        sweep.add("posit8", seed=seed, accuracy=0.9)
+    made = report(sweep)
+    assert made.table.set_index("format")["bits"].isna()["posit8"]
