@@ -70,8 +70,6 @@ def _positive(text: str) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from cpdrun.config import ConfigError
     from cpdrun.record import State, state_of
     from cpdrun.sweep import plan, write_manifest
@@ -84,13 +82,16 @@ def _sweep(arguments: argparse.Namespace) -> int:
     states = {run.name: state_of(sweep.directory.run(run.name)) for run in sweep.runs}
     to_run = [run for run in sweep.runs if states[run.name] is not State.DONE]
     done = len(sweep.runs) - len(to_run)
-    console = Console(highlight=False)
-    console.print(f"{sweep.describe()}: {done} done, {len(to_run)} to run", markup=False)
+    print(f"{sweep.describe()}: {done} done, {len(to_run)} to run", flush=True)
     if arguments.dry_run:
         return OK
     if not to_run:
-        console.print(f"Nothing to do. The report: cpdrun report {sweep.directory.path}", markup=False)
+        console.print(
+            f"Nothing to do. The report: cpdrun report {sweep.directory.path}", markup=False, soft_wrap=True
+        )
         return OK
+
+    from rich.console import Console
 
     from cpdrun.launch import Job, LaunchError, LaunchOptions, launch, preflight
 
@@ -101,7 +102,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
         write_manifest(sweep)
         jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
         options = LaunchOptions(jobs=arguments.jobs)
-        summary = launch(sweep.directory, jobs, to_run[0].config["launcher"], options, console)
+        summary = launch(
+            sweep.directory, jobs, to_run[0].config["launcher"], options, Console(highlight=False)
+        )
     except LaunchError as error:
         return _usage_error(error)
     except OSError as error:
@@ -135,9 +138,8 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _usage_error(*problems: object) -> int:
-    for problem in problems:
-        print(f"error: {str(problem).rstrip('.')}.", file=sys.stderr)
-    print("Nothing was started.", file=sys.stderr)
+    lines = [f"error: {str(problem).rstrip('.')}." for problem in problems]
+    print("\n".join(lines) + " Nothing was started.", file=sys.stderr)
     return USAGE
 
 

@@ -10,6 +10,7 @@ sweep:
     - {format: fp32, aps: true}  # drops the runs that have all of these values
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from custom_fp.format import Format
+from custom_fp.format import ALIASES, Format
 
 from cpdrun import __version__
 from cpdrun.config import Composer, ConfigError, run_name, validate
 from cpdrun.config.compose import delete_key, flatten, has_key, resolve, set_key
 from cpdrun.config.errors import did_you_mean
-from cpdrun.config.overrides import Typed, parse
+from cpdrun.config.overrides import Typed, parse, typed_form
 from cpdrun.record import SweepDir, write_text
 
 Axes = dict[str, list[Any]]
@@ -70,17 +71,16 @@ def plan(texts: Sequence[str], config_dir: Path | None = None) -> Plan:
         typed = parse(texts, composer.loader)
         choices = _group_choices(typed, groups)
         base = composer.compose(choices)
-        settings = [t for t in typed if t.key not in groups]
-        for setting in settings:
-            _require_known(setting, base, groups)
+        for t in typed:
+            _require_known(t, base, groups)
         axes, exclusions = _axes(base.get("sweep") or {}, typed, choices)
-        for key in axes:
-            if (
-                key not in groups
-                and not has_key(base, key)
-                and not any(t.key == key and t.adds for t in typed)
-            ):
-                raise ConfigError(f"sweep: unknown key {key!r}{did_you_mean(key, _known(base, groups))}")
+        known = {*groups, *(t.key for t in typed if t.adds)}
+        for place, keys in (("sweep", axes), ("sweep.exclude", itertools.chain(*exclusions))):
+            for key in keys:
+                if key not in known and not has_key(base, key):
+                    raise ConfigError(
+                        f"{place}: unknown key {key!r}{did_you_mean(key, _known(base, groups))}"
+                    )
         return _multiply(composer, texts, typed, choices, axes, exclusions)
 
 
@@ -114,15 +114,15 @@ def _known(base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> list[str
     return [*(key for key, _ in flatten(base) if not key.startswith("sweep")), *groups]
 
 
-def _require_known(setting: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
-    if setting.adds or has_key(base, setting.key):
+def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
+    if t.adds or t.key in groups or has_key(base, t.key):
         return
     known = _known(base, groups)
-    section = setting.key.split(".")[0]
-    near = did_you_mean(setting.key, known)
-    if not near and section in groups and "." in setting.key:
-        near = f"; write +{setting.text} to hand it to your own class"
-    raise ConfigError(f"unknown key {setting.key!r}{near}")
+    section = t.key.split(".")[0]
+    near = did_you_mean(t.key, known)
+    if not near and section in groups and "." in t.key:
+        near = f"; write +{t.text} to hand it to your own class"
+    raise ConfigError(f"unknown key {t.key!r}{near}")
 
 
 def _axes(block: Any, typed: list[Typed], choices: Mapping[str, str]) -> tuple[Axes, list[dict[str, Any]]]:
@@ -172,7 +172,7 @@ def _multiply(
             excluded[dropped[0]] += 1
             continue
         run = _planned(
-            config, choices.get("exp"), [*fixed, *(f"{k}={_typed_form(v)}" for k, v in point.items())]
+            config, choices.get("exp"), [*fixed, *(f"{k}={typed_form(v)}" for k, v in point.items())]
         )
         duplicates += run.name in runs
         runs.setdefault(run.name, run)
@@ -198,6 +198,8 @@ def _apply(config: dict[str, Any], typed: list[Typed], point: Mapping[str, Any])
             set_key(config, t.key, t.values[0])
     for key, value in point.items():
         set_key(config, key, value)
+    with contextlib.suppress(ValueError):  # validate says what is wrong with it
+        config["format"] = _one_name(config["format"])
 
 
 def _is_section_choice(config: Mapping[str, Any], t: Typed) -> bool:
@@ -210,12 +212,17 @@ def _planned(config: dict[str, Any], exp: str | None, overrides: list[str]) -> P
     config["name"] = config["name"] or exp or "adhoc"
     config = resolve(config)
     validate(config)
-    config["format"] = Format.parse(config["format"]).name
     return PlannedRun(run_name(config), config, overrides)
 
 
+def _one_name(number_format: str) -> str:
+    """The same format has one name in all records: its alias where it has one, so e8m23 is fp32."""
+    name = Format.parse(number_format).name
+    return {long: alias for alias, long in ALIASES.items()}.get(name, name)
+
+
 def _matches(rule: Mapping[str, Any], config: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
-    values = {**dict(flatten(config)), **point}
+    values = {**point, **dict(flatten(config))}
     return all(key in values and values[key] == value for key, value in rule.items())
 
 
@@ -226,13 +233,5 @@ def _described(rule: Mapping[str, Any]) -> str:
         if key == "aps":
             words.append("with APS" if value else "without APS")
         else:
-            words.append(str(value) if key == "format" else f"{key}={_typed_form(value)}")
+            words.append(str(value) if key == "format" else f"{key}={typed_form(value)}")
     return " ".join(words)
-
-
-def _typed_form(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list):
-        return f"[{','.join(map(_typed_form, value))}]"
-    return str(value)

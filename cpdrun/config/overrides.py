@@ -1,5 +1,6 @@
 """What was typed after `cpdrun sweep`: `key=value`, `key=a,b,c`, `+key=value`, `~key`, in Hydra's grammar."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,9 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
 from cpdrun.config.errors import ConfigError
+
+# Text that the grammar takes without quotes, and for text.
+_PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_/][A-Za-z0-9_./@%+~-]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,13 @@ def parse(texts: Sequence[str], config_loader: Any) -> list[Typed]:
 
 def _parse_one(parser: OverridesParser, text: str) -> Typed:
     try:
-        override = parser.parse_override(text)
+        (override,) = parser.parse_overrides([text])
         values = _values(override)
     except (HydraException, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"cannot read {text!r} ({reason}); write key=value or key=a,b,c") from None
-    if override.package is not None:
-        raise ConfigError(f"cannot read {text!r}: packages (@) are not used here; write key=value")
+    if override.package is not None or not override.key_or_group:
+        raise ConfigError(f"cannot read {text!r}; write key=value or key=a,b,c")
     return Typed(
         text=text,
         key=override.key_or_group,
@@ -58,3 +62,16 @@ def _values(override: Override) -> tuple[Any, ...]:
             single.parse_override(f"x={element}").value() for element in override.sweep_string_iterator()
         )
     return (override.value(),)
+
+
+def typed_form(value: Any) -> str:
+    """`value` as it is typed behind `key=`."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(typed_form, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{typed_form(item)}' for key, item in value.items())}}}"
+    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return str(value)

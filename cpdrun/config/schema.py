@@ -7,6 +7,7 @@ from custom_fp.format import Format
 
 from cpdrun.config.compose import flatten, has_key
 from cpdrun.config.errors import ConfigError, did_you_mean
+from cpdrun.config.overrides import typed_form
 
 SECTIONS = ("model", "data", "optim", "schedule", "sync", "scaling")  # arguments of the class in _target_
 FREE = ("launcher",)  # checked by its executor
@@ -27,7 +28,7 @@ def validate(config: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key} is missing")
         value = _get(config, key)
         if problem := check(value):
-            raise ConfigError(f"{key}={_shown(value)}: {problem}")
+            raise ConfigError(f"{key}={typed_form(value)}: {problem}")
     for section in SECTIONS:
         if not isinstance(config.get(section), Mapping) or not config[section].get("_target_"):
             raise ConfigError(f"{section} must name its class: {section}._target_=package.module.Class")
@@ -111,11 +112,3 @@ def _get(config: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value[part]
     return value
-
-
-def _shown(value: Any) -> str:
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value))
-        if not isinstance(value, list)
-        else str(value)
-    )

@@ -45,9 +45,14 @@ def read_json(path: Path) -> Any:
 
 
 def append_json_line(path: Path, row: dict[str, Any]) -> None:
-    """Add `row` as one line of JSON and hand it to the disk."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+    """Add `row` as one line of JSON and hand it to the disk; a line that a kill cut short is ended first."""
+    with path.open("ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(_finite(row), allow_nan=False).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,0 +1,96 @@
+import inspect
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from cpdrun.config import Composer, ConfigError, validate
+from cpdrun.config.compose import flatten, resolve
+from cpdrun.config.schema import RULES, SECTIONS
+
+# What the training loop hands to a class beside the keys of its yaml.
+GIVEN_BY_THE_CODE = {
+    "model": {"in_channels", "num_classes"},
+    "optim": {"params"},
+    "sync": {
+        "format",
+        "scaling",
+        "world_size",
+        "seed",
+        "epochs",
+        "parameter_names",
+        "full_precision",
+        "group",
+    },
+    "launcher": {"sweep", "options", "warm"},
+}
+
+
+@pytest.fixture
+def composer():
+    with Composer() as composer:
+        yield composer
+
+
+def every_choice():
+    with Composer() as composer:
+        return [
+            (g, c)
+            for g, choices in composer.groups().items()
+            for c in choices
+            if g != "exp" and c != "custom"
+        ]
+
+
+@pytest.mark.parametrize(("group", "choice"), every_choice())
+def test_the_keys_of_a_yaml_are_the_arguments_of_its_class(composer, group, choice):
+    """A knob and its default are written once, in yaml: no argument is missing there, and none is unknown."""
+    spec = composer.compose({group: choice})[group]
+    module, _, name = spec.pop("_target_").rpartition(".")
+    target = getattr(import_module(module), name)
+    parameters = inspect.signature(target).parameters.values()
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD} - GIVEN_BY_THE_CODE.get(group, set())
+    assert set(spec) <= names or takes_any
+    if target.__module__.startswith("cpdrun."):
+        assert names <= set(spec), "an argument that conf/ does not spell"
+
+
+def test_the_defaults_alone_are_a_valid_run_but_for_its_name(composer):
+    validate({**composer.compose({}), "name": "x", "exp": None})
+
+
+def test_rules_and_defaults_name_the_same_keys(composer):
+    keys = {key for key, _ in flatten(composer.compose({}))}
+    own = {key for key in keys if key.split(".")[0] not in (*SECTIONS, "launcher")}
+    assert own | {"exp"} == set(RULES)
+
+
+def test_every_experiment_opens_with_its_command():
+    for path in Path("conf/exp").glob("*.yaml"):
+        assert path.read_text().startswith(f"# cpdrun sweep exp={path.stem}\n")
+
+
+def test_unknown_choices_are_named_with_the_nearest(composer):
+    with pytest.raises(
+        ConfigError, match=r"unknown experiment 'digit_bits' \(did you mean 'digits_bits'\?\)"
+    ):
+        composer.compose({"exp": "digit_bits"})
+    with pytest.raises(ConfigError, match="unknown choice of model 'resnet'; there are: convnet"):
+        composer.compose({"model": "resnet"})
+
+
+def test_a_folder_of_ones_own_adds_choices_and_its_broken_yaml_is_named(tmp_path):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_text("epochs: 2\nsweep:\n  seed: [7]\n")
+    (tmp_path / "exp" / "broken.yaml").write_text("epochs: 2\nsweep: [1,\nx: 3\n")
+    with Composer(tmp_path) as composer:
+        assert composer.compose({"exp": "mine"})["epochs"] == 2
+        with pytest.raises(ConfigError, match=r"broken\.yaml, line 4: expected"):
+            composer.compose({"exp": "broken"})
+
+
+def test_interpolations_are_resolved_or_named():
+    assert resolve({"a": 3, "b": "${a}"}) == {"a": 3, "b": 3}
+    with pytest.raises(ConfigError, match="nowhere"):
+        resolve({"b": "${nowhere}"})

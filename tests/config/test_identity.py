@@ -1,0 +1,48 @@
+import pytest
+
+from cpdrun.config import run_name
+from cpdrun.config.identity import identity_hash
+from cpdrun.sweep import plan
+
+
+def config(*typed):
+    (run,) = plan(["exp=digits_bits", "format=e4m3", "aps=true", "seed=0", *typed]).runs
+    return run.config
+
+
+def test_a_name_says_what_is_in_the_run():
+    assert run_name(config()).startswith("convnet-e4m3-aps-w8-s0-")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "results_dir=elsewhere",
+        "name=another",
+        "nproc=2",
+        "launcher.jobs=1",
+        "+data.cache_dir=x",
+        "format=e4m3",
+    ],
+)
+def test_what_cannot_change_the_result_does_not_change_the_name(typed):
+    assert identity_hash(config(typed)) == identity_hash(config())
+
+
+@pytest.mark.parametrize("typed", ["optim.lr=0.2", "threads=2", "model.width=8", "sync.kahan=true", "seed=1"])
+def test_what_can_change_the_result_changes_the_name(typed):
+    assert identity_hash(config(typed)) != identity_hash(config())
+
+
+def test_the_scaling_rule_counts_only_where_it_is_used():
+    with_aps = identity_hash(config("+scaling.other=1")) != identity_hash(config())
+    without = identity_hash(config("aps=false", "+scaling.other=1")) == identity_hash(config("aps=false"))
+    assert with_aps and without
+
+
+def test_one_format_has_one_name():
+    assert (
+        config("aps=false", "format=e8m23")["format"]
+        == config("aps=false", "format=fp32")["format"]
+        == "fp32"
+    )

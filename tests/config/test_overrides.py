@@ -1,0 +1,44 @@
+import pytest
+
+from cpdrun.config import Composer, ConfigError
+from cpdrun.config.overrides import parse, typed_form
+
+
+@pytest.fixture
+def loader():
+    with Composer() as composer:
+        yield composer.loader
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("format=e4m3", ("e4m3",)),
+        ("format=e4m3,fp32", ("e4m3", "fp32")),
+        ("aps=true,false", (True, False)),
+        ("seed=range(0,4)", (0, 1, 2, 3)),
+        ("optim.lr=1e-3", (0.001,)),
+        ("full_precision.layers=[a,b]", (["a", "b"],)),
+        ("name='a, b'", ("a, b",)),
+        ("model=glob(resnet*)", ("resnet_cifar",)),
+        ("~model.width", ()),
+    ],
+)
+def test_values_are_read_by_hydras_grammar(loader, text, values):
+    (typed,) = parse([text], loader)
+    assert typed.values == values
+    assert typed.is_axis == (len(values) > 1 or "glob" in text)
+
+
+@pytest.mark.parametrize("text", ["format", "a=[1,2", "=3", "exp@x=3"])
+def test_what_cannot_be_read_is_named(loader, text):
+    with pytest.raises(ConfigError, match="cannot read"):
+        parse([text], loader)
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 3, -0.5, 1e-30, "e4m3", "a, b", "it's", "null", "12", [1, "x y"], {"a": [True]}, ""]
+)
+def test_a_typed_form_reads_back_as_the_value(loader, value):
+    (typed,) = parse([f"k={typed_form(value)}"], loader)
+    assert typed.values == (value,)

@@ -1,0 +1,122 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cpdrun.record import (
+    NoSweepError,
+    RunDir,
+    State,
+    append_json_line,
+    claim,
+    find_sweeps,
+    is_claimed,
+    read_json,
+    read_json_lines,
+    state_of,
+    write_json,
+    write_text,
+)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir(tmp_path)
+
+
+def test_json_is_strict_and_whole(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, {"loss": float("nan"), "list": [float("inf"), 1.5]})
+    assert read_json(path) == {"loss": None, "list": [None, 1.5]}
+    path.write_text('{"half": ')
+    assert read_json(path) is None
+    assert read_json(tmp_path / "absent") is None
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, 1)
+    with pytest.raises(TypeError):
+        write_json(path, object())
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "\ud800")
+    assert read_json(path) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_lines_cut_short_by_a_kill_are_passed_over(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_json_line(path, {"epoch": 1})
+    with path.open("a") as file:
+        file.write('{"epoch": 2, "tr')
+    assert list(read_json_lines(path)) == [{"epoch": 1}]
+    assert list(read_json_lines(tmp_path / "absent")) == []
+
+
+def test_a_line_after_one_cut_short_is_read(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"epoch": 1}\n{"epoch": 2, "tr')
+    append_json_line(path, {"epoch": 3})
+    assert [row["epoch"] for row in read_json_lines(path)] == [1, 3]
+
+
+def test_a_claim_excludes_others_until_its_last_holder_is_gone(run):
+    fd = claim(run)
+    assert is_claimed(run)
+    other = f"from cpdrun.record import *; from pathlib import Path; print(claim(RunDir(Path({str(run.path)!r}))))"
+    assert subprocess.check_output([sys.executable, "-c", other], text=True) == "None\n"
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[fd])
+    os.close(fd)
+    assert is_claimed(run)
+    child.kill()
+    child.wait()
+    assert not is_claimed(run)
+
+
+def test_state_is_derived_from_files(run):
+    assert state_of(run) is State.PENDING
+    fd = claim(run)
+    assert state_of(run) is State.RUNNING
+    os.close(fd)
+    attempt = run.new_attempt()
+    assert state_of(run) is State.PREEMPTED  # killed before it could say how it ended
+    for outcome, state in [
+        ("preempted", State.PREEMPTED),
+        ("killed", State.PREEMPTED),
+        ("failed", State.FAILED),
+        ("out_of_memory", State.FAILED),
+        ("finished", State.PENDING),
+    ]:
+        write_json(attempt.exit, {"outcome": outcome})
+        assert state_of(run) is state
+    run.done.write_text("garbage")
+    assert state_of(run) is State.DONE
+
+
+def test_attempts_are_numbered_in_order(run):
+    for number in range(1, 12):
+        assert run.new_attempt().number == number
+    assert [a.number for a in run.attempts()] == list(range(1, 12))
+    assert run.last_attempt().rank_log(3).name == "rank3.log"
+
+
+def test_sweeps_are_found_by_name_folder_or_date(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NoSweepError, match="no sweep in results/ yet"):
+        find_sweeps([])
+    for age, name in enumerate(["old", "new"]):
+        (tmp_path / "results" / name / "runs").mkdir(parents=True)
+        os.utime(tmp_path / "results" / name / "runs", (age, age))
+    (tmp_path / "results" / "reference").mkdir()
+    assert [s.name for s in find_sweeps([])] == ["new"]
+    assert [s.name for s in find_sweeps(["old", "results/new"])] == ["old", "new"]
+    assert find_sweeps(["results_dir=results", "old"])[0].path.name == "old"
+    with pytest.raises(NoSweepError, match="no sweep 'odl'.*new, old"):
+        find_sweeps(["odl"])
+
+
+def test_json_files_are_readable_by_any_reader(tmp_path):
+    write_json(tmp_path / "a.json", {"x": 1})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}

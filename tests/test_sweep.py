@@ -1,0 +1,107 @@
+import pytest
+import yaml
+
+from cpdrun.config import ConfigError
+from cpdrun.sweep import plan, write_manifest
+
+
+def test_the_grid_of_an_experiment():
+    digits = plan(["exp=digits_bits"])
+    assert digits.describe() == "format(7) x aps(2) x seed(3) = 42, less 3 (fp32 with APS) -> 39 runs"
+    assert len({run.name for run in digits.runs}) == 39
+    assert digits.directory.path.as_posix() == "results/digits_bits"
+    assert not any(run.config["format"] == "fp32" and run.config["aps"] for run in digits.runs)
+
+
+def test_typed_keys_replace_axes_and_add_them():
+    one = plan(["exp=digits_bits", "format=e4m3", "aps=true", "seed=5"])
+    assert [(r.config["format"], r.config["aps"], r.config["seed"]) for r in one.runs] == [("e4m3", True, 5)]
+    assert one.describe() == "1 run"
+    wider = plan(["exp=digits_bits", "seed=0", "aps=false", "world_size=2,4", "model=convnet,resnet_cifar"])
+    assert list(wider.axes) == ["format", "world_size", "model"]
+    assert len(wider.runs) == 7 * 2 * 2
+    assert {run.config["model"]["_target_"].rsplit(".")[-1] for run in wider.runs} == {
+        "ConvNet",
+        "ResNetCifar",
+    }
+
+
+def test_a_sweep_without_an_experiment():
+    sweep = plan(["format=e4m3,e5m2", "results_dir=/tmp/x"])
+    assert len(sweep.runs) == 2
+    assert sweep.directory.path.as_posix() == "/tmp/x/adhoc"
+
+
+def test_runs_of_the_same_content_are_run_once():
+    sweep = plan(["format=fp32,e8m23,e4m3", "nproc=1,2"])
+    assert len(sweep.runs) == 2
+    assert sweep.duplicates == 4
+
+
+def test_exclusions_know_a_format_by_all_its_names():
+    assert len(plan(["exp=digits_bits", "format=e8m23", "seed=0"]).runs) == 1
+
+
+def test_the_overrides_of_a_run_give_that_run():
+    run = plan(["exp=digits_bits", "model.width=8", "seed=1,2"]).runs[-1]
+    (again,) = plan(run.overrides).runs
+    assert again.name == run.name and again.config == run.config
+
+
+def test_an_axis_in_a_yaml_of_ones_own_may_have_dots(tmp_path):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_text("sweep:\n  model.width: [4, 8]\n  seed: [0, 1]\n")
+    assert {r.config["model"]["width"] for r in plan(["exp=mine"], tmp_path).runs} == {4, 8}
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("sweep:\n  seeed: [0]\n", "sweep: unknown key 'seeed' \\(did you mean 'seed'"),
+        ("sweep:\n  seed: 3\n", "sweep.seed must be a list"),
+        ("sweep:\n  seed: []\n", "sweep.seed must be a list of at least one"),
+        ("sweep: 3\n", "must hold axes"),
+        ("sweep:\n  seed: [0]\n  exclude: {seed: 0}\n", "sweep.exclude must be a list of mappings"),
+        ("sweep:\n  seed: [0]\n  exclude:\n    - {seed: 0}\n", "leave no run"),
+        ("sweep:\n  seed: [0]\n  exclude:\n    - {sed: 0}\n", "sweep.exclude: unknown key 'sed'"),
+        ("epoch: 3\n", "unknown key 'epoch' \\(did you mean 'epochs'"),
+    ],
+)
+def test_mistakes_in_an_experiment_are_named(tmp_path, block, message):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_text(block)
+    with pytest.raises(ConfigError, match=message):
+        plan(["exp=mine"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("frmat=e4m3", r"unknown key 'frmat' \(did you mean 'format'\?\)"),
+        ("width=3", r"unknown key 'width' \(did you mean 'model.width'\?\)"),
+        ("model.foo=3", "write \\+model.foo=3"),
+        ("format=e9m2", "format=e9m2: .*allowed: 1..8"),
+        ("format=banana", "format=banana: .*allowed"),
+        ("world_size=0", "world_size=0: must be a whole number, at least 1"),
+        ("world_size=2.5", "world_size=2.5"),
+        ("nproc=3", "nproc=3 does not divide world_size=8.*1, 2, 4, 8"),
+        ("device=gpu", "auto, cpu, cuda"),
+        ("aps=yes", "true or false"),
+        ("exp=a,b", "one experiment a sweep"),
+        ("seed=range(0,0)", "axis is empty"),
+        ("model=custom", "model._target_ must be given"),
+        ("~epochs", "epochs is missing"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_named(typed, message):
+    overrides = [typed] if typed.startswith("exp") else ["exp=digits_bits", typed]
+    with pytest.raises(ConfigError, match=message):
+        plan(overrides)
+
+
+def test_the_manifest_says_what_was_asked_for(tmp_path):
+    sweep = plan(["exp=digits_bits", "seed=0", f"results_dir={tmp_path}"])
+    write_manifest(sweep)
+    manifest = yaml.safe_load(sweep.directory.manifest.read_text())
+    assert manifest["axes"] == {"format": sweep.axes["format"], "aps": [False, True]}
+    assert len(manifest["runs"]) == 13
