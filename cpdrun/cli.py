@@ -86,9 +86,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return OK
     if not to_run:
-        console.print(
-            f"Nothing to do. The report: cpdrun report {sweep.directory.path}", markup=False, soft_wrap=True
-        )
+        print(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
         return OK
 
     from rich.console import Console

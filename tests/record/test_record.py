@@ -65,8 +65,11 @@ def test_a_line_after_one_cut_short_is_read(tmp_path):
 def test_a_claim_excludes_others_until_its_last_holder_is_gone(run):
     fd = claim(run)
     assert is_claimed(run)
-    other = f"from cpdrun.record import *; from pathlib import Path; print(claim(RunDir(Path({str(run.path)!r}))))"
-    assert subprocess.check_output([sys.executable, "-c", other], text=True) == "None\n"
+    claim_in_another = (
+        "import sys, pathlib, cpdrun.record as r; print(r.claim(r.RunDir(pathlib.Path(sys.argv[1]))))"
+    )
+    other = [sys.executable, "-c", claim_in_another, str(run.path)]
+    assert subprocess.check_output(other, text=True) == "None\n"
     child = subprocess.Popen(["sleep", "60"], pass_fds=[fd])
     os.close(fd)
     assert is_claimed(run)
@@ -113,7 +116,7 @@ def test_sweeps_are_found_by_name_folder_or_date(tmp_path, monkeypatch):
     assert [s.name for s in find_sweeps([])] == ["new"]
     assert [s.name for s in find_sweeps(["old", "results/new"])] == ["old", "new"]
     assert find_sweeps(["results_dir=results", "old"])[0].path.name == "old"
-    with pytest.raises(NoSweepError, match="no sweep 'odl'.*new, old"):
+    with pytest.raises(NoSweepError, match=r"no sweep 'odl'.*new, old"):
         find_sweeps(["odl"])
 
 
