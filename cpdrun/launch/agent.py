@@ -46,8 +46,10 @@ class Agent:
         lock = claim(self.run)
         if lock is None:
             return {"outcome": "elsewhere", "reason": "another launcher has this run"}
-        if self.run.done.exists():
+        if read_json(self.run.done) is not None:
             return {"outcome": "elsewhere", "reason": "another launcher has finished this run"}
+        if self.run.done.exists():
+            return {"outcome": "failed", "exit_code": None, "reason": _garbage(self.run)}
         self.run.preempt.unlink(missing_ok=True)
         before: dict[str, Any] = {}
         while True:
@@ -116,7 +118,7 @@ def classify(run: RunDir, attempt: Attempt, answer: dict[str, Any] | None, *, st
     if done is not None:
         outcome, reason = done["status"], ""
     elif run.done.exists():
-        outcome, reason = "failed", f"{run.done} holds no JSON; remove it and run again"
+        outcome, reason = "failed", _garbage(run)
     elif code == os.EX_TEMPFAIL:
         outcome, reason = "preempted", "stopped at a step, on request"
     elif stops > 1:
@@ -171,6 +173,10 @@ def main(argv: list[str]) -> int:
         outcome = {"outcome": "failed", "exit_code": None, "reason": f"{type(error).__name__}: {error}"}
     print(json.dumps(outcome), flush=True)
     return 0 if outcome["outcome"] in ("finished", "diverged", "elsewhere") else 1
+
+
+def _garbage(run: RunDir) -> str:
+    return f"{run.done} holds no JSON; remove it and run again"
 
 
 def _note(log: Any, text: str) -> None:

@@ -74,7 +74,7 @@ class LocalExecutor(Executor):
         events = self._start_what_fits()
         for key, _ in self._selector.select(0 if events else timeout_s):
             events += self._ended(self._agents.pop(key.data))
-        return events + self._look_elsewhere() + self._start_what_fits()
+        return events + self._look_elsewhere()
 
     def cancel(self, *, now: bool) -> None:
         self._cancelled = True
@@ -151,11 +151,12 @@ class LocalExecutor(Executor):
         os.close(agent.pidfd)
         self._slots.give_back(agent.places)
         output, _ = agent.process.communicate()
-        outcome = _last_json(output) or {
-            "outcome": "killed",
-            "exit_code": agent.process.returncode,
-            "reason": "its agent was killed",
-        }
+        outcome = _last_json(output)
+        if outcome is None:
+            code = agent.process.returncode
+            outcome = {"outcome": "killed", "exit_code": code, "reason": "its agent was killed"}
+            if self._cancelled and code == -signal.SIGTERM:
+                outcome |= {"outcome": "preempted", "reason": "stopped before it had begun"}
         if outcome["outcome"] != "elsewhere":
             return [Event(agent.job, "ended", outcome)]
         if not self._cancelled:

@@ -1,0 +1,47 @@
+"""A launcher in a process of its own, to be interrupted or killed: python script.py SWEEP_DIR '{"jobs": {}}'.
+
+Leaves out what is done, unless `all`. Its last line is the Summary as JSON; for a LaunchError, one line and exit code 2.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from cpdrun.launch import Job, LaunchError, LaunchOptions, launch, preflight
+from cpdrun.record import SweepDir, state_of
+
+DEFAULTS = {"nproc": 1, "threads": 1, "device": "cpu", "epochs": 1, "epoch_s": 0.01, "act": "finish"}
+LOCAL = {"_target_": "cpdrun.launch.local.LocalExecutor", "jobs": 2, "jobs_per_gpu": 1, "warm_start": True}
+
+
+def main(folder: str, text: str) -> int:
+    request = json.loads(text)
+    sweep = SweepDir(Path(folder))
+    jobs = [Job(sweep.run(name), {**DEFAULTS, **config}, []) for name, config in request["jobs"].items()]
+    if not request.get("all"):
+        jobs = [job for job in jobs if not sweep.path.is_dir() or state_of(job.run) != "done"]
+    console = Console(force_terminal=request.get("terminal"), width=100)
+    if problems := preflight([job.config for job in jobs]):
+        print(*problems, sep="\n", file=sys.stderr)
+        return 2
+    try:
+        summary = launch(
+            sweep,
+            jobs,
+            {**LOCAL, **request.get("launcher", {})},
+            LaunchOptions(**request.get("options", {})),
+            console,
+        )
+    except LaunchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    counts = dataclasses.asdict(summary) | {"failed": [run.name for run, _ in summary.failed]}
+    print(json.dumps(counts | {"torch_imported": "torch" in sys.modules}))
+    return summary.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

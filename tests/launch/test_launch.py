@@ -1,0 +1,179 @@
+"""A whole launch in a process of its own: what it counts, says and leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import HERE, processes_of, wait_for
+
+from cpdrun.record import State, read_json, state_of
+
+
+@pytest.fixture
+def launcher(sweep):
+    """launcher(jobs={...}, ...) -> a started process that launches them."""
+    started = []
+
+    def start(**request) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "script.py"), str(sweep.path), json.dumps(request)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+    wait_for(lambda: not processes_of(sweep.path), "the end of every process")
+
+
+def result(process: subprocess.Popen) -> tuple[int, dict, str]:
+    """Exit code, summary, and everything that was printed before it."""
+    out, err = process.communicate(timeout=60)
+    lines = out.splitlines()
+    assert lines, err
+    return process.returncode, json.loads(lines[-1]), "\n".join(lines[:-1])
+
+
+def test_the_good_finish_and_the_bad_is_shown(launcher, sweep):
+    jobs = {"good": {}, "bad": {"act": "crash"}, "wild": {"act": "diverge"}, "better": {"epoch_s": 0.2}}
+    code, summary, text = result(launcher(jobs=jobs))
+    assert code == 1
+    assert (summary["done"], summary["diverged"], summary["failed"]) == (2, 1, ["bad"])
+    assert "Traceback" in text  # the last lines of the failing log
+    assert f"the rest is in {sweep.run('bad').last_attempt().rank_log(0)}" in text
+    assert text.count("start ") == text.count("s  [") == 4  # a line a start, a line an end
+    assert not summary["torch_imported"]
+
+
+def test_training_share_is_of_wall_time_and_slots(launcher):
+    code, summary, text = result(launcher(jobs={"a": {"epochs": 4, "epoch_s": 0.5}}, options={"jobs": 1}))
+    assert code == 0
+    assert summary["training_share"] == pytest.approx(2.0 / summary["wall_seconds"])
+    assert f"training took {100 * summary['training_share']:.0f} % of the core-seconds" in text
+
+
+def test_problems_found_beforehand_leave_nothing_on_disk(launcher, sweep):
+    process = launcher(jobs={"a": {"data": "missing"}, "b": {}})
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (2, "", "no such data: missing\n")
+    assert not sweep.path.exists()
+
+
+def test_interrupted_once_it_saves_and_goes_on_later(launcher, sweep):
+    jobs = {name: {"epochs": 40, "epoch_s": 0.05} for name in ("a", "b", "c")}
+    process = launcher(jobs=jobs)
+    wait_for(sweep.run("a").status.exists, "the first epoch")
+    process.send_signal(signal.SIGINT)
+    code, summary, text = result(process)
+    assert (code, summary["interrupted"], summary["failed"]) == (130, 3, [])
+    assert "stopping" in text
+    assert [state_of(sweep.run(n)) for n in jobs] == [State.PREEMPTED, State.PREEMPTED, State.PENDING]
+    assert not sweep.run("a").preempt.exists()
+
+    code, summary, _ = result(launcher(jobs=jobs))
+    assert (code, summary["done"]) == (0, 3)
+    epochs = (sweep.run("a").path / "trace.txt").read_text().split()
+    assert epochs == [str(n) for n in range(1, 41)]  # went on where it was, and did nothing twice
+
+
+def test_interrupted_twice_it_stops_at_once(launcher, sweep):
+    process = launcher(jobs={"a": {"epochs": 2, "epoch_s": 30}})
+    attempt = wait_for(lambda: sweep.run("a").last_attempt(), "the attempt")
+    wait_for(attempt.rank_log(0).exists, "the rank")
+    process.send_signal(signal.SIGINT)
+    wait_for(sweep.run("a").preempt.exists, "the first request")
+    process.send_signal(signal.SIGINT)
+    code, summary, _ = result(process)
+    assert (code, summary["interrupted"]) == (130, 1)
+    assert summary["wall_seconds"] < 20
+    assert state_of(sweep.run("a")) is State.PREEMPTED
+    assert not processes_of(sweep.path)
+
+
+def test_fail_fast_stops_the_others(launcher, sweep):
+    jobs = {"bad": {"act": "crash"}, "long": {"epochs": 400, "epoch_s": 0.05}, "never": {}}
+    code, summary, _ = result(launcher(jobs=jobs, options={"fail_fast": True}))
+    assert (code, summary["failed"], summary["interrupted"]) == (1, ["bad"], 2)
+    assert state_of(sweep.run("never")) is State.PENDING
+
+
+def test_a_killed_launcher_takes_everything_with_it(launcher, sweep):
+    process = launcher(jobs={"a": {"epochs": 1000, "epoch_s": 0.05}, "b": {"epochs": 1000, "epoch_s": 0.05}})
+    wait_for(sweep.run("a").status.exists, "the first epoch")
+    process.kill()
+    wait_for(lambda: not processes_of(sweep.path), "the end of every process")
+    assert state_of(sweep.run("a")) is State.PREEMPTED
+
+
+def test_two_launchers_execute_each_run_once(launcher, sweep):
+    jobs = {f"r{i}": {"epochs": 3, "epoch_s": 0.1} for i in range(6)}
+    pair = [launcher(jobs=jobs, options={"jobs": 1}) for _ in range(2)]
+    for process in pair:
+        code, summary, _ = result(process)
+        assert (code, summary["done"]) == (0, 6)  # each reports the whole sweep
+    for run in sweep.runs():
+        assert [read_json(a.exit)["outcome"] for a in run.attempts()] == ["finished"]
+        assert (run.path / "trace.txt").read_text().split() == ["1", "2", "3"]
+
+
+def test_more_ranks_than_slots_still_run(launcher):
+    code, summary, _ = result(launcher(jobs={"wide": {"nproc": 4}, "narrow": {}}, options={"jobs": 2}))
+    assert (code, summary["done"]) == (0, 2)
+
+
+def test_results_dir_that_cannot_be_made_is_one_line(launcher, sweep):
+    sweep.path.parent.mkdir(exist_ok=True)
+    sweep.path.write_text("a file where the folder should be")
+    process = launcher(jobs={"a": {}})
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err.startswith("error: cannot write") and err.count("\n") == 1
+
+
+def test_a_garbage_done_json_is_named_and_hurts_nobody(launcher, sweep):
+    jobs = {"a": {"epochs": 20, "epoch_s": 0.1}, "b": {}}
+    process = launcher(jobs=jobs)
+    wait_for(sweep.run("a").status.exists, "the first epoch")
+    process.send_signal(signal.SIGINT)
+    result(process)
+    sweep.run("a").done.write_text('{"status": "fin')
+    code, summary, text = result(launcher(jobs=jobs | {"c": {}}, all=True))
+    assert (code, summary["failed"], summary["done"]) == (1, ["a"], 2)
+    assert "done.json holds no JSON; remove it and run again" in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
+def test_a_full_disk_is_one_clear_line(launcher, sweep):
+    sweep.path.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(sweep.path)], check=True)
+    try:
+        process = launcher(jobs={"a": {"epochs": 400, "epoch_s": 0.02}})
+        wait_for(sweep.run("a").status.exists, "the first epoch")
+        filler = Path(sweep.path / "filler")
+        with filler.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"x" * 4096)
+            except OSError:
+                pass
+        code, summary, text = result(process)
+        assert code == 1
+        assert summary["failed"] == ["a"]
+        assert "No space left on device" in text
+    finally:
+        wait_for(lambda: not processes_of(sweep.path), "the end of every process")
+        subprocess.run(["umount", str(sweep.path)], check=True)
+
+
+def test_on_a_terminal_there_is_a_live_table(launcher, sweep):
+    _, _, text = result(launcher(jobs={"a": {"epochs": 20, "epoch_s": 0.1}}, terminal=True))
+    assert "50.0 %" in text and "0/1 runs" in text and "left" in text
