@@ -5,6 +5,7 @@ longer than an epoch.
 """
 
 import importlib.util
+import math
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ class Digits:
             raise DataError(f"data.test_fraction must lie between 0 and 1, not {test_fraction}")
         x_Nx1x8x8, y_N = _read(_digits_file())
         order_N = torch.randperm(len(y_N), generator=torch.Generator().manual_seed(SPLIT_SEED))
-        held_out = round(len(y_N) * test_fraction)
+        held_out = math.ceil(len(y_N) * test_fraction)
         self.test = _images(x_Nx1x8x8, y_N, order_N[:held_out])
         self.train = _images(x_Nx1x8x8, y_N, order_N[held_out:])
 

@@ -1,0 +1,60 @@
+"""Shared by all tests: run directories made as `cpdrun sweep` makes them, trained in this process or by torchrun."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+
+from cpdrun.record import RunDir, write_text
+from cpdrun.sweep import plan
+
+SMALL = ("exp=digits_bits", "format=e4m3", "aps=true", "seed=0", "epochs=2", "model.width=4", "device=cpu")
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """make_run("seed=1", ...) -> RunDir of a small digits run with its config.yaml; nothing trained."""
+    made = []
+
+    def make(*typed: str) -> RunDir:
+        (planned,) = plan([*SMALL, *typed, f"results_dir={tmp_path / str(len(made))}"]).runs
+        run = RunDir(tmp_path / str(len(made)) / planned.name)
+        run.path.mkdir(parents=True)
+        write_text(run.config, yaml.safe_dump(planned.config))
+        made.append(run)
+        return run
+
+    return make
+
+
+@pytest.fixture
+def train_here(monkeypatch):
+    """Train a run in this process, which plays all of its workers; returns the exit status."""
+    from cpdrun.train.worker import run_rank
+
+    for name in ("RANK", "WORLD_SIZE", "CPDRUN_ATTEMPT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    threads = torch.get_num_threads()
+    yield lambda run: run_rank(str(run.path))
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def torchrun():
+    """Train a run by `torchrun --nproc-per-node nproc`, as a user would by hand."""
+
+    def start(run: RunDir, nproc: int, **environment: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+        return subprocess.run(
+            [*command, "-m", "cpdrun.train.worker", str(run.path)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
+            cwd=run.path,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    return start

@@ -1,0 +1,122 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cpdrun.data.digits import Digits
+from cpdrun.models.convnet import ConvNet
+from cpdrun.optim.schedules import Cosine
+from cpdrun.record import read_json, read_json_lines
+from cpdrun.train.seeds import derived_seed, generator
+from cpdrun.train.worker import EXIT_PREEMPTED
+
+
+def test_a_run_leaves_its_whole_record(make_run, train_here):
+    run = make_run()
+    assert train_here(run) == 0
+    done = read_json(run.done)
+    assert done["status"] == "finished"
+    assert set(done["metrics"]) == {"test_accuracy", "test_loss", "train_loss"}
+    assert 0 < done["train_seconds"] < done["wall_seconds"]
+    rows = list(read_json_lines(run.metrics))
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert [row["step"] for row in rows] == [22, 44]
+    assert {key: rows[-1][key] for key in done["metrics"]} == done["metrics"]
+    assert read_json(run.status)["epoch"] == 2
+    assert read_json(run.env)["packages"]["torch"] == torch.__version__.partition("+")[0] or torch.__version__
+
+
+def test_the_same_run_gives_the_same_numbers_twice(make_run, train_here):
+    runs = [make_run(), make_run()]
+    for run in runs:
+        train_here(run)
+    first, second = (read_json(run.done) for run in runs)
+    assert first["weights_sha256"] == second["weights_sha256"]
+    assert first["metrics"] == second["metrics"]
+
+
+def test_a_run_stopped_and_resumed_ends_with_the_same_weights(make_run, train_here):
+    straight, stopped = make_run("epochs=4"), make_run("epochs=4")
+    train_here(straight)
+    stopped.preempt.touch()
+    for _ in range(3):
+        assert train_here(stopped) == EXIT_PREEMPTED
+        assert not stopped.done.exists()
+    stopped.preempt.unlink()
+    assert train_here(stopped) == 0
+    one, other = read_json(straight.done), read_json(stopped.done)
+    assert one["weights_sha256"] == other["weights_sha256"]
+    assert one["metrics"] == other["metrics"]
+    assert [row["epoch"] for row in read_json_lines(stopped.metrics)] == [1, 2, 3, 4]
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(make_run, train_here, capfd):
+    straight, damaged = make_run("epochs=3"), make_run("epochs=3")
+    train_here(straight)
+    damaged.preempt.touch()
+    train_here(damaged)
+    train_here(damaged)
+    damaged.preempt.unlink()
+    content = damaged.checkpoint.read_bytes()
+    damaged.checkpoint.write_bytes(content[: len(content) // 2])
+    assert train_here(damaged) == 0
+    assert "cannot be read" in capfd.readouterr().err
+    assert read_json(straight.done)["weights_sha256"] == read_json(damaged.done)["weights_sha256"]
+    assert [row["epoch"] for row in read_json_lines(damaged.metrics)] == [1, 2, 3]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(make_run, train_here):
+    run = make_run("optim.lr=1e30", "format=fp32", "aps=false", "epochs=5")
+    assert train_here(run) == 0
+    done = read_json(run.done)
+    assert done["status"] == "diverged"
+    assert done["metrics"]["train_loss"] is None
+    assert 0 <= done["metrics"]["test_accuracy"] <= 1
+    assert len(list(read_json_lines(run.metrics))) < 5
+
+
+def test_fp32_with_one_worker_is_plain_pytorch(make_run, train_here):
+    """The loss of every epoch equals that of an ordinary script to float32 rounding: the mean of 22 losses of
+    64 samples each, so a few units in the last place of numbers near 1."""
+    run = make_run("format=fp32", "aps=false", "world_size=1", "batch_size=64", "epochs=3")
+    train_here(run)
+    assert [row["train_loss"] for row in read_json_lines(run.metrics)] == pytest.approx(
+        plain_pytorch(), rel=1e-5
+    )
+
+
+def plain_pytorch() -> list[float]:
+    """What a user would have written; the seeds alone are cpdrun's."""
+    data = Digits(test_fraction=0.2)
+    torch.manual_seed(derived_seed("weights", 0))
+    model = ConvNet(in_channels=1, num_classes=10, width=4, dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    schedule = Cosine(warmup_epochs=1.0, warmup_start=0.1, final=0.0)
+    epoch_losses = []
+    for epoch in range(3):
+        losses = []
+        order = torch.randperm(len(data.train), generator=generator("order", 0, epoch))
+        for s in range(len(data.train) // 64):
+            optimizer.param_groups[0]["lr"] = 0.1 * schedule(epoch + s / 22, 3)
+            x, y = data.train.fetch_batch(order[64 * s : 64 * (s + 1)])
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        epoch_losses.append(math.fsum(losses) / len(losses))
+    return epoch_losses
+
+
+def test_aps_saves_the_format_that_fails_without(make_run, train_here):
+    with_aps, without = make_run("format=e3m0", "epochs=5"), make_run("format=e3m0", "aps=false", "epochs=5")
+    train_here(with_aps)
+    train_here(without)
+    assert read_json(with_aps.done)["metrics"]["test_accuracy"] > 0.85
+    assert read_json(without.done)["metrics"]["test_accuracy"] < 0.4
+
+
+def test_a_part_that_cannot_be_made_is_named_with_status_2(make_run, train_here, capfd):
+    assert train_here(make_run("world_size=1000", "batch_size=2")) == 2
+    assert "world_size * batch_size = 2000" in capfd.readouterr().err

@@ -1,0 +1,91 @@
+import os
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from cpdrun.sweep import plan
+from cpdrun.train.evaluate import evaluate
+from cpdrun.train.preflight import check
+from cpdrun.train.seeds import derived_seed, generator
+from cpdrun.train.workers import SharedBuffers, Workers
+
+
+def test_seeds_are_stable_and_differ_by_purpose_and_key():
+    assert derived_seed("augment", 0, 1, 2) == 6253331281262293414
+    seeds = {derived_seed(p, s, w) for p in ("augment", "dropout") for s in range(50) for w in range(50)}
+    assert len(seeds) == 5000 and max(seeds) < 2**63
+    assert torch.equal(torch.rand(3, generator=generator("a", 1)), torch.rand(3, generator=generator("a", 1)))
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 4, 8])
+def test_ranks_share_the_workers_in_order(nproc):
+    assert [w for rank in range(nproc) for w in Workers(8, rank, nproc).mine] == list(range(8))
+
+
+def test_workers_must_be_shared_equally(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert os.environ["RANK"] == "1"
+    with pytest.raises(ValueError, match="3 ranks cannot share 8 workers"):
+        Workers.from_environment(8)
+
+
+def test_running_statistics_follow_worker_0():
+    model = nn.BatchNorm1d(3)
+    alone = nn.BatchNorm1d(3)
+    buffers = SharedBuffers(model, Workers(4))
+    for step in range(3):
+        x_by_worker = torch.randn(4, 8, 3, generator=generator("x", step))
+        alone(x_by_worker[0])
+        buffers.begin_step()
+        for worker in range(4):
+            buffers.begin_worker(worker)
+            model(x_by_worker[worker])
+            buffers.end_worker(worker)
+        buffers.end_step()
+    for name, value in alone.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_evaluation_counts_every_sample_once_and_leaves_training_mode_on():
+    class Numbers:
+        def __len__(self):
+            return 1234
+
+        def __getitem__(self, i):
+            return torch.tensor([float(i % 3 == 0), 0.5]), torch.tensor(0)
+
+    model = nn.Identity()
+    metrics = evaluate(model, Numbers(), Workers(1), torch.device("cpu"))
+    assert metrics["test_accuracy"] == 412 / 1234
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (("model._target_=no.such.Net",), "model: .*no.such.Net"),
+        (("model=custom", "model._target_=torch.nn.Nonsense"), "model: .*Nonsense"),
+        (("+model.foo=3",), "model: .*foo"),
+        (
+            ("data=fashion_mnist", "data.data_dir=/nowhere"),
+            "data: Fashion-MNIST is not in /nowhere.*apt-get install",
+        ),
+        (("data.test_fraction=2",), "data: data.test_fraction must lie"),
+        (("model=resnet_cifar", "model.depth=9"), "model: model.depth must be 6n\\+2"),
+        (("optim.lr=-1",), "optim: .*learning rate"),
+        (("world_size=512",), "world_size \\* batch_size = 4096"),
+        (("sync.order=nonsense",), "sync: .*nonsense"),
+    ],
+)
+def test_what_keeps_a_run_from_starting_is_named(typed, message):
+    runs = plan(["exp=digits_bits", *typed]).runs
+    (problem,) = check([run.config for run in runs])
+    assert re.search(message, problem), problem
+    assert "\n" not in problem
+
+
+def test_a_good_sweep_has_no_problems():
+    assert check([run.config for run in plan(["exp=digits_bits"]).runs]) == []
