@@ -1,4 +1,4 @@
-"""Shared by all tests: run directories made as `cpdrun sweep` makes them, trained in this process or by torchrun."""
+"""Run directories made as `cpdrun sweep` makes them, and ways to train them."""
 
 import os
 import subprocess
