@@ -22,7 +22,7 @@ _YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten ti
 
 _RECORD = ("run:", "metric:", "wire:")
 
-SEED = "seed"
+SEED, SCALING = "seed", "scaling"
 CORE_AXES = ("format", "aps", "world_size")
 # Keys that may differ between runs which are the same run (cpdrun.config.identity has them too).
 _NO_AXIS = ("exp", "name", "results_dir", "nproc", "launcher", "checkpoint")
@@ -54,7 +54,7 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
     settled by one already listed of the same group adds nothing and is left out.
     """
     axes: list[str] = []
-    varying = [key for key in config_keys(runs) if _may_be_axis(key) and len(_identities(runs, key)) > 1]
+    varying = [key for key in config_keys(runs) if _may_be_axis(key) and _varies(runs, key)]
     for key in sorted(varying, key=lambda key: (key.split(".")[0], not key.endswith("_target_"), key)):
         same_group = [axis for axis in axes if axis.split(".")[0] == key.split(".")[0]]
         if not any(_settles(runs, axis, key) for axis in same_group):
@@ -74,8 +74,10 @@ def _may_be_axis(key: str) -> bool:
     return key not in (SEED, *CORE_AXES) and key.split(".")[0] not in _NO_AXIS and not is_path
 
 
-def _identities(runs: pd.DataFrame, key: str) -> set[str]:
-    return {identity(value) for value in runs[key]}
+def _varies(runs: pd.DataFrame, key: str) -> bool:
+    if key.split(".")[0] == SCALING:
+        runs = runs[runs["aps"].map(bool)]
+    return len({identity(value) for value in runs[key]}) > 1
 
 
 def _settles(runs: pd.DataFrame, axis: str, key: str) -> bool:
@@ -91,7 +93,7 @@ def _row(sweep: SweepDir, run: RunDir) -> dict[str, Any]:
         config = yaml.load(run.config.read_bytes(), _YamlLoader)
         if not isinstance(config, dict):
             raise ValueError("holds no configuration")
-        row |= dict(_flat(config))
+        row |= {key: value for key, value in _flat(config) if _is_used(key, config)}
     except (OSError, ValueError, yaml.YAMLError) as error:
         row["run:problem"] = f"{run.config.name}: {_one_line(error)}"
     if row["run:state"] is State.DONE:
@@ -103,6 +105,11 @@ def _row(sweep: SweepDir, run: RunDir) -> dict[str, Any]:
         row |= {f"metric:{key}": _number(value) for key, value in _items(done.get("metrics"))}
         row |= {f"wire:{key}": _number(value) for key, value in _items(done.get("wire"))}
     return row
+
+
+def _is_used(key: str, config: dict[Any, Any]) -> bool:
+    """How gradients would be scaled says nothing about a run that does not scale them."""
+    return bool(config.get("aps")) or key.split(".")[0] != SCALING
 
 
 def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,8 +7,7 @@ import yaml
 
 from cpdrun.record import State, SweepDir
 from cpdrun.report.study import Study
-
-_MOST_NAMED = 5
+from cpdrun.report.verdict import some
 
 
 def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
@@ -38,7 +37,7 @@ def _unfinished(runs: pd.DataFrame, absent: int) -> list[str]:
     lines = [f"{done} of {total} runs are finished ({', '.join(parts)}); the rest is not in the numbers"]
     failed = runs.loc[runs["run:state"] == State.FAILED, "run:name"].tolist()
     if failed:
-        lines.append(f"failed: {_some(failed)}; `cpdrun logs RUN` says why")
+        lines.append(f"failed: {some(failed)}; `cpdrun logs RUN` says why")
     return lines
 
 
@@ -80,13 +79,8 @@ def _uneven_seeds(study: Study) -> list[str]:
     for group in study.groups:
         missing = sorted(seeds - group.by_seed.keys(), key=str)
         if missing:
-            where = f"{group.format} {'with' if group.aps else 'without'} APS"
+            where = f"{group.format} {group.strategy}"
             lines.append(
                 f"{where} lacks seed{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             )
-    return [] if not lines else [f"not every mean is over the same seeds: {_some(lines, '; ')}"]
-
-
-def _some(names: list[str], separator: str = ", ") -> str:
-    more = len(names) - _MOST_NAMED
-    return separator.join(names[:_MOST_NAMED]) + (f"{separator}and {more} more" if more > 0 else "")
+    return [] if not lines else [f"not every mean is over the same seeds: {some(lines, '; ')}"]

@@ -2,18 +2,21 @@
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
 from cpdrun.record import SweepDir
 from cpdrun.report import formats
-from cpdrun.report.collect import CORE_AXES, SEED, collect, finished, identity, other_axes
+from cpdrun.report.collect import CORE_AXES, SCALING, SEED, collect, finished, identity, other_axes
 from cpdrun.report.errors import ReportError
 from cpdrun.report.intervals import mean_interval
 from cpdrun.report.metric import Metric
+from cpdrun.report.style import Look, looks
 
 SWEEP = "run:sweep"
+WITH_APS, WITHOUT_APS = "with APS", "without APS"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,14 @@ class Group:
         return bool(self.keys["aps"])
 
     @property
+    def strategy(self) -> str:
+        """`with APS`, `without APS`, or with the scaling rule's name and settings where those are an axis."""
+        if not self.aps:
+            return WITHOUT_APS
+        rules = [axis_text(value) for key, value in self.keys.items() if is_scaling(key)]
+        return f"{WITH_APS} ({', '.join(rules)})" if rules else WITH_APS
+
+    @property
     def is_baseline(self) -> bool:
         return formats.is_baseline(self.format) and not self.aps
 
@@ -51,7 +62,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Facet:
-    """The groups that differ in format and APS alone, so that they can be compared; one panel of a plot."""
+    """The groups that differ in format and scaling alone, so that they compare; one panel of a plot."""
 
     keys: dict[str, Any]  # world_size and the other axes, those that vary in the study
     groups: list[Group]
@@ -64,10 +75,14 @@ class Facet:
     def baseline(self) -> Group | None:
         return next((group for group in self.groups if group.is_baseline and group.values), None)
 
-    def strategy(self, aps: bool) -> list[Group]:
-        """The reduced formats with, or without, APS; fewest bits first; those with a value."""
-        chosen = [g for g in self.groups if g.aps == aps and not g.is_baseline and g.values]
-        return sorted(chosen, key=lambda group: formats.order(group.format))
+    @cached_property
+    def strategies(self) -> dict[str, list[Group]]:
+        """The reduced formats that have a value, fewest bits first, by how they are scaled; plain last."""
+        found: dict[str, list[Group]] = {}
+        chosen = [group for group in self.groups if not group.is_baseline and group.values]
+        for group in sorted(chosen, key=lambda group: (not group.aps, formats.order(group.format))):
+            found.setdefault(group.strategy, []).append(group)
+        return found
 
 
 @dataclass(frozen=True)
@@ -80,13 +95,13 @@ class Study:
     axes: list[str]  # beyond format, aps and world_size
     groups: list[Group] = field(repr=False)
 
-    @property
+    @cached_property
     def facets(self) -> list[Facet]:
         """The groups by world size and the other axes."""
         names = [
             name
             for name in ("world_size", *self.axes)
-            if len({identity(g.keys[name]) for g in self.groups}) > 1
+            if not is_scaling(name) and len({identity(g.keys[name]) for g in self.groups}) > 1
         ]
         found: dict[tuple[str, ...], Facet] = {}
         for group in self.groups:
@@ -94,6 +109,11 @@ class Study:
             facet = found.setdefault(tuple(map(identity, keys.values())), Facet(keys, []))
             facet.groups.append(group)
         return list(found.values())
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        """How each strategy is drawn, by its name."""
+        return looks(group.strategy for group in self.groups if not group.is_baseline)
 
     def interval(self, group: Group) -> tuple[float, float]:
         return mean_interval(group.values, self.ci)
@@ -130,6 +150,10 @@ def read_study(
         axes=axes,
         groups=_groups(done, axes, f"metric:{metric}"),
     )
+
+
+def is_scaling(axis: str) -> bool:
+    return axis.split(".")[0] == SCALING
 
 
 def axis_title(name: str) -> str:

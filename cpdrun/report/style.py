@@ -4,7 +4,9 @@ The colours are Okabe and Ito's, told apart by every common kind of colour blind
 same again for a printout in grey. Sizes are for a paper's column (3.5 in) at 7-8 pt.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 COLUMN_IN = 3.5  # one column of a two-column paper
@@ -24,8 +26,20 @@ WITH_APS = Look("with APS", "#0072B2", "o", "solid")
 WITHOUT_APS = Look("without APS", "#D55E00", "s", (0, (4, 1.5)))
 
 
-def look(aps: bool) -> Look:
-    return WITH_APS if aps else WITHOUT_APS
+_OTHERS = (  # scaling rules beyond the two, in the order in which a study names them
+    ("#009E73", "^", "solid"),
+    ("#CC79A7", "v", (0, (6, 1, 1, 1))),
+    ("#E69F00", "P", (0, (2, 1))),
+    ("#56B4E9", "X", "solid"),
+)
+
+
+def looks(strategies: Iterable[str]) -> dict[str, Look]:
+    """The look of each of a study's strategies, by its name; plain last."""
+    names, usual = set(strategies), {look.label: look for look in (WITH_APS, WITHOUT_APS)}
+    others = cycle(_OTHERS)
+    rules = {name: Look(name, *next(others)) for name in sorted(names - usual.keys())}
+    return {name: look for name, look in (rules | usual).items() if name in names}
 
 
 RC: dict[str, Any] = {

@@ -57,11 +57,11 @@ def sentences(study: Study) -> list[str]:
     return [f"{facet.label}: {_sentence(study, facet)}" for facet in facets]
 
 
-def smallest_within(study: Study, facet: Facet, aps: bool) -> tuple[Group, Difference] | None:
+def smallest_within(study: Study, facet: Facet, strategy: str) -> tuple[Group, Difference] | None:
     """The group with fewest bits whose mean is within tolerance of fp32's; of equal bits the best one."""
     near = [
         (group, gap)
-        for group, gap in _differences(study, facet, aps)
+        for group, gap in _differences(study, facet, strategy)
         if gap.mean >= -_tolerance(study) - 1e-12  # a gap of exactly the tolerance is within, rounding aside
     ]
     return min(near, key=lambda pair: (formats.order(pair[0].format)[0], -pair[1].mean), default=None)
@@ -72,53 +72,40 @@ def _sentence(study: Study, facet: Facet) -> str:
     if facet.baseline is None:
         return _without_baseline(study, facet)
     parts = [f"fp32 {metric.show(*study.interval(facet.baseline))}{metric.unit}."]
-    clauses = [_clause(study, facet, aps, first) for aps, first in _strategies(facet)]
-    if clauses:
+    if clauses := [_clause(study, facet, name, first=i == 0) for i, name in enumerate(facet.strategies)]:
         parts.append("; ".join(clauses) + ".")
-    parts += _doubts(study, facet)
-    return " ".join(parts)
+    return " ".join([*parts, *_doubts(study, facet)])
 
 
-def _strategies(facet: Facet) -> list[tuple[bool, bool]]:
-    present = [aps for aps in (True, False) if facet.strategy(aps)]
-    return [(aps, i == 0) for i, aps in enumerate(present)]
-
-
-def _clause(study: Study, facet: Facet, aps: bool, first: bool) -> str:
-    name = ("with" if aps else "without") + " APS"
-    name = name.capitalize().replace("aps", "APS") if first else name
-    found = smallest_within(study, facet, aps)
-    within = f"within {study.tolerance:g}{' points' if study.metric.is_fraction else ''}"
+def _clause(study: Study, facet: Facet, strategy: str, first: bool) -> str:
+    name = strategy[0].upper() + strategy[1:] if first else strategy
+    within = f"within {study.tolerance:g}{_points(study)}"
+    found = smallest_within(study, facet, strategy)
     if found is None:
-        group, gap = max(_differences(study, facet, aps), key=lambda pair: pair[1].mean)
-        best = f"{_named(group)}, {study.metric.show(abs(gap.mean))}{_points(study)} worse"
-        return f"{name} no format is {within} (the nearest is {best})"
-    group, gap = found
-    return (
-        f"{name} the smallest format {within} is {_named(group)}"
-        if first
-        else f"{name} it is {_named(group)}"
-    )
+        group, gap = max(_differences(study, facet, strategy), key=lambda pair: pair[1].mean)
+        nearest = f"{_named(group)}, {study.metric.show(abs(gap.mean))}{_points(study)} worse"
+        return f"{name} no format is {within} (the nearest is {nearest})"
+    if first:
+        return f"{name} the smallest format {within} is {_named(found[0])}"
+    return f"{name} it is {_named(found[0])}"
 
 
 def _doubts(study: Study, facet: Facet) -> list[str]:
     """What the seeds leave open about the formats just named, and about smaller ones that may do as well."""
-    open_ = []
-    for aps, _ in _strategies(facet):
-        found = smallest_within(study, facet, aps)
-        most = formats.order(found[0].format)[0] if found else math.inf
-        for group, gap in _differences(study, facet, aps):
-            named = found is not None and group is found[0]
-            smaller = formats.order(group.format)[0] < most and gap.mean < -_tolerance(study)
-            if (named or smaller) and math.isfinite(gap.half_width) and not gap.settled(_tolerance(study)):
-                shown = study.metric.show_difference(gap.mean, gap.half_width)
-                open_.append(f"{group.format} {'with' if aps else 'without'} APS {shown}{_points(study)}")
-    compared = [facet.baseline, *facet.strategy(True), *facet.strategy(False)]
+    compared = [facet.baseline, *(group for groups in facet.strategies.values() for group in groups)]
     if any(len(group.values) < 2 for group in compared):
         return ["Too few seeds to tell chance from effect: some formats have a single run."]
-    if open_:
-        return [f"Too few seeds to be sure, against fp32: {'; '.join(open_)}."]
-    return []
+    tolerance, open_ = _tolerance(study), []
+    for name in facet.strategies:
+        found = smallest_within(study, facet, name)
+        most = formats.order(found[0].format)[0] if found else math.inf
+        for group, gap in _differences(study, facet, name):
+            named = found is not None and group is found[0]
+            smaller = formats.order(group.format)[0] < most and gap.mean < -tolerance
+            if (named or smaller) and not gap.settled(tolerance):
+                shown = study.metric.show_difference(gap.mean, gap.half_width)
+                open_.append(f"{group.format} {name} {shown}{_points(study)}")
+    return [f"Too few seeds to be sure, against fp32: {some(open_, '; ')}."] if open_ else []
 
 
 def _without_baseline(study: Study, facet: Facet) -> str:
@@ -127,15 +114,14 @@ def _without_baseline(study: Study, facet: Facet) -> str:
         return f"No finished run has a value of {study.metric.name}."
     best = (max if study.metric.higher_is_better else min)(groups, key=Group.mean)
     value = study.metric.show(*study.interval(best)) + study.metric.unit
-    aps = "with" if best.aps else "without"
-    return f"No finished fp32 run to compare with. The best is {_named(best)} {aps} APS: {value}."
+    return f"No finished fp32 run to compare with. The best is {_named(best)} {best.strategy}: {value}."
 
 
-def _differences(study: Study, facet: Facet, aps: bool) -> list[tuple[Group, Difference]]:
+def _differences(study: Study, facet: Facet, strategy: str) -> list[tuple[Group, Difference]]:
     better = study.metric.higher_is_better
     return [
         (group, difference(group, facet.baseline, ci=study.ci, higher_is_better=better))
-        for group in facet.strategy(aps)
+        for group in facet.strategies[strategy]
     ]
 
 
@@ -151,3 +137,9 @@ def _named(group: Group) -> str:
 
 def _points(study: Study) -> str:
     return " points" if study.metric.is_fraction else ""
+
+
+def some(items: list[str], separator: str = ", ", most: int = 5) -> str:
+    """The first few of a list in a sentence, and how many more there are."""
+    more = len(items) - most
+    return separator.join(items[:most]) + (f"{separator}and {more} more" if more > 0 else "")

@@ -115,3 +115,17 @@ def test_another_metric(new_sweep, report):
     made = report(sweep, metric="test_loss")
     assert rows_of(made)[0]["test_loss_mean"] == "0.25"
     assert "0.2500" in made.printed and "%" not in made.sentences[0]
+
+
+def test_scaling_rules_are_strategies_not_panels(new_sweep, report):
+    sweep = new_sweep()
+    for seed in range(2):
+        sweep.add(seed=seed, accuracy=0.99)
+        for rule, accuracy in (("APS", 0.98), ("Static", 0.5)):
+            scaling = {"_target_": f"cpdrun.comm.scaling.{rule}"}
+            sweep.add("e3m0", aps=True, seed=seed, accuracy=accuracy, scaling=scaling)
+            sweep.add("e3m0", aps=False, seed=seed, accuracy=0.1, scaling=scaling, epochs=3)
+    made = report(sweep)
+    assert len(made.sentences) == 1
+    assert "With APS (APS) the smallest format within 1 points" in report(sweep, tolerance=1).sentences[0]
+    assert len(made.table) == 4

@@ -7,6 +7,7 @@ on one scale from 0 to 100 % the differences that matter, and their error bars, 
 """
 
 import math
+import textwrap
 from itertools import pairwise
 
 from matplotlib.axes import Axes
@@ -18,14 +19,15 @@ from matplotlib.ticker import MaxNLocator
 from cpdrun.report import formats
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.study import Facet, Group, Study
-from cpdrun.report.style import COLUMN_IN, FP32, RC, Look, look
+from cpdrun.report.style import COLUMN_IN, FP32, RC, Look
 
 DIVERGED = "\N{MULTIPLICATION SIGN}"
 _GAP = 0.7  # between sizes, in slots
-_DODGE = 0.13  # of the two strategies from the middle of their slot
-_NAMES_SHARE = 0.25  # of the axes' width: the lines' names, left of the first slot
+_DODGE = 0.26  # between the strategies of a slot
+_LETTER_IN = 0.064  # width of a letter of the lines' names, which stand left of the first slot
 _MOST_PANELS = 12
-_MOST_SLOTS_WITH_FIGURES = 9
+_SLOTS_IN_A_COLUMN = 6  # more of them: a wider picture
+_MOST_SLOTS_UPRIGHT = 14  # more of them: names turned, and no figures at the points
 _HALO = [withStroke(linewidth=1.6, foreground="white")]
 
 Range = tuple[float, float]
@@ -36,18 +38,20 @@ def draw(study: Study) -> Figure:
     if not names:
         raise NotDrawnError("no reduced format has a value yet")
     slots, ranges = _slots(names), _ranges(study)
-    facets = [facet for facet in study.facets if facet.strategy(True) or facet.strategy(False)][:_MOST_PANELS]
-    columns = min(len(facets), 2)
+    facets = [facet for facet in study.facets if facet.strategies]
+    left_out, facets = len(facets[_MOST_PANELS:]), facets[:_MOST_PANELS]
+    width = COLUMN_IN * min(max(len(slots) / _SLOTS_IN_A_COLUMN, 1.0), 2.0)
+    columns = min(len(facets), 2 if width == COLUMN_IN else 1)
     rows = math.ceil(len(facets) / columns)
-    figure = Figure(figsize=(COLUMN_IN * columns, 2.6 * rows + 0.15), layout="constrained")
+    figure = Figure(figsize=(width * columns, 2.6 * rows + 0.15), layout="constrained")
     figure.get_layout_engine().set(hspace=0.0, h_pad=0.02)
     outer = figure.subfigures(rows, columns, squeeze=False).flat
     for part, facet in zip(outer, facets, strict=False):
         panels = part.subplots(len(ranges), 1, squeeze=False, height_ratios=[2, 1][: len(ranges)])[:, 0]
-        _panel(list(panels), study, facet, slots, ranges)
+        _panel(list(panels), study, facet, slots, ranges, width)
         if len(facets) > 1:
             panels[0].set_title(facet.label, loc="left", color="#333333")
-    figure.supxlabel(_caption(study, ranges), fontsize=5.5, color="#666666")
+    figure.supxlabel(_caption(study, ranges, left_out), fontsize=5.5, color="#666666")
     return figure
 
 
@@ -72,7 +76,7 @@ def _ranges(study: Study) -> list[Range]:
         return [_padded(spans)]
     upper = [span for span in spans if sum(span) / 2 > middle]
     lower = [span for span in spans if sum(span) / 2 <= middle]
-    return [_padded(upper), _padded(lower, least=0.25 * widest)]
+    return [_padded(upper, room=0.12), _padded(lower, room=0.24, least=0.25 * widest)]
 
 
 def _span(study: Study, group: Group) -> Range:
@@ -81,19 +85,26 @@ def _span(study: Study, group: Group) -> Range:
     return mean - half, mean + half
 
 
-def _padded(spans: list[Range], least: float = 0.0) -> Range:
+def _padded(spans: list[Range], room: float = 0.12, least: float = 0.0) -> Range:
     """Room for the figures above and below the points, and never a range so small that noise fills it."""
     low, high = min(low for low, _ in spans), max(high for _, high in spans)
     missing = max(0.02 * abs(high), least, 1e-6) - (high - low)
     low, high = low - max(missing, 0) / 2, high + max(missing, 0) / 2
-    return low - 0.14 * (high - low), high + 0.14 * (high - low)
+    return low - room * (high - low), high + room * (high - low)
 
 
 def _panel(
-    panels: list[Axes], study: Study, facet: Facet, slots: dict[str, float], ranges: list[Range]
+    panels: list[Axes],
+    study: Study,
+    facet: Facet,
+    slots: dict[str, float],
+    ranges: list[Range],
+    width_in: float,
 ) -> None:
     last = max(slots.values())
-    left = (0.45 + _NAMES_SHARE * (last + 0.6)) / (1 - _NAMES_SHARE)
+    names_in = 0.1 + _LETTER_IN * max(len(name) for name in facet.strategies)
+    share = min(0.5, names_in / (width_in - 0.45))
+    left = (0.45 + share * (last + 0.6)) / (1 - share)
     names: list[tuple[float, Look]] = []
     for axes, (low, high) in zip(panels, ranges, strict=True):
         axes.set_xlim(-left, last + 0.6)
@@ -102,10 +113,9 @@ def _panel(
     if facet.baseline is not None:
         _band(panels, study, facet.baseline, (-0.4, last + 0.6))
         names.append((study.metric.scale * facet.baseline.mean(), FP32))
-    for aps in (False, True):
-        if groups := facet.strategy(aps):
-            _line(panels, study, groups, slots, look(aps))
-            names.append((study.metric.scale * groups[0].mean(), look(aps)))
+    for name, groups in reversed(facet.strategies.items()):  # what APS does lies on top
+        _line(panels, study, groups, slots, study.looks[name])
+        names.append((study.metric.scale * groups[0].mean(), study.looks[name]))
     _figures(panels, study, facet, slots)
     for axes in panels:
         _names(axes, [(y, style) for y, style in names if _holds(axes, y)], ranges)
@@ -158,8 +168,10 @@ def _line(
 
 
 def _point(study: Study, group: Group, slots: dict[str, float]) -> Range:
-    """The two strategies of a slot stand beside each other, so that neither hides the other's error bar."""
-    return slots[group.format] + (_DODGE if group.aps else -_DODGE), study.metric.scale * group.mean()
+    """The strategies of a slot stand beside each other, so that none hides another's error bar."""
+    names = list(study.looks)
+    place = (len(names) - 1) / 2 - names.index(group.strategy)
+    return slots[group.format] + place * _DODGE, study.metric.scale * group.mean()
 
 
 def _segment(panels: list[Axes], here: Range, there: Range, style: Look) -> None:
@@ -184,7 +196,7 @@ def _ticks(axes: Axes, study: Study) -> None:
 
 def _format_axis(panels: list[Axes], slots: dict[str, float]) -> None:
     """Format names under the slots, the number of bits under each group of them."""
-    crowded = len(slots) > _MOST_SLOTS_WITH_FIGURES
+    crowded = len(slots) > _MOST_SLOTS_UPRIGHT
     for axes in panels[:-1]:
         axes.set_xticks([])
     axes = panels[-1]
@@ -206,8 +218,8 @@ def _format_axis(panels: list[Axes], slots: dict[str, float]) -> None:
 
 def _figures(panels: list[Axes], study: Study, facet: Facet, slots: dict[str, float]) -> None:
     """Each mean as a number: above the upper of the two points of a slot, below the lower one."""
-    for name in slots if len(slots) <= _MOST_SLOTS_WITH_FIGURES else ():
-        here = [group for aps in (True, False) for group in facet.strategy(aps) if group.format == name]
+    for name in slots if len(slots) <= _MOST_SLOTS_UPRIGHT else ():
+        here = [group for groups in facet.strategies.values() for group in groups if group.format == name]
         for rank, group in enumerate(sorted(here, key=Group.mean, reverse=True)):
             x, y = _point(study, group, slots)
             bottom, top = _span(study, group)
@@ -219,7 +231,7 @@ def _figures(panels: list[Axes], study: Study, facet: Facet, slots: dict[str, fl
                 ha="center",
                 va="top" if rank else "bottom",
                 fontsize=5.5,
-                color=look(group.aps).color,
+                color=study.looks[group.strategy].color,
                 path_effects=_HALO,
                 zorder=5,
             )
@@ -256,10 +268,14 @@ def _break(upper: Axes, lower: Axes) -> None:
     lower.plot([0], [1], transform=lower.transAxes, markeredgewidth=0.7, **stroke)
 
 
-def _caption(study: Study, ranges: list[Range]) -> str:
-    parts = ["line: the best format of each size", f"bars: {study.ci:g} % interval over seeds"]
+def _caption(study: Study, ranges: list[Range], left_out: int) -> str:
+    parts = ["line: the best format of each size"]
+    if any(len(group.values) > 1 for group in study.groups):
+        parts.append(f"bars: {study.ci:g} % interval over seeds")
     if len(ranges) > 1:
         parts.append("y axis broken")
     if any(group.diverged for group in study.groups):
-        parts.append(f"{DIVERGED}: runs diverged")
-    return "; ".join(parts)
+        parts.append(f"{DIVERGED} runs diverged")
+    if left_out:
+        parts.append(f"{left_out} more panels left out: see the table")
+    return "\n".join(textwrap.wrap("; ".join(parts), 72))
