@@ -1,4 +1,4 @@
-"""Gradient synchronisation: few bits on the wire, and the same bits when one process emulates the machines."""
+"""Gradient synchronisation: few bits on the wire, and the same bits when one process plays all machines."""
 
 from cpdrun.comm.base import GradientSync
 from cpdrun.comm.emulation import emulate_all_reduce

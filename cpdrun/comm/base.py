@@ -1,7 +1,8 @@
 """What every way of synchronising gradients looks like to the training loop.
 
-N workers (`world_size`) each produce one gradient per parameter; `nproc` processes (ranks) share the work, rank r plays
-the workers [r N/nproc, (r+1) N/nproc). The result depends on the configuration and on N, never on nproc.
+N workers (`world_size`) each produce one gradient per parameter; `nproc` processes (ranks) share the work,
+rank r plays the workers [r N/nproc, (r+1) N/nproc). The result depends on the configuration and on N, never
+on nproc.
 """
 
 from abc import ABC, abstractmethod
@@ -25,11 +26,11 @@ class GradientSync(ABC):
     def reduce(self, grads_by_worker: Sequence[Sequence[Tensor]], *, step: int, epoch: int) -> list[Tensor]:
         """One gradient per parameter, the same bits on every rank.
 
-        grads_by_worker[i][p]: float32 gradient of this rank's i-th worker for parameter p, ALREADY divided by N (the
-        sum is the mean); never written. step: the number of the optimizer step; with the seed it keys stochastic
-        rounding. epoch: counted from 0.
-        The returned tensors belong to the caller until the next call, which may reuse their memory.
-        Collective: every rank calls it with the same step and epoch.
+        grads_by_worker[i][p]: float32 gradient of this rank's i-th worker for parameter p, ALREADY divided
+        by N (the sum is the mean); never written. step: the number of the optimizer step; with the seed it
+        keys stochastic rounding. epoch: counted from 0. The returned tensors belong to the caller until the
+        next call, which may reuse their memory. Collective: every rank calls it with the same step and
+        epoch.
         """
 
     @abstractmethod
@@ -43,8 +44,8 @@ class GradientSync(ABC):
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep so that a resumed run continues bit for bit, for any later nproc.
 
-        Collective where ranks hold parts of it; rank 0 gets the whole. Tensors, numbers, strings, lists and dicts
-        only (`torch.load(weights_only=True)` reads them).
+        Collective where ranks hold parts of it; rank 0 gets the whole. Tensors, numbers, strings, lists and
+        dicts only (`torch.load(weights_only=True)` reads them).
         """
         return {}
 

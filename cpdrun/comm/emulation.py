@@ -1,27 +1,28 @@
 """N workers in one process: the definition of a low-precision gradient sum, in tensor operations.
 
-This is what the exchange between processes (`exchange.py`) must equal bit for bit; it packs nothing and sends nothing.
+This is what the exchange between processes (`exchange.py`) must equal bit for bit; it packs nothing and
+sends nothing.
 
 Per layer (one parameter tensor of n elements), with the gradients g_w of N workers:
 
-    1. shift = rule(max|g|)               one power of two, agreed by all workers (`scaling.py`)
-    2. q_w = Q(g_w * 2^shift)             one rounding of the exact product
-    3. s = accumulate(q_0 .. q_{N-1})     each partial sum rounded to the format, in the recipe's order (`recipe.py`)
-    4. result = s * 2^-shift              float32, one rounding (none unless it leaves float32's range)
+    1. shift = rule(max|g|)            one power of two, agreed by all workers (`scaling.py`)
+    2. q_w = Q(g_w * 2^shift)          one rounding of the exact product
+    3. s = accumulate(q_0 .. q_{N-1})  each partial sum rounded to the format, in the recipe's order
+    4. result = s * 2^-shift           float32, one rounding (none unless it leaves float32's range)
 
-NaN stays NaN where the format has one; inf, overflow, ties, subnormals and -0 are those of `custom_fp.quantize` and
-`custom_fp.accumulate`. A layer of zeros gives zeros.
+NaN stays NaN where the format has one; inf, overflow, ties, subnormals and -0 are those of
+`custom_fp.quantize` and `custom_fp.accumulate`. A layer of zeros gives zeros.
 """
 
 from collections.abc import Sequence
 
 import torch
+from custom_fp import Format
 from torch import Tensor
 
-from cpdrun.comm.codec import accumulate, quantize_scaled, scale
+from cpdrun.comm.codec import Draw, accumulate, quantize_scaled, scale
 from cpdrun.comm.recipe import Recipe
 from cpdrun.comm.scaling import APS, Magnitudes, NoScaling, ScalingRule, largest_magnitude
-from custom_fp import Format
 
 
 def emulate_all_reduce(
@@ -36,50 +37,67 @@ def emulate_all_reduce(
     overflow: str = "infinity",
     seed: int = 0,
 ) -> Tensor:
-    """The sum of N equally shaped tensors as N machines form it; float32, of their shape. Inputs are not written.
+    """The sum of N equally shaped tensors as N machines form it: float32, of their shape.
 
     Bit for bit what `cpdrun.comm.all_reduce` gives on each of N ranks that pass one of the tensors each.
     """
-    fmt = Format.parse(fmt) if isinstance(fmt, str) else fmt
-    recipe = Recipe(fmt, order, group_size, kahan, rounding, overflow)
+    recipe = Recipe(Format.parse(fmt), order, group_size, kahan, rounding, overflow)
     stack_Nxn = torch.stack([tensor.detach().to(torch.float32).reshape(-1) for tensor in tensors])
-    (result_n,), _ = emulate_layers([stack_Nxn], ["tensor"], recipe, APS() if aps else NoScaling())
+    rule = APS() if aps else NoScaling()
+    (result_n,), _ = emulate_layers([stack_Nxn], ["0"], recipe, rule, key=(seed,))
     return result_n.reshape(tensors[0].shape)
 
 
 def emulate_layers(
-    stacks: Sequence[Tensor], names: Sequence[str], recipe: Recipe, rule: ScalingRule
+    stacks: Sequence[Tensor], names: Sequence[str], recipe: Recipe, rule: ScalingRule, *, key: tuple = ()
 ) -> tuple[list[Tensor], list[list[int]]]:
     """Sums stacks[p], the (N, n_p) float32 gradients of layer p.
 
-    Returns the (n_p,) sums and, for each group of the hierarchical order (one group in the other orders), the shift
-    of each layer with which its workers' gradients were rounded.
+    key: what stochastic rounding depends on besides a layer's name, a worker and an element, such as (seed,
+    step). Returns the (n_p,) sums and, for each group of the hierarchical order (one group in the other
+    orders), the shift of each layer with which its workers' gradients were rounded.
     """
     if recipe.order != "hierarchical":
-        sums, shifts = _sum_layers(stacks, names, recipe, rule)
+        sums, shifts = _sum_layers(stacks, names, recipe, rule, key)
         return sums, [shifts]
+    n_workers = len(stacks[0])
     group_sums, group_shifts = [], []
-    for j, workers in enumerate(recipe.groups(len(stacks[0]))):
+    for workers, own_names in zip(
+        recipe.groups(n_workers), recipe.group_names(names, n_workers), strict=True
+    ):
         members = [stack[workers.start : workers.stop] for stack in stacks]
-        sums, shifts = _sum_layers(members, [f"{name}@group{j}" for name in names], recipe, rule)
+        sums, shifts = _sum_layers(members, own_names, recipe, rule, key)
         group_sums.append(sums)
         group_shifts.append(shifts)
-    sums, _ = _sum_layers([torch.stack(sums) for sums in zip(*group_sums, strict=True)], names, recipe, rule)
+    stacks_of_groups = [torch.stack(sums) for sums in zip(*group_sums, strict=True)]
+    sums, _ = _sum_layers(stacks_of_groups, names, recipe, rule, key)
     return sums, group_shifts
 
 
 def _sum_layers(
-    stacks: Sequence[Tensor], names: Sequence[str], recipe: Recipe, rule: ScalingRule
+    stacks: Sequence[Tensor], names: Sequence[str], recipe: Recipe, rule: ScalingRule, key: tuple
 ) -> tuple[list[Tensor], list[int]]:
     magnitudes = Magnitudes(lambda: [largest_magnitude(stack) for stack in stacks])
     shifts = rule.shifts(names, magnitudes, len(stacks[0]), recipe.fmt)
-    return [_sum_layer(stack, shift, recipe) for stack, shift in zip(stacks, shifts, strict=True)], shifts
+    sums = [
+        _sum_layer(stack, shift, recipe, (*key, name))
+        for stack, shift, name in zip(stacks, shifts, names, strict=True)
+    ]
+    return sums, shifts
 
 
-def _sum_layer(stack_Nxn: Tensor, shift: int, recipe: Recipe) -> Tensor:
+def _sum_layer(stack_Nxn: Tensor, shift: int, recipe: Recipe, key: tuple) -> Tensor:
     n_workers, numel = stack_Nxn.shape
-    q_Nxn = quantize_scaled(stack_Nxn, shift, recipe)
-    sums_n = torch.empty(numel, dtype=torch.float32, device=stack_Nxn.device)
+    stochastic = recipe.rounding == "stochastic"
+    if stochastic:
+        rows = [
+            quantize_scaled(grad_n, shift, recipe, Draw((*key, "worker", w)))
+            for w, grad_n in enumerate(stack_Nxn)
+        ]
+    else:
+        rows = quantize_scaled(stack_Nxn, shift, recipe).unbind()
+    sum_n = torch.empty(numel, dtype=torch.float32, device=stack_Nxn.device)
     for start, stop, workers in recipe.spans(n_workers, numel, 0, numel):
-        sums_n[start:stop] = accumulate([q_Nxn[w, start:stop] for w in workers], recipe)
-    return scale(sums_n, -shift)
+        draw = Draw((*key, "sum", 0), start) if stochastic else None
+        sum_n[start:stop] = accumulate([rows[w][start:stop] for w in workers], recipe, draw)
+    return scale(sum_n, -shift)

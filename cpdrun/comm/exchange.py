@@ -1,168 +1,229 @@
 """The same sum between processes: direct reduce-scatter and all-gather of packed k-bit values.
 
-Each rank rounds, packs and sends shard r of each of its workers to rank r (all_to_all); rank r, the owner, unpacks the
-N payloads, adds them in the recipe's order, packs the sum and sends it to all (all_gather); everyone, the owner too,
-unpacks the same bytes. One worker a rank sends 2 (N-1)/N n k/8 bytes. `layout.py` says which bytes hold what.
+Each rank rounds, packs and sends shard r of each of its workers to rank r; rank r, the owner, unpacks the N
+payloads, adds them in the recipe's order, packs the sum and sends it to all; everyone, the owner too,
+unpacks the same bytes. With one worker a rank, each sends 2 (N-1)/N n k/8 bytes. `layout.py` says which
+bytes hold what.
 
-The hierarchical order travels the same way and sends as much: the owner adds up each group, then the groups. With a
-scaling rule the owners agree on the groups' shifts in between.
+A shard travels in segments, through three stages a few segments apart, so that rounding, packing and adding
+overlap with the wire: (A) round, pack, send; (B) receive, add, pack, send; (C) receive, unpack.
+
+The hierarchical order travels the same way and sends as much: the owner adds up each group, then the
+groups. The groups' sums have shifts of their own, for which all of them must be known, so stage B is cut in
+two.
+
+Legend: N workers, P ranks, L = N/P workers of mine, T segments, B bytes of a worker's segment.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cpdrun.comm.codec import accumulate, pack, quantize_scaled, scale, unpack
-from cpdrun.comm.layout import Layout, Piece
+from cpdrun.comm import codec
+from cpdrun.comm.failure import naming_lost_ranks
+from cpdrun.comm.layout import Layout
 from cpdrun.comm.recipe import Recipe
 from cpdrun.comm.scaling import Magnitudes, ScalingRule, largest_magnitude
+from cpdrun.comm.transport import Transport, transport_for
 
-WHOLE_SHARD = 1 << 62
+SEGMENT_VALUES = 256 * 1024  # smaller: more messages; larger: a longer start and end without overlap
+LAG = 3  # segments between two stages
+
+_layout = lru_cache(maxsize=512)(Layout)  # DDP has a layout for each bucket
 
 
 class Exchange:
-    """Sums layers over the ranks of a group; keeps its buffers for the next call with the same layers."""
+    """Sums layers over the ranks of a group; keeps its buffers between calls. One call at a time."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.sent_bytes = 0
+        self._transports: dict[torch.device, Transport] = {}
 
     def sum_layers(
-        self, workers: Sequence[Sequence[Tensor]], names: Sequence[str], recipe: Recipe, rule: ScalingRule
+        self,
+        workers: Sequence[Sequence[Tensor]],
+        names: Sequence[str],
+        recipe: Recipe,
+        rule: ScalingRule,
+        *,
+        key: tuple = (),
+        out: Sequence[Tensor] | None = None,
     ) -> tuple[list[Tensor], list[list[int]]]:
-        """workers[i][p]: the flat float32 gradient of this rank's i-th worker for layer p. Collective.
+        """Collective: what `emulation.emulate_layers` returns, from the gradients of all ranks' workers.
 
-        Returns what `emulation.emulate_layers` does, from the gradients of all ranks' workers.
+        workers[i][p]: (n_p,) float32 gradient of this rank's i-th worker for layer p, contiguous; not all
+        empty. key: of stochastic rounding, as in `emulate_layers`. out[p]: where sums go; it may be
+        workers[0][p] itself. Raises RankLost where another rank is gone.
         """
-        local, n_workers = len(workers), len(workers) * self.ranks
-        layout = Layout(tuple(g.numel() for g in workers[0]), recipe.fmt.bits, self.ranks, WHOLE_SHARD)
-        groups = recipe.groups(n_workers) if recipe.order == "hierarchical" else [range(n_workers)]
-        shifts = self._agree_on_shifts(workers, names, groups, recipe, rule)
-        group_of = {w: j for j, group in enumerate(groups) for w in group}
         device = workers[0][0].device
-
-        outgoing = torch.zeros(self.ranks, local, layout.shard_bytes, dtype=torch.uint8, device=device)
-        for i, layers in enumerate(workers):
-            shift = shifts[group_of[self.rank * local + i]]
-            for owner in range(self.ranks):
-                for piece in layout.pieces(owner, 0):
-                    q = quantize_scaled(
-                        layers[piece.layer][piece.start : piece.stop], shift[piece.layer], recipe
-                    )
-                    outgoing[owner, i, piece.byte : piece.byte + piece.bytes] = pack(q, recipe)
-        incoming = torch.empty_like(outgoing)
-        dist.all_to_all_single(incoming, outgoing, group=self.group)
-        payload_NxB = incoming.view(n_workers, layout.shard_bytes)
-
-        mine = layout.pieces(self.rank, 0)
-        if recipe.order == "hierarchical":
-            sums, result_shifts = self._sum_groups(
-                payload_NxB, mine, layout, shifts, groups, names, recipe, rule
-            )
-        else:
-            sums = [_sum_piece(payload_NxB, piece, layout, range(n_workers), recipe) for piece in mine]
-            result_shifts = shifts[0]
-
-        own_sum = torch.zeros(layout.shard_bytes, dtype=torch.uint8, device=device)
-        for piece, total in zip(mine, sums, strict=True):
-            own_sum[piece.byte : piece.byte + piece.bytes] = pack(total, recipe)
-        gathered = torch.empty(self.ranks * layout.shard_bytes, dtype=torch.uint8, device=device)
-        dist.all_gather_into_tensor(gathered, own_sum, group=self.group)
-        self.sent_bytes += layout.sent_bytes(local)
-
-        results = [torch.empty_like(g) for g in workers[0]]
-        for owner, shard in enumerate(gathered.view(self.ranks, layout.shard_bytes)):
-            for piece in layout.pieces(owner, 0):
-                total = unpack(shard[piece.byte : piece.byte + piece.bytes], piece.stop - piece.start, recipe)
-                results[piece.layer][piece.start : piece.stop] = scale(total, -result_shifts[piece.layer])
-        return results, shifts
+        if device not in self._transports:
+            self._transports[device] = transport_for(self.group, device)
+        with naming_lost_ranks(self.group):
+            work = _Sum(self._transports[device], workers, names, recipe, rule, key, out)
+            work.run()
+        self.sent_bytes += work.layout.sent_bytes(len(workers))
+        return work.results, work.shifts
 
     def native_sum(self, workers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """The platform's float32 all_reduce of the local sums: an order nobody states. Collective."""
         flat = torch.cat(list(workers[0]))
         for layers in workers[1:]:
             flat += torch.cat(list(layers))
-        dist.all_reduce(flat, group=self.group)
+        with naming_lost_ranks(self.group):
+            dist.all_reduce(flat, group=self.group)
         self.sent_bytes += 2 * (self.ranks - 1) * flat.numel() * 4 // self.ranks
         return list(flat.split([g.numel() for g in workers[0]]))
 
-    def _agree_on_shifts(
+
+class _Sum:
+    """One sum under way."""
+
+    def __init__(
         self,
+        transport: Transport,
         workers: Sequence[Sequence[Tensor]],
         names: Sequence[str],
-        groups: Sequence[range],
         recipe: Recipe,
         rule: ScalingRule,
-    ) -> list[list[int]]:
-        """shifts[j][p] of group j and layer p, from one agreement for all groups."""
-        first = self.rank * len(workers)
+        key: tuple,
+        out: Sequence[Tensor] | None,
+    ) -> None:
+        self.transport, self.names, self.recipe, self.rule, self.key = transport, names, recipe, rule, key
+        self.first_worker, self.workers = transport.rank * len(workers), workers
+        self.n_workers = len(workers) * transport.ranks
+        numels = tuple(layer.numel() for layer in workers[0])
+        self.layout = _layout(numels, recipe.fmt.bits, transport.ranks, SEGMENT_VALUES)
+        self.groups = recipe.groups(self.n_workers)
+        self.group_names = recipe.group_names(names, self.n_workers)
+        self.results = list(out) if out is not None else [torch.empty_like(layer) for layer in workers[0]]
 
-        def local_magnitudes() -> list[Tensor]:
-            rows = []
-            for group in groups:
-                members = [workers[w - first] for w in group if 0 <= w - first < len(workers)]
-                for p in range(len(names)):
-                    rows.append(_largest([layers[p] for layers in members], workers[0][p]))
-            return rows
-
-        if len(groups) == 1:
-            keys = list(names)
+    def run(self) -> None:
+        self.shifts = self._agree_on_shifts()
+        self.transport.begin(self.layout, len(self.workers))
+        if self.recipe.order != "hierarchical":
+            self.result_shifts = self.shifts[0]
+            self._pipeline(self._send_to_owners, self._add, self._unpack)
         else:
-            keys = [f"{name}@group{j}" for j in range(len(groups)) for name in names]
-        magnitudes = Magnitudes(local_magnitudes, self.group, self.ranks)
-        shifts = rule.shifts(keys, magnitudes, len(groups[0]), recipe.fmt)
-        return [shifts[j * len(names) : (j + 1) * len(names)] for j in range(len(groups))]
+            self.group_sums: list[list[list[Tensor]]] = []
+            self._pipeline(self._send_to_owners, self._add_groups)
+            self.result_shifts = self._agree_across_groups()
+            self._pipeline(self._add_across_groups, self._unpack)
+        self.transport.finish()
 
-    def _sum_groups(
-        self,
-        payload_NxB: Tensor,
-        mine: Sequence[Piece],
-        layout: Layout,
-        shifts: list[list[int]],
-        groups: Sequence[range],
-        names: Sequence[str],
-        recipe: Recipe,
-        rule: ScalingRule,
-    ) -> tuple[list[Tensor], list[int]]:
-        """The owner's second stage: each group's sum as a float32 gradient, then their sum with shifts of its own."""
-        group_sums = [
-            [
-                scale(_sum_piece(payload_NxB, piece, layout, group, recipe), -shifts[j][piece.layer])
-                for piece in mine
-            ]
-            for j, group in enumerate(groups)
-        ]
+    def _pipeline(self, *stages: Callable[[int], None]) -> None:
+        segments = self.layout.segments
+        for i in range(segments + LAG * (len(stages) - 1)):
+            for depth, stage in enumerate(stages):
+                if 0 <= i - depth * LAG < segments:
+                    stage(i - depth * LAG)
+
+    # ---- shifts
+
+    def _agree_on_shifts(self) -> list[list[int]]:
+        """shifts[j][p] of group j and layer p, from one agreement for all groups."""
+        share = range(self.first_worker, self.first_worker + len(self.workers))
+        nothing = self.workers[0][0].new_zeros(())
 
         def local_magnitudes() -> list[Tensor]:
-            held: list[list[Tensor]] = [[] for _ in names]
-            for sums in group_sums:
-                for piece, total in zip(mine, sums, strict=True):
+            return [
+                _largest([self.workers[w - share.start][p] for w in group if w in share], nothing)
+                for group in self.groups
+                for p in range(len(self.names))
+            ]
+
+        magnitudes = Magnitudes(local_magnitudes, self.transport.group, self.transport.ranks)
+        shifts = self.rule.shifts(
+            [name for names in self.group_names for name in names],
+            magnitudes,
+            len(self.groups[0]),
+            self.recipe.fmt,
+        )
+        return [shifts[j * len(self.names) :][: len(self.names)] for j in range(len(self.groups))]
+
+    def _agree_across_groups(self) -> list[int]:
+        """The shift of each layer with which the groups' sums are added."""
+        held: list[list[Tensor]] = [[] for _ in self.names]
+        for t, sums_of_groups in enumerate(self.group_sums):
+            for sums in sums_of_groups:
+                for piece, total in zip(self.layout.pieces(self.transport.rank, t), sums, strict=True):
                     held[piece.layer].append(total)
-            return [_largest(totals, payload_NxB.new_zeros((), dtype=torch.float32)) for totals in held]
+        nothing = self.workers[0][0].new_zeros(())
+        magnitudes = Magnitudes(
+            lambda: [_largest(totals, nothing) for totals in held], self.transport.group, self.transport.ranks
+        )
+        return self.rule.shifts(self.names, magnitudes, len(self.groups), self.recipe.fmt)
 
-        magnitudes = Magnitudes(local_magnitudes, self.group, self.ranks)
-        across = rule.shifts(names, magnitudes, len(groups), recipe.fmt)
-        sums = []
-        for k, piece in enumerate(mine):
-            values = [quantize_scaled(totals[k], across[piece.layer], recipe) for totals in group_sums]
-            sums.append(accumulate(values, recipe))
-        return sums, across
+    # ---- stages
+
+    def _send_to_owners(self, t: int) -> None:
+        for owner in range(self.transport.ranks):
+            for i, layers in enumerate(self.workers):
+                j, place = self.recipe.place(self.first_worker + i)
+                message = self.transport.outgoing(t, owner, i)
+                for piece in self.layout.pieces(owner, t):
+                    source = layers[piece.layer][piece.start : piece.stop]
+                    shift = self.shifts[j][piece.layer]
+                    draw = self._draw(self.group_names[j][piece.layer], "worker", place, piece.start)
+                    codec.round_and_pack(source, shift, self.recipe, draw, out=piece.of(message))
+        self.transport.send_to_owners(t)
+
+    def _add(self, t: int) -> None:
+        payload_NxB = self.transport.wait_for_workers(t)
+        for piece in self.layout.pieces(self.transport.rank, t):
+            payloads = [piece.of(payload) for payload in payload_NxB]
+            out = piece.of(self.transport.own_sum(t))
+            numel = self.layout.numels[piece.layer]
+            for start, stop, order in self.recipe.spans(self.n_workers, numel, piece.start, piece.stop):
+                part = piece.part(start, stop)
+                draw = self._draw(self.names[piece.layer], "sum", 0, start)
+                codec.add_packed(
+                    [payloads[w][part] for w in order], stop - start, self.recipe, draw, out=out[part]
+                )
+        self.transport.send_to_all(t)
+
+    def _add_groups(self, t: int) -> None:
+        """The sum of each group as a float32 gradient, kept."""
+        payload_NxB = self.transport.wait_for_workers(t)
+        sums_of_groups = []
+        for j, group in enumerate(self.groups):
+            sums = []
+            for piece in self.layout.pieces(self.transport.rank, t):
+                values = [codec.unpack(piece.of(payload_NxB[w]), piece.numel, self.recipe) for w in group]
+                draw = self._draw(self.group_names[j][piece.layer], "sum", 0, piece.start)
+                total = codec.accumulate(values, self.recipe, draw)
+                sums.append(codec.scale(total, -self.shifts[j][piece.layer]))
+            sums_of_groups.append(sums)
+        self.group_sums.append(sums_of_groups)
+
+    def _add_across_groups(self, t: int) -> None:
+        for k, piece in enumerate(self.layout.pieces(self.transport.rank, t)):
+            name, shift = self.names[piece.layer], self.result_shifts[piece.layer]
+            values = [
+                codec.quantize_scaled(sums[k], shift, self.recipe, self._draw(name, "worker", j, piece.start))
+                for j, sums in enumerate(self.group_sums[t])
+            ]
+            total = codec.accumulate(values, self.recipe, self._draw(name, "sum", 0, piece.start))
+            codec.pack(total, self.recipe, out=piece.of(self.transport.own_sum(t)))
+        self.transport.send_to_all(t)
+
+    def _unpack(self, t: int) -> None:
+        for owner, message in enumerate(self.transport.wait_for_sums(t)):
+            for piece in self.layout.pieces(owner, t):
+                out = self.results[piece.layer][piece.start : piece.stop]
+                shift = -self.result_shifts[piece.layer]
+                codec.unpack(piece.of(message), piece.numel, self.recipe, shift, out=out)
+
+    def _draw(self, layer: str, stage: str, index: int, start: int) -> codec.Draw | None:
+        if self.recipe.rounding != "stochastic":
+            return None
+        return codec.Draw((*self.key, layer, stage, index), start)
 
 
-def _largest(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+def _largest(tensors: Sequence[Tensor], nothing: Tensor) -> Tensor:
     """largest_magnitude over several tensors; 0 where there is none."""
-    return torch.stack([largest_magnitude(t) for t in tensors]).amax() if tensors else like.new_zeros(())
-
-
-def _sum_piece(payload_NxB: Tensor, piece: Piece, layout: Layout, workers: range, recipe: Recipe) -> Tensor:
-    """Unpacks a piece of each worker's payload and adds them in the recipe's order; float32, scaled as sent."""
-    numel = piece.stop - piece.start
-    values = [unpack(payload_NxB[w, piece.byte : piece.byte + piece.bytes], numel, recipe) for w in workers]
-    total = torch.empty(numel, dtype=torch.float32, device=payload_NxB.device)
-    for start, stop, order in recipe.spans(len(workers), layout.numels[piece.layer], piece.start, piece.stop):
-        own = slice(start - piece.start, stop - piece.start)
-        total[own] = accumulate([values[w][own] for w in order], recipe)
-    return total
+    return torch.stack([largest_magnitude(t) for t in tensors]).amax() if tensors else nothing

@@ -1,6 +1,7 @@
 """Hybrid precision: the layers and epochs whose gradients are exchanged in fp32.
 
-Wang et al. (arXiv:1911.08907, section 4.2) keep the last layer in higher precision; others keep the first epochs.
+Wang et al. (arXiv:1911.08907, section 4.2) keep the last layer in higher precision; others keep the first
+epochs.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True)
 class FullPrecision:
-    """layers: glob patterns of parameter names; first_epochs, last_epochs: counted from either end of the run.
+    """layers: glob patterns of parameter names; first_epochs, last_epochs: how many, at either end of a run.
 
     Raises ValueError for a pattern that matches no parameter, and for epochs that are not known.
     """
@@ -24,8 +25,9 @@ class FullPrecision:
     def __post_init__(self) -> None:
         for pattern in self.layers:
             if not any(fnmatchcase(name, pattern) for name in self.names):
+                some = ", ".join(self.names[:4])
                 raise ValueError(
-                    f"full_precision.layers: {pattern!r} matches no parameter; the first ones are {', '.join(self.names[:4])}"
+                    f"full_precision.layers: {pattern!r} matches no parameter; the first ones are {some}"
                 )
         if self.last_epochs and self.epochs is None:
             raise ValueError("full_precision.last_epochs needs the number of epochs")

@@ -1,9 +1,9 @@
 """Which bytes of which message hold which elements: layers -> shards -> segments -> pieces.
 
-Every layer is a row of blocks of 8 values (its last one filled up), 8 k-bit codes in k bytes. All layers' blocks in a row
-are cut in P shards of equal size, one per rank, which adds it up; a shard is cut in segments, the unit of a message. A
-piece is what a segment holds of one layer. Shards past the end of the data are padding: messages of one size, none
-empty, for any number of values.
+Every layer is a row of blocks of 8 values (its last one filled up), 8 k-bit codes in k bytes. All layers'
+blocks in a row are cut in P shards of equal size, one per rank, which adds it up; a shard is cut in
+segments, the unit of a message. A piece is what a segment holds of one layer. Shards past the end of the
+data are padding: messages of one size, none empty, for any number of values.
 """
 
 from bisect import bisect_right
@@ -12,16 +12,32 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from torch import Tensor
+
+from cpdrun.comm.recipe import ceil_div
+
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements [start, stop) of a layer, at `byte` of the segment's message."""
+    """Elements [start, stop) of a layer, at `byte` of the segment's message; start is a multiple of 8."""
 
     layer: int
     start: int
     stop: int
     byte: int
-    bytes: int
+    bits: int
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+    def of(self, message: Tensor) -> Tensor:
+        """The piece's bytes in a (B,) message."""
+        return message[self.byte : self.byte + ceil_div(self.numel, 8) * self.bits]
+
+    def part(self, start: int, stop: int) -> slice:
+        """Where elements [start, stop) of the layer lie in the piece's bytes; start is a multiple of 8."""
+        return slice((start - self.start) // 8 * self.bits, ceil_div(stop - self.start, 8) * self.bits)
 
 
 @dataclass(frozen=True)
@@ -36,11 +52,11 @@ class Layout:
     @cached_property
     def first_blocks(self) -> list[int]:
         """Where each layer begins, in blocks, and where the last one ends."""
-        return [0, *accumulate(-(-numel // 8) for numel in self.numels)]
+        return [0, *accumulate(ceil_div(numel, 8) for numel in self.numels)]
 
     @cached_property
     def shard_blocks(self) -> int:
-        return -(-self.first_blocks[-1] // self.ranks)
+        return ceil_div(self.first_blocks[-1], self.ranks)
 
     @cached_property
     def segment_blocks(self) -> int:
@@ -48,7 +64,7 @@ class Layout:
 
     @property
     def segments(self) -> int:
-        return -(-self.shard_blocks // self.segment_blocks)
+        return ceil_div(self.shard_blocks, self.segment_blocks)
 
     def segment_bytes(self, segment: int) -> int:
         """Length of the message that holds a segment for one worker."""
@@ -60,7 +76,7 @@ class Layout:
         return self.shard_blocks * self.bits
 
     def sent_bytes(self, local_workers: int = 1) -> int:
-        """What a rank sends: its workers' payloads to the other owners, then its own sums to the other ranks."""
+        """What a rank sends: its workers' payloads to the other owners, then its own sum to the other ranks."""
         return (self.ranks - 1) * self.shard_bytes * (local_workers + 1)
 
     def pieces(self, shard: int, segment: int) -> Sequence[Piece]:
@@ -86,7 +102,7 @@ class Layout:
                     start=start,
                     stop=min(stop, self.numels[layer]),
                     byte=(block - first) * self.bits,
-                    bytes=(stop_block - block) * self.bits,
+                    bits=self.bits,
                 )
             )
             block = stop_block

@@ -1,16 +1,19 @@
 """Scaling rules: one power-of-two shift per layer and step, the same on all workers.
 
-APS, auto-precision scaling: Wang et al., "Auto-Precision Scaling for Distributed Deep Learning" (arXiv:1911.08907),
-algorithm 1: with E = max over workers of ceil(log2(max|g * N|)), every worker sends g * 2^shift, shift = emax - E. The
-sum of N such values is at most 2^emax, so nothing overflows, and the largest gradients use the format's upper end.
+APS, auto-precision scaling: Wang et al., "Auto-Precision Scaling for Distributed Deep Learning"
+(arXiv:1911.08907), algorithm 1: with E = max over workers of ceil(log2(max|g * N|)), every worker sends g *
+2^shift, shift = emax - E. The sum of N such values is at most 2^emax, so nothing overflows, and the largest
+gradients use the format's upper end.
 
-What differs from the paper: it agrees on E in int8. A float32 gradient has E in -149 .. 128 + ceil(log2 N), more values
-than int8 holds, so a tiny or huge layer would get a wrong shift. Here the workers agree on max|g| itself, its float32
-bit pattern (bit patterns of non-negative floats are ordered as the floats are) in one int32 MAX all-reduce for
-all layers, and each computes the same E from it, exactly, subnormal gradients included.
+What differs from the paper: it agrees on E in int8. A float32 gradient has E in -149 .. 128 + ceil(log2 N),
+more values than int8 holds, so a tiny or huge layer would get a wrong shift. Here the workers agree on
+max|g| itself, its float32 bit pattern (bit patterns of non-negative floats are ordered as the floats are)
+in one int32 MAX all-reduce for all layers, and each computes the same E from it, exactly, subnormal
+gradients included.
 
-inf and NaN take no part in E: they are sent as they are and stay visible in the sum, and the finite elements of the
-layer keep the shift they would have had. A layer with no finite non-zero element has shift 0.
+inf and NaN take no part in E: they are sent as they are and stay visible in the sum, and the finite
+elements of the layer keep the shift they would have had. A layer with no finite non-zero element has shift
+0.
 """
 
 import math
@@ -20,13 +23,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-
 from custom_fp import Format
+from torch import Tensor
 
 
 def largest_magnitude(x: Tensor) -> Tensor:
-    """max|x| over the finite elements of a float32 tensor of any shape, exact, 0-d; 0 where there are none."""
+    """max|x| over the finite elements of a float32 tensor, exact, 0-d; 0 where there are none."""
     if x.numel() == 0:
         return x.new_zeros(())
     if (
@@ -72,14 +74,15 @@ class Magnitudes:
 
 
 class ScalingRule(ABC):
-    """Chooses shifts; `g * 2^shift` is what a worker rounds and sends. One class and one yaml make a new rule."""
+    """Chooses shifts; `g * 2^shift` is what a worker rounds and sends. A new rule is one class and one yaml."""
 
     @abstractmethod
     def shifts(self, layers: Sequence[str], magnitudes: Magnitudes, summands: int, fmt: Format) -> list[int]:
         """One shift per layer, equal on all ranks: a pure function of `magnitudes` and of earlier steps.
 
-        layers: names, the key of anything remembered between steps; the hierarchical order calls once more for its
-        groups, under names of their own. summands: how many values are added. Collective where it waits.
+        layers: names, the key of anything remembered between steps; the hierarchical order calls once more
+        for its groups, under names of their own. summands: how many values are added. Collective where it
+        waits.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,6 +91,8 @@ class ScalingRule(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what `state_dict` gave."""
+        if state:
+            raise ValueError(f"{type(self).__name__} keeps no state, the checkpoint has {sorted(state)}")
 
 
 class NoScaling(ScalingRule):

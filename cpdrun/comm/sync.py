@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from custom_fp import Format
 from torch import Tensor
 
 from cpdrun.comm.base import GradientSync
@@ -15,15 +16,14 @@ from cpdrun.comm.hybrid import FullPrecision
 from cpdrun.comm.layout import Layout
 from cpdrun.comm.recipe import FP32, Recipe
 from cpdrun.comm.scaling import NoScaling, ScalingRule
-from custom_fp import Format
 
 
 class AllReduceSync(GradientSync):
     """The mean gradient of N workers, summed in a format and a stated order.
 
-    The run gives: format (its name), scaling (a rule, None for none), world_size = N, seed, parameter_names,
-    full_precision ({layers, first_epochs, last_epochs}), epochs. conf/sync/all_reduce.yaml gives the rest and says
-    what each knob does. Raises ValueError where they do not fit together.
+    The run gives: format (its name), scaling (a rule, None for none), world_size = N, seed,
+    parameter_names, full_precision ({layers, first_epochs, last_epochs}), epochs. conf/sync/all_reduce.yaml
+    gives the rest and says what each knob does. Raises ValueError where they do not fit together.
 
     With torch.distributed initialised, its ranks share the workers; otherwise this process plays all of them.
     """
@@ -45,7 +45,7 @@ class AllReduceSync(GradientSync):
         epochs: int | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        fmt = Format.parse(format) if isinstance(format, str) else format
+        fmt = Format.parse(format)
         self.recipe = Recipe(fmt, order, group_size, kahan, rounding, overflow)
         if order == "hierarchical":
             self.recipe.groups(world_size)
@@ -73,7 +73,9 @@ class AllReduceSync(GradientSync):
             (low, self.recipe, self.rule),
             (full, replace(self.recipe, fmt=FP32), NoScaling()),
         ):
-            for p, total in zip(layers, self._sum(workers, layers, recipe, rule), strict=True):
+            for p, total in zip(
+                layers, self._sum(workers, layers, recipe, rule, (self.seed, step)), strict=True
+            ):
                 results[p] = total.view_as(grads_by_worker[0][p])
         self.nonfinite = sum(int(torch.count_nonzero(~torch.isfinite(g))) for g in results)
         return results
@@ -83,7 +85,12 @@ class AllReduceSync(GradientSync):
         return {"bytes_per_step_sent": sent, "bytes_per_step_real_worker": self._real_worker_bytes}
 
     def _sum(
-        self, workers: Sequence[Sequence[Tensor]], layers: Sequence[int], recipe: Recipe, rule: ScalingRule
+        self,
+        workers: Sequence[Sequence[Tensor]],
+        layers: Sequence[int],
+        recipe: Recipe,
+        rule: ScalingRule,
+        key: tuple,
     ) -> list[Tensor]:
         numels = tuple(workers[0][p].numel() for p in layers)
         if not any(numels):
@@ -94,11 +101,11 @@ class AllReduceSync(GradientSync):
             chosen = [[worker[p] for p in layers] for worker in workers]
             if recipe.order == "native":
                 return self.exchange.native_sum(chosen)
-            return self.exchange.sum_layers(chosen, names, recipe, rule)[0]
+            return self.exchange.sum_layers(chosen, names, recipe, rule, key=key)[0]
         if recipe.order == "native":
             return [torch.stack([worker[p] for worker in workers]).sum(0) for p in layers]
         stacks = [torch.stack([worker[p] for worker in workers]) for p in layers]
-        return emulate_layers(stacks, names, recipe, rule)[0]
+        return emulate_layers(stacks, names, recipe, rule, key=key)[0]
 
 
 def _plain(full_precision: Mapping[str, Any] | None) -> dict[str, Any]:

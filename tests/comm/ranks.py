@@ -1,4 +1,4 @@
-"""Runs a function as N gloo ranks on this machine: `run_ranks(4, function, argument)` gives each rank's result."""
+"""Runs a function as N gloo ranks on this machine: `run_ranks(4, function, x)` gives each rank's result."""
 
 import multiprocessing as mp
 import os
