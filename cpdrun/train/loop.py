@@ -63,7 +63,7 @@ def train(
                 buffers.end_worker(worker)
             buffers.end_step()
 
-            mean_gradient = sync.reduce(gradients, step=step, epoch=epoch + 1)
+            mean_gradient = sync.reduce(gradients, step=step, epoch=epoch)
             for parameter, g in zip(parameters, mean_gradient, strict=True):
                 parameter.grad = g
             optimizer.step()

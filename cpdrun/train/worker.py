@@ -68,14 +68,7 @@ def _train(
 ) -> dict[str, Any]:
     parts = build(config, device)
     result = train(config, parts, workers, device, journal)
-    wire = parts.sync.wire
-    return {
-        **result,
-        "wire": {
-            "bytes_per_step_real_worker": wire.real_worker_bytes,
-            "bytes_per_step_sent": wire.sent_bytes,
-        },
-    }
+    return {**result, "wire": parts.sync.wire_bytes()}
 
 
 def _device(choice: str) -> torch.device:
