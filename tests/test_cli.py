@@ -1,0 +1,151 @@
+"""The commands as a user types them, in a folder of the user's own."""
+
+import csv
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cpdrun.record import State, SweepDir, read_json, state_of
+
+CPDRUN = Path(sys.executable).with_name("cpdrun")
+SMALL = ("exp=digits_bits", "seed=0", "epochs=1", "model.width=4", "device=cpu")
+
+
+@pytest.fixture
+def cpdrun(tmp_path):
+    def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [CPDRUN, *words],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "200", **environment},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+
+    return run
+
+
+def test_help_names_the_commands_and_imports_no_torch(cpdrun):
+    result = cpdrun("--help", PYTHONPROFILEIMPORTTIME="1")
+    assert result.returncode == 0
+    assert "sweep" in result.stdout and "report" in result.stdout
+    imported = [
+        line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time:" in line
+    ]
+    assert len(imported) > 20
+    assert not {"torch", "numpy", "hydra", "rich", "pandas"} & {name.partition(".")[0] for name in imported}
+
+
+def test_dry_run_says_what_would_be_run_and_writes_nothing(cpdrun, tmp_path):
+    result = cpdrun("sweep", "exp=digits_bits", "--dry-run")
+    assert result.returncode == 0
+    expected = "format(7) x aps(2) x seed(3) = 42, less 3 (fp32 with APS) -> 39 runs: 0 done, 39 to run"
+    assert result.stdout.strip() == expected
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_its_report_and_the_sweep_again(cpdrun, tmp_path):
+    words = ("sweep", *SMALL, "format=fp32,e4m3")
+    first = cpdrun(*words)
+    assert first.returncode == 0, first.stdout + first.stderr
+    sweep = SweepDir(tmp_path / "results" / "digits_bits")
+    runs = list(sweep.runs())
+    assert [state_of(run) for run in runs] == [State.DONE] * 3
+    assert {read_json(run.done)["status"] for run in runs} == {"finished"}
+    assert "training took" in first.stdout and "%" in first.stdout
+
+    report = cpdrun("report", "digits_bits")
+    assert report.returncode == 0, report.stdout + report.stderr
+    assert {"table.csv", "table.md", "accuracy_vs_bits.png", "accuracy_vs_bits.svg"} <= {
+        path.name for path in sweep.report.iterdir()
+    }
+    with (sweep.report / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [
+        *("format", "bits", "aps", "world_size"),
+        *("n", "test_accuracy_mean", "test_accuracy_ci95", "diverged"),
+    ]
+    assert [(row["format"], row["bits"]) for row in rows] == [("fp32", "32"), ("e4m3", "8"), ("e4m3", "8")]
+
+    started = time.monotonic()
+    again = cpdrun(*words)
+    assert time.monotonic() - started < 10, "two seconds where nothing else runs"
+    assert again.returncode == 0 and "3 done, 0 to run" in again.stdout and "Nothing to do" in again.stdout
+
+    digest = read_json(runs[0].done)["weights_sha256"]
+    runs[0].done.unlink()
+    one = cpdrun(*words)
+    assert one.returncode == 0 and "2 done, 1 to run" in one.stdout
+    assert read_json(runs[0].done)["weights_sha256"] == digest
+
+
+def test_a_run_that_crashes_is_shown_and_the_others_finish(cpdrun, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, num_classes, fails):\n"
+        "        super().__init__()\n"
+        "        self.fails, self.linear = fails, nn.Linear(64, num_classes)\n"
+        "    def forward(self, x):\n"
+        "        if self.fails:\n"
+        "            raise RuntimeError('the moon is in the wrong phase')\n"
+        "        return self.linear(x.flatten(1))\n"
+    )
+    result = cpdrun(
+        *(
+            "sweep",
+            "model=custom",
+            "model._target_=mine.Net",
+            "+model.fails=true,false",
+            "epochs=1",
+            "device=cpu",
+        )
+    )
+    assert result.returncode == 1
+    assert "the moon is in the wrong phase" in result.stdout + result.stderr
+    assert "rank0.log" in result.stdout + result.stderr
+    states = sorted(state_of(run) for run in SweepDir(tmp_path / "results" / "adhoc").runs())
+    assert states == [State.DONE, State.FAILED]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("frmat=e4m3",), "unknown key 'frmat' (did you mean 'format'?). Nothing was started."),
+        (("exp=digit_bits",), "unknown experiment 'digit_bits' (did you mean 'digits_bits'?)"),
+        (("format=e9m2",), "format=e9m2"),
+        (("format=banana",), "format=banana"),
+        (("world_size=0",), "world_size=0"),
+        (("nproc=3",), "nproc=3 does not divide world_size=8"),
+        (("data=fashion_mnist", "data.data_dir=/nowhere"), "apt-get install dataset-fashion-mnist"),
+        (("results_dir=/dev/null/here",), "/dev/null/here"),
+        (("model._target_=no.such.Net",), "no.such.Net"),
+        (("exp=broken", "--config-dir", "conf"), "broken.yaml, line 3"),
+        (("--config-dir", "nowhere"), "nowhere is not a folder"),
+        (("--jobs", "0"), "must be a whole number"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_mistake_gets_one_line_and_nothing_is_started(cpdrun, tmp_path, words, message):
+    (tmp_path / "conf" / "exp").mkdir(parents=True)
+    (tmp_path / "conf" / "exp" / "broken.yaml").write_text("# a comment\nepochs: [1,\nseed: 2\n")
+    before = sorted(tmp_path.rglob("*"))
+    experiment = () if any(word.startswith("exp=") for word in words) else ("exp=digits_bits",)
+    result = cpdrun("sweep", *experiment, *words)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if not line.startswith(("usage:", " "))]
+    assert len(lines) == 1, result.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_report_on_nothing_says_what_to_do(cpdrun):
+    result = cpdrun("report")
+    assert result.returncode == 2
+    assert result.stderr == "error: no sweep in results/ yet; run one first: cpdrun sweep exp=digits_bits\n"
