@@ -1,7 +1,20 @@
 """Gradient synchronisation: few bits on the wire, and the same bits when one process plays all machines."""
 
 from cpdrun.comm.base import GradientSync
+from cpdrun.comm.collectives import all_reduce, all_reduce_, all_reduce_coalesced
 from cpdrun.comm.emulation import emulate_all_reduce
+from cpdrun.comm.failure import RankLost, naming_lost_ranks
+from cpdrun.comm.hook import ddp_hook
 from cpdrun.comm.sync import AllReduceSync
 
-__all__ = ["AllReduceSync", "GradientSync", "emulate_all_reduce"]
+__all__ = [
+    "AllReduceSync",
+    "GradientSync",
+    "RankLost",
+    "all_reduce",
+    "all_reduce_",
+    "all_reduce_coalesced",
+    "ddp_hook",
+    "emulate_all_reduce",
+    "naming_lost_ranks",
+]

@@ -57,6 +57,8 @@ def emulate_layers(
     step). Returns the (n_p,) sums and, for each group of the hierarchical order (one group in the other
     orders), the shift of each layer with which its workers' gradients were rounded.
     """
+    if recipe.order == "native":
+        return [stack.sum(0) for stack in stacks], [[0] * len(stacks)]
     if recipe.order != "hierarchical":
         sums, shifts = _sum_layers(stacks, names, recipe, rule, key)
         return sums, [shifts]

@@ -52,14 +52,18 @@ class Exchange:
         rule: ScalingRule,
         *,
         key: tuple = (),
-        out: Sequence[Tensor] | None = None,
-    ) -> tuple[list[Tensor], list[list[int]]]:
-        """Collective: what `emulation.emulate_layers` returns, from the gradients of all ranks' workers.
+        out: Sequence[Tensor],
+    ) -> list[list[int]]:
+        """Collective: what `emulation.emulate_layers` gives for the gradients of all ranks' workers.
 
         workers[i][p]: (n_p,) float32 gradient of this rank's i-th worker for layer p, contiguous; not all
-        empty. key: of stochastic rounding, as in `emulate_layers`. out[p]: where sums go; it may be
-        workers[0][p] itself. Raises RankLost where another rank is gone.
+        empty. out[p]: where the sum goes, (n_p,) float32, contiguous; it may be workers[0][p] itself. key:
+        of stochastic rounding. Returns the shifts with which the workers' gradients were rounded, one list
+        for each group. Raises RankLost where another rank is gone.
         """
+        if recipe.order == "native":
+            self._native_sum(workers, out)
+            return [[0] * len(names)]
         device = workers[0][0].device
         if device not in self._transports:
             self._transports[device] = transport_for(self.group, device)
@@ -67,17 +71,18 @@ class Exchange:
             work = _Sum(self._transports[device], workers, names, recipe, rule, key, out)
             work.run()
         self.sent_bytes += work.layout.sent_bytes(len(workers))
-        return work.results, work.shifts
+        return work.shifts
 
-    def native_sum(self, workers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """The platform's float32 all_reduce of the local sums: an order nobody states. Collective."""
+    def _native_sum(self, workers: Sequence[Sequence[Tensor]], out: Sequence[Tensor]) -> None:
+        """The platform's float32 all_reduce of the local sums: an order nobody states."""
         flat = torch.cat(list(workers[0]))
         for layers in workers[1:]:
             flat += torch.cat(list(layers))
         with naming_lost_ranks(self.group):
             dist.all_reduce(flat, group=self.group)
         self.sent_bytes += 2 * (self.ranks - 1) * flat.numel() * 4 // self.ranks
-        return list(flat.split([g.numel() for g in workers[0]]))
+        for target, total in zip(out, flat.split([g.numel() for g in workers[0]]), strict=True):
+            target.copy_(total)
 
 
 class _Sum:
@@ -91,7 +96,7 @@ class _Sum:
         recipe: Recipe,
         rule: ScalingRule,
         key: tuple,
-        out: Sequence[Tensor] | None,
+        out: Sequence[Tensor],
     ) -> None:
         self.transport, self.names, self.recipe, self.rule, self.key = transport, names, recipe, rule, key
         self.first_worker, self.workers = transport.rank * len(workers), workers
@@ -100,7 +105,7 @@ class _Sum:
         self.layout = _layout(numels, recipe.fmt.bits, transport.ranks, SEGMENT_VALUES)
         self.groups = recipe.groups(self.n_workers)
         self.group_names = recipe.group_names(names, self.n_workers)
-        self.results = list(out) if out is not None else [torch.empty_like(layer) for layer in workers[0]]
+        self.results = out
 
     def run(self) -> None:
         self.shifts = self._agree_on_shifts()

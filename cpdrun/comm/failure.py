@@ -26,7 +26,7 @@ class RankLost(RuntimeError):
 
 @contextmanager
 def naming_lost_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Turns the process group's errors inside the block into RankLost, which names the ranks that are gone."""
+    """Turns the process group's errors in the block into RankLost, which names the ranks that are gone."""
     try:
         yield
     except RuntimeError as error:
@@ -44,7 +44,8 @@ def _explain(error: RuntimeError, group: dist.ProcessGroup | None) -> str:
     with suppress(Exception):  # the store may have lived in the process that ended
         _get_default_store().set(VERDICT, ",".join(map(str, ended)))
     names = ", ".join(map(str, ended))
-    return f"rank{'s' if len(ended) > 1 else ''} {names} ended in the middle of a step; rank {me} stops ({cause})"
+    several = "s" if len(ended) > 1 else ""
+    return f"rank{several} {names} ended in the middle of a step; rank {me} stops ({cause})"
 
 
 def _verdict() -> list[int]:

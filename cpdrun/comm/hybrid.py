@@ -1,12 +1,13 @@
 """Hybrid precision: the layers and epochs whose gradients are exchanged in fp32.
 
-Wang et al. (arXiv:1911.08907, section 4.2) keep the last layer in higher precision; others keep the first
-epochs.
+The hybrid-precision technique of Han, Demmel and You (arXiv:1911.08907), with patterns instead of the last
+layer.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class FullPrecision:
     """
 
     names: tuple[str, ...]
-    layers: tuple[str, ...] = ()
+    layers: Sequence[str] = ()
     first_epochs: int = 0
     last_epochs: int = 0
     epochs: int | None = None
@@ -32,10 +33,15 @@ class FullPrecision:
         if self.last_epochs and self.epochs is None:
             raise ValueError("full_precision.last_epochs needs the number of epochs")
 
-    def split(self, epoch: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Indices of the layers in the run's own format, and of those in fp32, in epoch `epoch` (from 0)."""
-        everything = range(len(self.names))
-        if epoch < self.first_epochs or (self.last_epochs and epoch >= self.epochs - self.last_epochs):
-            return [], everything
-        full = [p for p in everything if any(fnmatchcase(self.names[p], glob) for glob in self.layers)]
-        return [p for p in everything if p not in set(full)], full
+    @cached_property
+    def _always(self) -> frozenset[int]:
+        return frozenset(
+            p for p, name in enumerate(self.names) if any(fnmatchcase(name, glob) for glob in self.layers)
+        )
+
+    def covers(self, parameter: int, epoch: int) -> bool:
+        """Whether a parameter's gradient is exchanged in fp32 in epoch `epoch` (from 0)."""
+        at_an_end = epoch < self.first_epochs or (
+            self.last_epochs > 0 and epoch >= self.epochs - self.last_epochs
+        )
+        return at_an_end or parameter in self._always

@@ -1,15 +1,15 @@
 """Scaling rules: one power-of-two shift per layer and step, the same on all workers.
 
-APS, auto-precision scaling: Wang et al., "Auto-Precision Scaling for Distributed Deep Learning"
-(arXiv:1911.08907), algorithm 1: with E = max over workers of ceil(log2(max|g * N|)), every worker sends g *
-2^shift, shift = emax - E. The sum of N such values is at most 2^emax, so nothing overflows, and the largest
+APS, auto-precision scaling: Han, Demmel and You, "Auto-Precision Scaling for Distributed Deep Learning"
+(arXiv:1911.08907). With E = max over workers of ceil(log2(max|g * N|)), every worker sends g * 2^shift,
+where shift = emax - E. The sum of N such values is at most 2^emax, so nothing overflows, and the largest
 gradients use the format's upper end.
 
-What differs from the paper: it agrees on E in int8. A float32 gradient has E in -149 .. 128 + ceil(log2 N),
-more values than int8 holds, so a tiny or huge layer would get a wrong shift. Here the workers agree on
-max|g| itself, its float32 bit pattern (bit patterns of non-negative floats are ordered as the floats are)
-in one int32 MAX all-reduce for all layers, and each computes the same E from it, exactly, subnormal
-gradients included.
+What differs from the paper: it agrees on E in 8 bits. A float32 gradient has E in -149 .. 128 +
+ceil(log2 N), more values than that, so a tiny or huge layer would get a wrong shift. Here the workers agree
+on max|g| itself, by its float32 bit pattern (those of non-negative floats are ordered as the floats are), in
+one int32 MAX all-reduce for all layers, and each computes the same E from it, exactly, subnormal gradients
+included.
 
 inf and NaN take no part in E: they are sent as they are and stay visible in the sum, and the finite
 elements of the layer keep the shift they would have had. A layer with no finite non-zero element has shift
@@ -53,7 +53,8 @@ class Magnitudes:
         self, local: Callable[[], Sequence[Tensor]], group: dist.ProcessGroup | None = None, ranks: int = 1
     ) -> None:
         """local: gives this rank's `largest_magnitude` of each layer; ranks: the size of the group."""
-        self._local, self._group, self._ranks = local, group, ranks
+        self._local: Callable[[], Sequence[Tensor]] | None = local
+        self._group, self._ranks = group, ranks
         self._bits: Tensor | None = None
         self._work: dist.Work | None = None
 
@@ -62,6 +63,7 @@ class Magnitudes:
         if self._bits is not None:
             return
         self._bits = torch.stack(list(self._local())).view(torch.int32)
+        self._local = None  # it holds on to the gradients, and the agreement may be kept for a step
         if self._ranks > 1:
             self._work = dist.all_reduce(self._bits, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
@@ -74,7 +76,7 @@ class Magnitudes:
 
 
 class ScalingRule(ABC):
-    """Chooses shifts; `g * 2^shift` is what a worker rounds and sends. A new rule is one class and one yaml."""
+    """Chooses shifts; `g * 2^shift` is what a worker rounds and sends. One class and one yaml a rule."""
 
     @abstractmethod
     def shifts(self, layers: Sequence[str], magnitudes: Magnitudes, summands: int, fmt: Format) -> list[int]:
@@ -116,3 +118,40 @@ class APS(ScalingRule):
 
     def shifts(self, layers: Sequence[str], magnitudes: Magnitudes, summands: int, fmt: Format) -> list[int]:
         return [self.shift(magnitude, summands, fmt) for magnitude in magnitudes.wait()]
+
+
+class DelayedAPS(APS):
+    """APS with the magnitudes of the step before: nobody waits for an agreement before sending.
+
+    This step's agreement travels beside the gradients and is read in the next step. A gradient that grows by
+    more than 2^margin from one step to the next overflows (see `overflow` in conf/sync). A layer seen for
+    the first time, or whose gradient was all zero, is agreed on at once.
+    """
+
+    def __init__(self, margin: int = 1) -> None:
+        super().__init__(margin)
+        self._known: dict[str, float] = {}
+        self._under_way: list[tuple[list[str], Magnitudes]] = []
+
+    def shifts(self, layers: Sequence[str], magnitudes: Magnitudes, summands: int, fmt: Format) -> list[int]:
+        self._settle(set(layers))
+        magnitudes.start()
+        if any(self._known.get(layer, 0.0) == 0.0 for layer in layers):
+            self._known.update(zip(layers, magnitudes.wait(), strict=True))
+        shifts = [self.shift(self._known[layer], summands, fmt) for layer in layers]
+        self._under_way.append((list(layers), magnitudes))
+        return shifts
+
+    def _settle(self, layers: set[str]) -> None:
+        """Completes the earlier agreements on any of these layers."""
+        for names, magnitudes in self._under_way:
+            if not layers.isdisjoint(names):
+                self._known.update(zip(names, magnitudes.wait(), strict=True))
+        self._under_way = [(names, m) for names, m in self._under_way if layers.isdisjoint(names)]
+
+    def state_dict(self) -> dict[str, Any]:
+        self._settle({name for names, _ in self._under_way for name in names})
+        return {"magnitudes": dict(self._known)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._known = dict(state["magnitudes"])

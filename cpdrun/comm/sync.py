@@ -1,4 +1,5 @@
-"""Gradient synchronisation in a number format: what the training loop calls once a step."""
+"""Gradient synchronisation in a number format: what the training loop calls once a step, and DDP once a
+bucket."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +11,10 @@ from custom_fp import Format
 from torch import Tensor
 
 from cpdrun.comm.base import GradientSync
+from cpdrun.comm.codec import Draw
 from cpdrun.comm.emulation import emulate_layers
 from cpdrun.comm.exchange import Exchange
+from cpdrun.comm.feedback import ErrorFeedback
 from cpdrun.comm.hybrid import FullPrecision
 from cpdrun.comm.layout import Layout
 from cpdrun.comm.recipe import FP32, Recipe
@@ -21,7 +24,7 @@ from cpdrun.comm.scaling import NoScaling, ScalingRule
 class AllReduceSync(GradientSync):
     """The mean gradient of N workers, summed in a format and a stated order.
 
-    The run gives: format (its name), scaling (a rule, None for none), world_size = N, seed,
+    The run gives: format (or its name), scaling (a rule, None for none), world_size = N, seed,
     parameter_names, full_precision ({layers, first_epochs, last_epochs}), epochs. conf/sync/all_reduce.yaml
     gives the rest and says what each knob does. Raises ValueError where they do not fit together.
 
@@ -39,75 +42,128 @@ class AllReduceSync(GradientSync):
         kahan: bool,
         rounding: str,
         overflow: str,
+        error_feedback: bool,
         scaling: ScalingRule | None = None,
         seed: int = 0,
         full_precision: Mapping[str, Any] | None = None,
         epochs: int | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        fmt = Format.parse(format)
-        self.recipe = Recipe(fmt, order, group_size, kahan, rounding, overflow)
-        if order == "hierarchical":
-            self.recipe.groups(world_size)
+        self.recipe = Recipe(Format.parse(format), order, group_size, kahan, rounding, overflow)
+        self.recipe.groups(world_size)
         self.rule = scaling or NoScaling()
+        self.feedback = ErrorFeedback() if error_feedback else None
         self.world_size, self.seed, self.names = world_size, seed, list(parameter_names)
-        self.hybrid = FullPrecision(tuple(parameter_names), epochs=epochs, **_plain(full_precision))
-        self.ranks = dist.get_world_size(group) if dist.is_initialized() else 1
+        self.hybrid = FullPrecision(tuple(parameter_names), epochs=epochs, **dict(full_precision or {}))
+        self.group, self.rank, self.ranks = group, 0, 1
+        if dist.is_initialized():
+            self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if world_size % self.ranks:
             raise ValueError(f"nproc={self.ranks} does not divide world_size={world_size}")
+        self.share = world_size // self.ranks
         self.exchange = Exchange(group) if self.ranks > 1 else None
+        self._step = -1
         self._real_worker_bytes = 0
+        self._sent_bytes = 0
 
     def reduce(self, grads_by_worker: Sequence[Sequence[Tensor]], *, step: int, epoch: int) -> list[Tensor]:
+        if len(grads_by_worker) != self.share:
+            raise ValueError(f"{len(grads_by_worker)} workers on a rank that plays {self.share}")
         workers = [[g.detach().reshape(-1) for g in layers] for layers in grads_by_worker]
-        if len(workers) * self.ranks != self.world_size:
-            raise ValueError(
-                f"{len(workers)} workers on each of {self.ranks} ranks are not {self.world_size}"
-            )
-        results: list[Tensor] = [torch.empty(0)] * len(self.names)
-        low, full = self.hybrid.split(epoch)
-        self._real_worker_bytes = 0
-        if self.exchange:
-            self.exchange.sent_bytes = 0
-        for layers, recipe, rule in (
-            (low, self.recipe, self.rule),
-            (full, replace(self.recipe, fmt=FP32), NoScaling()),
-        ):
-            for p, total in zip(
-                layers, self._sum(workers, layers, recipe, rule, (self.seed, step)), strict=True
-            ):
-                results[p] = total.view_as(grads_by_worker[0][p])
-        self.nonfinite = sum(int(torch.count_nonzero(~torch.isfinite(g))) for g in results)
-        return results
+        sums = self.reduce_layers(range(len(self.names)), workers, step=step, epoch=epoch)
+        self.nonfinite = sum(int(torch.count_nonzero(~torch.isfinite(g))) for g in sums)
+        return [total.view_as(g) for total, g in zip(sums, grads_by_worker[0], strict=True)]
 
-    def wire_bytes(self) -> dict[str, int]:
-        sent = self.exchange.sent_bytes if self.exchange else 0
-        return {"bytes_per_step_sent": sent, "bytes_per_step_real_worker": self._real_worker_bytes}
+    def reduce_layers(
+        self,
+        layers: Sequence[int],
+        workers: Sequence[Sequence[Tensor]],
+        *,
+        step: int,
+        epoch: int,
+        out: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        """`reduce` for some of the parameters: workers[i][k] is the flat gradient for parameter layers[k].
+
+        out[k]: where its sum goes; it may be workers[0][k] itself. Sums are flat.
+        """
+        if step != self._step:
+            self._step, self._real_worker_bytes, self._sent_bytes = step, 0, 0
+        sums = list(out) if out is not None else [torch.empty_like(g) for g in workers[0]]
+        in_full = [self.hybrid.covers(p, epoch) for p in layers]
+        for full in (False, True):
+            chosen = [k for k in range(len(layers)) if in_full[k] == full]
+            if not any(workers[0][k].numel() for k in chosen):
+                continue
+            recipe = replace(self.recipe, fmt=FP32) if full else self.recipe
+            self._sum(
+                [[worker[k] for k in chosen] for worker in workers],
+                [self.names[layers[k]] for k in chosen],
+                recipe,
+                NoScaling() if full else self.rule,
+                (self.seed, step),
+                [sums[k] for k in chosen],
+            )
+        return sums
 
     def _sum(
         self,
         workers: Sequence[Sequence[Tensor]],
-        layers: Sequence[int],
+        names: Sequence[str],
         recipe: Recipe,
         rule: ScalingRule,
         key: tuple,
-    ) -> list[Tensor]:
-        numels = tuple(workers[0][p].numel() for p in layers)
-        if not any(numels):
-            return [workers[0][p].clone() for p in layers]
-        names = [self.names[p] for p in layers]
+        out: Sequence[Tensor],
+    ) -> None:
+        mine = range(self.rank * self.share, (self.rank + 1) * self.share)
+        if self.feedback:
+            workers = [
+                [self.feedback.compensate(w, name, g) for name, g in zip(names, grads, strict=True)]
+                for w, grads in zip(mine, workers, strict=True)
+            ]
+        numels = tuple(g.numel() for g in workers[0])
         self._real_worker_bytes += Layout(numels, recipe.fmt.bits, self.world_size, 1).sent_bytes()
         if self.exchange:
-            chosen = [[worker[p] for p in layers] for worker in workers]
-            if recipe.order == "native":
-                return self.exchange.native_sum(chosen)
-            return self.exchange.sum_layers(chosen, names, recipe, rule, key=key)[0]
-        if recipe.order == "native":
-            return [torch.stack([worker[p] for worker in workers]).sum(0) for p in layers]
-        stacks = [torch.stack([worker[p] for worker in workers]) for p in layers]
-        return emulate_layers(stacks, names, recipe, rule, key=key)[0]
+            before = self.exchange.sent_bytes
+            shifts = self.exchange.sum_layers(workers, names, recipe, rule, key=key, out=out)
+            self._sent_bytes += self.exchange.sent_bytes - before
+        else:
+            stacks = [torch.stack(grads) for grads in zip(*workers, strict=True)]
+            sums, shifts = emulate_layers(stacks, names, recipe, rule, key=key)
+            torch._foreach_copy_(list(out), sums)
+        if self.feedback:
+            for w, grads in zip(mine, workers, strict=True):
+                self._keep_residuals(w, names, grads, shifts, recipe, key)
 
+    def _keep_residuals(
+        self,
+        worker: int,
+        names: Sequence[str],
+        sent: Sequence[Tensor],
+        shifts: Sequence[Sequence[int]],
+        recipe: Recipe,
+        key: tuple,
+    ) -> None:
+        j, place = recipe.place(worker)
+        own_names = recipe.group_names(names, self.world_size)[j]
+        for name, own_name, gradient, shift in zip(names, own_names, sent, shifts[j], strict=True):
+            draw = Draw((*key, own_name, "worker", place)) if recipe.rounding == "stochastic" else None
+            self.feedback.keep(worker, name, gradient, shift, recipe, draw)
 
-def _plain(full_precision: Mapping[str, Any] | None) -> dict[str, Any]:
-    given = dict(full_precision or {})
-    return {**given, "layers": tuple(given.get("layers", ()))}
+    def wire_bytes(self) -> dict[str, int]:
+        return {
+            "bytes_per_step_sent": self._sent_bytes,
+            "bytes_per_step_real_worker": self._real_worker_bytes,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"scaling": self.rule.state_dict()}
+        if self.feedback:
+            state["residuals"] = self.feedback.state_dict(self.group, self.ranks)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rule.load_state_dict(state["scaling"])
+        if self.feedback:
+            mine = range(self.rank * self.share, (self.rank + 1) * self.share)
+            self.feedback.load_state_dict(state["residuals"], mine)

@@ -33,6 +33,7 @@ def sync(world_size: int, fmt: str, aps: bool, **changes: object) -> AllReduceSy
         "kahan": False,
         "rounding": "nearest_even",
         "overflow": "infinity",
+        "error_feedback": False,
     }
     if changes.get("order") == "hierarchical":
         changes = {"group_size": 2, **changes}

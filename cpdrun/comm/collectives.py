@@ -1,0 +1,117 @@
+"""all_reduce in a number format for any script: each rank of a process group is one worker."""
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from custom_fp import Format
+from torch import Tensor
+
+from cpdrun.comm.exchange import Exchange
+from cpdrun.comm.recipe import Recipe
+from cpdrun.comm.scaling import APS, NoScaling
+
+_exchanges: WeakKeyDictionary[dist.ProcessGroup, Exchange] = WeakKeyDictionary()
+
+
+def all_reduce(
+    tensor: Tensor,
+    fmt: Format | str,
+    *,
+    aps: bool = False,
+    kahan: bool = False,
+    order: str = "rank",
+    group_size: int | None = None,
+    rounding: str = "nearest_even",
+    overflow: str = "infinity",
+    seed: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """The sum of the ranks' tensors, formed in `fmt` and sent in `fmt.bits` bits a value; a new float32
+    tensor.
+
+    The same bits on every rank, and those of `emulate_all_reduce([of rank 0, of rank 1, ...])` with the same
+    options: `recipe.py` defines the orders, `custom_fp.quantize` rounding and overflow, `scaling.py` APS. A
+    mean needs tensors divided by the number of ranks beforehand. Collective: same shape and options on every
+    rank; with a seed of its own for each call where the rounding is stochastic. Raises ValueError for
+    options that do not fit together, RankLost where another rank is gone.
+    """
+    recipe = Recipe(Format.parse(fmt), order, group_size, kahan, rounding, overflow)
+    total = torch.empty_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
+    _sum([tensor], [total], recipe, aps, seed, group)
+    return total
+
+
+def all_reduce_(
+    tensor: Tensor,
+    fmt: Format | str,
+    *,
+    aps: bool = False,
+    kahan: bool = False,
+    order: str = "rank",
+    group_size: int | None = None,
+    rounding: str = "nearest_even",
+    overflow: str = "infinity",
+    seed: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """`all_reduce` in place; returns the tensor."""
+    recipe = Recipe(Format.parse(fmt), order, group_size, kahan, rounding, overflow)
+    in_place = tensor.dtype == torch.float32 and tensor.is_contiguous()
+    total = (
+        tensor
+        if in_place
+        else torch.empty_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
+    )
+    _sum([tensor], [total], recipe, aps, seed, group)
+    return tensor if in_place else tensor.copy_(total)
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Tensor],
+    fmt: Format | str,
+    *,
+    aps: bool = False,
+    kahan: bool = False,
+    order: str = "rank",
+    group_size: int | None = None,
+    rounding: str = "nearest_even",
+    overflow: str = "infinity",
+    seed: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> list[Tensor]:
+    """`all_reduce` of several tensors in one exchange; with APS each has a shift of its own."""
+    recipe = Recipe(Format.parse(fmt), order, group_size, kahan, rounding, overflow)
+    sums = [
+        torch.empty_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
+        for tensor in tensors
+    ]
+    _sum(tensors, sums, recipe, aps, seed, group)
+    return sums
+
+
+def exchange_of(group: dist.ProcessGroup | None) -> Exchange:
+    """The exchange of a process group, whose buffers all callers share: one call at a time."""
+    process_group = group or dist.group.WORLD
+    if process_group not in _exchanges:
+        _exchanges[process_group] = Exchange(group)
+    return _exchanges[process_group]
+
+
+def _sum(
+    tensors: Sequence[Tensor],
+    out: Sequence[Tensor],
+    recipe: Recipe,
+    aps: bool,
+    seed: int,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Writes the sums to `out`: contiguous float32 tensors, which may be `tensors` themselves."""
+    if not any(tensor.numel() for tensor in tensors):
+        return
+    exchange = exchange_of(group)
+    flat = [tensor.detach().to(torch.float32).reshape(-1) for tensor in tensors]
+    names = [str(p) for p in range(len(flat))]
+    targets = [target.detach().view(-1) for target in out]
+    exchange.sum_layers([flat], names, recipe, APS() if aps else NoScaling(), key=(seed,), out=targets)
