@@ -1,0 +1,37 @@
+"""custom_fp: every small floating-point format, exact, on CPU and GPU.
+
+    import custom_fp
+    y = custom_fp.quantize(x, "e4m3")
+
+Names are loaded when first used (PEP 562): `from custom_fp import Format` imports no torch.
+"""
+
+from importlib import import_module
+
+_HOME = {
+    "Format": "format",
+    "accumulate": "ops",
+    "accumulate_packed": "ops",
+    "backend": "ops",
+    "decode": "ops",
+    "encode": "ops",
+    "max_exponent": "ops",
+    "pack": "ops",
+    "packed_size": "ops",
+    "quantize": "ops",
+    "scale_pow2": "ops",
+    "unpack": "ops",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'custom_fp' has no attribute {name!r}")
+    value = getattr(import_module(f"custom_fp.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

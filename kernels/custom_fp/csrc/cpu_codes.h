@@ -1,0 +1,248 @@
+// CPU loops over codes: encode, decode, pack, unpack, accumulate_packed. See cpu_kernels.h for the contract.
+//
+// Dense bytes: 8 codes of k bits fill k bytes, code j from bit j * k on, little-endian.
+#pragma once
+
+#include "cpu_elementwise.h"
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "codes are moved as little-endian words");
+
+namespace custom_fp {
+namespace {
+
+constexpr int64_t codes_block = 512;
+
+template <class Code>
+void encode_as(const float* x, Code* codes, int64_t count, const Rounder<float>& rounder, const Coder& coder) {
+    for (int64_t i = 0; i < count; ++i)
+        codes[i] = static_cast<Code>(encode(round<nearest_even>(x[i], rounder, 0), coder));
+}
+
+void encode_range(const float* x, void* codes, int code_bytes, int64_t begin, int64_t end, uint32_t packed_spec) {
+    const Spec spec = unpack_spec(packed_spec);
+    const Rounder<float> rounder = make_rounder<float>(spec, nearest_even, false);
+    const Coder coder = make_coder(spec);
+    if (code_bytes == 1) encode_as(x + begin, static_cast<u8*>(codes) + begin, end - begin, rounder, coder);
+    if (code_bytes == 4) encode_as(x + begin, static_cast<u32*>(codes) + begin, end - begin, rounder, coder);
+    if (code_bytes == 8) encode_as(x + begin, static_cast<u64*>(codes) + begin, end - begin, rounder, coder);
+}
+
+template <class Code> void decode_as(const Code* codes, float* out, int64_t count, const Coder& coder) {
+    for (int64_t i = 0; i < count; ++i) out[i] = decode(static_cast<u32>(codes[i]), coder);
+}
+
+void decode_range(const void* codes, int code_bytes, float* out, int64_t begin, int64_t end, uint32_t packed_spec) {
+    const Coder coder = make_coder(unpack_spec(packed_spec));
+    if (code_bytes == 1) decode_as(static_cast<const u8*>(codes) + begin, out + begin, end - begin, coder);
+    if (code_bytes == 4) decode_as(static_cast<const u32*>(codes) + begin, out + begin, end - begin, coder);
+    if (code_bytes == 8) decode_as(static_cast<const u64*>(codes) + begin, out + begin, end - begin, coder);
+}
+
+// ---- bits ------------------------------------------------------------------------------------------------------
+
+constexpr u64 repeat(u64 pattern, int every) {
+    u64 all = 0;
+    for (int at = 0; at < 64; at += every) all |= pattern << at;
+    return all;
+}
+
+// Halves of every `lane` bits, `used` low bits each, moved together (or apart again), in all lanes of a word at once.
+struct Squeeze {
+    u64 low, high;
+    int distance;
+    Squeeze(int lane, int used)
+        : low(repeat((1ull << used) - 1, lane)), high(low << used), distance(lane / 2 - used) {}
+    u64 together(u64 x) const { return (x & low) | (x >> distance & high); }
+    u64 apart(u64 x) const { return (x & low) | (x & high) << distance; }
+};
+
+// `codes` holds `codes_block` codes of k bits, in bytes (k <= 8) or 32-bit words; `bytes` has room for 8 bytes more.
+void join(const u8* codes, u8* bytes, int k) {
+    u64 words[codes_block / 8];
+    std::memcpy(words, codes, sizeof words);
+    if (k == 8) {
+        std::memcpy(bytes, words, sizeof words);
+        return;
+    }
+    const Squeeze a(16, k), b(32, 2 * k), c(64, 4 * k);
+    for (u64& word : words) word = c.together(b.together(a.together(word)));
+    for (int i = 0; i < codes_block / 8; ++i) std::memcpy(bytes + i * k, words + i, 8);
+}
+
+void split(const u8* bytes, u8* codes, int k) {
+    if (k == 8) {
+        std::memcpy(codes, bytes, codes_block);
+        return;
+    }
+    u64 words[codes_block / 8];
+    for (int i = 0; i < codes_block / 8; ++i) std::memcpy(words + i, bytes + i * k, 8);
+    const Squeeze a(16, k), b(32, 2 * k), c(64, 4 * k);
+    for (u64& word : words) word = a.apart(b.apart(c.apart(word)));
+    std::memcpy(codes, words, sizeof words);
+}
+
+void join(const u32* codes, u8* bytes, int k) {
+    if (k == 16) {
+        uint16_t narrow[codes_block];
+        for (int i = 0; i < codes_block; ++i) narrow[i] = static_cast<uint16_t>(codes[i]);
+        std::memcpy(bytes, narrow, sizeof narrow);
+        return;
+    }
+    if (k == 32) {
+        std::memcpy(bytes, codes, codes_block * 4);
+        return;
+    }
+    u64 pending = 0;
+    int bits = 0;
+    for (int i = 0; i < codes_block; ++i) {
+        pending |= static_cast<u64>(codes[i]) << bits;
+        bits += k;
+        if (bits >= 32) {
+            const u32 word = static_cast<u32>(pending);
+            std::memcpy(bytes, &word, 4);
+            bytes += 4;
+            pending >>= 32;
+            bits -= 32;
+        }
+    }
+}
+
+void split(const u8* bytes, u32* codes, int k) {
+    if (k == 16) {
+        uint16_t narrow[codes_block];
+        std::memcpy(narrow, bytes, sizeof narrow);
+        for (int i = 0; i < codes_block; ++i) codes[i] = narrow[i];
+        return;
+    }
+    if (k == 32) {
+        std::memcpy(codes, bytes, codes_block * 4);
+        return;
+    }
+    const u64 mask = (1ull << k) - 1;
+    for (int i = 0; i < codes_block; ++i) {
+        u64 word;
+        std::memcpy(&word, bytes + (i * k >> 3), 8);
+        codes[i] = static_cast<u32>(word >> (i * k & 7) & mask);
+    }
+}
+
+// ---- dense bytes -----------------------------------------------------------------------------------------------
+
+// Packs blocks of float32 values that are values of the format, or are to be rounded to it.
+template <class Code> struct Codec {
+    int k;
+    Rounder<float> rounder;
+    Coder coder;
+    Code codes[codes_block];
+    u8 bytes[codes_block * 4 + 8];
+
+    explicit Codec(const Spec& spec)
+        : k(spec.bits), rounder(make_rounder<float>(spec, nearest_even, false)), coder(make_coder(spec)) {}
+
+    size_t size(int64_t count) const { return static_cast<size_t>((count + 7) / 8 * k); }
+
+    void write(u8* out, int64_t count) {
+        std::memset(codes + count, 0, static_cast<size_t>(codes_block - count) * sizeof(Code));
+        join(codes, bytes, k);
+        std::memcpy(out, bytes, size(count));
+    }
+
+    void read(const u8* in, int64_t count) {
+        std::memcpy(bytes, in, size(count));
+        split(bytes, codes, k);
+    }
+
+    void pack_values(const float* values, u8* out, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) codes[i] = static_cast<Code>(encode(values[i], coder));
+        write(out, count);
+    }
+
+    void unpack_values(const u8* in, float* values, int64_t count) {
+        read(in, count);
+        decode_as(codes, values, count, coder);
+    }
+};
+
+template <class Code>
+void pack_as(const float* x, u8* bytes, int64_t begin, int64_t end, const Spec& spec, int shift) {
+    Codec<Code> codec(spec);
+    const Rounder<double> wide = make_rounder<double>(spec, nearest_even, false);
+    // x * 2^shift in float32 is exact, or too small for the rounding to see what was lost, or past every format
+    const bool exact = shift <= 127 && shift >= -126 && (shift >= 0 || spec.emin - spec.mantissa_bits > -120);
+    const float power = exact ? power_of_two<float>(shift) : 1.0f;
+    const double wide_power = power_of_two<double>(clamp_shift(shift));
+    for (int64_t start = begin; start < end; start += codes_block) {
+        const int64_t count = end - start < codes_block ? end - start : codes_block;
+        const float* from = x + start;
+        if (exact) {
+            for (int64_t i = 0; i < count; ++i)
+                codec.codes[i] = static_cast<Code>(
+                    encode(round<nearest_even>(from[i] * power, codec.rounder, 0), codec.coder));
+        } else {
+            for (int64_t i = 0; i < count; ++i)
+                codec.codes[i] = static_cast<Code>(encode(
+                    static_cast<float>(round<nearest_even>(from[i] * wide_power, wide, 0)), codec.coder));
+        }
+        codec.write(bytes + start / 8 * codec.k, count);
+    }
+}
+
+void pack_range(const float* x, u8* bytes, int64_t begin, int64_t end, uint32_t packed_spec, int shift) {
+    const Spec spec = unpack_spec(packed_spec);
+    if (spec.bits <= 8)
+        pack_as<u8>(x, bytes, begin, end, spec, shift);
+    else
+        pack_as<u32>(x, bytes, begin, end, spec, shift);
+}
+
+template <class Code>
+void unpack_as(const u8* bytes, float* out, int64_t begin, int64_t end, const Spec& spec, int shift) {
+    Codec<Code> codec(spec);
+    for (int64_t start = begin; start < end; start += codes_block) {
+        const int64_t count = end - start < codes_block ? end - start : codes_block;
+        codec.unpack_values(bytes + start / 8 * codec.k, out + start, count);
+        if (shift) scale_range(out, out, start, start + count, shift);
+    }
+}
+
+void unpack_range(const u8* bytes, float* out, int64_t begin, int64_t end, uint32_t packed_spec, int shift) {
+    const Spec spec = unpack_spec(packed_spec);
+    if (spec.bits <= 8)
+        unpack_as<u8>(bytes, out, begin, end, spec, shift);
+    else
+        unpack_as<u32>(bytes, out, begin, end, spec, shift);
+}
+
+template <class Code, class Accumulator>
+void accumulate_packed_as(const u8* const* bytes, int tensors, u8* out, int64_t begin, int64_t end, const Spec& spec,
+                          Accumulator& accumulator, bool kahan) {
+    Codec<Code> codec(spec);
+    float values[codes_block];
+    for (int64_t start = begin; start < end; start += codes_block) {
+        const int64_t count = end - start < codes_block ? end - start : codes_block;
+        const int64_t at = start / 8 * codec.k;
+        accumulator.start();
+        for (int r = 0; r < tensors; ++r) {
+            codec.unpack_values(bytes[r] + at, values, count);
+            if (kahan)
+                accumulator.add_kahan(values, start, count, r);
+            else
+                accumulator.add(values, start, count, r);
+        }
+        codec.pack_values(accumulator.acc, out + at, count);
+    }
+}
+
+void accumulate_packed_range(const u8* const* bytes, int tensors, u8* out, int64_t begin, int64_t end,
+                             const Rule& rule, bool kahan) {
+    const Spec spec = unpack_spec(rule.spec);
+    with_accumulator(rule, true, [&](auto& accumulator) {
+        if (spec.bits <= 8)
+            accumulate_packed_as<u8>(bytes, tensors, out, begin, end, spec, accumulator, kahan);
+        else
+            accumulate_packed_as<u32>(bytes, tensors, out, begin, end, spec, accumulator, kahan);
+    });
+}
+
+}  // namespace
+}  // namespace custom_fp

@@ -1,0 +1,19 @@
+// The CPU kernels of one instruction set: CMake compiles this file once for each, with CFP_ISA as its name.
+#include "cpu_codes.h"
+#include "cpu_elementwise.h"
+
+#define CFP_JOIN(a, b) a##b
+#define CFP_NAME(isa) CFP_JOIN(kernels_, isa)
+
+namespace custom_fp {
+
+const Kernels& CFP_NAME(CFP_ISA)() {
+    static const Kernels kernels = {
+        quantize<float>,  quantize<double>,     scale_range,      max_magnitude<float>, max_magnitude<double>,
+        accumulate_range, encode_range,         decode_range,     pack_range,           unpack_range,
+        accumulate_packed_range,
+    };
+    return kernels;
+}
+
+}  // namespace custom_fp

@@ -1,0 +1,276 @@
+// The arithmetic of custom_fp: formats, rounding, codes. Every backend includes this one file: the CPU extension
+// (g++, clang) and the CUDA kernels (NVRTC, which has no standard headers, hence no #include).
+// Defined by reference.py, which the tests hold it to, bit for bit.
+//
+// Rules of the file. Selection is by masks, because g++ 12 does not vectorise ternaries. Nothing may be contracted
+// (-ffp-contract=off, --fmad=false); a fused multiply-add is written as such. Callers on the CPU run with
+// round-to-nearest and without flush-to-zero (fp_environment.h); NVRTC's default is --ftz=false.
+#pragma once
+
+#if defined(__CUDACC__)
+#define CFP_FN __device__ __forceinline__
+#else
+#define CFP_FN static inline __attribute__((always_inline))
+#endif
+
+namespace custom_fp {
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+static_assert(sizeof(u32) == 4 && sizeof(u64) == 8, "the codes below count on these widths");
+
+// ---- floats as bits --------------------------------------------------------------------------------------------
+
+template <class F> struct Bits;
+template <> struct Bits<float> {
+    typedef u32 U;
+    typedef i32 I;
+    static constexpr int mantissa = 23, bias = 127;
+    static constexpr U sign = 0x80000000u, infinity = 0x7f800000u, nan = 0x7fc00000u, one = 1u;
+};
+template <> struct Bits<double> {
+    typedef u64 U;
+    typedef i64 I;
+    static constexpr int mantissa = 52, bias = 1023;
+    static constexpr U sign = 0x8000000000000000ull, infinity = 0x7ff0000000000000ull, nan = 0x7ff8000000000000ull,
+                       one = 1ull;
+};
+
+#if defined(__CUDACC__)
+CFP_FN u32 to_bits(float x) { return __float_as_uint(x); }
+CFP_FN u64 to_bits(double x) { return static_cast<u64>(__double_as_longlong(x)); }
+CFP_FN float from_bits(u32 x) { return __uint_as_float(x); }
+CFP_FN double from_bits(u64 x) { return __longlong_as_double(static_cast<i64>(x)); }
+CFP_FN float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+#else
+CFP_FN u32 to_bits(float x) { return __builtin_bit_cast(u32, x); }
+CFP_FN u64 to_bits(double x) { return __builtin_bit_cast(u64, x); }
+CFP_FN float from_bits(u32 x) { return __builtin_bit_cast(float, x); }
+CFP_FN double from_bits(u64 x) { return __builtin_bit_cast(double, x); }
+CFP_FN float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#endif
+
+// a where the condition (0 or 1) holds, else b
+template <class U> CFP_FN U select(U condition, U a, U b) { return b ^ ((a ^ b) & (U(0) - condition)); }
+
+// 2^n for exponents of normal values
+template <class F> CFP_FN F power_of_two(int n) {
+    typedef Bits<F> B;
+    return from_bits(static_cast<typename B::U>(n + B::bias) << B::mantissa);
+}
+
+// ---- formats ---------------------------------------------------------------------------------------------------
+
+// A format as format.py's Format.spec packs it.
+struct Spec {
+    int exponent_bits, mantissa_bits, emin, bits;
+    u32 has_inf, has_nan;
+    u32 max_code, inf_code, nan_code;  // magnitudes; inf_code and nan_code already hold what stands in for them
+};
+
+CFP_FN Spec unpack_spec(u32 spec) {
+    Spec s;
+    s.exponent_bits = static_cast<int>(spec & 0xff);
+    s.mantissa_bits = static_cast<int>(spec >> 8 & 0xff);
+    s.emin = static_cast<int>(spec >> 16 & 0x1fff) - 512;
+    s.bits = 1 + s.exponent_bits + s.mantissa_bits;
+    s.has_nan = spec >> 29 & 1;
+    s.has_inf = spec >> 30 & 1;
+    const u32 top = ((1u << s.exponent_bits) - 1) << s.mantissa_bits, all_ones = top | ((1u << s.mantissa_bits) - 1);
+    s.max_code = s.has_inf ? top - 1 : all_ones - s.has_nan;
+    const u32 nan = s.has_inf ? top | (1u << s.mantissa_bits) >> 1 : all_ones;
+    s.inf_code = s.has_inf ? top : s.has_nan ? nan : s.max_code;
+    s.nan_code = s.has_nan ? nan : s.has_inf ? top : s.max_code;
+    return s;
+}
+
+// The magnitude of a finite code, in the bit pattern of F.
+template <class F> CFP_FN typename Bits<F>::U magnitude_of(const Spec& s, u32 code) {
+    typedef Bits<F> B;
+    typedef typename B::U U;
+    if (code >> s.mantissa_bits)
+        return (static_cast<U>(code) << (B::mantissa - s.mantissa_bits)) +
+               (static_cast<U>(s.emin - 1 + B::bias) << B::mantissa);
+    const F magic = power_of_two<F>(s.emin - s.mantissa_bits + B::mantissa);
+    return to_bits(from_bits(to_bits(magic) | code) - magic);
+}
+
+// inf_code or nan_code in the bit pattern of F.
+template <class F> CFP_FN typename Bits<F>::U special_of(const Spec& s, u32 code) {
+    if (code <= s.max_code) return magnitude_of<F>(s, code);
+    return s.has_inf && code == s.inf_code ? Bits<F>::infinity : Bits<F>::nan;
+}
+
+// ---- rounding --------------------------------------------------------------------------------------------------
+
+enum Mode { nearest_even = 0, toward_zero = 1, stochastic = 2 };
+
+// Everything `round` needs, computed once per call.
+template <class F> struct Rounder {
+    typedef typename Bits<F>::U U;
+    U half, odd, keep;              // of the mantissa: what to add before truncating to m bits
+    U min_normal, max;              // magnitudes
+    U overflow, infinity, nan;      // what a finite value past max, infinity and NaN become
+    F magic, quantum;               // quantum = 2^(emin - m); adding magic rounds to multiples of it
+    F scale_a, scale_b;             // scale_a * scale_b = 2^31 / quantum
+    int drop;                       // mantissa bits of F that the format does not have
+};
+
+template <class F> CFP_FN Rounder<F> make_rounder(const Spec& s, Mode mode, bool saturate) {
+    typedef Bits<F> B;
+    typedef typename B::U U;
+    Rounder<F> r;
+    const int quantum_exponent = s.emin - s.mantissa_bits;
+    r.drop = B::mantissa - s.mantissa_bits;
+    r.keep = ~((B::one << r.drop) - 1);
+    // m = 0: both neighbours of a tie have an odd digit (1), and IEEE 754 then takes the larger one.
+    r.odd = s.mantissa_bits > 0 && r.drop > 0;
+    r.half = r.drop > 0 ? (B::one << (r.drop - 1)) - r.odd : 0;
+    r.min_normal = static_cast<U>(s.emin + B::bias) << B::mantissa;
+    r.max = magnitude_of<F>(s, s.max_code);
+    r.infinity = saturate ? r.max : special_of<F>(s, s.inf_code);
+    r.overflow = mode == toward_zero ? r.max : r.infinity;
+    r.nan = special_of<F>(s, s.nan_code);
+    r.quantum = from_bits(magnitude_of<F>(s, 1));
+    if (s.mantissa_bits == 0) r.quantum = power_of_two<F>(s.emin);
+    r.magic = power_of_two<F>(quantum_exponent + B::mantissa);
+    const int scale = 31 - quantum_exponent;
+    r.scale_a = power_of_two<F>(scale / 2);
+    r.scale_b = power_of_two<F>(scale - scale / 2);
+    return r;
+}
+
+// x rounded to the format. `random`: 32 uniform bits, read by stochastic rounding only, of which the upper 31 count:
+// the magnitude goes up when they carry out of the discarded digits, with probability floor(2^31 distance) / 2^31.
+// NaN loses its sign and payload, so that all backends agree on its bits.
+template <Mode mode, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 random) {
+    typedef Bits<F> B;
+    typedef typename B::U U;
+    typedef typename B::I I;
+    const U bits = to_bits(x), sign = bits & B::sign, magnitude = bits ^ sign;
+    const F absolute = from_bits(magnitude);
+
+    U add = 0;
+    if (mode == nearest_even) add = r.half + (magnitude >> r.drop & r.odd);
+    if (mode == stochastic) {
+        if (sizeof(F) == 4) add = static_cast<U>(random >> 1) >> (31 - r.drop);
+        else if (r.drop >= 31) add = static_cast<U>(random >> 1) << (r.drop - 31);
+        else add = static_cast<U>(random >> 1) >> (31 - r.drop);
+    }
+    const U normal = (magnitude + add) & r.keep;
+
+    // Below min_normal the quantum is fixed: let the addition round, at a magnitude where one ulp is one quantum.
+    F multiple = (absolute + r.magic) - r.magic;
+    if (mode != nearest_even) {
+        const U too_large = static_cast<U>(multiple > absolute);
+        multiple -= from_bits(to_bits(r.quantum) & (U(0) - too_large));
+    }
+    if (mode == stochastic) {
+        const F distance = (absolute - multiple) * r.scale_a * r.scale_b;  // in units of quantum / 2^31
+        const u32 clipped = static_cast<u32>(static_cast<i32>(distance)) & 0x7fffffffu;
+        const U up = static_cast<U>((clipped + (random >> 1)) >> 31);
+        multiple += from_bits(to_bits(r.quantum) & (U(0) - up));
+    }
+    const U is_subnormal = static_cast<U>(static_cast<I>(magnitude) < static_cast<I>(r.min_normal));
+    U result = select(is_subnormal, to_bits(multiple), normal);
+
+    result = select(static_cast<U>(static_cast<I>(result) > static_cast<I>(r.max)), r.overflow, result);
+    if (mode == toward_zero) result = select(static_cast<U>(magnitude == B::infinity), r.infinity, result);
+    result = select(static_cast<U>(static_cast<I>(magnitude) > static_cast<I>(B::infinity)), r.nan, result);
+    const U is_number = static_cast<U>(static_cast<I>(result) <= static_cast<I>(B::infinity)) &
+                        static_cast<U>(static_cast<I>(magnitude) <= static_cast<I>(B::infinity));
+    return from_bits(result | (sign & (U(0) - is_number)));
+}
+
+// ---- exact sums and products -----------------------------------------------------------------------------------
+
+// sum + error, an exact value, truncated to the digits of F with the last digit set if any was lost (round to odd).
+// Rounding that to a format with at least two digits fewer equals rounding the exact value (Boldo and Melquiond 2008).
+template <class F> CFP_FN F make_odd(F sum, F error) {
+    typedef Bits<F> B;
+    typedef typename B::U U;
+    const U bits = to_bits(sum);
+    const U is_finite = static_cast<U>((bits & ~B::sign) < B::infinity);
+    const U inexact = static_cast<U>(error != F(0)) & is_finite;
+    const U beyond = ((bits ^ to_bits(error)) >> (8 * sizeof(F) - 1)) & inexact;  // rounded away from zero
+    return from_bits((bits - beyond) | inexact);
+}
+
+// a + b rounded to odd, TwoSum (Knuth). A finite sum past the range of F becomes its largest value.
+template <class F> CFP_FN F add_to_odd(F a, F b) {
+    typedef Bits<F> B;
+    typedef typename B::U U;
+    const F sum = a + b, b_part = sum - a, error = (a - (sum - b_part)) + (b - b_part);
+    const F odd = make_odd(sum, error);
+    const U magnitude = to_bits(sum) & ~B::sign;
+    const U past_range = static_cast<U>(magnitude == B::infinity) &
+                         static_cast<U>((to_bits(a) & ~B::sign) != B::infinity) &
+                         static_cast<U>((to_bits(b) & ~B::sign) != B::infinity);
+    return from_bits(to_bits(odd) - past_range);
+}
+
+// x * 2^shift in one rounding, for |shift| <= 300 (float32 results of larger shifts are those of 300).
+CFP_FN float scale(float x, double power) { return static_cast<float>(static_cast<double>(x) * power); }
+
+// ---- codes -----------------------------------------------------------------------------------------------------
+
+// Codes of values that already are values of the format (or infinity, or NaN), and back.
+struct Coder {
+    int drop, sign_shift;
+    u32 rebias, min_normal, inf_code, nan_code, max_code, magnitude_mask, mantissa_mask;
+    u32 infinity, nan;  // float32 bits of the specials' codes
+    float magic;
+};
+
+CFP_FN Coder make_coder(const Spec& s) {
+    Coder c;
+    c.drop = 23 - s.mantissa_bits;
+    c.sign_shift = 32 - s.bits;
+    c.rebias = static_cast<u32>(s.emin + 126) << s.mantissa_bits;
+    c.min_normal = static_cast<u32>(s.emin + 127) << 23;
+    c.inf_code = s.inf_code;
+    c.nan_code = s.nan_code;
+    c.max_code = s.max_code;
+    c.magnitude_mask = (1u << (s.bits - 1)) - 1;
+    c.mantissa_mask = (1u << s.mantissa_bits) - 1;
+    c.infinity = special_of<float>(s, s.inf_code);
+    c.nan = special_of<float>(s, s.nan_code);
+    c.magic = power_of_two<float>(s.emin - s.mantissa_bits + 23);
+    return c;
+}
+
+CFP_FN u32 encode(float value, const Coder& c) {
+    const u32 bits = to_bits(value), magnitude = bits & 0x7fffffffu;
+    const u32 normal = (magnitude >> c.drop) - c.rebias;
+    const u32 subnormal = to_bits(from_bits(magnitude) + c.magic) - to_bits(c.magic);
+    u32 code = select(static_cast<u32>(static_cast<i32>(magnitude) < static_cast<i32>(c.min_normal)), subnormal, normal);
+    code = select(static_cast<u32>(static_cast<i32>(magnitude) >= 0x7f800000), c.inf_code, code);
+    code = select(static_cast<u32>(static_cast<i32>(magnitude) > 0x7f800000), c.nan_code, code);
+    return code | (bits & 0x80000000u) >> c.sign_shift;
+}
+
+// Reads the low `bits` bits of the code.
+CFP_FN float decode(u32 code, const Coder& c) {
+    const u32 magnitude = code & c.magnitude_mask;
+    const u32 sign = code << c.sign_shift & 0x80000000u;
+    const u32 normal = (magnitude + c.rebias) << c.drop;
+    const u32 subnormal = to_bits(from_bits(to_bits(c.magic) | (magnitude & c.mantissa_mask)) - c.magic);
+    u32 bits = select(static_cast<u32>(magnitude <= c.mantissa_mask), subnormal, normal);
+    bits = select(static_cast<u32>(magnitude > c.max_code), c.nan, bits);
+    bits = select(static_cast<u32>(magnitude > c.max_code) & static_cast<u32>(magnitude == c.inf_code), c.infinity, bits);
+    const u32 is_number = static_cast<u32>(static_cast<i32>(bits) <= 0x7f800000);
+    return from_bits(bits | (sign & (0u - is_number)));
+}
+
+// ceil(log2(magnitude)) of a nonzero finite float64 given by its bits (float32 is widened first)
+CFP_FN int ceil_log2(u64 magnitude) {
+    if (magnitude >> 52) return static_cast<int>(magnitude >> 52) - 1023 + ((magnitude & 0xfffffffffffffull) != 0);
+    int exponent = -1075;
+    for (u64 rest = magnitude; rest; rest >>= 1) ++exponent;
+    return exponent + ((magnitude & (magnitude - 1)) != 0);
+}
+
+}  // namespace custom_fp

@@ -1,0 +1,157 @@
+// custom_fp._native: the CPU kernels behind addresses and sizes. Nothing here knows torch, so that one build serves
+// every torch. native.py checks shapes, dtypes and strides before it calls.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "cpu_kernels.h"
+#include "custom_fp.h"
+#include "fp_environment.h"
+
+namespace nb = nanobind;
+
+namespace custom_fp::bindings {
+namespace {
+
+struct Isa {
+    const char* name;
+    const Kernels* kernels;
+};
+
+Isa best_isa() {
+#if defined(CFP_X86)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
+        return {"avx512", &kernels_avx512()};
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
+        return {"avx2", &kernels_avx2()};
+#endif
+    return {"baseline", &kernels_baseline()};
+}
+
+Isa isa = best_isa();
+
+// Runs body(begin, end) over 0..n, in chunks that start at multiples of 1024. Threads are started a call and joined
+// (no pool, so that fork is safe), and only where each has at least `grain` elements.
+template <class Body> void parallel(int64_t n, int threads, int64_t grain, const Body& body) {
+    nb::gil_scoped_release release;
+    const int64_t useful = std::min<int64_t>(threads, n / grain);
+    if (useful <= 1) {
+        FpEnvironment environment;
+        body(int64_t(0), n);
+        return;
+    }
+    const int64_t chunk = ((n + useful - 1) / useful + 1023) / 1024 * 1024;
+    const auto work = [&](int64_t begin) {
+        FpEnvironment environment;
+        body(begin, std::min(n, begin + chunk));
+    };
+    std::vector<std::thread> others;
+    for (int64_t begin = chunk; begin < n; begin += chunk) others.emplace_back(work, begin);
+    work(0);
+    for (std::thread& other : others) other.join();
+}
+
+constexpr int64_t grain = 1 << 17;
+
+template <class T> T* at(uintptr_t address) { return reinterpret_cast<T*>(address); }
+
+template <class T> std::vector<const T*> all_at(const std::vector<uintptr_t>& addresses) {
+    std::vector<const T*> pointers;
+    for (uintptr_t address : addresses) pointers.push_back(at<const T>(address));
+    return pointers;
+}
+
+void quantize(uintptr_t x, bool wide, uintptr_t out, int64_t n, uint32_t spec, int mode, bool saturate, uint64_t seed,
+              int threads) {
+    const Rule rule = {spec, mode, saturate, seed};
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        if (wide)
+            isa.kernels->quantize_f64(at<const double>(x), at<float>(out), begin, end, rule);
+        else
+            isa.kernels->quantize_f32(at<const float>(x), at<float>(out), begin, end, rule);
+    });
+}
+
+void scale(uintptr_t x, uintptr_t out, int64_t n, int shift, int threads) {
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        isa.kernels->scale(at<const float>(x), at<float>(out), begin, end, shift);
+    });
+}
+
+// None where no value is finite and nonzero
+nb::object max_exponent(uintptr_t x, bool wide, int64_t n) {
+    uint64_t largest = 0;
+    {
+        nb::gil_scoped_release release;
+        FpEnvironment environment;
+        largest = wide ? isa.kernels->max_magnitude_f64(at<const double>(x), 0, n)
+                       : isa.kernels->max_magnitude_f32(at<const float>(x), 0, n);
+    }
+    return largest ? nb::cast(ceil_log2(largest)) : nb::none();
+}
+
+void accumulate(const std::vector<uintptr_t>& x, uintptr_t out, int64_t n, uint32_t spec, int mode, bool kahan,
+                uint64_t seed, int threads) {
+    const Rule rule = {spec, mode, false, seed};
+    const std::vector<const float*> tensors = all_at<float>(x);
+    parallel(n, threads, grain / 4, [&](int64_t begin, int64_t end) {
+        isa.kernels->accumulate(tensors.data(), static_cast<int>(tensors.size()), at<float>(out), begin, end, rule,
+                                kahan);
+    });
+}
+
+void encode(uintptr_t x, uintptr_t codes, int code_bytes, int64_t n, uint32_t spec, int threads) {
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        isa.kernels->encode(at<const float>(x), at<void>(codes), code_bytes, begin, end, spec);
+    });
+}
+
+void decode(uintptr_t codes, int code_bytes, uintptr_t out, int64_t n, uint32_t spec, int threads) {
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        isa.kernels->decode(at<const void>(codes), code_bytes, at<float>(out), begin, end, spec);
+    });
+}
+
+void pack(uintptr_t x, uintptr_t bytes, int64_t n, uint32_t spec, int shift, int threads) {
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        isa.kernels->pack(at<const float>(x), at<uint8_t>(bytes), begin, end, spec, shift);
+    });
+}
+
+void unpack(uintptr_t bytes, uintptr_t out, int64_t n, uint32_t spec, int shift, int threads) {
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        isa.kernels->unpack(at<const uint8_t>(bytes), at<float>(out), begin, end, spec, shift);
+    });
+}
+
+void accumulate_packed(const std::vector<uintptr_t>& bytes, uintptr_t out, int64_t n, uint32_t spec, int mode,
+                       bool kahan, uint64_t seed, int threads) {
+    const Rule rule = {spec, mode, false, seed};
+    const std::vector<const uint8_t*> tensors = all_at<uint8_t>(bytes);
+    parallel(n, threads, grain / 4, [&](int64_t begin, int64_t end) {
+        isa.kernels->accumulate_packed(tensors.data(), static_cast<int>(tensors.size()), at<uint8_t>(out), begin, end,
+                                       rule, kahan);
+    });
+}
+
+}  // namespace
+}  // namespace custom_fp::bindings
+
+NB_MODULE(_native, m) {
+    m.doc() = "CPU kernels of custom_fp; addresses and sizes in, nothing out. Use custom_fp's functions instead.";
+    m.def("quantize", &custom_fp::bindings::quantize);
+    m.def("scale", &custom_fp::bindings::scale);
+    m.def("max_exponent", &custom_fp::bindings::max_exponent);
+    m.def("accumulate", &custom_fp::bindings::accumulate);
+    m.def("encode", &custom_fp::bindings::encode);
+    m.def("decode", &custom_fp::bindings::decode);
+    m.def("pack", &custom_fp::bindings::pack);
+    m.def("unpack", &custom_fp::bindings::unpack);
+    m.def("accumulate_packed", &custom_fp::bindings::accumulate_packed);
+    m.def("isa", [] { return custom_fp::bindings::isa.name; });
+}

@@ -1,0 +1,182 @@
+"""Number formats as values. Standard library only, so that importing this module costs nothing.
+
+A code of a format is sign, exponent field, mantissa field, from the top bit down. An exponent field of zero
+holds zero and the subnormals. The top exponent field belongs to
+
+    family "ieee"   infinity (mantissa 0) and NaN (any other mantissa)
+    family "fn"     finite values; the code of all ones is NaN, as in OCP's OFP8 E4M3. The three small formats of
+                    OCP's Microscaling (MX) specification 1.0, e2m1fn, e2m3fn and e3m2fn, have no NaN either.
+
+Corners, which follow from those rules and nothing else:
+
+    m = 0           no subnormals; no NaN in family ieee (there is no mantissa to tell it from infinity)
+    e1mX            the top exponent field is the only one above zero: family ieee has subnormals and no normal
+                    values, so that max < 2**emin and emax = emin - 1
+    e1m0, e1m0fn    no finite value but zero: max is 0, emax is emin - 1 by the same formula
+
+Sources: IEEE 754-2019 section 3; OCP 8-bit Floating Point Specification (OFP8) 1.0; OCP MX 1.0 table 1.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+ALIASES = {"fp32": "e8m23", "tf32": "e8m10", "bf16": "e8m7", "fp16": "e5m10"}
+FAMILIES = ("ieee", "fn")
+_MX_WITHOUT_NAN = {(2, 1), (2, 3), (3, 2)}
+_NAME = re.compile(r"e(\d+)m(\d+)(?:b(-?\d+))?(fn)?")
+_ALLOWED = "e<1..8>m<0..23>, then b<bias> and fn as options (e5m2, e4m3fn, e4m3b11fn), or " + ", ".join(
+    ALIASES
+)
+
+# quantize adds 2**(emin - m + 23) to float32 values, which has to be a float32 itself.
+_EMIN_RANGE = (-126, 104)
+
+
+@dataclass(frozen=True, order=True)
+class Format:
+    """A binary floating-point format of at most 32 bits, all of whose values are float32 values.
+
+    Raises ValueError for field widths out of range, and for a bias that puts values outside float32 (with 8
+    exponent bits, family fn fits only as e8m0fn: the others reach 2**128).
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int | None = None  # None: 2**(exponent_bits - 1) - 1
+    family: str = "ieee"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.exponent_bits <= 8:
+            raise ValueError(f"exponent_bits is {self.exponent_bits}; allowed: 1..8")
+        if not 0 <= self.mantissa_bits <= 23:
+            raise ValueError(f"mantissa_bits is {self.mantissa_bits}; allowed: 0..23")
+        if self.family not in FAMILIES:
+            raise ValueError(f"family is {self.family!r}; allowed: {', '.join(FAMILIES)}")
+        if self.bias is None:
+            object.__setattr__(self, "bias", self.default_bias)
+        low, high = _EMIN_RANGE
+        if not (low <= self.emin <= high and self.emax <= 127):
+            least = max(1 - high, self.emax + self.bias - 127)
+            allowed = f"{least}..{1 - low}" if least <= 1 - low else "none"
+            raise ValueError(f"bias {self.bias} puts values outside float32; biases that fit: {allowed}")
+
+    @classmethod
+    def parse(cls, name: str | Format) -> Format:
+        """The format called `name` (a Format is returned as it is). ValueError tells what is allowed."""
+        return name if isinstance(name, cls) else _parse(name)
+
+    @property
+    def default_bias(self) -> int:
+        return 2 ** (self.exponent_bits - 1) - 1
+
+    @cached_property
+    def name(self) -> str:
+        """The canonical name, which `parse` reads back: e5m2, e4m3fn, e4m3b11."""
+        bias = "" if self.bias == self.default_bias else f"b{self.bias}"
+        return f"e{self.exponent_bits}m{self.mantissa_bits}{bias}{'fn' if self.family == 'fn' else ''}"
+
+    @cached_property
+    def bits(self) -> int:
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @cached_property
+    def has_inf(self) -> bool:
+        return self.family == "ieee"
+
+    @cached_property
+    def has_nan(self) -> bool:
+        if self.family == "ieee":
+            return self.mantissa_bits > 0
+        return (self.exponent_bits, self.mantissa_bits) not in _MX_WITHOUT_NAN
+
+    @cached_property
+    def max_code(self) -> int:
+        """The code of the largest finite value; codes of positive values count up from 0 to it."""
+        if self.family == "ieee":
+            return ((2**self.exponent_bits - 1) << self.mantissa_bits) - 1
+        return (1 << (self.exponent_bits + self.mantissa_bits)) - 1 - self.has_nan
+
+    @cached_property
+    def inf_code(self) -> int | None:
+        return (2**self.exponent_bits - 1) << self.mantissa_bits if self.has_inf else None
+
+    @cached_property
+    def nan_code(self) -> int | None:
+        """The code that NaN is written as (positive, quiet); others of family ieee are read as NaN too."""
+        if not self.has_nan:
+            return None
+        return self.max_code + 1 if self.family == "fn" else self.inf_code | 1 << (self.mantissa_bits - 1)
+
+    @cached_property
+    def emin(self) -> int:
+        """Exponent of the smallest normal value, and of the quantum's binade: quantum = 2**(emin - m)."""
+        return 1 - self.bias
+
+    @cached_property
+    def emax(self) -> int:
+        """floor(log2(max))."""
+        return (self.max_code >> self.mantissa_bits) - self.bias
+
+    @cached_property
+    def max(self) -> float:
+        """The largest finite value."""
+        return self.value_of(self.max_code)
+
+    @cached_property
+    def smallest_normal(self) -> float | None:
+        """2**emin; None where there is no normal value (e1mX, e1m0fn)."""
+        return 2.0**self.emin if self.max >= 2.0**self.emin else None
+
+    @cached_property
+    def smallest_subnormal(self) -> float | None:
+        """2**(emin - m); None where there is no subnormal value (m = 0)."""
+        return 2.0 ** (self.emin - self.mantissa_bits) if self.mantissa_bits else None
+
+    @cached_property
+    def epsilon(self) -> float:
+        """Distance from 1 to the next value, 2**-m (whether or not the range holds 1)."""
+        return 2.0**-self.mantissa_bits
+
+    @cached_property
+    def spec(self) -> int:
+        """The format in one integer, for the kernels: see `Spec` in csrc/custom_fp.h."""
+        flags = self.has_inf << 30 | self.has_nan << 29
+        return flags | (self.emin + 512) << 16 | self.mantissa_bits << 8 | self.exponent_bits
+
+    def value_of(self, code: int) -> float:
+        """The value of one code, 0 <= code < 2**bits."""
+        if not 0 <= code < 2**self.bits:
+            raise ValueError(f"{self.name} has codes 0..{2**self.bits - 1}; got {code}")
+        sign = -1.0 if code >> (self.bits - 1) else 1.0
+        magnitude = code & (2 ** (self.bits - 1) - 1)
+        if magnitude > self.max_code:
+            return sign * float("inf") if magnitude == self.inf_code else float("nan")
+        field, mantissa = magnitude >> self.mantissa_bits, magnitude & ((1 << self.mantissa_bits) - 1)
+        significand = mantissa + (1 << self.mantissa_bits) * (field > 0)
+        return sign * significand * 2.0 ** (max(field, 1) - self.bias - self.mantissa_bits)
+
+    def values(self) -> list[float]:
+        """Every value in the order of its code, 2**bits of them. ValueError above 16 bits."""
+        if self.bits > 16:
+            raise ValueError(f"{self.name} has {self.bits} bits; tables of values stop at 16")
+        return [self.value_of(code) for code in range(2**self.bits)]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@lru_cache(maxsize=None)
+def _parse(name: str) -> Format:
+    match = _NAME.fullmatch(ALIASES.get(name, name)) if isinstance(name, str) else None
+    if not match:
+        raise ValueError(f"unknown format {name!r}; allowed: {_ALLOWED}")
+    exponent_bits, mantissa_bits, bias, fn = match.groups()
+    try:
+        return Format(
+            int(exponent_bits), int(mantissa_bits), int(bias) if bias else None, "fn" if fn else "ieee"
+        )
+    except ValueError as error:
+        raise ValueError(f"no format {name!r}: {error}") from None

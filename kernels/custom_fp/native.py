@@ -1,0 +1,102 @@
+"""The compiled CPU backend: hands addresses and sizes of torch tensors to custom_fp._native.
+
+Same functions and same results as reference.py. Threads are torch's own number, torch.get_num_threads().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, get_num_threads
+
+from custom_fp import _native, reference
+from custom_fp.format import Format
+
+MODES = {"nearest_even": 0, "toward_zero": 1, "stochastic": 2}
+_U64 = (1 << 64) - 1
+
+
+def quantize(x: Tensor, fmt: Format, rounding: str, overflow: str, seed: int, out: Tensor) -> None:
+    _native.quantize(
+        x.data_ptr(),
+        x.dtype is torch.float64,
+        out.data_ptr(),
+        x.numel(),
+        fmt.spec,
+        MODES[rounding],
+        overflow == "saturate",
+        seed & _U64,
+        get_num_threads(),
+    )
+
+
+def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
+    if x.dtype is torch.float64:
+        reference.scale_pow2(x, shift, out)
+    else:
+        _native.scale(x.data_ptr(), out.data_ptr(), x.numel(), _clamp(shift), get_num_threads())
+
+
+def max_exponent(x: Tensor) -> int | None:
+    return _native.max_exponent(x.data_ptr(), x.dtype is torch.float64, x.numel())
+
+
+def accumulate(
+    tensors: Sequence[Tensor], fmt: Format, kahan: bool, rounding: str, seed: int, out: Tensor
+) -> None:
+    if any(tensor.dtype is torch.float64 for tensor in tensors):
+        reference.accumulate(tensors, fmt, kahan, rounding, seed, out)
+        return
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    _native.accumulate(
+        addresses,
+        out.data_ptr(),
+        out.numel(),
+        fmt.spec,
+        MODES[rounding],
+        kahan,
+        seed & _U64,
+        get_num_threads(),
+    )
+
+
+def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
+    if x.dtype is torch.float64:
+        reference.encode(x, fmt, out)
+    else:
+        _native.encode(
+            x.data_ptr(), out.data_ptr(), out.element_size(), x.numel(), fmt.spec, get_num_threads()
+        )
+
+
+def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
+    size = codes.element_size()
+    if size == 2:
+        codes, size = codes.to(torch.int32), 4
+    _native.decode(codes.data_ptr(), size, out.data_ptr(), out.numel(), fmt.spec, get_num_threads())
+
+
+def pack(x: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
+    if x.dtype is torch.float64:
+        reference.pack(x, fmt, shift, out)
+    else:
+        _native.pack(x.data_ptr(), out.data_ptr(), x.numel(), fmt.spec, _clamp(shift), get_num_threads())
+
+
+def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
+    _native.unpack(data.data_ptr(), out.data_ptr(), out.numel(), fmt.spec, _clamp(shift), get_num_threads())
+
+
+def accumulate_packed(
+    payloads: Sequence[Tensor], fmt: Format, n: int, kahan: bool, rounding: str, seed: int, out: Tensor
+) -> None:
+    addresses = [payload.data_ptr() for payload in payloads]
+    _native.accumulate_packed(
+        addresses, out.data_ptr(), n, fmt.spec, MODES[rounding], kahan, seed & _U64, get_num_threads()
+    )
+
+
+def _clamp(shift: int) -> int:
+    """Past 300 in either direction every float32 result is the same."""
+    return max(-300, min(300, shift))

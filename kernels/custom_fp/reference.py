@@ -1,0 +1,226 @@
+"""The definition of every operator, in plain torch and float64: slow, readable, exact.
+
+The native and CUDA kernels equal it bit for bit; it also runs where they cannot (ops.py then warns once). It takes
+what ops.py hands to every backend: contiguous tensors, float32 or float64, on any device, and an `out` to fill.
+
+A float64 holds every float32 and every product of two exactly, and scaling by a power of two is exact, so that the
+only rounding below is the one that is meant. Sums are rounded to odd on their way (see `add_to_odd`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from custom_fp.format import Format
+
+INFINITY = float("inf")
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """2.0**exponent in float64, -1022 <= exponent <= 1023, for an integer tensor."""
+    return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
+
+
+def round_to_format(
+    x: Tensor, fmt: Format, rounding: str, overflow: str = "infinity", random: Tensor | None = None
+) -> Tensor:
+    """float64 values rounded to the format, as float64. `random`: 32 uniform bits an element (int64)."""
+    magnitude = x.abs()
+    quantum = power_of_two(_exponent(magnitude, fmt) - fmt.mantissa_bits)
+    significand = magnitude / quantum  # below 2**(m + 1)
+    if rounding == "nearest_even":
+        digits = (
+            significand.round()
+        )  # half to even: for m = 0 that is 1.5 -> 2 and 0.5 -> 0, as IEEE 754 has it
+    else:
+        digits = significand.floor()
+    if rounding == "stochastic":
+        distance = ((significand - digits) * 2.0**31).floor()
+        digits = digits + (distance + (random >> 1) >= 2.0**31)
+    result = digits * quantum
+
+    if overflow == "saturate":
+        infinity = fmt.max
+    elif fmt.has_inf:
+        infinity = INFINITY
+    else:
+        infinity = float("nan") if fmt.has_nan else fmt.max
+    past_max = fmt.max if rounding == "toward_zero" else infinity
+    result = torch.where(result > fmt.max, past_max, result)
+    result = torch.where(magnitude == INFINITY, infinity, result)
+    result = torch.copysign(result, x)
+    nan = float("nan") if fmt.has_nan else INFINITY if fmt.has_inf else fmt.max
+    return torch.where(x.isnan() | result.isnan(), nan, result)
+
+
+def _exponent(magnitude: Tensor, fmt: Format) -> Tensor:
+    """floor(log2) of magnitudes, not below the format's emin: the binade whose spacing applies."""
+    exponent = torch.frexp(magnitude).exponent.to(torch.int64) - 1
+    return torch.where(magnitude == 0, fmt.emin, exponent.clamp(fmt.emin, 1000))
+
+
+def quantize(x: Tensor, fmt: Format, rounding: str, overflow: str, seed: int, out: Tensor) -> None:
+    random = random_words(x.numel(), 0, seed, x.device).view(x.shape) if rounding == "stochastic" else None
+    out.copy_(round_to_format(x.double(), fmt, rounding, overflow, random))
+
+
+# ---- the generator ---------------------------------------------------------------------------------------------
+
+
+def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> list[Tensor]:
+    """Philox4x32-10 (Salmon et al., SC 2011) on int64 tensors that hold 32-bit words."""
+    mask = 0xFFFFFFFF
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        high_a, low_a = _wide_product(c0, 0xD2511F53)
+        high_b, low_b = _wide_product(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
+        k0, k1 = k0 + 0x9E3779B9 & mask, k1 + 0xBB67AE85 & mask
+    return [c0, c1, c2, c3]
+
+
+def _wide_product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
+    high = ((a >> 16) * b + ((a & 0xFFFF) * b >> 16)) >> 16
+    return high, a * b & 0xFFFFFFFF  # int64 wraps, its low half is right
+
+
+def random_words(n: int, stream: int, seed: int, device: torch.device) -> Tensor:
+    """One 32-bit word for each of n elements, as int64: see csrc/philox.h for which."""
+    blocks = -(-n // 64)
+    counter = torch.arange(blocks * 16, dtype=torch.int64, device=device)
+    zero = torch.zeros_like(counter)
+    words = philox4x32(
+        (counter & 0xFFFFFFFF, counter >> 32, zero + stream, zero),
+        (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF),
+    )
+    return torch.stack([word.view(blocks, 16) for word in words], dim=1).reshape(-1)[:n]
+
+
+# ---- sums ------------------------------------------------------------------------------------------------------
+
+
+def add_to_odd(a: Tensor, b: Tensor) -> Tensor:
+    """a + b in float64, truncated, with the last digit set if any digit was lost.
+
+    Rounding this to a format equals rounding the exact sum (Boldo and Melquiond 2008, "Emulation of FMA and
+    correctly rounded sums: proved algorithms using rounding to odd"). The error is Knuth's TwoSum.
+    """
+    total = a + b
+    b_part = total - a
+    error = (a - (total - b_part)) + (b - b_part)
+    inexact = (error != 0) & total.isfinite()
+    away_from_zero = inexact & (torch.signbit(total) != torch.signbit(error))
+    bits = total.view(torch.int64) - away_from_zero.long()
+    return (bits | inexact.long()).view(torch.float64)
+
+
+def accumulate(
+    tensors: Sequence[Tensor], fmt: Format, kahan: bool, rounding: str, seed: int, out: Tensor
+) -> None:
+    """acc = +0; for r in 0..N-1: acc = Q(acc + g_r). Kahan keeps the lost part c beside it.
+
+    Stochastic rounding reads stream 4 r + j for the j-th rounding of step r.
+    """
+
+    def rounded_sum(a: Tensor, b: Tensor, stream: int) -> Tensor:
+        random = None
+        if rounding == "stochastic":
+            random = random_words(a.numel(), stream, seed, a.device).view(a.shape)
+        return round_to_format(add_to_odd(a, b), fmt, rounding, random=random)
+
+    acc = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
+    c = torch.zeros_like(acc)
+    for r, tensor in enumerate(tensors):
+        g = tensor.double()
+        if not kahan:
+            acc = rounded_sum(acc, g, 4 * r)
+            continue
+        y = rounded_sum(g, -c, 4 * r)
+        t = rounded_sum(acc, y, 4 * r + 1)
+        gained = rounded_sum(t, -acc, 4 * r + 2)
+        c = rounded_sum(gained, -y, 4 * r + 3)
+        c = torch.where(t.isfinite(), c, 0.0)
+        acc = t
+    out.copy_(acc)
+
+
+def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
+    out.copy_(x.double() * 2.0 ** max(-300, min(300, shift)))
+
+
+def max_exponent(x: Tensor) -> int | None:
+    finite = x.double().abs()
+    finite = finite[finite.isfinite()]
+    largest = finite.max().item() if finite.numel() else 0.0
+    if largest == 0.0:
+        return None
+    mantissa, exponent = torch.frexp(torch.tensor(largest, dtype=torch.float64))
+    return int(exponent) - int(mantissa == 0.5)
+
+
+# ---- codes -----------------------------------------------------------------------------------------------------
+
+
+def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
+    """Codes of x, rounded to nearest first: sign, exponent field, mantissa field."""
+    value = round_to_format(x.double(), fmt, "nearest_even")
+    magnitude = value.abs()
+    exponent = _exponent(magnitude, fmt)
+    digits = (magnitude / power_of_two(exponent - fmt.mantissa_bits)).nan_to_num(0, 0).long()
+    code = ((exponent - fmt.emin) << fmt.mantissa_bits) + digits
+    if fmt.has_inf:
+        code = torch.where(magnitude == INFINITY, fmt.inf_code, code)
+    if fmt.has_nan:
+        code = torch.where(value.isnan(), fmt.nan_code, code)
+    out.copy_(code | torch.signbit(value).long() << (fmt.bits - 1))
+
+
+def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
+    """Values of codes, of which the low `bits` bits are read."""
+    code = codes.long()
+    m = fmt.mantissa_bits
+    magnitude = code & (1 << (fmt.bits - 1)) - 1
+    field = magnitude >> m
+    digits = (magnitude & (1 << m) - 1) + ((field > 0).long() << m)
+    value = digits.double() * power_of_two(field.clamp(min=1) - fmt.bias - m)
+    if fmt.has_nan:
+        value = torch.where(magnitude > fmt.max_code, float("nan"), value)
+    if fmt.has_inf:
+        value = torch.where(magnitude == fmt.inf_code, INFINITY, value)
+    negative = (code >> (fmt.bits - 1) & 1).bool() & ~value.isnan()
+    out.copy_(torch.where(negative, -value, value))
+
+
+def pack(x: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
+    """Codes of x * 2**shift, 8 codes in k bytes, code j from bit j * k on (little-endian); zero codes fill up."""
+    k, n = fmt.bits, x.numel()
+    codes = torch.zeros(-(-n // 8) * 8, dtype=torch.int64, device=x.device)
+    encode(x.reshape(-1).double() * 2.0 ** max(-300, min(300, shift)), fmt, codes[:n])
+    bits = codes[:, None] >> torch.arange(k, device=x.device) & 1
+    weights = 1 << torch.arange(8, device=x.device)
+    out.copy_((bits.view(-1, 8) * weights).sum(dim=1))
+
+
+def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
+    k = fmt.bits
+    bits = data.long()[:, None] >> torch.arange(8, device=data.device) & 1
+    weights = 1 << torch.arange(k, device=data.device)
+    codes = (bits.view(-1, k) * weights).sum(dim=1)[: out.numel()]
+    values = torch.empty(codes.shape, dtype=torch.float32, device=data.device)
+    decode(codes, fmt, values)
+    scale_pow2(values.view(out.shape), shift, out)
+
+
+def accumulate_packed(
+    payloads: Sequence[Tensor], fmt: Format, n: int, kahan: bool, rounding: str, seed: int, out: Tensor
+) -> None:
+    values = [torch.empty(n, dtype=torch.float32, device=out.device) for _ in payloads]
+    for payload, value in zip(payloads, values, strict=True):
+        unpack(payload, fmt, 0, value)
+    total = torch.empty(n, dtype=torch.float32, device=out.device)
+    accumulate(values, fmt, kahan, rounding, seed, total)
+    pack(total, fmt, 0, out)

@@ -1,0 +1,81 @@
+"""Exact rational arithmetic: what every operator should return, written from the standard and nothing else.
+
+No code is shared with custom_fp but Format's fields; values are Fractions, so that nothing can round unseen.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from custom_fp.format import Format
+
+INFINITY = float("inf")
+
+
+def finite_magnitudes(fmt: Format) -> list[Fraction]:
+    """Every finite value >= 0 in ascending order, from the meaning of the fields."""
+    values = []
+    for field in range(2**fmt.exponent_bits):
+        for mantissa in range(2**fmt.mantissa_bits):
+            all_ones = field == 2**fmt.exponent_bits - 1 and mantissa == 2**fmt.mantissa_bits - 1
+            if fmt.family == "ieee" and field == 2**fmt.exponent_bits - 1:
+                continue
+            if fmt.family == "fn" and all_ones and fmt.has_nan:
+                continue
+            significand = Fraction(mantissa, 2**fmt.mantissa_bits) + (field > 0)
+            values.append(significand * Fraction(2) ** (max(field, 1) - fmt.bias))
+    return values
+
+
+def quantum_of(magnitude: Fraction, fmt: Format) -> Fraction:
+    """The spacing of p-digit values around a magnitude, the exponent unbounded above."""
+    if magnitude == 0:
+        return Fraction(2) ** (fmt.emin - fmt.mantissa_bits)
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    if Fraction(2) ** exponent > magnitude:
+        exponent -= 1
+    return Fraction(2) ** (max(exponent, fmt.emin) - fmt.mantissa_bits)
+
+
+def overflowed(fmt: Format, overflow: str) -> float:
+    if overflow == "saturate":
+        return float(largest(fmt))
+    if fmt.has_inf:
+        return INFINITY
+    return math.nan if fmt.has_nan else float(largest(fmt))
+
+
+def largest(fmt: Format) -> Fraction:
+    top = 2**fmt.exponent_bits - 1
+    if fmt.family == "ieee":
+        code = (top << fmt.mantissa_bits) - 1
+    else:
+        code = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 1 - fmt.has_nan
+    field, mantissa = divmod(code, 2**fmt.mantissa_bits)
+    return (Fraction(mantissa, 2**fmt.mantissa_bits) + (field > 0)) * Fraction(2) ** (
+        max(field, 1) - fmt.bias
+    )
+
+
+def quantize(x: float, fmt: Format, rounding: str = "nearest_even", overflow: str = "infinity") -> float:
+    """One value, given exactly as a float. Rounding to nearest is `round` of a Fraction: half to even."""
+    if math.isnan(x):
+        return math.nan if fmt.has_nan else INFINITY if fmt.has_inf else float(largest(fmt))
+    sign = math.copysign(1.0, x)
+    if math.isinf(x):
+        return sign * overflowed(fmt, overflow)
+    return sign * quantize_exact(abs(Fraction(x)), fmt, rounding, overflow)
+
+
+def quantize_exact(magnitude: Fraction, fmt: Format, rounding: str, overflow: str = "infinity") -> float:
+    quantum = quantum_of(magnitude, fmt)
+    digits = round(magnitude / quantum) if rounding == "nearest_even" else math.floor(magnitude / quantum)
+    if digits * quantum > largest(fmt):
+        return float(largest(fmt)) if rounding == "toward_zero" else overflowed(fmt, overflow)
+    return float(digits * quantum)
+
+
+def same(a: float, b: float) -> bool:
+    """Equal as bits, NaN equal to NaN."""
+    return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1.0, a) == math.copysign(1.0, b))
