@@ -73,6 +73,7 @@ class Agent:
         config = yaml.load(self.run.config.read_text(encoding="utf-8"), yaml.CSafeLoader)
         attempt = self.run.new_attempt()
         started = time.time()
+        write_json(attempt.where, where(self.run, started))
         with attempt.agent_log.open("a", encoding="utf-8") as log:
             _note(
                 log, f"agent {os.getpid()} on {socket.gethostname()}, {'warm' if self.warm else 'cold'} start"
@@ -106,6 +107,17 @@ class Agent:
             return False
         # What fails twice in the same way will fail a third time; a kill has its reason outside the run.
         return outcome["outcome"] == "killed" or outcome["reason"] != before.get("reason")
+
+
+def where(run: RunDir, started: float) -> dict[str, Any]:
+    """What another shell needs to find this attempt, and to tell how fast it goes."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "started": started,
+        "from_epoch": (read_json(run.status) or {}).get("epoch", 0),
+    }
 
 
 def classify(run: RunDir, attempt: Attempt, answer: dict[str, Any] | None, *, stops: int) -> dict[str, Any]:

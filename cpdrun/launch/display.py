@@ -58,7 +58,7 @@ class Display:
             took = time.monotonic() - self._started.get(name, time.monotonic())
             line = Text.assemble(
                 (outcome, STYLES.get(outcome, "red")),
-                f" {name}  {_result(event)}  {_duration(took)}  [{self._ended}/{self.total}]",
+                f" {name}  {_result(event)}  {duration(took)}  [{self._ended}/{self.total}]",
             )
             self.console.print(line, highlight=False, soft_wrap=True)
 
@@ -88,7 +88,7 @@ class Display:
                 name,
                 f"{status['epoch']}/{status['epochs']}" if "epochs" in status else "-",
                 "-" if accuracy is None else f"{100 * accuracy:.1f} %",
-                _duration(time.monotonic() - self._started.get(name, time.monotonic())),
+                duration(time.monotonic() - self._started.get(name, time.monotonic())),
             )
         for _, status in progress:
             fractions += min(1.0, status.get("epoch", 0) / max(1, status.get("epochs", 1)))
@@ -97,7 +97,7 @@ class Display:
         overall.add_row(
             ProgressBar(total=self.total, completed=self._ended + fractions, width=40),
             f"{self._ended}/{self.total} runs",
-            "" if left is None else f"{_duration(left)} left",
+            "" if left is None else f"{duration(left)} left",
             Text(self.message, style="yellow"),
         )
         return Group(table, overall)
@@ -125,7 +125,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     ):
         if count:
             counts.append(f"{count} {word}")
-    line = f"{', '.join(counts)} in {_duration(summary.wall_seconds)}"
+    line = f"{', '.join(counts)} in {duration(summary.wall_seconds)}"
     if summary.training_share is not None:
         line += f"; training took {100 * summary.training_share:.0f} % of the core-seconds"
     console.print(line, highlight=False, soft_wrap=True)
@@ -161,7 +161,7 @@ def _result(event: Event) -> str:
     return event.outcome.get("reason", "")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)

@@ -12,6 +12,7 @@ import yaml
 from rich.console import Console
 
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions, Summary
+from cpdrun.launch.cancel import cancellation
 from cpdrun.launch.display import Display, print_summary
 from cpdrun.launch.engine import WarmEngine
 from cpdrun.record import SweepDir, read_json, write_text
@@ -60,7 +61,7 @@ def launch(
         executor.submit(jobs)
         if options.wait:
             with Display(console, len(jobs)) as display:
-                for event in _events(executor, options, display):
+                for event in _events(executor, sweep, options, display):
                     display.event(event)
                     _count(summary, event)
                     if event.kind == "ended" and not event.outcome.get("elsewhere"):
@@ -107,9 +108,13 @@ def write_configs(jobs: list[Job]) -> None:
             raise LaunchError(f"cannot write {job.run.path}: {error.strerror}") from error
 
 
-def _events(executor: Executor, options: LaunchOptions, display: Display) -> Iterator[Event]:
-    """Every event of the sweep, as it happens; stops the executor on Ctrl-C and, if asked, on a failure."""
+def _events(executor: Executor, sweep: SweepDir, options: LaunchOptions, display: Display) -> Iterator[Event]:
+    """Every event of the sweep, as it happens.
+
+    Stops the executor on Ctrl-C, on `cpdrun cancel` from another shell and, if asked to, on a failure.
+    """
     presses = 0
+    cancelled_before = cancellation(sweep)
     with _stop_signals() as signals:
         while executor.unfinished:
             for event in executor.poll(POLL_S):
@@ -118,6 +123,8 @@ def _events(executor: Executor, options: LaunchOptions, display: Display) -> Ite
                     display.say("stopping at the first failure; runs save at their next step")
                     executor.cancel(now=False)
                     presses = 1
+            if not presses and cancellation(sweep) != cancelled_before:
+                signals.append(signal.SIGTERM)
             if len(signals) > presses:
                 executor.cancel(now=presses > 0)
                 presses = len(signals)

@@ -2,10 +2,12 @@
 
 <results_dir>/<sweep>/sweep.yaml                  axes, overrides, commit, versions
 <results_dir>/<sweep>/report/                     what `cpdrun report` writes
+<results_dir>/<sweep>/array.sbatch  slurm.json    what was handed to Slurm; its own logs are in slurm/
 <results_dir>/<sweep>/runs/<slug>-<hash10>/
   config.yaml  overrides.txt  env.json            what the run is
   metrics.jsonl  ckpt/last.pt  status.json        how far it is
-  attempts/<n>/{agent.log,rank<k>.log,exit.json}  how each attempt went
+  attempts/<n>/{agent.log,rank<k>.log}            what each attempt said
+  attempts/<n>/{where.json,exit.json}             where it ran, how it went
   done.json                                       finished: its presence, and nothing else, says so
 """
 
@@ -27,6 +29,11 @@ class Attempt:
     @property
     def agent_log(self) -> Path:
         return self.path / "agent.log"
+
+    @property
+    def where(self) -> Path:
+        """Host, process and Slurm job of the attempt; touched while its agent lives."""
+        return self.path / "where.json"
 
     @property
     def exit(self) -> Path:
@@ -119,6 +126,24 @@ class SweepDir:
     @property
     def report(self) -> Path:
         return self.path / "report"
+
+    @property
+    def stop(self) -> Path:
+        """Touched to ask every launcher of the sweep to stop gently."""
+        return self.path / ".stop"
+
+    @property
+    def slurm(self) -> Path:
+        """Which array elements of Slurm were given which runs."""
+        return self.path / "slurm.json"
+
+    @property
+    def slurm_logs(self) -> Path:
+        return self.path / "slurm"
+
+    def array_script(self, number: int) -> Path:
+        """The sbatch script of the sweep; runs that need other resources than the first have a second one."""
+        return self.path / ("array.sbatch" if number == 1 else f"array-{number}.sbatch")
 
     @property
     def runs_folder(self) -> Path:

@@ -1,0 +1,228 @@
+"""Runs under Slurm: one readable array script a sweep, one element, with its agent, a run.
+
+`results/<sweep>/array.sbatch` is written, submitted and left to the user: edited and sent by hand, it does
+the same. Slurm copies a script when it is submitted, so that a later one does not disturb an earlier. Before
+its time limit an element is sent SIGUSR1; its agent then has the ranks save and requeues that very element.
+The launcher only watches: `--no-wait`, a closed laptop or kill -9 leave the array as it is.
+"""
+
+import contextlib
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cpdrun.launch.agent import last_line
+from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
+from cpdrun.launch.engine import WarmEngine
+from cpdrun.launch.squeue import elements_in_queue, slurm
+from cpdrun.record import RunDir, SweepDir, read_json, write_json, write_text
+
+POLL_S = 2.0  # squeue asks the controller that the whole cluster shares
+
+
+class SlurmExecutor(Executor):
+    """Submits the runs as job arrays, one for each kind of resources they need, and watches them.
+
+    Args:
+        partition, account, time, gres, mem: as sbatch's options of these names; None leaves them out.
+        nodes: nodes of each run; divides its nproc.
+        max_parallel: elements of an array at the same time; the command line's takes precedence.
+        warning_s: seconds before the time limit at which a run is told to save.
+        setup: shell lines before each run.
+        sbatch: further options for the script.
+        sweep: where script, job numbers and Slurm's own logs go.
+        options: the command line's.
+        warm: of no use here, since elements start on other machines.
+    """
+
+    def __init__(
+        self,
+        partition: str | None,
+        account: str | None,
+        time: str | None,
+        gres: str | None,
+        mem: str | None,
+        nodes: int,
+        max_parallel: int | None,
+        warning_s: int,
+        setup: list[str],
+        sbatch: list[str],
+        *,
+        sweep: SweepDir,
+        options: LaunchOptions,
+        warm: WarmEngine | None = None,
+    ) -> None:
+        self._asked = {"partition": partition, "account": account, "time": time, "gres": gres, "mem": mem}
+        self._nodes = nodes
+        self._max_parallel = options.max_parallel or max_parallel
+        self._warning_s = warning_s
+        self._setup = setup
+        self._more = sbatch
+        self._sweep = sweep
+        self._options = options
+        self._jobs: dict[str, Job] = {}  # by array element
+        self._begun: set[str] = set()
+        self._cancelled = False
+        self._polled = 0.0
+
+    def submit(self, jobs: list[Job]) -> None:
+        self.slots = sum(job.nproc for job in jobs)
+        for job in jobs:
+            if job.nproc % self._nodes:
+                raise LaunchError(f"launcher.nodes={self._nodes} does not divide nproc={job.nproc}")
+        waiting = {run: element for element, run in elements_of(self._sweep).items()}
+        new = [job for job in jobs if job.run.name not in waiting]
+        self._jobs = {waiting[job.run.name]: job for job in jobs if job.run.name in waiting}
+        for number, group in enumerate(_by_resources(new), start=1):
+            array = self._submit_array(number, group)
+            self._jobs |= {f"{array}_{index}": job for index, job in enumerate(group)}
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        if time.monotonic() - self._polled < POLL_S:
+            time.sleep(timeout_s)
+            return []
+        self._polled = time.monotonic()
+        queue = elements_in_queue(sorted({element.split("_")[0] for element in self._jobs}))
+        events = []
+        for element, job in list(self._jobs.items()):
+            state = queue.get(element)
+            if element not in self._begun and state != "PENDING":
+                self._begun.add(element)
+                events.append(Event(job, "started"))
+            if state is None:
+                del self._jobs[element]
+                events.append(Event(job, "ended", self._outcome(job, element)))
+        return events
+
+    def cancel(self, *, now: bool) -> None:
+        self._cancelled = True
+        cancel_waiting(self._sweep)
+        if now:
+            slurm("scancel", *self._jobs)
+        else:
+            for job in self.running:
+                job.run.preempt.touch()
+
+    def close(self) -> None:
+        """Elements are Slurm's: they go on without this process."""
+
+    @property
+    def running(self) -> list[Job]:
+        return [self._jobs[element] for element in self._begun if element in self._jobs]
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._jobs)
+
+    def _submit_array(self, number: int, jobs: list[Job]) -> str:
+        script = self._sweep.array_script(number)
+        try:
+            self._sweep.slurm_logs.mkdir(parents=True, exist_ok=True)
+            write_text(script, self.script(jobs))
+        except OSError as error:
+            raise LaunchError(f"cannot write {script}: {error.strerror}") from error
+        array = slurm("sbatch", "--parsable", str(script)).strip().split(";")[0]
+        submitted = read_json(self._sweep.slurm) or []
+        submitted.append({"job": array, "script": script.name, "runs": [job.run.name for job in jobs]})
+        write_json(self._sweep.slurm, submitted)
+        return array
+
+    def script(self, jobs: list[Job]) -> str:
+        """The sbatch script for `jobs`, which all need the same resources."""
+        nproc, threads = jobs[0].nproc, jobs[0].config["threads"]
+        per_node = nproc // self._nodes
+        limit = f"%{self._max_parallel}" if self._max_parallel else ""
+        options = {
+            "job-name": f"cpdrun-{self._sweep.name}",
+            "array": f"0-{len(jobs) - 1}{limit}",
+            "output": self._sweep.slurm_logs.absolute() / "%A_%a.log",
+            "open-mode": "append",
+            "nodes": self._nodes,
+            "ntasks-per-node": 1,
+            "cpus-per-task": per_node * threads,
+            "signal": f"B:USR1@{self._warning_s}",
+            **{key: value for key, value in self._asked.items() if value is not None},
+        }
+        names = "\n".join(f"    {shlex.quote(job.run.name)}" for job in jobs)
+        command = [sys.executable, "-m", "cpdrun.launch.agent"]
+        flags = ["--retries", str(self._options.retries), "--nodes", str(self._nodes)]
+        return SCRIPT.format(
+            options="\n".join(f"#SBATCH --{key}={value}" for key, value in options.items()),
+            more="".join(f"#SBATCH {line}\n" for line in self._more),
+            setup="".join(f"{line}\n" for line in self._setup),
+            names=names,
+            folder=shlex.quote(str(self._sweep.runs_folder.absolute())),
+            here=shlex.quote(str(Path.cwd())),
+            agent=shlex.join(command),
+            flags=shlex.join(flags),
+        )
+
+    def _outcome(self, job: Job, element: str) -> dict[str, Any]:
+        done = read_json(job.run.done)
+        if isinstance(done, dict):
+            return {"outcome": done["status"], "reason": ""}
+        attempt = job.run.last_attempt()
+        outcome = read_json(attempt.exit) if attempt else None
+        if attempt and outcome is None and self._cancelled:
+            return {"outcome": "preempted", "reason": "cancelled"}
+        if outcome is None and attempt is None:
+            if self._cancelled:
+                return {"outcome": "preempted", "reason": "cancelled before it had begun"}
+            log = self._sweep.slurm_logs / f"{element}.log"
+            return {"outcome": "failed", "reason": last_line(log) or f"never began; Slurm's log: {log}"}
+        return outcome or {"outcome": "killed", "reason": "killed by Slurm, with its agent"}
+
+
+SCRIPT = """\
+#!/bin/bash
+{options}
+#SBATCH --requeue
+{more}
+# Written by `cpdrun sweep`; yours to edit, and to submit with `sbatch`. One element of the array is one run:
+# finished ones end at once, stopped ones go on from their last checkpoint.
+runs=(
+{names}
+)
+cd {here}
+{setup}exec {agent} {folder}/"${{runs[$SLURM_ARRAY_TASK_ID]}}" {flags}
+"""
+
+
+def elements_of(sweep: SweepDir) -> dict[str, str]:
+    """The run of each array element of `sweep` that waits or runs: {element: run name}."""
+    submitted = read_json(sweep.slurm)
+    if not submitted:
+        return {}
+    runs = {f"{array['job']}_{i}": run for array in submitted for i, run in enumerate(array["runs"])}
+    queue = elements_in_queue([array["job"] for array in submitted])
+    return {element: runs[element] for element in queue if element in runs}
+
+
+def cancel_waiting(sweep: SweepDir) -> int:
+    """Take the elements of `sweep` that have not begun out of the queue; how many they were."""
+    submitted = read_json(sweep.slurm)
+    if not submitted:
+        return 0
+    waiting = [
+        element
+        for element, state in elements_in_queue([array["job"] for array in submitted]).items()
+        if state == "PENDING"
+    ]
+    if waiting:
+        with contextlib.suppress(LaunchError):  # some have begun since
+            slurm("scancel", "--state=PENDING", *waiting)
+    return len(waiting)
+
+
+def requeue_self(run: RunDir, element: str) -> None:
+    """Have Slurm run this very element again. Called by its agent, in the element."""
+    slurm("scontrol", "requeue", element)
+
+
+def _by_resources(jobs: list[Job]) -> list[list[Job]]:
+    groups: dict[tuple[int, int], list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((job.nproc, job.config["threads"]), []).append(job)
+    return list(groups.values())

@@ -1,0 +1,143 @@
+"""How far a sweep is, read from its run directories alone: from any shell, on any machine that sees them."""
+
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cpdrun.launch.display import duration
+from cpdrun.record import RunDir, State, SweepDir, read_json, state_of
+
+WATCH_S = 2.0
+STYLES = {
+    State.DONE: "green",
+    State.RUNNING: "cyan",
+    State.FAILED: "red",
+    State.PREEMPTED: "yellow",
+    State.PENDING: "dim",
+}
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run as it stands. Accuracy is 0..1, of the last epoch evaluated; None stands for not known."""
+
+    name: str
+    state: State
+    epoch: int | None = None
+    epochs: int | None = None
+    test_accuracy: float | None = None
+    diverged: bool = False
+    attempt: int | None = None
+    where: str | None = None
+    seconds_left: float | None = None
+    reason: str = ""
+
+
+def run_status(run: RunDir) -> RunStatus:
+    """The state of one run. A pending one costs a look at four file names."""
+    state = state_of(run)
+    if state is State.PENDING:
+        return RunStatus(run.name, state)
+    progress = _dictionary(run.status)
+    known: dict[str, Any] = {key: progress.get(key) for key in ("epoch", "epochs", "test_accuracy")}
+    attempt = run.last_attempt()
+    where = _dictionary(attempt.where) if attempt else {}
+    known |= {"attempt": attempt and attempt.number, "where": _place(where)}
+    if state is State.DONE:
+        done = _dictionary(run.done)
+        known["diverged"] = done.get("status") == "diverged"
+        known["test_accuracy"] = done.get("metrics", {}).get("test_accuracy")
+        if "status" not in done:
+            known["reason"] = "done.json holds no JSON; remove it and run again"
+    elif state is State.RUNNING:
+        known["seconds_left"] = _seconds_left(progress, where)
+    elif attempt is not None:
+        known["reason"] = _dictionary(attempt.exit).get("reason", "killed, with its agent")
+    return RunStatus(run.name, state, **known)
+
+
+def sweep_status(sweep: SweepDir) -> list[RunStatus]:
+    """Every run of `sweep`, in the order of their names."""
+    return [run_status(run) for run in sweep.runs()]
+
+
+def print_status(console: Console, sweep: SweepDir, *, watch: bool = False) -> None:
+    """A table of the runs that are not pending, and the counts of all; again and again with `watch`."""
+    if not watch:
+        console.print(render(sweep, sweep_status(sweep)))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            rows = sweep_status(sweep)
+            live.update(render(sweep, rows, height=console.height - 4), refresh=True)
+            if not any(row.state in (State.RUNNING, State.PENDING) for row in rows):
+                return
+            time.sleep(WATCH_S)
+
+
+def as_json(rows: list[RunStatus]) -> str:
+    """The rows as a JSON list, for programs."""
+    return json.dumps([asdict(row) for row in rows], indent=2)
+
+
+def render(sweep: SweepDir, rows: list[RunStatus], height: int | None = None) -> Group:
+    """The table as rich draws it; with `height`, at most so many rows, those that run or failed first."""
+    order = [State.RUNNING, State.FAILED, State.PREEMPTED, State.DONE]
+    shown = sorted((row for row in rows if row.state in order), key=lambda row: order.index(row.state))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("run", no_wrap=True, overflow="ellipsis")
+    table.add_column("state")
+    for column in ("epoch", "accuracy", "attempt", "left"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("where, or why", overflow="ellipsis", no_wrap=True)
+    for row in shown[:height]:
+        table.add_row(
+            row.name,
+            Text("diverged" if row.diverged else row.state, STYLES[row.state]),
+            "" if row.epochs is None else f"{row.epoch}/{row.epochs}",
+            "" if row.test_accuracy is None else f"{100 * row.test_accuracy:.1f} %",
+            "" if row.attempt is None else str(row.attempt),
+            "" if row.seconds_left is None else duration(row.seconds_left),
+            Text(row.reason or row.where or ""),
+        )
+    counts = Counter(row.state for row in rows)
+    line = ", ".join(f"{counts[state]} {state}" for state in State if counts[state]) or "no runs yet"
+    return Group(*([table] if shown else []), Text(f"{sweep.name}: {line}"))
+
+
+def estimate_seconds(runs: Iterable[RunDir], todo: int, slots: int) -> float | None:
+    """Wall time that `todo` further runs like those done among `runs` would take; None where none is done."""
+    done = (_dictionary(run.done).get("wall_seconds") for run in runs)
+    seconds = [value for value in done if value is not None]
+    return statistics.median(seconds) * todo / min(slots, max(1, todo)) if seconds else None
+
+
+def _place(where: dict[str, Any]) -> str | None:
+    if not where:
+        return None
+    job = f", Slurm job {where['slurm_job']}" if where.get("slurm_job") else f", agent {where['pid']}"
+    return where["host"] + job
+
+
+def _seconds_left(progress: dict[str, Any], where: dict[str, Any]) -> float | None:
+    """From the pace of this attempt; None before its first epoch."""
+    epochs = progress.get("epoch", 0) - where.get("from_epoch", 0)
+    if epochs <= 0 or "updated" not in progress:
+        return None
+    pace = (progress["updated"] - where["started"]) / epochs
+    return max(0.0, pace * (progress["epochs"] - progress["epoch"]) - (time.time() - progress["updated"]))
+
+
+def _dictionary(path: Any) -> dict[str, Any]:
+    """The JSON object in `path`; empty where there is none or something else."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else {}
