@@ -6,6 +6,7 @@ the record adds carries a prefix that no config key has:
   run:status run:wall_seconds ...            done.json (status: finished or diverged)
   metric:NAME                                done.json's metrics, float, NaN where absent or not a number
   wire:NAME                                  done.json's wire, float
+  env:NAME                                   env.json, the packages' versions under their own names
 """
 
 import json
@@ -20,7 +21,7 @@ from cpdrun.record import RunDir, State, SweepDir, read_json, state_of
 
 _YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
 
-_RECORD = ("run:", "metric:", "wire:")
+_RECORD = ("run:", "metric:", "wire:", "env:")
 
 SEED, SCALING = "seed", "scaling"
 CORE_AXES = ("format", "aps", "world_size")
@@ -33,7 +34,7 @@ def collect(sweeps: Iterable[SweepDir]) -> pd.DataFrame:
     rows = [_row(sweep, run) for sweep in sweeps for run in sweep.runs()]
     frame = pd.DataFrame(rows, dtype=object)
     for column in frame.columns:
-        if column.startswith(("metric:", "wire:")):
+        if column.startswith(("metric:", "wire:", "run:wall", "run:train")):
             frame[column] = pd.to_numeric(frame[column], errors="coerce")
     return frame
 
@@ -101,9 +102,10 @@ def _row(sweep: SweepDir, run: RunDir) -> dict[str, Any]:
         if not isinstance(done, dict):
             row["run:problem"], done = f"{run.done.name} holds no record", {}
         row["run:status"] = done.get("status")
-        row |= {f"run:{key}": done[key] for key in ("wall_seconds", "train_seconds") if key in done}
+        row |= {f"run:{key}": _number(done.get(key)) for key in ("wall_seconds", "train_seconds")}
         row |= {f"metric:{key}": _number(value) for key, value in _items(done.get("metrics"))}
         row |= {f"wire:{key}": _number(value) for key, value in _items(done.get("wire"))}
+    row |= {f"env:{key}": value for key, value in _environment(read_json(run.env))}
     return row
 
 
@@ -119,6 +121,14 @@ def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from _flat(value, f"{name}.")
         else:
             yield name, json.dumps(value, default=str) if isinstance(value, list | dict) else value
+
+
+def _environment(env: Any) -> Iterator[tuple[str, Any]]:
+    for key, value in _items(env):
+        if isinstance(value, dict):  # the packages' versions
+            yield from ((str(name), version) for name, version in value.items())
+        else:
+            yield key, value if isinstance(value, str | int | float | None) else json.dumps(value)
 
 
 def _items(value: Any) -> Iterable[tuple[str, Any]]:

@@ -6,8 +6,11 @@ import pandas as pd
 import yaml
 
 from cpdrun.record import State, SweepDir
+from cpdrun.report.collect import finished
 from cpdrun.report.study import Study
 from cpdrun.report.verdict import some
+
+_ANY_MACHINE = ("env:hostname", "env:platform")  # may differ and change nothing
 
 
 def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
@@ -17,6 +20,7 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
         *_unreadable(study.runs),
         *_without_value(study),
         *_uneven_seeds(study),
+        *_mixed_versions(study),
     ]
 
 
@@ -84,3 +88,15 @@ def _uneven_seeds(study: Study) -> list[str]:
                 f"{where} lacks seed{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             )
     return [] if not lines else [f"not every mean is over the same seeds: {some(lines, '; ')}"]
+
+
+def _mixed_versions(study: Study) -> list[str]:
+    """Other software or another device can make other results; no config tells such runs apart."""
+    done = finished(study.runs)
+    mixed = []
+    for column in (c for c in done.columns if c.startswith("env:") and c not in _ANY_MACHINE):
+        counts = done[column].dropna().map(str).value_counts()
+        if len(counts) > 1:
+            values = some([f"{value} ({count} runs)" for value, count in counts.items()], most=3)
+            mixed.append(f"{column.removeprefix('env:')} {values}")
+    return [f"the finished runs were made with different versions: {'; '.join(mixed)}"] if mixed else []

@@ -3,13 +3,15 @@
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from cpdrun.record import SweepDir
+from cpdrun.record import RunDir, SweepDir, read_json_lines
 from cpdrun.report import formats
 from cpdrun.report.collect import CORE_AXES, SCALING, SEED, collect, finished, identity, other_axes
+from cpdrun.report.compare import Difference, difference
 from cpdrun.report.errors import ReportError
 from cpdrun.report.intervals import mean_interval
 from cpdrun.report.metric import Metric
@@ -19,7 +21,7 @@ SWEEP = "run:sweep"
 WITH_APS, WITHOUT_APS = "with APS", "without APS"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a group is itself: it serves as a key
 class Group:
     """The runs that differ in nothing but their seed: one row of the table.
 
@@ -30,7 +32,9 @@ class Group:
     by_seed: dict[Any, float]
     n_finished: int
     diverged: int
-    wire_bytes: float  # bytes a real worker sends per step; NaN where the record has none
+    wire_bytes: float  # a real worker sends per step; NaN where the record has none
+    train_seconds: float  # mean; NaN where the record has none
+    runs: list[RunDir]
 
     @property
     def values(self) -> list[float]:
@@ -114,6 +118,38 @@ class Study:
     def looks(self) -> dict[str, Look]:
         """How each strategy is drawn, by its name."""
         return looks(group.strategy for group in self.groups if not group.is_baseline)
+
+    def against_baseline(self, group: Group) -> Difference | None:
+        """How much better than its facet's fp32; None for fp32 itself, and where either has no value."""
+        baseline = self._baselines.get(group)
+        if baseline is None or baseline is group or not group.values:
+            return None
+        better = self.metric.higher_is_better
+        return difference(group.by_seed, baseline.by_seed, ci=self.ci, higher_is_better=better)
+
+    @cached_property
+    def _baselines(self) -> dict[Group, Group | None]:
+        return {group: facet.baseline for facet in self.facets for group in facet.groups}
+
+    def history(self, group: Group) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, an epoch each, of all the group's runs."""
+        return [row for run in group.runs for row in read_json_lines(run.metrics) if isinstance(row, dict)]
+
+    def describe(self, group: Group) -> str:
+        """One group in a line: `e4m3 with APS, workers 8: 98.7 ± 0.3 %, 3 seeds, −0.1 ± 0.2 vs fp32`."""
+        facet = [
+            f"{axis_title(k)} {axis_text(group.keys[k])}"
+            for k in ("world_size", *self.axes)
+            if not is_scaling(k)
+        ]
+        name = str(group.format) if group.is_baseline else f"{group.format} {group.strategy}"
+        parts = [self.metric.show(*self.interval(group)) + self.metric.unit]
+        parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
+        if gap := self.against_baseline(group):
+            parts.append(f"{self.metric.show_difference(gap.mean, gap.half_width)} vs fp32")
+        if group.diverged:
+            parts.append(f"{group.diverged} diverged")
+        return f"{', '.join([name, *facet])}: {', '.join(parts)}"
 
     def interval(self, group: Group) -> tuple[float, float]:
         return mean_interval(group.values, self.ci)
@@ -200,16 +236,21 @@ def _groups(done: pd.DataFrame, axes: list[str], metric: str) -> list[Group]:
 def _group(rows: list[dict[str, Any]], names: list[str], metric: str) -> Group:
     # Two runs of one seed can differ in nothing that changes the result: they count once.
     by_seed = {_seed(row): row for row in rows}
-    wire = [row.get("wire:bytes_per_step_real_worker", math.nan) for row in rows]
-    wire = [value for value in wire if math.isfinite(value)]
     rows = list(by_seed.values())
     return Group(
         keys={name: rows[0][name] for name in names},
         by_seed={seed: row[metric] for seed, row in by_seed.items() if math.isfinite(row[metric])},
         n_finished=len(rows),
         diverged=sum(row["run:status"] == "diverged" for row in rows),
-        wire_bytes=wire[0] if wire else math.nan,
+        wire_bytes=_mean(rows, "wire:bytes_per_step_real_worker"),
+        train_seconds=_mean(rows, "run:train_seconds"),
+        runs=[RunDir(Path(row["run:path"])) for row in rows],
     )
+
+
+def _mean(rows: list[dict[str, Any]], name: str) -> float:
+    values = [row.get(name, math.nan) for row in rows]
+    return mean_interval([value for value in values if math.isfinite(value)], 95)[0]
 
 
 def _seed(row: dict[str, Any]) -> Any:

@@ -42,6 +42,19 @@ def looks(strategies: Iterable[str]) -> dict[str, Look]:
     return {name: look for name, look in (rules | usual).items() if name in names}
 
 
+def shades(count: int) -> list[str]:
+    """Colours for an ordered series, dark first, that stay apart in grey and for the colour-blind."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["viridis"](0.85 * i / max(count - 1, 1))) for i in range(count)]
+
+
+NAME = {"fontweight": "bold", "fontsize": 6.5}  # of a line
+FIGURE_SIZE = 5.5  # of a number at a point
+CAPTION = {"fontsize": 5.5, "color": "#666666"}
+TITLE = {"color": "#333333"}
+
 RC: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture on every machine
     "font.size": 7,

@@ -1,96 +1,111 @@
-"""The table of means: one row for each combination of axes, its seeds averaged."""
+"""The tables of means, as numbers and as shown; one row a combination of axes, its seeds averaged."""
 
-import io
+import math
+from dataclasses import dataclass
 
 import pandas as pd
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
 from cpdrun.report import formats
 from cpdrun.report.study import SWEEP, Group, Study, axis_text, axis_title
 
-_LONGEST_ON_A_TERMINAL = 80
+
+@dataclass(frozen=True)
+class Shown:
+    """A table as a reader sees it: text, ready for any markup."""
+
+    header: list[str]
+    rows: list[list[str]]
+    n_labels: int = 1  # leading columns that say what a row is; the others are figures
 
 
 def frame(study: Study) -> pd.DataFrame:
-    """Columns format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_ciNN, diverged.
+    """table.csv: format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_ciNN, diverged.
 
     Means and half-widths are in the metric's own unit (a fraction 0..1 for an accuracy). `n` counts the seeds
     that the mean is over; `diverged`, the runs that ended so: their measured value is in the mean.
     """
-    mean, half = f"{study.metric.name}_mean", f"{study.metric.name}_ci{study.ci:g}"
+    table = pd.DataFrame([_numbers(study, group) for group in study.groups])
+    table["bits"] = table["bits"].astype("Int64")
+    return table
+
+
+def details(study: Study) -> pd.DataFrame:
+    """As `frame`, then the difference to fp32 and how it was judged, bytes on the wire, and seconds.
+
+    vs_fp32 is positive where a format does better, whichever way the metric points; its interval is paired by
+    seed where both sides ran the same seeds, Welch's otherwise (`vs_fp32_method`).
+    """
     rows = []
     for group in study.groups:
-        row = {"format": group.format, "bits": formats.bits(group.format), "aps": group.keys["aps"]}
-        row |= {"world_size": group.keys["world_size"]}
-        row |= {_column(axis): group.keys[axis] for axis in study.axes}
-        row |= {"n": len(group.values)}
-        row[mean], row[half] = study.interval(group)
-        rows.append(row | {"diverged": group.diverged})
+        gap = study.against_baseline(group)
+        rows.append(
+            _numbers(study, group)
+            | {
+                "vs_fp32": gap.mean if gap else math.nan,
+                f"vs_fp32_ci{study.ci:g}": gap.half_width if gap else math.nan,
+                "vs_fp32_method": gap.method if gap else "",
+                "bytes_per_step": group.wire_bytes,
+                "train_seconds": group.train_seconds,
+            }
+        )
     table = pd.DataFrame(rows)
     table["bits"] = table["bits"].astype("Int64")
     return table
 
 
-def csv(study: Study) -> str:
-    text = io.StringIO()
-    frame(study).to_csv(text, index=False, lineterminator="\n")
-    return text.getvalue()
-
-
-def markdown(study: Study) -> str:
-    """A GitHub table; accuracies in points."""
-    header, *rows = _shown(study)
-    lines = [
-        _markdown_row(header),
-        "|" + "|".join("---" if i == 0 else "--:" for i in range(len(header))) + "|",
+def brief(study: Study) -> Shown:
+    """For the terminal."""
+    axes = _axes(study)
+    header = ["format", "bits", *map(axis_title, axes), "n", study.metric.title, "vs fp32", "diverged"]
+    rows = [
+        [*_labels(group, axes), str(len(group.values)), *_result(study, group), str(group.diverged)]
+        for group in study.groups
     ]
-    return "\n".join(lines + [_markdown_row(row) for row in rows]) + "\n"
+    return Shown(header, rows, 2 + len(axes))
 
 
-def terminal(study: Study) -> Table:
-    """The table for a rich console; a long one is cut, and says so."""
-    header, *rows = _shown(study)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, name in enumerate(header):
-        table.add_column(Text(name), justify="left" if i == 0 else "right", no_wrap=True)
-    for row, group in zip(rows[:_LONGEST_ON_A_TERMINAL], study.groups, strict=False):
-        table.add_row(*map(Text, row), style="bold" if group.is_baseline else "")
-    if len(rows) > _LONGEST_ON_A_TERMINAL:
-        table.caption = f"{len(rows) - _LONGEST_ON_A_TERMINAL} more rows: see table.csv"
-    return table
+def full(study: Study) -> Shown:
+    """For a page."""
+    table = brief(study)
+    header = [*table.header, "bytes sent a step"]
+    rows = [[*row, show_bytes(group.wire_bytes)] for row, group in zip(table.rows, study.groups, strict=True)]
+    return Shown(header, rows, table.n_labels)
 
 
-def escape_markdown(text: str) -> str:
-    """Text that GitHub shows as typed: no cell ends early, no markup, no HTML."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return "".join(f"\\{c}" if c in "\\|`*_[]#~" else c for c in text)
+def show_bytes(count: float) -> str:
+    """`42 B`, `13.2 kB`, `1.4 MB`: decimal, as networks are measured."""
+    if not math.isfinite(count):
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
 
 
-def _shown(study: Study) -> list[list[str]]:
-    """Header and rows as a reader wants them."""
-    axes = ["world_size", *study.axes]
-    header = ["format", "bits", "APS", *map(axis_title, axes), "n", study.metric.title, "diverged"]
-    return [header, *(_shown_row(study, group, axes) for group in study.groups)]
-
-
-def _shown_row(study: Study, group: Group, axes: list[str]) -> list[str]:
-    bits = formats.bits(group.format)
-    return [
-        str(group.format),
-        "-" if bits is None else str(bits),
-        axis_text(group.keys["aps"]),
-        *(axis_text(group.keys[axis]) for axis in axes),
-        str(len(group.values)),
-        study.metric.show(*study.interval(group)),
-        str(group.diverged),
-    ]
-
-
-def _markdown_row(cells: list[str]) -> str:
-    return "| " + " | ".join(escape_markdown(cell) for cell in cells) + " |"
-
-
-def _column(axis: str) -> str:
+def column(axis: str) -> str:
+    """An axis's name as a column of a csv."""
     return "sweep" if axis == SWEEP else axis
+
+
+def _numbers(study: Study, group: Group) -> dict:
+    row = {"format": group.format, "bits": formats.bits(group.format)}
+    row |= {column(axis): group.keys[axis] for axis in _axes(study)} | {"n": len(group.values)}
+    mean, half_width = study.interval(group)
+    name = study.metric.name
+    return row | {f"{name}_mean": mean, f"{name}_ci{study.ci:g}": half_width, "diverged": group.diverged}
+
+
+def _axes(study: Study) -> list[str]:
+    return ["aps", "world_size", *study.axes]
+
+
+def _labels(group: Group, axes: list[str]) -> list[str]:
+    bits = formats.bits(group.format)
+    return [str(group.format), "-" if bits is None else str(bits), *(axis_text(group.keys[a]) for a in axes)]
+
+
+def _result(study: Study, group: Group) -> list[str]:
+    gap = study.against_baseline(group)
+    difference = study.metric.show_difference(gap.mean, gap.half_width) if gap else "-"
+    return [study.metric.show(*study.interval(group)), difference]

@@ -6,47 +6,10 @@ Welch's otherwise) lies on one side of the tolerance, or it does not.
 """
 
 import math
-from dataclasses import dataclass
-from statistics import fmean, stdev
 
 from cpdrun.report import formats
-from cpdrun.report.intervals import mean_interval, t_quantile
+from cpdrun.report.compare import Difference
 from cpdrun.report.study import Facet, Group, Study
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How much better a group is than the baseline, in the metric's unit; positive is better."""
-
-    mean: float
-    half_width: float  # NaN with too few seeds
-    method: str  # "paired", "Welch", or "one seed"
-
-    def settled(self, tolerance: float) -> bool:
-        """Whether the interval lies wholly above or wholly below `-tolerance`."""
-        if not math.isfinite(self.half_width):
-            return False
-        return self.mean - self.half_width >= -tolerance or self.mean + self.half_width < -tolerance
-
-
-def difference(group: Group, baseline: Group, *, ci: float, higher_is_better: bool = True) -> Difference:
-    """`group` less `baseline`, with its `ci` per cent interval.
-
-    Paired over the seeds when both ran the same ones (a seed fixes data order and initial weights), Welch's
-    interval otherwise; with a single seed on either side there is no interval.
-    """
-    sign = 1.0 if higher_is_better else -1.0
-    a, b = group.by_seed, baseline.by_seed
-    mean = sign * (fmean(a.values()) - fmean(b.values()))
-    if a.keys() == b.keys() and len(a) > 1:
-        return Difference(mean, mean_interval([a[seed] - b[seed] for seed in a], ci)[1], "paired")
-    if len(a) < 2 or len(b) < 2:
-        return Difference(mean, math.nan, "one seed")
-    va, vb = stdev(a.values()) ** 2 / len(a), stdev(b.values()) ** 2 / len(b)
-    if va + vb == 0:
-        return Difference(mean, 0.0, "Welch")
-    degrees = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
-    return Difference(mean, t_quantile(ci, degrees) * math.sqrt(va + vb), "Welch")
 
 
 def sentences(study: Study) -> list[str]:
@@ -118,11 +81,8 @@ def _without_baseline(study: Study, facet: Facet) -> str:
 
 
 def _differences(study: Study, facet: Facet, strategy: str) -> list[tuple[Group, Difference]]:
-    better = study.metric.higher_is_better
-    return [
-        (group, difference(group, facet.baseline, ci=study.ci, higher_is_better=better))
-        for group in facet.strategies[strategy]
-    ]
+    pairs = [(group, study.against_baseline(group)) for group in facet.strategies[strategy]]
+    return [(group, gap) for group, gap in pairs if gap is not None]
 
 
 def _tolerance(study: Study) -> float:

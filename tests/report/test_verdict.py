@@ -4,18 +4,12 @@ import pytest
 import scipy.stats
 from conftest import fill_digits
 
-from cpdrun.report.study import Group
-from cpdrun.report.verdict import difference
-
-
-def group(by_seed: dict[int, float]) -> Group:
-    keys = {"format": "e4m3", "aps": False, "world_size": 8}
-    return Group(keys, by_seed, len(by_seed), diverged=0, wire_bytes=0.0)
+from cpdrun.report.compare import Difference, difference
 
 
 def test_seeds_in_common_are_paired():
     a, b = {0: 0.91, 1: 0.94, 2: 0.95}, {2: 0.96, 1: 0.93, 0: 0.93}
-    found = difference(group(a), group(b), ci=95)
+    found = difference(a, b, ci=95)
     interval = scipy.stats.ttest_rel([a[s] for s in range(3)], [b[s] for s in range(3)]).confidence_interval(
         0.95
     )
@@ -25,7 +19,7 @@ def test_seeds_in_common_are_paired():
 
 def test_other_seeds_are_compared_as_welch_does():
     a, b = {0: 0.91, 1: 0.94, 2: 0.95, 3: 0.80}, {7: 0.96, 8: 0.93}
-    found = difference(group(a), group(b), ci=90)
+    found = difference(a, b, ci=90)
     interval = scipy.stats.ttest_ind(list(a.values()), list(b.values()), equal_var=False).confidence_interval(
         0.90
     )
@@ -34,7 +28,7 @@ def test_other_seeds_are_compared_as_welch_does():
 
 
 def test_lower_is_better_turns_the_sign():
-    worse = difference(group({0: 0.3}), group({0: 0.2}), ci=95, higher_is_better=False)
+    worse = difference({0: 0.3}, {0: 0.2}, ci=95, higher_is_better=False)
     assert worse.mean == pytest.approx(-0.1)
     assert not worse.settled(1.0)  # one seed settles nothing
 
@@ -44,8 +38,6 @@ def test_lower_is_better_turns_the_sign():
     [(0.0, 0.004, True), (0.0, 0.006, False), (-0.02, 0.01, True), (-0.02, 0.016, False)],
 )
 def test_settled_means_the_interval_is_on_one_side_of_the_tolerance(mean, half_width, settled):
-    from cpdrun.report.verdict import Difference
-
     assert Difference(mean, half_width, "paired").settled(0.005) is settled
 
 

@@ -18,8 +18,11 @@ class NotDrawnError(Exception):
     """This picture would be empty; the message says what is missing."""
 
 
+def names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+
+
 def available() -> Iterator[tuple[str, "Callable[[Study], Figure]"]]:
     """Every plot's name and its draw function, by name."""
-    for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
-        if not module.name.startswith("_"):
-            yield module.name, importlib.import_module(f"{__name__}.{module.name}").draw
+    for name in names():
+        yield name, importlib.import_module(f"{__name__}.{name}").draw

@@ -1,0 +1,49 @@
+"""One writer a kind of file: `--format md,csv,tex,parquet,html`. The pictures' kinds are matplotlib's."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from cpdrun.record import write_text
+from cpdrun.report import markup
+from cpdrun.report.errors import ReportError
+from cpdrun.report.tables import Shown
+
+# What a writer gets: the file without its suffix, the numbers, and the table as shown.
+Writer = Callable[[Path, pd.DataFrame, Shown], Path]
+
+
+def csv(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
+    text = io.StringIO()
+    numbers.to_csv(text, index=False, lineterminator="\n")
+    return _text(stem.with_suffix(".csv"), text.getvalue())
+
+
+def md(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
+    return _text(stem.with_suffix(".md"), markup.markdown(shown))
+
+
+def tex(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
+    return _text(stem.with_suffix(".tex"), markup.latex(shown))
+
+
+def parquet(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
+    """Raises ReportError where pyarrow, which pandas needs for it, is not installed."""
+    path = stem.with_suffix(".parquet")
+    mixed = [name for name in numbers.columns if numbers[name].map(type).nunique() > 1]
+    numbers = numbers.astype({name: str for name in mixed if numbers[name].dtype == object})
+    try:
+        numbers.to_parquet(path, index=False)
+    except ImportError:
+        raise ReportError("parquet needs pyarrow: pip install 'cpdrun[parquet]'") from None
+    return path
+
+
+TABLES: dict[str, Writer] = {"csv": csv, "md": md, "tex": tex, "parquet": parquet}
+
+
+def _text(path: Path, text: str) -> Path:
+    write_text(path, text)
+    return path

@@ -1,0 +1,94 @@
+"""A table as text in a markup: GitHub markdown, LaTeX with booktabs, or a rich table for the terminal.
+
+Names come from users: what is a letter in a name stays a letter in every markup.
+"""
+
+import unicodedata
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from cpdrun.report.tables import Shown
+
+_LONGEST_ON_A_TERMINAL = 80
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "%": r"\%",
+    "#": r"\#",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "'": r"\textquotesingle{}",
+    "`": r"\textasciigrave{}",
+    "-": r"{-}",  # two hyphens would become a dash
+    "\N{PLUS-MINUS SIGN}": r"$\pm$",
+    "\N{MINUS SIGN}": r"$-$",
+}
+
+
+def markdown(table: Shown) -> str:
+    rule = ["---" if i < 1 else "--:" for i in range(len(table.header))]
+    lines = [_markdown_row(table.header), "|" + "|".join(rule) + "|", *map(_markdown_row, table.rows)]
+    return "\n".join(lines) + "\n"
+
+
+def escape_markdown(text: str) -> str:
+    """Text that GitHub shows as typed: no cell ends early, no markup, no HTML."""
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return "".join(f"\\{c}" if c in "\\|`*_[]#~$" else c for c in text)
+
+
+def latex(table: Shown) -> str:
+    r"""A tabular with booktabs rules; needs \usepackage{booktabs} and \usepackage[T1]{fontenc}."""
+    columns = "l" + "r" * (len(table.header) - 1)
+    body = [_latex_row(table.header), r"\midrule", *map(_latex_row, table.rows)]
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *body, r"\bottomrule", r"\end{tabular}", ""]
+    )
+
+
+def escape_latex(text: str) -> str:
+    """Text that LaTeX typesets as typed; a letter that T1 fonts lack becomes its Unicode name in brackets."""
+    return "".join(_LATEX.get(c) or _letter(c) for c in " ".join(text.split()))
+
+
+def terminal(table: Shown, bold: list[bool]) -> Table:
+    """For a rich console, without markup of the user's; a long table is cut, and says so."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, name in enumerate(table.header):
+        made.add_column(Text(plain(name)), justify="left" if i == 0 else "right", no_wrap=True)
+    for row, is_bold in zip(table.rows[:_LONGEST_ON_A_TERMINAL], bold, strict=False):
+        made.add_row(*(Text(plain(cell)) for cell in row), style="bold" if is_bold else "")
+    if len(table.rows) > _LONGEST_ON_A_TERMINAL:
+        made.caption = f"{len(table.rows) - _LONGEST_ON_A_TERMINAL} more rows: see table.csv"
+    return made
+
+
+def plain(text: str) -> str:
+    """Without control characters, which would reach the terminal as commands."""
+    return "".join(c if unicodedata.category(c)[0] != "C" else "?" for c in text)
+
+
+def _letter(c: str) -> str:
+    if c.isascii():
+        return c if c.isprintable() else "?"
+    if "\u00c0" <= c <= "\u017e" and c not in "×÷":  # accented Latin letters, which T1 has
+        return c
+    return f"[{escape_latex(unicodedata.name(c, 'unnamed').lower())}]"
+
+
+def _markdown_row(cells: list[str]) -> str:
+    return "| " + " | ".join(escape_markdown(cell) for cell in cells) + " |"
+
+
+def _latex_row(cells: list[str]) -> str:
+    return " & ".join(escape_latex(cell) for cell in cells) + r" \\"

@@ -1,0 +1,94 @@
+"""A table with axes of the reader's choice down the side and along the top: `--rows format --cols aps`."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from cpdrun.report import formats
+from cpdrun.report.collect import CORE_AXES, identity
+from cpdrun.report.errors import ReportError
+from cpdrun.report.study import Group, Study, axis_text, axis_title
+from cpdrun.report.tables import Shown, column
+
+
+def complete(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The axes down and along; one that varies and was not named goes down: a cell never mixes configs.
+
+    Raises ReportError for an axis that the study does not have, and for one named twice.
+    """
+    known = {column(axis): axis for axis in (*CORE_AXES, *study.axes)} | {"workers": "world_size"}
+    unknown = [name for name in (*rows, *cols) if name not in known]
+    if unknown:
+        raise ReportError(f"no axis {unknown[0]!r} for --rows and --cols; there are: {', '.join(known)}")
+    down, along = [known[name] for name in rows], [known[name] for name in cols]
+    if len({*down, *along}) < len(down) + len(along):
+        raise ReportError("--rows and --cols must not name an axis twice")
+    for axis in known.values():
+        if axis not in (*down, *along) and _varies(study, axis):
+            down.append(axis)
+    return down, along
+
+
+def shown(study: Study, down: list[str], along: list[str]) -> Shown:
+    cells = {
+        key: study.metric.show(*study.interval(group)) for key, group in _cells(study, down, along).items()
+    }
+    top, side = _values(study, along), _values(study, down)
+    header = [
+        *map(axis_title, down),
+        *(_heading(along, values) or study.metric.title for values in top.values()),
+    ]
+    rows = [
+        [*map(axis_text, values), *(cells.get((here, there), "") for there in top)]
+        for here, values in side.items()
+    ]
+    return Shown(header, rows, len(down))
+
+
+def numbers(study: Study, down: list[str], along: list[str]) -> pd.DataFrame:
+    """The means alone, in the metric's own unit."""
+    cells = {key: study.interval(group)[0] for key, group in _cells(study, down, along).items()}
+    top, side = _values(study, along), _values(study, down)
+    rows = []
+    for here, values in side.items():
+        row = {column(axis): value for axis, value in zip(down, values, strict=True)}
+        for there, heading in top.items():
+            row[_heading(along, heading) or f"{study.metric.name}_mean"] = cells.get((here, there))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+Key = tuple[str, ...]
+
+
+def _cells(study: Study, down: list[str], along: list[str]) -> dict[tuple[Key, Key], Group]:
+    return {(_key(group, down), _key(group, along)): group for group in study.groups}
+
+
+def _values(study: Study, axes: list[str]) -> dict[Key, list]:
+    """The combinations of values of `axes`, the first axis slowest, most bits first."""
+    found = {_key(group, axes): [group.keys[axis] for axis in axes] for group in study.groups}
+    return dict(
+        sorted(found.items(), key=lambda item: [_order(a, v) for a, v in zip(axes, item[1], strict=True)])
+    )
+
+
+def _order(axis: str, value: object) -> tuple:
+    if axis == "format":
+        bits, exponent, name = formats.order(value)
+        return (0, -bits, exponent, name)
+    return (0, value, 0, "") if isinstance(value, int | float) else (1, 0, 0, identity(value))
+
+
+def _key(group: Group, axes: list[str]) -> Key:
+    return tuple(identity(group.keys[axis]) for axis in axes)
+
+
+def _varies(study: Study, axis: str) -> bool:
+    return len({identity(group.keys[axis]) for group in study.groups}) > 1
+
+
+def _heading(axes: list[str], values: list) -> str:
+    return ", ".join(
+        f"{axis_title(axis)} {axis_text(value)}" for axis, value in zip(axes, values, strict=True)
+    )

@@ -1,0 +1,39 @@
+"""One panel for each facet of a study: one world size, one model ..."""
+
+import math
+import textwrap
+from collections.abc import Iterator
+
+from matplotlib.figure import Figure, SubFigure
+
+from cpdrun.report.study import Facet
+from cpdrun.report.style import CAPTION, TITLE
+
+_MOST_PANELS = 12
+
+
+def grid(
+    facets: list[Facet], width_in: float, height_in: float, columns: int = 2
+) -> tuple[Figure, Iterator[tuple[SubFigure, Facet]]]:
+    """A figure, and its parts with the facet each is for; beyond twelve facets the rest is left out."""
+    shown = facets[:_MOST_PANELS]
+    columns = min(len(shown), columns)
+    rows = math.ceil(len(shown) / columns)
+    figure = Figure(figsize=(width_in * columns, height_in * rows + 0.15), layout="constrained")
+    figure.get_layout_engine().set(hspace=0.0, h_pad=0.02)
+    parts = figure.subfigures(rows, columns, squeeze=False).flat
+    return figure, zip(parts, shown, strict=False)
+
+
+def caption(figure: Figure, facets: list[Facet], *parts: str) -> None:
+    """What the reader must know, small, below the picture."""
+    left_out = len(facets) - _MOST_PANELS
+    more = [f"{left_out} more panels are left out: see the table"] if left_out > 0 else []
+    width = int(24 * figure.get_figwidth())
+    text = "; ".join([part for part in parts if part] + more)
+    figure.supxlabel("\n".join(textwrap.wrap(text, width)), **CAPTION)
+
+
+def title(part: SubFigure, facet: Facet, study_facets: list[Facet]) -> None:
+    if len(study_facets) > 1:
+        part.axes[0].set_title("\n".join(textwrap.wrap(facet.label, 50)), loc="left", **TITLE)

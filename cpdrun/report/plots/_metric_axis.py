@@ -1,0 +1,168 @@
+"""A y axis for the metric, broken where the values fall into two heaps far apart.
+
+Runs train about as well as fp32 or not at all: on one scale from 0 to 100 % the differences that matter, and
+their error bars, cannot be seen.
+"""
+
+import math
+from itertools import pairwise
+
+from matplotlib.axes import Axes
+from matplotlib.figure import SubFigure
+from matplotlib.patches import ConnectionPatch
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
+
+from cpdrun.report.hover import hover
+from cpdrun.report.study import Group, Study
+from cpdrun.report.style import FIGURE_SIZE, FP32, NAME, RC, Look
+
+Point = tuple[float, float]
+_HALO = [withStroke(linewidth=1.6, foreground="white")]
+
+
+class MetricAxis:
+    """The axes of one panel: `parts` from top to bottom, one or two, sharing x."""
+
+    def __init__(self, figure: SubFigure, study: Study):
+        self.study = study
+        ranges = value_ranges(study)
+        rows = figure.subplots(
+            len(ranges), 1, squeeze=False, sharex=True, height_ratios=[2, 1][: len(ranges)]
+        )
+        self.parts: list[Axes] = list(rows[:, 0])
+        for axes, limits in zip(self.parts, ranges, strict=True):
+            axes.set_ylim(limits)
+            _set_ticks(axes, study)
+        for axes in self.parts[:-1]:
+            axes.tick_params(axis="x", which="both", length=0, labelbottom=False)
+        self.parts[0].set_ylabel(study.metric.title)
+        if len(self.parts) > 1:
+            _mark_break(*self.parts)
+
+    def at(self, y: float) -> Axes:
+        """The part that shows the value `y`, in shown units."""
+        return next(axes for axes in self.parts if axes.get_ylim()[0] <= y <= axes.get_ylim()[1])
+
+    def y(self, group: Group) -> float:
+        return self.study.metric.scale * group.mean()
+
+    def band(self, baseline: Group, x: Point) -> None:
+        """fp32 from x[0] to x[1]: its mean as a line, its interval as a band."""
+        low, high = _span(self.study, baseline)
+        axes = self.at((low + high) / 2)
+        axes.fill_between(x, low, high, color=FP32.color, alpha=0.2, linewidth=0)
+        axes.hlines((low + high) / 2, *x, color=FP32.color, linewidth=0.8)
+
+    def point(self, x: float, group: Group, look: Look, filled: bool = True) -> None:
+        low, high = _span(self.study, group)
+        y = (low + high) / 2
+        line, _, _ = self.at(y).errorbar(
+            x,
+            y,
+            yerr=(high - low) / 2 or None,
+            color=look.color,
+            marker=look.marker,
+            markerfacecolor=look.color if filled else "white",
+            capsize=2.0,
+            elinewidth=0.9,
+            zorder=4,
+        )
+        hover(line, self.study.describe(group))
+
+    def segment(self, here: Point, there: Point, look: Look) -> None:
+        """A straight line between two points, also from one part of a broken axis to the other."""
+        a, b = self.at(here[1]), self.at(there[1])
+        if a is b:
+            a.plot(*zip(here, there, strict=True), color=look.color, linestyle=look.dash, zorder=3)
+            return
+        width = RC["lines.linewidth"]
+        across = {"color": look.color, "linestyle": look.dash, "linewidth": width, "alpha": 0.55}
+        a.figure.add_artist(ConnectionPatch(here, there, "data", "data", axesA=a, axesB=b, **across))
+
+    def write(self, x: float, group: Group, text: str, color: str, above: bool) -> None:
+        """Text at the end of a point's error bar."""
+        low, high = _span(self.study, group)
+        self.at((low + high) / 2).annotate(
+            text,
+            (x, high if above else low),
+            xytext=(0, 3 if above else -3),
+            textcoords="offset points",
+            ha="center",
+            va="bottom" if above else "top",
+            fontsize=FIGURE_SIZE,
+            color=color,
+            path_effects=_HALO,
+            zorder=5,
+        )
+
+    def names(self, x: float, names: list[tuple[float, Look]]) -> None:
+        """The lines' names, right-aligned at x, each at its y, moved apart where they would overlap."""
+        share = dict(zip(self.parts, [1.0] if len(self.parts) == 1 else [2 / 3, 1 / 3], strict=True))
+        for axes in self.parts:
+            here = [(y, look) for y, look in names if self.at(y) is axes]
+            low, high = axes.get_ylim()
+            least = 0.07 * (high - low) / share[axes]
+            for y, (_, look) in zip(
+                apart([y for y, _ in here], least, low + least / 2), _descending(here), strict=True
+            ):
+                axes.text(x, y, look.label, ha="right", va="center", color=look.color, **NAME)
+
+
+def apart(heights: list[float], least: float, floor: float) -> list[float]:
+    """The heights, highest first, moved down until `least` apart, then up together if below `floor`."""
+    moved: list[float] = []
+    for y in sorted(heights, reverse=True):
+        moved.append(min(y, moved[-1] - least) if moved else y)
+    lift = max(floor - moved[-1], 0.0) if moved else 0.0
+    return [y + lift for y in moved]
+
+
+def value_ranges(study: Study) -> list[tuple[float, float]]:
+    """The y axis, upper part first: one range, or two where more than half of the span is empty."""
+    groups = [group for group in study.groups if group.values]
+    means = sorted(study.metric.scale * group.mean() for group in groups)
+    gaps = [(b - a, (a + b) / 2) for a, b in pairwise(means)]
+    widest, middle = max(gaps, default=(0.0, 0.0))
+    spans = [_span(study, group) for group in groups]
+    if widest <= 0.5 * (means[-1] - means[0]) or len(means) < 4:
+        return [_padded(spans)]
+    upper = [span for span in spans if sum(span) / 2 > middle]
+    lower = [span for span in spans if sum(span) / 2 <= middle]
+    parts = [_padded(upper), _padded(lower, room=0.24, least=0.25 * widest)]
+    return parts if parts[0][0] > parts[1][1] else [_padded(spans)]  # wide error bars leave no gap
+
+
+def _span(study: Study, group: Group) -> tuple[float, float]:
+    mean, half = (study.metric.scale * value for value in study.interval(group))
+    half = half if math.isfinite(half) else 0.0
+    return mean - half, mean + half
+
+
+def _padded(spans: list[tuple[float, float]], room: float = 0.12, least: float = 0.0) -> tuple[float, float]:
+    """Room for the figures above and below the points, and never a range so small that noise fills it."""
+    low, high = min(low for low, _ in spans), max(high for _, high in spans)
+    missing = max(0.02 * abs(high), least, 1e-6) - (high - low)
+    low, high = low - max(missing, 0) / 2, high + max(missing, 0) / 2
+    return low - room * (high - low), high + room * (high - low)
+
+
+def _set_ticks(axes: Axes, study: Study) -> None:
+    low, high = axes.get_ylim()
+    if study.metric.is_fraction:  # there is nothing below 0 or above 100 %
+        low, high = max(low, 0.0), min(high, 100.0)
+    ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
+    axes.set_yticks([tick for tick in ticks if low <= tick <= high])
+    axes.yaxis.set_major_formatter("{x:g}")
+
+
+def _mark_break(upper: Axes, lower: Axes) -> None:
+    """Two short strokes where the y axis leaves out a range."""
+    upper.spines["bottom"].set_visible(False)
+    stroke = {"marker": [(-1, -0.6), (1, 0.6)], "markersize": 6, "markeredgewidth": 0.7, "color": "black"}
+    upper.plot([0], [0], transform=upper.transAxes, linestyle="none", clip_on=False, **stroke)
+    lower.plot([0], [1], transform=lower.transAxes, linestyle="none", clip_on=False, **stroke)
+
+
+def _descending(names: list[tuple[float, Look]]) -> list[tuple[float, Look]]:
+    return sorted(names, key=lambda name: -name[0])

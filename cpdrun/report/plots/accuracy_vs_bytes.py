@@ -1,0 +1,78 @@
+"""Accuracy against the bytes that a worker sends each step, with the Pareto front.
+
+On the front are the runs that no other beats in both: nothing sends less and does as well.
+"""
+
+from itertools import pairwise
+
+from matplotlib.figure import Figure
+
+from cpdrun.report.plots import NotDrawnError
+from cpdrun.report.plots._grid import caption, grid, title
+from cpdrun.report.plots._metric_axis import MetricAxis
+from cpdrun.report.study import Facet, Group, Study
+from cpdrun.report.style import COLUMN_IN, FP32, Look
+from cpdrun.report.tables import show_bytes
+
+_FRONT = Look("the front", "#999999", "", "solid")
+
+
+def draw(study: Study) -> Figure:
+    facets = [facet for facet in study.facets if len(_points(facet)) > 1]
+    if not facets:
+        raise NotDrawnError("no runs to compare that recorded the bytes they sent")
+    figure, parts = grid(facets, COLUMN_IN, 2.6)
+    for part, facet in parts:
+        axis = MetricAxis(part, study)
+        _panel(axis, facet)
+        title(part, facet, facets)
+    caption(
+        figure,
+        facets,
+        "grey line: the Pareto front, its formats named",
+        "filled: with APS or fp32",
+        "y axis broken" if len(axis.parts) > 1 else "",
+    )
+    return figure
+
+
+def front(points: list[tuple[float, float]]) -> list[int]:
+    """Indices of the points (bytes, value; more value is better) that no other point beats, fewest bytes first.
+
+    A point is beaten by one with no more bytes and no less value, unless they are the same in both.
+    """
+    order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
+    best, chosen = float("-inf"), []
+    for i in order:
+        if points[i][1] > best or (chosen and points[i] == points[chosen[-1]]):
+            best = points[i][1]
+            chosen.append(i)
+    return chosen
+
+
+def _points(facet: Facet) -> list[Group]:
+    return [group for group in facet.groups if group.values and group.wire_bytes > 0]
+
+
+def _panel(axis: MetricAxis, facet: Facet) -> None:
+    study, groups = axis.study, _points(facet)
+    sign = 1.0 if study.metric.higher_is_better else -1.0
+    on_front = [groups[i] for i in front([(group.wire_bytes, sign * group.mean()) for group in groups])]
+    for here, there in pairwise(on_front):
+        corner = (there.wire_bytes, axis.y(here))  # between two sizes the smaller one is what can be had
+        axis.segment((here.wire_bytes, axis.y(here)), corner, _FRONT)
+        axis.segment(corner, (there.wire_bytes, axis.y(there)), _FRONT)
+    for group in groups:
+        look = FP32 if group.is_baseline else study.looks[group.strategy]
+        axis.point(group.wire_bytes, group, look, filled=group.is_baseline or group.aps)
+        if group in on_front:
+            axis.write(group.wire_bytes, group, str(group.format)[:12], look.color, above=True)
+    axes = axis.parts[-1]
+    axes.set_xscale("log")
+    low, high = min(g.wire_bytes for g in groups), max(g.wire_bytes for g in groups)
+    axes.set_xlim(low / 1.35, high * 1.35)
+    ticks = sorted({group.wire_bytes for group in groups})
+    ticks = [tick for i, tick in enumerate(ticks) if i == 0 or tick > 1.3 * ticks[i - 1]]
+    axes.set_xticks(ticks, [show_bytes(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("sent by a worker each step")

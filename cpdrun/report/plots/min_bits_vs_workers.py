@@ -1,0 +1,95 @@
+"""The fewest bits that are enough, against the number of workers.
+
+Enough: the mean is within the tolerance of the same workers' fp32. Where no format is, the mark is an open one
+above the largest that was tried.
+"""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cpdrun.report import formats
+from cpdrun.report.collect import identity
+from cpdrun.report.hover import hover
+from cpdrun.report.plots import NotDrawnError
+from cpdrun.report.plots._grid import caption, grid, title
+from cpdrun.report.plots._metric_axis import apart
+from cpdrun.report.study import Facet, Study
+from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, NAME
+from cpdrun.report.verdict import smallest_within
+
+# The facets that differ in their number of workers alone, by what they share.
+Series = dict[int, Facet]
+
+
+def draw(study: Study) -> Figure:
+    series = [one for one in _series(study) if len(one) > 1]
+    if not series:
+        raise NotDrawnError("it needs runs with fp32 and other formats at two numbers of workers or more")
+    most = max(bits for group in study.groups if (bits := _bits(group.format)) and bits < 32)
+    panels = [_without_workers(next(iter(one.values()))) for one in series]
+    figure, parts = grid(panels, COLUMN_IN, 2.4)
+    for (part, facet), one in zip(parts, series, strict=False):
+        _panel(part.subplots(), study, one, most + 1)
+        title(part, facet, panels)
+    unit = " points" if study.metric.is_fraction else ""
+    caption(
+        figure, panels, f"enough: mean within {study.tolerance:g}{unit} of fp32", "open: no format tried was"
+    )
+    return figure
+
+
+def _series(study: Study) -> list[Series]:
+    found: dict[tuple[str, ...], Series] = {}
+    for facet in study.facets:
+        workers = facet.groups[0].keys["world_size"]
+        if facet.baseline is not None and facet.strategies and isinstance(workers, int):
+            rest = tuple(identity(value) for key, value in facet.keys.items() if key != "world_size")
+            found.setdefault(rest, {})[workers] = facet
+    return list(found.values())
+
+
+def _without_workers(facet: Facet) -> Facet:
+    return Facet({key: value for key, value in facet.keys.items() if key != "world_size"}, facet.groups)
+
+
+def _panel(axes: Axes, study: Study, series: Series, none: int) -> None:
+    ends = []
+    for place, (name, look) in enumerate(study.looks.items()):
+        workers = sorted(n for n, facet in series.items() if name in facet.strategies)
+        if not workers:
+            continue
+        found = [smallest_within(study, series[n], name) for n in workers]
+        heights = [none if one is None else _bits(one[0].format) or none for one in found]
+        axes.plot(workers, heights, color=look.color, linestyle=look.dash, zorder=3)
+        for n, height, one in zip(workers, heights, found, strict=True):
+            face = "white" if one is None else look.color
+            (mark,) = axes.plot([n], [height], look.marker, color=look.color, markerfacecolor=face, zorder=4)
+            hover(mark, f"{name}, workers {n}: no format" if one is None else study.describe(one[0]))
+            if one is not None:
+                offset = (0, 4 if place == 0 else -4)
+                text = {"ha": "center", "va": "bottom" if place == 0 else "top", "fontsize": FIGURE_SIZE}
+                axes.annotate(
+                    str(one[0].format),
+                    (n, height),
+                    offset,
+                    textcoords="offset points",
+                    color=look.color,
+                    **text,
+                )
+        ends.append((heights[-1], look))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(series), [str(n) for n in sorted(series)])
+    axes.minorticks_off()
+    axes.set_xlabel("workers")
+    axes.set_ylabel("fewest bits that are enough")
+    axes.set_ylim(0, none + 1)
+    ends.sort(key=lambda end: -end[0])
+    for y, (_, look) in zip(apart([y for y, _ in ends], 0.09 * none, 0.0), ends, strict=True):
+        axes.annotate(
+            look.label, (1.0, y), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            va="center", color=look.color, annotation_clip=False, **NAME,
+        )  # fmt: skip
+
+
+def _bits(name: object) -> int:
+    return formats.bits(name) or 0

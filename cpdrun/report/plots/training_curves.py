@@ -1,0 +1,101 @@
+"""The metric after each epoch, one panel for each strategy; a line a format, from few bits (dark) to many.
+
+Lines are means over the seeds, the band around one spans its seeds; fp32 is in every panel.
+"""
+
+from collections import defaultdict
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cpdrun.report import formats
+from cpdrun.report.hover import hover
+from cpdrun.report.intervals import mean_interval
+from cpdrun.report.plots import NotDrawnError
+from cpdrun.report.plots._grid import caption, grid, title
+from cpdrun.report.plots._metric_axis import apart
+from cpdrun.report.study import Group, Study
+from cpdrun.report.style import COLUMN_IN, FP32, NAME, shades
+
+Curve = dict[int, list[float]]  # epoch -> the value of each seed, in shown units
+_MOST_NAMES = 14
+
+
+def draw(study: Study) -> Figure:
+    curves = {group: _curve(study, group) for group in study.groups}
+    if not any(len(curve) > 1 for curve in curves.values()):
+        raise NotDrawnError(f"no run recorded {study.metric.name} after more than one epoch")
+    facets = [facet for facet in study.facets if facet.strategies or facet.baseline]
+    columns = max(1, max(len(facet.strategies) for facet in facets))
+    figure, parts = grid(facets, COLUMN_IN * min(columns, 3), 2.3, columns=1)
+    colors = _colors(study)
+    for part, facet in parts:
+        panels = part.subplots(1, columns, squeeze=False, sharey=True)[0]
+        for axes, name in zip(panels, list(facet.strategies) or ["fp32"], strict=False):
+            _panel(axes, study, [facet.baseline, *facet.strategies.get(name, [])], curves, colors)
+            axes.set_title(
+                name, loc="right", color=study.looks[name].color if name in study.looks else "black"
+            )
+        for axes in panels[len(facet.strategies) or 1 :]:
+            axes.set_visible(False)
+        panels[0].set_ylabel(study.metric.title)
+        title(part, facet, facets)
+    caption(figure, facets, "line: mean over seeds", "band: from the worst seed to the best")
+    return figure
+
+
+def _curve(study: Study, group: Group) -> Curve:
+    curve: Curve = defaultdict(list)
+    for row in study.history(group):
+        value, epoch = row.get(study.metric.name), row.get("epoch")
+        if isinstance(epoch, int) and isinstance(value, int | float):
+            curve[epoch].append(study.metric.scale * value)
+    return dict(sorted(curve.items()))
+
+
+def _colors(study: Study) -> dict:
+    """One shade for each format, the same in every panel."""
+    names = sorted({group.format for group in study.groups if not group.is_baseline}, key=formats.order)
+    return dict(zip(names, shades(len(names)), strict=True))
+
+
+def _panel(
+    axes: Axes, study: Study, groups: list[Group | None], curves: dict[Group, Curve], colors: dict
+) -> None:
+    ends: list[tuple[float, str, str]] = []
+    for group in groups:
+        if group is None or not curves[group]:
+            continue
+        epochs = list(curves[group])
+        means = [mean_interval(values, study.ci)[0] for values in curves[group].values()]
+        color = FP32.color if group.is_baseline else colors[group.format]
+        low, high = [min(v) for v in curves[group].values()], [max(v) for v in curves[group].values()]
+        axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
+        (line,) = axes.plot(
+            epochs, means, color=color, linewidth=1.1, dashes=(3, 1) if group.is_baseline else ()
+        )
+        hover(line, study.describe(group))
+        ends.append((means[-1], str(group.format)[:12], color))
+    axes.set_xlabel("epoch")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    _name(axes, sorted(ends, reverse=True))
+
+
+def _name(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
+    """Each line's format at its right end."""
+    if len(ends) > _MOST_NAMES:
+        return
+    low, high = axes.get_ylim()
+    heights = apart([y for y, _, _ in ends], 0.06 * (high - low), low)
+    for height, (_, name, color) in zip(heights, ends, strict=True):
+        axes.annotate(
+            name,
+            (1.0, height),
+            xycoords=("axes fraction", "data"),
+            xytext=(2, 0),
+            textcoords="offset points",
+            va="center",
+            color=color,
+            annotation_clip=False,
+            **NAME,
+        )
