@@ -125,7 +125,7 @@ def test_a_run_that_crashes_is_shown_and_the_others_finish(cpdrun, tmp_path):
         (("data=fashion_mnist", "data.data_dir=/nowhere"), "apt-get install dataset-fashion-mnist"),
         (("results_dir=/dev/null/here",), "/dev/null/here"),
         (("model._target_=no.such.Net",), "no.such.Net"),
-        (("exp=broken", "--config-dir", "conf"), "broken.yaml, line 3"),
+        (("exp=broken", "--config-dir", "conf"), "broken.yaml, line 2"),
         (("--config-dir", "nowhere"), "nowhere is not a folder"),
         (("--jobs", "0"), "must be a whole number"),
     ],

@@ -83,7 +83,7 @@ class Composer:
         try:
             config = compose("config", overrides=self._search + overrides)
         except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark
+            mark = error.context_mark or error.problem_mark
             where = f"{mark.name}, line {mark.line + 1}" if mark else "a yaml file"
             raise ConfigError(f"{where}: {error.problem or error.context}") from None
         except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:

@@ -37,7 +37,7 @@ def is_claimed(run: RunDir) -> bool:
     """Whether some process works on the run now."""
     try:
         fd = os.open(run.lock, os.O_RDONLY)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -4,6 +4,7 @@ Each part is the class that its `_target_` names, called with the other keys bes
 """
 
 import contextlib
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from torch import nn
 
 from cpdrun.comm import GradientSync
@@ -44,44 +45,58 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
             f"world_size * batch_size = {config['world_size'] * config['batch_size']} samples a step, "
             f"but the training set has {len(data.train)}: lower one of the two"
         )
+    optimizer = _instantiate("optim", config["optim"], _partial_=True)
     with _naming("optim"):
-        optimizer = instantiate(config["optim"], _partial_=True, _convert_="all")(list(model.parameters()))
-    with _naming("schedule"):
-        schedule = instantiate(config["schedule"], _convert_="all")
-    return Parts(data, model, optimizer, schedule, build_sync(config, model))
+        optimizer = optimizer(list(model.parameters()))
+    return Parts(
+        data, model, optimizer, _instantiate("schedule", config["schedule"]), build_sync(config, model)
+    )
 
 
 def build_data(config: dict[str, Any]) -> Data:
-    with _naming("data"):
-        return instantiate(config["data"], _convert_="all")
+    return _instantiate("data", config["data"])
 
 
 def build_model(config: dict[str, Any], data: Data) -> nn.Module:
     """The model of config["model"]; num_classes and in_channels come from the data where its class asks for
     them and the yaml does not set them."""
+    spec = dict(config["model"])
     with _naming("model"):
-        spec = dict(config["model"])
-        accepted = inspect.signature(get_class(spec["_target_"])).parameters
-        for fact in ("num_classes", "in_channels"):
-            if fact in accepted and spec.get(fact) is None and hasattr(data, fact):
-                spec[fact] = getattr(data, fact)
-        torch.manual_seed(derived_seed("weights", config["seed"]))
-        return instantiate(spec, _convert_="all")
+        accepted = inspect.signature(_locate(spec["_target_"])).parameters
+    for fact in ("num_classes", "in_channels"):
+        if fact in accepted and spec.get(fact) is None and hasattr(data, fact):
+            spec[fact] = getattr(data, fact)
+    torch.manual_seed(derived_seed("weights", config["seed"]))
+    return _instantiate("model", spec)
 
 
 def build_sync(config: dict[str, Any], model: nn.Module) -> GradientSync:
-    with _naming("sync"):
-        return instantiate(
-            config["sync"],
-            format=config["format"],
-            scaling=instantiate(config["scaling"]) if config["aps"] else None,
-            world_size=config["world_size"],
-            seed=config["seed"],
-            epochs=config["epochs"],
-            parameter_names=[name for name, _ in model.named_parameters()],
-            full_precision=config["full_precision"],
-            _convert_="all",
-        )
+    return _instantiate(
+        "sync",
+        config["sync"],
+        format=config["format"],
+        scaling=_instantiate("scaling", config["scaling"]) if config["aps"] else None,
+        world_size=config["world_size"],
+        seed=config["seed"],
+        epochs=config["epochs"],
+        parameter_names=[name for name, _ in model.named_parameters()],
+        full_precision=config["full_precision"],
+    )
+
+
+def _instantiate(section: str, spec: dict[str, Any], **given: Any) -> Any:
+    with _naming(section):
+        _locate(spec["_target_"])
+        return instantiate(spec, _convert_="all", **given)
+
+
+def _locate(target: str) -> Any:
+    """What `target` (package.module.Class) names; Hydra's own look-up prints three lines where it finds nothing."""
+    module, _, name = target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ImportError(f"cannot import {target}: {error}") from None
 
 
 @contextlib.contextmanager
@@ -93,5 +108,5 @@ def _naming(section: str) -> Iterator[None]:
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
         text = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
-        known = isinstance(cause, DataError | InstantiationException | ValueError)
+        known = isinstance(cause, DataError | InstantiationException | ImportError | ValueError)
         raise BuildError(f"{section}: {text if known else f'{type(cause).__name__}: {text}'}") from error

@@ -86,7 +86,7 @@ def test_a_folder_of_ones_own_adds_choices_and_its_broken_yaml_is_named(tmp_path
     (tmp_path / "exp" / "broken.yaml").write_text("epochs: 2\nsweep: [1,\nx: 3\n")
     with Composer(tmp_path) as composer:
         assert composer.compose({"exp": "mine"})["epochs"] == 2
-        with pytest.raises(ConfigError, match=r"broken\.yaml, line 4: expected"):
+        with pytest.raises(ConfigError, match=r"broken\.yaml, line 2: expected"):
             composer.compose({"exp": "broken"})
 
 

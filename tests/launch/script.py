@@ -1,6 +1,6 @@
 """A launcher in a process of its own, to be interrupted or killed: python script.py SWEEP_DIR '{"jobs": {}}'.
 
-Leaves out what is done, unless `all`. Its last line is the Summary as JSON; for a LaunchError, one line and exit code 2.
+Leaves out what is done, unless `all`. Its last line is the Summary as JSON; on a LaunchError, one line.
 """
 
 import dataclasses

@@ -35,6 +35,8 @@ def run_rank(run_dir: str) -> int:
     done = len(trace.read_text().splitlines()) if trace.exists() else 0
     for epoch in range(done + 1, config["epochs"] + 1):
         if run.preempt.exists():
+            run.checkpoint.parent.mkdir(exist_ok=True)
+            run.checkpoint.touch()
             return os.EX_TEMPFAIL
         time.sleep(config["epoch_s"])
         if rank == 0:

@@ -13,7 +13,7 @@ from cpdrun.train.workers import SharedBuffers, Workers
 
 
 def test_seeds_are_stable_and_differ_by_purpose_and_key():
-    assert derived_seed("augment", 0, 1, 2) == 6253331281262293414
+    assert derived_seed("augment", 0, 1, 2) == 5576468782939881571
     seeds = {derived_seed(p, s, w) for p in ("augment", "dropout") for s in range(50) for w in range(50)}
     assert len(seeds) == 5000 and max(seeds) < 2**63
     assert torch.equal(torch.rand(3, generator=generator("a", 1)), torch.rand(3, generator=generator("a", 1)))
