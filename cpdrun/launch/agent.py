@@ -1,10 +1,11 @@
 """The agent of one run: claims it, starts its ranks, says how they ended. One process a run, without torch.
 
-    python -m cpdrun.launch.agent RUN_DIR [--retries R] [--warm FD] [--parent PID]
+    python -m cpdrun.launch.agent RUN_DIR [--retries R] [--warm FD] [--parent PID] [--tasks T]
 
 Its last line on standard output is the outcome as JSON, as in the attempt's exit.json; the launcher reads it
 there, so that a full disk is reported too. SIGTERM asks the ranks to save and stop at their next step, a
-second one stops them at once. The lock of the run is inherited by every process under the agent: while one of
+second one stops them at once. SIGUSR1 is Slurm's warning of the time limit: save, stop, and requeue this very
+element. The lock of the run is inherited by every process under the agent: while one of
 them lives, nobody else can claim the run.
 """
 
@@ -15,14 +16,15 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
-from cpdrun.launch.engine import ask, cold_connection, warm_connection
+from cpdrun.launch.engine import ask, cold_connection, start_tasks, warm_connection
 from cpdrun.record import Attempt, RunDir, claim, read_json, write_json
 
 ENVIRON = ["CUDA_VISIBLE_DEVICES"]  # what differs from run to run, so that a warm engine needs to be told
@@ -34,12 +36,15 @@ PR_SET_PDEATHSIG = 1
 class Agent:
     """One run's attempts, from the claim to the last outcome."""
 
-    def __init__(self, run: RunDir, *, retries: int = 0, warm: int | None = None) -> None:
+    def __init__(self, run: RunDir, *, retries: int = 0, warm: int | None = None, tasks: int = 1) -> None:
         self.run = run
         self.retries = retries
         self.warm = warm
+        self.tasks = tasks  # of Slurm, over which the ranks are spread
+        self.out_of_time = False
         self.stops = 0  # requests to stop so far
         self.connection: socket.socket | None = None
+        self.step: subprocess.Popen | None = None
 
     def execute(self) -> dict[str, Any]:
         """Bring the run to its end, with up to `retries` further attempts, and return the last outcome."""
@@ -65,9 +70,15 @@ class Agent:
         if self.stops == 1:
             self.run.preempt.touch()
         elif self.connection is not None:
-            self.connection.shutdown(
-                socket.SHUT_WR
-            )  # the engine dies of it; we still read until all are gone
+            self.connection.shutdown(socket.SHUT_WR)  # the engine dies of it; we read until all are gone
+        elif self.step is not None:
+            self.step.kill()
+
+    def time_is_up(self, *_: Any) -> None:
+        """Signal handler: save, stop, and have Slurm run this element again."""
+        self.out_of_time = True
+        if not self.stops:
+            self.stop()
 
     def _attempt(self, lock: int) -> dict[str, Any]:
         config = yaml.load(self.run.config.read_text(encoding="utf-8"), yaml.CSafeLoader)
@@ -84,13 +95,10 @@ class Agent:
                 "attempt_dir": str(attempt.path),
                 "nproc": config["nproc"],
                 "threads": config["threads"],
-                "nodes": 1,
+                "nodes": self.tasks,
                 "environ": {name: os.environ[name] for name in ENVIRON if name in os.environ},
             }
-            self.connection = warm_connection(self.warm) if self.warm else cold_connection(log)
-            with self.connection:
-                answer = ask(self.connection, request, [lock, log.fileno()]) if self.stops < 2 else None
-            self.connection = None
+            answer = self._srun(request, log) if self.tasks > 1 else self._engine(request, lock, log)
             outcome = {
                 **classify(self.run, attempt, answer, stops=self.stops),
                 "attempt": attempt.number,
@@ -101,6 +109,21 @@ class Agent:
         self.run.preempt.unlink(missing_ok=True)
         write_json(attempt.exit, outcome)
         return outcome
+
+    def _engine(self, request: dict[str, Any], lock: int, log: IO[str]) -> dict[str, Any] | None:
+        """Have an engine beside us start the ranks, and wait until they are gone."""
+        self.connection = warm_connection(self.warm) if self.warm else cold_connection(log)
+        with self.connection:
+            answer = ask(self.connection, request, [lock, log.fileno()]) if self.stops < 2 else None
+        self.connection = None
+        return answer
+
+    def _srun(self, request: dict[str, Any], log: IO[str]) -> dict[str, Any]:
+        """Have srun start an engine in each task; they meet at a port of this node."""
+        self.step = start_tasks(request, self.tasks, log)
+        code = self.step.wait()
+        self.step = None
+        return {"exit_code": code, "rank": 0}
 
     def _worth_a_retry(self, outcome: dict[str, Any], before: dict[str, Any]) -> bool:
         if self.retries <= 0 or self.stops or outcome["outcome"] in ("finished", "diverged", "preempted"):
@@ -174,17 +197,35 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--retries", type=int, default=0, metavar="R")
     parser.add_argument("--warm", type=int, metavar="FD", help="the control socket of a warm engine")
     parser.add_argument("--parent", type=int, metavar="PID", help="die when this process does")
+    parser.add_argument(
+        "--tasks", type=int, default=1, metavar="T", help="spread the ranks over T srun tasks"
+    )
     arguments = parser.parse_args(argv)
     if arguments.parent is not None:
         _die_with(arguments.parent)
-    agent = Agent(RunDir(arguments.run_dir), retries=arguments.retries, warm=arguments.warm)
+    run = RunDir(arguments.run_dir)
+    agent = Agent(run, retries=arguments.retries, warm=arguments.warm, tasks=arguments.tasks)
     signal.signal(signal.SIGTERM, agent.stop)
+    signal.signal(signal.SIGUSR1, agent.time_is_up)
     try:
         outcome = agent.execute()
     except (OSError, yaml.YAMLError, KeyError) as error:
         outcome = {"outcome": "failed", "exit_code": None, "reason": f"{type(error).__name__}: {error}"}
     print(json.dumps(outcome), flush=True)
+    if agent.out_of_time and outcome["outcome"] == "preempted":
+        return requeue(run, outcome)
     return 0 if outcome["outcome"] in ("finished", "diverged", "elsewhere") else 1
+
+
+def requeue(run: RunDir, outcome: dict[str, Any]) -> int:
+    """Have Slurm run this element again, unless its time was too short to get anywhere."""
+    saved = run.checkpoint.stat().st_mtime if run.checkpoint.exists() else 0.0
+    if saved < outcome["started"]:
+        print("not requeued: the time limit came before a first checkpoint; raise launcher.time", flush=True)
+        return 1
+    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    element = f"{array}_{index}" if array else os.environ["SLURM_JOB_ID"]
+    return subprocess.run(["scontrol", "requeue", element], check=False).returncode
 
 
 def _garbage(run: RunDir) -> str:

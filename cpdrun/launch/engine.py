@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import IO, Any
 
+ENGINE = "cpdrun.train.engine"
 # Tests of the launcher put a stand-in here whose "training" they control.
 MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
 
@@ -79,8 +80,20 @@ def ask(connection: socket.socket, request: dict[str, Any], descriptors: list[in
     return json.loads(answer) if answer.endswith(b"\n") else None
 
 
+def start_tasks(request: dict[str, Any], tasks: int, log: IO[str]) -> subprocess.Popen:
+    """srun with one engine in each of `tasks` tasks, which rendezvous at a free port of this node."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    job = os.environ["SLURM_JOB_ID"]
+    request |= {"rendezvous": f"{socket.gethostname()}:{port}", "rendezvous_id": job}
+    command = ["srun", f"--ntasks={tasks}", "--kill-on-bad-exit=0"]
+    command += [sys.executable, "-m", os.environ.get(MODULE_VARIABLE, ENGINE), "--task", json.dumps(request)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
 def _start(how: str, theirs: socket.socket, output: IO[str] | None = None) -> subprocess.Popen:
-    module = os.environ.get(MODULE_VARIABLE, "cpdrun.train.engine")
+    module = os.environ.get(MODULE_VARIABLE, ENGINE)
     command = [sys.executable, "-m", module, how, str(theirs.fileno()), "--parent", str(os.getpid())]
     # A session of its own: Ctrl-C on the terminal is the launcher's to handle.
     return subprocess.Popen(

@@ -17,7 +17,7 @@ from cpdrun.launch.agent import last_line
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
 from cpdrun.launch.engine import WarmEngine
 from cpdrun.launch.squeue import elements_in_queue, slurm
-from cpdrun.record import RunDir, SweepDir, read_json, write_json, write_text
+from cpdrun.record import SweepDir, read_json, write_json, write_text
 
 POLL_S = 2.0  # squeue asks the controller that the whole cluster shares
 
@@ -27,7 +27,7 @@ class SlurmExecutor(Executor):
 
     Args:
         partition, account, time, gres, mem: as sbatch's options of these names; None leaves them out.
-        nodes: nodes of each run; divides its nproc.
+        nodes, tasks_per_node: of each run. Their product divides nproc; each task is an engine of its own.
         max_parallel: elements of an array at the same time; the command line's takes precedence.
         warning_s: seconds before the time limit at which a run is told to save.
         setup: shell lines before each run.
@@ -45,6 +45,7 @@ class SlurmExecutor(Executor):
         gres: str | None,
         mem: str | None,
         nodes: int,
+        tasks_per_node: int,
         max_parallel: int | None,
         warning_s: int,
         setup: list[str],
@@ -56,6 +57,7 @@ class SlurmExecutor(Executor):
     ) -> None:
         self._asked = {"partition": partition, "account": account, "time": time, "gres": gres, "mem": mem}
         self._nodes = nodes
+        self._tasks = nodes * tasks_per_node
         self._max_parallel = options.max_parallel or max_parallel
         self._warning_s = warning_s
         self._setup = setup
@@ -70,8 +72,10 @@ class SlurmExecutor(Executor):
     def submit(self, jobs: list[Job]) -> None:
         self.slots = sum(job.nproc for job in jobs)
         for job in jobs:
-            if job.nproc % self._nodes:
-                raise LaunchError(f"launcher.nodes={self._nodes} does not divide nproc={job.nproc}")
+            if job.nproc % self._tasks:
+                raise LaunchError(
+                    f"launcher.nodes * launcher.tasks_per_node = {self._tasks} does not divide nproc={job.nproc}"
+                )
         waiting = {run: element for element, run in elements_of(self._sweep).items()}
         new = [job for job in jobs if job.run.name not in waiting]
         self._jobs = {waiting[job.run.name]: job for job in jobs if job.run.name in waiting}
@@ -132,7 +136,6 @@ class SlurmExecutor(Executor):
     def script(self, jobs: list[Job]) -> str:
         """The sbatch script for `jobs`, which all need the same resources."""
         nproc, threads = jobs[0].nproc, jobs[0].config["threads"]
-        per_node = nproc // self._nodes
         limit = f"%{self._max_parallel}" if self._max_parallel else ""
         options = {
             "job-name": f"cpdrun-{self._sweep.name}",
@@ -140,14 +143,14 @@ class SlurmExecutor(Executor):
             "output": self._sweep.slurm_logs.absolute() / "%A_%a.log",
             "open-mode": "append",
             "nodes": self._nodes,
-            "ntasks-per-node": 1,
-            "cpus-per-task": per_node * threads,
+            "ntasks-per-node": self._tasks // self._nodes,
+            "cpus-per-task": nproc // self._tasks * threads,
             "signal": f"B:USR1@{self._warning_s}",
             **{key: value for key, value in self._asked.items() if value is not None},
         }
         names = "\n".join(f"    {shlex.quote(job.run.name)}" for job in jobs)
         command = [sys.executable, "-m", "cpdrun.launch.agent"]
-        flags = ["--retries", str(self._options.retries), "--nodes", str(self._nodes)]
+        flags = ["--retries", str(self._options.retries), "--tasks", str(self._tasks)]
         return SCRIPT.format(
             options="\n".join(f"#SBATCH --{key}={value}" for key, value in options.items()),
             more="".join(f"#SBATCH {line}\n" for line in self._more),
@@ -214,11 +217,6 @@ def cancel_waiting(sweep: SweepDir) -> int:
         with contextlib.suppress(LaunchError):  # some have begun since
             slurm("scancel", "--state=PENDING", *waiting)
     return len(waiting)
-
-
-def requeue_self(run: RunDir, element: str) -> None:
-    """Have Slurm run this very element again. Called by its agent, in the element."""
-    slurm("scontrol", "requeue", element)
 
 
 def _by_resources(jobs: list[Job]) -> list[list[Job]]:

@@ -2,6 +2,7 @@
 
     python -m cpdrun.train.engine --warm FD    import torch once, then fork one engine for each connection
     python -m cpdrun.train.engine --once FD    be the engine of one connection
+    python -m cpdrun.train.engine --task JSON  be one of several engines of a run, each in a task of srun
 
 `torchrun` costs three seconds a run, nearly all of it `import torch`. What it does after that import is
 `torch.distributed.launcher.api.elastic_launch`; here the same function starts the ranks with
@@ -38,8 +39,10 @@ from typing import Any
 FIRST_STEP_IMPORTS = [
     "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
     "torch.distributed.launcher.api",
+    "torch._dynamo",  # 1.5 s that the first optimizer made would spend
     "cpdrun.train.preflight",
     "cpdrun.train.worker",
+    "custom_fp.ops",
 ]
 FREE_PORT_TRIES = 3  # another program may take the port between our asking for a free one and its use
 MONITOR_INTERVAL_S = 0.02
@@ -51,9 +54,14 @@ def main(argv: list[str]) -> None:
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--warm", type=int, metavar="FD", help="a socket over which connections arrive")
     how.add_argument("--once", type=int, metavar="FD", help="a connection")
-    parser.add_argument("--parent", type=int, required=True, help="die when this process does")
+    how.add_argument("--task", metavar="JSON", help="a request; the exit code is the answer")
+    parser.add_argument("--parent", type=int, help="die when this process does")
     arguments = parser.parse_args(argv)
-    _die_with(arguments.parent)
+    if arguments.parent is not None:
+        _die_with(arguments.parent)
+    if arguments.task is not None:
+        code = start_ranks(json.loads(arguments.task))["exit_code"]
+        sys.exit(code if code >= 0 else 128 - code)  # as a shell tells of a signal
     if arguments.once is not None:
         _serve(socket.socket(fileno=arguments.once))
     else:
