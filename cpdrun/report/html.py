@@ -1,2 +1,162 @@
-def page(*a):
-    return ""
+"""report.html: the whole report in one file that needs no network.
+
+Everything that comes from a config or a name is escaped; a content security policy lets no script run but the
+page's own, and nothing be loaded.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from cpdrun.report import svg, tables
+from cpdrun.report.collect import CORE_AXES, SEED, config_keys, identity
+from cpdrun.report.study import SWEEP, Study, axis_text, axis_title
+from cpdrun.report.style import FP32, WITH_APS, WITHOUT_APS
+
+# Colours of the pictures that follow the page's theme, as page.css defines them.
+_THEME = {
+    "#ffffff": "--bg",
+    "#000000": "--fg",
+    "#e4e4e4": "--grid",
+    "#666666": "--muted",
+    "#333333": "--muted",
+    FP32.color.lower(): "--fp32",
+    WITH_APS.color.lower(): "--aps",
+    WITHOUT_APS.color.lower(): "--plain",
+}
+_TITLES = {
+    "accuracy_vs_bits": "Accuracy against bits",
+    "accuracy_vs_bytes": "Accuracy against bytes on the wire",
+    "exponent_ranges": "Why: the gradients' exponents",
+    "min_bits_vs_workers": "Fewest bits against workers",
+    "training_curves": "Training curves",
+}
+
+
+def page(study: Study, answer: list[str], notes: list[str], figures: dict[str, Figure]) -> str:
+    """The page's text. `answer` and `notes` are sentences; `figures`, the pictures by the name of their plot."""
+    css, script = _asset("page.css"), _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    policy += "; base-uri 'none'; form-action 'none'"
+    title = f"cpdrun report: {', '.join(study.sweeps)}"
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title><style>{css}</style></head><body>",
+        f"<h1>{escape(title)}</h1>",
+        *(f'<p class="answer">{escape(line)}</p>' for line in answer),
+        *(f'<p class="note">{escape(line)}</p>' for line in notes),
+        *(_picture(name, figures[name]) for name in sorted(figures)),
+        "<h2>Table</h2>",
+        _means(study),
+        "<h2>Runs</h2>",
+        _runs(study),
+        f'<div id="tip" role="status"></div><script>{script}</script></body></html>',
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _asset(name: str) -> str:
+    return (files("cpdrun.report") / "page" / name).read_text(encoding="utf-8")
+
+
+def _picture(name: str, figure: Figure) -> str:
+    title = _TITLES.get(name, name.replace("_", " "))
+    text = svg.inline(figure, prefix=name, description=title)
+    for color, variable in _THEME.items():
+        text = text.replace(f": {color}", f": var({variable})")
+    width_px = round(figure.get_figwidth() * 170)
+    return f'<h2>{escape(title)}</h2><figure style="max-width: {width_px}px">{text}</figure>'
+
+
+def _means(study: Study) -> str:
+    shown = tables.full(study)
+    values = [_sort_values(study, group, shown.n_labels) for group in study.groups]
+    classes = ["fp32" if group.is_baseline else "" for group in study.groups]
+    return _table("means", shown.header, shown.rows, values, classes)
+
+
+def _sort_values(study: Study, group, n_labels: int) -> list[Any]:
+    """What a column sorts by where that is not what it shows: numbers without their interval and unit."""
+    gap = study.against_baseline(group)
+    figures = [
+        len(group.values),
+        study.interval(group)[0],
+        gap.mean if gap else None,
+        group.diverged,
+        group.wire_bytes,
+    ]
+    return [None] * n_labels + ["" if value is None or value != value else value for value in figures]
+
+
+def _runs(study: Study) -> str:
+    """One row a run with what sets it apart; what all runs share is said once."""
+    runs = study.runs
+    environment = [column for column in runs.columns if column.startswith("env:")]
+    always = [*CORE_AXES, SEED]
+    varying = [k for k in config_keys(runs) if k not in always and _varies(runs, k)]
+    columns = [key for key in always if key in runs.columns] + varying
+    columns += [column for column in environment if _varies(runs[runs[column].notna()], column)]
+    metrics = [column for column in runs.columns if column.startswith("metric:")]
+    seconds = [column for column in ("run:train_seconds",) if column in runs.columns]
+    names = (["run:sweep"] if len(study.sweeps) > 1 else []) + ["run:name", "run:state", "run:status"]
+    names = [name for name in names if name in runs.columns] + columns + metrics + seconds
+    header = [axis_title(name) if name == SWEEP else name.split(":", 1)[-1] for name in names]
+    rows = [[_cell(value) for value in row] for row in runs[names].itertuples(index=False, name=None)]
+    common = [key for key in config_keys(runs) if key not in columns]
+    same = [column for column in environment if column not in columns]
+    return "\n".join(
+        [
+            f"<details><summary>{len(runs)} runs</summary>{_table('runs', header, rows)}</details>",
+            f"<details><summary>Configuration of all runs</summary>{_listing(runs, common)}</details>",
+            f"<details><summary>Versions and machine</summary>{_listing(runs, same)}</details>",
+        ]
+    )
+
+
+def _varies(runs: pd.DataFrame, column: str) -> bool:
+    return len(set(map(identity, runs[column]))) > 1
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float) and value == value:
+        return f"{value:.6g}"
+    return axis_text(value)
+
+
+def _listing(runs: pd.DataFrame, columns: Iterable[str]) -> str:
+    lines = [f"{c.removeprefix('env:')}: {next(iter(runs[c].dropna()), None)}" for c in columns]
+    return f"<pre>{escape(chr(10).join(lines))}</pre>"
+
+
+def _table(
+    name: str,
+    header: list[str],
+    rows: list[list[str]],
+    values: list[list[Any]] | None = None,
+    classes: list[str] | None = None,
+) -> str:
+    """A sortable table; `values` has a cell's sort value where it is not its text (None)."""
+    head = "".join(f'<th scope="col"><button type="button">{escape(text)}</button></th>' for text in header)
+    body = []
+    for i, row in enumerate(rows):
+        keys = values[i] if values else [None] * len(row)
+        cells = [
+            f"<td>{escape(text)}</td>"
+            if key is None
+            else f'<td data-value="{escape(str(key))}">{escape(text)}</td>'
+            for text, key in zip(row, keys, strict=True)
+        ]
+        mark = f' class="{classes[i]}"' if classes and classes[i] else ""
+        body.append(f"<tr{mark}>{''.join(cells)}</tr>")
+    table = f'<table id="{name}"><thead><tr>{head}</tr></thead>'
+    return "\n".join([f'<div class="wide">{table}<tbody>', *body, "</tbody></table></div>"])

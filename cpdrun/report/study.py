@@ -131,9 +131,11 @@ class Study:
     def _baselines(self) -> dict[Group, Group | None]:
         return {group: facet.baseline for facet in self.facets for group in facet.groups}
 
-    def history(self, group: Group) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, an epoch each, of all the group's runs."""
-        return [row for run in group.runs for row in read_json_lines(run.metrics) if isinstance(row, dict)]
+    def history(self, group: Group, runs: int | None = None) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, an epoch each, of the group's runs one after the other (or the first few)."""
+        return [
+            row for run in group.runs[:runs] for row in read_json_lines(run.metrics) if isinstance(row, dict)
+        ]
 
     def describe(self, group: Group) -> str:
         """One group in a line: `e4m3 with APS, workers 8: 98.7 ± 0.3 %, 3 seeds, −0.1 ± 0.2 vs fp32`."""

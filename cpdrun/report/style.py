@@ -47,7 +47,7 @@ def shades(count: int) -> list[str]:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    return [to_hex(colormaps["viridis"](0.85 * i / max(count - 1, 1))) for i in range(count)]
+    return [to_hex(colormaps["viridis"](0.25 + 0.6 * i / max(count - 1, 1))) for i in range(count)]
 
 
 NAME = {"fontweight": "bold", "fontsize": 6.5}  # of a line

@@ -11,9 +11,10 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
 from cpdrun.report.study import Facet, Group, Study
-from cpdrun.report.style import COLUMN_IN, FP32, Look
+from cpdrun.report.style import COLUMN_IN, FP32, NAME, Look
 from cpdrun.report.tables import show_bytes
 
+_DODGE = 0.018  # between points that send the same, as a share of the axis
 _FRONT = Look("the front", "#999999", "", "solid")
 
 
@@ -30,7 +31,6 @@ def draw(study: Study) -> Figure:
         figure,
         facets,
         "grey line: the Pareto front, its formats named",
-        "filled: with APS or fp32",
         "y axis broken" if len(axis.parts) > 1 else "",
     )
     return figure
@@ -54,6 +54,12 @@ def _points(facet: Facet) -> list[Group]:
     return [group for group in facet.groups if group.values and group.wire_bytes > 0]
 
 
+def _place(group: Group, groups: list[Group]) -> float:
+    """Points that send the same stand side by side: -1, 0, 1 for three of them."""
+    same = [other for other in groups if other.wire_bytes == group.wire_bytes]
+    return same.index(group) - (len(same) - 1) / 2
+
+
 def _panel(axis: MetricAxis, facet: Facet) -> None:
     study, groups = axis.study, _points(facet)
     sign = 1.0 if study.metric.higher_is_better else -1.0
@@ -62,17 +68,26 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
         corner = (there.wire_bytes, axis.y(here))  # between two sizes the smaller one is what can be had
         axis.segment((here.wire_bytes, axis.y(here)), corner, _FRONT)
         axis.segment(corner, (there.wire_bytes, axis.y(there)), _FRONT)
+    low, high = min(g.wire_bytes for g in groups), max(g.wire_bytes for g in groups)
     for group in groups:
         look = FP32 if group.is_baseline else study.looks[group.strategy]
-        axis.point(group.wire_bytes, group, look, filled=group.is_baseline or group.aps)
+        x = group.wire_bytes * (high / low) ** (_DODGE * _place(group, groups))
+        axis.point(x, group, look, filled=group.is_baseline or group.aps)
         if group in on_front:
-            axis.write(group.wire_bytes, group, str(group.format)[:12], look.color, above=True)
+            axis.write(x, group, str(group.format)[:12], look.color, above=True)
+    for i, look in enumerate(study.looks[name] for name in facet.strategies):
+        axes = axis.parts[0]
+        axes.text(
+            0.98, 0.14 - 0.08 * i, look.label, transform=axes.transAxes, ha="right", color=look.color, **NAME
+        )
     axes = axis.parts[-1]
     axes.set_xscale("log")
-    low, high = min(g.wire_bytes for g in groups), max(g.wire_bytes for g in groups)
-    axes.set_xlim(low / 1.35, high * 1.35)
-    ticks = sorted({group.wire_bytes for group in groups})
-    ticks = [tick for i, tick in enumerate(ticks) if i == 0 or tick > 1.3 * ticks[i - 1]]
+    room = (high / low) ** 0.08
+    axes.set_xlim(low / room, high * room)
+    ticks: list[float] = []
+    for size in sorted({group.wire_bytes for group in groups}):
+        if not ticks or size > ticks[-1] * (high / low) ** 0.2:
+            ticks.append(size)
     axes.set_xticks(ticks, [show_bytes(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("sent by a worker each step")

@@ -80,6 +80,7 @@ def _panel(axes: Axes, study: Study, series: Series, none: int) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(series), [str(n) for n in sorted(series)])
     axes.minorticks_off()
+    axes.margins(x=0.12)
     axes.set_xlabel("workers")
     axes.set_ylabel("fewest bits that are enough")
     axes.set_ylim(0, none + 1)

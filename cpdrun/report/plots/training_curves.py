@@ -31,13 +31,18 @@ def draw(study: Study) -> Figure:
     colors = _colors(study)
     for part, facet in parts:
         panels = part.subplots(1, columns, squeeze=False, sharey=True)[0]
+        drawn = {}
         for axes, name in zip(panels, list(facet.strategies) or ["fp32"], strict=False):
-            _panel(axes, study, [facet.baseline, *facet.strategies.get(name, [])], curves, colors)
+            drawn[axes] = _panel(
+                axes, study, [facet.baseline, *facet.strategies.get(name, [])], curves, colors
+            )
             axes.set_title(
                 name, loc="right", color=study.looks[name].color if name in study.looks else "black"
             )
         for axes in panels[len(facet.strategies) or 1 :]:
             axes.set_visible(False)
+        for axes, ends in drawn.items():  # once the shared y axis has its limits
+            _name(axes, ends)
         panels[0].set_ylabel(study.metric.title)
         title(part, facet, facets)
     caption(figure, facets, "line: mean over seeds", "band: from the worst seed to the best")
@@ -61,7 +66,8 @@ def _colors(study: Study) -> dict:
 
 def _panel(
     axes: Axes, study: Study, groups: list[Group | None], curves: dict[Group, Curve], colors: dict
-) -> None:
+) -> list[tuple[float, str, str]]:
+    """Draw the groups that have a curve; gives height, format and colour of each line's end, highest first."""
     ends: list[tuple[float, str, str]] = []
     for group in groups:
         if group is None or not curves[group]:
@@ -78,7 +84,7 @@ def _panel(
         ends.append((means[-1], str(group.format)[:12], color))
     axes.set_xlabel("epoch")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    _name(axes, sorted(ends, reverse=True))
+    return sorted(ends, reverse=True)
 
 
 def _name(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
