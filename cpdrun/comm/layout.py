@@ -76,8 +76,7 @@ class Layout:
         return self.shard_blocks * self.bits
 
     def sent_bytes(self, local_workers: int = 1) -> int:
-        """What a rank sends: its workers' payloads to the other owners, then its own sum to the other
-        ranks."""
+        """What a rank sends: its workers' payloads to the other owners, its own sum to the other ranks."""
         return (self.ranks - 1) * self.shard_bytes * (local_workers + 1)
 
     def pieces(self, shard: int, segment: int) -> Sequence[Piece]:

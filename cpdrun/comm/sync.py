@@ -1,5 +1,4 @@
-"""Gradient synchronisation in a number format: what the training loop calls once a step, and DDP once a
-bucket."""
+"""Gradient synchronisation in a number format: the training loop calls it once a step, DDP once a bucket."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

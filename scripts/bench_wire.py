@@ -1,0 +1,240 @@
+#!/usr/bin/env python
+"""Seconds that gradient synchronisation takes over a real slow link, end to end, rounding and packing included.
+
+    sudo python scripts/bench_wire.py                                   # 2 ranks, 1 Gbit/s, 25M values
+    sudo python scripts/bench_wire.py --ranks 2 4 --rate 1gbit 100mbit
+    python scripts/bench_wire.py --loopback                             # no link, no root
+
+Each rank runs in a network namespace of its own, joined to a bridge by a veth pair that a token bucket filter limits
+in both directions. Namespaces and links are removed at the end, whatever happens.
+
+Two tables. `exchange`: one tensor of `--values` float32 values, summed in place; the median of `--repeats`. `training
+step`: forward, backward and exchange of a model with as many parameters under DistributedDataParallel. Bytes are what
+the interface counted as sent by rank 0, and what 2 (N-1)/N n k/8 says.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+FORMATS = {"8 bits": "e4m3", "6 bits": "e3m2", "4 bits": "e2m1"}
+BITS = {"fp32 all_reduce": 32, "bf16": 16, "8 bits": 8, "6 bits": 6, "4 bits": 4}
+INTERFACE = "eth0"
+WARM_UPS = 2
+
+
+# ---- the link
+
+
+def run(command: str) -> None:
+    subprocess.run(command.split(), check=True)
+
+
+def lay_link(stack: ExitStack, ranks: int, rate: str) -> list[str]:
+    """Namespaces of `ranks` machines on one switch, each with a link of the given rate. Returns their names."""
+    prefix = f"bw{os.getpid() % 100000}"
+    switch, machines = f"{prefix}sw", [f"{prefix}n{r}" for r in range(ranks)]
+    for name in [switch, *machines]:
+        run(f"ip netns add {name}")
+        stack.callback(run, f"ip netns del {name}")
+        run(f"ip -n {name} link set lo up")
+    run(f"ip -n {switch} link add bridge type bridge")
+    run(f"ip -n {switch} link set bridge up")
+    for r, machine in enumerate(machines):
+        run(f"ip link add port{r} netns {switch} type veth peer name {INTERFACE} netns {machine}")
+        run(f"ip -n {switch} link set port{r} master bridge up")
+        run(f"ip -n {machine} addr add 10.99.0.{r + 1}/24 dev {INTERFACE}")
+        run(f"ip -n {machine} link set {INTERFACE} up")
+        for namespace, device in ((switch, f"port{r}"), (machine, INTERFACE)):
+            run(f"tc -n {namespace} qdisc add dev {device} root tbf rate {rate} burst 256kb latency 50ms")
+    return machines
+
+
+def measure(ranks: int, rate: str | None, options: argparse.Namespace) -> dict:
+    """What rank 0 found, every rank a process of its own behind a link of `rate` (None: loopback)."""
+    with ExitStack() as stack:
+        machines = lay_link(stack, ranks, rate) if rate else [None] * ranks
+        processes = []
+        for r, machine in enumerate(machines):
+            prefix = ["ip", "netns", "exec", machine] if machine else []
+            environment = os.environ | {
+                "RANK": str(r),
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "10.99.0.1" if machine else "127.0.0.1",
+                "MASTER_PORT": str(29000 + os.getpid() % 1000),
+                "GLOO_SOCKET_IFNAME": INTERFACE if machine else "lo",
+                "OMP_NUM_THREADS": "1",
+            }
+            arguments = ["--values", str(options.values), "--repeats", str(options.repeats)]
+            arguments += ["--training-step"] * options.training_step
+            process = subprocess.Popen(
+                [*prefix, sys.executable, __file__, "--as-rank", *arguments],
+                env=environment,
+                stdout=subprocess.PIPE if r == 0 else subprocess.DEVNULL,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            processes.append(process)
+        output, _ = processes[0].communicate()
+        if processes[0].returncode:
+            raise SystemExit(f"a rank failed with exit code {processes[0].returncode}")
+        return json.loads(output.splitlines()[-1])
+
+
+# ---- one rank
+
+
+def sent_bytes() -> int:
+    """As the kernel counted them on this rank's interface."""
+    name = os.environ["GLOO_SOCKET_IFNAME"]
+    return int(Path(f"/sys/class/net/{name}/statistics/tx_bytes").read_text())
+
+
+def median_time(step: Callable[[], None], repeats: int) -> dict:
+    """Median seconds of a step that all ranks start together, and the median of the bytes it sent."""
+    import torch.distributed as dist
+
+    seconds, sent = [], []
+    for _ in range(WARM_UPS + repeats):
+        dist.barrier()
+        before, started = sent_bytes(), time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - started)
+        sent.append(sent_bytes() - before)
+    return {"seconds": statistics.median(seconds[WARM_UPS:]), "sent": statistics.median(sent[WARM_UPS:])}
+
+
+def exchanges(n_values: int, repeats: int) -> dict[str, dict]:
+    import torch
+    import torch.distributed as dist
+
+    from cpdrun.comm import all_reduce_
+
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    gradient = torch.randn(n_values, generator=generator) * 1e-3
+    buffer = gradient.clone()
+    half = torch.empty(n_values, dtype=torch.bfloat16)
+
+    def fp32() -> None:
+        dist.all_reduce(buffer)
+
+    def bf16() -> None:
+        half.copy_(buffer)
+        dist.all_reduce(half)
+        buffer.copy_(half)
+
+    methods = {"fp32 all_reduce": fp32, "bf16": bf16}
+    for label, fmt in FORMATS.items():
+        methods[label] = lambda fmt=fmt: all_reduce_(buffer, fmt, aps=True)
+    found = {}
+    for label, step in methods.items():
+        buffer.copy_(gradient)
+        found[label] = median_time(step, repeats)
+    return found
+
+
+def training_steps(n_parameters: int, repeats: int) -> dict[str, dict]:
+    """A DDP step of square linear layers: forward and backward of 16 samples, and the exchange."""
+    import torch
+    from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    from cpdrun.comm import ddp_hook
+
+    width = 1000
+    x = torch.randn(16, width)
+
+    def powersgd(model: nn.Module) -> tuple:
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        return state, powerSGD_hook.powerSGD_hook
+
+    hooks: dict[str, Callable[[nn.Module], tuple] | None] = {
+        "fp32 all_reduce": None,
+        "bf16": lambda model: (None, default_hooks.bf16_compress_hook),
+        "PowerSGD, rank 4": powersgd,
+    }
+    for label, fmt in FORMATS.items():
+        hooks[label] = lambda model, fmt=fmt: ddp_hook(model, fmt, aps=True)
+    found = {}
+    for label, hook in hooks.items():
+        torch.manual_seed(0)
+        layers = [nn.Linear(width, width, bias=False) for _ in range(max(1, n_parameters // width**2))]
+        model = DistributedDataParallel(nn.Sequential(*layers))
+        if hook:
+            model.register_comm_hook(*hook(model))
+
+        def step(model: nn.Module = model) -> None:
+            model.zero_grad(set_to_none=False)
+            model(x).square().mean().backward()
+
+        found[label] = median_time(step, repeats)
+    return found
+
+
+def be_rank(options: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {"exchange": exchanges(options.values, options.repeats)}
+    if options.training_step:
+        found["training step"] = training_steps(options.values, options.repeats)
+    if dist.get_rank() == 0:
+        print(json.dumps(found), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# ---- tables
+
+
+def show(title: str, found: dict[str, dict], ranks: int, n_values: int) -> None:
+    fp32, bf16 = found["fp32 all_reduce"]["seconds"], found["bf16"]["seconds"]
+    print(f"\n{title}\n{'':18}{'seconds':>9}{'vs fp32':>9}{'vs bf16':>9}{'sent MB':>10}{'theory':>9}")
+    for label, row in found.items():
+        theory = 2 * (ranks - 1) / ranks * n_values * BITS[label] / 8 if label in BITS else None
+        theory_text = f"{theory / 1e6:9.2f}" if theory else f"{'':9}"
+        seconds = row["seconds"]
+        print(
+            f"{label:18}{seconds:9.3f}{fp32 / seconds:8.2f}x{bf16 / seconds:8.2f}x"
+            f"{row['sent'] / 1e6:10.2f}{theory_text}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--values", type=int, default=25_000_000)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2])
+    parser.add_argument("--rate", nargs="+", default=["1gbit"], help="as tc spells it")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--loopback", action="store_true", help="no link: needs no root")
+    parser.add_argument("--training-step", action="store_true", help="the second table too")
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.as_rank:
+        be_rank(options)
+        return
+    if not options.loopback and os.geteuid() != 0:
+        raise SystemExit("network namespaces need root: run it with sudo, or with --loopback")
+    for ranks in options.ranks:
+        for rate in [None] if options.loopback else options.rate:
+            link = rate or "loopback"
+            for title, found in measure(ranks, rate, options).items():
+                show(
+                    f"{title}: {ranks} ranks, {link}, {options.values:,} values", found, ranks, options.values
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""The emulation against exact rational arithmetic, the documented results of odd layers, and laws."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from bits import same_bits
+from custom_fp import Format
+from oracle import aps_shift, summed
+
+from cpdrun.comm import emulate_all_reduce
+
+FORMATS = ["e2m1", "e3m0", "e4m1", "e4m3", "e5m2", "e4m3fn", "e2m1fn", "e3m6", "e8m7"]
+ORDERS = [{"order": "rank"}, {"order": "ring"}, {"order": "hierarchical", "group_size": 2}]
+
+
+def gradients(n: int, scale: float, seed: int = 0) -> torch.Tensor:
+    """(n, 40) float32 values over nine binades."""
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(-6, 3, (n, 40), generator=generator)
+    return torch.ldexp(torch.randn(n, 40, generator=generator), exponents) * scale
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("kahan", [False, True])
+@pytest.mark.parametrize(
+    ("aps", "scale"), [(True, 1.0), (True, 1e-4), (True, 2.0**-140), (True, 2.0**120), (False, 2.0**-6)]
+)
+def test_rank_order_equals_rational_arithmetic(fmt: str, kahan: bool, aps: bool, scale: float) -> None:
+    for n in (1, 2, 3, 4):
+        grads = gradients(n, scale, seed=n)
+        ours = emulate_all_reduce(list(grads), fmt, aps=aps, kahan=kahan).tolist()
+        exact = [[Fraction(value) for value in row] for row in grads.tolist()]
+        every = [value for row in exact for value in row]
+        shift = aps_shift(every, n, Format.parse(fmt)) if aps else 0
+        expected = [
+            summed(list(column), Format.parse(fmt), shift, kahan) for column in zip(*exact, strict=True)
+        ]
+        assert ours == [float(value) for value in expected], n
+
+
+def test_ring_adds_each_chunk_in_an_order_of_its_own() -> None:
+    # 3 workers, 40 values: chunks of 16, 16 and 8; chunk c is added in the order c+1, c+2, c
+    grads = gradients(3, 1.0)
+    ours = emulate_all_reduce(list(grads), "e4m1", aps=True, order="ring")
+    parts = []
+    for c, columns in enumerate(grads.split([16, 16, 8], dim=1)):
+        # the other columns give every part the shift of the whole layer
+        row = [torch.cat([columns[(c + 1 + i) % 3], grads[(c + 1 + i) % 3]]) for i in range(3)]
+        parts.append(emulate_all_reduce(row, "e4m1", aps=True)[: columns.shape[1]])
+    assert same_bits(ours, torch.cat(parts))
+    assert not same_bits(ours, emulate_all_reduce(list(grads), "e4m1", aps=True))
+
+
+def test_hierarchical_is_the_sum_of_its_groups_sums() -> None:
+    grads = list(gradients(6, 1e-3))
+    groups = [emulate_all_reduce(grads[first : first + 2], "e4m1", aps=True) for first in (0, 2, 4)]
+    ours = emulate_all_reduce(grads, "e4m1", aps=True, order="hierarchical", group_size=2)
+    assert same_bits(ours, emulate_all_reduce(groups, "e4m1", aps=True))
+    assert not same_bits(ours, emulate_all_reduce(grads, "e4m1", aps=True))
+
+
+@pytest.mark.parametrize("fmt", [*FORMATS, "fp32"])
+@pytest.mark.parametrize("kahan", [False, True])
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order["order"])
+class TestOddLayers:
+    """In every mode, with APS; 4 workers."""
+
+    def test_zeros_give_zeros(self, fmt: str, kahan: bool, order: dict) -> None:
+        result = emulate_all_reduce([torch.zeros(20)] * 4, fmt, aps=True, kahan=kahan, **order)
+        assert same_bits(result, torch.zeros(20))
+
+    @pytest.mark.parametrize("exponent", [-140, 120])
+    def test_tiny_and_huge_layers_are_the_ordinary_one_scaled(
+        self, fmt: str, kahan: bool, order: dict, exponent: int
+    ) -> None:
+        # multiples of 1/16 up to 1: 2^-140 times that are subnormal, and exact
+        generator = torch.Generator().manual_seed(1)
+        grads = [torch.randint(-16, 17, (40,), generator=generator) / 16 for _ in range(4)]
+        ordinary = emulate_all_reduce(grads, fmt, aps=True, kahan=kahan, **order)
+        scaled = [g * 2.0**exponent for g in grads]
+        result = emulate_all_reduce(scaled, fmt, aps=True, kahan=kahan, **order)
+        assert same_bits(result, ordinary * 2.0**exponent)
+
+    @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+    def test_non_finite_elements_stay_visible_and_alone(
+        self, fmt: str, kahan: bool, order: dict, value: float
+    ) -> None:
+        grads = list(gradients(4, 1e-3))
+        clean = emulate_all_reduce([_with(g, 5, 0.0) for g in grads], fmt, aps=True, kahan=kahan, **order)
+        broken = [_with(g, 5, value if w == 2 else 0.0) for w, g in enumerate(grads)]
+        result = emulate_all_reduce(broken, fmt, aps=True, kahan=kahan, **order)
+        parsed = Format.parse(fmt)
+        if parsed.has_inf or parsed.has_nan or order["order"] != "hierarchical":
+            others = torch.arange(40) != 5
+            assert same_bits(result[others], clean[others])
+        if parsed.has_inf and not math.isnan(value):
+            assert result[5] == value
+        elif parsed.has_inf or parsed.has_nan:
+            assert not torch.isfinite(result[5])
+        else:  # the format has neither: its largest value, which in the next stage is as finite as any
+            assert result[5].abs() >= clean.abs().max()
+
+
+def _with(tensor: torch.Tensor, index: int, value: float) -> torch.Tensor:
+    changed = tensor.clone()
+    changed[index] = value
+    return changed
+
+
+def test_fp32_in_rank_order_is_plain_addition() -> None:
+    grads = gradients(8, 1e-3)
+    expected = torch.zeros(40)
+    for row in grads:
+        expected = expected + row
+    assert same_bits(emulate_all_reduce(list(grads), "fp32"), expected)
+
+
+def test_saturating_sums_stop_at_the_largest_value() -> None:
+    grads = [torch.tensor([3.0, -3.0, 0.5]) for _ in range(4)]
+    assert emulate_all_reduce(grads, "e2m1", overflow="saturate").tolist() == [3.0, -3.0, 2.0]
+    assert emulate_all_reduce(grads, "e2m1").tolist() == [math.inf, -math.inf, 2.0]
+
+
+def test_stochastic_rounding_is_unbiased_and_repeats_with_its_seed() -> None:
+    grads = [torch.full((200_000,), 0.3)] * 2
+    first = emulate_all_reduce(grads, "e3m0", rounding="stochastic", seed=1)
+    assert same_bits(first, emulate_all_reduce(grads, "e3m0", rounding="stochastic", seed=1))
+    assert not same_bits(first, emulate_all_reduce(grads, "e3m0", rounding="stochastic", seed=2))
+    # q is 0.25 or 0.5, the sum 0.5, 0.75 (rounded to 0.5 or 1) or 1: standard deviation 0.2, 5 sigma of the mean
+    assert abs(first.mean().item() - 0.6) < 5 * 0.2 / math.sqrt(200_000)
+
+
+def test_inputs_are_not_written_and_shapes_are_kept() -> None:
+    grads = [torch.randn(3, 4, 5).transpose(0, 2) for _ in range(3)]
+    before = [g.clone() for g in grads]
+    result = emulate_all_reduce(grads, "e4m3", aps=True)
+    assert result.shape == (5, 4, 3) and result.dtype == torch.float32
+    assert all(torch.equal(a, b) for a, b in zip(grads, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"order": "banana"}, "rank, hierarchical, ring, native"),
+        ({"rounding": "up"}, "nearest_even"),
+        ({"overflow": "wrap"}, "saturate"),
+        ({"order": "hierarchical"}, "group_size"),
+        ({"order": "hierarchical", "group_size": 3}, "does not divide"),
+        ({"group_size": 2}, "hierarchical"),
+        ({"order": "native"}, "fp32"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        emulate_all_reduce([torch.ones(3)] * 4, "e4m3", **options)

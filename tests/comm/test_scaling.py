@@ -1,0 +1,93 @@
+"""APS: exact exponents, one agreement; the delayed rule."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.distributed as dist
+from custom_fp import Format
+from ranks import run_ranks
+
+from cpdrun.comm.scaling import APS, DelayedAPS, Magnitudes, largest_magnitude, sum_exponent
+
+E4M3 = Format.parse("e4m3")
+
+
+@pytest.mark.parametrize("summands", [1, 2, 3, 5, 8, 255, 256])
+def test_exponents_are_exact_over_all_of_float32(summands: int) -> None:
+    patterns = [1, 2, 3, 0x7FFFFF, 0x800000, 0x800001, 0x3F800000, 0x3F800001, 0x3F7FFFFF, 0x7F7FFFFF]
+    patterns += torch.randint(1, 0x7F800000, (500,), generator=torch.Generator().manual_seed(0)).tolist()
+    for magnitude in torch.tensor(patterns, dtype=torch.int32).view(torch.float32).tolist():
+        bound = Fraction(magnitude) * summands
+        exponent = sum_exponent(magnitude, summands)
+        assert Fraction(2) ** (exponent - 1) < bound <= Fraction(2) ** exponent
+
+
+@pytest.mark.parametrize(
+    ("values", "largest"),
+    [
+        ([], 0.0),
+        ([0.0, -0.0], 0.0),
+        ([1.0, -3.0], 3.0),
+        ([2.0**-149, 0.0], 2.0**-149),
+        ([math.inf, -2.0, math.nan], 2.0),
+        ([math.nan, math.inf], 0.0),
+    ],
+)
+def test_largest_magnitude_is_that_of_the_finite_values(values: list[float], largest: float) -> None:
+    assert largest_magnitude(torch.tensor(values)).item() == largest
+
+
+def agree(_: None = None) -> list[float]:
+    mine = [
+        torch.tensor(2.0 ** -(140 + dist.get_rank())),
+        torch.tensor(float(dist.get_rank())),
+        torch.tensor(0.0),
+    ]
+    return Magnitudes(lambda: mine, ranks=dist.get_world_size()).wait()
+
+
+def test_all_ranks_agree_on_the_largest() -> None:
+    for agreed in run_ranks(3, agree):
+        assert agreed == [2.0**-140, 2.0, 0.0]
+
+
+def magnitudes(*values: float) -> Magnitudes:
+    return Magnitudes(lambda: [torch.tensor(value) for value in values])
+
+
+def test_aps_leaves_an_all_zero_layer_alone_and_keeps_its_margin() -> None:
+    names = ["a", "b"]
+    assert APS().shifts(names, magnitudes(0.0, 1.0), 8, E4M3) == [0, E4M3.emax - 3]
+    assert APS(margin=2).shifts(names, magnitudes(0.0, 1.0), 8, E4M3) == [0, E4M3.emax - 5]
+
+
+def test_delayed_aps_uses_the_step_before() -> None:
+    rule = DelayedAPS(margin=0)
+    first = rule.shifts(["a"], magnitudes(1.0), 1, E4M3)
+    second = rule.shifts(["a"], magnitudes(4.0), 1, E4M3)
+    third = rule.shifts(["a"], magnitudes(16.0), 1, E4M3)
+    assert (first, second, third) == ([E4M3.emax], [E4M3.emax], [E4M3.emax - 2])
+
+
+def test_delayed_aps_knows_layers_by_name_through_changing_buckets() -> None:
+    rule = DelayedAPS(margin=0)
+    rule.shifts(["a", "b"], magnitudes(1.0, 2.0), 1, E4M3)
+    rule.shifts(["c"], magnitudes(4.0), 1, E4M3)
+    assert rule.shifts(["b", "c"], magnitudes(64.0, 64.0), 1, E4M3) == [E4M3.emax - 1, E4M3.emax - 2]
+    assert rule.shifts(["a"], magnitudes(64.0), 1, E4M3) == [E4M3.emax]
+
+
+def test_delayed_aps_asks_at_once_where_the_layer_was_zero() -> None:
+    rule = DelayedAPS(margin=0)
+    rule.shifts(["a"], magnitudes(0.0), 1, E4M3)
+    assert rule.shifts(["a"], magnitudes(4.0), 1, E4M3) == [E4M3.emax - 2]
+
+
+def test_delayed_aps_continues_from_a_checkpoint() -> None:
+    rule, resumed = DelayedAPS(), DelayedAPS()
+    rule.shifts(["a"], magnitudes(4.0), 1, E4M3)
+    resumed.load_state_dict(rule.state_dict())
+    ours = rule.shifts(["a"], magnitudes(64.0), 1, E4M3)
+    assert resumed.shifts(["a"], magnitudes(64.0), 1, E4M3) == ours == [E4M3.emax - 3]

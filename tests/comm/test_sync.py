@@ -1,0 +1,128 @@
+"""What AllReduceSync adds to a sum: configuration, hybrid precision, error feedback, counting, state."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from bits import same_bits
+from hydra.errors import InstantiationException
+from hydra.utils import get_class, instantiate
+
+from cpdrun.comm import AllReduceSync, GradientSync, emulate_all_reduce
+from cpdrun.comm.scaling import APS, ScalingRule
+
+CONF = Path(__file__).parents[2] / "conf"
+NAMES = ["conv.weight", "conv.bias", "fc.weight", "fc.bias"]
+GIVEN_BY_THE_RUN = {
+    "format",
+    "scaling",
+    "world_size",
+    "seed",
+    "parameter_names",
+    "full_precision",
+    "epochs",
+    "group",
+}
+
+
+def make(fmt: str = "e4m3", world_size: int = 2, **changes: object) -> AllReduceSync:
+    knobs = yaml.safe_load((CONF / "sync" / "all_reduce.yaml").read_text()) | changes
+    return instantiate(knobs, format=fmt, world_size=world_size, parameter_names=NAMES, _convert_="all")
+
+
+def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + worker)
+    return [torch.randn(shape, generator=generator) for shape in ((3, 4), (3,), (5, 2), (2,))]
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "sync").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_sync_yaml_spells_every_knob_of_its_class(path: Path) -> None:
+    spec = yaml.safe_load(path.read_text())
+    cls = get_class(spec.pop("_target_"))
+    assert issubclass(cls, GradientSync)
+    assert set(spec) == set(inspect.signature(cls).parameters) - GIVEN_BY_THE_RUN
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "scaling").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_scaling_yaml_spells_every_knob_of_its_class(path: Path) -> None:
+    spec = yaml.safe_load(path.read_text())
+    cls = get_class(spec["_target_"])
+    assert set(spec) - {"_target_"} == set(inspect.signature(cls).parameters)
+    assert isinstance(instantiate(spec), ScalingRule)
+
+
+def test_each_layer_is_summed_as_the_emulation_sums_it() -> None:
+    workers = [gradients(w) for w in range(4)]
+    ours = make("e3m2", 4, scaling=APS()).reduce(workers, step=0, epoch=0)
+    for p, result in enumerate(ours):
+        assert same_bits(result, emulate_all_reduce([worker[p] for worker in workers], "e3m2", aps=True))
+
+
+def test_full_precision_layers_and_epochs() -> None:
+    workers = [gradients(w) for w in range(2)]
+    exact = [a + b for a, b in zip(*workers, strict=True)]
+    hybrid = {"layers": ["fc.*"], "first_epochs": 1, "last_epochs": 2}
+    sync = make("e3m0", full_precision=hybrid, epochs=5)
+    for epoch in range(5):
+        result = sync.reduce(workers, step=epoch, epoch=epoch)
+        in_full = [same_bits(a, b) for a, b in zip(result, exact, strict=True)]
+        assert in_full == ([False, False, True, True] if epoch in (1, 2) else [True] * 4)
+
+
+def test_a_pattern_that_matches_nothing_is_refused() -> None:
+    hybrid = {"layers": ["head.*"], "first_epochs": 0, "last_epochs": 0}
+    with pytest.raises(InstantiationException, match=r"'head\.\*' matches no parameter.*conv\.weight"):
+        make(full_precision=hybrid)
+
+
+def test_what_was_sent_and_the_residual_are_the_gradient() -> None:
+    # values with few digits, so that their sum with a residual is exact
+    sync = make("e4m1", world_size=1, scaling=APS(), error_feedback=True)
+    generator = torch.Generator().manual_seed(0)
+    given, sent = torch.zeros(3, 4), torch.zeros(3, 4)
+    for step in range(20):
+        gradient = torch.randint(-64, 65, (3, 4), generator=generator) / 64
+        rest = [torch.zeros(shape) for shape in ((3,), (5, 2), (2,))]
+        given += gradient
+        sent += sync.reduce([[gradient, *rest]], step=step, epoch=0)[0]
+        residual = sync.state_dict()["residuals"]["0/conv.weight"].view(3, 4)
+        assert torch.equal(sent + residual, given)
+    assert residual.abs().max() > 0
+
+
+def test_error_feedback_forgets_what_is_not_finite() -> None:
+    sync = make("e4m3", world_size=1, error_feedback=True)
+    broken = gradients(0)
+    broken[0][0, 0], broken[1][1] = float("nan"), float("inf")
+    result = sync.reduce([broken], step=0, epoch=0)
+    assert sync.nonfinite == 2 and torch.isnan(result[0][0, 0])
+    assert all(torch.isfinite(g).all() for g in sync.reduce([gradients(1)], step=1, epoch=0))
+
+
+def test_a_resumed_sync_continues_bit_for_bit() -> None:
+    options = {"scaling": {"_target_": "cpdrun.comm.scaling.DelayedAPS", "margin": 1}}
+    options |= {"error_feedback": True, "rounding": "stochastic", "seed": 3}
+    sync, resumed = make("e4m1", **options), make("e4m1", **options)
+    for step in range(3):
+        sync.reduce([gradients(w, step) for w in range(2)], step=step, epoch=0)
+    resumed.load_state_dict(sync.state_dict())
+    for step in range(3, 6):
+        grads = [gradients(w, step) for w in range(2)]
+        pairs = zip(
+            sync.reduce(grads, step=step, epoch=0), resumed.reduce(grads, step=step, epoch=0), strict=True
+        )
+        assert all(same_bits(a, b) for a, b in pairs)
+
+
+def test_bytes_of_a_real_worker() -> None:
+    # 12, 3, 10 and 2 values: 2, 1, 2 and 1 blocks of 8; on 2 machines 3 blocks a shard, sent twice
+    sync = make("e4m3")
+    sync.reduce([gradients(w) for w in range(2)], step=0, epoch=0)
+    assert sync.wire_bytes() == {"bytes_per_step_sent": 0, "bytes_per_step_real_worker": 2 * 3 * 8}
+
+
+def test_a_wrong_number_of_workers_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 workers on a rank that plays 2"):
+        make().reduce([gradients(0)], step=0, epoch=0)
