@@ -1,6 +1,7 @@
 """What the user sees while a sweep runs: a live table on a terminal, else a line a start and an end."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -133,13 +134,13 @@ def print_summary(console: Console, summary: Summary) -> None:
         console.print("The same command goes on from here.", highlight=False)
 
 
-def failure_log(run: RunDir) -> Any:
-    """The log of the last attempt that says most: the failing rank's, or the agent's where that is empty."""
+def telling_log(run: RunDir) -> Path | None:
+    """The log of the last attempt that says most: the failing rank's, rank 0's where none failed, or the agent's."""
     attempt = run.last_attempt()
     if attempt is None:
         return None
-    rank = (read_json(attempt.exit) or {}).get("rank")
-    for log in ([] if rank is None else [attempt.rank_log(rank)]) + [attempt.agent_log]:
+    rank = (read_json(attempt.exit) or {}).get("rank") or 0
+    for log in (attempt.rank_log(rank), attempt.agent_log):
         if tail(log, 1):
             return log
     return None
@@ -147,7 +148,7 @@ def failure_log(run: RunDir) -> Any:
 
 def _print_failure(console: Console, run: RunDir, reason: str) -> None:
     console.print(Text.assemble(("failed ", "red"), f"{run.name}: {reason}"), highlight=False, soft_wrap=True)
-    if (log := failure_log(run)) is not None:
+    if (log := telling_log(run)) is not None:
         for line in tail(log, LOG_LINES):
             console.print(f"    {line}", highlight=False, markup=False, soft_wrap=True)
         console.print(f"    the rest is in {log}", highlight=False, markup=False, soft_wrap=True)

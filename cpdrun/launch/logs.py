@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cpdrun.launch.display import failure_log
+from cpdrun.launch.display import telling_log
 from cpdrun.record import RunDir, State, state_of
 
 FOLLOW_S = 0.3
@@ -23,8 +23,7 @@ def log_of(run: RunDir, rank: int | None = None) -> Path:
     if attempt is None:
         raise NoLogError(f"{run.name} has not begun")
     if rank is None:
-        first = attempt.rank_log(0)
-        return failure_log(run) or (first if first.exists() else attempt.agent_log)
+        return telling_log(run) or attempt.agent_log
     if not attempt.rank_log(rank).exists():
         ranks = len(list(attempt.path.glob(attempt.rank_log(0).name.replace("0", "*"))))
         raise NoLogError(f"{run.name} has no log of rank {rank} (ranks 0 to {ranks - 1} have one)")

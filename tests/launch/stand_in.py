@@ -87,4 +87,5 @@ if __name__ == "__main__":
     import cpdrun.train
 
     cpdrun.train.worker, cpdrun.train.preflight = worker, preflight
+    engine.FIRST_STEP_IMPORTS = ["torch.distributed.launcher.api"]  # no step is made here
     engine.main(sys.argv[1:])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import HERE, processes_of, wait_for
 
+from cpdrun.launch.cancel import cancel_sweep
 from cpdrun.record import State, read_json, state_of
 
 
@@ -97,6 +98,14 @@ def test_interrupted_twice_it_stops_at_once(launcher, sweep):
     assert summary["wall_seconds"] < 20
     assert state_of(sweep.run("a")) is State.PREEMPTED
     assert not processes_of(sweep.path)
+
+
+def test_cancelled_from_another_shell_it_stops_gently(launcher, sweep):
+    process = launcher(jobs={name: {"epochs": 400, "epoch_s": 0.05} for name in ("a", "b", "c")})
+    wait_for(sweep.run("a").status.exists, "the first epoch")
+    cancel_sweep(sweep)
+    code, summary, _ = result(process)
+    assert (code, summary["interrupted"], summary["failed"]) == (130, 3, [])
 
 
 def test_fail_fast_stops_the_others(launcher, sweep):
