@@ -3,9 +3,10 @@
 import multiprocessing as mp
 import os
 import pickle
+import signal
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -16,8 +17,17 @@ _context = mp.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed", "cpdrun.comm"])
 
 
-def run_ranks(n: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120) -> list[Any]:
-    """function(*arguments) in each of n ranks; AssertionError with the traceback of a rank that raised."""
+def run_ranks(
+    n: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    dies: Collection[int] = (),
+    timeout_s: float = 120,
+) -> list[Any]:
+    """function(*arguments) in each of n ranks; AssertionError with the traceback of a rank that raised.
+
+    Results are in rank order, without those of the ranks that are expected to die.
+    """
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_context.Pipe(duplex=False) for _ in range(n)]
         ranks = [
@@ -29,7 +39,7 @@ def run_ranks(n: int, function: Callable[..., Any], *arguments: Any, timeout_s: 
         for _, writer in pipes:
             writer.close()
         try:
-            return [_receive(r, reader, timeout_s) for r, (reader, _) in enumerate(pipes)]
+            return [_receive(r, reader, timeout_s) for r, (reader, _) in enumerate(pipes) if r not in dies]
         finally:
             for rank in ranks:
                 rank.kill()
@@ -56,4 +66,4 @@ def _rank(rank: int, n: int, store: str, writer: Any, function: Callable[..., An
     except BaseException:
         writer.send_bytes(pickle.dumps((traceback.format_exc(), None)))
     writer.close()
-    dist.barrier()  # a rank that is done must not close connections that others still use
+    signal.pause()  # a rank that is done must not close connections that others still use; it is killed

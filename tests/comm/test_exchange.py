@@ -1,82 +1,233 @@
 """The exchange between real processes equals the emulation in one process, bit for bit, on every rank."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
+from bits import same_bits
 from ranks import run_ranks
 
-from cpdrun.comm import AllReduceSync
-from cpdrun.comm.scaling import APS
+from cpdrun.comm import AllReduceSync, all_reduce, all_reduce_, all_reduce_coalesced, emulate_all_reduce
+from cpdrun.comm import exchange as exchange_module
+from cpdrun.comm.exchange import Exchange
+from cpdrun.comm.scaling import APS, DelayedAPS
+from cpdrun.comm.transport import Collectives
 
-NAMES = ["wide", "scalar", "tiny", "huge", "zero", "inf", "nan", "seven"]
-SIZES = [1001, 1, 64, 130, 33, 40, 9, 7]
-
-
-def gradients(worker: int) -> list[torch.Tensor]:
-    """One worker's gradients: ordinary ones, a layer at 2^-140, one at 2^120, zeros, an inf, a NaN."""
-    generator = torch.Generator().manual_seed(worker)
-    grads = [torch.randn(size, generator=generator) * 1e-3 for size in SIZES]
-    grads[2] = torch.randint(-600, 600, (64,), generator=generator) * 2.0**-149
-    grads[3] *= 2.0**129
-    grads[4].zero_()
-    grads[5][worker] = float("inf")
-    grads[6][0] = float("nan")
-    return grads
-
-
-def sync(world_size: int, fmt: str, aps: bool, **changes: object) -> AllReduceSync:
-    knobs = {
-        "order": "rank",
-        "group_size": None,
-        "kahan": False,
-        "rounding": "nearest_even",
-        "overflow": "infinity",
-        "error_feedback": False,
-    }
-    if changes.get("order") == "hierarchical":
-        changes = {"group_size": 2, **changes}
-    return AllReduceSync(
-        format=fmt,
-        scaling=APS() if aps else None,
-        world_size=world_size,
-        parameter_names=NAMES,
-        **knobs | changes,
-    )
+KNOBS = yaml.safe_load((Path(__file__).parents[2] / "conf" / "sync" / "all_reduce.yaml").read_text())
+del KNOBS["_target_"]
+SIZES = {
+    "wide": 1001,
+    "one": 1,
+    "tiny": 64,
+    "huge": 130,
+    "zero": 33,
+    "inf": 40,
+    "nan": 9,
+    "seven": 7,
+    "none": 0,
+}
+RULES = {"none": lambda: None, "aps": APS, "aps_delayed": DelayedAPS}
 
 
-def reduce_cases(world_size: int, cases: list[dict]) -> list[list[torch.Tensor]]:
-    """Every case's result on this rank, which plays its share of the workers."""
+def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
+    """One worker's gradients: ordinary ones, a layer at 2^-140, one at 2^120, zeros, an inf, a NaN, an empty one."""
+    generator = torch.Generator().manual_seed(100 * step + worker)
+    grads = {name: torch.randn(size, generator=generator) * 1e-3 for name, size in SIZES.items()}
+    grads["tiny"] = torch.randint(-600, 600, (64,), generator=generator) * 2.0**-149
+    grads["huge"] *= 2.0**129
+    grads["zero"].zero_()
+    grads["inf"][worker % 40] = float("inf")
+    grads["nan"][0] = float("nan")
+    return list(grads.values())
+
+
+def share(world_size: int) -> range:
+    """The workers that this process plays."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    share = world_size // ranks
-    mine = [gradients(w) for w in range(rank * share, (rank + 1) * share)]
-    return [sync(world_size, **case).reduce(mine, step=3, epoch=0) for case in cases]
+    return range(rank * world_size // ranks, (rank + 1) * world_size // ranks)
 
 
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal bit patterns; a NaN equals any NaN."""
-    return torch.equal(
-        torch.nan_to_num(a, nan=1234.5).view(torch.int32), torch.nan_to_num(b, nan=1234.5).view(torch.int32)
-    )
+def reduce_cases(world_size: int, cases: list[dict], steps: int = 1) -> list[list[torch.Tensor]]:
+    """The results of the last step on this rank, for every case."""
+    results = []
+    for case in cases:
+        rule = RULES[case.get("rule", "none")]()
+        knobs = KNOBS | {key: value for key, value in case.items() if key != "rule"}
+        sync = AllReduceSync(scaling=rule, world_size=world_size, parameter_names=list(SIZES), **knobs)
+        for step in range(steps):
+            mine = [gradients(w, step) for w in share(world_size)]
+            result = sync.reduce(mine, step=step, epoch=0)
+        results.append([g.clone() for g in result])
+    return results
 
 
-CASES = [
-    {"fmt": fmt, "aps": aps, "order": order, "kahan": kahan}
-    for fmt, aps, order, kahan in itertools.product(
-        ["e1m1", "e3m0", "e4m1", "e4m3", "e5m2", "e4m3fn", "e2m1fn", "e5m6", "e8m7", "fp32"],
+def assert_split_changes_no_bit(
+    world_size: int, splits: list[int], cases: list[dict], steps: int = 1
+) -> None:
+    expected = reduce_cases(world_size, cases, steps)
+    for ranks in splits:
+        for rank, results in enumerate(run_ranks(ranks, reduce_cases, world_size, cases, steps)):
+            for case, ours, emulated in zip(cases, results, expected, strict=True):
+                for name, a, b in zip(SIZES, ours, emulated, strict=True):
+                    assert same_bits(a, b), f"{ranks} ranks, rank {rank}, {case}, layer {name}"
+
+
+ORDERS = [{"order": "rank"}, {"order": "ring"}, {"order": "hierarchical", "group_size": 2}]
+FORMATS = ["e1m1", "e3m0", "e4m1", "e3m2", "e2m1fn", "e4m3fn", "e4m3", "e5m2", "e5m6", "e8m7", "fp32"]
+
+
+@pytest.mark.parametrize(("world_size", "ranks"), [(2, 2), (3, 3), (4, 4), (6, 3)])
+def test_every_rank_gets_the_emulated_bits(world_size: int, ranks: int) -> None:
+    cases = [
+        {"format": fmt, "rule": rule, "kahan": kahan, **order}
+        for fmt, rule, order, kahan in itertools.product(FORMATS, ["none", "aps"], ORDERS, [False, True])
+        if order["order"] != "hierarchical" or world_size % 2 == 0
+    ]
+    assert_split_changes_no_bit(world_size, [ranks], cases)
+
+
+def test_eight_workers_as_1_2_4_and_8_ranks_with_all_that_has_a_memory() -> None:
+    cases = [
+        {
+            "format": "e4m1",
+            "rule": rule,
+            "rounding": rounding,
+            "overflow": overflow,
+            "error_feedback": feedback,
+            **order,
+        }
+        for rule, (rounding, overflow), feedback, order in itertools.product(
+            ["aps", "aps_delayed"],
+            [("stochastic", "infinity"), ("toward_zero", "saturate"), ("nearest_even", "saturate")],
+            [False, True],
+            [{"order": "ring"}, {"order": "hierarchical", "group_size": 4}],
+        )
+    ]
+    cases += [{"format": "e3m2", "rule": "aps", "rounding": "stochastic", "kahan": True, "seed": 5}]
+    cases += [{"format": "e3m2", "full_precision": {"layers": ["w*", "tiny"]}}]
+    assert_split_changes_no_bit(8, [2, 4, 8], cases, steps=3)
+
+
+def large(rank: int) -> torch.Tensor:
+    return torch.randn(100_003, generator=torch.Generator().manual_seed(rank)) * 1e-4
+
+
+CALLS = [
+    (fmt, {"aps": aps, **options})
+    for fmt, aps, options in itertools.product(
+        ["e2m0", "e2m1", "e5m2", "e5m10", "fp32"],
         [False, True],
-        ["rank", "ring", "hierarchical"],
-        [False, True],
+        [*ORDERS[:2], {"kahan": True}, {"rounding": "stochastic", "seed": 9}],
     )
 ]
 
 
-@pytest.mark.parametrize(("world_size", "ranks"), [(2, 2), (3, 3), (4, 4), (4, 2), (6, 3)])
-def test_every_rank_gets_the_emulated_bits(world_size: int, ranks: int) -> None:
-    cases = [c for c in CASES if c["order"] != "hierarchical" or world_size % 2 == 0]
-    expected = reduce_cases(world_size, cases)
-    for rank, results in enumerate(run_ranks(ranks, reduce_cases, world_size, cases)):
-        for case, ours, emulated in zip(cases, results, expected, strict=True):
-            for name, a, b in zip(NAMES, ours, emulated, strict=True):
-                assert same_bits(a, b), f"rank {rank}, {case}, layer {name}"
+def call_all_reduce(segment_values: int) -> list[torch.Tensor]:
+    exchange_module.SEGMENT_VALUES = segment_values
+    mine = large(dist.get_rank())
+    results = [all_reduce(mine, fmt, **options) for fmt, options in CALLS]
+    assert torch.equal(mine, large(dist.get_rank()))
+    assert torch.equal(all_reduce_(mine, "e5m2"), mine)
+    return [*results, mine]
+
+
+@pytest.mark.parametrize(("ranks", "segment_values"), [(2, 4096), (3, 1 << 18), (4, 10_000)])
+def test_all_reduce_equals_emulate_all_reduce(ranks: int, segment_values: int) -> None:
+    tensors = [large(rank) for rank in range(ranks)]
+    expected = [emulate_all_reduce(tensors, fmt, **options) for fmt, options in [*CALLS, ("e5m2", {})]]
+    for results in run_ranks(ranks, call_all_reduce, segment_values):
+        for call, ours, emulated in zip([*CALLS, "in place"], results, expected, strict=True):
+            assert same_bits(ours, emulated), call
+
+
+def call_shapes() -> list[torch.Tensor]:
+    rank = dist.get_rank()
+    whole = torch.arange(24.0).view(4, 6) + rank
+    half = whole.half()
+    in_place = whole.t().clone().t()
+    all_reduce_(in_place, "e4m3")
+    all_reduce_(half, "e4m3")
+    return [
+        all_reduce(whole.t(), "e4m3"),
+        all_reduce(torch.tensor(1.5), "e4m3"),
+        all_reduce(torch.zeros(0, 3), "e4m3"),
+        *all_reduce_coalesced([whole, whole[0] * 1000], "e4m3", aps=True),
+        in_place,
+        half.float(),
+    ]
+
+
+def test_shapes_strides_and_dtypes() -> None:
+    wholes = [torch.arange(24.0).view(4, 6) + rank for rank in range(2)]
+    plain = emulate_all_reduce(wholes, "e4m3")
+    expected = [
+        plain.t(),
+        torch.tensor(3.0),
+        torch.zeros(0, 3),
+        emulate_all_reduce(wholes, "e4m3", aps=True),
+        emulate_all_reduce([w[0] * 1000 for w in wholes], "e4m3", aps=True),
+        plain,
+        plain,
+    ]
+    for results in run_ranks(2, call_shapes):
+        for ours, emulated in zip(results, expected, strict=True):
+            assert same_bits(ours.contiguous(), emulated.contiguous())
+
+
+def reduce_with_collectives() -> list[torch.Tensor]:
+    sync = AllReduceSync(format="e4m1", scaling=APS(), world_size=6, parameter_names=list(SIZES), **KNOBS)
+    sync.exchange._transports[torch.device("cpu")] = Collectives(None, torch.device("cpu"))
+    return sync.reduce([gradients(w) for w in share(6)], step=0, epoch=0)
+
+
+def test_collectives_of_any_backend_give_the_same_bits() -> None:
+    (expected,) = reduce_cases(6, [{"format": "e4m1", "rule": "aps"}])
+    for results in run_ranks(3, reduce_with_collectives):
+        assert all(same_bits(a, b) for a, b in zip(results, expected, strict=True))
+
+
+def native_against_rank_order() -> tuple[list[torch.Tensor], torch.Tensor, int]:
+    knobs = KNOBS | {"order": "native"}
+    sync = AllReduceSync(format="fp32", world_size=4, parameter_names=["a", "b"], **knobs)
+    grads = [[torch.full((3,), 2.0**-w), torch.full((2, 2), float(w))] for w in share(4)]
+    platform = sum(g[1] for g in grads)
+    dist.all_reduce(platform)
+    return sync.reduce(grads, step=0, epoch=0), platform, sync.wire_bytes()["bytes_per_step_sent"]
+
+
+def test_native_order_is_the_platforms_all_reduce() -> None:
+    for (a, b), platform, sent in run_ranks(2, native_against_rank_order):
+        assert torch.equal(a, torch.full((3,), 1.875)) and torch.equal(b, platform)
+        assert sent == 7 * 4
+
+
+def count_bytes() -> list[int]:
+    found = []
+    for fmt in ("e4m3", "e2m1"):
+        sync = AllReduceSync(format=fmt, world_size=4, parameter_names=["a"], **KNOBS)
+        sync.reduce([[torch.ones(80_000)] for _ in share(4)], step=0, epoch=0)
+        found.append(sync.wire_bytes())
+    return found
+
+
+def test_bytes_sent_and_bytes_of_a_real_worker() -> None:
+    # a rank of two sends both its workers' payloads of the other's half, and its own half of the sum
+    for eight_bits, four_bits in run_ranks(2, count_bytes):
+        assert eight_bits == {
+            "bytes_per_step_sent": 2 * 40_000 + 40_000,
+            "bytes_per_step_real_worker": 2 * 3 * 20_000,
+        }
+        assert four_bits == {key: value // 2 for key, value in eight_bits.items()}
+
+
+def mismatched_world() -> str:
+    with pytest.raises(ValueError, match="does not divide"):
+        AllReduceSync(format="fp32", world_size=3, parameter_names=["a"], **KNOBS)
+    return Exchange.__name__
+
+
+def test_ranks_that_do_not_divide_the_workers_are_refused() -> None:
+    run_ranks(2, mismatched_world)
