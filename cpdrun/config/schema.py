@@ -102,6 +102,7 @@ RULES: dict[str, Check] = {
     "seed": _integer(0),
     "nproc": _integer(1),
     "threads": _integer(1),
+    "emulation": _one_of("exact", "batched"),
     "device": _one_of("auto", "cpu", "cuda"),
     "checkpoint.every_epochs": _integer(1),
 }

@@ -1,28 +1,40 @@
 """The training loop: N workers' gradients, synchronised in a number format, one optimizer step.
 
 Legend: N workers, B samples a worker, S steps an epoch. The result depends on the config alone: how the N
-workers are dealt to processes changes no bit of it.
+workers are dealt to processes changes no bit of it (with emulation=exact).
 """
 
 import math
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from cpdrun.data.base import fetch_batch
 from cpdrun.train import checkpoint
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import evaluate
+from cpdrun.train.gradients import worker_gradients
 from cpdrun.train.journal import Journal
-from cpdrun.train.seeds import derived_seed, generator
-from cpdrun.train.workers import SharedBuffers, Workers
+from cpdrun.train.seeds import generator
+from cpdrun.train.workers import StopVote, Workers
 
 
 class Preempted(Exception):
     """The run was asked to stop; its checkpoint is written."""
+
+
+@dataclass
+class Progress:
+    """How far a run is: `step` steps into epoch `epoch`, both counted from 0."""
+
+    epoch: int = 0
+    step: int = 0
+    train_seconds: float = 0.0
+    nonfinite: int = 0  # gradient elements that were inf or NaN, this epoch
+    losses_SxN: Tensor | None = None  # of this epoch; this rank's workers are set, the others zero
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last whole epoch
 
 
 def train(
@@ -30,103 +42,101 @@ def train(
 ) -> dict[str, Any]:
     """Train to the last epoch, or until the loss is not finite. Returns what done.json says of it.
 
-    Raises Preempted at an epoch's end where the journal was asked to stop.
+    Raises Preempted after a step at which the journal was asked to stop.
     """
     model, optimizer, sync = parts.model, parts.optimizer, parts.sync
     parameters = list(model.parameters())
     base_lrs = [group["lr"] for group in optimizer.param_groups]
     N, B, epochs, seed = (config[key] for key in ("world_size", "batch_size", "epochs", "seed"))
     S = len(parts.data.train) // (N * B)
-    first_epoch, earlier_s, metrics = _restore(parts, journal, device)
-    buffers = SharedBuffers(model, workers)
-    started = time.perf_counter()
+    gradients_of = worker_gradients(config, model, parts.data, workers, device)
+    stop = StopVote(workers, journal.stop_requested)
+    progress = _restore(parts, journal, workers, device)
+    clock = time.perf_counter() - progress.train_seconds
     status = "finished"
 
     model.train()
-    for epoch in range(first_epoch, epochs):
+    while progress.epoch < epochs:
+        epoch = progress.epoch
         order = torch.randperm(len(parts.data.train), generator=generator("order", seed, epoch))
-        losses_SxN = torch.zeros(S, N, dtype=torch.float64, device=device)
+        index_SxNxB = order[: S * N * B].view(S, N, B)
+        if progress.losses_SxN is None:
+            progress.losses_SxN = torch.zeros(S, N, dtype=torch.float64, device=device)
 
-        for s in range(S):
+        for s in range(progress.step, S):
             step = epoch * S + s
             for group, base_lr in zip(optimizer.param_groups, base_lrs, strict=True):
                 group["lr"] = base_lr * parts.schedule(step / S, epochs)
 
-            gradients = []
-            buffers.begin_step()
-            for worker in workers.mine:
-                buffers.begin_worker(worker)
-                index_B = order[(s * N + worker) * B : (s * N + worker + 1) * B]
-                loss, gradient = _loss_and_gradient(parts, parameters, index_B, seed, step, worker, device)
-                losses_SxN[s, worker] = loss
-                gradients.append([g / N for g in gradient])
-                buffers.end_worker(worker)
-            buffers.end_step()
-
+            losses_W, gradients = gradients_of(index_SxNxB[s], step)
             mean_gradient = sync.reduce(gradients, step=step, epoch=epoch)
-            for parameter, g in zip(parameters, mean_gradient, strict=True):
-                parameter.grad = g
+            for parameter, gradient in zip(parameters, mean_gradient, strict=True):
+                parameter.grad = gradient
             optimizer.step()
 
-        train_loss = workers.sum_of_disjoint(losses_SxN).mean().item()
-        metrics = {"train_loss": train_loss, **evaluate(model, parts.data.test, workers, device)}
-        train_s = earlier_s + time.perf_counter() - started
-        journal.epoch_done({"epoch": epoch + 1, "step": (epoch + 1) * S, **metrics, "train_seconds": train_s})
+            progress.losses_SxN[s, workers.mine.start : workers.mine.stop] = losses_W
+            progress.nonfinite += sync.nonfinite
+            progress.step = s + 1
+            if s + 1 < S and stop.asked():
+                progress.train_seconds = time.perf_counter() - clock
+                _save(parts, journal, workers, progress)
+                raise Preempted
+
+        train_loss = workers.sum_of_disjoint(progress.losses_SxN).mean().item()
+        progress.metrics = {"train_loss": train_loss, **evaluate(model, parts.data.test, workers, device)}
+        progress.train_seconds = time.perf_counter() - clock
+        journal.epoch_done(
+            {
+                "epoch": epoch + 1,
+                "step": (epoch + 1) * S,
+                **progress.metrics,
+                "nonfinite_gradients": progress.nonfinite,
+                "train_seconds": progress.train_seconds,
+            }
+        )
         if not math.isfinite(train_loss):
             status = "diverged"
             break
-        stop = epoch + 1 < epochs and workers.any(journal.stop_requested(), device)
-        if stop or (epoch + 1) % config["checkpoint"]["every_epochs"] == 0 or epoch + 1 == epochs:
-            _save(parts, journal, epoch + 1, train_s, metrics)
-        if stop:
+        progress.epoch, progress.step, progress.nonfinite, progress.losses_SxN = epoch + 1, 0, 0, None
+        asked = stop.asked()
+        if asked or progress.epoch % config["checkpoint"]["every_epochs"] == 0 or progress.epoch == epochs:
+            _save(parts, journal, workers, progress)
+        if asked and progress.epoch < epochs:
             raise Preempted
 
     return {
         "status": status,
-        "metrics": metrics,
-        "train_seconds": earlier_s + time.perf_counter() - started,
+        "metrics": progress.metrics,
+        "train_seconds": progress.train_seconds,
         "weights_sha256": checkpoint.weights_sha256(model),
     }
 
 
-def _loss_and_gradient(
-    parts: Parts,
-    parameters: list[Tensor],
-    index_B: Tensor,
-    seed: int,
-    step: int,
-    worker: int,
-    device: torch.device,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Mean loss of one worker's batch, detached, and its gradient for every parameter."""
-    x, y = fetch_batch(parts.data.train, index_B)
-    x = parts.data.augment(x.to(device), generator("augment", seed, step, worker))
-    torch.manual_seed(derived_seed("dropout", seed, step, worker))
-    loss = F.cross_entropy(parts.model(x), y.to(device))
-    return loss.detach(), torch.autograd.grad(loss, parameters, materialize_grads=True)
-
-
-def _restore(parts: Parts, journal: Journal, device: torch.device) -> tuple[int, float, dict[str, float]]:
-    """Epochs done, seconds they took and their last metrics, by the checkpoint; (0, 0, {}) without one."""
+def _restore(parts: Parts, journal: Journal, workers: Workers, device: torch.device) -> Progress:
+    """Parts as the checkpoint has them, and how far it was; everything as it is without one."""
     state = checkpoint.load(journal.run.checkpoint, device)
     if state is None:
         journal.restart_at(0)
-        return 0, 0.0, {}
+        return Progress()
     parts.model.load_state_dict(state["model"])
     parts.optimizer.load_state_dict(state["optimizer"])
     parts.sync.load_state_dict(state["sync"])
-    journal.restart_at(state["epoch"])
-    return state["epoch"], state["train_seconds"], state["metrics"]
+    progress = Progress(**state["progress"])
+    if workers.rank > 0 and progress.losses_SxN is not None:
+        progress.losses_SxN.zero_()  # the checkpoint has those of all workers; they count once, on rank 0
+    journal.restart_at(progress.epoch)
+    return progress
 
 
-def _save(parts: Parts, journal: Journal, epoch: int, train_s: float, metrics: dict[str, float]) -> None:
+def _save(parts: Parts, journal: Journal, workers: Workers, progress: Progress) -> None:
+    """Collective: what is spread over the ranks comes together on rank 0, which writes."""
+    losses = progress.losses_SxN
     state = {
-        "epoch": epoch,
-        "train_seconds": train_s,
-        "metrics": metrics,
+        "progress": vars(progress)
+        | {"losses_SxN": None if losses is None else workers.sum_of_disjoint(losses.clone())},
         "model": parts.model.state_dict(),
         "optimizer": parts.optimizer.state_dict(),
-        "sync": parts.sync.state_dict(),  # collective: every rank takes part
+        "sync": parts.sync.state_dict(),
     }
     if journal.writes:
         checkpoint.save(journal.run.checkpoint, state)

@@ -17,6 +17,7 @@ import yaml
 
 from cpdrun.record import Attempt, RunDir
 from cpdrun.train.build import BuildError, build
+from cpdrun.train.gradients import CannotBatchError
 from cpdrun.train.journal import Journal
 from cpdrun.train.loop import Preempted, train
 from cpdrun.train.workers import Workers
@@ -55,7 +56,7 @@ def run_rank(run_dir: str) -> int:
         return 0
     except Preempted:
         return EXIT_PREEMPTED
-    except BuildError as error:
+    except (BuildError, CannotBatchError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     finally:

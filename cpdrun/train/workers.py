@@ -4,6 +4,7 @@ Rank r of nproc plays workers r*N/nproc .. (r+1)*N/nproc - 1, so rank-major orde
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -39,13 +40,31 @@ class Workers:
             dist.all_reduce(table)
         return table
 
-    def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether `flag` holds on some rank; a collective call."""
-        if self.nproc == 1:
-            return flag
-        votes = torch.tensor([int(flag)], dtype=torch.int32, device=device)
-        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
-        return bool(votes.item())
+
+class StopVote:
+    """Whether some rank was asked to stop: one answer for all ranks, at the same step.
+
+    Ranks vote while they compute the next step, so that the answer, a step late, costs no waiting. Votes go
+    over gloo, and so never wait for a GPU.
+    """
+
+    def __init__(self, workers: Workers, requested: Callable[[], bool]):
+        self.requested = requested
+        self.group = dist.new_group(backend="gloo") if workers.nproc > 1 else None
+        self._vote: tuple[dist.Work, Tensor] | None = None
+
+    def asked(self) -> bool:
+        """Collective. True at the latest a step after a rank's `requested()` was."""
+        if self.group is None:
+            return self.requested()
+        answer = False
+        if self._vote is not None:
+            work, votes = self._vote
+            work.wait()
+            answer = bool(votes.item())
+        votes = torch.tensor([int(self.requested())], dtype=torch.int32)
+        self._vote = dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group, async_op=True), votes
+        return answer
 
 
 class SharedBuffers:

@@ -27,3 +27,18 @@ def test_every_split_of_eight_workers_gives_the_same_weights(make_run, torchrun,
     assert len({tuple(d["metrics"].items()) for d in done}) == 1
     rows = [[{**row, "train_seconds": 0} for row in read_json_lines(run.metrics)] for run in runs.values()]
     assert rows[0] == rows[1] == rows[2]
+
+
+def test_a_run_stopped_on_two_ranks_goes_on_on_one_with_the_same_weights(make_run, torchrun, train_here):
+    straight, stopped = make_run("format=e4m3"), make_run("format=e4m3")
+    train_here(straight)
+    stopped.preempt.touch()
+    assert torchrun(stopped, 2).returncode != 0
+    progress = torch.load(stopped.checkpoint, weights_only=True)["progress"]
+    assert (progress["epoch"], progress["step"]) == (0, 2), "asked at the first step, agreed at the second"
+    assert not stopped.done.exists()
+    stopped.preempt.unlink()
+    train_here(stopped)
+    one, other = read_json(straight.done), read_json(stopped.done)
+    assert one["weights_sha256"] == other["weights_sha256"]
+    assert one["metrics"] == other["metrics"]

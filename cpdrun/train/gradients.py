@@ -1,0 +1,150 @@
+"""The gradients of the workers that this process plays.
+
+Legend: W workers of this rank, N workers in all, B samples a worker, P parameters.
+
+exact    one worker after the other, each as a machine of its own would compute: the guarantee that no split
+         of the workers changes a bit rests on it
+batched  all W in one pass of torch.func.vmap over grad: many small workers at the cost of one large batch,
+         equal to exact but for the last bits (kernels sum batches in another order)
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from cpdrun.data.base import Data, fetch_batch
+from cpdrun.train.seeds import derived_seed, generator
+from cpdrun.train.workers import SharedBuffers, Workers
+
+
+class WorkerGradients(Protocol):
+    def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[list[Tensor]]]:
+        """Losses (W,) and, per worker and parameter, the gradient of its mean loss divided by N.
+
+        index_NxB: the samples that each of the N workers takes at this step.
+        """
+
+
+class CannotBatchError(Exception):
+    """A layer of the model does not allow batching over workers; the message names it."""
+
+
+class ExactGradients:
+    """One worker after the other."""
+
+    def __init__(self, model: nn.Module, data: Data, workers: Workers, seed: int, device: torch.device):
+        self.model, self.data, self.workers, self.seed, self.device = model, data, workers, seed, device
+        self.parameters = list(model.parameters())
+        self.buffers = SharedBuffers(model, workers)
+
+    def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[list[Tensor]]]:
+        losses, gradients = [], []
+        self.buffers.begin_step()
+        for worker in self.workers.mine:
+            self.buffers.begin_worker(worker)
+            x, y = _batch(self.data, index_NxB[worker], self.seed, step, worker, self.device)
+            torch.manual_seed(derived_seed("dropout", self.seed, step, worker))
+            loss = F.cross_entropy(self.model(x), y)
+            gradient = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+            losses.append(loss.detach())
+            gradients.append([g / self.workers.world_size for g in gradient])
+            self.buffers.end_worker(worker)
+        self.buffers.end_step()
+        return torch.stack(losses), gradients
+
+
+class BatchedGradients:
+    """All workers of this rank in one pass. Raises CannotBatchError at the first step of a model that no
+    vmap can run.
+
+    Dropout draws one mask for all workers from (seed, step, rank) where exact draws one per worker.
+    """
+
+    def __init__(self, model: nn.Module, data: Data, workers: Workers, seed: int, device: torch.device):
+        self.model, self.data, self.workers, self.seed, self.device = model, data, workers, seed, device
+        self.shared = SharedBuffers(model, workers)
+        self.tried = False  # what vmap cannot run fails at the first step
+
+        def loss_of_worker(parameters, buffers, x_BxF, y_B):
+            return F.cross_entropy(functional_call(model, (parameters, buffers), (x_BxF,)), y_B)
+
+        self._gradients = vmap(
+            grad_and_value(loss_of_worker), in_dims=(None, 0, 0, 0), randomness="different"
+        )
+
+    def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[list[Tensor]]]:
+        W, N = len(self.workers.mine), self.workers.world_size
+        batches = [
+            _batch(self.data, index_NxB[worker], self.seed, step, worker, self.device)
+            for worker in self.workers.mine
+        ]
+        x_WxBxF, y_WxB = (torch.stack(parts) for parts in zip(*batches, strict=True))
+        parameters = {name: p.detach() for name, p in self.model.named_parameters()}
+        buffers_W = {name: b.expand(W, *b.shape).clone() for name, b in self.model.named_buffers()}
+        torch.manual_seed(derived_seed("dropout", self.seed, step, self.workers.rank))
+        with nullcontext() if self.tried else _naming_the_layer(self.model):
+            gradients_W, losses_W = self._gradients(parameters, buffers_W, x_WxBxF, y_WxB)
+        self.tried = True
+        self._follow_worker_0(buffers_W)
+        by_parameter = [(g_W / N).unbind() for g_W in gradients_W.values()]
+        return losses_W, [list(of_worker) for of_worker in zip(*by_parameter, strict=True)]
+
+    def _follow_worker_0(self, buffers_W: dict[str, Tensor]) -> None:
+        self.shared.begin_step()
+        if self.workers.rank == 0:
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(buffers_W[name][0])
+        self.shared.end_worker(self.workers.mine[0])
+        self.shared.end_step()
+
+
+EMULATIONS = {"exact": ExactGradients, "batched": BatchedGradients}
+
+
+def _batch(
+    data: Data, index_B: Tensor, seed: int, step: int, worker: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    x, y = fetch_batch(data.train, index_B)
+    return data.augment(x.to(device), generator("augment", seed, step, worker)), y.to(device)
+
+
+@contextmanager
+def _naming_the_layer(model: nn.Module) -> Iterator[None]:
+    """Where vmap fails, say in which layer: the one entered last and not left."""
+    entered: list[tuple[str, nn.Module]] = []
+    hooks = []
+
+    names = {module: name for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, _: Any) -> None:
+        entered.append((names[module], module))
+
+    def leave(*_: Any) -> None:  # a hook that returned something would replace the layer's output
+        entered.pop()
+
+    for module in names:
+        hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError) as error:
+        name, module = entered[-1] if entered else ("", model)
+        where = f"layer {name!r} ({type(module).__name__})" if name else type(module).__name__
+        reason = str(error).split(". ")[0].splitlines()[0]
+        raise CannotBatchError(
+            f"emulation=batched: {where} cannot be batched over workers ({reason}); use emulation=exact"
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def worker_gradients(
+    config: dict[str, Any], model: nn.Module, data: Data, workers: Workers, device: torch.device
+) -> WorkerGradients:
+    """As config["emulation"] chooses."""
+    return EMULATIONS[config["emulation"]](model, data, workers, config["seed"], device)
