@@ -50,7 +50,7 @@ def quantize(
         "nearest_even": IEEE 754-2019 roundTiesToEven. With m = 0 a tie between two normal values goes to the larger
         magnitude (4.3.1: both have an odd digit) and half the smallest value goes to zero, which is even.
         "toward_zero": never overflows. "stochastic": up with a probability equal to the distance, in steps of
-        2**-31, from Philox4x32-10 keyed by (seed, element index); with seed None the seed is drawn from torch's
+        2**-31, from Philox4x32-7 keyed by (seed, element index); with seed None the seed is drawn from torch's
         default generator, so that torch.manual_seed repeats it.
     overflow
         Decided after rounding. "infinity": inf, or NaN where the format has no inf, or max if it has neither.

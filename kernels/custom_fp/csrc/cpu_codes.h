@@ -15,7 +15,7 @@ constexpr int64_t codes_block = 512;
 template <class Code>
 void encode_as(const float* x, Code* codes, int64_t count, const Rounder<float>& rounder, const Coder& coder) {
     for (int64_t i = 0; i < count; ++i)
-        codes[i] = static_cast<Code>(encode(round<nearest_even>(x[i], rounder, 0), coder));
+        codes[i] = static_cast<Code>(round_and_encode(x[i], rounder, coder));
 }
 
 void encode_range(const float* x, void* codes, int code_bytes, int64_t begin, int64_t end, uint32_t packed_spec) {
@@ -153,7 +153,8 @@ template <class Code> struct Codec {
     }
 
     void pack_values(const float* values, u8* out, int64_t count) {
-        for (int64_t i = 0; i < count; ++i) codes[i] = static_cast<Code>(encode(values[i], coder));
+        const Coder c = coder;  // a local copy: stores to codes could change a member, for all g++ knows
+        for (int64_t i = 0; i < count; ++i) codes[i] = static_cast<Code>(encode(values[i], c));
         write(out, count);
     }
 
@@ -166,6 +167,8 @@ template <class Code> struct Codec {
 template <class Code>
 void pack_as(const float* x, u8* bytes, int64_t begin, int64_t end, const Spec& spec, int shift) {
     Codec<Code> codec(spec);
+    const Coder coder = codec.coder;
+    const Rounder<float> rounder = codec.rounder;
     const Rounder<double> wide = make_rounder<double>(spec, nearest_even, false);
     // x * 2^shift in float32 is exact, or too small for the rounding to see what was lost, or past every format
     const bool exact = shift <= 127 && shift >= -126 && (shift >= 0 || spec.emin - spec.mantissa_bits > -120);
@@ -176,12 +179,11 @@ void pack_as(const float* x, u8* bytes, int64_t begin, int64_t end, const Spec& 
         const float* from = x + start;
         if (exact) {
             for (int64_t i = 0; i < count; ++i)
-                codec.codes[i] = static_cast<Code>(
-                    encode(round<nearest_even>(from[i] * power, codec.rounder, 0), codec.coder));
+                codec.codes[i] = static_cast<Code>(round_and_encode(from[i] * power, rounder, coder));
         } else {
             for (int64_t i = 0; i < count; ++i)
                 codec.codes[i] = static_cast<Code>(encode(
-                    static_cast<float>(round<nearest_even>(from[i] * wide_power, wide, 0)), codec.coder));
+                    static_cast<float>(round<nearest_even>(from[i] * wide_power, wide, 0)), coder));
         }
         codec.write(bytes + start / 8 * codec.k, count);
     }
@@ -221,14 +223,10 @@ void accumulate_packed_as(const u8* const* bytes, int tensors, u8* out, int64_t 
     for (int64_t start = begin; start < end; start += codes_block) {
         const int64_t count = end - start < codes_block ? end - start : codes_block;
         const int64_t at = start / 8 * codec.k;
-        accumulator.start();
-        for (int r = 0; r < tensors; ++r) {
+        accumulator.sum_block(start, count, tensors, kahan, [&](int r) {
             codec.unpack_values(bytes[r] + at, values, count);
-            if (kahan)
-                accumulator.add_kahan(values, start, count, r);
-            else
-                accumulator.add(values, start, count, r);
-        }
+            return static_cast<const float*>(values);
+        });
         codec.pack_values(accumulator.acc, out + at, count);
     }
 }

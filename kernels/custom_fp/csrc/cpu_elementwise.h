@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <memory>
 
 #include "cpu_kernels.h"
 #include "custom_fp.h"
@@ -68,24 +69,47 @@ template <class F> uint64_t max_magnitude(const F* x, int64_t begin, int64_t end
 
 // ---- accumulate ------------------------------------------------------------------------------------------------
 
-// How one addition is made so that a single rounding follows: see `Adder::add`.
-enum Sum { plain, odd };
+// How a sum is made that ends up rounded once.
+enum Sum {
+    float32,  // the format is float32 itself
+    members,  // NearRounder, all terms being values of the format: two values of p digits, added in 24 digits and then
+              // rounded to p, are rounded as if once where 24 >= 2 p + 2 (Figueroa 1995)
+    near,     // NearRounder, any terms: rounded to odd first
+    odd,      // the general Rounder, to odd first; F = double where m > 21 or the rounding is not to nearest
+};
 
-template <Sum sum, class F> CFP_FN F exact_sum(F a, F b) { return sum == plain ? a + b : add_to_odd(a, b); }
-
-// One partial sum after the other over blocks of elements; acc and the Kahan correction c live in the first cache.
+// Partial sums over blocks of elements; acc and the Kahan correction c live in the first cache.
 template <Sum sum, Mode mode, class F> struct Accumulator {
+    static constexpr bool by_near_rounder = sum == members || sum == near;
     Rounder<F> rounder;
+    NearRounder near_rounder;
     u64 seed;
     float acc[block], c[block];
     u32 random[4][mode == stochastic ? block : 1];
 
     explicit Accumulator(const Rule& rule)
-        : rounder(make_rounder<F>(unpack_spec(rule.spec), mode, rule.saturate)), seed(rule.seed) {}
+        : rounder(make_rounder<F>(unpack_spec(rule.spec), mode, rule.saturate)),
+          near_rounder(make_near_rounder(unpack_spec(rule.spec))), seed(rule.seed) {}
 
-    void start() {
+    // Leaves the sum of terms 0..tensors - 1 in acc; term(r) gives the address of the block's elements of the r-th.
+    template <class Term> void sum_block(int64_t begin, int64_t count, int tensors, bool kahan, const Term& term) {
+        const bool done = by_near_rounder && attempt<false>(begin, count, tensors, kahan, term);
+        if (!done) attempt<true>(begin, count, tensors, kahan, term);
+        for (int64_t i = 0; i < count; ++i) acc[i] = canonical(acc[i]);
+    }
+
+private:
+    template <bool checked, class Term>
+    bool attempt(int64_t begin, int64_t count, int tensors, bool kahan, const Term& term) {
         std::memset(acc, 0, sizeof acc);
         std::memset(c, 0, sizeof c);
+        i32 seen = 0;
+        for (int r = 0; r < tensors; ++r) {
+            draw(begin, count, r, kahan ? 4 : 1);
+            const i32 largest = kahan ? add_kahan<checked>(term(r), count) : add<checked>(term(r), count);
+            seen = seen > largest ? seen : largest;
+        }
+        return checked || seen < near_rounder.top_exponent;
     }
 
     void draw(int64_t begin, int64_t count, int step, int streams) {
@@ -97,51 +121,65 @@ template <Sum sum, Mode mode, class F> struct Accumulator {
 
     u32 word(int stream, int64_t i) const { return mode == stochastic ? random[stream][i] : 0; }
 
-    // acc = Q(acc + g)
-    void add(const float* g, int64_t begin, int64_t count, int step) {
-        draw(begin, count, step, 1);
+    struct Rounders {  // local copies: a store to acc could change a member, for all the compiler knows
+        Rounder<F> general;
+        NearRounder near;
+    };
+
+    // Q(a + b); `member`: both are values of the format
+    template <bool checked>
+    static CFP_MEMBER float rounded_sum(float a, float b, bool member, const Rounders& q, u32 random, i32& seen) {
+        if (sum == float32) return a + b;
+        if (sum == members || (sum == near && member)) return round_near<checked>(a + b, q.near, seen);
+        if (sum == near) return round_near<checked>(add_to_odd(a, b), q.near, seen);
+        return static_cast<float>(round<mode>(add_to_odd(static_cast<F>(a), static_cast<F>(b)), q.general, random));
+    }
+
+    // acc = Q(acc + g); returns the largest exponent seen
+    template <bool checked> i32 add(const float* g, int64_t count) {
+        const Rounders q = {rounder, near_rounder};
+        i32 seen = 0;
         for (int64_t i = 0; i < count; ++i)
-            acc[i] = static_cast<float>(round<mode>(exact_sum<sum, F>(acc[i], g[i]), rounder, word(0, i)));
+            acc[i] = rounded_sum<checked>(acc[i], g[i], false, q, word(0, i), seen);
+        return seen;
     }
 
     // y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t; c = 0 once t is not finite
-    void add_kahan(const float* g, int64_t begin, int64_t count, int step) {
-        draw(begin, count, step, 4);
+    template <bool checked> i32 add_kahan(const float* g, int64_t count) {
+        const Rounders q = {rounder, near_rounder};
+        i32 seen = 0;
         for (int64_t i = 0; i < count; ++i) {
-            const F old = acc[i];
-            const F y = round<mode>(exact_sum<sum, F>(g[i], -c[i]), rounder, word(0, i));
-            const F t = round<mode>(exact_sum<sum, F>(old, y), rounder, word(1, i));
-            const F gained = round<mode>(exact_sum<sum, F>(t, -old), rounder, word(2, i));
-            const float lost = static_cast<float>(round<mode>(exact_sum<sum, F>(gained, -y), rounder, word(3, i)));
-            acc[i] = static_cast<float>(t);
-            const u32 finite = (to_bits(acc[i]) & 0x7fffffffu) < 0x7f800000u;
+            const float old = acc[i];
+            const float y = rounded_sum<checked>(g[i], -c[i], false, q, word(0, i), seen);
+            const float t = rounded_sum<checked>(old, y, true, q, word(1, i), seen);
+            const float gained = rounded_sum<checked>(t, -old, true, q, word(2, i), seen);
+            const float lost = rounded_sum<checked>(gained, -y, true, q, word(3, i), seen);
+            const u32 finite = static_cast<u32>(static_cast<i32>(to_bits(t) & 0x7fffffffu) < 0x7f800000);
+            acc[i] = t;
             c[i] = from_bits(to_bits(lost) & (0u - finite));
         }
+        return seen;
     }
 };
 
-// Calls body(accumulator) with the cheapest accumulator that is exact. `members`: all terms are values of the format.
-// Two values of p digits, added in 24 and then rounded to p, are rounded as if once if 24 >= 2 p + 2 (Figueroa 1995),
-// and rounding to odd needs 24 >= p + 2; where neither holds, and where the rounding is not to nearest, in float64.
-template <class Body> void with_accumulator(const Rule& rule, bool members, const Body& body) {
+// Calls body(accumulator) with the cheapest accumulator that is exact. `of_members`: all terms are values of the format.
+template <class Body> void with_accumulator(const Rule& rule, bool of_members, const Body& body) {
     const Spec spec = unpack_spec(rule.spec);
-    const bool is_float32 = spec.exponent_bits == 8 && spec.mantissa_bits == 23;
-    if (rule.mode == nearest_even && (is_float32 || (members && spec.mantissa_bits <= 10))) {
-        Accumulator<plain, nearest_even, float> accumulator(rule);
-        body(accumulator);
-    } else if (rule.mode == nearest_even && spec.mantissa_bits <= 21) {
-        Accumulator<odd, nearest_even, float> accumulator(rule);
-        body(accumulator);
-    } else if (rule.mode == nearest_even) {
-        Accumulator<odd, nearest_even, double> accumulator(rule);
-        body(accumulator);
-    } else if (rule.mode == toward_zero) {
-        Accumulator<odd, toward_zero, double> accumulator(rule);
-        body(accumulator);
-    } else {
-        Accumulator<odd, stochastic, double> accumulator(rule);
-        body(accumulator);
-    }
+    const auto run = [&](auto accumulator) { body(*accumulator); };
+    if (rule.mode == toward_zero)
+        run(std::make_unique<Accumulator<odd, toward_zero, double>>(rule));
+    else if (rule.mode == stochastic)
+        run(std::make_unique<Accumulator<odd, stochastic, double>>(rule));
+    else if (spec.exponent_bits == 8 && spec.mantissa_bits == 23)
+        run(std::make_unique<Accumulator<float32, nearest_even, float>>(rule));
+    else if (NearRounder::allowed(spec) && of_members)
+        run(std::make_unique<Accumulator<members, nearest_even, float>>(rule));
+    else if (NearRounder::allowed(spec))
+        run(std::make_unique<Accumulator<near, nearest_even, float>>(rule));
+    else if (spec.mantissa_bits <= 21)
+        run(std::make_unique<Accumulator<odd, nearest_even, float>>(rule));
+    else
+        run(std::make_unique<Accumulator<odd, nearest_even, double>>(rule));
 }
 
 void accumulate_range(const float* const* x, int tensors, float* out, int64_t begin, int64_t end, const Rule& rule,
@@ -149,13 +187,7 @@ void accumulate_range(const float* const* x, int tensors, float* out, int64_t be
     with_accumulator(rule, false, [&](auto& accumulator) {
         for (int64_t start = begin; start < end; start += block) {
             const int64_t count = end - start < block ? end - start : block;
-            accumulator.start();
-            for (int r = 0; r < tensors; ++r) {
-                if (kahan)
-                    accumulator.add_kahan(x[r] + start, start, count, r);
-                else
-                    accumulator.add(x[r] + start, start, count, r);
-            }
+            accumulator.sum_block(start, count, tensors, kahan, [&](int r) { return x[r] + start; });
             std::memcpy(out + start, accumulator.acc, static_cast<size_t>(count) * sizeof(float));
         }
     });

@@ -1,6 +1,7 @@
 // The CPU kernels of one instruction set: CMake compiles this file once for each, with CFP_ISA as its name.
 #include "cpu_codes.h"
 #include "cpu_elementwise.h"
+#include "cpu_matmul.h"
 
 #define CFP_JOIN(a, b) a##b
 #define CFP_NAME(isa) CFP_JOIN(kernels_, isa)
@@ -11,7 +12,7 @@ const Kernels& CFP_NAME(CFP_ISA)() {
     static const Kernels kernels = {
         quantize<float>,  quantize<double>,     scale_range,      max_magnitude<float>, max_magnitude<double>,
         accumulate_range, encode_range,         decode_range,     pack_range,           unpack_range,
-        accumulate_packed_range,
+        accumulate_packed_range,               matmul_range,
     };
     return kernels;
 }

@@ -32,6 +32,10 @@ struct Kernels {
     // dense bytes of several tensors -> dense bytes of their accumulated sum
     void (*accumulate_packed)(const uint8_t* const* bytes, int count, uint8_t* out, int64_t begin, int64_t end,
                               const Rule& rule, bool kahan);
+
+    // rows begin..end (any) of a (MxK) times b (KxN), both dense; `buffer` holds K * 64 values
+    void (*matmul)(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
+                   uint32_t spec, bool kahan, float* buffer);
 };
 
 const Kernels& kernels_baseline();

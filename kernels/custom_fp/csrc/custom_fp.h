@@ -9,7 +9,9 @@
 
 #if defined(__CUDACC__)
 #define CFP_FN __device__ __forceinline__
+#define CFP_MEMBER __device__ __forceinline__
 #else
+#define CFP_MEMBER inline __attribute__((always_inline))
 #define CFP_FN static inline __attribute__((always_inline))
 #endif
 
@@ -185,31 +187,81 @@ template <Mode mode, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 rando
     return from_bits(result | (sign & (U(0) - is_number)));
 }
 
+// The same rounding to nearest in fewer steps, for the sums and products of inner loops: adding a number whose ulp is
+// the quantum of x's binade rounds x to it. Needs a format with NaN, m <= 10, values well inside float32 (`allowed`).
+// Two forms. Checked: NaN keeps sign and payload, else as `round`; callers finish with `canonical`. Unchecked: counts
+// only while no exponent that it has `seen` reaches `top_exponent`, the binade of the largest value; else do it again.
+struct NearRounder {
+    i32 min_exponent, top_exponent, offset;  // exponents in place in the bits of a float32
+    float max;
+    u32 overflow;
+
+    static CFP_MEMBER bool allowed(const Spec& s) {
+        return s.has_nan && s.max_code > 0 && s.mantissa_bits <= 10 &&
+               s.emin + (1 << s.exponent_bits) + 24 - s.mantissa_bits <= 127;
+    }
+};
+
+CFP_FN NearRounder make_near_rounder(const Spec& s) {
+    NearRounder r;
+    r.min_exponent = (s.emin + 127) << 23;
+    r.offset = ((23 - s.mantissa_bits) << 23) | 0x00400000;  // 1.5 * 2^(23 - m): the half keeps negative sums in place
+    const u32 max = magnitude_of<float>(s, s.max_code);
+    r.max = from_bits(max);
+    r.top_exponent = static_cast<i32>(max & 0x7f800000u);
+    r.overflow = special_of<float>(s, s.inf_code);
+    return r;
+}
+
+template <bool checked> CFP_FN float near_magic(float x, const NearRounder& r, i32& seen) {
+    i32 exponent = static_cast<i32>(to_bits(x) & 0x7f800000u);
+    exponent = exponent > r.min_exponent ? exponent : r.min_exponent;
+    if (checked) {
+        const i32 past_top = r.top_exponent + 0x00800000;
+        exponent = exponent < past_top ? exponent : past_top;
+    } else {
+        seen = seen > exponent ? seen : exponent;
+    }
+    return from_bits(static_cast<u32>(exponent + r.offset));
+}
+
+template <bool checked> CFP_FN float near_finish(float rounded, float sign_of, const NearRounder& r) {
+    u32 bits = to_bits(rounded);
+    if (checked) bits = select(static_cast<u32>(from_bits(bits & 0x7fffffffu) > r.max), r.overflow, bits);
+    return from_bits(bits | (to_bits(sign_of) & 0x80000000u));
+}
+
+template <bool checked> CFP_FN float round_near(float x, const NearRounder& r, i32& seen) {
+    const float magic = near_magic<checked>(x, r, seen);
+    return near_finish<checked>((x + magic) - magic, x, r);
+}
+
+// a * b rounded once: the fused addition rounds the exact product
+template <bool checked> CFP_FN float multiply_near(float a, float b, const NearRounder& r, i32& seen) {
+    const float product = a * b, magic = near_magic<checked>(product, r, seen);
+    return near_finish<checked>(fused_multiply_add(a, b, magic) - magic, product, r);
+}
+
+// NaN as the one NaN
+CFP_FN float canonical(float x) { return from_bits(select(static_cast<u32>(x != x), 0x7fc00000u, to_bits(x))); }
+
 // ---- exact sums and products -----------------------------------------------------------------------------------
 
 // sum + error, an exact value, truncated to the digits of F with the last digit set if any was lost (round to odd).
-// Rounding that to a format with at least two digits fewer equals rounding the exact value (Boldo and Melquiond 2008).
+// Rounding that to a format with at least two digits fewer equals rounding the exact value (Boldo, Melquiond 2008).
 template <class F> CFP_FN F make_odd(F sum, F error) {
     typedef Bits<F> B;
     typedef typename B::U U;
     const U bits = to_bits(sum);
-    const U is_finite = static_cast<U>((bits & ~B::sign) < B::infinity);
-    const U inexact = static_cast<U>(error != F(0)) & is_finite;
-    const U beyond = ((bits ^ to_bits(error)) >> (8 * sizeof(F) - 1)) & inexact;  // rounded away from zero
+    const U inexact = static_cast<U>(from_bits(to_bits(error) & ~B::sign) > F(0));  // 0 for the NaN beside infinity
+    const U beyond = ((bits ^ to_bits(error)) >> (8 * sizeof(F) - 1)) & inexact;     // rounded away from zero
     return from_bits((bits - beyond) | inexact);
 }
 
-// a + b rounded to odd, TwoSum (Knuth). A finite sum past the range of F becomes its largest value.
+// a + b rounded to odd; the error is Knuth's TwoSum.
 template <class F> CFP_FN F add_to_odd(F a, F b) {
-    typedef Bits<F> B;
-    typedef typename B::U U;
     const F sum = a + b, b_part = sum - a, error = (a - (sum - b_part)) + (b - b_part);
-    const F odd = make_odd(sum, error);
-    const U magnitude = to_bits(sum) & ~B::sign;
-    const U past_range = static_cast<U>(magnitude == B::infinity) &
-                         static_cast<U>((to_bits(a) & ~B::sign) != B::infinity) &
-                         static_cast<U>((to_bits(b) & ~B::sign) != B::infinity);
-    return from_bits(to_bits(odd) - past_range);
+    return make_odd(sum, error);
 }
 
 // x * 2^shift in one rounding, for |shift| <= 300 (float32 results of larger shifts are those of 300).
@@ -221,6 +273,7 @@ CFP_FN float scale(float x, double power) { return static_cast<float>(static_cas
 struct Coder {
     int drop, sign_shift;
     u32 rebias, min_normal, inf_code, nan_code, max_code, magnitude_mask, mantissa_mask;
+    u32 last_number;    // the largest code that is no NaN
     u32 infinity, nan;  // float32 bits of the specials' codes
     float magic;
 };
@@ -234,6 +287,7 @@ CFP_FN Coder make_coder(const Spec& s) {
     c.inf_code = s.inf_code;
     c.nan_code = s.nan_code;
     c.max_code = s.max_code;
+    c.last_number = s.has_inf ? s.inf_code : s.max_code;
     c.magnitude_mask = (1u << (s.bits - 1)) - 1;
     c.mantissa_mask = (1u << s.mantissa_bits) - 1;
     c.infinity = special_of<float>(s, s.inf_code);
@@ -250,6 +304,19 @@ CFP_FN u32 encode(float value, const Coder& c) {
     code = select(static_cast<u32>(static_cast<i32>(magnitude) >= 0x7f800000), c.inf_code, code);
     code = select(static_cast<u32>(static_cast<i32>(magnitude) > 0x7f800000), c.nan_code, code);
     return code | (bits & 0x80000000u) >> c.sign_shift;
+}
+
+// encode(round<nearest_even>(x)) in one go
+CFP_FN u32 round_and_encode(float x, const Rounder<float>& r, const Coder& c) {
+    const u32 bits = to_bits(x), magnitude = bits & 0x7fffffffu;
+    const u32 normal = ((magnitude + r.half + (magnitude >> r.drop & r.odd)) >> r.drop) - c.rebias;
+    const u32 subnormal = to_bits(from_bits(magnitude) + c.magic) - to_bits(c.magic);
+    u32 code = select(static_cast<u32>(static_cast<i32>(magnitude) < static_cast<i32>(c.min_normal)), subnormal, normal);
+    code = select(static_cast<u32>(static_cast<i32>(code) > static_cast<i32>(c.max_code)), c.inf_code, code);
+    const u32 is_nan = static_cast<u32>(static_cast<i32>(magnitude) > 0x7f800000);
+    code = select(is_nan, c.nan_code, code);
+    const u32 is_number = (is_nan ^ 1) & static_cast<u32>(static_cast<i32>(code) <= static_cast<i32>(c.last_number));
+    return code | ((bits & 0x80000000u) >> c.sign_shift & (0u - is_number));
 }
 
 // Reads the low `bits` bits of the code.

@@ -35,9 +35,9 @@ Isa best_isa() {
 
 Isa isa = best_isa();
 
-// Runs body(begin, end) over 0..n, in chunks that start at multiples of 1024. Threads are started a call and joined
-// (no pool, so that fork is safe), and only where each has at least `grain` elements.
-template <class Body> void parallel(int64_t n, int threads, int64_t grain, const Body& body) {
+// Runs body(begin, end) over 0..n, in chunks that start at multiples of `align`. Threads are started a call and joined
+// (no pool, so that fork is safe), and only where each has at least `grain` of the n.
+template <class Body> void parallel(int64_t n, int threads, int64_t grain, int64_t align, const Body& body) {
     nb::gil_scoped_release release;
     const int64_t useful = std::min<int64_t>(threads, n / grain);
     if (useful <= 1) {
@@ -45,7 +45,7 @@ template <class Body> void parallel(int64_t n, int threads, int64_t grain, const
         body(int64_t(0), n);
         return;
     }
-    const int64_t chunk = ((n + useful - 1) / useful + 1023) / 1024 * 1024;
+    const int64_t chunk = ((n + useful - 1) / useful + align - 1) / align * align;
     const auto work = [&](int64_t begin) {
         FpEnvironment environment;
         body(begin, std::min(n, begin + chunk));
@@ -54,6 +54,10 @@ template <class Body> void parallel(int64_t n, int threads, int64_t grain, const
     for (int64_t begin = chunk; begin < n; begin += chunk) others.emplace_back(work, begin);
     work(0);
     for (std::thread& other : others) other.join();
+}
+
+template <class Body> void parallel(int64_t n, int threads, int64_t grain, const Body& body) {
+    parallel(n, threads, grain, 1024, body);
 }
 
 constexpr int64_t grain = 1 << 17;
@@ -139,6 +143,22 @@ void accumulate_packed(const std::vector<uintptr_t>& bytes, uintptr_t out, int64
     });
 }
 
+// `batch` products of dense (MxK) and (KxN) matrices; shared_a, shared_b: the same one for the whole batch
+void matmul(uintptr_t a, uintptr_t b, uintptr_t out, int64_t batch, int64_t M, int64_t K, int64_t N, bool shared_a,
+            bool shared_b, uint32_t spec, bool kahan, int threads) {
+    const int64_t work = std::max<int64_t>(1, K * N);
+    parallel(batch * M, threads, std::max<int64_t>(1, grain / work), 1, [&](int64_t begin, int64_t end) {
+        std::vector<float> buffer(static_cast<size_t>(K) * 64);
+        for (int64_t at_row = begin; at_row < end;) {
+            const int64_t i = at_row / M, first = at_row - i * M, last = std::min(M, first + end - at_row);
+            isa.kernels->matmul(at<const float>(a) + (shared_a ? 0 : i * M * K),
+                                at<const float>(b) + (shared_b ? 0 : i * K * N), at<float>(out) + i * M * N, first,
+                                last, K, N, spec, kahan, buffer.data());
+            at_row += last - first;
+        }
+    });
+}
+
 }  // namespace
 }  // namespace custom_fp::bindings
 
@@ -153,5 +173,6 @@ NB_MODULE(_native, m) {
     m.def("pack", &custom_fp::bindings::pack);
     m.def("unpack", &custom_fp::bindings::unpack);
     m.def("accumulate_packed", &custom_fp::bindings::accumulate_packed);
+    m.def("matmul", &custom_fp::bindings::matmul);
     m.def("isa", [] { return custom_fp::bindings::isa.name; });
 }

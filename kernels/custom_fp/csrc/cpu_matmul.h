@@ -1,0 +1,116 @@
+// CPU matrix product with a custom accumulator:
+//   out[i, j] = acc after k = 0..K-1 of acc = Q(acc + Q(a[i, k] * b[k, j])), or the Kahan form of it.
+// Vectorised over columns: one panel of 64 columns of b is copied into a dense buffer and serves all rows.
+#pragma once
+
+#include "cpu_elementwise.h"
+
+namespace custom_fp {
+namespace {
+
+constexpr int panel = 64;
+
+// A fused multiply-add that is one instruction makes NearRounder's product one rounding; without it (baseline x86-64)
+// float64 does, where a product of two float32 is exact.
+#if defined(__FMA__) || defined(__aarch64__)
+constexpr bool has_fma = true;
+#else
+constexpr bool has_fma = false;
+#endif
+
+template <bool checked> struct NearArithmetic {
+    NearRounder r;
+    explicit NearArithmetic(const Spec& s) : r(make_near_rounder(s)) {}
+    CFP_MEMBER float product(float a, float b, i32& seen) const { return multiply_near<checked>(a, b, r, seen); }
+    CFP_MEMBER float sum(float a, float b, i32& seen) const { return round_near<checked>(a + b, r, seen); }
+    bool trusted(i32 seen) const { return checked || seen < r.top_exponent; }
+};
+
+struct WideArithmetic {
+    Rounder<double> r;
+    explicit WideArithmetic(const Spec& s) : r(make_rounder<double>(s, nearest_even, false)) {}
+    CFP_MEMBER float product(float a, float b, i32&) const {
+        return static_cast<float>(round<nearest_even>(static_cast<double>(a) * static_cast<double>(b), r, 0));
+    }
+    CFP_MEMBER float sum(float a, float b, i32&) const {
+        const double exact = add_to_odd(static_cast<double>(a), static_cast<double>(b));
+        return static_cast<float>(round<nearest_even>(exact, r, 0));
+    }
+    bool trusted(i32) const { return true; }
+};
+
+// One row of a times a panel of b: 64 results. False if they cannot be trusted.
+template <class Arithmetic>
+bool one_row(const float* a, const float* b_Kx64, float* out, int64_t K, const Arithmetic& arithmetic) {
+    float acc[panel] = {};
+    i32 seen[panel] = {};
+    for (int64_t k = 0; k < K; ++k)
+        for (int j = 0; j < panel; ++j)
+            acc[j] = arithmetic.sum(acc[j], arithmetic.product(a[k], b_Kx64[k * panel + j], seen[j]), seen[j]);
+    i32 largest = 0;
+    for (int j = 0; j < panel; ++j) {
+        out[j] = canonical(acc[j]);
+        largest = largest > seen[j] ? largest : seen[j];
+    }
+    return arithmetic.trusted(largest);
+}
+
+template <class Arithmetic>
+bool one_row_kahan(const float* a, const float* b_Kx64, float* out, int64_t K, const Arithmetic& arithmetic) {
+    float acc[panel] = {}, c[panel] = {};
+    i32 seen[panel] = {};
+    for (int64_t k = 0; k < K; ++k)
+        for (int j = 0; j < panel; ++j) {
+            i32 largest = seen[j];
+            const float old = acc[j];
+            const float term = arithmetic.product(a[k], b_Kx64[k * panel + j], largest);
+            const float y = arithmetic.sum(term, -c[j], largest);
+            const float t = arithmetic.sum(old, y, largest);
+            const float lost = arithmetic.sum(arithmetic.sum(t, -old, largest), -y, largest);
+            const u32 finite = static_cast<u32>(static_cast<i32>(to_bits(t) & 0x7fffffffu) < 0x7f800000);
+            acc[j] = t;
+            c[j] = from_bits(to_bits(lost) & (0u - finite));
+            seen[j] = largest;
+        }
+    i32 largest = 0;
+    for (int j = 0; j < panel; ++j) {
+        out[j] = canonical(acc[j]);
+        largest = largest > seen[j] ? largest : seen[j];
+    }
+    return arithmetic.trusted(largest);
+}
+
+// Rows begin..end of a (MxK) times b (KxN); `buffer` holds K * 64 values. `first` is tried, `second` is always right.
+template <class First, class Second>
+void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
+                 bool kahan, float* buffer, const First& first, const Second& second) {
+    float row[panel];
+    for (int64_t column = 0; column < N; column += panel) {
+        const size_t width = static_cast<size_t>(N - column < panel ? N - column : panel);
+        for (int64_t k = 0; k < K; ++k) {
+            std::memset(buffer + k * panel, 0, panel * sizeof(float));
+            std::memcpy(buffer + k * panel, b + k * N + column, width * sizeof(float));
+        }
+        for (int64_t i = begin; i < end; ++i) {
+            const float* a_row = a + i * K;
+            if (kahan)
+                one_row_kahan(a_row, buffer, row, K, first) || one_row_kahan(a_row, buffer, row, K, second);
+            else
+                one_row(a_row, buffer, row, K, first) || one_row(a_row, buffer, row, K, second);
+            std::memcpy(out + i * N + column, row, width * sizeof(float));
+        }
+    }
+}
+
+void matmul_range(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
+                  uint32_t packed_spec, bool kahan, float* buffer) {
+    const Spec spec = unpack_spec(packed_spec);
+    if (has_fma && NearRounder::allowed(spec))
+        matmul_rows(a, b, out, begin, end, K, N, kahan, buffer, NearArithmetic<false>(spec),
+                    NearArithmetic<true>(spec));
+    else
+        matmul_rows(a, b, out, begin, end, K, N, kahan, buffer, WideArithmetic(spec), WideArithmetic(spec));
+}
+
+}  // namespace
+}  // namespace custom_fp
