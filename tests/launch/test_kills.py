@@ -1,0 +1,96 @@
+"""kill -9 at random, twenty times, during a sweep that really trains; then the sweep is as if nothing had been."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import processes_of, wait_for
+
+from cpdrun.launch.engine import MODULE_VARIABLE
+from cpdrun.record import SweepDir, read_json
+
+KILLS = 20
+SEED = 0
+RUNS = ["exp=digits_bits", "format=e4m3,e3m4,e3m0", "aps=true,false", "seed=0,1", "epochs=4", "device=cpu"]
+
+
+def sweep_command(results: Path) -> list[str]:
+    return [sys.executable, "-m", "cpdrun.cli", "sweep", *RUNS, f"results_dir={results}"]
+
+
+def environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key != MODULE_VARIABLE}
+
+
+def family(root: int) -> list[int]:
+    """`root` and all its descendants: launcher, warm process, agents, engines, ranks."""
+    children: dict[int, list[int]] = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            try:
+                parent = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(process.name))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_twenty_kills_change_nothing(tmp_path):
+    dice = random.Random(SEED)
+    calm, stormy = tmp_path / "calm", tmp_path / "stormy"
+    subprocess.run(sweep_command(calm), env=environment(), check=True, capture_output=True)
+    expected = {run.name: read_json(run.done)["weights_sha256"] for run in sweep_of(calm).runs()}
+    assert len(expected) == 12
+
+    kills = 0
+    finished: dict[str, int] = {}  # when each run was seen to be done
+    while kills < KILLS:
+        launcher = subprocess.Popen(
+            sweep_command(stormy), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(1.5)
+        while launcher.poll() is None and kills < KILLS:
+            time.sleep(dice.uniform(0.0, 0.8))
+            note_finished(stormy, finished)
+            kills += kill_one(dice, launcher.pid)
+        launcher.wait()
+        wait_for(lambda: not processes_of(stormy), "the end of every process")
+        assert len(finished) < len(expected), f"the sweep was over after {kills} kills: train for longer"
+    last = subprocess.run(
+        sweep_command(stormy), env=environment(), capture_output=True, text=True, check=False
+    )
+    assert last.returncode == 0, last.stdout
+    note_finished(stormy, finished)
+    assert {run.name: read_json(run.done)["weights_sha256"] for run in sweep_of(stormy).runs()} == expected
+    for run in sweep_of(stormy).runs():
+        outcomes = [(read_json(attempt.exit) or {}).get("outcome") for attempt in run.attempts()]
+        assert run.done.stat().st_mtime_ns == finished[run.name], f"{run.name} was done twice: {outcomes}"
+    assert not processes_of(stormy)
+
+
+def sweep_of(results: Path) -> SweepDir:
+    return SweepDir(results / "digits_bits")
+
+
+def note_finished(results: Path, finished: dict[str, int]) -> None:
+    for run in sweep_of(results).runs():
+        if run.done.exists():
+            finished.setdefault(run.name, run.done.stat().st_mtime_ns)
+
+
+def kill_one(dice: random.Random, launcher: int) -> bool:
+    victim = dice.choice(sorted(family(launcher)))
+    try:
+        os.kill(victim, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
