@@ -1,0 +1,169 @@
+"""The DDP communication hook: the emulation's bits whatever the buckets, accuracy, memory, errors."""
+
+import copy
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from bits import same_bits
+from ranks import run_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cpdrun.comm import ddp_hook, emulate_all_reduce
+from cpdrun.comm.scaling import DelayedAPS
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_digits.py"
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 32), nn.ReLU(), nn.Linear(32, 10)
+    )
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return torch.randn(6, 1, 8, 8, generator=generator), torch.randint(0, 10, (6,), generator=generator)
+
+
+def own_gradients(net: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """What one rank alone accumulates over its batches."""
+    net = copy.deepcopy(net)
+    net.zero_grad()
+    for x, y in batches:
+        F.cross_entropy(net(x), y).backward()
+    return [parameter.grad for parameter in net.parameters()]
+
+
+def compare_with_emulation(bucket_cap_mb: float, accumulate: int) -> int:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    net = small_net().to(memory_format=torch.channels_last)
+    model = DistributedDataParallel(net, bucket_cap_mb=bucket_cap_mb)
+    state, hook = ddp_hook(model, "e4m1", aps=True, full_precision_layers=["5.*"])
+    model.register_comm_hook(state, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        batches = [[batch(r, 100 * step + i) for i in range(accumulate)] for r in range(ranks)]
+        alone = [own_gradients(net, mine) for mine in batches]
+        optimizer.zero_grad()
+        with model.no_sync():
+            for x, y in batches[rank][:-1]:
+                F.cross_entropy(model(x), y).backward()
+        x, y = batches[rank][-1]
+        F.cross_entropy(model(x), y).backward()
+        for p, (name, parameter) in enumerate(net.named_parameters()):
+            shares = [grads[p] / ranks for grads in alone]
+            fmt, aps = ("fp32", False) if name.startswith("5.") else ("e4m1", True)
+            expected = emulate_all_reduce([g.contiguous() for g in shares], fmt, aps=aps)
+            assert same_bits(parameter.grad.contiguous(), expected), (step, name)
+        optimizer.step()
+    return state.sync.wire_bytes()["bytes_per_step_sent"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("bucket_cap_mb", [0.001, 25])
+def test_gradients_have_the_emulated_bits(ranks: int, bucket_cap_mb: float) -> None:
+    sent = run_ranks(ranks, compare_with_emulation, bucket_cap_mb, 1)
+    assert all(count > 0 for count in sent)
+
+
+def test_accumulated_gradients_are_exchanged_once() -> None:
+    run_ranks(2, compare_with_emulation, 25, 3)
+
+
+def train_digits(fmt: str | None) -> float:
+    from cpdrun.data.digits import Digits
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    data = Digits(test_fraction=0.2)
+    x, y = (torch.stack(part) for part in zip(*_samples(data.train), strict=True))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = DistributedDataParallel(net)
+    if fmt:
+        model.register_comm_hook(*ddp_hook(model, fmt, aps=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(12):
+        for index in torch.randperm(len(x)).split(64):
+            mine = index[rank::ranks]
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[mine]), y[mine]).backward()
+            optimizer.step()
+    x, y = (torch.stack(part) for part in zip(*_samples(data.test), strict=True))
+    return (net(x).argmax(1) == y).float().mean().item()
+
+
+def _samples(dataset: object) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in dataset]
+
+
+def test_digits_reach_the_accuracy_of_fp32() -> None:
+    (plain, _), (low, also_low) = run_ranks(2, train_digits, None), run_ranks(2, train_digits, "e4m3")
+    assert low == also_low
+    assert plain > 0.9 and low >= plain - 0.01
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def take_500_steps() -> tuple[int, int]:
+    model = DistributedDataParallel(small_net(), bucket_cap_mb=0.01)
+    hook = ddp_hook(model, "e3m2", scaling=DelayedAPS(), error_feedback=True, rounding="stochastic")
+    model.register_comm_hook(*hook)
+    x, y = batch(dist.get_rank(), 0)
+    sizes = []
+    for step in range(600):
+        F.cross_entropy(model(x), y).backward()
+        if step in (99, 599):
+            sizes.append(resident_bytes())
+    return sizes[0], sizes[1]
+
+
+def test_500_steps_leak_no_memory() -> None:
+    for before, after in run_ranks(2, take_500_steps):
+        assert after - before < 4 << 20
+
+
+def backward_until_rank_1_dies() -> str:
+    model = DistributedDataParallel(small_net())
+    model.register_comm_hook(*ddp_hook(model, "e4m3", aps=True))
+    if dist.get_rank() == 1:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    x, y = batch(0, 0)
+    with pytest.raises(RuntimeError) as caught:
+        while True:
+            F.cross_entropy(model(x), y).backward()
+    return str(caught.value)
+
+
+def test_backward_names_a_rank_that_died() -> None:
+    (message,) = run_ranks(2, backward_until_rank_1_dies, dies={1})
+    assert "rank 1 ended in the middle of a step" in message
+
+
+def test_the_example_runs() -> None:
+    assert len([line for line in EXAMPLE.read_text().splitlines() if line.strip()]) <= 32
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(EXAMPLE),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"digits: ([\d.]+) %", done.stdout)[1]) > 85
