@@ -1,4 +1,4 @@
-"""The command line: `cpdrun sweep`, `cpdrun report`. Dispatch only; what is imported here costs every call.
+"""The command line: sub-commands and dispatch. What is imported at the top costs every call.
 
 Exit codes: 0 all done, 1 some run failed, 2 usage or configuration error, 130 interrupted.
 """
@@ -7,8 +7,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cpdrun import __version__
+
+if TYPE_CHECKING:
+    from cpdrun.record import State, SweepDir
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -29,7 +33,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"cpdrun {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_sweep(commands)
+    _add_report(commands)
+    _add_watching(commands)
+    return parser
 
+
+def _add_sweep(commands: argparse._SubParsersAction) -> None:
     sweep = commands.add_parser(
         "sweep",
         help="train every combination of an experiment's axes",
@@ -41,26 +51,68 @@ def _parser() -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="key=value", help="exp=NAME, key=value, or key=a,b,c for an axis"
     )
     sweep.add_argument("--dry-run", action="store_true", help="say what would be run, and stop")
-    sweep.add_argument("--jobs", type=_positive, metavar="N", help="cores to use at once (default: all)")
     sweep.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of your own beside conf/")
+    sweep.add_argument("--launcher", metavar="NAME", help="where to run: local (default) or slurm")
+    sweep.add_argument("--jobs", type=_positive, metavar="N", help="processes at once (default: all cores)")
+    sweep.add_argument("--jobs-per-gpu", type=_positive, metavar="K", help="processes that share a GPU")
+    sweep.add_argument("--max-parallel", type=_positive, metavar="K", help="runs at once on a cluster")
+    sweep.add_argument("--retries", type=_count, default=0, metavar="R", help="tries again after a failure")
+    sweep.add_argument("--rerun", choices=["failed", "all"], help="only failed runs, or all from the start")
+    sweep.add_argument("--fail-fast", action="store_true", help="stop the sweep at the first failure")
+    sweep.add_argument("--no-wait", action="store_true", help="hand the runs to the cluster and leave")
     sweep.set_defaults(command=_sweep)
 
+
+def _add_report(commands: argparse._SubParsersAction) -> None:
     report = commands.add_parser(
         "report",
         help="tables and plots of accuracy against bits",
         description="Tables and plots of accuracy against bits, from the runs of one or more sweeps.",
     )
-    report.add_argument(
-        "sweeps",
-        nargs="*",
-        metavar="SWEEP",
-        help="name or folder of a sweep (default: the latest); results_dir=PATH says where names lie",
-    )
+    _add_sweep_names(report, "*", "name or folder of a sweep (default: the latest)")
     report.add_argument("--metric", default="test_accuracy", help="what to report (default: test_accuracy)")
-    report.add_argument("--format", default="md,csv", metavar="F,F", help="kinds of table (default: md,csv)")
+    report.add_argument("--format", type=_list, default=["md", "csv"], metavar="F,F", help=_FORMATS)
     report.add_argument("--ci", type=float, default=95, help="confidence level of the intervals, per cent")
+    report.add_argument("--tol", type=float, metavar="T", help="points below fp32 that still count as equal")
+    report.add_argument("--rows", type=_list, default=[], metavar="AXES", help="rows of one more table")
+    report.add_argument("--cols", type=_list, default=[], metavar="AXES", help="and its columns")
     report.set_defaults(command=_report)
-    return parser
+
+
+_FORMATS = "tables and pictures to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv)"
+
+
+def _add_watching(commands: argparse._SubParsersAction) -> None:
+    status = commands.add_parser("status", help="how far a sweep is")
+    _add_sweep_names(status, "*", "name or folder of a sweep (default: the latest)")
+    status.add_argument("--watch", action="store_true", help="keep showing it until nothing runs")
+    status.add_argument("--json", action="store_true", help="for programs")
+    status.set_defaults(command=_status)
+
+    logs = commands.add_parser("logs", help="what a run printed")
+    _add_sweep_names(logs, "+", "name of a run, or a part of it that no other has")
+    logs.add_argument("--rank", type=_count, metavar="K", help="of this process of the run")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    logs.set_defaults(command=_logs)
+
+    cancel = commands.add_parser("cancel", help="stop a sweep or a run; it can be resumed")
+    _add_sweep_names(cancel, "+", "name of a sweep or run")
+    cancel.set_defaults(command=_cancel)
+
+
+def _add_sweep_names(parser: argparse.ArgumentParser, nargs: str, meaning: str) -> None:
+    text = f"{meaning}; results_dir=PATH says where names lie"
+    parser.add_argument("names", nargs=nargs, metavar="NAME", help=text)
+
+
+def _list(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
+    return int(text)
 
 
 def _positive(text: str) -> int:
@@ -71,19 +123,22 @@ def _positive(text: str) -> int:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     from cpdrun.config import ConfigError
-    from cpdrun.record import State, state_of
+    from cpdrun.record import State, forget, state_of
     from cpdrun.sweep import plan, write_manifest
 
+    launcher = [f"launcher={arguments.launcher}"] if arguments.launcher else []
     try:
-        sweep = plan(arguments.overrides, arguments.config_dir)
+        sweep = plan([*arguments.overrides, *launcher], arguments.config_dir)
     except ConfigError as error:
         return _usage_error(error)
 
     states = {run.name: state_of(sweep.directory.run(run.name)) for run in sweep.runs}
-    to_run = [run for run in sweep.runs if states[run.name] is not State.DONE]
-    done = len(sweep.runs) - len(to_run)
+    wanted = {"failed": {State.FAILED}, "all": set(State), None: set(State) - {State.DONE}}[arguments.rerun]
+    to_run = [run for run in sweep.runs if states[run.name] in wanted]
+    done = sum(state is State.DONE for state in states.values())
     print(f"{sweep.describe()}: {done} done, {len(to_run)} to run", flush=True)
     if arguments.dry_run:
+        _print_forecast(sweep.directory, [states[run.name] for run in to_run], arguments.jobs)
         return OK
     if not to_run:
         print(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
@@ -93,45 +148,121 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
     from cpdrun.launch import Job, LaunchError, LaunchOptions, launch, preflight
 
+    jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
+    options = LaunchOptions(
+        jobs=arguments.jobs,
+        jobs_per_gpu=arguments.jobs_per_gpu,
+        max_parallel=arguments.max_parallel,
+        retries=arguments.retries,
+        fail_fast=arguments.fail_fast,
+        wait=not arguments.no_wait,
+    )
     try:
         problems = preflight([run.config for run in to_run])
         if problems:
             return _usage_error(*problems)
         write_manifest(sweep)
-        jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
-        options = LaunchOptions(jobs=arguments.jobs)
+        if arguments.rerun == "all":
+            for job in jobs:
+                forget(job.run)
         summary = launch(
             sweep.directory, jobs, to_run[0].config["launcher"], options, Console(highlight=False)
         )
     except LaunchError as error:
         return _usage_error(error)
     except OSError as error:
-        return _usage_error(
-            f"results_dir: cannot write {error.filename or sweep.directory.path}: {error.strerror}"
-        )
+        return _usage_error(f"cannot write {error.filename or sweep.directory.path}: {error.strerror}")
     return summary.exit_code
+
+
+def _print_forecast(sweep: "SweepDir", states: list["State"], jobs: int | None) -> None:
+    """What the runs to do are, and how long they would take, by those that are done."""
+    from collections import Counter
+
+    from cpdrun.launch.display import duration
+    from cpdrun.launch.resources import cores
+    from cpdrun.launch.status import estimate_seconds
+    from cpdrun.record import State
+
+    words = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
+    counts = Counter(words.get(state, str(state)) for state in states)
+    slots = jobs or cores()
+    seconds = estimate_seconds(sweep.runs(), len(states), slots) if states else None
+    if set(counts) - {"new"} or seconds is not None:
+        about = f"; about {duration(seconds)} with {slots} at once" if seconds is not None else ""
+        print(", ".join(f"{count} {word}" for word, count in counts.items()) + about)
 
 
 def _report(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from cpdrun.record import NoSweepError, find_sweeps
+    from cpdrun.record import NotFoundError, find_sweeps
     from cpdrun.report import ReportError, write_report
 
     try:
         write_report(
-            find_sweeps(arguments.sweeps),
+            find_sweeps(arguments.names),
             metric=arguments.metric,
-            formats=tuple(arguments.format.split(",")),
+            formats=arguments.format,
             ci=arguments.ci,
+            tolerance=arguments.tol,
+            rows=arguments.rows,
+            cols=arguments.cols,
             console=Console(highlight=False),
         )
-    except NoSweepError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USAGE
+    except NotFoundError as error:
+        return _error(error, USAGE)
     except ReportError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
+        return _error(error, FAILED)
+    return OK
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from cpdrun.launch.status import as_json, print_status, sweep_status
+    from cpdrun.record import NotFoundError, find_sweeps
+
+    try:
+        sweeps = find_sweeps(arguments.names)
+    except NotFoundError as error:
+        return _error(error, USAGE)
+    if arguments.json:
+        print(as_json([row for sweep in sweeps for row in sweep_status(sweep)]))
+        return OK
+    for sweep in sweeps:
+        print_status(Console(highlight=False), sweep, watch=arguments.watch)
+    return OK
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from cpdrun.launch.logs import NoLogError, lines
+    from cpdrun.record import NotFoundError, find_runs
+
+    try:
+        for run in find_runs(arguments.names):
+            for line in lines(run, arguments.rank, follow=arguments.follow):
+                print(line, end="", flush=arguments.follow)
+    except (NotFoundError, NoLogError) as error:
+        return _error(error, USAGE)
+    except BrokenPipeError:  # `cpdrun logs RUN | head`
+        sys.stderr.close()
+    return OK
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    from cpdrun.launch.cancel import cancel_run, cancel_sweep
+    from cpdrun.record import NotFoundError, find_sweeps_or_runs
+
+    try:
+        sweeps, runs = find_sweeps_or_runs(arguments.names)
+    except NotFoundError as error:
+        return _error(error, USAGE)
+    for sweep in sweeps:
+        asked, waiting = cancel_sweep(sweep)
+        print(f"{sweep.name}: {asked} running runs asked to save and stop, {waiting} waiting ones cancelled")
+    for run in runs:
+        print(f"{run.name}: {'asked to save and stop' if cancel_run(run) else 'is not running'}")
     return OK
 
 
@@ -139,6 +270,11 @@ def _usage_error(*problems: object) -> int:
     lines = [f"error: {str(problem).rstrip('.')}." for problem in problems]
     print("\n".join(lines) + " Nothing was started.", file=sys.stderr)
     return USAGE
+
+
+def _error(error: Exception, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The commands as a user types them, in a folder of the user's own."""
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -77,10 +78,29 @@ def test_a_sweep_its_report_and_the_sweep_again(cpdrun, tmp_path):
     assert time.monotonic() - started < 10, "two seconds where nothing else runs"
     assert again.returncode == 0 and "3 done, 0 to run" in again.stdout and "Nothing to do" in again.stdout
 
+    forecast = cpdrun(*words, "format=fp32,e4m3,e5m2", "--dry-run").stdout.splitlines()
+    assert forecast[0].endswith("5 runs: 3 done, 2 to run") and forecast[1].startswith("2 new; about ")
+
+    status = cpdrun("status")
+    assert status.returncode == 0 and "digits_bits: 3 done" in status.stdout
+    rows = json.loads(cpdrun("status", "digits_bits", "--json").stdout)
+    assert [row["state"] for row in rows] == ["done"] * 3 and rows[0]["epoch"] == rows[0]["epochs"] == 1
+    assert cpdrun("logs", "fp32").returncode == 0
+    ambiguous = cpdrun("logs", "e4m3")
+    assert ambiguous.returncode == 2 and "'e4m3' may be any of 2 runs" in ambiguous.stderr
+    cancelled = cpdrun("cancel", "digits_bits")
+    assert cancelled.returncode == 0 and "0 running runs" in cancelled.stdout
+
     digest = read_json(runs[0].done)["weights_sha256"]
     runs[0].done.unlink()
     one = cpdrun(*words)
     assert one.returncode == 0 and "2 done, 1 to run" in one.stdout
+    assert read_json(runs[0].done)["weights_sha256"] == digest
+
+    assert "Nothing to do" in cpdrun(*words, "--rerun", "failed").stdout
+    everything = cpdrun(*words, "--rerun", "all")
+    assert everything.returncode == 0 and "3 done, 3 to run" in everything.stdout
+    assert [run.last_attempt().number for run in runs] == [3, 2, 2]
     assert read_json(runs[0].done)["weights_sha256"] == digest
 
 

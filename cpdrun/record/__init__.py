@@ -5,20 +5,23 @@ meet nowhere else. Nothing here imports torch.
 """
 
 from cpdrun.record.files import append_json_line, read_json, read_json_lines, write_json, write_text
-from cpdrun.record.find import NoSweepError, find_sweeps
+from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs
 from cpdrun.record.layout import Attempt, RunDir, SweepDir
 from cpdrun.record.lock import claim, is_claimed
-from cpdrun.record.state import State, state_of
+from cpdrun.record.state import State, forget, state_of
 
 __all__ = [
     "Attempt",
-    "NoSweepError",
+    "NotFoundError",
     "RunDir",
     "State",
     "SweepDir",
     "append_json_line",
     "claim",
+    "find_runs",
     "find_sweeps",
+    "find_sweeps_or_runs",
+    "forget",
     "is_claimed",
     "read_json",
     "read_json_lines",

@@ -1,34 +1,53 @@
-"""The sweep that a word on the command line means."""
+"""The sweep or run that a word on the command line means."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpdrun.record.layout import SweepDir
+from cpdrun.record.layout import RunDir, SweepDir
 
 DEFAULT_RESULTS_DIR = "results"
 
 
-class NoSweepError(Exception):
-    """No such sweep; the message names those there are."""
+class NotFoundError(Exception):
+    """No such sweep or run, or more than one; the message names those there are."""
 
 
 def find_sweeps(words: Sequence[str]) -> list[SweepDir]:
     """Each word is a sweep's name or folder; `results_dir=PATH` says where names lie.
 
-    Without a name, the sweep that was last started. Raises NoSweepError.
+    Without a name, the sweep that was last started. Raises NotFoundError.
     """
-    results_dir, names = Path(DEFAULT_RESULTS_DIR), []
-    for word in words:
-        if word.startswith("results_dir="):
-            results_dir = Path(word.removeprefix("results_dir="))
-        else:
-            names.append(word)
+    results_dir, names = _where(words)
     known = sweeps_in(results_dir)
     if not names:
         if not known:
-            raise NoSweepError(f"no sweep in {results_dir}/ yet; run one first: cpdrun sweep exp=digits_bits")
+            raise NotFoundError(
+                f"no sweep in {results_dir}/ yet; run one first: cpdrun sweep exp=digits_bits"
+            )
         return [max(known, key=lambda sweep: sweep.runs_folder.stat().st_mtime)]
-    return [_find(name, results_dir, known) for name in names]
+    sweeps = [_sweep(name, results_dir) for name in names]
+    for name, sweep in zip(names, sweeps, strict=True):
+        if sweep is None:
+            there = ", ".join(sweep.name for sweep in known) or "none"
+            raise NotFoundError(f"no sweep {name!r}; in {results_dir}/ there are: {there}")
+    return sweeps
+
+
+def find_runs(words: Sequence[str]) -> list[RunDir]:
+    """Each word is a run's folder, its name, or a part of the name that no other run has.
+
+    Raises NotFoundError.
+    """
+    results_dir, names = _where(words)
+    return [_run(name, results_dir) for name in names]
+
+
+def find_sweeps_or_runs(words: Sequence[str]) -> tuple[list[SweepDir], list[RunDir]]:
+    """Each word as find_sweeps reads it or, where there is no such sweep, as find_runs does."""
+    results_dir, names = _where(words)
+    sweeps = {name: _sweep(name, results_dir) for name in names}
+    runs = [_run(name, results_dir) for name in names if sweeps[name] is None]
+    return [sweep for sweep in sweeps.values() if sweep is not None], runs
 
 
 def sweeps_in(results_dir: Path) -> list[SweepDir]:
@@ -38,9 +57,29 @@ def sweeps_in(results_dir: Path) -> list[SweepDir]:
     return [sweep for path in sorted(results_dir.iterdir()) if (sweep := SweepDir(path)).runs_folder.is_dir()]
 
 
-def _find(word: str, results_dir: Path, known: list[SweepDir]) -> SweepDir:
+def _where(words: Sequence[str]) -> tuple[Path, list[str]]:
+    folders = [word.removeprefix("results_dir=") for word in words if word.startswith("results_dir=")]
+    names = [word for word in words if not word.startswith("results_dir=")]
+    return Path(folders[-1] if folders else DEFAULT_RESULTS_DIR), names
+
+
+def _sweep(word: str, results_dir: Path) -> SweepDir | None:
     for path in (results_dir / word, Path(word)):
         if SweepDir(path).runs_folder.is_dir():
             return SweepDir(path)
-    names = ", ".join(sweep.name for sweep in known) or "none"
-    raise NoSweepError(f"no sweep {word!r}; in {results_dir}/ there are: {names}")
+    return None
+
+
+def _run(word: str, results_dir: Path) -> RunDir:
+    if RunDir(Path(word)).config.exists():
+        return RunDir(Path(word))
+    found = [run for sweep in sweeps_in(results_dir) for run in sweep.runs() if word in run.name]
+    exact = [run for run in found if run.name == word]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    if not found:
+        raise NotFoundError(f"no run {word!r} in {results_dir}/; cpdrun status names them")
+    names = ", ".join(sorted({run.name for run in found})[:4])
+    raise NotFoundError(
+        f"{word!r} may be any of {len(found)} runs: {names}{', ...' if len(found) > 4 else ''}"
+    )

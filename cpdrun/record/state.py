@@ -1,10 +1,11 @@
 """A run's state is derived from its files, never stored."""
 
+import os
 from enum import StrEnum
 
 from cpdrun.record.files import read_json
 from cpdrun.record.layout import RunDir
-from cpdrun.record.lock import is_claimed
+from cpdrun.record.lock import claim, is_claimed
 
 
 class State(StrEnum):
@@ -30,3 +31,12 @@ def state_of(run: RunDir) -> State:
     if outcome in ("finished", "diverged"):  # and done.json was taken away: to be run again
         return State.PENDING
     return State.FAILED
+
+
+def forget(run: RunDir) -> None:
+    """Make the run pending again from its first step, unless some process works on it; its logs stay."""
+    if not run.path.exists() or (fd := claim(run)) is None:
+        return
+    for path in (run.done, run.status, run.metrics, *run.checkpoint.parent.glob("*.pt")):
+        path.unlink(missing_ok=True)
+    os.close(fd)

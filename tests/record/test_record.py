@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from cpdrun.record import (
-    NoSweepError,
+    NotFoundError,
     RunDir,
     State,
     append_json_line,
@@ -107,7 +107,7 @@ def test_attempts_are_numbered_in_order(run):
 
 def test_sweeps_are_found_by_name_folder_or_date(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(NoSweepError, match="no sweep in results/ yet"):
+    with pytest.raises(NotFoundError, match="no sweep in results/ yet"):
         find_sweeps([])
     for age, name in enumerate(["old", "new"]):
         (tmp_path / "results" / name / "runs").mkdir(parents=True)
@@ -116,7 +116,7 @@ def test_sweeps_are_found_by_name_folder_or_date(tmp_path, monkeypatch):
     assert [s.name for s in find_sweeps([])] == ["new"]
     assert [s.name for s in find_sweeps(["old", "results/new"])] == ["old", "new"]
     assert find_sweeps(["results_dir=results", "old"])[0].path.name == "old"
-    with pytest.raises(NoSweepError, match=r"no sweep 'odl'.*new, old"):
+    with pytest.raises(NotFoundError, match=r"no sweep 'odl'.*new, old"):
         find_sweeps(["odl"])
 
 
