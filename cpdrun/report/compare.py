@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from cpdrun.report.intervals import mean_interval, t_quantile
+from cpdrun.report.intervals import deviation, mean_interval, t_quantile
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,10 @@ def difference(
         return Difference(mean, math.nan, "one seed")
     if ours.keys() == baseline.keys():
         return Difference(mean, mean_interval([ours[s] - baseline[s] for s in ours], ci)[1], "paired")
-    va, vb = stdev(ours.values()) ** 2 / len(ours), stdev(baseline.values()) ** 2 / len(baseline)
+    va, vb = (
+        deviation(list(ours.values())) ** 2 / len(ours),
+        deviation(list(baseline.values())) ** 2 / len(baseline),
+    )
     if va + vb == 0:
         return Difference(mean, 0.0, "Welch")
     degrees = (va + vb) ** 2 / (va**2 / (len(ours) - 1) + vb**2 / (len(baseline) - 1))

@@ -83,7 +83,7 @@ def _uneven_seeds(study: Study) -> list[str]:
     for group in study.groups:
         missing = sorted(seeds - group.by_seed.keys(), key=str)
         if missing:
-            where = f"{group.format} {group.strategy}"
+            where = f"{group.name} {group.strategy}"
             lines.append(
                 f"{where} lacks seed{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             )

@@ -12,7 +12,6 @@ from importlib.resources import files
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from cpdrun.report import svg, tables
 from cpdrun.report.collect import CORE_AXES, SEED, config_keys, identity
@@ -39,8 +38,8 @@ _TITLES = {
 }
 
 
-def page(study: Study, answer: list[str], notes: list[str], figures: dict[str, Figure]) -> str:
-    """The page's text. `answer` and `notes` are sentences; `figures`, the pictures by the name of their plot."""
+def page(study: Study, answer: list[str], notes: list[str], pictures: dict[str, str]) -> str:
+    """The page's text. `answer` and `notes` are sentences; `pictures`, SVGs as `svg.render` gives them."""
     css, script = _asset("page.css"), _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
@@ -55,7 +54,7 @@ def page(study: Study, answer: list[str], notes: list[str], figures: dict[str, F
         f"<h1>{escape(title)}</h1>",
         *(f'<p class="answer">{escape(line)}</p>' for line in answer),
         *(f'<p class="note">{escape(line)}</p>' for line in notes),
-        *(_picture(name, figures[name]) for name in sorted(figures)),
+        *(_picture(name, pictures[name]) for name in sorted(pictures)),
         "<h2>Table</h2>",
         _means(study),
         "<h2>Runs</h2>",
@@ -69,13 +68,12 @@ def _asset(name: str) -> str:
     return (files("cpdrun.report") / "page" / name).read_text(encoding="utf-8")
 
 
-def _picture(name: str, figure: Figure) -> str:
+def _picture(name: str, rendered: str) -> str:
     title = _TITLES.get(name, name.replace("_", " "))
-    text = svg.inline(figure, prefix=name, description=title)
+    text = svg.inline(rendered, prefix=name, description=title)
     for color, variable in _THEME.items():
         text = text.replace(f": {color}", f": var({variable})")
-    width_px = round(figure.get_figwidth() * 170)
-    return f'<h2>{escape(title)}</h2><figure style="max-width: {width_px}px">{text}</figure>'
+    return f"<h2>{escape(title)}</h2><figure>{text}</figure>"
 
 
 def _means(study: Study) -> str:

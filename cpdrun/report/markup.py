@@ -12,7 +12,7 @@ from rich.text import Text
 from cpdrun.report.tables import Shown
 
 _LONGEST_ON_A_TERMINAL = 80
-_LATEX = {
+LATEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
     "}": r"\}",
@@ -30,6 +30,9 @@ _LATEX = {
     "'": r"\textquotesingle{}",
     "`": r"\textasciigrave{}",
     "-": r"{-}",  # two hyphens would become a dash
+    "[": r"{[}",  # after the end of a row a bracket or a star would be its option
+    "]": r"{]}",
+    "*": r"{*}",
     "\N{PLUS-MINUS SIGN}": r"$\pm$",
     "\N{MINUS SIGN}": r"$-$",
 }
@@ -58,24 +61,19 @@ def latex(table: Shown) -> str:
 
 def escape_latex(text: str) -> str:
     """Text that LaTeX typesets as typed; a letter that T1 fonts lack becomes its Unicode name in brackets."""
-    return "".join(_LATEX.get(c) or _letter(c) for c in " ".join(text.split()))
+    return "".join(LATEX.get(c) or _letter(c) for c in " ".join(text.split()))
 
 
 def terminal(table: Shown, bold: list[bool]) -> Table:
     """For a rich console, without markup of the user's; a long table is cut, and says so."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(table.header):
-        made.add_column(Text(plain(name)), justify="left" if i == 0 else "right", no_wrap=True)
+        made.add_column(Text(name), justify="left" if i == 0 else "right", no_wrap=True)
     for row, is_bold in zip(table.rows[:_LONGEST_ON_A_TERMINAL], bold, strict=False):
-        made.add_row(*(Text(plain(cell)) for cell in row), style="bold" if is_bold else "")
+        made.add_row(*map(Text, row), style="bold" if is_bold else "")
     if len(table.rows) > _LONGEST_ON_A_TERMINAL:
         made.caption = f"{len(table.rows) - _LONGEST_ON_A_TERMINAL} more rows: see table.csv"
     return made
-
-
-def plain(text: str) -> str:
-    """Without control characters, which would reach the terminal as commands."""
-    return "".join(c if unicodedata.category(c)[0] != "C" else "?" for c in text)
 
 
 def _letter(c: str) -> str:

@@ -1,6 +1,7 @@
 """A study: the runs of one report, and the table of their means that every other part of the report reads."""
 
 import math
+import unicodedata
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +46,11 @@ class Group:
         return self.keys["format"]
 
     @property
+    def name(self) -> str:
+        """The format as it is shown."""
+        return plain(str(self.format))
+
+    @property
     def aps(self) -> bool:
         return bool(self.keys["aps"])
 
@@ -60,7 +66,9 @@ class Group:
     def is_baseline(self) -> bool:
         return formats.is_baseline(self.format) and not self.aps
 
+    @cached_property
     def mean(self) -> float:
+        """Over the seeds; NaN without a value."""
         return mean_interval(self.values, 95)[0]
 
 
@@ -144,7 +152,7 @@ class Study:
             for k in ("world_size", *self.axes)
             if not is_scaling(k)
         ]
-        name = str(group.format) if group.is_baseline else f"{group.format} {group.strategy}"
+        name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
         parts = [self.metric.show(*self.interval(group)) + self.metric.unit]
         parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
         if gap := self.against_baseline(group):
@@ -154,7 +162,12 @@ class Study:
         return f"{', '.join([name, *facet])}: {', '.join(parts)}"
 
     def interval(self, group: Group) -> tuple[float, float]:
-        return mean_interval(group.values, self.ci)
+        """Mean and half-width; NaN where there are too few seeds."""
+        return self._intervals[group]
+
+    @cached_property
+    def _intervals(self) -> dict[Group, tuple[float, float]]:
+        return {group: mean_interval(group.values, self.ci) for group in self.groups}
 
 
 def read_study(
@@ -194,9 +207,18 @@ def is_scaling(axis: str) -> bool:
     return axis.split(".")[0] == SCALING
 
 
+def plain(text: str) -> str:
+    """Without control characters: to a terminal they are commands, and XML forbids them."""
+    return "".join(
+        c if unicodedata.category(c) not in ("Cc", "Cs") else " " if c.isspace() else "?" for c in text
+    )
+
+
 def axis_title(name: str) -> str:
     """An axis in words, for headings: `workers`, `sweep`, `model`."""
-    return {"world_size": "workers", SWEEP: "sweep", "aps": "APS"}.get(name, name.removesuffix("._target_"))
+    return {"world_size": "workers", SWEEP: "sweep", "aps": "APS"}.get(
+        name, plain(name.removesuffix("._target_"))
+    )
 
 
 def axis_text(value: Any) -> str:
@@ -205,7 +227,7 @@ def axis_text(value: Any) -> str:
         return "yes" if value else "no"
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
-    text = str(value)
+    text = plain(str(value))
     return (
         text.rsplit(".", 1)[-1]
         if text.replace(".", "").replace("_", "").isalnum() and "." in text and not text[0].isdigit()

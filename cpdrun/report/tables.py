@@ -102,7 +102,7 @@ def _axes(study: Study) -> list[str]:
 
 def _labels(group: Group, axes: list[str]) -> list[str]:
     bits = formats.bits(group.format)
-    return [str(group.format), "-" if bits is None else str(bits), *(axis_text(group.keys[a]) for a in axes)]
+    return [group.name, "-" if bits is None else str(bits), *(axis_text(group.keys[a]) for a in axes)]
 
 
 def _result(study: Study, group: Group) -> list[str]:

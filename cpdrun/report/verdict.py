@@ -67,7 +67,7 @@ def _doubts(study: Study, facet: Facet) -> list[str]:
             smaller = formats.order(group.format)[0] < most and gap.mean < -tolerance
             if (named or smaller) and not gap.settled(tolerance):
                 shown = study.metric.show_difference(gap.mean, gap.half_width)
-                open_.append(f"{group.format} {name} {shown}{_points(study)}")
+                open_.append(f"{group.name} {name} {shown}{_points(study)}")
     return [f"Too few seeds to be sure, against fp32: {some(open_, '; ')}."] if open_ else []
 
 
@@ -75,7 +75,7 @@ def _without_baseline(study: Study, facet: Facet) -> str:
     groups = [group for group in facet.groups if group.values]
     if not groups:
         return f"No finished run has a value of {study.metric.name}."
-    best = (max if study.metric.higher_is_better else min)(groups, key=Group.mean)
+    best = (max if study.metric.higher_is_better else min)(groups, key=lambda group: group.mean)
     value = study.metric.show(*study.interval(best)) + study.metric.unit
     return f"No finished fp32 run to compare with. The best is {_named(best)} {best.strategy}: {value}."
 
@@ -92,7 +92,7 @@ def _tolerance(study: Study) -> float:
 
 def _named(group: Group) -> str:
     bits = formats.bits(group.format)
-    return f"{group.format} ({'unknown format' if bits is None else f'{bits} bits'})"
+    return f"{group.name} ({'unknown format' if bits is None else f'{bits} bits'})"
 
 
 def _points(study: Study) -> str:

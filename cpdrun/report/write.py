@@ -1,5 +1,6 @@
 """`cpdrun report`: read the runs of a sweep, say the answer, write tables, pictures and the page."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from cpdrun.record import SweepDir, write_text
 from cpdrun.report import completeness, html, markup, pivot, plots, style, svg, tables, verdict
 from cpdrun.report.errors import ReportError
 from cpdrun.report.files import TABLES
-from cpdrun.report.study import Study, read_study
+from cpdrun.report.study import Study, plain, read_study
 
 PICTURES = ("png", "svg", "pdf")
 DEFAULT_PICTURES = ("png", "svg")
@@ -66,9 +67,10 @@ def write_report(
     files = _write_tables(study, folder, [kind for kind in formats if kind in TABLES], answer + notes)
     if pivoted is not None:
         files += _write_pivot(study, folder, [kind for kind in formats if kind in TABLES], *pivoted)
-    files += _write_pictures(folder, figures, kinds)
+    rendered = {name: svg.render(figures[name]) for name in figures if "svg" in kinds or "html" in formats}
+    files += _write_pictures(folder, figures, rendered, kinds)
     if "html" in formats:
-        write_text(folder / "report.html", html.page(study, answer, notes, figures))
+        write_text(folder / "report.html", html.page(study, answer, notes, rendered))
         files.append(folder / "report.html")
     _say(console, *_where(folder, files))
     return Report(answer, notes, tables.frame(study), files)
@@ -106,6 +108,8 @@ def _draw(study: Study) -> tuple[dict[str, Figure], list[str]]:
         try:
             with matplotlib.rc_context(style.RC):
                 figures[name] = draw(study)
+                figures[name].draw_without_rendering()  # lays it out, once for all kinds of file
+                figures[name].set_layout_engine("none")
         except plots.NotDrawnError as reason:
             reasons.append(f"no {name}: {reason}")
     return figures, reasons
@@ -132,7 +136,9 @@ def _write_pivot(
     return [TABLES[kind](folder / "pivot", numbers, shown) for kind in kinds]
 
 
-def _write_pictures(folder: Path, figures: dict[str, Figure], kinds: list[str]) -> list[Path]:
+def _write_pictures(
+    folder: Path, figures: dict[str, Figure], rendered: dict[str, str], kinds: list[str]
+) -> list[Path]:
     files = []
     for name in plots.names():
         for kind in PICTURES:
@@ -141,7 +147,7 @@ def _write_pictures(folder: Path, figures: dict[str, Figure], kinds: list[str]) 
                 path.unlink(missing_ok=True)  # of an earlier report on other runs
                 continue
             if kind == "svg":
-                write_text(path, svg.standalone(figures[name]))
+                write_text(path, svg.standalone(rendered[name]))
             else:
                 stable = {"CreationDate": None} if kind == "pdf" else None
                 with matplotlib.rc_context(style.RC):
@@ -162,4 +168,4 @@ def _where(folder: Path, files: list[Path]) -> list[str]:
 def _say(console: Console, *lines: str, style: str = "") -> None:
     """Lines as they are: no markup, no wrapping (a terminal wraps by itself, a file must not be wrapped)."""
     for line in lines:
-        console.print(markup.plain(line), style=style, markup=False, highlight=False, soft_wrap=True)
+        console.print(plain(line), style=style, markup=False, highlight=False, soft_wrap=True)

@@ -56,7 +56,7 @@ class Sweep:
         full = CONFIG | {"name": self.dir.name, "format": format, "aps": aps, "seed": seed} | config
         run = self.dir.run(name or f"run-{len(list(self.dir.runs())):05d}")
         run.path.mkdir(parents=True)
-        write_text(run.config, yaml.safe_dump(full, sort_keys=False))
+        write_text(run.config, yaml.dump(full, Dumper=yaml.CSafeDumper, sort_keys=False))
         for row in rows or []:
             append_json_line(run.metrics, row)
         if env is not None:
@@ -118,6 +118,12 @@ def fill_digits(sweep: Sweep, seeds: int = 3, **config: Any) -> Sweep:
 def digits(new_sweep) -> Sweep:
     """A finished sweep: 7 formats, APS or not, 3 seeds; 39 runs."""
     return fill_digits(new_sweep())
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Leave the plots out, for tests that look at something else: they take most of a report's time."""
+    monkeypatch.setattr("cpdrun.report.plots.available", lambda: iter(()))
 
 
 @pytest.fixture

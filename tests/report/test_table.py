@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 CORE = ["format", "bits", "aps", "world_size"]
 RESULT = ["n", "test_accuracy_mean", "test_accuracy_ci95", "diverged"]
 

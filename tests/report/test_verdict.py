@@ -6,6 +6,8 @@ from conftest import fill_digits
 
 from cpdrun.report.compare import Difference, difference
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 def test_seeds_in_common_are_paired():
     a, b = {0: 0.91, 1: 0.94, 2: 0.95}, {2: 0.96, 1: 0.93, 0: 0.93}

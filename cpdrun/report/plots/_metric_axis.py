@@ -45,7 +45,7 @@ class MetricAxis:
         return next(axes for axes in self.parts if axes.get_ylim()[0] <= y <= axes.get_ylim()[1])
 
     def y(self, group: Group) -> float:
-        return self.study.metric.scale * group.mean()
+        return self.study.metric.scale * group.mean
 
     def band(self, baseline: Group, x: Point) -> None:
         """fp32 from x[0] to x[1]: its mean as a line, its interval as a band."""
@@ -121,7 +121,7 @@ def apart(heights: list[float], least: float, floor: float) -> list[float]:
 def value_ranges(study: Study) -> list[tuple[float, float]]:
     """The y axis, upper part first: one range, or two where more than half of the span is empty."""
     groups = [group for group in study.groups if group.values]
-    means = sorted(study.metric.scale * group.mean() for group in groups)
+    means = sorted(study.metric.scale * group.mean for group in groups)
     gaps = [(b - a, (a + b) / 2) for a, b in pairwise(means)]
     widest, middle = max(gaps, default=(0.0, 0.0))
     spans = [_span(study, group) for group in groups]

@@ -13,7 +13,7 @@ from cpdrun.report import formats
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.study import Facet, Group, Study
+from cpdrun.report.study import Facet, Group, Study, plain
 from cpdrun.report.style import COLUMN_IN, FP32
 
 DIVERGED = "\N{MULTIPLICATION SIGN}"
@@ -81,7 +81,7 @@ def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float]) -> Non
     best: dict[int | None, Group] = {}
     for group in groups:
         size = formats.bits(group.format)
-        best[size] = better(best.get(size, group), group, key=Group.mean)
+        best[size] = better(best.get(size, group), group, key=lambda group: group.mean)
     look = study.looks[groups[0].strategy]
     for here, there in pairwise(best.values()):
         points = [(_x(study, group, slots), axis.y(group)) for group in (here, there)]
@@ -102,8 +102,8 @@ def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
     metric = axis.study.metric
     for name in slots:
         here = [group for groups in facet.strategies.values() for group in groups if group.format == name]
-        for rank, group in enumerate(sorted(here, key=Group.mean, reverse=True)):
-            text = metric.show(group.mean()) + (DIVERGED if group.diverged else "")
+        for rank, group in enumerate(sorted(here, key=lambda group: group.mean, reverse=True)):
+            text = metric.show(group.mean) + (DIVERGED if group.diverged else "")
             color = axis.study.looks[group.strategy].color
             axis.write(_x(axis.study, group, slots), group, text, color, above=rank == 0)
 
@@ -111,7 +111,7 @@ def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
 def _format_axis(axes: Axes, slots: dict[str, float]) -> None:
     """Format names under the slots, the number of bits under each group of them."""
     crowded = len(slots) > _MOST_SLOTS_UPRIGHT
-    axes.set_xticks(list(slots.values()), [str(name)[:12] for name in slots])
+    axes.set_xticks(list(slots.values()), [plain(str(name))[:12] for name in slots])
     axes.tick_params(axis="x", length=0, pad=2, rotation=90 if crowded else 0)
     for bits in dict.fromkeys(formats.bits(name) for name in slots):
         group = [x for name, x in slots.items() if formats.bits(name) == bits]

@@ -63,7 +63,7 @@ def _place(group: Group, groups: list[Group]) -> float:
 def _panel(axis: MetricAxis, facet: Facet) -> None:
     study, groups = axis.study, _points(facet)
     sign = 1.0 if study.metric.higher_is_better else -1.0
-    on_front = [groups[i] for i in front([(group.wire_bytes, sign * group.mean()) for group in groups])]
+    on_front = [groups[i] for i in front([(group.wire_bytes, sign * group.mean) for group in groups])]
     for here, there in pairwise(on_front):
         corner = (there.wire_bytes, axis.y(here))  # between two sizes the smaller one is what can be had
         axis.segment((here.wire_bytes, axis.y(here)), corner, _FRONT)
@@ -74,7 +74,7 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
         x = group.wire_bytes * (high / low) ** (_DODGE * _place(group, groups))
         axis.point(x, group, look, filled=group.is_baseline or group.aps)
         if group in on_front:
-            axis.write(x, group, str(group.format)[:12], look.color, above=True)
+            axis.write(x, group, group.name[:12], look.color, above=True)
     for i, look in enumerate(study.looks[name] for name in facet.strategies):
         axes = axis.parts[0]
         axes.text(
@@ -82,7 +82,7 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
         )
     axes = axis.parts[-1]
     axes.set_xscale("log")
-    room = (high / low) ** 0.08
+    room = max((high / low) ** 0.08, 1.1)
     axes.set_xlim(low / room, high * room)
     ticks: list[float] = []
     for size in sorted({group.wire_bytes for group in groups}):

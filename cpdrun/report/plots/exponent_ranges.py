@@ -21,7 +21,7 @@ from cpdrun.report import formats
 from cpdrun.report.hover import hover
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
-from cpdrun.report.study import Facet, Group, Study
+from cpdrun.report.study import Facet, Group, Study, plain
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 
 _MOST_LAYERS = 24
@@ -88,7 +88,7 @@ def _heat_map(axes: Axes, epochs: list[Layers], layers: list[str]) -> None:
     extent = (low - 0.5, high + 0.5, len(layers) - 0.5, -0.5)
     axes.imshow(image, cmap="Greys", vmin=0, vmax=1, aspect="auto", extent=extent, interpolation="nearest")
     axes.hlines(np.arange(len(layers) - 1) + 0.5, *extent[:2], color="white", linewidth=1.5)
-    axes.set_yticks(range(len(layers)), [layer[-28:] for layer in layers])
+    axes.set_yticks(range(len(layers)), [plain(layer[-28:]) for layer in layers])
     axes.set_xlabel("gradient, as a power of two")
     axes.grid(visible=False)
 
@@ -121,7 +121,10 @@ def _shifted_range(axes: Axes, epochs: list[Layers], layers: list[str], name: st
             line = axes.plot(
                 [right - (high - low) - 1, right], [y, y], "|-", color=WITH_APS.color, linewidth=1.6
             )[0]
-            hover(line, f"{layer}: {name} with APS reaches from 2^{pair[1] - (high - low)} to 2^{pair[1]}")
+            hover(
+                line,
+                f"{plain(layer)}: {name} with APS reaches from 2^{pair[1] - (high - low)} to 2^{pair[1]}",
+            )
     axes.autoscale(enable=True, axis="x")
 
 
@@ -149,7 +152,7 @@ def _lost(axes: Axes, study: Study, recorded: list[tuple[Group, list[Layers]]], 
         if np.isfinite(share):
             color = _ON_DARK if share > 0.5 else _ON_LIGHT
             axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=FIGURE_SIZE, color=color)
-    axes.set_xticks(range(len(columns)), [str(group.format) for group, _ in columns], rotation=90)
+    axes.set_xticks(range(len(columns)), [group.name for group, _ in columns], rotation=90)
     for tick, (group, _) in zip(axes.get_xticklabels(), columns, strict=True):
         tick.set_color(study.looks[group.strategy].color)
     axes.set_yticks(range(len(layers)), [])

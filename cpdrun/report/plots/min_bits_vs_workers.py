@@ -69,7 +69,7 @@ def _panel(axes: Axes, study: Study, series: Series, none: int) -> None:
                 offset = (0, 4 if place == 0 else -4)
                 text = {"ha": "center", "va": "bottom" if place == 0 else "top", "fontsize": FIGURE_SIZE}
                 axes.annotate(
-                    str(one[0].format),
+                    one[0].name[:12],
                     (n, height),
                     offset,
                     textcoords="offset points",

@@ -81,7 +81,7 @@ def _panel(
             epochs, means, color=color, linewidth=1.1, dashes=(3, 1) if group.is_baseline else ()
         )
         hover(line, study.describe(group))
-        ends.append((means[-1], str(group.format)[:12], color))
+        ends.append((means[-1], group.name[:12], color))
     axes.set_xlabel("epoch")
     axes.xaxis.get_major_locator().set_params(integer=True)
     return sorted(ends, reverse=True)

@@ -1,0 +1,165 @@
+"""csv, markdown, LaTeX, parquet and pivots, with names that try to break them."""
+
+import csv
+import shutil
+import subprocess
+
+import pandas as pd
+import pytest
+from conftest import fill_digits
+
+from cpdrun.report import ReportError, markup
+from cpdrun.report.tables import Shown
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "50%_of_data",
+    r"\input{/etc/passwd} $x^2$ {}~#&",
+    "naïve Straße 数据 \N{PILE OF POO} α",
+    "a|b\nc\td`e`*f*[g](h)",
+    "=cmd|'/C calc'!A0",
+    "[bold red]rich[/]",
+]
+
+
+@pytest.fixture
+def hostile(new_sweep):
+    """A sweep whose format and an option are hostile; fp32 beside it."""
+    sweep = new_sweep("50%_of_data")
+    for i, text in enumerate(HOSTILE):
+        for seed in range(2):
+            sweep.add(seed=seed, accuracy=0.99, tag=text)
+            sweep.add(text if i < 2 else "e3m0", aps=True, seed=seed, accuracy=0.9 + 0.001 * seed, tag=text)
+    return sweep
+
+
+def test_csv_gives_the_names_back(hostile, report):
+    with (report(hostile).folder / "table.csv").open(encoding="utf-8", newline="") as file:
+        assert {row["tag"] for row in csv.DictReader(file)} == set(HOSTILE)
+
+
+def test_markdown_cells_do_not_break_out(hostile, report):
+    text = (report(hostile).folder / "table.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    columns = {len(row.replace("\\|", "").split("|")) for row in rows}
+    assert len(columns) == 1
+    assert "<script" not in text and "](h)" not in text.replace("\\]", "")
+
+
+def test_terminal_shows_names_as_typed(hostile, report):
+    printed = report(hostile).printed
+    assert "[bold red]rich[/]" in printed and "\x1b" not in printed
+
+
+def test_control_characters_do_not_reach_the_terminal(new_sweep, report):
+    sweep = new_sweep()
+    for seed in range(2):
+        sweep.add("e3m0", seed=seed, accuracy=0.9, tag=f"\x1b]0;owned\x07{seed}")
+    assert "\x1b" not in report(sweep).printed
+
+
+def latex_document(table: str) -> str:
+    head = r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage[utf8]{inputenc}\usepackage{textcomp,booktabs}"
+    return f"{head}\\begin{{document}}\\tiny\n{table}\\end{{document}}\n"
+
+
+def booktabs_is_there() -> bool:
+    finder = shutil.which("kpsewhich")
+    return bool(finder) and subprocess.run([finder, "booktabs.sty"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(
+    shutil.which("pdflatex") is None or not booktabs_is_there(),
+    reason="no pdflatex with booktabs (Debian: apt-get install texlive-latex-recommended)",
+)
+def test_latex_compiles(hostile, report, tmp_path):
+    made = report(hostile, formats=["tex"], rows=["tag"], cols=["format"])
+    for name in ("table", "pivot"):
+        document = latex_document((made.folder / f"{name}.tex").read_text(encoding="utf-8"))
+        (tmp_path / "page.tex").write_text(document, encoding="utf-8")
+        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "page.tex"]
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=60
+        )
+        assert done.returncode == 0, done.stdout[-2000:]
+        assert (tmp_path / "page.pdf").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_latex_is_escaped_strictly(text):
+    """No character that LaTeX acts on is left, but those of our own escapes."""
+    rest = markup.escape_latex(text)
+    for escape in sorted(set(markup.LATEX.values()), key=len, reverse=True):
+        rest = rest.replace(escape, "")
+    assert not set(rest) & set("\\{}$&%#_~^<>|\"'`")
+    assert all(c.isascii() or c in "ïß" for c in rest)
+
+
+def test_latex_table_has_booktabs_rules():
+    lines = markup.latex(Shown(["format", "accuracy"], [["e3m0", "98.9 ± 0.2"]])).splitlines()
+    assert lines == [
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"format & accuracy \\",
+        r"\midrule",
+        r"e3m0 & 98.9 $\pm$ 0.2 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+def test_parquet_holds_the_numbers(hostile, report):
+    pytest.importorskip("pyarrow", reason="parquet needs pyarrow (the extra `parquet`)")
+    table = pd.read_parquet(report(hostile, formats=["parquet"]).folder / "table.parquet")
+    assert set(table["tag"]) == set(HOSTILE)
+    assert table.loc[table["format"] == "fp32", "test_accuracy_mean"].tolist() == [0.99] * len(HOSTILE)
+
+
+def test_details_add_difference_and_bytes(new_sweep, report):
+    sweep = new_sweep()
+    for seed in range(2):
+        sweep.add(seed=seed, accuracy=0.99, wire_bytes=4000)
+        sweep.add("e4m3", seed=seed, accuracy=0.98 + 0.002 * seed, wire_bytes=1000)
+    table = pd.read_csv(report(sweep).folder / "details.csv").set_index("format")
+    assert table.loc["e4m3", "vs_fp32"] == pytest.approx(-0.009)
+    assert table.loc["e4m3", "vs_fp32_method"] == "paired"
+    assert table["bytes_per_step"].to_dict() == {"fp32": 4000, "e4m3": 1000}
+
+
+def test_pivot_puts_axes_where_they_are_asked_for(new_sweep, report):
+    sweep = new_sweep()
+    for world_size in (4, 8):
+        fill_digits(sweep, seeds=2, world_size=world_size)
+    made = report(sweep, rows=["format"], cols=["aps", "world_size"])
+    table = pd.read_csv(made.folder / "pivot.csv")
+    assert list(table.columns) == [
+        "format",
+        "APS no, workers 4",
+        "APS no, workers 8",
+        "APS yes, workers 4",
+        "APS yes, workers 8",
+    ]
+    assert list(table["format"]) == ["fp32", "e5m2", "e4m3", "e3m4", "e4m1", "e3m2", "e3m0"]
+    long = pd.read_csv(made.folder / "table.csv")
+    want = long[(long["format"] == "e3m0") & long["aps"] & (long["world_size"] == 8)][
+        "test_accuracy_mean"
+    ].item()
+    assert table.set_index("format").loc["e3m0", "APS yes, workers 8"] == pytest.approx(want)
+    assert table.set_index("format")["APS yes, workers 4"].isna()["fp32"]
+
+
+def test_pivot_never_mixes_configs(new_sweep, report):
+    sweep = new_sweep()
+    for lr in (0.1, 0.2):
+        for seed in range(2):
+            sweep.add("e3m0", seed=seed, accuracy=lr, optim={"lr": lr})
+    table = pd.read_csv(report(sweep, rows=["format"]).folder / "pivot.csv")
+    assert table["optim.lr"].tolist() == [0.1, 0.2]
+    assert table["test_accuracy_mean"].tolist() == pytest.approx([0.1, 0.2])
+
+
+def test_pivot_over_an_axis_that_is_not_there(digits, report):
+    with pytest.raises(ReportError, match=r"no axis 'colour'.*format, aps, world_size"):
+        report(digits, rows=["colour"])

@@ -1,0 +1,133 @@
+"""report.html in a real browser: it sorts, it tells what a point is, it runs nothing of a hostile name's."""
+
+import base64
+
+import browser
+import pytest
+from conftest import fill_digits
+
+PROGRAM = browser.find()
+needs_browser = pytest.mark.skipif(
+    PROGRAM is None, reason="no headless Chromium (Debian: apt-get install chromium-headless-shell)"
+)
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.start(PROGRAM) as running:
+        yield running
+
+
+@pytest.fixture
+def opened(chromium, report):
+    """Write the page on a sweep and open it."""
+
+    def run(sweep, **options):
+        made = report(sweep, formats=["html"], **options)
+        chromium.events.clear()
+        chromium.open(made.folder / "report.html")
+        return chromium
+
+    return run
+
+
+def column(page, table: str, index: int) -> list[str]:
+    return page.run(
+        f"[...document.querySelectorAll('#{table} tbody tr')].map(r => r.cells[{index}].textContent)"
+    )
+
+
+@needs_browser
+def test_a_click_on_a_heading_sorts_by_number(digits, opened):
+    page = opened(digits)
+    headings = page.run("[...document.querySelectorAll('#means th')].map(h => h.textContent)")
+    accuracy = headings.index("test accuracy, %")
+    before = column(page, "means", accuracy)
+    page.click(f"#means th:nth-child({accuracy + 1}) button")
+    values = [float(text.split()[0]) for text in column(page, "means", accuracy)]
+    assert len(values) == len(before) == 13
+    assert values == sorted(values) and values[0] < 12 < 98 < values[-1]
+    page.click(f"#means th:nth-child({accuracy + 1}) button")
+    assert [float(text.split()[0]) for text in column(page, "means", accuracy)] == values[::-1]
+    assert page.run(f"document.querySelectorAll('#means th')[{accuracy}].ariaSort") == "descending"
+    assert page.complaints() == []
+
+
+@needs_browser
+def test_a_heading_of_words_sorts_by_word(digits, opened):
+    page = opened(digits)
+    page.click("#means th:nth-child(1) button")
+    names = column(page, "means", 0)
+    assert names == sorted(names) and names[0] == "e3m0" and names[-1] == "fp32"
+
+
+@needs_browser
+def test_pointing_at_a_point_tells_what_it_is(digits, opened):
+    page = opened(digits)
+    assert page.run("getComputedStyle(document.getElementById('tip')).display") == "none"
+    page.point_at(".point[data-tip^='e3m0 without APS'] use")
+    assert page.run("getComputedStyle(document.getElementById('tip')).display") == "block"
+    text = page.run("document.getElementById('tip').textContent")
+    assert text.startswith("e3m0 without APS, workers 8: 9.") and "3 seeds" in text and "vs fp32" in text
+    page.point_at("h1")
+    assert page.run("getComputedStyle(document.getElementById('tip')).display") == "none"
+    page.run("document.querySelector('.point').focus()")  # the keyboard gets it too
+    assert page.run("document.getElementById('tip').textContent") != ""
+    assert page.complaints() == []
+
+
+@needs_browser
+def test_light_and_dark_differ_and_print_is_light(digits, opened):
+    page = opened(digits)
+    seen = {}
+    for name, features in (("light", "light"), ("dark", "dark")):
+        page.call(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": features}]
+        )
+        shot = base64.b64decode(page.call("Page.captureScreenshot")["data"])
+        assert len(shot) > 20_000
+        seen[name] = page.run("getComputedStyle(document.body).backgroundColor")
+    page.call(
+        "Emulation.setEmulatedMedia",
+        media="print",
+        features=[{"name": "prefers-color-scheme", "value": "dark"}],
+    )
+    seen["print"] = page.run("getComputedStyle(document.body).backgroundColor")
+    page.call("Emulation.setEmulatedMedia", media="", features=[])
+    assert seen["light"] == seen["print"] == "rgb(255, 255, 255)" != seen["dark"]
+    assert len(base64.b64decode(page.call("Page.printToPDF")["data"])) > 10_000
+
+
+@needs_browser
+def test_hostile_names_are_text(new_sweep, opened):
+    sweep = new_sweep(HOSTILE.replace("/", "\N{DIVISION SLASH}"))
+    for seed in range(2):
+        sweep.add(seed=seed, accuracy=0.99, tag=HOSTILE)
+        sweep.add("e3m0", aps=True, seed=seed, accuracy=0.98, tag=HOSTILE)
+        sweep.add("e3m0", aps=True, seed=seed, accuracy=0.97, tag='"><img src=x onerror=alert(1)>')
+    sweep.add(HOSTILE, seed=0, accuracy=0.5, tag=HOSTILE, env={"python": HOSTILE})
+    page = opened(sweep)
+    assert page.run("document.querySelectorAll('script').length") == 1
+    assert page.run("document.querySelectorAll('img').length") == 0
+    assert HOSTILE in column(page, "means", 0)
+    assert page.complaints() == []
+
+
+@needs_browser
+def test_every_run_with_its_config_and_versions_is_there(new_sweep, opened):
+    sweep = fill_digits(new_sweep(), seeds=2)
+    sweep.add("e2m1", seed=0, env={"python": "3.99", "packages": {"torch": "2.99"}})
+    sweep.add("e2m1", seed=1, status=None, outcome="failed")
+    page = opened(sweep)
+    assert page.run("document.querySelectorAll('#runs tbody tr').length") == 28
+    assert "failed" in column(page, "runs", 1)
+    text = page.run("document.body.textContent")
+    assert "optim.lr: 0.1" in text and "torch: 2.99" in text
+
+
+def test_nothing_is_loaded_from_elsewhere(digits, report):
+    text = (report(digits, formats=["html"]).folder / "report.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in text
+    for outside in ("src=", "@import", "<link"):
+        assert outside not in text

@@ -1,0 +1,64 @@
+"""Several sweeps in one report, mixed versions, and very many runs."""
+
+import time
+
+import pytest
+from conftest import fill_digits
+
+
+def test_several_sweeps_have_the_sweep_as_an_axis(new_sweep, report):
+    a, b = fill_digits(new_sweep("one"), seeds=2), fill_digits(new_sweep("two"), seeds=2)
+    made = report(a, b)
+    assert list(made.table.columns)[4] == "sweep"
+    assert len(made.table) == 26
+    assert [line.split(":")[0] for line in made.sentences] == ["sweep one", "sweep two"]
+    assert made.folder.parent.name == "one+two"
+    assert not a.dir.report.exists()
+
+
+def test_mixed_versions_are_told(new_sweep, report):
+    sweep = new_sweep()
+    for seed, torch in enumerate(("2.9.0", "2.9.0", "2.10.0")):
+        env = {"python": "3.11.7", "packages": {"torch": torch}, "hostname": f"node{seed}"}
+        sweep.add(seed=seed, accuracy=0.9 + 0.01 * seed, env=env)
+    printed = report(sweep).printed
+    assert "made with different versions: torch 2.9.0 (2 runs), 2.10.0 (1 runs)" in printed
+    assert "node0" not in printed
+
+
+def test_one_version_is_not_worth_a_word(new_sweep, report):
+    sweep = new_sweep()
+    for seed in range(2):
+        sweep.add(seed=seed, env={"packages": {"torch": "2.9.0"}})
+    assert "different versions" not in report(sweep).printed
+
+
+@pytest.mark.timeout(240)
+def test_two_thousand_runs(new_sweep, report, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda fd: None)  # the runs are written here, not measured
+    sweep = new_sweep()
+    names = ["fp32", "bf16", "fp16", *(f"e{e}m{m}" for e in (3, 4, 5) for m in (0, 1, 2, 3))]
+    rows = [{"epoch": i, "test_accuracy": 0.09 * i, "train_loss": 1 / i} for i in range(1, 11)]
+    index = 0
+    for world_size in (4, 8, 16, 32, 64):
+        for name in names:
+            for aps in (False, True):
+                for seed in range(14):
+                    if index == 2000:
+                        break
+                    sweep.add(
+                        name,
+                        aps=aps,
+                        seed=seed,
+                        accuracy=0.9 + 0.001 * (seed % 3),
+                        world_size=world_size,
+                        rows=rows,
+                        wire_bytes=1000 * world_size,
+                        name=f"run-{index:05d}",
+                    )
+                    index += 1
+    began = time.process_time()  # CPU time: others may be at work on this machine
+    made = report(sweep, formats=["md", "csv", "html"])
+    assert time.process_time() - began < 15
+    assert (made.folder / "report.html").stat().st_size < 5_000_000
+    assert made.table["n"].sum() == 2000

@@ -1,0 +1,140 @@
+"""The pictures hold what the runs say; what cannot be drawn is left out with a reason."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from conftest import fill_digits
+
+from cpdrun.report.plots._metric_axis import apart
+from cpdrun.report.plots.accuracy_vs_bytes import front
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def titles(made, name: str) -> list[str]:
+    """What the points of a picture say when pointed at."""
+    root = ElementTree.parse(made.folder / f"{name}.svg").getroot()
+    return [element.text for element in root.iter(f"{SVG}title")]
+
+
+def drawn(made) -> set[str]:
+    return {file.stem for file in made.files if file.suffix == ".svg"}
+
+
+def test_every_mean_is_a_point(digits, report):
+    found = titles(report(digits), "accuracy_vs_bits")
+    assert len(found) == 12  # fp32 is the band
+    assert len([text for text in found if " with APS" in text]) == 6
+    assert any(text.startswith("e3m0 without APS, workers 8: 9.") for text in found)
+
+
+def test_one_panel_for_each_number_of_workers(new_sweep, report):
+    sweep = new_sweep()
+    for world_size in (4, 8):
+        fill_digits(sweep, world_size=world_size)
+    found = titles(report(sweep), "accuracy_vs_bits")
+    assert len(found) == 24
+    assert len([text for text in found if "workers 4:" in text]) == 12
+
+
+def test_what_the_runs_do_not_hold_is_left_out_with_a_reason(digits, report):
+    made = report(digits)
+    assert drawn(made) == {"accuracy_vs_bits"}
+    for name in ("training_curves", "accuracy_vs_bytes", "min_bits_vs_workers", "exponent_ranges"):
+        assert f"no {name}: " in made.printed
+
+
+def test_a_picture_of_an_earlier_report_does_not_stay(digits, report):
+    digits.dir.report.mkdir()
+    (digits.dir.report / "training_curves.png").write_bytes(b"old")
+    report(digits)
+    assert not (digits.dir.report / "training_curves.png").exists()
+
+
+def test_kinds_of_picture_can_be_chosen(digits, report):
+    made = report(digits, formats=["csv", "pdf"])
+    assert {file.suffix for file in made.files} == {".csv", ".pdf"}
+    assert (made.folder / "accuracy_vs_bits.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_training_curves(new_sweep, report):
+    sweep = new_sweep()
+    for seed in range(2):
+        for format, aps, end in (("fp32", False, 0.9), ("e3m0", True, 0.8), ("e3m0", False, 0.1)):
+            rows = [{"epoch": i, "test_accuracy": end * i / 3} for i in (1, 2, 3)]
+            sweep.add(format, aps=aps, seed=seed, accuracy=end, rows=rows)
+    found = titles(report(sweep), "training_curves")
+    assert sorted(text.split(",")[0] for text in found) == [
+        "e3m0 with APS",
+        "e3m0 without APS",
+        "fp32",
+        "fp32",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([], []),
+        ([(1, 0.5)], [0]),
+        ([(1, 0.5), (2, 0.9), (3, 0.8)], [0, 1]),
+        ([(2, 0.9), (1, 0.9)], [1]),
+        ([(1, 0.5), (1, 0.6), (1, 0.6)], [1, 2]),
+        ([(3, 0.1), (2, 0.2), (1, 0.3)], [2]),
+    ],
+)
+def test_pareto_front(points, expected):
+    assert front(points) == expected
+
+
+def test_pareto_front_against_the_definition():
+    import random
+
+    draw = random.Random(0)
+    for _ in range(200):
+        points = [(draw.randrange(6), draw.randrange(6)) for _ in range(8)]
+        beaten = [any(b[0] <= a[0] and b[1] >= a[1] and b != a for b in points) for a in points]
+        assert sorted(front(points)) == [i for i, lost in enumerate(beaten) if not lost]
+
+
+def test_bytes_on_the_wire(new_sweep, report):
+    sweep = new_sweep()
+    for seed in range(2):
+        for format, size, value in (("fp32", 4000, 0.99), ("e4m3", 1000, 0.98), ("e5m2", 1000, 0.97)):
+            sweep.add(format, seed=seed, accuracy=value, wire_bytes=size)
+    assert len(titles(report(sweep), "accuracy_vs_bytes")) == 3
+
+
+def test_fewest_bits_against_workers(new_sweep, report):
+    sweep = new_sweep()
+    for world_size, low in ((4, 0.989), (8, 0.9)):
+        for format, value in (("fp32", 0.99), ("e4m3", 0.99), ("e3m0", low)):
+            for seed in range(2):
+                sweep.add(format, seed=seed, accuracy=value, world_size=world_size)
+    found = titles(report(sweep), "min_bits_vs_workers")
+    assert [text.split(":")[0] for text in found] == [
+        "e3m0 without APS, workers 4",
+        "e4m3 without APS, workers 8",
+    ]
+
+
+def layers(shift: int, underflow: float) -> dict:
+    one = {"exponent_min": -20 - shift, "exponent_max": -6 - shift, "underflow": underflow, "overflow": 0.0}
+    dead = {"exponent_min": None, "exponent_max": None, "underflow": None, "overflow": None}
+    return {"conv.weight": one, "a_layer_$never_used$": dead}
+
+
+def test_exponent_ranges(new_sweep, report):
+    sweep = new_sweep()
+    rows = [{"epoch": i, "test_accuracy": 0.9, "layers": layers(i, 0.5)} for i in (1, 2)]
+    for format, aps in (("fp32", False), ("e3m0", False), ("e3m0", True)):
+        sweep.add(format, aps=aps, accuracy=0.9, rows=rows)
+    found = titles(report(sweep), "exponent_ranges")
+    assert "e3m0: from 2^-2 to below 2^4" in found
+    assert "conv.weight: e3m0 with APS reaches from 2^-13 to 2^-8" in found
+
+
+def test_labels_are_moved_apart_and_stay_inside():
+    assert apart([5.0, 9.0, 8.9], least=1.0, floor=0.0) == [9.0, 8.0, 5.0]
+    assert apart([0.0, 0.1], least=1.0, floor=0.0) == pytest.approx([1.0, 0.0])
+    assert apart([], least=1.0, floor=0.0) == []
