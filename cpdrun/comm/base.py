@@ -33,6 +33,21 @@ class GradientSync(ABC):
         epoch.
         """
 
+    def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
+        """`reduce`, given one tensor a parameter: stacks[p][i] is the gradient of this rank's i-th worker."""
+        workers = [[stack[i] for stack in stacks] for i in range(len(stacks[0]))]
+        return self.reduce(workers, step=step, epoch=epoch)
+
+    def statistics(
+        self, grads_by_worker: Sequence[Sequence[Tensor]], mean_gradient: Sequence[Tensor]
+    ) -> list[dict[str, Any]]:
+        """One row a parameter of what the latest `reduce` did to it, numbers and None only; for every so
+        many steps.
+
+        Collective: the arguments are those of `reduce`, and its result.
+        """
+        return []
+
     @abstractmethod
     def wire_bytes(self) -> dict[str, int]:
         """Payload bytes of the latest `reduce`, without the transport's own headers.

@@ -21,38 +21,41 @@ from cpdrun.comm.recipe import Recipe
 
 
 class ErrorFeedback:
-    """The residuals of this rank's workers, by worker and layer; zero at first."""
+    """The residuals of this rank's L workers, (L, n) for each layer; zero at first."""
 
     def __init__(self) -> None:
-        self._residuals: dict[tuple[int, str], Tensor] = {}
+        self._residuals: dict[str, Tensor] = {}
 
-    def compensate(self, worker: int, layer: str, gradient: Tensor) -> Tensor:
-        """gradient + residual; a new tensor."""
-        residual = self._residuals.get((worker, layer))
-        return gradient.clone() if residual is None else gradient + residual
+    def compensate(self, layer: str, gradients_Lxn: Tensor) -> Tensor:
+        """gradients + residuals; a new tensor."""
+        if layer not in self._residuals:
+            self._residuals[layer] = torch.zeros_like(gradients_Lxn)
+        return gradients_Lxn + self._residuals[layer]
 
     def keep(
-        self, worker: int, layer: str, compensated: Tensor, shift: int, recipe: Recipe, draw: Draw | None
+        self, layer: str, i: int, compensated_Lxn: Tensor, shift: int, recipe: Recipe, draw: Draw | None
     ) -> None:
-        """Keeps what is lost of `compensated` when it is sent with this shift (and this draw)."""
-        sent = scale(quantize_scaled(compensated, shift, recipe, draw), -shift)
-        residual = compensated - sent
-        self._residuals[worker, layer] = torch.where(torch.isfinite(residual), residual, 0.0)
+        """Keeps what my i-th worker's compensated gradient loses when it is sent with this shift (and draw)."""
+        compensated_n = compensated_Lxn[i]
+        residual_n = compensated_n - scale(quantize_scaled(compensated_n, shift, recipe, draw), -shift)
+        self._residuals[layer][i] = torch.where(torch.isfinite(residual_n), residual_n, 0.0)
 
-    def state_dict(self, group: dist.ProcessGroup | None, ranks: int) -> dict[str, Any]:
-        """All workers' residuals on rank 0, an empty dict elsewhere. Collective."""
-        mine = {f"{worker}/{layer}": residual for (worker, layer), residual in self._residuals.items()}
+    def state_dict(self, workers: range, group: dist.ProcessGroup | None, ranks: int) -> dict[str, Any]:
+        """All workers' residuals, by "worker/layer", on rank 0; an empty dict elsewhere. Collective."""
+        mine = {
+            f"{worker}/{layer}": residuals_Lxn[i].clone()
+            for layer, residuals_Lxn in self._residuals.items()
+            for i, worker in enumerate(workers)
+        }
         if ranks == 1:
             return mine
-        rank = dist.get_rank(group)
-        everyone: list[dict[str, Tensor] | None] | None = [None] * ranks if rank == 0 else None
+        everyone: list[Any] | None = [None] * ranks if dist.get_rank(group) == 0 else None
         dist.gather_object(mine, everyone, group=group, group_dst=0)
         return {key: residual for part in everyone or () for key, residual in part.items()}
 
     def load_state_dict(self, state: dict[str, Any], workers: range) -> None:
         """Takes the residuals of the workers that this rank plays."""
-        self._residuals = {}
-        for key, residual in state.items():
-            worker, layer = key.split("/", 1)
-            if int(worker) in workers:
-                self._residuals[int(worker), layer] = residual
+        layers = dict.fromkeys(key.split("/", 1)[1] for key in state)
+        self._residuals = {
+            layer: torch.stack([state[f"{worker}/{layer}"] for worker in workers]) for layer in layers
+        }

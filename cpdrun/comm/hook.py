@@ -45,7 +45,8 @@ class HookState:
             values = buffer if buffer.dtype == torch.float32 else buffer.float()
             values.div_(self.sync.world_size)
             gradients = values.split([parameter.numel() for parameter in parameters])
-            self.sync.reduce_layers(layers, [gradients], step=step, epoch=0, out=gradients)
+            stacks = [gradient.view(1, -1) for gradient in gradients]
+            self.sync.reduce_layers(layers, stacks, step=step, epoch=0, out=gradients)
             return values if values is buffer else buffer.copy_(values)
 
         return run

@@ -18,6 +18,7 @@ from cpdrun.comm.hybrid import FullPrecision
 from cpdrun.comm.layout import Layout
 from cpdrun.comm.recipe import FP32, Recipe
 from cpdrun.comm.scaling import NoScaling, ScalingRule
+from cpdrun.comm.statistics import layer_statistics
 
 
 class AllReduceSync(GradientSync):
@@ -60,94 +61,104 @@ class AllReduceSync(GradientSync):
         if world_size % self.ranks:
             raise ValueError(f"nproc={self.ranks} does not divide world_size={world_size}")
         self.share = world_size // self.ranks
+        self.mine = range(self.rank * self.share, (self.rank + 1) * self.share)
         self.exchange = Exchange(group) if self.ranks > 1 else None
         self._step = -1
+        self._latest: dict[str, tuple[Recipe, list[int]]] = {}  # how each layer went, last time
         self._real_worker_bytes = 0
         self._sent_bytes = 0
 
     def reduce(self, grads_by_worker: Sequence[Sequence[Tensor]], *, step: int, epoch: int) -> list[Tensor]:
-        if len(grads_by_worker) != self.share:
-            raise ValueError(f"{len(grads_by_worker)} workers on a rank that plays {self.share}")
-        workers = [[g.detach().reshape(-1) for g in layers] for layers in grads_by_worker]
-        sums = self.reduce_layers(range(len(self.names)), workers, step=step, epoch=epoch)
-        self.nonfinite = sum(int(torch.count_nonzero(~torch.isfinite(g))) for g in sums)
-        return [total.view_as(g) for total, g in zip(sums, grads_by_worker[0], strict=True)]
+        stacks = [torch.stack(grads) for grads in zip(*grads_by_worker, strict=True)]
+        return self.reduce_stacked(stacks, step=step, epoch=epoch)
+
+    def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
+        if any(len(stack) != self.share for stack in stacks):
+            raise ValueError(f"{len(stacks[0])} workers on a rank that plays {self.share}")
+        flat = [stack.detach().reshape(self.share, -1) for stack in stacks]
+        sums = [torch.empty_like(stack_Lxn[0]) for stack_Lxn in flat]
+        self.reduce_layers(range(len(self.names)), flat, step=step, epoch=epoch, out=sums)
+        self.nonfinite = sum(int(torch.count_nonzero(~torch.isfinite(total))) for total in sums)
+        return [total.view(stack.shape[1:]) for total, stack in zip(sums, stacks, strict=True)]
 
     def reduce_layers(
         self,
         layers: Sequence[int],
-        workers: Sequence[Sequence[Tensor]],
+        stacks: Sequence[Tensor],
         *,
         step: int,
         epoch: int,
-        out: Sequence[Tensor] | None = None,
-    ) -> list[Tensor]:
-        """`reduce` for some of the parameters: workers[i][k] is the flat gradient for parameter layers[k].
+        out: Sequence[Tensor],
+    ) -> None:
+        """`reduce` for some of the parameters, as DDP's buckets hold them.
 
-        out[k]: where its sum goes; it may be workers[0][k] itself. Sums are flat.
+        stacks[k]: (L, n) float32 gradients of this rank's L workers for parameter layers[k], contiguous.
+        out[k]: (n,) float32, contiguous, where the sum goes; it may be stacks[k][0] itself.
         """
         if step != self._step:
             self._step, self._real_worker_bytes, self._sent_bytes = step, 0, 0
-        sums = list(out) if out is not None else [torch.empty_like(g) for g in workers[0]]
         in_full = [self.hybrid.covers(p, epoch) for p in layers]
         for full in (False, True):
             chosen = [k for k in range(len(layers)) if in_full[k] == full]
-            if not any(workers[0][k].numel() for k in chosen):
-                continue
-            recipe = replace(self.recipe, fmt=FP32) if full else self.recipe
-            self._sum(
-                [[worker[k] for k in chosen] for worker in workers],
-                [self.names[layers[k]] for k in chosen],
-                recipe,
-                NoScaling() if full else self.rule,
-                (self.seed, step),
-                [sums[k] for k in chosen],
-            )
-        return sums
+            if any(stacks[k].numel() for k in chosen):
+                recipe = replace(self.recipe, fmt=FP32) if full else self.recipe
+                self._sum(
+                    [stacks[k] for k in chosen],
+                    [self.names[layers[k]] for k in chosen],
+                    recipe,
+                    NoScaling() if full else self.rule,
+                    [out[k] for k in chosen],
+                )
 
     def _sum(
         self,
-        workers: Sequence[Sequence[Tensor]],
+        stacks: Sequence[Tensor],
         names: Sequence[str],
         recipe: Recipe,
         rule: ScalingRule,
-        key: tuple,
         out: Sequence[Tensor],
     ) -> None:
-        mine = range(self.rank * self.share, (self.rank + 1) * self.share)
+        key = (self.seed, self._step)
         if self.feedback:
-            workers = [
-                [self.feedback.compensate(w, name, g) for name, g in zip(names, grads, strict=True)]
-                for w, grads in zip(mine, workers, strict=True)
+            stacks = [
+                self.feedback.compensate(name, stack) for name, stack in zip(names, stacks, strict=True)
             ]
-        numels = tuple(g.numel() for g in workers[0])
+        numels = tuple(stack.shape[1] for stack in stacks)
         self._real_worker_bytes += Layout(numels, recipe.fmt.bits, self.world_size, 1).sent_bytes()
         if self.exchange:
             before = self.exchange.sent_bytes
+            workers = [[stack[i] for stack in stacks] for i in range(self.share)]
             shifts = self.exchange.sum_layers(workers, names, recipe, rule, key=key, out=out)
             self._sent_bytes += self.exchange.sent_bytes - before
         else:
-            stacks = [torch.stack(grads) for grads in zip(*workers, strict=True)]
             sums, shifts = emulate_layers(stacks, names, recipe, rule, key=key)
             torch._foreach_copy_(list(out), sums)
-        if self.feedback:
-            for w, grads in zip(mine, workers, strict=True):
-                self._keep_residuals(w, names, grads, shifts, recipe, key)
+        for k, name in enumerate(names):
+            self._latest[name] = recipe, [of_group[k] for of_group in shifts]
+            if self.feedback:
+                self._keep_residual(name, stacks[k], key)
 
-    def _keep_residuals(
-        self,
-        worker: int,
-        names: Sequence[str],
-        sent: Sequence[Tensor],
-        shifts: Sequence[Sequence[int]],
-        recipe: Recipe,
-        key: tuple,
-    ) -> None:
-        j, place = recipe.place(worker)
-        own_names = recipe.group_names(names, self.world_size)[j]
-        for name, own_name, gradient, shift in zip(names, own_names, sent, shifts[j], strict=True):
-            draw = Draw((*key, own_name, "worker", place)) if recipe.rounding == "stochastic" else None
-            self.feedback.keep(worker, name, gradient, shift, recipe, draw)
+    def _keep_residual(self, name: str, sent_Lxn: Tensor, key: tuple) -> None:
+        recipe, shifts = self._latest[name]
+        group_names = [names[0] for names in recipe.group_names([name], self.world_size)]
+        for i, worker in enumerate(self.mine):
+            j, place = recipe.place(worker)
+            draw = None
+            if recipe.rounding == "stochastic":
+                draw = Draw((*key, group_names[j], "worker", place))
+            self.feedback.keep(name, i, sent_Lxn, shifts[j], recipe, draw)
+
+    def statistics(
+        self, grads_by_worker: Sequence[Sequence[Tensor]], mean_gradient: Sequence[Tensor]
+    ) -> list[dict[str, Any]]:
+        rows = []
+        for p, name in enumerate(self.names):
+            recipe, shifts = self._latest.get(name, (self.recipe, [0]))
+            own_shifts = [shifts[recipe.place(worker)[0]] for worker in self.mine]
+            stack = torch.stack([grads[p].detach() for grads in grads_by_worker])
+            row = layer_statistics(stack, mean_gradient[p], own_shifts, recipe, self.group, self.ranks)
+            rows.append({"layer": name, "format": recipe.fmt.name, "shift": max(shifts), **row})
+        return rows
 
     def wire_bytes(self) -> dict[str, int]:
         return {
@@ -158,11 +169,10 @@ class AllReduceSync(GradientSync):
     def state_dict(self) -> dict[str, Any]:
         state = {"scaling": self.rule.state_dict()}
         if self.feedback:
-            state["residuals"] = self.feedback.state_dict(self.group, self.ranks)
+            state["residuals"] = self.feedback.state_dict(self.mine, self.group, self.ranks)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rule.load_state_dict(state["scaling"])
         if self.feedback:
-            mine = range(self.rank * self.share, (self.rank + 1) * self.share)
-            self.feedback.load_state_dict(state["residuals"], mine)
+            self.feedback.load_state_dict(state["residuals"], self.mine)

@@ -1,4 +1,4 @@
-"""Low-precision sums in exact rational arithmetic, one number at a time: shares no code with what it judges."""
+"""Low-precision sums in exact rational arithmetic, a number at a time; no code shared with what it judges."""
 
 from bisect import bisect_right
 from fractions import Fraction
@@ -16,7 +16,7 @@ def magnitudes(fmt: Format) -> list[Fraction]:
 
 
 def rounded(x: Fraction, fmt: Format) -> Fraction | float:
-    """Nearest, ties to the even code; with one-digit precision to the larger magnitude, except half the smallest."""
+    """Nearest, ties to the even code; with m = 0 to the larger magnitude, except half the smallest."""
     values = magnitudes(fmt)
     sign, magnitude = (-1 if x < 0 else 1), abs(x)
     if magnitude >= values[-1]:

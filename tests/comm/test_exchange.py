@@ -33,11 +33,11 @@ RULES = {"none": lambda: None, "aps": APS, "aps_delayed": DelayedAPS}
 
 
 def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
-    """One worker's gradients: ordinary ones, a layer at 2^-140, one at 2^120, zeros, an inf, a NaN, an empty one."""
+    """One worker's: ordinary ones, a layer at 2^-140, one at 2^120, zeros, an inf, a NaN, an empty one."""
     generator = torch.Generator().manual_seed(100 * step + worker)
     grads = {name: torch.randn(size, generator=generator) * 1e-3 for name, size in SIZES.items()}
     grads["tiny"] = torch.randint(-600, 600, (64,), generator=generator) * 2.0**-149
-    grads["huge"] *= 2.0**129
+    grads["huge"] = grads["huge"] * 2.0**65 * 2.0**64
     grads["zero"].zero_()
     grads["inf"][worker % 40] = float("inf")
     grads["nan"][0] = float("nan")
@@ -231,3 +231,16 @@ def mismatched_world() -> str:
 
 def test_ranks_that_do_not_divide_the_workers_are_refused() -> None:
     run_ranks(2, mismatched_world)
+
+
+def statistics_of_this_split() -> list[dict]:
+    sync = AllReduceSync(format="e4m1", scaling=APS(), world_size=4, parameter_names=list(SIZES), **KNOBS)
+    mine = [gradients(w) for w in share(4)]
+    return sync.statistics(mine, sync.reduce(mine, step=0, epoch=0))
+
+
+def test_statistics_are_those_of_all_workers_on_every_rank() -> None:
+    expected = statistics_of_this_split()
+    assert [row["nonfinite"] for row in expected] == [0, 0, 0, 0, 0, 4, 4, 0, 0]
+    assert 0 < expected[0]["sum_error"] < 0.5 and 0 < expected[0]["underflow"] < 0.5
+    assert run_ranks(2, statistics_of_this_split) == [expected, expected]

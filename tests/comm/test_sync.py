@@ -126,3 +126,25 @@ def test_bytes_of_a_real_worker() -> None:
 def test_a_wrong_number_of_workers_is_refused() -> None:
     with pytest.raises(ValueError, match="1 workers on a rank that plays 2"):
         make().reduce([gradients(0)], step=0, epoch=0)
+
+
+def test_statistics_of_a_layer_worked_out_by_hand() -> None:
+    # e3m0 holds 0 and 0.25 .. 8; an eighth is a tie with zero, which is even
+    sync = make("e3m0", full_precision={"layers": ["fc.*"], "first_epochs": 0, "last_epochs": 0})
+    first = [torch.tensor(x) for x in ([1.0, 0.125, 0.0], [float("nan"), 100.0], [3.0], [0.0])]
+    second = [torch.tensor(x) for x in ([1.0, 2.0**-20, 0.0], [1.0, 1.0], [4.0], [0.0])]
+    result = sync.reduce([first, second], step=0, epoch=0)
+    conv, bias, fc, zero = sync.statistics([first, second], result)
+    common = {"shift": 0, "overflow": 0.0, "nonfinite": 0}
+    exact = (4 + 0.125000954**2) ** 0.5
+    assert conv == common | {
+        "layer": "conv.weight",
+        "format": "e3m0",
+        "exponent_min": -20,
+        "exponent_max": 0,
+        "underflow": 0.5,
+        "sum_error": pytest.approx(0.125000954 / exact, rel=1e-5),
+    }
+    assert (bias["nonfinite"], bias["overflow"], bias["sum_error"]) == (1, 1 / 3, None)
+    assert (fc["format"], fc["sum_error"], fc["underflow"]) == ("e8m23", 0.0, 0.0)
+    assert (zero["exponent_min"], zero["exponent_max"], zero["sum_error"]) == (None, None, None)

@@ -1,0 +1,82 @@
+"""What a format does to a layer's gradients in one step: cheap enough to look at every so many steps."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cpdrun.comm.codec import quantize_scaled
+from cpdrun.comm.recipe import Recipe
+
+_NO_EXPONENT = -1000  # below that of any float32
+
+
+def layer_statistics(
+    gradients: Tensor,
+    total: Tensor,
+    shifts: Sequence[int],
+    recipe: Recipe,
+    group: dist.ProcessGroup | None = None,
+    ranks: int = 1,
+) -> dict[str, Any]:
+    """Statistics over all N workers; equal on all ranks, and for every split. Collective where ranks > 1.
+
+    gradients: (L, ...) float32 of this rank's workers; shifts: L, as they were rounded with; total: what
+    came out.
+
+    exponent_min, exponent_max  floor(log2|g|) of the finite values but zeros; None where there are none
+    underflow                   share of the finite values but zeros that the format rounds to zero
+    overflow                    share of the finite values that it rounds to inf or NaN
+    nonfinite                   number of values that are inf or NaN
+    sum_error                   ||total - S|| / ||S||, S the float64 sum; None where S is zero or not finite
+
+    With error feedback the workers sent gradients and residuals; these are the statistics of the gradients.
+    """
+    stack_Lxn = gradients.reshape(len(shifts), -1)
+    if recipe.rounding == "stochastic":  # shares of the expected kind, without drawing again
+        recipe = replace(recipe, rounding="nearest_even")
+    rounded_Lxn = torch.stack([quantize_scaled(g, s, recipe) for g, s in zip(stack_Lxn, shifts, strict=True)])
+    finite, nonzero = torch.isfinite(stack_Lxn), stack_Lxn != 0
+    counted = finite & nonzero
+    exponents = torch.frexp(stack_Lxn[counted]).exponent - 1
+    largest = exponents.max().item() if exponents.numel() else _NO_EXPONENT
+    smallest = exponents.min().item() if exponents.numel() else -_NO_EXPONENT
+    counts = torch.tensor(
+        [
+            int((counted & (rounded_Lxn == 0)).sum()),
+            int(counted.sum()),
+            int((finite & ~torch.isfinite(rounded_Lxn)).sum()),
+            int(finite.sum()),
+            int((~finite).sum()),
+        ],
+        dtype=torch.float64,
+        device=gradients.device,
+    )
+    bounds = torch.tensor([largest, -smallest], dtype=torch.int32, device=gradients.device)
+    exact_n = stack_Lxn.to(torch.float64).sum(0)
+    if ranks > 1:
+        dist.all_reduce(counts, group=group)
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(exact_n, group=group)
+    underflows, nonzeros, overflows, finites, nonfinites = counts.tolist()
+    largest, smallest = bounds[0].item(), -bounds[1].item()
+    return {
+        "exponent_min": smallest if nonzeros else None,
+        "exponent_max": largest if nonzeros else None,
+        "underflow": underflows / nonzeros if nonzeros else 0.0,
+        "overflow": overflows / finites if finites else 0.0,
+        "nonfinite": int(nonfinites),
+        "sum_error": _relative_error(total.reshape(-1), exact_n),
+    }
+
+
+def _relative_error(total_n: Tensor, exact_n: Tensor) -> float | None:
+    norm = torch.linalg.vector_norm(exact_n).item()
+    if not 0 < norm < float("inf"):
+        return None
+    error = torch.linalg.vector_norm(total_n.to(torch.float64) - exact_n).item() / norm
+    # the ranks' share of the float64 sum has no stated order; six digits do not see it
+    return float(f"{error:.6g}") if error < float("inf") else None
