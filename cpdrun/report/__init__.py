@@ -3,7 +3,7 @@
 Importing this package imports pandas and matplotlib: import it where a report is asked for.
 """
 
-from cpdrun.report.errors import ReportError
+from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.write import Report, write_report
 
-__all__ = ["Report", "ReportError", "write_report"]
+__all__ = ["Report", "ReportError", "ReportUsageError", "write_report"]

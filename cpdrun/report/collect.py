@@ -11,7 +11,7 @@ the record adds carries a prefix that no config key has:
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -29,14 +29,22 @@ CORE_AXES = ("format", "aps", "world_size")
 _NO_AXIS = ("exp", "name", "results_dir", "nproc", "launcher", "checkpoint")
 
 
-def collect(sweeps: Iterable[SweepDir]) -> pd.DataFrame:
+def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
     """One row for every run directory of `sweeps`, finished or not, readable or not."""
-    rows = [_row(sweep, run) for sweep in sweeps for run in sweep.runs()]
+    names = sweep_names(sweeps)
+    rows = [_row(name, run) for name, sweep in names.items() for run in sweep.runs()]
     frame = pd.DataFrame(rows, dtype=object)
     for column in frame.columns:
         if column.startswith(("metric:", "wire:", "run:wall", "run:train")):
             frame[column] = pd.to_numeric(frame[column], errors="coerce")
     return frame
+
+
+def sweep_names(sweeps: Sequence[SweepDir]) -> dict[str, SweepDir]:
+    """Each sweep once, by its name, or by its path where two have the same name."""
+    once = {sweep.path.resolve(): sweep for sweep in sweeps}.values()
+    names = [sweep.name for sweep in once]
+    return {sweep.name if names.count(sweep.name) == 1 else str(sweep.path): sweep for sweep in once}
 
 
 def finished(runs: pd.DataFrame) -> pd.DataFrame:
@@ -87,8 +95,8 @@ def _settles(runs: pd.DataFrame, axis: str, key: str) -> bool:
     return len(pairs) == len({a for a, _ in pairs})
 
 
-def _row(sweep: SweepDir, run: RunDir) -> dict[str, Any]:
-    row: dict[str, Any] = {"run:sweep": sweep.name, "run:name": run.name, "run:path": str(run.path)}
+def _row(sweep: str, run: RunDir) -> dict[str, Any]:
+    row: dict[str, Any] = {"run:sweep": sweep, "run:name": run.name, "run:path": str(run.path)}
     row["run:state"], row["run:problem"] = state_of(run), None
     try:
         config = yaml.load(run.config.read_bytes(), _YamlLoader)

@@ -6,7 +6,7 @@ import pandas as pd
 import yaml
 
 from cpdrun.record import State, SweepDir
-from cpdrun.report.collect import finished
+from cpdrun.report.collect import finished, sweep_names
 from cpdrun.report.study import Study
 from cpdrun.report.verdict import some
 
@@ -48,14 +48,14 @@ def _unfinished(runs: pd.DataFrame, absent: int) -> list[str]:
 def _planned_absent(runs: pd.DataFrame, sweeps: Sequence[SweepDir]) -> int:
     """Runs that the sweep's manifest lists and that have no directory yet."""
     absent = 0
-    for sweep in sweeps:
+    for name, sweep in sweep_names(sweeps).items():
         try:
             manifest = yaml.safe_load(sweep.manifest.read_bytes())
         except (OSError, yaml.YAMLError):
             continue
         planned = manifest.get("runs") if isinstance(manifest, dict) else None
         if isinstance(planned, list):
-            here = set(runs.loc[runs["run:sweep"] == sweep.name, "run:name"])
+            here = set(runs.loc[runs["run:sweep"] == name, "run:name"])
             absent += len({str(name) for name in planned} - here)
     return absent
 

@@ -2,4 +2,8 @@
 
 
 class ReportError(Exception):
-    """There is nothing to report, or the question cannot be put; the message is for the user, exit code 1."""
+    """There is nothing to report; the message is for the user, exit code 1."""
+
+
+class ReportUsageError(ReportError):
+    """The question itself is wrong: an unknown kind of file, axis or metric; exit code 2."""

@@ -8,7 +8,7 @@ import pandas as pd
 
 from cpdrun.record import write_text
 from cpdrun.report import markup
-from cpdrun.report.errors import ReportError
+from cpdrun.report.errors import ReportUsageError
 from cpdrun.report.tables import Shown
 
 # What a writer gets: the file without its suffix, the numbers, and the table as shown.
@@ -30,14 +30,14 @@ def tex(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
 
 
 def parquet(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
-    """Raises ReportError where pyarrow, which pandas needs for it, is not installed."""
+    """Raises ReportUsageError where pyarrow, which pandas needs for it, is not installed."""
     path = stem.with_suffix(".parquet")
     mixed = [name for name in numbers.columns if numbers[name].map(type).nunique() > 1]
     numbers = numbers.astype({name: str for name in mixed if numbers[name].dtype == object})
     try:
         numbers.to_parquet(path, index=False)
     except ImportError:
-        raise ReportError("parquet needs pyarrow: pip install 'cpdrun[parquet]'") from None
+        raise ReportUsageError("parquet needs pyarrow: pip install 'cpdrun[parquet]'") from None
     return path
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 
 from cpdrun.report import formats
 from cpdrun.report.collect import CORE_AXES, identity
-from cpdrun.report.errors import ReportError
+from cpdrun.report.errors import ReportUsageError
 from cpdrun.report.study import Group, Study, axis_text, axis_title
 from cpdrun.report.tables import Shown, column
 
@@ -14,15 +14,15 @@ from cpdrun.report.tables import Shown, column
 def complete(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[list[str], list[str]]:
     """The axes down and along; one that varies and was not named goes down: a cell never mixes configs.
 
-    Raises ReportError for an axis that the study does not have, and for one named twice.
+    Raises ReportUsageError for an axis that the study does not have, and for one named twice.
     """
     known = {column(axis): axis for axis in (*CORE_AXES, *study.axes)} | {"workers": "world_size"}
     unknown = [name for name in (*rows, *cols) if name not in known]
     if unknown:
-        raise ReportError(f"no axis {unknown[0]!r} for --rows and --cols; there are: {', '.join(known)}")
+        raise ReportUsageError(f"no axis {unknown[0]!r} for --rows and --cols; there are: {', '.join(known)}")
     down, along = [known[name] for name in rows], [known[name] for name in cols]
     if len({*down, *along}) < len(down) + len(along):
-        raise ReportError("--rows and --cols must not name an axis twice")
+        raise ReportUsageError("--rows and --cols must not name an axis twice")
     for axis in known.values():
         if axis not in (*down, *along) and _varies(study, axis):
             down.append(axis)

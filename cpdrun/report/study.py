@@ -11,9 +11,18 @@ import pandas as pd
 
 from cpdrun.record import RunDir, SweepDir, read_json_lines
 from cpdrun.report import formats
-from cpdrun.report.collect import CORE_AXES, SCALING, SEED, collect, finished, identity, other_axes
+from cpdrun.report.collect import (
+    CORE_AXES,
+    SCALING,
+    SEED,
+    collect,
+    finished,
+    identity,
+    other_axes,
+    sweep_names,
+)
 from cpdrun.report.compare import Difference, difference
-from cpdrun.report.errors import ReportError
+from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.intervals import mean_interval
 from cpdrun.report.metric import Metric
 from cpdrun.report.style import Look, looks
@@ -175,7 +184,7 @@ def read_study(
 ) -> Study:
     """Read every run of `sweeps`. Raises ReportError where no run has finished, or none has the metric."""
     runs = collect(sweeps)
-    names = [sweep.name for sweep in sweeps]
+    names = list(sweep_names(sweeps))
     where = ", ".join(names) or "results"
     if runs.empty:
         raise ReportError(f"no runs in {where}: start some with `cpdrun sweep`")
@@ -186,7 +195,7 @@ def read_study(
         c.removeprefix("metric:") for c in done.columns if c.startswith("metric:") and done[c].notna().any()
     )
     if metric not in known and known:
-        raise ReportError(
+        raise ReportUsageError(
             f"no finished run in {where} has a metric {metric!r}; there are: {', '.join(known)}"
         )
     done = done.assign(**{key: done.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})

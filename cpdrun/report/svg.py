@@ -5,10 +5,8 @@ import io
 import re
 from collections.abc import Callable
 
-import matplotlib
 from matplotlib.figure import Figure
 
-from cpdrun.report import style
 from cpdrun.report.hover import MARK, text_of
 
 _PX_PER_PT = 2.4  # on a page, where a picture made for a paper's column would be small
@@ -17,8 +15,7 @@ _PX_PER_PT = 2.4  # on a page, where a picture made for a paper's column would b
 def render(figure: Figure) -> str:
     """What matplotlib makes of it; for `standalone` and `inline`."""
     text = io.StringIO()
-    with matplotlib.rc_context(style.RC):
-        figure.savefig(text, format="svg", metadata={"Date": None})  # the same runs give the same file
+    figure.savefig(text, format="svg", metadata={"Date": None})  # the same runs give the same file
     return text.getvalue()
 
 

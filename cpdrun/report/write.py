@@ -1,25 +1,22 @@
 """`cpdrun report`: read the runs of a sweep, say the answer, write tables, pictures and the page."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 import pandas as pd
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from cpdrun.record import SweepDir, write_text
-from cpdrun.report import completeness, html, markup, pivot, plots, style, svg, tables, verdict
-from cpdrun.report.errors import ReportError
+from cpdrun.report import completeness, html, markup, pictures, pivot, tables, verdict
+from cpdrun.report.collect import sweep_names
+from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.files import TABLES
 from cpdrun.report.study import Study, plain, read_study
 
-PICTURES = ("png", "svg", "pdf")
 DEFAULT_PICTURES = ("png", "svg")
 MAIN_PLOT = "accuracy_vs_bits"
-FORMATS = (*TABLES, "html", *PICTURES)
+FORMATS = (*TABLES, "html", *pictures.KINDS)
 
 
 @dataclass(frozen=True)
@@ -58,20 +55,24 @@ def write_report(
     answer, notes = verdict.sentences(study), completeness.notes(study, sweeps)
     _print(console, study, answer, notes)
 
-    folder = _folder(sweeps)
-    folder.mkdir(parents=True, exist_ok=True)
-    figures, reasons = _draw(study)
+    figures, reasons = pictures.draw(study)
     notes += reasons
     _say(console, *reasons, style="dim")
-    kinds = [kind for kind in formats if kind in PICTURES] or list(DEFAULT_PICTURES)
-    files = _write_tables(study, folder, [kind for kind in formats if kind in TABLES], answer + notes)
-    if pivoted is not None:
-        files += _write_pivot(study, folder, [kind for kind in formats if kind in TABLES], *pivoted)
-    rendered = {name: svg.render(figures[name]) for name in figures if "svg" in kinds or "html" in formats}
-    files += _write_pictures(folder, figures, rendered, kinds)
-    if "html" in formats:
-        write_text(folder / "report.html", html.page(study, answer, notes, rendered))
-        files.append(folder / "report.html")
+
+    folder = _folder(sweeps)
+    kinds = [kind for kind in formats if kind in pictures.KINDS] or list(DEFAULT_PICTURES)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = _write_tables(study, folder, [kind for kind in formats if kind in TABLES], answer + notes)
+        if pivoted is not None:
+            files += _write_pivot(study, folder, [kind for kind in formats if kind in TABLES], *pivoted)
+        rendered = pictures.render(figures if "svg" in kinds or "html" in formats else {})
+        files += pictures.write(folder, figures, rendered, kinds)
+        if "html" in formats:
+            write_text(folder / "report.html", html.page(study, answer, notes, rendered))
+            files.append(folder / "report.html")
+    except OSError as error:
+        raise ReportError(f"cannot write {error.filename or folder}: {error.strerror}") from None
     _say(console, *_where(folder, files))
     return Report(answer, notes, tables.frame(study), files)
 
@@ -79,19 +80,22 @@ def write_report(
 def _check(formats: Sequence[str], ci: float, tolerance: float | None) -> None:
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
-        raise ReportError(f"unknown report format {unknown[0]!r}; there are: {', '.join(FORMATS)}")
+        raise ReportUsageError(f"unknown report format {unknown[0]!r}; there are: {', '.join(FORMATS)}")
     if not 0 < ci < 100:
-        raise ReportError(f"ci={ci:g} is not a confidence level; give per cent, between 0 and 100, e.g. 95")
+        raise ReportUsageError(
+            f"ci={ci:g} is not a confidence level; give per cent, between 0 and 100, e.g. 95"
+        )
     if tolerance is not None and not tolerance >= 0:
-        raise ReportError(
+        raise ReportUsageError(
             f"tol={tolerance:g} is not a tolerance; give how much worse than fp32 is still equal, e.g. 0.5"
         )
 
 
 def _folder(sweeps: Sequence[SweepDir]) -> Path:
-    if len(sweeps) == 1:
-        return sweeps[0].report
-    return SweepDir(sweeps[0].path.parent / "+".join(sweep.name for sweep in sweeps)).report
+    once = list(sweep_names(sweeps).values())
+    if len(once) == 1:
+        return once[0].report
+    return SweepDir(once[0].path.parent / "+".join(sweep.name for sweep in once)).report
 
 
 def _print(console: Console, study: Study, answer: list[str], notes: list[str]) -> None:
@@ -99,20 +103,6 @@ def _print(console: Console, study: Study, answer: list[str], notes: list[str]) 
     _say(console, *(f"note: {note}" for note in notes), style="yellow")
     bold = [group.is_baseline for group in study.groups]
     console.print(markup.terminal(tables.brief(study), bold))
-
-
-def _draw(study: Study) -> tuple[dict[str, Figure], list[str]]:
-    """Every plot that the runs allow, by name, and one line for each that they do not."""
-    figures, reasons = {}, []
-    for name, draw in plots.available():
-        try:
-            with matplotlib.rc_context(style.RC):
-                figures[name] = draw(study)
-                figures[name].draw_without_rendering()  # lays it out, once for all kinds of file
-                figures[name].set_layout_engine("none")
-        except plots.NotDrawnError as reason:
-            reasons.append(f"no {name}: {reason}")
-    return figures, reasons
 
 
 def _write_tables(study: Study, folder: Path, kinds: list[str], lines: list[str]) -> list[Path]:
@@ -134,26 +124,6 @@ def _write_pivot(
 ) -> list[Path]:
     shown, numbers = pivot.shown(study, down, along), pivot.numbers(study, down, along)
     return [TABLES[kind](folder / "pivot", numbers, shown) for kind in kinds]
-
-
-def _write_pictures(
-    folder: Path, figures: dict[str, Figure], rendered: dict[str, str], kinds: list[str]
-) -> list[Path]:
-    files = []
-    for name in plots.names():
-        for kind in PICTURES:
-            path = folder / f"{name}.{kind}"
-            if name not in figures or kind not in kinds:
-                path.unlink(missing_ok=True)  # of an earlier report on other runs
-                continue
-            if kind == "svg":
-                write_text(path, svg.standalone(rendered[name]))
-            else:
-                stable = {"CreationDate": None} if kind == "pdf" else None
-                with matplotlib.rc_context(style.RC):
-                    figures[name].savefig(path, dpi=style.PNG_DPI, metadata=stable)
-            files.append(path)
-    return files
 
 
 def _where(folder: Path, files: list[Path]) -> list[str]:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from conftest import fill_digits
 
-from cpdrun.report import ReportError, markup
+from cpdrun.report import ReportUsageError, markup
 from cpdrun.report.tables import Shown
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -161,5 +161,5 @@ def test_pivot_never_mixes_configs(new_sweep, report):
 
 
 def test_pivot_over_an_axis_that_is_not_there(digits, report):
-    with pytest.raises(ReportError, match=r"no axis 'colour'.*format, aps, world_size"):
+    with pytest.raises(ReportUsageError, match=r"no axis 'colour'.*format, aps, world_size"):
         report(digits, rows=["colour"])

@@ -3,7 +3,9 @@
 import time
 
 import pytest
-from conftest import fill_digits
+from conftest import Sweep, fill_digits
+
+from cpdrun.report import ReportError
 
 
 def test_several_sweeps_have_the_sweep_as_an_axis(new_sweep, report):
@@ -62,3 +64,19 @@ def test_two_thousand_runs(new_sweep, report, monkeypatch):
     assert time.process_time() - began < 15
     assert (made.folder / "report.html").stat().st_size < 5_000_000
     assert made.table["n"].sum() == 2000
+
+
+def test_sweeps_of_one_name_stay_apart_and_one_given_twice_counts_once(tmp_path, report):
+    here, there = Sweep(tmp_path / "a" / "same"), Sweep(tmp_path / "b" / "same")
+    for sweep, accuracy in ((here, 0.9), (there, 0.5)):
+        sweep.add(accuracy=accuracy)
+    made = report(here, there, here)
+    assert made.table["test_accuracy_mean"].tolist() == [0.9, 0.5]
+    assert made.table["sweep"].tolist() == [str(here.dir.path), str(there.dir.path)]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(new_sweep, report):
+    sweep = fill_digits(new_sweep(), seeds=1)
+    sweep.dir.report.write_text("a file stands in its place", encoding="utf-8")
+    with pytest.raises(ReportError, match=r"cannot write .*report"):
+        report(sweep)

@@ -9,7 +9,7 @@ import yaml
 from conftest import fill_digits
 
 from cpdrun.record import claim, write_text
-from cpdrun.report import ReportError
+from cpdrun.report import ReportError, ReportUsageError
 
 
 def test_pictures_are_pictures(digits, report):
@@ -70,12 +70,12 @@ def test_nothing_finished_is_one_clear_line(new_sweep, report, state):
 
 
 def test_an_unknown_metric_is_answered_with_those_there_are(digits, report):
-    with pytest.raises(ReportError, match="test_accuracy, test_loss, train_loss"):
+    with pytest.raises(ReportUsageError, match="test_accuracy, test_loss, train_loss"):
         report(digits, metric="test_acuracy")
 
 
 def test_an_unknown_format_is_refused(digits, report):
-    with pytest.raises(ReportError, match="md"):
+    with pytest.raises(ReportUsageError, match="md"):
         report(digits, formats=["docx"])
 
 
