@@ -10,15 +10,23 @@ from importlib import import_module
 
 _HOME = {
     "Format": "format",
+    "Quantizer": "modules",
+    "QuantConv1d": "modules",
+    "QuantConv2d": "modules",
+    "QuantConv3d": "modules",
+    "QuantLinear": "modules",
     "accumulate": "ops",
     "accumulate_packed": "ops",
     "backend": "ops",
     "decode": "ops",
     "encode": "ops",
+    "matmul": "ops",
     "max_exponent": "ops",
     "pack": "ops",
     "packed_size": "ops",
     "quantize": "ops",
+    "quantize_model": "modules",
+    "quantize_model_": "modules",
     "scale_pow2": "ops",
     "unpack": "ops",
 }

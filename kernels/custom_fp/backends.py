@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from functools import lru_cache
+from functools import cache
 from types import ModuleType
 
 
-@lru_cache(maxsize=None)
+@cache
 def for_device(device_type: str) -> ModuleType:
-    """The module that computes on tensors of this device type. Warns, once, where it is the slow reference."""
+    """The module that computes on tensors of this device type. Warns once where it is the slow reference."""
     from custom_fp import reference
 
     try:

@@ -4,14 +4,14 @@ A code of a format is sign, exponent field, mantissa field, from the top bit dow
 holds zero and the subnormals. The top exponent field belongs to
 
     family "ieee"   infinity (mantissa 0) and NaN (any other mantissa)
-    family "fn"     finite values; the code of all ones is NaN, as in OCP's OFP8 E4M3. The three small formats of
-                    OCP's Microscaling (MX) specification 1.0, e2m1fn, e2m3fn and e3m2fn, have no NaN either.
+    family "fn"     finite values; the code of all ones is NaN, as in OCP's OFP8 E4M3. The three small formats
+                    of OCP's Microscaling (MX) specification 1.0, e2m1fn, e2m3fn and e3m2fn, have no NaN either.
 
 Corners, which follow from those rules and nothing else:
 
     m = 0           no subnormals; no NaN in family ieee (there is no mantissa to tell it from infinity)
-    e1mX            the top exponent field is the only one above zero: family ieee has subnormals and no normal
-                    values, so that max < 2**emin and emax = emin - 1
+    e1mX            the top exponent field is the only one above zero: family ieee has subnormals and no
+                    normal values, so that max < 2**emin and emax = emin - 1
     e1m0, e1m0fn    no finite value but zero: max is 0, emax is emin - 1 by the same formula
 
 Sources: IEEE 754-2019 section 3; OCP 8-bit Floating Point Specification (OFP8) 1.0; OCP MX 1.0 table 1.
@@ -20,8 +20,8 @@ Sources: IEEE 754-2019 section 3; OCP 8-bit Floating Point Specification (OFP8) 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 
 ALIASES = {"fp32": "e8m23", "tf32": "e8m10", "bf16": "e8m7", "fp16": "e5m10"}
 FAMILIES = ("ieee", "fn")
@@ -47,6 +47,7 @@ class Format:
     mantissa_bits: int
     bias: int | None = None  # None: 2**(exponent_bits - 1) - 1
     family: str = "ieee"
+    name: str = field(init=False, repr=False, compare=False)  # canonical; `parse` reads it back
 
     def __post_init__(self) -> None:
         if not 1 <= self.exponent_bits <= 8:
@@ -57,6 +58,9 @@ class Format:
             raise ValueError(f"family is {self.family!r}; allowed: {', '.join(FAMILIES)}")
         if self.bias is None:
             object.__setattr__(self, "bias", self.default_bias)
+        bias = "" if self.bias == self.default_bias else f"b{self.bias}"
+        suffix = "fn" if self.family == "fn" else ""
+        object.__setattr__(self, "name", f"e{self.exponent_bits}m{self.mantissa_bits}{bias}{suffix}")
         low, high = _EMIN_RANGE
         if not (low <= self.emin <= high and self.emax <= 127):
             least = max(1 - high, self.emax + self.bias - 127)
@@ -71,12 +75,6 @@ class Format:
     @property
     def default_bias(self) -> int:
         return 2 ** (self.exponent_bits - 1) - 1
-
-    @cached_property
-    def name(self) -> str:
-        """The canonical name, which `parse` reads back: e5m2, e4m3fn, e4m3b11."""
-        bias = "" if self.bias == self.default_bias else f"b{self.bias}"
-        return f"e{self.exponent_bits}m{self.mantissa_bits}{bias}{'fn' if self.family == 'fn' else ''}"
 
     @cached_property
     def bits(self) -> int:
@@ -168,7 +166,7 @@ class Format:
         return self.name
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parse(name: str) -> Format:
     match = _NAME.fullmatch(ALIASES.get(name, name)) if isinstance(name, str) else None
     if not match:

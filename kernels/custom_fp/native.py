@@ -97,6 +97,24 @@ def accumulate_packed(
     )
 
 
+def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
+    batch, rows, columns = out.shape
+    _native.matmul(
+        a.data_ptr(),
+        b.data_ptr(),
+        out.data_ptr(),
+        batch,
+        rows,
+        a.shape[-1],
+        columns,
+        a.shape[0] == 1,
+        b.shape[0] == 1,
+        fmt.spec,
+        kahan,
+        get_num_threads(),
+    )
+
+
 def _clamp(shift: int) -> int:
     """Past 300 in either direction every float32 result is the same."""
     return max(-300, min(300, shift))

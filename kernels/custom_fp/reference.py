@@ -1,10 +1,10 @@
 """The definition of every operator, in plain torch and float64: slow, readable, exact.
 
-The native and CUDA kernels equal it bit for bit; it also runs where they cannot (ops.py then warns once). It takes
-what ops.py hands to every backend: contiguous tensors, float32 or float64, on any device, and an `out` to fill.
+The native and CUDA kernels equal it bit for bit; it also runs where they cannot (backends.py then warns once). It
+takes what eager.py hands to every backend: contiguous tensors, float32 or float64, on any device, an `out` to fill.
 
-A float64 holds every float32 and every product of two exactly, and scaling by a power of two is exact, so that the
-only rounding below is the one that is meant. Sums are rounded to odd on their way (see `add_to_odd`).
+A float64 holds every float32 and every product of two exactly, and scaling by a power of two is exact, so that
+the only rounding below is the one that is meant. Sums are rounded to odd on their way (see `add_to_odd`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,8 @@ def round_to_format(
     magnitude = x.abs()
     quantum = power_of_two(_exponent(magnitude, fmt) - fmt.mantissa_bits)
     significand = magnitude / quantum  # below 2**(m + 1)
-    if rounding == "nearest_even":
-        digits = (
-            significand.round()
-        )  # half to even: for m = 0 that is 1.5 -> 2 and 0.5 -> 0, as IEEE 754 has it
-    else:
-        digits = significand.floor()
+    # half to even: for m = 0 that is 1.5 -> 2 and 0.5 -> 0, as IEEE 754 has it
+    digits = significand.round() if rounding == "nearest_even" else significand.floor()
     if rounding == "stochastic":
         distance = ((significand - digits) * 2.0**31).floor()
         digits = digits + (distance + (random >> 1) >= 2.0**31)
@@ -67,7 +63,7 @@ def quantize(x: Tensor, fmt: Format, rounding: str, overflow: str, seed: int, ou
     out.copy_(round_to_format(x.double(), fmt, rounding, overflow, random))
 
 
-# ---- the generator ---------------------------------------------------------------------------------------------
+# ---- the generator -----------------------------------------------------------------------------------------
 
 
 def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> list[Tensor]:
@@ -100,7 +96,7 @@ def random_words(n: int, stream: int, seed: int, device: torch.device) -> Tensor
     return torch.stack([word.view(blocks, 16) for word in words], dim=1).reshape(-1)[:n]
 
 
-# ---- sums ------------------------------------------------------------------------------------------------------
+# ---- sums --------------------------------------------------------------------------------------------------
 
 
 def add_to_odd(a: Tensor, b: Tensor) -> Tensor:
@@ -148,8 +144,31 @@ def accumulate(
     out.copy_(acc)
 
 
+def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
+    """(B or 1) x M x K times (B or 1) x K x N: acc = Q(acc + Q(a_k * b_k)) for k ascending."""
+
+    def rounded_sum(x: Tensor, y: Tensor) -> Tensor:
+        return round_to_format(add_to_odd(x, y), fmt, "nearest_even")
+
+    acc = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
+    c = torch.zeros_like(acc)
+    for k in range(a.shape[-1]):
+        product = a[:, :, k, None].double() * b[:, k, None, :].double()
+        term = round_to_format(product, fmt, "nearest_even")
+        if not kahan:
+            acc = rounded_sum(acc, term)
+            continue
+        y = rounded_sum(term, -c)
+        t = rounded_sum(acc, y)
+        c = rounded_sum(rounded_sum(t, -acc), -y)
+        c = torch.where(t.isfinite(), c, 0.0)
+        acc = t
+    out.copy_(acc)
+
+
 def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
     out.copy_(x.double() * 2.0 ** max(-300, min(300, shift)))
+    out.masked_fill_(out.isnan(), float("nan"))
 
 
 def max_exponent(x: Tensor) -> int | None:
@@ -162,7 +181,7 @@ def max_exponent(x: Tensor) -> int | None:
     return int(exponent) - int(mantissa == 0.5)
 
 
-# ---- codes -----------------------------------------------------------------------------------------------------
+# ---- codes -------------------------------------------------------------------------------------------------
 
 
 def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
@@ -196,7 +215,7 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
 
 
 def pack(x: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
-    """Codes of x * 2**shift, 8 codes in k bytes, code j from bit j * k on (little-endian); zero codes fill up."""
+    """Codes of x * 2**shift: 8 codes in k bytes, code j from bit j * k on, little-endian; zero codes fill up."""
     k, n = fmt.bits, x.numel()
     codes = torch.zeros(-(-n // 8) * 8, dtype=torch.int64, device=x.device)
     encode(x.reshape(-1).double() * 2.0 ** max(-300, min(300, shift)), fmt, codes[:n])

@@ -48,7 +48,7 @@ inline int clamp_shift(int shift) { return shift < -300 ? -300 : shift > 300 ? 3
 void scale_range(const float* x, float* out, int64_t begin, int64_t end, int shift) {
     if (shift >= -126 && shift <= 127) {  // one float32 multiplication, hence one rounding
         const float power = power_of_two<float>(shift);
-        for (int64_t i = begin; i < end; ++i) out[i] = x[i] * power;
+        for (int64_t i = begin; i < end; ++i) out[i] = canonical(x[i] * power);
         return;
     }
     const double power = power_of_two<double>(clamp_shift(shift));

@@ -64,6 +64,9 @@ template <class F> CFP_FN F power_of_two(int n) {
     return from_bits(static_cast<typename B::U>(n + B::bias) << B::mantissa);
 }
 
+// NaN as the one NaN
+CFP_FN float canonical(float x) { return from_bits(select(static_cast<u32>(x != x), 0x7fc00000u, to_bits(x))); }
+
 // ---- formats ---------------------------------------------------------------------------------------------------
 
 // A format as format.py's Format.spec packs it.
@@ -242,9 +245,6 @@ template <bool checked> CFP_FN float multiply_near(float a, float b, const NearR
     return near_finish<checked>(fused_multiply_add(a, b, magic) - magic, product, r);
 }
 
-// NaN as the one NaN
-CFP_FN float canonical(float x) { return from_bits(select(static_cast<u32>(x != x), 0x7fc00000u, to_bits(x))); }
-
 // ---- exact sums and products -----------------------------------------------------------------------------------
 
 // sum + error, an exact value, truncated to the digits of F with the last digit set if any was lost (round to odd).
@@ -265,7 +265,7 @@ template <class F> CFP_FN F add_to_odd(F a, F b) {
 }
 
 // x * 2^shift in one rounding, for |shift| <= 300 (float32 results of larger shifts are those of 300).
-CFP_FN float scale(float x, double power) { return static_cast<float>(static_cast<double>(x) * power); }
+CFP_FN float scale(float x, double power) { return canonical(static_cast<float>(static_cast<double>(x) * power)); }
 
 // ---- codes -----------------------------------------------------------------------------------------------------
 

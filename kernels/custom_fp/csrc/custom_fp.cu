@@ -1,0 +1,407 @@
+// The CUDA kernels, compiled by NVRTC (cuda.py). Each equals the CPU kernel of its name bit for bit: the arithmetic is
+// that of custom_fp.h, compiled with --fmad=false and without flush-to-zero. Defined by reference.py.
+//
+// A thread works on groups of 4 neighbouring elements in 16-byte accesses, where addresses allow, else one by one.
+#include "custom_fp.h"
+#include "philox.h"
+
+using namespace custom_fp;
+
+// ---- elements --------------------------------------------------------------------------------------------------
+
+CFP_FN bool aligned(const void* p) { return (reinterpret_cast<u64>(p) & 15) == 0; }
+
+CFP_FN void load4(const float* x, i64 i, i64 n, bool wide, float v[4]) {
+    if (wide && i + 4 <= n) {
+        const float4 all = *reinterpret_cast<const float4*>(x + i);
+        v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
+    } else {
+        for (int j = 0; j < 4; ++j) v[j] = i + j < n ? x[i + j] : 0.0f;
+    }
+}
+
+CFP_FN void load4(const double* x, i64 i, i64 n, bool wide, double v[4]) {
+    if (wide && i + 4 <= n) {
+        const double2 a = *reinterpret_cast<const double2*>(x + i), b = *reinterpret_cast<const double2*>(x + i + 2);
+        v[0] = a.x, v[1] = a.y, v[2] = b.x, v[3] = b.y;
+    } else {
+        for (int j = 0; j < 4; ++j) v[j] = i + j < n ? x[i + j] : 0.0;
+    }
+}
+
+CFP_FN void store4(float* out, i64 i, i64 n, bool wide, const float v[4]) {
+    if (wide && i + 4 <= n)
+        *reinterpret_cast<float4*>(out + i) = make_float4(v[0], v[1], v[2], v[3]);
+    else
+        for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = v[j];
+}
+
+CFP_FN i64 thread_index() { return static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; }
+CFP_FN i64 thread_count() { return static_cast<i64>(gridDim.x) * blockDim.x; }
+
+// ---- quantize --------------------------------------------------------------------------------------------------
+
+template <Mode mode, class F> CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, bool saturate, u64) {
+    const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), mode, saturate);
+    const bool wide = aligned(x) && aligned(out);
+    F v[4];
+    float result[4];
+    for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
+        load4(x, i, n, wide, v);
+        for (int j = 0; j < 4; ++j) result[j] = static_cast<float>(round<mode>(v[j], rounder, 0));
+        store4(out, i, n, wide, result);
+    }
+}
+
+// A thread takes 4 lanes of a block of 64 elements, and so uses all four words of 4 counters (philox.h).
+template <class F> CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, bool saturate, u64 seed) {
+    const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), stochastic, saturate);
+    const bool wide = aligned(x) && aligned(out);
+    F v[4];
+    float result[4];
+    for (i64 t = thread_index(); t < (n + 63) / 64 * 4; t += thread_count()) {
+        Words words[4];
+        for (int j = 0; j < 4; ++j)
+            words[j] = random_words(static_cast<u64>(t / 4), static_cast<u32>(4 * (t % 4) + j), 0, seed);
+        for (int w = 0; w < 4; ++w) {
+            const i64 i = t / 4 * 64 + 16 * w + 4 * (t % 4);
+            if (i >= n) break;
+            load4(x, i, n, wide, v);
+            for (int j = 0; j < 4; ++j)
+                result[j] = static_cast<float>(round<stochastic>(v[j], rounder, words[j].w[w]));
+            store4(out, i, n, wide, result);
+        }
+    }
+}
+
+#define CFP_QUANTIZE(name, function, F)                                                                            \
+    extern "C" __global__ void name(const F* x, float* out, i64 n, u32 spec, int saturate, u64 seed) { \
+        function(x, out, n, spec, saturate != 0, seed);                                                \
+    }
+CFP_QUANTIZE(quantize_nearest_even_f32, quantize<nearest_even>, float)
+CFP_QUANTIZE(quantize_nearest_even_f64, quantize<nearest_even>, double)
+CFP_QUANTIZE(quantize_toward_zero_f32, quantize<toward_zero>, float)
+CFP_QUANTIZE(quantize_toward_zero_f64, quantize<toward_zero>, double)
+CFP_QUANTIZE(quantize_stochastic_f32, quantize_randomly, float)
+CFP_QUANTIZE(quantize_stochastic_f64, quantize_randomly, double)
+
+extern "C" __global__ void scale_f32(const float* x, float* out, i64 n, int shift) {
+    const double power = power_of_two<double>(shift);
+    const bool wide = aligned(x) && aligned(out);
+    float v[4];
+    for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
+        load4(x, i, n, wide, v);
+        for (int j = 0; j < 4; ++j) v[j] = scale(v[j], power);
+        store4(out, i, n, wide, v);
+    }
+}
+
+// The largest finite magnitude, as the bits of a float64; *largest starts as 0.
+template <class F> CFP_FN void max_magnitude(const F* x, i64 n, u64* largest) {
+    const bool wide = aligned(x);
+    u64 most = 0;
+    F v[4];
+    for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
+        load4(x, i, n, wide, v);
+        for (int j = 0; j < 4; ++j) {
+            const auto magnitude = to_bits(v[j]) & ~Bits<F>::sign;
+            const u64 widened = magnitude < Bits<F>::infinity ? to_bits(static_cast<double>(from_bits(magnitude))) : 0;
+            most = most > widened ? most : widened;
+        }
+    }
+    for (int step = 16; step; step /= 2) {
+        const u64 other = __shfl_down_sync(0xffffffffu, most, step);
+        most = most > other ? most : other;
+    }
+    if (threadIdx.x % 32 == 0) atomicMax(largest, most);
+}
+extern "C" __global__ void max_magnitude_f32(const float* x, i64 n, u64* largest) { max_magnitude(x, n, largest); }
+extern "C" __global__ void max_magnitude_f64(const double* x, i64 n, u64* largest) { max_magnitude(x, n, largest); }
+
+// ---- sums ------------------------------------------------------------------------------------------------------
+
+// Rounded sums and products: NearRounder where it may, else through float64.
+template <Mode mode> struct Arithmetic {
+    bool by_near, is_float32;
+    NearRounder near;
+    Rounder<double> wide;
+
+    CFP_MEMBER explicit Arithmetic(const Spec& s)
+        : by_near(mode == nearest_even && NearRounder::allowed(s)),
+          is_float32(mode == nearest_even && s.exponent_bits == 8 && s.mantissa_bits == 23),
+          near(make_near_rounder(s)), wide(make_rounder<double>(s, mode, false)) {}
+
+    // Q(a + b); `member`: both are values of the format
+    CFP_MEMBER float sum(float a, float b, bool member, u32 random) const {
+        if (is_float32) return a + b;
+        i32 unused = 0;
+        if (by_near) return round_near<true>(member ? a + b : add_to_odd(a, b), near, unused);
+        const double exact = add_to_odd(static_cast<double>(a), static_cast<double>(b));
+        return static_cast<float>(round<mode>(exact, wide, random));
+    }
+
+    CFP_MEMBER float product(float a, float b) const {
+        if (is_float32) return a * b;
+        i32 unused = 0;
+        if (by_near) return multiply_near<true>(a, b, near, unused);
+        return static_cast<float>(round<mode>(static_cast<double>(a) * static_cast<double>(b), wide, 0));
+    }
+
+    // acc = Q(acc + g), or Kahan's form of it; member: g is a value of the format
+    CFP_MEMBER void add(float& acc, float& c, float g, bool kahan, bool member, const u32 random[4]) const {
+        if (!kahan) {
+            acc = sum(acc, g, member, random[0]);
+            return;
+        }
+        const float y = sum(g, -c, member, random[0]), t = sum(acc, y, true, random[1]);
+        const float lost = sum(sum(t, -acc, true, random[2]), -y, true, random[3]);
+        c = (to_bits(t) & 0x7fffffffu) < 0x7f800000u ? lost : 0.0f;
+        acc = t;
+    }
+};
+
+// The words of element i in step r: one a rounding.
+template <Mode mode> CFP_FN void draw(u32 random[4], i64 i, int r, bool kahan, u64 seed) {
+    const int words = mode == stochastic ? (kahan ? 4 : 1) : 0;
+    for (int j = 0; j < words; ++j)
+        random[j] = random_words(i / 64, static_cast<u32>(i % 16), static_cast<u32>(4 * r + j), seed).w[i / 16 % 4];
+}
+
+// `x`: addresses of `tensors` arrays of n elements each
+template <Mode mode>
+CFP_FN void accumulate(const float* const* x, int tensors, float* out, i64 n, u32 spec, bool kahan, u64 seed) {
+    const Arithmetic<mode> arithmetic(unpack_spec(spec));
+    u32 random[4] = {0, 0, 0, 0};
+    for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
+        float acc[4] = {0, 0, 0, 0}, c[4] = {0, 0, 0, 0}, g[4];
+        for (int r = 0; r < tensors; ++r) {
+            load4(x[r], i, n, aligned(x[r]), g);
+            for (int j = 0; j < 4; ++j) {
+                draw<mode>(random, i + j, r, kahan, seed);
+                arithmetic.add(acc[j], c[j], g[j], kahan, false, random);
+            }
+        }
+        for (int j = 0; j < 4; ++j) acc[j] = canonical(acc[j]);
+        store4(out, i, n, aligned(out), acc);
+    }
+}
+
+#define CFP_ACCUMULATE(mode)                                                                                       \
+    extern "C" __global__ void accumulate_##mode(const float* const* x, int tensors, float* out, i64 n, u32 spec, \
+                                                 int kahan, u64 seed) {                                            \
+        accumulate<mode>(x, tensors, out, n, spec, kahan != 0, seed);                                              \
+    }
+CFP_ACCUMULATE(nearest_even)
+CFP_ACCUMULATE(toward_zero)
+CFP_ACCUMULATE(stochastic)
+
+// ---- codes -----------------------------------------------------------------------------------------------------
+
+template <class Code> CFP_FN void encode_all(const float* x, Code* codes, i64 n, u32 packed_spec) {
+    const Spec spec = unpack_spec(packed_spec);
+    const Rounder<float> rounder = make_rounder<float>(spec, nearest_even, false);
+    const Coder coder = make_coder(spec);
+    const bool wide = aligned(x);
+    float v[4];
+    for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
+        load4(x, i, n, wide, v);
+        for (int j = 0; j < 4 && i + j < n; ++j) codes[i + j] = static_cast<Code>(round_and_encode(v[j], rounder, coder));
+    }
+}
+extern "C" __global__ void encode_1(const float* x, u8* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
+extern "C" __global__ void encode_4(const float* x, u32* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
+extern "C" __global__ void encode_8(const float* x, u64* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
+
+template <class Code> CFP_FN void decode_all(const Code* codes, float* out, i64 n, u32 spec) {
+    const Coder coder = make_coder(unpack_spec(spec));
+    const bool wide = aligned(out);
+    float v[4];
+    for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
+        for (int j = 0; j < 4; ++j) v[j] = i + j < n ? decode(static_cast<u32>(codes[i + j]), coder) : 0.0f;
+        store4(out, i, n, wide, v);
+    }
+}
+extern "C" __global__ void decode_1(const u8* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
+extern "C" __global__ void decode_4(const u32* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
+extern "C" __global__ void decode_8(const u64* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
+
+// A thread block of 256 holds 2048 codes; its 256 k bytes pass through shared memory, so that memory sees 16 bytes at
+// a time whatever k is.
+constexpr int threads = 256, codes_per_thread = 8;
+
+CFP_FN void copy_bytes(u8* to, const u8* from, i64 size) {
+    const bool wide = aligned(to) && aligned(from);
+    const i64 words = wide ? size / 16 : 0;
+    for (i64 i = threadIdx.x; i < words; i += threads) reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+    for (i64 i = 16 * words + threadIdx.x; i < size; i += threads) to[i] = from[i];
+}
+
+CFP_FN void join_codes(const u32 codes[8], u8* bytes, int k) {
+    u64 pending = 0;
+    int bits = 0;
+    for (int j = 0; j < 8; ++j) {
+        pending |= static_cast<u64>(codes[j]) << bits;
+        for (bits += k; bits >= 8; bits -= 8, pending >>= 8) *bytes++ = static_cast<u8>(pending);
+    }
+}
+
+CFP_FN void split_codes(const u8* bytes, u32 codes[8], int k) {
+    u64 pending = 0;
+    int bits = 0;
+    for (int j = 0; j < 8; ++j) {
+        for (; bits < k; bits += 8) pending |= static_cast<u64>(*bytes++) << bits;
+        codes[j] = static_cast<u32>(pending & ((1ull << k) - 1));
+        pending >>= k;
+        bits -= k;
+    }
+}
+
+// bytes of the codes first..first + 2047 that exist, in whole groups of 8
+CFP_FN i64 bytes_of_block(i64 first, i64 n, int k) {
+    const i64 left = n - first < threads * codes_per_thread ? n - first : threads * codes_per_thread;
+    return (left + 7) / 8 * k;
+}
+
+extern "C" __global__ void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift) {
+    __shared__ __align__(16) u8 staged[threads * 32];
+    const Spec spec = unpack_spec(packed_spec);
+    const int k = spec.bits;
+    const Rounder<double> rounder = make_rounder<double>(spec, nearest_even, false);
+    const Rounder<float> narrow = make_rounder<float>(spec, nearest_even, false);
+    const Coder coder = make_coder(spec);
+    const double power = power_of_two<double>(shift);
+    for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
+        const i64 i = first + threadIdx.x * 8;
+        float v[8];
+        u32 codes[8];
+        load4(x, i, n, aligned(x), v);
+        load4(x, i + 4, n, aligned(x), v + 4);
+        for (int j = 0; j < 8; ++j) {
+            codes[j] = shift == 0 ? round_and_encode(v[j], narrow, coder)
+                                  : encode(static_cast<float>(round<nearest_even>(v[j] * power, rounder, 0)), coder);
+            if (i + j >= n) codes[j] = 0;
+        }
+        join_codes(codes, staged + threadIdx.x * k, k);
+        __syncthreads();
+        copy_bytes(bytes + first / 8 * k, staged, bytes_of_block(first, n, k));
+        __syncthreads();
+    }
+}
+
+extern "C" __global__ void unpack(const u8* bytes, float* out, i64 n, u32 packed_spec, int shift) {
+    __shared__ __align__(16) u8 staged[threads * 32];
+    const Spec spec = unpack_spec(packed_spec);
+    const int k = spec.bits;
+    const Coder coder = make_coder(spec);
+    const double power = power_of_two<double>(shift);
+    for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
+        copy_bytes(staged, bytes + first / 8 * k, bytes_of_block(first, n, k));
+        __syncthreads();
+        const i64 i = first + threadIdx.x * 8;
+        u32 codes[8];
+        float v[8];
+        if (i < n) {
+            split_codes(staged + threadIdx.x * k, codes, k);
+            for (int j = 0; j < 8; ++j) {
+                v[j] = decode(codes[j], coder);
+                if (shift != 0) v[j] = scale(v[j], power);
+            }
+            store4(out, i, n, aligned(out), v);
+            store4(out, i + 4, n, aligned(out), v + 4);
+        }
+        __syncthreads();
+    }
+}
+
+// `bytes`: addresses of `tensors` payloads of n codes each
+template <Mode mode>
+CFP_FN void accumulate_packed(const u8* const* bytes, int tensors, u8* out, i64 n, u32 packed_spec, bool kahan, u64 seed) {
+    __shared__ __align__(16) u8 staged[threads * 32];
+    const Spec spec = unpack_spec(packed_spec);
+    const int k = spec.bits;
+    const Coder coder = make_coder(spec);
+    const Arithmetic<mode> arithmetic(spec);
+    u32 random[4] = {0, 0, 0, 0};
+    for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
+        const i64 i = first + threadIdx.x * 8, size = bytes_of_block(first, n, k);
+        float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0}, c[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        u32 codes[8];
+        for (int r = 0; r < tensors; ++r) {
+            copy_bytes(staged, bytes[r] + first / 8 * k, size);
+            __syncthreads();
+            if (i < n) {
+                split_codes(staged + threadIdx.x * k, codes, k);
+                for (int j = 0; j < 8; ++j) {
+                    draw<mode>(random, i + j, r, kahan, seed);
+                    arithmetic.add(acc[j], c[j], decode(codes[j], coder), kahan, true, random);
+                }
+            }
+            __syncthreads();
+        }
+        for (int j = 0; j < 8; ++j) codes[j] = i + j < n ? encode(canonical(acc[j]), coder) : 0;
+        join_codes(codes, staged + threadIdx.x * k, k);
+        __syncthreads();
+        copy_bytes(out + first / 8 * k, staged, size);
+        __syncthreads();
+    }
+}
+
+#define CFP_ACCUMULATE_PACKED(mode)                                                                             \
+    extern "C" __global__ void accumulate_packed_##mode(const u8* const* bytes, int tensors, u8* out, i64 n,   \
+                                                        u32 spec, int kahan, u64 seed) {                        \
+        accumulate_packed<mode>(bytes, tensors, out, n, spec, kahan != 0, seed);                                \
+    }
+CFP_ACCUMULATE_PACKED(nearest_even)
+CFP_ACCUMULATE_PACKED(toward_zero)
+CFP_ACCUMULATE_PACKED(stochastic)
+
+// ---- matmul ----------------------------------------------------------------------------------------------------
+
+// out[z] (MxN) = a[z] (MxK) b[z] (KxN), each partial sum rounded, k ascending. A block of 16 x 16 threads makes 64 x 64
+// results, 4 x 4 a thread, from tiles of 16 k in shared memory. a_step, b_step: elements from one matrix of the batch
+// to the next, 0 where all share one.
+template <bool kahan>
+CFP_FN void matmul(const float* a, const float* b, float* out, i64 M, i64 K, i64 N, i64 a_step, i64 b_step, u32 spec) {
+    constexpr int tile = 64, depth = 16;
+    __shared__ float a_tile[depth][tile + 4], b_tile[depth][tile + 4];
+    const Arithmetic<nearest_even> arithmetic(unpack_spec(spec));
+    const u32 no_random[4] = {0, 0, 0, 0};
+    const i64 columns = (N + tile - 1) / tile;
+    const i64 row = blockIdx.x / columns * tile, column = blockIdx.x % columns * tile;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    a += blockIdx.y * a_step;
+    b += blockIdx.y * b_step;
+    out += static_cast<i64>(blockIdx.y) * M * N;
+    float acc[4][4] = {}, c[4][4] = {};
+    for (i64 start = 0; start < K; start += depth) {
+        for (int t = threadIdx.x; t < depth * tile; t += 256) {
+            const int k = t % depth, i = t / depth;
+            a_tile[k][i] = row + i < M && start + k < K ? a[(row + i) * K + start + k] : 0.0f;
+        }
+        for (int t = threadIdx.x; t < depth * tile; t += 256) {
+            const int k = t / tile, j = t % tile;
+            b_tile[k][j] = column + j < N && start + k < K ? b[(start + k) * N + column + j] : 0.0f;
+        }
+        __syncthreads();
+        const int deep = K - start < depth ? static_cast<int>(K - start) : depth;
+        for (int k = 0; k < deep; ++k)
+            for (int i = 0; i < 4; ++i)
+                for (int j = 0; j < 4; ++j) {
+                    const float term = arithmetic.product(a_tile[k][4 * y + i], b_tile[k][x + 16 * j]);
+                    arithmetic.add(acc[i][j], c[i][j], term, kahan, true, no_random);
+                }
+        __syncthreads();
+    }
+    for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 4; ++j)
+            if (row + 4 * y + i < M && column + x + 16 * j < N)
+                out[(row + 4 * y + i) * N + column + x + 16 * j] = canonical(acc[i][j]);
+}
+extern "C" __global__ void matmul_plain(const float* a, const float* b, float* out, i64 M, i64 K, i64 N, i64 a_step,
+                                        i64 b_step, u32 spec) {
+    matmul<false>(a, b, out, M, K, N, a_step, b_step, spec);
+}
+extern "C" __global__ void matmul_kahan(const float* a, const float* b, float* out, i64 M, i64 K, i64 N, i64 a_step,
+                                        i64 b_step, u32 spec) {
+    matmul<true>(a, b, out, M, K, N, a_step, b_step, spec);
+}

@@ -1,0 +1,223 @@
+"""The CUDA backend: custom_fp.cu through CuPy's RawModule, on torch's memory and torch's current stream.
+
+Same functions and same results as reference.py. Nothing is copied: kernels get the addresses of torch tensors. The
+source is compiled by NVRTC once a device and process, and CuPy keeps the result on disk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import cupy
+import numpy as np
+import torch
+from torch import Tensor
+
+from custom_fp import reference
+from custom_fp.format import Format
+
+CSRC = Path(__file__).parent / "csrc"
+OPTIONS = ("--std=c++17", "--fmad=false")
+KERNELS = (
+    *(
+        f"quantize_{mode}_{f}"
+        for mode in ("nearest_even", "toward_zero", "stochastic")
+        for f in ("f32", "f64")
+    ),
+    *(f"accumulate_{mode}" for mode in ("nearest_even", "toward_zero", "stochastic")),
+    *(f"accumulate_packed_{mode}" for mode in ("nearest_even", "toward_zero", "stochastic")),
+    *(f"{kind}_{size}" for kind in ("encode", "decode") for size in (1, 4, 8)),
+    *(
+        "scale_f32",
+        "max_magnitude_f32",
+        "max_magnitude_f64",
+        "pack",
+        "unpack",
+        "matmul_plain",
+        "matmul_kahan",
+    ),
+)
+_THREADS = 256
+_U64 = (1 << 64) - 1
+
+
+def source() -> str:
+    """custom_fp.cu with its headers in place, so that CuPy's cache of compiled code sees a change in any of them."""
+    seen = set()
+
+    def expand(name: str) -> str:
+        if name in seen:
+            return ""
+        seen.add(name)
+        text = (CSRC / name).read_text().replace("#pragma once\n", "")
+        return re.sub(r'^#include "(.+)"$', lambda match: expand(match[1]), text, flags=re.MULTILINE)
+
+    return expand("custom_fp.cu")
+
+
+@cache
+def _kernel(name: str, device: int) -> cupy.RawKernel:
+    return _module(device).get_function(name)
+
+
+@cache
+def _module(device: int) -> cupy.RawModule:
+    return cupy.RawModule(code=source(), options=OPTIONS, backend="nvrtc")
+
+
+def _launch(name: str, like: Tensor, grid: tuple[int, ...], *args: object) -> None:
+    device = like.device.index
+    stream = torch.cuda.current_stream(like.device).cuda_stream
+    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
+        _kernel(name, device)(grid, (_THREADS,), args)
+
+
+def _address(tensor: Tensor) -> np.uint64:
+    return np.uint64(tensor.data_ptr())
+
+
+def _blocks(n: int, per_thread: int) -> tuple[int]:
+    """Blocks for n elements; kernels stride over what 2**16 blocks leave."""
+    return (max(1, min(-(-n // (_THREADS * per_thread)), 1 << 16)),)
+
+
+def _table(tensors: Sequence[Tensor]) -> Tensor:
+    """Addresses of tensors as an array on their device."""
+    return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64).to(tensors[0].device)
+
+
+def _clamp(shift: int) -> np.int32:
+    """Past 300 in either direction every float32 result is the same."""
+    return np.int32(max(-300, min(300, shift)))
+
+
+def quantize(x: Tensor, fmt: Format, rounding: str, overflow: str, seed: int, out: Tensor) -> None:
+    n = x.numel()
+    if n == 0:
+        return
+    name = f"quantize_{rounding}_{'f64' if x.dtype is torch.float64 else 'f32'}"
+    grid = _blocks(n, 16 if rounding == "stochastic" else 4)
+    saturate = np.int32(overflow == "saturate")
+    args = (_address(x), _address(out), np.int64(n), np.uint32(fmt.spec), saturate, np.uint64(seed & _U64))
+    _launch(name, x, grid, *args)
+
+
+def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
+    n = x.numel()
+    if x.dtype is torch.float64:
+        reference.scale_pow2(x, shift, out)
+    elif n:
+        _launch("scale_f32", x, _blocks(n, 4), _address(x), _address(out), np.int64(n), _clamp(shift))
+
+
+def max_exponent(x: Tensor) -> int | None:
+    if x.numel() == 0:
+        return None
+    largest = torch.zeros((), dtype=torch.int64, device=x.device)
+    name = "max_magnitude_f64" if x.dtype is torch.float64 else "max_magnitude_f32"
+    _launch(
+        name, x, (min(_blocks(x.numel(), 16)[0], 2048),), _address(x), np.int64(x.numel()), _address(largest)
+    )
+    return reference.max_exponent(largest.view(torch.float64).cpu())
+
+
+def accumulate(
+    tensors: Sequence[Tensor], fmt: Format, kahan: bool, rounding: str, seed: int, out: Tensor
+) -> None:
+    if any(tensor.dtype is torch.float64 for tensor in tensors):
+        reference.accumulate(tensors, fmt, kahan, rounding, seed, out)
+    elif out.numel():
+        _accumulate("accumulate", tensors, fmt, out.numel(), 4, kahan, rounding, seed, out)
+
+
+def accumulate_packed(
+    payloads: Sequence[Tensor], fmt: Format, n: int, kahan: bool, rounding: str, seed: int, out: Tensor
+) -> None:
+    if n:
+        _accumulate("accumulate_packed", payloads, fmt, n, 8, kahan, rounding, seed, out)
+
+
+def _accumulate(
+    kernel: str,
+    terms: Sequence[Tensor],
+    fmt: Format,
+    n: int,
+    per_thread: int,
+    kahan: bool,
+    rounding: str,
+    seed: int,
+    out: Tensor,
+) -> None:
+    table = _table(terms)
+    _launch(
+        f"{kernel}_{rounding}",
+        out,
+        _blocks(n, per_thread),
+        _address(table),
+        np.int32(len(terms)),
+        _address(out),
+        np.int64(n),
+        np.uint32(fmt.spec),
+        np.int32(kahan),
+        np.uint64(seed & _U64),
+    )
+
+
+def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
+    n = x.numel()
+    if x.dtype is torch.float64:
+        reference.encode(x, fmt, out)
+    elif n:
+        args = (_address(x), _address(out), np.int64(n), np.uint32(fmt.spec))
+        _launch(f"encode_{out.element_size()}", x, _blocks(n, 4), *args)
+
+
+def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
+    n = codes.numel()
+    if codes.element_size() == 2:
+        codes = codes.to(torch.int32)
+    if n:
+        args = (_address(codes), _address(out), np.int64(n), np.uint32(fmt.spec))
+        _launch(f"decode_{codes.element_size()}", codes, _blocks(n, 4), *args)
+
+
+def pack(x: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
+    n = x.numel()
+    if x.dtype is torch.float64:
+        reference.pack(x, fmt, shift, out)
+    elif n:
+        args = (_address(x), _address(out), np.int64(n), np.uint32(fmt.spec), _clamp(shift))
+        _launch("pack", x, _blocks(n, 8), *args)
+
+
+def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
+    n = out.numel()
+    if n:
+        args = (_address(data), _address(out), np.int64(n), np.uint32(fmt.spec), _clamp(shift))
+        _launch("unpack", data, _blocks(n, 8), *args)
+
+
+def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
+    batch, rows, columns = out.shape
+    depth = a.shape[-1]
+    if out.numel() == 0:
+        return
+    if batch > 65535:
+        raise ValueError(f"matmul on CUDA takes batches of at most 65535 matrices; got {batch}")
+    _launch(
+        "matmul_kahan" if kahan else "matmul_plain",
+        out,
+        (-(-rows // 64) * -(-columns // 64), batch),
+        _address(a),
+        _address(b),
+        _address(out),
+        np.int64(rows),
+        np.int64(depth),
+        np.int64(columns),
+        np.int64(0 if a.shape[0] == 1 else rows * depth),
+        np.int64(0 if b.shape[0] == 1 else depth * columns),
+        np.uint32(fmt.spec),
+    )

@@ -1,0 +1,254 @@
+"""The operators as torch.library custom ops, torch.ops.custom_fp.*: what autograd, vmap and torch.compile see.
+
+Each op runs the eager function of its name; its fake kernel runs the same checks and knows shapes and dtypes.
+Gradients: `quantize` passes them straight through (Bengio, Leonard and Courville 2013, arXiv:1308.3432, section 4);
+`matmul` multiplies them with an accumulator of their own. The other operators have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+from torch.nn import Parameter
+
+from custom_fp import eager
+from custom_fp.checks import (
+    check_bytes,
+    check_codes,
+    check_float,
+    check_matrices,
+    check_rule,
+    check_terms,
+    code_dtype,
+    packed_size,
+)
+from custom_fp.format import Format
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether nothing stands between the caller and the memory: no compiler, dispatch mode, torch.func, subclass."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return all(type(tensor) in _PLAIN for tensor in tensors)
+
+
+_PLAIN = (Tensor, Parameter)
+
+
+# ---- quantize --------------------------------------------------------------------------------------------------
+
+
+@custom_op("custom_fp::quantize", mutates_args=())
+def quantize(x: Tensor, fmt: str, rounding: str, overflow: str, seed: int | None) -> Tensor:
+    return eager.quantize(x, fmt, rounding, overflow, seed)
+
+
+@quantize.register_fake
+def _(x, fmt, rounding, overflow, seed):
+    Format.parse(fmt)
+    check_float(x)
+    check_rule(rounding, overflow)
+    return torch.empty(x.shape, dtype=torch.float32, device=x.device)
+
+
+def _remember_dtype(ctx, inputs, output):
+    ctx.dtype = inputs[0].dtype
+
+
+def _straight_through(ctx, grad):
+    return grad.to(ctx.dtype), None, None, None, None
+
+
+def _quantize_vmap(info, in_dims, x, fmt, rounding, overflow, seed):
+    # Elementwise, so the whole batch at once. Stochastic rounding then draws by the index in the batched tensor.
+    return Quantize.apply(x, fmt, rounding, overflow, seed), in_dims[0]
+
+
+quantize.register_autograd(_straight_through, setup_context=_remember_dtype)
+quantize.register_vmap(_quantize_vmap)
+
+
+class Quantize(torch.autograd.Function):
+    """The op where autograd or torch.func watches: torch.func.grad does not see the autograd of custom ops."""
+
+    @staticmethod
+    def forward(x, fmt, rounding, overflow, seed):
+        run = eager.quantize if is_plain(x) else torch.ops.custom_fp.quantize
+        return run(x, fmt, rounding, overflow, seed)
+
+    setup_context = staticmethod(_remember_dtype)
+    backward = staticmethod(_straight_through)
+    vmap = staticmethod(_quantize_vmap)
+
+
+@custom_op("custom_fp::quantize_out", mutates_args=("out",))
+def quantize_out(x: Tensor, fmt: str, rounding: str, overflow: str, seed: int | None, out: Tensor) -> None:
+    eager.quantize(x, fmt, rounding, overflow, seed, out)
+
+
+@quantize_out.register_fake
+def _(x, fmt, rounding, overflow, seed, out):
+    Format.parse(fmt)
+    check_float(x)
+    check_rule(rounding, overflow)
+
+
+@custom_op("custom_fp::scale_pow2", mutates_args=())
+def scale_pow2(x: Tensor, shift: int) -> Tensor:
+    return eager.scale_pow2(x, shift)
+
+
+@scale_pow2.register_fake
+def _(x, shift):
+    check_float(x)
+    return torch.empty(x.shape, dtype=torch.float32, device=x.device)
+
+
+# ---- codes -----------------------------------------------------------------------------------------------------
+
+
+@custom_op("custom_fp::encode", mutates_args=())
+def encode(x: Tensor, fmt: str) -> Tensor:
+    return eager.encode(x, fmt)
+
+
+@encode.register_fake
+def _(x, fmt):
+    check_float(x)
+    return torch.empty(x.shape, dtype=code_dtype(Format.parse(fmt)), device=x.device)
+
+
+@custom_op("custom_fp::decode", mutates_args=())
+def decode(codes: Tensor, fmt: str) -> Tensor:
+    return eager.decode(codes, fmt)
+
+
+@decode.register_fake
+def _(codes, fmt):
+    Format.parse(fmt)
+    check_codes(codes)
+    return torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+
+
+@custom_op("custom_fp::pack", mutates_args=())
+def pack(x: Tensor, fmt: str, shift: int) -> Tensor:
+    return eager.pack(x, fmt, shift)
+
+
+@pack.register_fake
+def _(x, fmt, shift):
+    check_float(x)
+    return torch.empty(packed_size(x.numel(), fmt), dtype=torch.uint8, device=x.device)
+
+
+@custom_op("custom_fp::unpack", mutates_args=())
+def unpack(data: Tensor, fmt: str, shape: Sequence[int], shift: int) -> Tensor:
+    return eager.unpack(data, fmt, shape, shift)
+
+
+@unpack.register_fake
+def _(data, fmt, shape, shift):
+    Format.parse(fmt)
+    return torch.empty(shape, dtype=torch.float32, device=data.device)
+
+
+# ---- sums ------------------------------------------------------------------------------------------------------
+
+
+@custom_op("custom_fp::accumulate", mutates_args=())
+def accumulate(tensors: Sequence[Tensor], fmt: str, kahan: bool, rounding: str, seed: int | None) -> Tensor:
+    return eager.accumulate(tensors, fmt, kahan, rounding, seed)
+
+
+@accumulate.register_fake
+def _(tensors, fmt, kahan, rounding, seed):
+    Format.parse(fmt)
+    check_terms("accumulate", tensors)
+    check_rule(rounding)
+    return torch.empty(tensors[0].shape, dtype=torch.float32, device=tensors[0].device)
+
+
+@custom_op("custom_fp::accumulate_packed", mutates_args=())
+def accumulate_packed(
+    payloads: Sequence[Tensor], fmt: str, n: int, kahan: bool, rounding: str, seed: int | None
+) -> Tensor:
+    return eager.accumulate_packed(payloads, fmt, n, kahan, rounding, seed)
+
+
+@accumulate_packed.register_fake
+def _(payloads, fmt, n, kahan, rounding, seed):
+    for payload in payloads:
+        check_bytes("accumulate_packed", payload, n, Format.parse(fmt))
+    return torch.empty_like(payloads[0])
+
+
+# ---- matmul ----------------------------------------------------------------------------------------------------
+
+
+@custom_op("custom_fp::matmul", mutates_args=())
+def matmul(a: Tensor, b: Tensor, accumulator: str, kahan: bool, backward: str) -> Tensor:
+    return eager.matmul(a, b, accumulator, kahan)
+
+
+@matmul.register_fake
+def _(a, b, accumulator, kahan, backward):
+    Format.parse(accumulator)
+    Format.parse(backward)
+    check_matrices(a, b)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return torch.empty((*batch, a.shape[-2], b.shape[-1]), dtype=torch.float32, device=a.device)
+
+
+def _remember_factors(ctx, inputs, output):
+    a, b, _, ctx.kahan, ctx.backward = inputs
+    ctx.save_for_backward(a, b)
+
+
+def _matmul_backward(ctx, grad):
+    a, b = ctx.saved_tensors
+    grad_a = grad_b = None
+    if ctx.needs_input_grad[0]:
+        grad_a = Matmul.apply(grad, b.mT, ctx.backward, ctx.kahan, ctx.backward)
+        grad_a = grad_a.sum_to_size(a.shape).to(a.dtype)
+    if ctx.needs_input_grad[1]:
+        grad_b = Matmul.apply(a.mT, grad, ctx.backward, ctx.kahan, ctx.backward)
+        grad_b = grad_b.sum_to_size(b.shape).to(b.dtype)
+    return grad_a, grad_b, None, None, None
+
+
+def _matmul_vmap(info, in_dims, a, b, accumulator, kahan, backward):
+    a, b = _batch_first(a, in_dims[0], b, in_dims[1])
+    return Matmul.apply(a, b, accumulator, kahan, backward), 0
+
+
+matmul.register_autograd(_matmul_backward, setup_context=_remember_factors)
+matmul.register_vmap(_matmul_vmap)
+
+
+class Matmul(torch.autograd.Function):
+    """The op where autograd or torch.func watches, as `Quantize`."""
+
+    @staticmethod
+    def forward(a, b, accumulator, kahan, backward):
+        if is_plain(a, b):
+            return eager.matmul(a, b, accumulator, kahan)
+        return torch.ops.custom_fp.matmul(a, b, accumulator, kahan, backward)
+
+    setup_context = staticmethod(_remember_factors)
+    backward = staticmethod(_matmul_backward)
+    vmap = staticmethod(_matmul_vmap)
+
+
+def _batch_first(a: Tensor, a_dim: int | None, b: Tensor, b_dim: int | None) -> tuple[Tensor, Tensor]:
+    """The vmapped dimension in front of both, and ranks made equal behind it."""
+    a = a.unsqueeze(0) if a_dim is None else a.movedim(a_dim, 0)
+    b = b.unsqueeze(0) if b_dim is None else b.movedim(b_dim, 0)
+    rank = max(a.dim(), b.dim())
+    a = a.reshape(a.shape[0], *[1] * (rank - a.dim()), *a.shape[1:])
+    b = b.reshape(b.shape[0], *[1] * (rank - b.dim()), *b.shape[1:])
+    return a, b
