@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +26,7 @@ from typing import IO, Any
 import yaml
 
 from cpdrun.launch.engine import ask, cold_connection, start_tasks, warm_connection
-from cpdrun.record import Attempt, RunDir, claim, read_json, write_json
+from cpdrun.record import HEARTBEAT_S, Attempt, RunDir, claim, heartbeat, read_json, release, write_json
 
 ENVIRON = ["CUDA_VISIBLE_DEVICES"]  # what differs from run to run, so that a warm engine needs to be told
 TAIL_BYTES = 16384
@@ -51,6 +52,18 @@ class Agent:
         lock = claim(self.run)
         if lock is None:
             return {"outcome": "elsewhere", "reason": "another launcher has this run"}
+        threading.Thread(target=self._beat, daemon=True).start()
+        try:
+            return self._attempts(lock)
+        finally:
+            release(self.run, lock)
+
+    def _beat(self) -> None:
+        while True:
+            heartbeat(self.run)
+            time.sleep(HEARTBEAT_S)
+
+    def _attempts(self, lock: int) -> dict[str, Any]:
         if read_json(self.run.done) is not None:
             return {"outcome": "elsewhere", "reason": "another launcher has finished this run"}
         if self.run.done.exists():
@@ -137,7 +150,7 @@ def where(run: RunDir, started: float) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "slurm_job": slurm_element(),
         "started": started,
         "from_epoch": (read_json(run.status) or {}).get("epoch", 0),
     }
@@ -217,15 +230,19 @@ def main(argv: list[str]) -> int:
     return 0 if outcome["outcome"] in ("finished", "diverged", "elsewhere") else 1
 
 
+def slurm_element() -> str | None:
+    """The array element, or the job, that this process is; None outside Slurm."""
+    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID")
+
+
 def requeue(run: RunDir, outcome: dict[str, Any]) -> int:
     """Have Slurm run this element again, unless its time was too short to get anywhere."""
     saved = run.checkpoint.stat().st_mtime if run.checkpoint.exists() else 0.0
     if saved < outcome["started"]:
         print("not requeued: the time limit came before a first checkpoint; raise launcher.time", flush=True)
         return 1
-    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    element = f"{array}_{index}" if array else os.environ["SLURM_JOB_ID"]
-    return subprocess.run(["scontrol", "requeue", element], check=False).returncode
+    return subprocess.run(["scontrol", "requeue", slurm_element()], check=False).returncode
 
 
 def _garbage(run: RunDir) -> str:

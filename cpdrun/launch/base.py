@@ -67,7 +67,7 @@ class Summary:
 class Executor(ABC):
     """Runs jobs somewhere: they are submitted once, then polled until all have ended."""
 
-    slots: int  # ranks that this executor can run at the same time
+    slots: int  # ranks that this executor can run at the same time; 0 where that is a scheduler's to say
 
     @abstractmethod
     def submit(self, jobs: list[Job]) -> None:

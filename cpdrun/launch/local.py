@@ -50,6 +50,8 @@ class LocalExecutor(Executor):
         options: LaunchOptions,
         warm: WarmEngine | None = None,
     ) -> None:
+        if not options.wait:
+            raise LaunchError("--no-wait leaves the runs to a scheduler: it needs --launcher slurm")
         self._jobs = options.jobs or jobs
         self._jobs_per_gpu = options.jobs_per_gpu or jobs_per_gpu
         self._options = options

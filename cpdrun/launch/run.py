@@ -55,7 +55,8 @@ def launch(
     began = _Warm.began or time.monotonic()
     executor = _executor(sweep, launcher, options)
     summary = Summary()
-    executed: list[Job] = []
+    started: dict[str, float] = {}
+    executed: dict[str, tuple[Job, float]] = {}  # by name: the job, the seconds it took
     try:
         write_configs(jobs)
         executor.submit(jobs)
@@ -64,8 +65,11 @@ def launch(
                 for event in _events(executor, sweep, options, display):
                     display.event(event)
                     _count(summary, event)
-                    if event.kind == "ended" and not event.outcome.get("elsewhere"):
-                        executed.append(event.job)
+                    name = event.job.run.name
+                    if event.kind == "started":
+                        started[name] = time.monotonic()
+                    elif not event.outcome.get("elsewhere"):
+                        executed[name] = (event.job, time.monotonic() - started.get(name, began))
     finally:
         executor.close()
         if _Warm.engine is not None:
@@ -76,18 +80,22 @@ def launch(
     else:
         summary.submitted = len(jobs)
     summary.wall_seconds = time.monotonic() - began
-    summary.training_share = training_share(executed, executor.slots, summary.wall_seconds)
+    summary.training_share = training_share(list(executed.values()), executor.slots, summary.wall_seconds)
     print_summary(console, summary)
     return summary
 
 
-def training_share(jobs: list[Job], slots: int, wall_seconds: float) -> float | None:
-    """The part of wall time x slots that `jobs`, executed now, spent training; None where none ended well."""
-    done = [(read_json(job.run.done), min(job.nproc, slots)) for job in jobs]
-    seconds = [
-        d["train_seconds"] * width for d, width in done if isinstance(d, dict) and "train_seconds" in d
-    ]
-    return sum(seconds) / (wall_seconds * slots) if seconds else None
+def training_share(jobs: list[tuple[Job, float]], slots: int, wall_seconds: float) -> float | None:
+    """The part of wall time x slots that was spent training by `jobs`, each with the seconds it took here.
+
+    None where no job ended well, or where slots is 0: they are not ours to count.
+    """
+    training = 0.0
+    for job, seconds in jobs:
+        done = read_json(job.run.done)
+        if isinstance(done, dict):  # a resumed run also counts the training of earlier launches; not here
+            training += min(done["train_seconds"], seconds) * min(job.nproc, slots)
+    return training / (wall_seconds * slots) if training else None
 
 
 def _executor(sweep: SweepDir, launcher: dict[str, Any], options: LaunchOptions) -> Executor:

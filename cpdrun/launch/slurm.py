@@ -34,7 +34,7 @@ class SlurmExecutor(Executor):
         sbatch: further options for the script.
         sweep: where script, job numbers and Slurm's own logs go.
         options: the command line's.
-        warm: of no use here, since elements start on other machines.
+        warm: closed; elements start on other machines.
     """
 
     def __init__(
@@ -68,9 +68,11 @@ class SlurmExecutor(Executor):
         self._begun: set[str] = set()
         self._cancelled = False
         self._polled = 0.0
+        self.slots = 0
+        if warm is not None:
+            warm.close()
 
     def submit(self, jobs: list[Job]) -> None:
-        self.slots = sum(job.nproc for job in jobs)
         for job in jobs:
             if job.nproc % self._tasks:
                 raise LaunchError(
@@ -167,15 +169,17 @@ class SlurmExecutor(Executor):
         if isinstance(done, dict):
             return {"outcome": done["status"], "reason": ""}
         attempt = job.run.last_attempt()
-        outcome = read_json(attempt.exit) if attempt else None
-        if attempt and outcome is None and self._cancelled:
-            return {"outcome": "preempted", "reason": "cancelled"}
-        if outcome is None and attempt is None:
-            if self._cancelled:
-                return {"outcome": "preempted", "reason": "cancelled before it had begun"}
-            log = self._sweep.slurm_logs / f"{element}.log"
-            return {"outcome": "failed", "reason": last_line(log) or f"never began; Slurm's log: {log}"}
-        return outcome or {"outcome": "killed", "reason": "killed by Slurm, with its agent"}
+        where = (read_json(attempt.where) or {}) if attempt else {}
+        if where.get("slurm_job") == element:
+            killed = {"outcome": "killed", "reason": "killed by Slurm, with its agent"}
+            return read_json(attempt.exit) or killed
+        if self._cancelled:
+            return {"outcome": "preempted", "reason": "cancelled before it had begun"}
+        log = self._sweep.slurm_logs / f"{element}.log"
+        return {
+            "outcome": "failed",
+            "reason": f"never began ({last_line(log) or 'without a word'}); see {log}",
+        }
 
 
 SCRIPT = """\

@@ -7,10 +7,11 @@ meet nowhere else. Nothing here imports torch.
 from cpdrun.record.files import append_json_line, read_json, read_json_lines, write_json, write_text
 from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs
 from cpdrun.record.layout import Attempt, RunDir, SweepDir
-from cpdrun.record.lock import claim, is_claimed
+from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, release
 from cpdrun.record.state import State, forget, state_of
 
 __all__ = [
+    "HEARTBEAT_S",
     "Attempt",
     "NotFoundError",
     "RunDir",
@@ -22,9 +23,11 @@ __all__ = [
     "find_sweeps",
     "find_sweeps_or_runs",
     "forget",
+    "heartbeat",
     "is_claimed",
     "read_json",
     "read_json_lines",
+    "release",
     "state_of",
     "write_json",
     "write_text",

@@ -82,6 +82,11 @@ class RunDir:
         return self.path / ".lock"
 
     @property
+    def holder(self) -> Path:
+        """Stands for the lock where the file system has none."""
+        return self.path / ".holder"
+
+    @property
     def checkpoint(self) -> Path:
         return self.path / "ckpt" / "last.pt"
 

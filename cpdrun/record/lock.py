@@ -2,35 +2,62 @@
 
 The kernel drops the lock when the last process that inherited the descriptor is gone, so a run that was
 killed at any instant is free again at once, and a run whose children still live is not.
+
+Some file systems of clusters have no flock. There the holder is whoever created `.holder`, and touches it while
+it lives; one that was not touched for STALE_S seconds, by the file system's own clock, is taken over.
 """
 
+import errno
 import fcntl
 import os
+import socket
 import time
 
 from cpdrun.record.layout import RunDir
 
 CLAIM_PATIENCE_S = 0.5  # a look by is_claimed holds the lock for microseconds; a real holder, for much longer
+HEARTBEAT_S = 15.0
+STALE_S = 120.0
+NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 def claim(run: RunDir) -> int | None:
     """Take the run for this process and the children it hands the descriptor to.
 
     Returns the inheritable file descriptor that holds the lock (keep it open), or None when another
-    process has the run.
+    process has the run. Call `heartbeat` every HEARTBEAT_S while it is held, and `release` in the end.
     """
     fd = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
+    os.set_inheritable(fd, True)
     deadline = time.monotonic() + CLAIM_PATIENCE_S
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.set_inheritable(fd, True)
             return fd
         except BlockingIOError:
             if time.monotonic() > deadline:
                 os.close(fd)
                 return None
             time.sleep(0.02)
+        except OSError as error:
+            if error.errno in NO_FLOCK and _create_holder(run):
+                return fd
+            os.close(fd)
+            if error.errno in NO_FLOCK:
+                return None
+            raise
+
+
+def heartbeat(run: RunDir) -> None:
+    """Say that the holder lives, where flock does not say it; elsewhere this does nothing."""
+    if run.holder.exists():
+        os.utime(run.holder)
+
+
+def release(run: RunDir, fd: int) -> None:
+    """Give the run back. The lock of flock is free once the children have closed the descriptor too."""
+    run.holder.unlink(missing_ok=True)
+    os.close(fd)
 
 
 def is_claimed(run: RunDir) -> bool:
@@ -44,5 +71,34 @@ def is_claimed(run: RunDir) -> bool:
         return False
     except BlockingIOError:
         return True
+    except OSError as error:
+        if error.errno in NO_FLOCK:
+            return run.holder.exists() and not _is_stale(run)
+        raise
     finally:
         os.close(fd)
+
+
+def _create_holder(run: RunDir) -> bool:
+    if run.holder.exists() and _is_stale(run):
+        grave = run.holder.with_name(f"{run.holder.name}.{socket.gethostname()}.{os.getpid()}")
+        try:
+            run.holder.rename(grave)  # of several that see it stale, one succeeds
+        except FileNotFoundError:
+            return False
+        grave.unlink()
+    try:
+        fd = os.open(run.holder, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    with os.fdopen(fd, "w") as file:
+        file.write(f"{socket.gethostname()} {os.getpid()}\n")
+    return True
+
+
+def _is_stale(run: RunDir) -> bool:
+    try:
+        os.utime(run.lock)  # the server stamps both files, so that clocks need not agree
+        return run.lock.stat().st_mtime - run.holder.stat().st_mtime > STALE_S
+    except OSError:
+        return False

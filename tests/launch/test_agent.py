@@ -86,7 +86,7 @@ def test_no_process_outlives_a_kill(job, local, victim):
     wait_for(one.run.status.exists, "the first epoch")
     os.kill(_family(one)[victim], signal.SIGKILL)
     wait_for(lambda: not processes_of(one.run.path), "the end of every process")
-    assert not is_claimed(one.run)
+    wait_for(lambda: not is_claimed(one.run), "the release of the run")
     events = wait_for(lambda: executor.poll(0.1), "the end of the run")
     assert [event.outcome["outcome"] for event in events] == ["killed"]
 

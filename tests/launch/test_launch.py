@@ -11,7 +11,8 @@ import pytest
 from conftest import HERE, processes_of, wait_for
 
 from cpdrun.launch.cancel import cancel_sweep
-from cpdrun.record import State, read_json, state_of
+from cpdrun.launch.run import training_share
+from cpdrun.record import State, read_json, state_of, write_json
 
 
 @pytest.fixture
@@ -60,6 +61,19 @@ def test_training_share_is_of_wall_time_and_slots(launcher):
     assert code == 0
     assert summary["training_share"] == pytest.approx(2.0 / summary["wall_seconds"])
     assert f"training took {100 * summary['training_share']:.0f} % of the core-seconds" in text
+
+
+def test_a_resumed_run_does_not_count_its_earlier_training(job):
+    one = job()
+    write_json(one.run.done, {"status": "finished", "train_seconds": 100.0})
+    assert training_share([(one, 5.0)], slots=2, wall_seconds=10.0) == 0.25
+
+
+def test_leaving_at_once_needs_a_scheduler(launcher, sweep):
+    process = launcher(jobs={"a": {}}, options={"wait": False})
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "--launcher slurm" in err and err.count("\n") == 1
 
 
 def test_problems_found_beforehand_leave_nothing_on_disk(launcher, sweep):
@@ -120,7 +134,7 @@ def test_a_killed_launcher_takes_everything_with_it(launcher, sweep):
     wait_for(sweep.run("a").status.exists, "the first epoch")
     process.kill()
     wait_for(lambda: not processes_of(sweep.path), "the end of every process")
-    assert state_of(sweep.run("a")) is State.PREEMPTED
+    wait_for(lambda: state_of(sweep.run("a")) is State.PREEMPTED, "the release of the run")
 
 
 def test_two_launchers_execute_each_run_once(launcher, sweep):

@@ -96,15 +96,15 @@ def test_cancelled_from_another_shell(job, slurm, sweep):
 
 
 def test_the_time_limit_saves_and_requeues_the_very_element(job, slurm):
-    # Slurm counts limits in minutes, and warns up to a minute early: here, at once.
-    long = job("long", epochs=60, epoch_s=0.1)
+    # Slurm counts limits in minutes and looks at them every 30 s: the warning comes 5 to 35 s after the start.
+    long = job("long", epochs=80, epoch_s=0.5)
     executor = slurm(time="00:01:00", warning_s=55)
     executor.submit([long])
     outcomes = finish(executor)
     assert outcomes["long"]["outcome"] == "finished"
     ends = [read_json(attempt.exit)["outcome"] for attempt in long.run.attempts()]
     assert ends == ["preempted"] * (len(ends) - 1) + ["finished"] and len(ends) >= 2
-    assert (long.run.path / "trace.txt").read_text().split() == [str(n) for n in range(1, 61)]
+    assert (long.run.path / "trace.txt").read_text().split() == [str(n) for n in range(1, 81)]
 
 
 def test_two_tasks_of_srun_are_one_run(job, slurm):
