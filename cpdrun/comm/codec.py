@@ -54,12 +54,12 @@ def scale(x: Tensor, shift: int) -> Tensor:
 
 
 def quantize_scaled(x: Tensor, shift: int, recipe: Recipe, draw: Draw | None = None) -> Tensor:
-    """Q(x * 2^shift), one rounding of the exact product, which a double holds for any float32 and shift.
+    """Q(x * 2^shift), one rounding of the exact product.
 
     x: float32 of any shape; one-dimensional where the rounding is stochastic, which takes a draw.
     """
     if shift:
-        x = x.to(torch.float64) * 2.0**shift
+        x = x * 2.0**shift if _float32_will_do(shift, recipe) else x.to(torch.float64) * 2.0**shift
 
     def quantize(tensors: list[Tensor], seed: int | None) -> Tensor:
         (values,) = tensors
@@ -68,6 +68,17 @@ def quantize_scaled(x: Tensor, shift: int, recipe: Recipe, draw: Draw | None = N
         )
 
     return quantize([x], None) if draw is None else draw.in_chunks(quantize, [x])
+
+
+def _float32_will_do(shift: int, recipe: Recipe) -> bool:
+    """Whether rounding to nearest cannot tell x * 2^shift in float32 from the exact product.
+
+    2^shift must be a normal number. Upwards, only what overflows any format is inexact. Downwards, bits are lost
+    below 2^-149 of products under 2^-126, which round to zero in a format whose smallest value is above 2^-120.
+    A double holds the product of any float32 and any shift.
+    """
+    smallest = recipe.fmt.emin - recipe.fmt.mantissa_bits
+    return recipe.rounding == "nearest_even" and -126 <= shift <= 127 and (shift > 0 or smallest > -120)
 
 
 def accumulate(values: Sequence[Tensor], recipe: Recipe, draw: Draw | None = None) -> Tensor:
