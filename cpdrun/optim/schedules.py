@@ -4,6 +4,7 @@ A schedule is called as `factor = schedule(epoch, epochs)`, where `epoch` is a r
 (step / steps an epoch), and gives the factor of the optimizer's lr for that step.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,3 +44,36 @@ class Step:
     def __call__(self, epoch: float, epochs: float) -> float:
         drops = sum(epoch >= milestone for milestone in self.milestones)
         return linear_warmup(epoch, self.warmup_epochs, self.warmup_start) * self.gamma**drops
+
+
+@dataclass(frozen=True)
+class Poly:
+    """Warm-up, then (1 - epoch / epochs) ** power (Chen et al., DeepLab, arXiv 1606.00915, section 4.1)."""
+
+    warmup_epochs: float
+    warmup_start: float
+    power: float
+
+    def __call__(self, epoch: float, epochs: float) -> float:
+        decay = max(0.0, 1.0 - epoch / epochs) ** self.power
+        return linear_warmup(epoch, self.warmup_epochs, self.warmup_start) * decay
+
+
+@dataclass(frozen=True)
+class PiecewiseLinear:
+    """Straight lines between (epoch, factor) points; the first and last factor hold before and after them."""
+
+    points: Sequence[Sequence[float]]
+
+    def __post_init__(self) -> None:
+        epochs = [point[0] for point in self.points]
+        if len(epochs) < 2 or any(a >= b for a, b in itertools.pairwise(epochs)):
+            raise ValueError(
+                f"schedule.points must be two or more [epoch, factor] in order, not {self.points}"
+            )
+
+    def __call__(self, epoch: float, epochs: float) -> float:
+        for (e0, f0), (e1, f1) in itertools.pairwise(self.points):
+            if epoch < e1:
+                return f0 + (f1 - f0) * max(0.0, epoch - e0) / (e1 - e0)
+        return self.points[-1][1]

@@ -23,10 +23,11 @@ from cpdrun.train.workers import SharedBuffers, Workers
 
 
 class WorkerGradients(Protocol):
-    def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[list[Tensor]]]:
-        """Losses (W,) and, per worker and parameter, the gradient of its mean loss divided by N.
+    def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
+        """Losses (W,), and for each parameter (W, *its shape): gradients of the mean losses, divided by N.
 
-        index_NxB: the samples that each of the N workers takes at this step.
+        index_NxB: the samples that each of the N workers takes at this step. The tensors may be written
+        anew by the next call.
         """
 
 
@@ -41,21 +42,23 @@ class ExactGradients:
         self.model, self.data, self.workers, self.seed, self.device = model, data, workers, seed, device
         self.parameters = list(model.parameters())
         self.buffers = SharedBuffers(model, workers)
+        self.gradients_WxP = [p.new_empty(len(workers.mine), *p.shape) for p in self.parameters]
 
-    def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[list[Tensor]]]:
-        losses, gradients = [], []
+    def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
+        losses = []
         self.buffers.begin_step()
-        for worker in self.workers.mine:
+        for w, worker in enumerate(self.workers.mine):
             self.buffers.begin_worker(worker)
             x, y = _batch(self.data, index_NxB[worker], self.seed, step, worker, self.device)
             torch.manual_seed(derived_seed("dropout", self.seed, step, worker))
             loss = F.cross_entropy(self.model(x), y)
             gradient = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
             losses.append(loss.detach())
-            gradients.append([g / self.workers.world_size for g in gradient])
+            for of_worker, g in zip(self.gradients_WxP, gradient, strict=True):
+                torch.div(g, self.workers.world_size, out=of_worker[w])
             self.buffers.end_worker(worker)
         self.buffers.end_step()
-        return torch.stack(losses), gradients
+        return torch.stack(losses), self.gradients_WxP
 
 
 class BatchedGradients:
@@ -77,7 +80,7 @@ class BatchedGradients:
             grad_and_value(loss_of_worker), in_dims=(None, 0, 0, 0), randomness="different"
         )
 
-    def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[list[Tensor]]]:
+    def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
         W, N = len(self.workers.mine), self.workers.world_size
         batches = [
             _batch(self.data, index_NxB[worker], self.seed, step, worker, self.device)
@@ -91,8 +94,7 @@ class BatchedGradients:
             gradients_W, losses_W = self._gradients(parameters, buffers_W, x_WxBxF, y_WxB)
         self.tried = True
         self._follow_worker_0(buffers_W)
-        by_parameter = [(g_W / N).unbind() for g_W in gradients_W.values()]
-        return losses_W, [list(of_worker) for of_worker in zip(*by_parameter, strict=True)]
+        return losses_W, [gradients_W[name].div_(N) for name in parameters]
 
     def _follow_worker_0(self, buffers_W: dict[str, Tensor]) -> None:
         self.shared.begin_step()

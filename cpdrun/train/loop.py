@@ -68,8 +68,8 @@ def train(
             for group, base_lr in zip(optimizer.param_groups, base_lrs, strict=True):
                 group["lr"] = base_lr * parts.schedule(step / S, epochs)
 
-            losses_W, gradients = gradients_of(index_SxNxB[s], step)
-            mean_gradient = sync.reduce(gradients, step=step, epoch=epoch)
+            losses_W, gradients_WxP = gradients_of(index_SxNxB[s], step)
+            mean_gradient = sync.reduce_stacked(gradients_WxP, step=step, epoch=epoch)
             for parameter, gradient in zip(parameters, mean_gradient, strict=True):
                 parameter.grad = gradient
             optimizer.step()

@@ -1,0 +1,90 @@
+"""Optimizers against their papers' formulas in float64; schedules against values worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from cpdrun.optim.lamb import LAMB
+from cpdrun.optim.lars import LARS
+from cpdrun.optim.schedules import PiecewiseLinear, Poly
+
+# Six float32 steps of numbers near 1 against float64: a few dozen roundings of 6e-8.
+CLOSE = {"rtol": 5e-6, "atol": 5e-7}
+
+
+def trajectory(optimizer_of, shape):
+    torch.manual_seed(0)
+    w = torch.nn.Parameter(torch.randn(shape))
+    start, optimizer, gradients = w.detach().double().clone(), optimizer_of([w]), []
+    for _ in range(6):
+        w.grad = torch.randn(shape)
+        gradients.append(w.grad.double())
+        optimizer.step()
+    return start, gradients, w.detach().double()
+
+
+@pytest.mark.parametrize(("shape", "adapt_1d"), [((4, 3), False), ((5,), False), ((5,), True)])
+def test_lars_is_algorithm_1(shape, adapt_1d):
+    settings = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.01, "coefficient": 0.02, "adapt_1d": adapt_1d}
+    w, gradients, end = trajectory(lambda p: LARS(p, **settings), shape)
+    v = torch.zeros_like(w)
+    for g in gradients:
+        decay, trust = 0.01, 0.02 * w.norm() / (g.norm() + 0.01 * w.norm())
+        if len(shape) == 1 and not adapt_1d:
+            decay, trust = 0.0, 1.0
+        v = 0.9 * v + 0.5 * trust * (g + decay * w)
+        w = w - v
+    torch.testing.assert_close(end, w, **CLOSE)
+
+
+def test_lamb_is_algorithm_2():
+    settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.02}
+    w, gradients, end = trajectory(lambda p: LAMB(p, **settings), (4, 3))
+    m = v = torch.zeros_like(w)
+    for t, g in enumerate(gradients, 1):
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        update = (m / (1 - 0.9**t)) / ((v / (1 - 0.99**t)).sqrt() + 1e-6) + 0.02 * w
+        w = w - 0.1 * w.norm() / update.norm() * update
+    torch.testing.assert_close(end, w, **CLOSE)
+
+
+def test_layers_without_weights_or_gradient_stay_finite():
+    for optimizer_of in (
+        lambda p: LARS(p, lr=1, momentum=0.9, weight_decay=0.0, coefficient=0.001, adapt_1d=True),
+        lambda p: LAMB(p, lr=1, beta1=0.9, beta2=0.99, eps=1e-6, weight_decay=0.0),
+    ):
+        w = torch.nn.Parameter(torch.zeros(3, 3))
+        w.grad = torch.zeros(3, 3)
+        optimizer_of([w]).step()
+        assert torch.equal(w, torch.zeros(3, 3))
+
+
+def test_optimizers_resume_bit_for_bit():
+    for optimizer_of in (
+        lambda p: LARS(p, lr=1, momentum=0.9, weight_decay=0.1, coefficient=0.001, adapt_1d=False),
+        lambda p: LAMB(p, lr=1, beta1=0.9, beta2=0.99, eps=1e-6, weight_decay=0.1),
+    ):
+        weights = []
+        for stops in (False, True):
+            torch.manual_seed(1)
+            w = torch.nn.Parameter(torch.randn(3, 3))
+            optimizer = optimizer_of([w])
+            for _ in range(4):
+                w.grad = torch.randn(3, 3)
+                optimizer.step()
+                if stops:
+                    state = optimizer.state_dict()
+                    optimizer = optimizer_of([w])
+                    optimizer.load_state_dict(state)
+            weights.append(w.detach())
+        assert torch.equal(*weights)
+
+
+def test_poly_and_piecewise_linear():
+    poly = Poly(warmup_epochs=0, warmup_start=0.1, power=0.9)
+    assert [poly(e, 10) for e in (0, 5, 10)] == pytest.approx([1, math.pow(0.5, 0.9), 0])
+    lines = PiecewiseLinear(points=[[0, 0.0], [5, 1.0], [24, 0.0]])
+    assert [lines(e, 24) for e in (0, 2.5, 5, 14.5, 24, 30)] == pytest.approx([0, 0.5, 1, 0.5, 0, 0])
+    with pytest.raises(ValueError, match=r"schedule\.points"):
+        PiecewiseLinear(points=[[5, 1.0], [0, 0.0]])
