@@ -21,6 +21,13 @@ DEADLINE_S = 60
 MakeJob = Callable[..., Job]
 
 
+def make_job(sweep: SweepDir, name: str, **config: Any) -> Job:
+    defaults = {"nproc": 1, "threads": 1, "device": "cpu", "epochs": 1, "epoch_s": 0.01, "act": "finish"}
+    job = Job(sweep.run(name), {**defaults, **config}, [f"name={name}"])
+    write_configs([job])
+    return job
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _stand_in() -> Iterator[None]:
     patch = pytest.MonkeyPatch()
@@ -46,13 +53,7 @@ def sweep(tmp_path: Path) -> SweepDir:
 def job(sweep: SweepDir) -> MakeJob:
     """job(name, act=..., epochs=..., ...) -> a Job whose config is on disk."""
 
-    def make(name: str = "one", **config: Any) -> Job:
-        defaults = {"nproc": 1, "threads": 1, "device": "cpu", "epochs": 1, "epoch_s": 0.01, "act": "finish"}
-        made = Job(sweep.run(name), {**defaults, **config}, [f"name={name}"])
-        write_configs([made])
-        return made
-
-    return make
+    return lambda name="one", **config: make_job(sweep, name, **config)
 
 
 @pytest.fixture
@@ -78,9 +79,9 @@ def drive(executor: Executor, jobs: list[Job]) -> dict[str, dict[str, Any]]:
     return finish(executor)
 
 
-def finish(executor: Executor) -> dict[str, dict[str, Any]]:
+def finish(executor: Executor, deadline_s: float = DEADLINE_S) -> dict[str, dict[str, Any]]:
     outcomes = {}
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + deadline_s
     while executor.unfinished:
         assert time.monotonic() < deadline, f"still running: {executor.running}"
         for event in executor.poll(0.1):

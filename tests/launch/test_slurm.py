@@ -6,13 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import finish, wait_for
+from conftest import finish, make_job, wait_for
 
 from cpdrun.launch.base import LaunchError, LaunchOptions
 from cpdrun.launch.cancel import cancel_sweep
 from cpdrun.launch.slurm import SlurmExecutor, elements_of
 from cpdrun.launch.squeue import elements_in_queue
-from cpdrun.record import State, read_json, state_of
+from cpdrun.record import State, SweepDir, read_json, state_of
 
 NODE = Path(__file__).parents[2] / "scripts" / "slurm_one_node.sh"
 DEFAULTS = {
@@ -46,6 +46,20 @@ def node(tmp_path_factory):
     subprocess.run([NODE, "stop"], env=environ, check=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def under_limit(node, tmp_path_factory):
+    """A run that meets its time limit while the other tests go on.
+
+    Slurm counts limits in minutes and looks at them every 30 s: the warning comes 5 to 35 s after the start.
+    """
+    sweep = SweepDir(tmp_path_factory.mktemp("under_limit"))
+    long = make_job(sweep, "long", epochs=72, epoch_s=0.5)
+    settings = {**DEFAULTS, "time": "00:01:00", "warning_s": 55}
+    executor = SlurmExecutor(**settings, sweep=sweep, options=LaunchOptions())
+    executor.submit([long])
+    return executor, long
+
+
 @pytest.fixture
 def slurm(sweep, node):
     """slurm(time=..., ...) -> a SlurmExecutor for the sweep."""
@@ -62,10 +76,11 @@ def test_an_array_with_a_limit_and_a_failing_element(job, slurm, sweep):
     executor = slurm(max_parallel=2)
     executor.submit(jobs)
     assert "#SBATCH --array=0-4%2\n" in sweep.array_script(1).read_text()
+    array = read_json(sweep.slurm)[0]["job"]
     most = 0
     outcomes = {}
     while executor.unfinished:
-        most = max(most, list(elements_in_queue(["1"]).values()).count("RUNNING"))
+        most = max(most, list(elements_in_queue([array]).values()).count("RUNNING"))
         outcomes |= {e.job.run.name: e.outcome["outcome"] for e in executor.poll(0.1) if e.kind == "ended"}
     assert most <= 2
     assert outcomes == {f"r{i}": "failed" if i == 2 else "finished" for i in range(5)}
@@ -95,18 +110,6 @@ def test_cancelled_from_another_shell(job, slurm, sweep):
     assert elements_of(sweep) == {}
 
 
-def test_the_time_limit_saves_and_requeues_the_very_element(job, slurm):
-    # Slurm counts limits in minutes and looks at them every 30 s: the warning comes 5 to 35 s after the start.
-    long = job("long", epochs=80, epoch_s=0.5)
-    executor = slurm(time="00:01:00", warning_s=55)
-    executor.submit([long])
-    outcomes = finish(executor)
-    assert outcomes["long"]["outcome"] == "finished"
-    ends = [read_json(attempt.exit)["outcome"] for attempt in long.run.attempts()]
-    assert ends == ["preempted"] * (len(ends) - 1) + ["finished"] and len(ends) >= 2
-    assert (long.run.path / "trace.txt").read_text().split() == [str(n) for n in range(1, 81)]
-
-
 def test_two_tasks_of_srun_are_one_run(job, slurm):
     one = job(nproc=4, show=["RANK", "WORLD_SIZE", "MASTER_ADDR"])
     executor = slurm(tasks_per_node=2)
@@ -127,3 +130,11 @@ def test_without_slurm_one_line_says_so(job, sweep, monkeypatch):
     executor = SlurmExecutor(**DEFAULTS, sweep=sweep, options=LaunchOptions())
     with pytest.raises(LaunchError, match="sbatch is not here"):
         executor.submit([job()])
+
+
+def test_the_time_limit_saves_and_requeues_the_very_element(under_limit):
+    executor, long = under_limit
+    assert finish(executor, deadline_s=180)["long"]["outcome"] == "finished"
+    ends = [read_json(attempt.exit)["outcome"] for attempt in long.run.attempts()]
+    assert ends == ["preempted"] * (len(ends) - 1) + ["finished"] and len(ends) >= 2
+    assert (long.run.path / "trace.txt").read_text().split() == [str(n) for n in range(1, 73)]
