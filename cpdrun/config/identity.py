@@ -10,7 +10,7 @@ from typing import Any
 
 from cpdrun.config.compose import flatten
 
-NOT_IDENTITY = ("exp", "name", "results_dir", "nproc", "launcher", "checkpoint")
+NOT_IDENTITY = ("exp", "name", "results_dir", "nproc", "launcher", "statistics", "checkpoint")
 
 
 def run_name(config: Mapping[str, Any]) -> str:

@@ -104,6 +104,7 @@ RULES: dict[str, Check] = {
     "threads": _integer(1),
     "emulation": _one_of("exact", "batched"),
     "device": _one_of("auto", "cpu", "cuda"),
+    "statistics.every_steps": _integer(1),
     "checkpoint.every_epochs": _integer(1),
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cpdrun.comm import GradientSync
 from cpdrun.train import checkpoint
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import evaluate
@@ -34,6 +35,7 @@ class Progress:
     train_seconds: float = 0.0
     nonfinite: int = 0  # gradient elements that were inf or NaN, this epoch
     losses_SxN: Tensor | None = None  # of this epoch; this rank's workers are set, the others zero
+    layers: dict[str, dict[str, Any]] = field(default_factory=dict)  # this epoch's last statistics
     metrics: dict[str, float] = field(default_factory=dict)  # of the last whole epoch
 
 
@@ -73,6 +75,8 @@ def train(
             for parameter, gradient in zip(parameters, mean_gradient, strict=True):
                 parameter.grad = gradient
             optimizer.step()
+            if step % config["statistics"]["every_steps"] == 0:
+                progress.layers = _layer_statistics(sync, gradients_WxP, mean_gradient)
 
             progress.losses_SxN[s, workers.mine.start : workers.mine.stop] = losses_W
             progress.nonfinite += sync.nonfinite
@@ -91,6 +95,7 @@ def train(
                 "step": (epoch + 1) * S,
                 **progress.metrics,
                 "nonfinite_gradients": progress.nonfinite,
+                "layers": progress.layers,
                 "train_seconds": progress.train_seconds,
             }
         )
@@ -98,6 +103,7 @@ def train(
             status = "diverged"
             break
         progress.epoch, progress.step, progress.nonfinite, progress.losses_SxN = epoch + 1, 0, 0, None
+        progress.layers = {}
         asked = stop.asked()
         if asked or progress.epoch % config["checkpoint"]["every_epochs"] == 0 or progress.epoch == epochs:
             _save(parts, journal, workers, progress)
@@ -110,6 +116,14 @@ def train(
         "train_seconds": progress.train_seconds,
         "weights_sha256": checkpoint.weights_sha256(model),
     }
+
+
+def _layer_statistics(
+    sync: GradientSync, gradients_WxP: list[Tensor], mean_gradient: list[Tensor]
+) -> dict[str, dict[str, Any]]:
+    by_worker = list(zip(*(of_parameter.unbind() for of_parameter in gradients_WxP), strict=True))
+    rows = sync.statistics(by_worker, mean_gradient)
+    return {row["layer"]: {key: value for key, value in row.items() if key != "layer"} for row in rows}
 
 
 def _restore(parts: Parts, journal: Journal, workers: Workers, device: torch.device) -> Progress:

@@ -23,6 +23,8 @@ def test_a_run_leaves_its_whole_record(make_run, train_here):
     assert [row["epoch"] for row in rows] == [1, 2]
     assert [row["step"] for row in rows] == [22, 44]
     assert {key: rows[-1][key] for key in done["metrics"]} == done["metrics"]
+    layer = rows[0]["layers"]["features.0.0.weight"]
+    assert layer["exponent_min"] <= layer["exponent_max"] < 0 and 0 <= layer["underflow"] <= 1
     assert read_json(run.status)["epoch"] == 2
     assert read_json(run.env)["packages"]["torch"] == torch.__version__.partition("+")[0] or torch.__version__
 
