@@ -8,7 +8,7 @@ import pandas as pd
 from rich.console import Console
 
 from cpdrun.record import SweepDir, write_text
-from cpdrun.report import completeness, html, markup, pictures, pivot, tables, verdict
+from cpdrun.report import completeness, export, html, markup, pictures, pivot, tables, verdict
 from cpdrun.report.collect import sweep_names
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.files import TABLES
@@ -38,6 +38,7 @@ def write_report(
     tolerance: float | None = None,
     rows: Sequence[str] = (),
     cols: Sequence[str] = (),
+    export_to: Sequence[str] = (),
     console: Console | None = None,
 ) -> Report:
     """Write the report on `sweeps` and print its answer and table on `console`.
@@ -45,11 +46,12 @@ def write_report(
     One sweep's report goes into its report folder; that of several into the folder `A+B` beside the first.
     `formats` are kinds of table, `html` for the page, and kinds of picture (png and svg where none is named).
     `ci` is the interval's width in per cent; `tolerance`, how much worse than fp32 counts as equal, in shown
-    units (points for an accuracy, default 0.5). `rows` and `cols` name axes for one more table, pivot.*.
+    units (points for an accuracy, default 0.5). `rows` and `cols` name axes for one more table, pivot.*;
+    `export_to` names tools whose files are written too (tensorboard, mlflow).
     Raises ReportError where there is nothing to report or the question cannot be put.
     """
     console = console or Console()
-    _check(formats, ci, tolerance)
+    _check(formats, ci, tolerance, export_to)
     study = read_study(list(sweeps), metric=metric, ci=ci, tolerance=tolerance)
     pivoted = pivot.complete(study, rows, cols) if rows or cols else None
     answer, notes = verdict.sentences(study), completeness.notes(study, sweeps)
@@ -71,16 +73,20 @@ def write_report(
         if "html" in formats:
             write_text(folder / "report.html", html.page(study, answer, notes, rendered))
             files.append(folder / "report.html")
+        files += [export.write(tool, study, folder) for tool in export_to]
     except OSError as error:
         raise ReportError(f"cannot write {error.filename or folder}: {error.strerror}") from None
     _say(console, *_where(folder, files))
     return Report(answer, notes, tables.frame(study), files)
 
 
-def _check(formats: Sequence[str], ci: float, tolerance: float | None) -> None:
+def _check(formats: Sequence[str], ci: float, tolerance: float | None, export_to: Sequence[str]) -> None:
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ReportUsageError(f"unknown report format {unknown[0]!r}; there are: {', '.join(FORMATS)}")
+    unknown = [tool for tool in export_to if tool not in export.names()]
+    if unknown:
+        raise ReportUsageError(f"cannot export to {unknown[0]!r}; there are: {', '.join(export.names())}")
     if not 0 < ci < 100:
         raise ReportUsageError(
             f"ci={ci:g} is not a confidence level; give per cent, between 0 and 100, e.g. 95"

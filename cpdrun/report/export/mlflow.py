@@ -1,0 +1,63 @@
+"""MLflow: each finished run with its config as parameters and its metrics by epoch, an experiment a sweep.
+
+Goes to the server that MLFLOW_TRACKING_URI names, else into `mlflow.db` (SQLite) in the report's folder. A run
+that is there already is left alone: a finished run does not change.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.tracking import MlflowClient
+
+from cpdrun.record import RunDir
+from cpdrun.report.collect import config_keys, finished
+from cpdrun.report.export import epochs
+from cpdrun.report.study import SWEEP, Study
+
+_TAG = "cpdrun.run"
+_LONGEST_VALUE = 6000  # limits of MLflow's
+_MOST_PARAMETERS, _MOST_METRICS = 100, 1000
+
+
+def write(study: Study, folder: Path) -> Path:
+    """The database, or the folder where a server has it."""
+    database = folder / "mlflow.db"
+    server = os.environ.get("MLFLOW_TRACKING_URI")
+    client = MlflowClient(tracking_uri=server or f"sqlite:///{database.resolve()}")
+    keys = config_keys(study.runs)
+    for row in finished(study.runs).to_dict("records"):
+        experiment = _experiment(client, row[SWEEP])
+        run = RunDir(Path(row["run:path"]))
+        if not client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{_name(run.name)}'"):
+            _write_run(client, experiment, run, {key: row[key] for key in keys})
+    return folder if server else database
+
+
+def _experiment(client: MlflowClient, sweep: str) -> str:
+    known = client.get_experiment_by_name(f"cpdrun {sweep}")
+    return known.experiment_id if known else client.create_experiment(f"cpdrun {sweep}")
+
+
+def _write_run(client: MlflowClient, experiment: str, run: RunDir, config: dict) -> None:
+    ended_ms = int(run.done.stat().st_mtime * 1000)
+    made = client.create_run(experiment, start_time=ended_ms, tags={_TAG: _name(run.name)}, run_name=run.name)
+    identifier = made.info.run_id
+    parameters = [Param(_name(key), str(value)[:_LONGEST_VALUE]) for key, value in config.items()]
+    metrics = [
+        Metric(_name(name), value, ended_ms, epoch)
+        for epoch, row in epochs(run)
+        for name, value in row.items()
+    ]
+    for start in range(0, len(parameters), _MOST_PARAMETERS):
+        client.log_batch(identifier, params=parameters[start : start + _MOST_PARAMETERS])
+    for start in range(0, len(metrics), _MOST_METRICS):
+        client.log_batch(identifier, metrics=metrics[start : start + _MOST_METRICS])
+    client.log_batch(identifier, tags=[RunTag("cpdrun.path", str(run.path))])
+    client.set_terminated(identifier, end_time=ended_ms)
+
+
+def _name(text: str) -> str:
+    """MLflow allows these letters in a name."""
+    return re.sub(r"[^\w./ :-]", "_", text, flags=re.ASCII)[:250]

@@ -1,0 +1,83 @@
+"""What TensorBoard and MLflow read back."""
+
+import sys
+
+import pytest
+
+from cpdrun.report import ReportUsageError
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+@pytest.fixture
+def trained(new_sweep):
+    """Two finished runs and one that is not, with hostile names in their config."""
+    sweep = new_sweep()
+    for seed in range(2):
+        rows = [
+            {"epoch": i, "test_accuracy": 0.3 * i + 0.01 * seed, "train_loss": None, "note": "x"}
+            for i in (1, 2, 3)
+        ]
+        sweep.add(
+            "e3m0",
+            aps=True,
+            seed=seed,
+            accuracy=0.9,
+            rows=rows,
+            name=f"run{seed}",
+            **{"a b$<>'": "50%_of_data"},
+        )
+    sweep.add("e3m0", seed=7, status=None)
+    return sweep
+
+
+def test_tensorboard(trained, report):
+    pytest.importorskip("tensorboard", reason="needs the extra `tensorboard`")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for _ in range(2):  # a second export replaces the first
+        made = report(trained, export_to=["tensorboard"])
+    folders = sorted((made.folder / "tensorboard").iterdir())
+    assert [folder.name for folder in folders] == ["run0", "run1"]
+    log = EventAccumulator(str(folders[1]))
+    log.Reload()
+    assert log.Tags()["scalars"] == ["test_accuracy"]
+    assert [(event.step, event.value) for event in log.Scalars("test_accuracy")] == [
+        (i, pytest.approx(0.3 * i + 0.01)) for i in (1, 2, 3)
+    ]
+    assert "_hparams_/session_start_info" in log.summary_metadata
+
+
+def test_mlflow(trained, report, monkeypatch):
+    pytest.importorskip("mlflow", reason="needs the extra `mlflow`")
+    pytest.importorskip("sqlalchemy", reason="needs the extra `mlflow`")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for _ in range(2):  # a second export adds nothing
+        made = report(trained, export_to=["mlflow"])
+    client = MlflowClient(tracking_uri=f"sqlite:///{made.folder / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("cpdrun digits_bits")
+    runs = sorted(client.search_runs([experiment.experiment_id]), key=lambda run: run.info.run_name)
+    assert [run.info.run_name for run in runs] == ["run0", "run1"]
+    assert runs[1].data.params["format"] == "e3m0" and runs[1].data.params["a b____"] == "50%_of_data"
+    history = client.get_metric_history(runs[1].info.run_id, "test_accuracy")
+    assert [(point.step, point.value) for point in history] == [
+        (i, pytest.approx(0.3 * i + 0.01)) for i in (1, 2, 3)
+    ]
+
+
+def test_an_unknown_tool_is_refused_before_anything_is_written(trained, report):
+    with pytest.raises(ReportUsageError, match=r"mlflow, tensorboard"):
+        report(trained, export_to=["excel"])
+    assert not trained.dir.report.exists()
+
+
+@pytest.mark.parametrize("tool", ["tensorboard", "mlflow"])
+def test_a_missing_package_is_named_with_the_extra(trained, report, monkeypatch, tool):
+    for name in [name for name in sys.modules if name.split(".")[0] == tool]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, tool, None)
+    monkeypatch.delitem(sys.modules, f"cpdrun.report.export.{tool}", raising=False)
+    with pytest.raises(ReportUsageError, match=rf"pip install 'cpdrun\[{tool}\]'"):
+        report(trained, export_to=[tool])
