@@ -16,7 +16,8 @@ def slurm(*command: str) -> str:
     except subprocess.TimeoutExpired:
         raise LaunchError(f"{command[0]} did not answer within {TIMEOUT_S} s") from None
     if done.returncode:
-        raise LaunchError(f"{command[0]}: {done.stderr.strip() or 'failed without a word'}")
+        words = done.stderr.strip().splitlines() or ["failed without a word"]
+        raise LaunchError(f"{command[0]}: {words[-1]}")
     return done.stdout
 
 

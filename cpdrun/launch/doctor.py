@@ -1,0 +1,151 @@
+"""What this machine has for cpdrun, what it lacks, and the command that mends it."""
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cpdrun import __version__
+from cpdrun.launch.base import LaunchError
+from cpdrun.launch.resources import cores, gpus
+from cpdrun.launch.squeue import slurm
+
+PROBE_TIMEOUT_S = 120
+FREE_GB_WANTED = 1
+STYLES = {"ok": "green", "no": "dim", "broken": "red"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the table: `no` is absent and not needed; `broken` keeps runs from working."""
+
+    what: str
+    state: Literal["ok", "no", "broken"]
+    text: str
+    mend: str = ""
+
+
+def print_findings(console: Console, findings: list[Finding]) -> int:
+    """The table; the exit code is 1 where something is broken."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for finding in findings:
+        text = Text(finding.text)
+        if finding.mend:
+            text.append(f"\n-> {finding.mend}", "yellow")
+        table.add_row(Text(finding.state, STYLES[finding.state]), finding.what, text)
+    console.print(table)
+    return int(any(finding.state == "broken" for finding in findings))
+
+
+def examine(results_dir: Path) -> list[Finding]:
+    """Look at everything that a sweep writing to `results_dir` could need. Takes as long as importing torch."""
+    version = f"{__version__}, Python {platform.python_version()} ({sys.executable})"
+    return [
+        Finding("cpdrun", "ok", version),
+        *_trainer(probe()),
+        Finding("processor", "ok", f"{cores()} cores for runs"),
+        _gpus(),
+        _slurm(),
+        _results(results_dir),
+    ]
+
+
+def probe() -> dict[str, Any]:
+    """What cpdrun.train.probe finds; {"failure": its last line} where it ends without an answer."""
+    command = [sys.executable, "-m", "cpdrun.train.probe"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
+        return json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return {"failure": f"no answer within {PROBE_TIMEOUT_S} s"}
+    except (ValueError, IndexError):
+        return {"failure": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+
+
+def _trainer(found: dict[str, Any]) -> Iterator[Finding]:
+    if "failure" in found:
+        yield Finding("trainer", "broken", found["failure"], "pip install --force-reinstall cpdrun")
+        return
+    errors = found["errors"]
+    for name in ("torch", "torchvision", "numpy", "sklearn"):
+        if name in errors:
+            package = "scikit-learn" if name == "sklearn" else name
+            yield Finding(name, "broken", errors[name], f"pip install --force-reinstall {package}")
+        else:
+            yield Finding(name, "ok", found[name])
+    if "custom_fp" in errors:
+        yield Finding("custom_fp", "broken", errors["custom_fp"], "pip install --force-reinstall cpdrun")
+    elif found["backend"] == "native":
+        yield Finding("custom_fp", "ok", "native kernels on the processor")
+    else:
+        text = f"{found['backend']}: correct, and many times slower than the extension"
+        yield Finding(
+            "custom_fp", "no", text, "pip install --force-reinstall cpdrun, where there is a C++20 compiler"
+        )
+    yield from _cuda(found)
+    for name, missing in found["data"].items():
+        yield Finding(f"data {name}", "no", missing) if missing else Finding(f"data {name}", "ok", "found")
+
+
+def _cuda(found: dict[str, Any]) -> Iterator[Finding]:
+    cuda = found.get("cuda")
+    if not cuda or not cuda["available"]:
+        built = (
+            f"torch is built for CUDA {cuda['built_for']}"
+            if cuda and cuda["built_for"]
+            else "torch has no CUDA"
+        )
+        yield Finding("CUDA", "no", f"no GPU that torch can use ({built}); runs use the processor")
+        return
+    yield Finding("CUDA", "ok", f"{cuda['built_for']}: {', '.join(cuda['devices'])}")
+    if "cupy" in found["errors"]:
+        extra = f"cuda{cuda['built_for'].split('.')[0]}"
+        yield Finding(
+            "CuPy",
+            "no",
+            f"{found['errors']['cupy']}; kernels on GPUs need it",
+            f"pip install 'cpdrun[{extra}]'",
+        )
+    else:
+        yield Finding("CuPy", "ok", found["cupy"])
+
+
+def _gpus() -> Finding:
+    names = gpus()
+    return Finding("GPUs", "ok" if names else "no", ", ".join(names) or "none visible")
+
+
+def _slurm() -> Finding:
+    if shutil.which("sbatch") is None:
+        return Finding("Slurm", "no", "no sbatch here; sweeps run on this machine")
+    try:
+        partitions = slurm("sinfo", "--noheader", "--format", "%R").split()
+    except LaunchError as error:
+        return Finding("Slurm", "no", str(error), "ask who runs the cluster, or use --launcher local")
+    return Finding("Slurm", "ok", f"partitions {', '.join(dict.fromkeys(partitions))}")
+
+
+def _results(folder: Path) -> Finding:
+    """Whether `folder`, or the first parent of it that exists, can be written, and the space there."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        probe_file = there / ".cpdrun-doctor"
+        probe_file.touch()
+        probe_file.unlink()
+    except OSError as error:
+        return Finding(
+            "results", "broken", f"{there}: {error.strerror}", "results_dir=PATH names another folder"
+        )
+    free_gb = shutil.disk_usage(there).free / 1e9
+    state = "ok" if free_gb >= FREE_GB_WANTED else "broken"
+    mend = "" if state == "ok" else "results_dir=PATH names another folder"
+    return Finding("results", state, f"{folder.absolute()}, {free_gb:.0f} GB free", mend)
