@@ -1,5 +1,6 @@
 """What a run's config may hold. Types and limits stand here, defaults in conf/: each is written once."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -65,6 +66,16 @@ def _integer(minimum: int) -> Check:
     return check
 
 
+def _number(minimum: float, below: float = math.inf) -> Check:
+    def check(value: Any) -> str | None:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and minimum <= value < below:
+            return None
+        return f"must be a number, at least {minimum}" + (f" and below {below}" if below < math.inf else "")
+
+    return check
+
+
 def _text(value: Any) -> str | None:
     return None if isinstance(value, str) and value else "must be text"
 
@@ -99,6 +110,8 @@ RULES: dict[str, Check] = {
     "world_size": _integer(1),
     "batch_size": _integer(1),
     "epochs": _integer(1),
+    "label_smoothing": _number(0, 1),
+    "clip_norm": _optional(_number(0)),
     "seed": _integer(0),
     "nproc": _integer(1),
     "threads": _integer(1),

@@ -8,8 +8,9 @@ batched  all W in one pass of torch.func.vmap over grad: many small workers at t
          equal to exact but for the last bits (kernels sum batches in another order)
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from cpdrun.data.base import Data, fetch_batch
 from cpdrun.train.seeds import derived_seed, generator
 from cpdrun.train.workers import SharedBuffers, Workers
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, K, ...), targets (B, ...) -> mean loss ()
 
 
 class WorkerGradients(Protocol):
@@ -38,8 +41,17 @@ class CannotBatchError(Exception):
 class ExactGradients:
     """One worker after the other."""
 
-    def __init__(self, model: nn.Module, data: Data, workers: Workers, seed: int, device: torch.device):
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        workers: Workers,
+        seed: int,
+        device: torch.device,
+        loss: Loss = F.cross_entropy,
+    ):
         self.model, self.data, self.workers, self.seed, self.device = model, data, workers, seed, device
+        self.loss = loss
         self.parameters = list(model.parameters())
         self.buffers = SharedBuffers(model, workers)
         self.gradients_WxP = [p.new_empty(len(workers.mine), *p.shape) for p in self.parameters]
@@ -51,7 +63,7 @@ class ExactGradients:
             self.buffers.begin_worker(worker)
             x, y = _batch(self.data, index_NxB[worker], self.seed, step, worker, self.device)
             torch.manual_seed(derived_seed("dropout", self.seed, step, worker))
-            loss = F.cross_entropy(self.model(x), y)
+            loss = self.loss(self.model(x), y)
             gradient = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
             losses.append(loss.detach())
             for of_worker, g in zip(self.gradients_WxP, gradient, strict=True):
@@ -68,13 +80,21 @@ class BatchedGradients:
     Dropout draws one mask for all workers from (seed, step, rank) where exact draws one per worker.
     """
 
-    def __init__(self, model: nn.Module, data: Data, workers: Workers, seed: int, device: torch.device):
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        workers: Workers,
+        seed: int,
+        device: torch.device,
+        loss: Loss = F.cross_entropy,
+    ):
         self.model, self.data, self.workers, self.seed, self.device = model, data, workers, seed, device
         self.shared = SharedBuffers(model, workers)
         self.tried = False  # what vmap cannot run fails at the first step
 
         def loss_of_worker(parameters, buffers, x_BxF, y_B):
-            return F.cross_entropy(functional_call(model, (parameters, buffers), (x_BxF,)), y_B)
+            return loss(functional_call(model, (parameters, buffers), (x_BxF,)), y_B)
 
         self._gradients = vmap(
             grad_and_value(loss_of_worker), in_dims=(None, 0, 0, 0), randomness="different"
@@ -149,4 +169,5 @@ def worker_gradients(
     config: dict[str, Any], model: nn.Module, data: Data, workers: Workers, device: torch.device
 ) -> WorkerGradients:
     """As config["emulation"] chooses."""
-    return EMULATIONS[config["emulation"]](model, data, workers, config["seed"], device)
+    loss = partial(F.cross_entropy, label_smoothing=config["label_smoothing"])
+    return EMULATIONS[config["emulation"]](model, data, workers, config["seed"], device, loss)

@@ -74,6 +74,8 @@ def train(
             mean_gradient = sync.reduce_stacked(gradients_WxP, step=step, epoch=epoch)
             for parameter, gradient in zip(parameters, mean_gradient, strict=True):
                 parameter.grad = gradient
+            if config["clip_norm"] is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, config["clip_norm"])
             optimizer.step()
             if step % config["statistics"]["every_steps"] == 0:
                 progress.layers = _layer_statistics(sync, gradients_WxP, mean_gradient)
@@ -87,7 +89,15 @@ def train(
                 raise Preempted
 
         train_loss = workers.sum_of_disjoint(progress.losses_SxN).mean().item()
-        progress.metrics = {"train_loss": train_loss, **evaluate(model, parts.data.test, workers, device)}
+        test_metrics = evaluate(
+            model,
+            parts.data.test,
+            workers,
+            device,
+            num_classes=parts.data.num_classes,
+            extra=getattr(parts.data, "metrics", ()),
+        )
+        progress.metrics = {"train_loss": train_loss, **test_metrics}
         progress.train_seconds = time.perf_counter() - clock
         journal.epoch_done(
             {

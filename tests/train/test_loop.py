@@ -122,3 +122,17 @@ def test_aps_saves_the_format_that_fails_without(make_run, train_here):
 def test_a_part_that_cannot_be_made_is_named_with_status_2(make_run, train_here, capfd):
     assert train_here(make_run("world_size=1000", "batch_size=2")) == 2
     assert "world_size * batch_size = 2000" in capfd.readouterr().err
+
+
+def test_clipping_and_label_smoothing_change_the_run_as_they_say(make_run, train_here):
+    """A tiny clip_norm all but stops SGD; smoothing keeps the loss from going towards zero."""
+    plain, clipped, smoothed = (
+        make_run(typed) for typed in ("seed=0", "clip_norm=1e-6", "label_smoothing=0.5")
+    )
+    losses = []
+    for run in (plain, clipped, smoothed):
+        train_here(run)
+        losses.append([row["train_loss"] for row in read_json_lines(run.metrics)])
+    assert losses[0][1] < losses[0][0] - 0.3
+    assert abs(losses[1][1] - losses[1][0]) < 0.1
+    assert losses[2][1] > losses[0][1] + 0.3

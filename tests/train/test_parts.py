@@ -89,3 +89,40 @@ def test_what_keeps_a_run_from_starting_is_named(typed, message):
 
 def test_a_good_sweep_has_no_problems():
     assert check([run.config for run in plan(["exp=digits_bits"]).runs]) == []
+
+
+def test_metrics_of_pixels_leave_out_what_is_ignored():
+    truth = torch.tensor([[[0, 0, 1], [2, -100, 1]], [[2, 2, -100], [0, 1, 1]]])
+    predicted = torch.tensor([[[0, 1, 1], [2, 2, 1]], [[2, 0, 0], [0, 1, 2]]])
+
+    class Pixels:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            return torch.nn.functional.one_hot(predicted[i], 4).permute(2, 0, 1).float() * 5, truth[i]
+
+    metrics = evaluate(
+        nn.Identity(),
+        Pixels(),
+        Workers(1),
+        torch.device("cpu"),
+        num_classes=4,
+        extra=("mean_iou", "bits_per_byte"),
+    )
+    assert metrics["test_accuracy"] == 7 / 10
+    # class 0: 2 of 4 in the union, class 1: 3 of 5, class 2: 2 of 4; class 3 does not occur
+    assert metrics["test_mean_iou"] == pytest.approx((2 / 4 + 3 / 5 + 2 / 4) / 3)
+    assert metrics["test_bits_per_byte"] == pytest.approx(metrics["test_loss"] / 0.6931471805599453)
+
+
+def test_the_top_five_hold_the_best():
+    class Ranked:
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            return torch.arange(8.0, 0, -1), torch.tensor(i)  # class i is the i-th best
+
+    metrics = evaluate(nn.Identity(), Ranked(), Workers(1), torch.device("cpu"), extra=("top5_accuracy",))
+    assert (metrics["test_accuracy"], metrics["test_top5_accuracy"]) == (1 / 8, 5 / 8)
