@@ -5,8 +5,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from conftest import fill_digits
 
-from cpdrun.report.plots._metric_axis import apart
+from cpdrun.report.plots._metric_axis import apart, value_ranges
 from cpdrun.report.plots.accuracy_vs_bytes import front
+from cpdrun.report.study import read_study
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -132,6 +133,33 @@ def test_exponent_ranges(new_sweep, report):
     found = titles(report(sweep), "exponent_ranges")
     assert "e3m0: from 2^-2 to below 2^4" in found
     assert "conv.weight: e3m0 with APS reaches from 2^-13 to 2^-8" in found
+
+
+def parts(new_sweep, values: dict[str, list[float]]) -> list[tuple[float, float]]:
+    """The parts of the y axis for a sweep of these formats' values, in points."""
+    sweep = new_sweep()
+    for format, seeds in values.items():
+        for seed, value in enumerate(seeds):
+            sweep.add(format, seed=seed, accuracy=value)
+    return value_ranges(read_study([sweep.dir]))
+
+
+def test_the_axis_is_broken_between_what_trains_and_what_does_not(new_sweep):
+    near = {"fp32": [0.99, 0.985], "e5m2": [0.99, 0.98], "e4m3": [0.98, 0.985]}
+    upper, lower = parts(new_sweep, near | {"e3m2": [0.8, 0.2], "e3m0": [0.05, 0.15]})
+    assert 50 < upper[0] < 98 and upper[1] > 99
+    assert lower[0] < 10 and 50 < lower[1] <= upper[0]
+
+
+@pytest.mark.parametrize(
+    "low", [[0.97, 0.975], [0.1, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9]], ids=["one heap", "evenly spread"]
+)
+def test_the_axis_is_whole_without_a_gap(new_sweep, low):
+    names = ["e3m0", "e3m1", "e3m2", "e4m1", "e4m2", "e4m3", "e5m2"]
+    assert (
+        len(parts(new_sweep, {"fp32": [0.99, 0.98]} | {n: [v, v] for n, v in zip(names, low, strict=False)}))
+        == 1
+    )
 
 
 def test_labels_are_moved_apart_and_stay_inside():

@@ -49,18 +49,17 @@ class MetricAxis:
 
     def band(self, baseline: Group, x: Point) -> None:
         """fp32 from x[0] to x[1]: its mean as a line, its interval as a band."""
-        low, high = _span(self.study, baseline)
-        axes = self.at((low + high) / 2)
+        mean, low, high = _span(self.study, baseline)
+        axes = self.at(mean)
         axes.fill_between(x, low, high, color=FP32.color, alpha=0.2, linewidth=0)
-        axes.hlines((low + high) / 2, *x, color=FP32.color, linewidth=0.8)
+        axes.hlines(mean, *x, color=FP32.color, linewidth=0.8)
 
     def point(self, x: float, group: Group, look: Look, filled: bool = True) -> None:
-        low, high = _span(self.study, group)
-        y = (low + high) / 2
-        line, _, _ = self.at(y).errorbar(
+        mean, low, high = _span(self.study, group)
+        line, _, _ = self.at(mean).errorbar(
             x,
-            y,
-            yerr=(high - low) / 2 or None,
+            mean,
+            yerr=[[mean - low], [high - mean]] if high > low else None,
             color=look.color,
             marker=look.marker,
             markerfacecolor=look.color if filled else "white",
@@ -80,13 +79,16 @@ class MetricAxis:
         across = {"color": look.color, "linestyle": look.dash, "linewidth": width, "alpha": 0.55}
         a.figure.add_artist(ConnectionPatch(here, there, "data", "data", axesA=a, axesB=b, **across))
 
-    def write(self, x: float, group: Group, text: str, color: str, above: bool) -> None:
-        """Text at the end of a point's error bar."""
-        low, high = _span(self.study, group)
-        self.at((low + high) / 2).annotate(
+    def write(self, x: float, group: Group, text: str, color: str, above: bool, row: int = 0) -> None:
+        """Text at the end of a point's error bar, or where that leaves the picture; `row` lines further out."""
+        mean, low, high = _span(self.study, group)
+        axes = self.at(mean)
+        bottom, top = axes.get_ylim()
+        room = 0.1 * (top - bottom)
+        axes.annotate(
             text,
-            (x, high if above else low),
-            xytext=(0, 3 if above else -3),
+            (x, min(high, top - room) if above else max(low, bottom + room)),
+            xytext=(0, (3 + 1.2 * FIGURE_SIZE * row) * (1 if above else -1)),
             textcoords="offset points",
             ha="center",
             va="bottom" if above else "top",
@@ -119,29 +121,36 @@ def apart(heights: list[float], least: float, floor: float) -> list[float]:
 
 
 def value_ranges(study: Study) -> list[tuple[float, float]]:
-    """The y axis, upper part first: one range, or two where more than half of the span is empty."""
-    groups = [group for group in study.groups if group.values]
-    means = sorted(study.metric.scale * group.mean for group in groups)
-    gaps = [(b - a, (a + b) / 2) for a, b in pairwise(means)]
-    widest, middle = max(gaps, default=(0.0, 0.0))
-    spans = [_span(study, group) for group in groups]
-    if widest <= 0.5 * (means[-1] - means[0]) or len(means) < 4:
-        return [_padded(spans)]
-    upper = [span for span in spans if sum(span) / 2 > middle]
-    lower = [span for span in spans if sum(span) / 2 <= middle]
-    parts = [_padded(upper), _padded(lower, room=0.24, least=0.25 * widest)]
-    return parts if parts[0][0] > parts[1][1] else [_padded(spans)]  # wide error bars leave no gap
+    """The y axis, upper part first: one range, or two where the best heap is narrow and the next value far.
+
+    A long error bar is cut where its part ends.
+    """
+    spans = [_span(study, group) for group in study.groups if group.values]
+    means = sorted(mean for mean, _, _ in spans)
+    gap, middle = max(((b - a, (a + b) / 2) for a, b in pairwise(means)), default=(0.0, 0.0))
+    heap, extent = [mean for mean in means if mean > middle], means[-1] - means[0]
+    if len(heap) < 2 or gap < 0.3 * extent or heap[-1] - heap[0] > 0.25 * extent:
+        return [_padded([low for _, low, _ in spans], [high for _, _, high in spans])]
+    upper, lower = [s for s in spans if s[0] > middle], [s for s in spans if s[0] <= middle]
+    top = _padded([max(low, middle) for _, low, _ in upper], [high for _, _, high in upper])
+    rest = [low for _, low, _ in lower], [min(high, middle) for _, _, high in lower]
+    low, high = _padded(*rest, room=0.24, least=0.25 * gap)
+    return [top, (low, min(high, top[0]))]
 
 
-def _span(study: Study, group: Group) -> tuple[float, float]:
+def _span(study: Study, group: Group) -> tuple[float, float, float]:
+    """A group's mean and the ends of its interval, in shown units, which no accuracy outside 0 to 100 % is in."""
     mean, half = (study.metric.scale * value for value in study.interval(group))
     half = half if math.isfinite(half) else 0.0
-    return mean - half, mean + half
+    low, high = mean - half, mean + half
+    return (mean, max(low, 0.0), min(high, 100.0)) if study.metric.is_fraction else (mean, low, high)
 
 
-def _padded(spans: list[tuple[float, float]], room: float = 0.12, least: float = 0.0) -> tuple[float, float]:
+def _padded(
+    lows: list[float], highs: list[float], room: float = 0.12, least: float = 0.0
+) -> tuple[float, float]:
     """Room for the figures above and below the points, and never a range so small that noise fills it."""
-    low, high = min(low for low, _ in spans), max(high for _, high in spans)
+    low, high = min(lows), max(highs)
     missing = max(0.02 * abs(high), least, 1e-6) - (high - low)
     low, high = low - max(missing, 0) / 2, high + max(missing, 0) / 2
     return low - room * (high - low), high + room * (high - low)

@@ -73,8 +73,11 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
         look = FP32 if group.is_baseline else study.looks[group.strategy]
         x = group.wire_bytes * (high / low) ** (_DODGE * _place(group, groups))
         axis.point(x, group, look, filled=group.is_baseline or group.aps)
-        if group in on_front:
-            axis.write(x, group, group.name[:12], look.color, above=True)
+    for size in dict.fromkeys(group.wire_bytes for group in on_front):
+        here = [group for group in on_front if group.wire_bytes == size]
+        for row, group in enumerate(here[:3]):
+            look = FP32 if group.is_baseline else study.looks[group.strategy]
+            axis.write(size, here[0], group.name[:12], look.color, above=True, row=row)
     for i, look in enumerate(study.looks[name] for name in facet.strategies):
         axes = axis.parts[0]
         axes.text(
