@@ -94,11 +94,11 @@ def render(sweep: SweepDir, rows: list[RunStatus], height: int | None = None) ->
     order = [State.RUNNING, State.FAILED, State.PREEMPTED, State.DONE]
     shown = sorted((row for row in rows if row.state in order), key=lambda row: order.index(row.state))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("run", no_wrap=True, overflow="ellipsis")
-    table.add_column("state")
-    for column in ("epoch", "accuracy", "attempt", "left"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("where, or why", overflow="ellipsis", no_wrap=True)
+    table.add_column("run", no_wrap=True, overflow="ellipsis", ratio=3)
+    table.add_column("state", no_wrap=True, min_width=len("preempted"))
+    for column, width in (("epoch", 5), ("accuracy", 8), ("try", 3), ("left", 6)):
+        table.add_column(column, justify="right", no_wrap=True, min_width=width)
+    table.add_column("where, or why", overflow="ellipsis", no_wrap=True, ratio=2)
     for row in shown[:height]:
         table.add_row(
             row.name,

@@ -73,7 +73,7 @@ def serve_warm(control: socket.socket) -> None:
     """Fork one engine for every connection that arrives over `control`, until its other end closes."""
     signal.signal(
         signal.SIGCHLD, signal.SIG_IGN
-    )  # engines answer over their connections; nobody waits for them
+    )  # an engine answers over its connection; nobody waits for it
     this = os.getpid()
     while True:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)

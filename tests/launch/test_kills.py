@@ -1,4 +1,4 @@
-"""kill -9 at random, twenty times, during a sweep that really trains; then the sweep is as if nothing had been."""
+"""A sweep that really trains is interrupted once and killed twenty times: it ends as if nothing had been."""
 
 import os
 import random
@@ -12,7 +12,7 @@ import pytest
 from conftest import processes_of, wait_for
 
 from cpdrun.launch.engine import MODULE_VARIABLE
-from cpdrun.record import SweepDir, read_json
+from cpdrun.record import RunDir, SweepDir, read_json
 
 KILLS = 20
 SEED = 0
@@ -44,13 +44,14 @@ def family(root: int) -> list[int]:
 
 
 @pytest.mark.timeout(600)
-def test_twenty_kills_change_nothing(tmp_path):
+def test_an_interruption_and_twenty_kills_change_nothing(tmp_path):
     dice = random.Random(SEED)
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
     subprocess.run(sweep_command(calm), env=environment(), check=True, capture_output=True)
-    expected = {run.name: read_json(run.done)["weights_sha256"] for run in sweep_of(calm).runs()}
+    expected = weights(calm)
     assert len(expected) == 12
 
+    stop_gently(stormy)
     kills = 0
     finished: dict[str, int] = {}  # when each run was seen to be done
     while kills < KILLS:
@@ -70,11 +71,32 @@ def test_twenty_kills_change_nothing(tmp_path):
     )
     assert last.returncode == 0, last.stdout
     note_finished(stormy, finished)
-    assert {run.name: read_json(run.done)["weights_sha256"] for run in sweep_of(stormy).runs()} == expected
+    assert weights(stormy) == expected
     for run in sweep_of(stormy).runs():
         outcomes = [(read_json(attempt.exit) or {}).get("outcome") for attempt in run.attempts()]
         assert run.done.stat().st_mtime_ns == finished[run.name], f"{run.name} was done twice: {outcomes}"
     assert not processes_of(stormy)
+
+
+def weights(results: Path) -> dict[str, str | None]:
+    """The digest of each run's final weights; None where it is not done."""
+    return {run.name: (read_json(run.done) or {}).get("weights_sha256") for run in sweep_of(results).runs()}
+
+
+def stop_gently(results: Path) -> None:
+    """Interrupt a sweep once, in the middle of an epoch: it ends by itself, with its runs saved."""
+    launcher = subprocess.Popen(sweep_command(results), env=environment(), stdout=subprocess.DEVNULL)
+    first = begun(results)[0]
+    wait_for(first.metrics.exists, "the first epoch")
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(timeout=60) == 130
+    assert first.done.exists() or first.checkpoint.exists()
+    assert not processes_of(results)
+
+
+def begun(results: Path) -> list[RunDir]:
+    """The runs that have begun, once there are any."""
+    return wait_for(lambda: [run for run in sweep_of(results).runs() if run.attempts()], "a first run")
 
 
 def sweep_of(results: Path) -> SweepDir:
