@@ -1,23 +1,24 @@
 """Says which rank is gone when a collective fails: gloo knows only that some address closed the connection.
 
-A rank that is killed closes its connections at once, so every rank that waits for it, or comes to wait,
-gets an error. It then tries to receive from each peer: whose connection is closed, is gone. The verdict is
-left in the process group's store, for a rank that comes late would find those closed too that gave up in
-the meantime.
+A rank that is killed closes its connections at once, so every rank that waits for it, or comes to wait, gets
+an error. gloo then closes that rank's other connections as well, so a closed connection alone proves
+nothing: a rank that gets an error first signs the process group's store. Whoever is cut off and has not
+signed is gone.
 """
 
-import threading
+import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 PROBE = 73  # a tag that nobody sends with
-PROBE_S = 1.0
-VERDICT = "cpdrun/ranks that ended"
+SETTLE_S = 1.0  # until all who are alive have had their error and signed
+LINGER_S = 2.0  # the store may be in this process, and others still ask it
+SIGNATURE = "cpdrun/alive after an error/"
 
 
 class RankLost(RuntimeError):
@@ -36,40 +37,38 @@ def naming_lost_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
 
 
 def _explain(error: RuntimeError, group: dist.ProcessGroup | None) -> str:
-    ended = _verdict() or _probe(group)
-    cause = str(error).strip().splitlines()[0]
+    # gloo begins with its source file and ends with advice
+    cause = re.sub(r"^\[\S+\] ", "", str(error).strip().splitlines()[0]).split(". This is")[0]
     me = dist.get_rank()
+    ended = _ended_ranks(me, group)
     if not ended:
         return f"rank {me} lost contact with its peers: {cause}"
-    with suppress(Exception):  # the store may have lived in the process that ended
-        _get_default_store().set(VERDICT, ",".join(map(str, ended)))
-    names = ", ".join(map(str, ended))
-    several = "s" if len(ended) > 1 else ""
-    return f"rank{several} {names} ended in the middle of a step; rank {me} stops ({cause})"
+    names = f"rank{'s' if len(ended) > 1 else ''} {', '.join(map(str, ended))}"
+    return f"{names} ended in the middle of a step; rank {me} stops ({cause})"
 
 
-def _verdict() -> list[int]:
-    with suppress(Exception):
-        store = _get_default_store()
-        if store.check([VERDICT]):
-            return [int(rank) for rank in store.get(VERDICT).decode().split(",")]
-    return []
-
-
-def _probe(group: dist.ProcessGroup | None) -> list[int]:
-    """The global ranks whose connection is closed; [] where the backend cannot tell."""
+def _ended_ranks(me: int, group: dist.ProcessGroup | None) -> list[int]:
+    """The global ranks that are gone; [] where the backend cannot tell."""
     if dist.get_backend(group) != "gloo":
         return []
-    ended = []
+    store = _get_default_store()
+    try:
+        store.set(f"{SIGNATURE}{me}", "")
+        time.sleep(SETTLE_S)
+        ended = [peer for peer in _cut_off(me, group) if not store.check([f"{SIGNATURE}{peer}"])]
+        time.sleep(LINGER_S)
+        return ended
+    except RuntimeError:  # the store is gone, and without a launcher that keeps it, it was in rank 0
+        return [0]
 
-    def receive(peer: int) -> None:
-        try:
-            dist.recv(torch.empty(1, dtype=torch.uint8), peer, group, PROBE)
-        except RuntimeError:
-            ended.append(peer)
 
-    for peer in dist.get_process_group_ranks(group):
-        if peer != dist.get_rank():
-            threading.Thread(target=receive, args=(peer,), daemon=True).start()
-    time.sleep(PROBE_S)
-    return sorted(ended)
+def _cut_off(me: int, group: dist.ProcessGroup | None) -> list[int]:
+    """The ranks to which the connection is closed: to post a receive from them fails at once."""
+    closed = []
+    for peer in dist.get_process_group_ranks(group or dist.group.WORLD):
+        if peer != me:
+            try:
+                dist.irecv(torch.empty(1, dtype=torch.uint8), peer, group, PROBE)
+            except RuntimeError:
+                closed.append(peer)
+    return closed
