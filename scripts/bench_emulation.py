@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
-from cpdrun.train.gradients import worker_gradients
+from cpdrun.train.gradients import EMULATIONS, Task
 from cpdrun.train.workers import Workers
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def plain_step(workers: int, batch: int) -> Callable[[], None]:
 def emulated_step(workers: int, batch: int, emulation: str, fmt: str, aps: bool) -> Callable[[], None]:
     config = _config(workers, batch, fmt, aps, emulation)
     parts = build(config, CPU)
-    gradients_of = worker_gradients(config, parts.model, parts.data, Workers(workers), CPU)
+    gradients_of = EMULATIONS[emulation](Task(parts.model, parts.data, Workers(workers), 0, CPU))
     index_NxB = torch.arange(workers * batch).view(workers, batch)
     parameters = list(parts.model.parameters())
     count = iter(range(10**9))

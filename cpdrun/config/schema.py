@@ -10,7 +10,7 @@ from cpdrun.config.compose import flatten, has_key
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.overrides import typed_form
 
-SECTIONS = ("model", "data", "optim", "schedule", "sync", "scaling")  # arguments of the class in _target_
+SECTIONS = ("model", "data", "optim", "schedule", "precision", "sync", "scaling")  # arguments of the class in _target_
 FREE = ("launcher",)  # checked by its executor
 
 Check = Callable[[Any], str | None]  # what is wrong with a value, or None

@@ -17,6 +17,7 @@ from torch import nn
 
 from cpdrun.comm import GradientSync
 from cpdrun.data.base import Data, DataError
+from cpdrun.train.precision import Precision
 from cpdrun.train.seeds import derived_seed
 
 
@@ -32,13 +33,15 @@ class Parts:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: Callable[[float, float], float]
+    precision: Precision
     sync: GradientSync
 
 
 def build(config: dict[str, Any], device: torch.device) -> Parts:
     """Make every part of the run; initial weights depend on the seed alone. Raises BuildError."""
     data = build_data(config)
-    model = build_model(config, data).to(device)
+    precision = _instantiate("precision", config["precision"])
+    model = precision.prepare(build_model(config, data).to(device))
     steps = len(data.train) // (config["world_size"] * config["batch_size"])
     if steps < 1:
         raise BuildError(
@@ -48,9 +51,8 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     optimizer = _instantiate("optim", config["optim"], _partial_=True)
     with _naming("optim"):
         optimizer = optimizer(list(model.parameters()))
-    return Parts(
-        data, model, optimizer, _instantiate("schedule", config["schedule"]), build_sync(config, model)
-    )
+    schedule = _instantiate("schedule", config["schedule"])
+    return Parts(data, model, optimizer, schedule, precision, build_sync(config, model))
 
 
 def build_data(config: dict[str, Any]) -> Data:

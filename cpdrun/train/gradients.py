@@ -10,13 +10,13 @@ batched  all W in one pass of torch.func.vmap over grad: many small workers at t
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, vmap
 
 from cpdrun.data.base import Data, fetch_batch
 from cpdrun.train.seeds import derived_seed, generator
@@ -38,36 +38,45 @@ class CannotBatchError(Exception):
     """A layer of the model does not allow batching over workers; the message names it."""
 
 
+@dataclass(frozen=True)
+class Task:
+    """What the gradients are of."""
+
+    model: nn.Module
+    data: Data
+    workers: Workers
+    seed: int
+    device: torch.device
+    loss: Loss = F.cross_entropy
+    loss_scale: Callable[[], float] = lambda: 1.0  # gradients are those of loss * loss_scale()
+
+    def batch(self, index_B: Tensor, step: int, worker: int) -> tuple[Tensor, Tensor]:
+        x, y = fetch_batch(self.data.train, index_B)
+        draws = generator("augment", self.seed, step, worker)
+        return self.data.augment(x.to(self.device), draws), y.to(self.device)
+
+
 class ExactGradients:
     """One worker after the other."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        data: Data,
-        workers: Workers,
-        seed: int,
-        device: torch.device,
-        loss: Loss = F.cross_entropy,
-    ):
-        self.model, self.data, self.workers, self.seed, self.device = model, data, workers, seed, device
-        self.loss = loss
-        self.parameters = list(model.parameters())
-        self.buffers = SharedBuffers(model, workers)
-        self.gradients_WxP = [p.new_empty(len(workers.mine), *p.shape) for p in self.parameters]
+    def __init__(self, task: Task):
+        self.task = task
+        self.parameters = list(task.model.parameters())
+        self.buffers = SharedBuffers(task.model, task.workers)
+        self.gradients_WxP = [p.new_empty(len(task.workers.mine), *p.shape) for p in self.parameters]
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        losses = []
+        task, losses, scale = self.task, [], self.task.loss_scale()
         self.buffers.begin_step()
-        for w, worker in enumerate(self.workers.mine):
+        for w, worker in enumerate(task.workers.mine):
             self.buffers.begin_worker(worker)
-            x, y = _batch(self.data, index_NxB[worker], self.seed, step, worker, self.device)
-            torch.manual_seed(derived_seed("dropout", self.seed, step, worker))
-            loss = self.loss(self.model(x), y)
-            gradient = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+            x, y = task.batch(index_NxB[worker], step, worker)
+            torch.manual_seed(derived_seed("dropout", task.seed, step, worker))
+            loss = task.loss(task.model(x), y)
+            gradient = torch.autograd.grad(loss * scale, self.parameters, materialize_grads=True)
             losses.append(loss.detach())
             for of_worker, g in zip(self.gradients_WxP, gradient, strict=True):
-                torch.div(g, self.workers.world_size, out=of_worker[w])
+                torch.div(g, task.workers.world_size, out=of_worker[w])
             self.buffers.end_worker(worker)
         self.buffers.end_step()
         return torch.stack(losses), self.gradients_WxP
@@ -80,59 +89,43 @@ class BatchedGradients:
     Dropout draws one mask for all workers from (seed, step, rank) where exact draws one per worker.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        data: Data,
-        workers: Workers,
-        seed: int,
-        device: torch.device,
-        loss: Loss = F.cross_entropy,
-    ):
-        self.model, self.data, self.workers, self.seed, self.device = model, data, workers, seed, device
-        self.shared = SharedBuffers(model, workers)
+    def __init__(self, task: Task):
+        self.task, self.model = task, task.model
+        self.shared = SharedBuffers(task.model, task.workers)
         self.tried = False  # what vmap cannot run fails at the first step
 
-        def loss_of_worker(parameters, buffers, x_BxF, y_B):
-            return loss(functional_call(model, (parameters, buffers), (x_BxF,)), y_B)
+        def loss_of_worker(parameters, buffers, scale, x_BxF, y_B):
+            loss = task.loss(functional_call(task.model, (parameters, buffers), (x_BxF,)), y_B)
+            return loss * scale, loss
 
         self._gradients = vmap(
-            grad_and_value(loss_of_worker), in_dims=(None, 0, 0, 0), randomness="different"
+            grad(loss_of_worker, has_aux=True), in_dims=(None, 0, None, 0, 0), randomness="different"
         )
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        W, N = len(self.workers.mine), self.workers.world_size
-        batches = [
-            _batch(self.data, index_NxB[worker], self.seed, step, worker, self.device)
-            for worker in self.workers.mine
-        ]
+        task, workers = self.task, self.task.workers
+        batches = [task.batch(index_NxB[worker], step, worker) for worker in workers.mine]
         x_WxBxF, y_WxB = (torch.stack(parts) for parts in zip(*batches, strict=True))
         parameters = {name: p.detach() for name, p in self.model.named_parameters()}
+        W = len(workers.mine)
         buffers_W = {name: b.expand(W, *b.shape).clone() for name, b in self.model.named_buffers()}
-        torch.manual_seed(derived_seed("dropout", self.seed, step, self.workers.rank))
+        torch.manual_seed(derived_seed("dropout", task.seed, step, workers.rank))
         with nullcontext() if self.tried else _naming_the_layer(self.model):
-            gradients_W, losses_W = self._gradients(parameters, buffers_W, x_WxBxF, y_WxB)
+            gradients_W, losses_W = self._gradients(parameters, buffers_W, task.loss_scale(), x_WxBxF, y_WxB)
         self.tried = True
         self._follow_worker_0(buffers_W)
-        return losses_W, [gradients_W[name].div_(N) for name in parameters]
+        return losses_W, [gradients_W[name].div_(workers.world_size) for name in parameters]
 
     def _follow_worker_0(self, buffers_W: dict[str, Tensor]) -> None:
         self.shared.begin_step()
-        if self.workers.rank == 0:
+        if self.task.workers.rank == 0:
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(buffers_W[name][0])
-        self.shared.end_worker(self.workers.mine[0])
+        self.shared.end_worker(self.task.workers.mine[0])
         self.shared.end_step()
 
 
 EMULATIONS = {"exact": ExactGradients, "batched": BatchedGradients}
-
-
-def _batch(
-    data: Data, index_B: Tensor, seed: int, step: int, worker: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    x, y = fetch_batch(data.train, index_B)
-    return data.augment(x.to(device), generator("augment", seed, step, worker)), y.to(device)
 
 
 @contextmanager
@@ -163,11 +156,3 @@ def _naming_the_layer(model: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def worker_gradients(
-    config: dict[str, Any], model: nn.Module, data: Data, workers: Workers, device: torch.device
-) -> WorkerGradients:
-    """As config["emulation"] chooses."""
-    loss = partial(F.cross_entropy, label_smoothing=config["label_smoothing"])
-    return EMULATIONS[config["emulation"]](model, data, workers, config["seed"], device, loss)

@@ -7,16 +7,18 @@ workers are dealt to processes changes no bit of it (with emulation=exact).
 import math
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cpdrun.comm import GradientSync
 from cpdrun.train import checkpoint
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import evaluate
-from cpdrun.train.gradients import worker_gradients
+from cpdrun.train.gradients import EMULATIONS, Task
 from cpdrun.train.journal import Journal
 from cpdrun.train.seeds import generator
 from cpdrun.train.workers import StopVote, Workers
@@ -46,12 +48,14 @@ def train(
 
     Raises Preempted after a step at which the journal was asked to stop.
     """
-    model, optimizer, sync = parts.model, parts.optimizer, parts.sync
+    model, optimizer, sync, precision = parts.model, parts.optimizer, parts.sync, parts.precision
     parameters = list(model.parameters())
     base_lrs = [group["lr"] for group in optimizer.param_groups]
     N, B, epochs, seed = (config[key] for key in ("world_size", "batch_size", "epochs", "seed"))
     S = len(parts.data.train) // (N * B)
-    gradients_of = worker_gradients(config, model, parts.data, workers, device)
+    loss = partial(F.cross_entropy, label_smoothing=config["label_smoothing"])
+    task = Task(model, parts.data, workers, seed, device, loss, precision.scaled())
+    gradients_of = EMULATIONS[config["emulation"]](task)
     stop = StopVote(workers, journal.stop_requested)
     progress = _restore(parts, journal, workers, device)
     clock = time.perf_counter() - progress.train_seconds
@@ -70,15 +74,17 @@ def train(
             for group, base_lr in zip(optimizer.param_groups, base_lrs, strict=True):
                 group["lr"] = base_lr * parts.schedule(step / S, epochs)
 
+            scale = precision.loss_scale.value
             losses_W, gradients_WxP = gradients_of(index_SxNxB[s], step)
             mean_gradient = sync.reduce_stacked(gradients_WxP, step=step, epoch=epoch)
-            for parameter, gradient in zip(parameters, mean_gradient, strict=True):
-                parameter.grad = gradient
-            if config["clip_norm"] is not None:
-                torch.nn.utils.clip_grad_norm_(parameters, config["clip_norm"])
-            optimizer.step()
             if step % config["statistics"]["every_steps"] == 0:
                 progress.layers = _layer_statistics(sync, gradients_WxP, mean_gradient)
+            if precision.loss_scale.accept(sync.nonfinite):
+                for parameter, gradient in zip(parameters, mean_gradient, strict=True):
+                    parameter.grad = gradient.div_(scale)
+                if config["clip_norm"] is not None:
+                    torch.nn.utils.clip_grad_norm_(parameters, config["clip_norm"])
+                precision.step(optimizer, parameters)
 
             progress.losses_SxN[s, workers.mine.start : workers.mine.stop] = losses_W
             progress.nonfinite += sync.nonfinite
@@ -144,6 +150,7 @@ def _restore(parts: Parts, journal: Journal, workers: Workers, device: torch.dev
         return Progress()
     parts.model.load_state_dict(state["model"])
     parts.optimizer.load_state_dict(state["optimizer"])
+    parts.precision.load_state_dict(state["precision"])
     parts.sync.load_state_dict(state["sync"])
     progress = Progress(**state["progress"])
     if workers.rank > 0 and progress.losses_SxN is not None:
@@ -160,6 +167,7 @@ def _save(parts: Parts, journal: Journal, workers: Workers, progress: Progress) 
         | {"losses_SxN": None if losses is None else workers.sum_of_disjoint(losses.clone())},
         "model": parts.model.state_dict(),
         "optimizer": parts.optimizer.state_dict(),
+        "precision": parts.precision.state_dict(),
         "sync": parts.sync.state_dict(),
     }
     if journal.writes:

@@ -1,0 +1,119 @@
+import custom_fp
+import pytest
+import torch
+from torch import nn
+
+from cpdrun.models.convnet import ConvNet
+from cpdrun.record import read_json
+from cpdrun.train.precision import LossScale, Precision
+
+FP32 = {
+    "weights": "fp32",
+    "activations": "fp32",
+    "errors": "fp32",
+    "accumulator": "fp32",
+    "kahan": False,
+    "optimizer_state": "fp32",
+    "master_weights": True,
+    "loss_scale": 1.0,
+}
+
+
+def representable(x: torch.Tensor, fmt: str) -> bool:
+    return torch.equal(custom_fp.quantize(x, fmt), x)
+
+
+def convnet():
+    torch.manual_seed(0)
+    return ConvNet(in_channels=1, num_classes=10, width=4, dropout=0.0)
+
+
+def test_all_fp32_swaps_nothing_in_and_copies_nothing():
+    model = convnet()
+    before = {name: (module, dict(module._forward_hooks)) for name, module in model.named_modules()}
+    precision = Precision(**FP32)
+    assert precision.prepare(model) is model
+    assert {name: (module, dict(module._forward_hooks)) for name, module in model.named_modules()} == before
+    assert precision.masters == []
+
+
+def test_weights_are_rounded_and_the_master_copy_keeps_small_updates():
+    w = nn.Parameter(torch.ones(4))
+    model = nn.Module()
+    model.w = w
+    for master_weights, moved in ((True, True), (False, False)):
+        with torch.no_grad():
+            w.fill_(1.0)
+        precision = Precision(**FP32 | {"weights": "e5m2", "master_weights": master_weights})
+        precision.prepare(model)
+        optimizer = torch.optim.SGD([w], lr=1.0)
+        for _ in range(6):
+            w.grad = torch.full((4,), 0.03)  # a quarter of the unit below 1 in e5m2, 0.125
+            precision.step(optimizer, [w])
+            assert representable(w.detach(), "e5m2")
+        assert bool((w < 1).all()) == moved
+
+
+def test_activations_and_errors_are_rounded_at_every_layer():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    seen, errors = [], []
+
+    def watch_before_rounding(_module, _inputs, output):
+        output.register_hook(errors.append)
+
+    for module in model:
+        module.register_forward_hook(watch_before_rounding)
+    Precision(**FP32 | {"activations": "e4m3", "errors": "e3m2"}).prepare(model)
+    for module in model:
+        module.register_forward_hook(lambda _m, _i, output: seen.append(output.detach()))
+    model(torch.randn(5, 8)).square().sum().backward()
+    assert len(seen) == 3 and all(representable(x, "e4m3") for x in seen)
+    assert len(errors) == 3 and all(representable(e, "e3m2") for e in errors)
+
+
+def test_optimizer_state_is_rounded():
+    model = nn.Linear(4, 4)
+    precision = Precision(**FP32 | {"optimizer_state": "e5m2"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        model(torch.randn(2, 4)).sum().backward()
+        precision.step(optimizer, list(model.parameters()))
+    momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+    assert len(momenta) == 2 and all(representable(m, "e5m2") for m in momenta)
+
+
+def test_a_dynamic_loss_scale_skips_and_halves_then_doubles():
+    scale = LossScale("dynamic")
+    assert scale.value == 65536 and not scale.accept(nonfinite=3) and scale.value == 32768
+    assert all(scale.accept(0) for _ in range(2000)) and scale.value == 65536
+    fixed = LossScale(128.0)
+    assert fixed.accept(nonfinite=3) and fixed.value == 128
+    with pytest.raises(ValueError, match=r"precision\.loss_scale"):
+        LossScale("none")
+
+
+def test_a_fixed_power_of_two_scale_changes_no_bit_in_fp32(make_run, train_here):
+    plain, scaled = (
+        make_run("format=fp32", "aps=false", f"precision.loss_scale={s}", "epochs=1") for s in (1, 1024)
+    )
+    train_here(plain)
+    train_here(scaled)
+    assert read_json(plain.done)["weights_sha256"] == read_json(scaled.done)["weights_sha256"]
+
+
+def test_half_precision_throughout_learns_and_resumes_bit_for_bit(make_run, train_here):
+    straight, stopped = (make_run("precision=mixed_fp16", "epochs=3") for _ in range(2))
+    train_here(straight)
+    stopped.preempt.touch()
+    train_here(stopped)
+    stopped.preempt.unlink()
+    train_here(stopped)
+    one, other = read_json(straight.done), read_json(stopped.done)
+    assert one["weights_sha256"] == other["weights_sha256"]
+    assert one["metrics"]["test_accuracy"] > 0.8
+
+
+def test_an_accumulator_of_few_bits_runs_forward_and_backward(make_run, train_here):
+    run = make_run("precision.accumulator=e5m10", "epochs=1", "world_size=1")
+    assert train_here(run) == 0
+    assert read_json(run.done)["metrics"]["test_accuracy"] > 0.15
