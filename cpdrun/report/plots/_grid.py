@@ -36,4 +36,4 @@ def caption(figure: Figure, facets: list[Facet], *parts: str) -> None:
 
 def title(part: SubFigure, facet: Facet, study_facets: list[Facet]) -> None:
     if len(study_facets) > 1:
-        part.axes[0].set_title("\n".join(textwrap.wrap(facet.label, 50)), loc="left", **TITLE)
+        part.axes[0].set_title("\n".join(textwrap.wrap(facet.label, 50, max_lines=3)), loc="left", **TITLE)

@@ -139,11 +139,13 @@ def value_ranges(study: Study) -> list[tuple[float, float]]:
 
 
 def _span(study: Study, group: Group) -> tuple[float, float, float]:
-    """A group's mean and the ends of its interval, in shown units, which no accuracy outside 0 to 100 % is in."""
+    """A group's mean and the ends of its interval, in shown units; an accuracy's ends at 0 and 100 %."""
     mean, half = (study.metric.scale * value for value in study.interval(group))
     half = half if math.isfinite(half) else 0.0
     low, high = mean - half, mean + half
-    return (mean, max(low, 0.0), min(high, 100.0)) if study.metric.is_fraction else (mean, low, high)
+    if study.metric.is_fraction and 0.0 <= mean <= 100.0:
+        low, high = max(low, 0.0), min(high, 100.0)
+    return mean, low, high
 
 
 def _padded(

@@ -48,7 +48,7 @@ def draw(study: Study) -> Figure:
         _format_bars(top, names)
         _shifted_range(left, epochs, layers, names[0])
         _lost(right, study, [(group, recorded[group]) for group in reduced], layers)
-    top.set_title(f"gradients of {study.describe(source).split(':')[0]}", loc="left", fontsize=6.5)
+    top.set_title(f"gradients of {study.describe(source).split(':')[0][:90]}", loc="left", fontsize=6.5)
     caption(
         figure,
         [facet],
@@ -70,7 +70,9 @@ def _first_recorded(study: Study) -> tuple[Facet, dict[Group, list[Layers]]]:
 
 def _layers(history: list[dict[str, Any]]) -> list[Layers]:
     """Each epoch's layers."""
-    return [row["layers"] for row in history if isinstance(row.get("layers"), dict) and row["layers"]]
+    recorded = [row["layers"] for row in history if isinstance(row.get("layers"), dict)]
+    epochs = [{name: one for name, one in layers.items() if isinstance(one, dict)} for layers in recorded]
+    return [layers for layers in epochs if layers]
 
 
 def _heat_map(axes: Axes, epochs: list[Layers], layers: list[str]) -> None:
@@ -106,7 +108,14 @@ def _format_bars(axes: Axes, names: list[str]) -> None:
         low, high = _limits(name)
         bar = axes.barh(i, high - low, left=low, height=0.75, color=FP32.color, alpha=0.45)[0]
         hover(bar, f"{name}: from 2^{low} to below 2^{high + 1}")
-        axes.annotate(name, (high, i), (2, 0), textcoords="offset points", va="center", fontsize=FIGURE_SIZE)
+        axes.annotate(
+            plain(str(name))[:12],
+            (high, i),
+            (2, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=FIGURE_SIZE,
+        )
     axes.set_yticks([])
     axes.tick_params(axis="x", length=0, labelbottom=False)
     axes.spines[["left", "bottom"]].set_visible(False)
@@ -152,7 +161,7 @@ def _lost(axes: Axes, study: Study, recorded: list[tuple[Group, list[Layers]]], 
         if np.isfinite(share):
             color = _ON_DARK if share > 0.5 else _ON_LIGHT
             axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=FIGURE_SIZE, color=color)
-    axes.set_xticks(range(len(columns)), [group.name for group, _ in columns], rotation=90)
+    axes.set_xticks(range(len(columns)), [group.name[:12] for group, _ in columns], rotation=90)
     for tick, (group, _) in zip(axes.get_xticklabels(), columns, strict=True):
         tick.set_color(study.looks[group.strategy].color)
     axes.set_yticks(range(len(layers)), [])
