@@ -1,16 +1,18 @@
 #!/usr/bin/env python
-"""Seconds that gradient synchronisation takes over a real slow link, end to end, rounding and packing included.
+"""Seconds that gradient synchronisation takes over a real slow link, end to end, rounding and packing
+included.
 
     sudo python scripts/bench_wire.py                                   # 2 ranks, 1 Gbit/s, 25M values
     sudo python scripts/bench_wire.py --ranks 2 4 --rate 1gbit 100mbit
     python scripts/bench_wire.py --loopback                             # no link, no root
 
-Each rank runs in a network namespace of its own, joined to a bridge by a veth pair that a token bucket filter limits
-in both directions. Namespaces and links are removed at the end, whatever happens.
+Each rank runs in a network namespace of its own, joined to a bridge by a veth pair that a token bucket
+filter limits in both directions. Namespaces and links are removed at the end, whatever happens.
 
-Two tables. `exchange`: one tensor of `--values` float32 values, summed in place; the median of `--repeats`. `training
-step`: forward, backward and exchange of a model with as many parameters under DistributedDataParallel. Bytes are what
-the interface counted as sent by rank 0, and what 2 (N-1)/N n k/8 says.
+Two tables. `exchange`: one tensor of `--values` float32 values, summed in place; the median of `--repeats`.
+`training step`: forward, backward and exchange of a model with as many parameters under
+DistributedDataParallel. Bytes are what the interface counted as sent by rank 0, and what 2 (N-1)/N n k/8
+says.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from pathlib import Path
 FORMATS = {"8 bits": "e4m3", "6 bits": "e3m2", "4 bits": "e2m1"}
 BITS = {"fp32 all_reduce": 32, "bf16": 16, "8 bits": 8, "6 bits": 6, "4 bits": 4}
 INTERFACE = "eth0"
-WARM_UPS = 2
+WARM_UPS = 3  # DDP rebuilds its buckets, PowerSGD begins in its third step
 
 
 # ---- the link
@@ -38,7 +40,8 @@ def run(command: str) -> None:
 
 
 def lay_link(stack: ExitStack, ranks: int, rate: str) -> list[str]:
-    """Namespaces of `ranks` machines on one switch, each with a link of the given rate. Returns their names."""
+    """Namespaces of `ranks` machines on one switch, each with a link of the given rate. Returns their
+    names."""
     prefix = f"bw{os.getpid() % 100000}"
     switch, machines = f"{prefix}sw", [f"{prefix}n{r}" for r in range(ranks)]
     for name in [switch, *machines]:
@@ -73,7 +76,7 @@ def measure(ranks: int, rate: str | None, options: argparse.Namespace) -> dict:
                 "OMP_NUM_THREADS": "1",
             }
             arguments = ["--values", str(options.values), "--repeats", str(options.repeats)]
-            arguments += ["--training-step"] * options.training_step
+            arguments += ["--exchange-only"] * options.exchange_only
             process = subprocess.Popen(
                 [*prefix, sys.executable, __file__, "--as-rank", *arguments],
                 env=environment,
@@ -186,7 +189,7 @@ def be_rank(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     found = {"exchange": exchanges(options.values, options.repeats)}
-    if options.training_step:
+    if not options.exchange_only:
         found["training step"] = training_steps(options.values, options.repeats)
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
@@ -219,7 +222,7 @@ def main() -> None:
     parser.add_argument("--rate", nargs="+", default=["1gbit"], help="as tc spells it")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--loopback", action="store_true", help="no link: needs no root")
-    parser.add_argument("--training-step", action="store_true", help="the second table too")
+    parser.add_argument("--exchange-only", action="store_true", help="no second table")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_rank:

@@ -39,12 +39,11 @@ class GradientSync(ABC):
         return self.reduce(workers, step=step, epoch=epoch)
 
     def statistics(
-        self, grads_by_worker: Sequence[Sequence[Tensor]], mean_gradient: Sequence[Tensor]
-    ) -> list[dict[str, Any]]:
-        """One row a parameter of what the latest `reduce` did to it, numbers and None only; for every so
-        many steps.
+        self, stacks: Sequence[Tensor], mean_gradient: Sequence[Tensor]
+    ) -> list[dict[str, str | int | float | None]]:
+        """What the latest `reduce_stacked` did to each parameter: a row each, for every so many steps.
 
-        Collective: the arguments are those of `reduce`, and its result.
+        The arguments are those of that call, and its result. Collective.
         """
         return []
 

@@ -28,8 +28,7 @@ def all_reduce(
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """The sum of the ranks' tensors, formed in `fmt` and sent in `fmt.bits` bits a value; a new float32
-    tensor.
+    """The sum of the ranks' tensors, formed in `fmt`, sent in its bits a value; a new float32 tensor.
 
     The same bits on every rank, and those of `emulate_all_reduce([of rank 0, of rank 1, ...])` with the same
     options: `recipe.py` defines the orders, `custom_fp.quantize` rounding and overflow, `scaling.py` APS. A

@@ -8,9 +8,9 @@ bytes hold what.
 A shard travels in segments, through three stages a few segments apart, so that rounding, packing and adding
 overlap with the wire: (A) round, pack, send; (B) receive, add, pack, send; (C) receive, unpack.
 
-The hierarchical order travels the same way and sends as much: the owner adds up each group, then the
-groups. The groups' sums have shifts of their own, for which all of them must be known, so stage B is cut in
-two.
+Every order travels this way: it is the order in which the owner adds. In the hierarchical one the owner adds
+up each group, then the groups; their sums have shifts of their own, for which all of them must be known, so
+stage B is cut in two.
 
 Legend: N workers, P ranks, L = N/P workers of mine, T segments, B bytes of a worker's segment.
 """

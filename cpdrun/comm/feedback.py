@@ -6,8 +6,7 @@ Karimireddy, Rebjock, Stich and Jaggi, "Error Feedback Fixes SignSGD and other G
     c_w = g_w + e_w        sent = Q(c_w * 2^shift) * 2^-shift        e_w = c_w - sent
 
 so that sent + residual = gradient + the residual before. It makes up for the rounding of what workers send,
-not for that of partial sums. Where c_w or what was sent is not finite the residual becomes 0: a NaN is not
-kept.
+not for that of partial sums. Where c_w or what was sent is not finite, the residual becomes 0.
 """
 
 from typing import Any

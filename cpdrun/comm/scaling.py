@@ -8,12 +8,10 @@ gradients use the format's upper end.
 What differs from the paper: it agrees on E in 8 bits. A float32 gradient has E in -149 .. 128 +
 ceil(log2 N), more values than that, so a tiny or huge layer would get a wrong shift. Here the workers agree
 on max|g| itself, by its float32 bit pattern (those of non-negative floats are ordered as the floats are), in
-one int32 MAX all-reduce for all layers, and each computes the same E from it, exactly, subnormal gradients
-included.
+one int32 MAX all-reduce for all layers; each computes the same E from it, exactly, for subnormals too.
 
 inf and NaN take no part in E: they are sent as they are and stay visible in the sum, and the finite
-elements of the layer keep the shift they would have had. A layer with no finite non-zero element has shift
-0.
+elements of the layer keep the shift they would have had. Without a finite non-zero element the shift is 0.
 """
 
 import math
@@ -31,9 +29,7 @@ def largest_magnitude(x: Tensor) -> Tensor:
     """max|x| over the finite elements of a float32 tensor, exact, 0-d; 0 where there are none."""
     if x.numel() == 0:
         return x.new_zeros(())
-    if (
-        not x.is_cuda
-    ):  # one pass without a temporary; on a GPU, to ask whether it is finite would wait for the device
+    if not x.is_cuda:  # one pass, no temporary; a GPU would be waited for, to ask whether it is finite
         low, high = torch.aminmax(x)
         if torch.isfinite(magnitude := torch.maximum(-low, high)):
             return magnitude

@@ -149,14 +149,14 @@ class AllReduceSync(GradientSync):
             self.feedback.keep(name, i, sent_Lxn, shifts[j], recipe, draw)
 
     def statistics(
-        self, grads_by_worker: Sequence[Sequence[Tensor]], mean_gradient: Sequence[Tensor]
-    ) -> list[dict[str, Any]]:
+        self, stacks: Sequence[Tensor], mean_gradient: Sequence[Tensor]
+    ) -> list[dict[str, str | int | float | None]]:
         rows = []
         for p, name in enumerate(self.names):
             recipe, shifts = self._latest.get(name, (self.recipe, [0]))
             own_shifts = [shifts[recipe.place(worker)[0]] for worker in self.mine]
-            stack = torch.stack([grads[p].detach() for grads in grads_by_worker])
-            row = layer_statistics(stack, mean_gradient[p], own_shifts, recipe, self.group, self.ranks)
+            gradients = stacks[p].detach()
+            row = layer_statistics(gradients, mean_gradient[p], own_shifts, recipe, self.group, self.ranks)
             rows.append({"layer": name, "format": recipe.fmt.name, "shift": max(shifts), **row})
         return rows
 

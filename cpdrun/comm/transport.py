@@ -2,9 +2,8 @@
 
 Two ways behind one interface, chosen by `transport_for`:
 
-    PointToPoint   gloo, memory of the CPU. Sends and receives of single segments. Every receive is posted
-    before the
-                   first send: gloo halves its throughput otherwise.
+    PointToPoint   gloo, memory of the CPU: sends and receives of single segments. Every receive is posted
+                   before the first send; gloo halves its throughput otherwise.
     Collectives    any backend and device (nccl): an asynchronous all_to_all and all_gather for each segment.
 
 Legend: P ranks, L workers a rank, T segments, B bytes of a worker's segment. Buffers are kept for the next

@@ -235,8 +235,8 @@ def test_ranks_that_do_not_divide_the_workers_are_refused() -> None:
 
 def statistics_of_this_split() -> list[dict]:
     sync = AllReduceSync(format="e4m1", scaling=APS(), world_size=4, parameter_names=list(SIZES), **KNOBS)
-    mine = [gradients(w) for w in share(4)]
-    return sync.statistics(mine, sync.reduce(mine, step=0, epoch=0))
+    stacks = [torch.stack(grads) for grads in zip(*(gradients(w) for w in share(4)), strict=True)]
+    return sync.statistics(stacks, sync.reduce_stacked(stacks, step=0, epoch=0))
 
 
 def test_statistics_are_those_of_all_workers_on_every_rank() -> None:
@@ -244,3 +244,24 @@ def test_statistics_are_those_of_all_workers_on_every_rank() -> None:
     assert [row["nonfinite"] for row in expected] == [0, 0, 0, 0, 0, 4, 4, 0, 0]
     assert 0 < expected[0]["sum_error"] < 0.5 and 0 < expected[0]["underflow"] < 0.5
     assert run_ranks(2, statistics_of_this_split) == [expected, expected]
+
+
+def continue_run(state: dict | None, steps: range) -> tuple[list[torch.Tensor], dict]:
+    """Takes up the state, reduces some steps; the last result and the state to go on from."""
+    knobs = KNOBS | {"error_feedback": True, "rounding": "stochastic"}
+    sync = AllReduceSync(
+        format="e4m1", scaling=DelayedAPS(), world_size=4, parameter_names=list(SIZES), **knobs
+    )
+    if state is not None:
+        sync.load_state_dict(state)
+    for step in steps:
+        result = sync.reduce([gradients(w, step) for w in share(4)], step=step, epoch=0)
+    return result, sync.state_dict()
+
+
+def test_a_run_resumes_with_another_number_of_ranks() -> None:
+    expected, _ = continue_run(None, range(6))
+    _, state = run_ranks(2, continue_run, None, range(3))[0]
+    _, state = run_ranks(4, continue_run, state, range(3, 5))[0]
+    result, _ = continue_run(state, range(5, 6))
+    assert all(same_bits(a, b) for a, b in zip(result, expected, strict=True))

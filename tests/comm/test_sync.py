@@ -133,8 +133,9 @@ def test_statistics_of_a_layer_worked_out_by_hand() -> None:
     sync = make("e3m0", full_precision={"layers": ["fc.*"], "first_epochs": 0, "last_epochs": 0})
     first = [torch.tensor(x) for x in ([1.0, 0.125, 0.0], [float("nan"), 100.0], [3.0], [0.0])]
     second = [torch.tensor(x) for x in ([1.0, 2.0**-20, 0.0], [1.0, 1.0], [4.0], [0.0])]
-    result = sync.reduce([first, second], step=0, epoch=0)
-    conv, bias, fc, zero = sync.statistics([first, second], result)
+    stacks = [torch.stack(pair) for pair in zip(first, second, strict=True)]
+    result = sync.reduce_stacked(stacks, step=0, epoch=0)
+    conv, bias, fc, zero = sync.statistics(stacks, result)
     common = {"shift": 0, "overflow": 0.0, "nonfinite": 0}
     exact = (4 + 0.125000954**2) ** 0.5
     assert conv == common | {
