@@ -5,11 +5,12 @@
 Its last line on standard output is the outcome as JSON, as in the attempt's exit.json; the launcher reads it
 there, so that a full disk is reported too. SIGTERM asks the ranks to save and stop at their next step, a
 second one stops them at once. SIGUSR1 is Slurm's warning of the time limit: save, stop, and requeue this very
-element. The lock of the run is inherited by every process under the agent: while one of
-them lives, nobody else can claim the run.
+element. The lock of the run is inherited by every process under the agent: while one of them lives, nobody
+else can claim the run.
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -60,15 +61,17 @@ class Agent:
 
     def _beat(self) -> None:
         while True:
-            heartbeat(self.run)
+            with contextlib.suppress(OSError):
+                heartbeat(self.run)
             time.sleep(HEARTBEAT_S)
 
     def _attempts(self, lock: int) -> dict[str, Any]:
         if read_json(self.run.done) is not None:
             return {"outcome": "elsewhere", "reason": "another launcher has finished this run"}
         if self.run.done.exists():
-            return {"outcome": "failed", "exit_code": None, "reason": _garbage(self.run)}
-        self.run.preempt.unlink(missing_ok=True)
+            return {"outcome": "failed", "exit_code": None, "reason": garbage(self.run)}
+        if not self.stops:
+            self.run.preempt.unlink(missing_ok=True)  # of an attempt that was killed
         before: dict[str, Any] = {}
         while True:
             outcome = self._attempt(lock)
@@ -85,7 +88,7 @@ class Agent:
         elif self.connection is not None:
             self.connection.shutdown(socket.SHUT_WR)  # the engine dies of it; we read until all are gone
         elif self.step is not None:
-            self.step.kill()
+            self.step.terminate()  # srun then kills its tasks
 
     def time_is_up(self, *_: Any) -> None:
         """Signal handler: save, stop, and have Slurm run this element again."""
@@ -125,7 +128,7 @@ class Agent:
 
     def _engine(self, request: dict[str, Any], lock: int, log: IO[str]) -> dict[str, Any] | None:
         """Have an engine beside us start the ranks, and wait until they are gone."""
-        self.connection = warm_connection(self.warm) if self.warm else cold_connection(log)
+        self.connection = (self.warm and warm_connection(self.warm)) or cold_connection(log)
         with self.connection:
             answer = ask(self.connection, request, [lock, log.fileno()]) if self.stops < 2 else None
         self.connection = None
@@ -166,7 +169,7 @@ def classify(run: RunDir, attempt: Attempt, answer: dict[str, Any] | None, *, st
     if done is not None:
         outcome, reason = done["status"], ""
     elif run.done.exists():
-        outcome, reason = "failed", _garbage(run)
+        outcome, reason = "failed", garbage(run)
     elif code == os.EX_TEMPFAIL:
         outcome, reason = "preempted", "stopped at a step, on request"
     elif stops > 1:
@@ -245,7 +248,8 @@ def requeue(run: RunDir, outcome: dict[str, Any]) -> int:
     return subprocess.run(["scontrol", "requeue", slurm_element()], check=False).returncode
 
 
-def _garbage(run: RunDir) -> str:
+def garbage(run: RunDir) -> str:
+    """What to say of a done.json that is there and cannot be read."""
     return f"{run.done} holds no JSON; remove it and run again"
 
 

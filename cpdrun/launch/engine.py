@@ -34,13 +34,13 @@ class WarmEngine:
 
     def check(self, configs: list[dict[str, Any]]) -> list[str]:
         """What cpdrun.train.preflight finds wrong with `configs`, one line a problem."""
-        with warm_connection(self.control) as connection:
-            answer = ask(connection, {"do": "check", "configs": configs}, [])
-        return (
-            ["the trainer could not be imported (its message is above)"]
-            if answer is None
-            else answer["problems"]
-        )
+        answer = None
+        if (connection := warm_connection(self.control)) is not None:
+            with connection:
+                answer = ask(connection, {"do": "check", "configs": configs}, [])
+        if answer is None:
+            return ["the trainer could not be imported (its message is above)"]
+        return answer["problems"]
 
     def close(self) -> None:
         self._control.close()
@@ -48,11 +48,15 @@ class WarmEngine:
         self._process.wait()
 
 
-def warm_connection(control: int) -> socket.socket:
-    """A connection to a new engine, forked from the warm process behind `control`."""
+def warm_connection(control: int) -> socket.socket | None:
+    """A connection to a new engine, forked from the warm process behind `control`; None where that is gone."""
     ours, theirs = socket.socketpair()
-    with theirs, socket.socket(fileno=os.dup(control)) as channel, contextlib.suppress(OSError):
-        socket.send_fds(channel, [b"c"], [theirs.fileno()])  # refused: it died, and `ours` is at its end
+    with theirs, socket.socket(fileno=os.dup(control)) as channel:
+        try:
+            socket.send_fds(channel, [b"c"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            return None
     return ours
 
 

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from cpdrun.launch.agent import garbage
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
 from cpdrun.launch.engine import WarmEngine
 from cpdrun.launch.resources import Slots, cores, gpus
@@ -176,10 +177,10 @@ class LocalExecutor(Executor):
             if state is State.RUNNING:
                 still.append(job)
             elif state is State.DONE:
-                done = read_json(job.run.done) or {"status": "failed"}
-                events.append(
-                    Event(job, "ended", {"outcome": done["status"], "elsewhere": True, "reason": ""})
-                )
+                done = read_json(job.run.done)
+                outcome = {"outcome": done["status"] if done else "failed", "elsewhere": True}
+                outcome["reason"] = "" if done else garbage(job.run)
+                events.append(Event(job, "ended", outcome))
             else:
                 self._queue.append(job)
         self._elsewhere = still

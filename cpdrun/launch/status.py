@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cpdrun.launch.agent import garbage
 from cpdrun.launch.display import duration
 from cpdrun.record import RunDir, State, SweepDir, read_json, state_of
 
@@ -57,7 +58,7 @@ def run_status(run: RunDir) -> RunStatus:
         known["diverged"] = done.get("status") == "diverged"
         known["test_accuracy"] = done.get("metrics", {}).get("test_accuracy")
         if "status" not in done:
-            known["reason"] = "done.json holds no JSON; remove it and run again"
+            known["reason"] = garbage(run)
     elif state is State.RUNNING:
         known["seconds_left"] = _seconds_left(progress, where)
     elif attempt is not None:

@@ -1,6 +1,6 @@
 """Slots: how many ranks run at once, and on which GPUs."""
 
-from conftest import drive, finish
+from conftest import drive, finish, wait_for
 
 from cpdrun.launch import resources
 from cpdrun.launch.resources import Slots
@@ -58,6 +58,18 @@ def test_never_more_ranks_than_slots(job, local):
         executor.poll(0.05)
         widths.append(sum(j.nproc for j in executor.running))
     assert max(widths) == 3
+
+
+def test_an_agent_whose_warm_process_is_gone_starts_from_cold(job, local, warm):
+    executor = local(retries=1)
+    executor._warm = own = type(warm)()
+    one = job(epochs=20, epoch_s=0.05)
+    executor.submit([one])
+    executor.poll(0)
+    wait_for(one.run.status.exists, "the first epoch")
+    own.close()  # and with it the engine and the rank
+    assert finish(executor)["one"]["outcome"] == "finished"
+    assert len(one.run.attempts()) == 2
 
 
 def test_a_dead_warm_process_is_replaced(job, local, warm):
