@@ -4,6 +4,7 @@ Exit codes: 0 all done, 1 some run failed, 2 usage or configuration error, 130 i
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,12 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    arguments = parser.parse_args(argv)
     try:
         return arguments.command(arguments)
     except KeyboardInterrupt:
@@ -47,8 +53,11 @@ def _add_sweep(commands: argparse._SubParsersAction) -> None:
         "a sweep that was stopped goes on when its command is typed again.",
         epilog="Example: cpdrun sweep exp=digits_bits format=e4m3,e3m0 seed=0",
     )
-    sweep.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="exp=NAME, key=value, or key=a,b,c for an axis"
+    _complete_by(
+        "overrides",
+        sweep.add_argument(
+            "overrides", nargs="*", metavar="key=value", help="exp=NAME, key=value, or key=a,b,c for an axis"
+        ),
     )
     sweep.add_argument("--dry-run", action="store_true", help="say what would be run, and stop")
     sweep.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of your own beside conf/")
@@ -69,40 +78,59 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
         help="tables and plots of accuracy against bits",
         description="Tables and plots of accuracy against bits, from the runs of one or more sweeps.",
     )
-    _add_sweep_names(report, "*", "name or folder of a sweep (default: the latest)")
+    _add_names(report, "*", "name or folder of a sweep (default: the latest)")
     report.add_argument("--metric", default="test_accuracy", help="what to report (default: test_accuracy)")
-    report.add_argument("--format", type=_list, default=["md", "csv"], metavar="F,F", help=_FORMATS)
+    report.add_argument("--format", type=_list, default=["md", "csv", "html"], metavar="F,F", help=_FORMATS)
     report.add_argument("--ci", type=float, default=95, help="confidence level of the intervals, per cent")
     report.add_argument("--tol", type=float, metavar="T", help="points below fp32 that still count as equal")
     report.add_argument("--rows", type=_list, default=[], metavar="AXES", help="rows of one more table")
     report.add_argument("--cols", type=_list, default=[], metavar="AXES", help="and its columns")
+    report.add_argument("--to", type=_list, default=[], metavar="TOOL", help="export: tensorboard, mlflow")
     report.set_defaults(command=_report)
 
 
-_FORMATS = "tables and pictures to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv)"
+_FORMATS = "tables and pictures to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv,html)"
 
 
 def _add_watching(commands: argparse._SubParsersAction) -> None:
     status = commands.add_parser("status", help="how far a sweep is")
-    _add_sweep_names(status, "*", "name or folder of a sweep (default: the latest)")
+    _add_names(status, "*", "name or folder of a sweep (default: the latest)")
     status.add_argument("--watch", action="store_true", help="keep showing it until nothing runs")
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(command=_status)
 
     logs = commands.add_parser("logs", help="what a run printed")
-    _add_sweep_names(logs, "+", "name of a run, or a part of it that no other has")
+    _add_names(logs, "+", "name of a run, or a part of it that no other has")
     logs.add_argument("--rank", type=_count, metavar="K", help="of this process of the run")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
     logs.set_defaults(command=_logs)
 
     cancel = commands.add_parser("cancel", help="stop a sweep or a run; it can be resumed")
-    _add_sweep_names(cancel, "+", "name of a sweep or run")
+    _add_names(cancel, "+", "name of a sweep or run")
     cancel.set_defaults(command=_cancel)
 
+    doctor = commands.add_parser("doctor", help="what this machine has, what it lacks, and what mends it")
+    doctor.add_argument(
+        "--results-dir", type=Path, default=Path("results"), metavar="DIR", help="to write to"
+    )
+    doctor.set_defaults(command=_doctor)
 
-def _add_sweep_names(parser: argparse.ArgumentParser, nargs: str, meaning: str) -> None:
+
+def _add_names(parser: argparse.ArgumentParser, nargs: str, meaning: str) -> None:
     text = f"{meaning}; results_dir=PATH says where names lie"
-    parser.add_argument("names", nargs=nargs, metavar="NAME", help=text)
+    names = parser.add_argument("names", nargs=nargs, metavar="NAME", help=text)
+    _complete_by("sweeps" if nargs == "*" else "sweeps_and_runs", names)
+
+
+def _complete_by(name: str, argument: argparse.Action) -> None:
+    """The shell's completion of `argument` is cpdrun.complete.<name>, imported when asked."""
+
+    def completer(**words: str) -> list[str]:
+        from cpdrun import complete
+
+        return getattr(complete, name)(**words)
+
+    argument.completer = completer
 
 
 def _list(text: str) -> list[str]:
@@ -197,7 +225,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from cpdrun.record import NotFoundError, find_sweeps
-    from cpdrun.report import ReportError, write_report
+    from cpdrun.report import ReportError, ReportUsageError, write_report
 
     try:
         write_report(
@@ -208,9 +236,10 @@ def _report(arguments: argparse.Namespace) -> int:
             tolerance=arguments.tol,
             rows=arguments.rows,
             cols=arguments.cols,
+            export_to=arguments.to,
             console=Console(highlight=False),
         )
-    except NotFoundError as error:
+    except (NotFoundError, ReportUsageError) as error:
         return _error(error, USAGE)
     except ReportError as error:
         return _error(error, FAILED)
@@ -264,6 +293,14 @@ def _cancel(arguments: argparse.Namespace) -> int:
     for run in runs:
         print(f"{run.name}: {'asked to save and stop' if cancel_run(run) else 'is not running'}")
     return OK
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from cpdrun.launch.doctor import examine, print_findings
+
+    return print_findings(Console(highlight=False), examine(arguments.results_dir))
 
 
 def _usage_error(*problems: object) -> int:

@@ -169,3 +169,27 @@ def test_a_report_on_nothing_says_what_to_do(cpdrun):
     result = cpdrun("report")
     assert result.returncode == 2
     assert result.stderr == "error: no sweep in results/ yet; run one first: cpdrun sweep exp=digits_bits\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("cpdrun rep", ["report "]),
+        ("cpdrun sweep exp=digi", ["exp=digits_bits "]),
+        ("cpdrun sweep world", ["world_size="]),
+        ("cpdrun sweep model=", ["model=convnet", "model=resnet_cifar"]),
+    ],
+)
+def test_the_shell_completes_commands_experiments_and_keys(cpdrun, tmp_path, typed, offered):
+    """As argcomplete's shell function asks: the line in COMP_LINE, the answer in a file."""
+    answer = tmp_path / "answer"
+    environment = {"COMP_LINE": typed, "COMP_POINT": str(len(typed)), "COMP_TYPE": "9"}
+    cpdrun(_ARGCOMPLETE="1", _ARGCOMPLETE_IFS="\n", _ARGCOMPLETE_STDOUT_FILENAME=str(answer), **environment)
+    assert set(offered) <= set(answer.read_text().split("\n"))
+
+
+def test_the_doctor_names_what_is_there_and_what_mends_the_rest(cpdrun):
+    result = cpdrun("doctor")
+    assert result.returncode == 0, result.stdout + result.stderr
+    for word in ("torch", "custom_fp", "digits", "cores", "Slurm"):
+        assert word in result.stdout
