@@ -38,8 +38,13 @@ _TITLES = {
 }
 
 
-def page(study: Study, answer: list[str], notes: list[str], pictures: dict[str, str]) -> str:
-    """The page's text. `answer` and `notes` are sentences; `pictures`, SVGs as `svg.render` gives them."""
+def page(
+    study: Study, answer: list[str], notes: list[str], reasons: list[str], pictures: dict[str, str]
+) -> str:
+    """The page's text. `answer`, `notes` and `reasons` (why a plot is missing) are sentences.
+
+    `pictures` holds the SVGs of `svg.render` by the name of their plot.
+    """
     css, script = _asset("page.css"), _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
@@ -55,6 +60,7 @@ def page(study: Study, answer: list[str], notes: list[str], pictures: dict[str, 
         *(f'<p class="answer">{escape(line)}</p>' for line in answer),
         *(f'<p class="note">{escape(line)}</p>' for line in notes),
         *(_picture(name, pictures[name]) for name in sorted(pictures)),
+        *(f'<p class="reason">{escape(line)}</p>' for line in reasons),
         "<h2>Table</h2>",
         _means(study),
         "<h2>Runs</h2>",

@@ -64,16 +64,26 @@ def escape_latex(text: str) -> str:
     return "".join(LATEX.get(c) or _letter(c) for c in " ".join(text.split()))
 
 
-def terminal(table: Shown, bold: list[bool]) -> Table:
+def terminal(table: Shown, bold: list[bool], encoding: str = "utf-8") -> Table:
     """For a rich console, without markup of the user's; a long table is cut, and says so."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(table.header):
-        made.add_column(Text(name), justify="left" if i == 0 else "right", no_wrap=True)
+        made.add_column(Text(encodable(name, encoding)), justify="left" if i == 0 else "right", no_wrap=True)
     for row, is_bold in zip(table.rows[:_LONGEST_ON_A_TERMINAL], bold, strict=False):
-        made.add_row(*map(Text, row), style="bold" if is_bold else "")
+        made.add_row(*(Text(encodable(cell, encoding)) for cell in row), style="bold" if is_bold else "")
     if len(table.rows) > _LONGEST_ON_A_TERMINAL:
         made.caption = f"{len(table.rows) - _LONGEST_ON_A_TERMINAL} more rows: see table.csv"
     return made
+
+
+def encodable(text: str, encoding: str) -> str:
+    """`text` as far as a terminal of that encoding can show it: ± as +-, the minus sign as a hyphen, else ?."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.replace("\N{PLUS-MINUS SIGN}", "+-").replace("\N{MINUS SIGN}", "-")
+        return text.encode(encoding, "replace").decode(encoding)
+    return text
 
 
 def _letter(c: str) -> str:

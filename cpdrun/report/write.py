@@ -58,7 +58,6 @@ def write_report(
     _print(console, study, answer, notes)
 
     figures, reasons = pictures.draw(study)
-    notes += reasons
     _say(console, *reasons, style="dim")
 
     folder = _folder(sweeps)
@@ -71,13 +70,13 @@ def write_report(
         rendered = pictures.render(figures if "svg" in kinds or "html" in formats else {})
         files += pictures.write(folder, figures, rendered, kinds)
         if "html" in formats:
-            write_text(folder / "report.html", html.page(study, answer, notes, rendered))
+            write_text(folder / "report.html", html.page(study, answer, notes, reasons, rendered))
             files.append(folder / "report.html")
         files += [export.write(tool, study, folder) for tool in export_to]
     except OSError as error:
         raise ReportError(f"cannot write {error.filename or folder}: {error.strerror}") from None
     _say(console, *_where(folder, files))
-    return Report(answer, notes, tables.frame(study), files)
+    return Report(answer, notes + reasons, tables.frame(study), files)
 
 
 def _check(formats: Sequence[str], ci: float, tolerance: float | None, export_to: Sequence[str]) -> None:
@@ -108,7 +107,7 @@ def _print(console: Console, study: Study, answer: list[str], notes: list[str]) 
     _say(console, *answer, style="bold")
     _say(console, *(f"note: {note}" for note in notes), style="yellow")
     bold = [group.is_baseline for group in study.groups]
-    console.print(markup.terminal(tables.brief(study), bold))
+    console.print(markup.terminal(tables.brief(study), bold, console.encoding))
 
 
 def _write_tables(study: Study, folder: Path, kinds: list[str], lines: list[str]) -> list[Path]:
@@ -144,4 +143,10 @@ def _where(folder: Path, files: list[Path]) -> list[str]:
 def _say(console: Console, *lines: str, style: str = "") -> None:
     """Lines as they are: no markup, no wrapping (a terminal wraps by itself, a file must not be wrapped)."""
     for line in lines:
-        console.print(plain(line), style=style, markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            markup.encodable(plain(line), console.encoding),
+            style=style,
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -1,5 +1,6 @@
 """What is written and said, for whole sweeps and for broken ones."""
 
+import io
 import os
 import xml.etree.ElementTree as ElementTree
 
@@ -7,9 +8,10 @@ import matplotlib.image
 import pytest
 import yaml
 from conftest import fill_digits
+from rich.console import Console
 
 from cpdrun.record import claim, write_text
-from cpdrun.report import ReportError, ReportUsageError
+from cpdrun.report import ReportError, ReportUsageError, write_report
 
 
 def test_pictures_are_pictures(digits, report):
@@ -28,6 +30,15 @@ def test_the_same_runs_give_the_same_files(digits, report):
 
 def test_it_says_where_the_picture_is(digits, report):
     assert str(digits.dir.report / "accuracy_vs_bits.png") in report(digits).printed
+
+
+def test_a_terminal_without_unicode_shows_it_in_ascii(digits):
+    raw = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(raw, encoding="ascii"), width=200)
+    write_report([digits.dir], console=console, formats=["csv"])
+    console.file.flush()
+    text = raw.getvalue().decode("ascii")
+    assert text.startswith("fp32 98.8 +- 0.6 %.") and "-87.6 +- 1.4" in text
 
 
 def test_unfinished_runs_are_counted_and_the_report_goes_on(new_sweep, report):
