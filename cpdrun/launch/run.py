@@ -105,13 +105,15 @@ def _executor(sweep: SweepDir, launcher: dict[str, Any], options: LaunchOptions)
 
 
 def write_configs(jobs: list[Job]) -> None:
+    """Put config.yaml and overrides.txt of each job on disk, where they are not there already."""
     for job in jobs:
-        text = yaml.dump(job.config, Dumper=yaml.CSafeDumper, sort_keys=False)
+        config = yaml.dump(job.config, Dumper=yaml.CSafeDumper, sort_keys=False)
+        overrides = "".join(f"{line}\n" for line in job.overrides)
         try:
             job.run.path.mkdir(parents=True, exist_ok=True)
-            if not job.run.config.exists() or job.run.config.read_text(encoding="utf-8") != text:
-                write_text(job.run.config, text)
-            write_text(job.run.overrides, "".join(f"{line}\n" for line in job.overrides))
+            for path, text in ((job.run.overrides, overrides), (job.run.config, config)):
+                if not path.exists() or path.read_text(encoding="utf-8") != text:
+                    write_text(path, text)
         except OSError as error:
             raise LaunchError(f"cannot write {job.run.path}: {error.strerror}") from error
 
