@@ -107,7 +107,14 @@ def _print(console: Console, study: Study, answer: list[str], notes: list[str]) 
     _say(console, *answer, style="bold")
     _say(console, *(f"note: {note}" for note in notes), style="yellow")
     bold = [group.is_baseline for group in study.groups]
-    console.print(markup.terminal(tables.brief(study), bold, console.encoding))
+    table = markup.terminal(tables.brief(study), bold, console.encoding)
+    width = console.width
+    if not console.is_terminal:  # a file takes a table of any width; a terminal's is folded into its own
+        console.width = max(
+            width, console.measure(table, options=console.options.update(width=10_000)).maximum
+        )
+    console.print(table)
+    console.width = width
 
 
 def _write_tables(study: Study, folder: Path, kinds: list[str], lines: list[str]) -> list[Path]:

@@ -41,6 +41,15 @@ def test_a_terminal_without_unicode_shows_it_in_ascii(digits):
     assert text.startswith("fp32 98.8 +- 0.6 %.") and "-87.6 +- 1.4" in text
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_narrow_terminal_loses_nothing(digits, is_terminal):
+    out = io.StringIO()
+    console = Console(file=out, width=60, force_terminal=is_terminal, color_system=None)
+    write_report([digits.dir], console=console, formats=["csv"])
+    assert "…" not in out.getvalue()
+    assert ("87.6 ± 1.4" in out.getvalue()) or is_terminal
+
+
 def test_unfinished_runs_are_counted_and_the_report_goes_on(new_sweep, report):
     sweep = fill_digits(new_sweep())
     sweep.add("e2m1", seed=0, status=None)
