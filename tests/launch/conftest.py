@@ -1,45 +1,42 @@
 """Launching without training: jobs whose ranks are played by stand_in.py, one warm engine for all tests."""
 
+import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from driving import HERE, make_job
 
-from cpdrun.launch.base import Executor, Job, LaunchOptions
+from cpdrun.launch.base import Job, LaunchOptions
 from cpdrun.launch.engine import MODULE_VARIABLE, WarmEngine
 from cpdrun.launch.local import LocalExecutor
-from cpdrun.launch.run import write_configs
 from cpdrun.record import SweepDir
-
-HERE = Path(__file__).parent
-DEADLINE_S = 60
 
 MakeJob = Callable[..., Job]
 
 
-def make_job(sweep: SweepDir, name: str, **config: Any) -> Job:
-    defaults = {"nproc": 1, "threads": 1, "device": "cpu", "epochs": 1, "epoch_s": 0.01, "act": "finish"}
-    job = Job(sweep.run(name), {**defaults, **config}, [f"name={name}"])
-    write_configs([job])
-    return job
+@contextlib.contextmanager
+def playing() -> Iterator[None]:
+    """Processes started in here are engines whose ranks stand_in.py plays."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MODULE_VARIABLE, "stand_in")
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *sys.path]))
+        yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _stand_in() -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv(MODULE_VARIABLE, "stand_in")
-    patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *sys.path]))
-    yield
-    patch.undo()
+    with playing():
+        yield
 
 
 @pytest.fixture(scope="session")
-def warm(_stand_in: None) -> Iterator[WarmEngine]:
-    engine = WarmEngine()
+def warm() -> Iterator[WarmEngine]:
+    with playing():
+        engine = WarmEngine()
     yield engine
     engine.close()
 
@@ -71,45 +68,3 @@ def local(sweep: SweepDir, warm: WarmEngine) -> Iterator[Callable[..., LocalExec
     yield make
     for executor in made:
         executor.close()
-
-
-def drive(executor: Executor, jobs: list[Job]) -> dict[str, dict[str, Any]]:
-    """Run `jobs` to their ends; the outcome of each by name."""
-    executor.submit(jobs)
-    return finish(executor)
-
-
-def finish(executor: Executor, deadline_s: float = DEADLINE_S) -> dict[str, dict[str, Any]]:
-    outcomes = {}
-    deadline = time.monotonic() + deadline_s
-    while executor.unfinished:
-        assert time.monotonic() < deadline, f"still running: {executor.running}"
-        for event in executor.poll(0.1):
-            if event.kind == "ended":
-                outcomes[event.job.run.name] = event.outcome
-    return outcomes
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until `condition()` is true, and return it."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)
-    return value
-
-
-def processes_of(path: Path) -> list[int]:
-    """Processes whose command line or open files name something under `path`: agents, engines and ranks."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if not process.name.isdecimal() or int(process.name) == os.getpid():
-            continue
-        try:
-            names = [(process / "cmdline").read_bytes().decode(errors="replace")]
-            names += [os.readlink(fd) for fd in (process / "fd").iterdir()]  # noqa: PTH115
-        except OSError:
-            continue
-        if any(str(path) in name for name in names):
-            found.append(int(process.name))
-    return found

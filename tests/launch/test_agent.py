@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import drive, processes_of, wait_for
+from driving import drive, processes_of, wait_for
 
 from cpdrun.launch.display import telling_log
 from cpdrun.record import State, claim, is_claimed, read_json, state_of

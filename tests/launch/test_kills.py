@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import processes_of, wait_for
+from driving import processes_of, wait_for
 
 from cpdrun.launch.engine import MODULE_VARIABLE
 from cpdrun.record import RunDir, SweepDir, read_json

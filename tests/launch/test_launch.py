@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import HERE, processes_of, wait_for
+from driving import HERE, processes_of, wait_for
 
 from cpdrun.launch.cancel import cancel_sweep
 from cpdrun.launch.run import training_share

@@ -1,6 +1,6 @@
 """Slots: how many ranks run at once, and on which GPUs."""
 
-from conftest import drive, finish, wait_for
+from driving import drive, finish, wait_for
 
 from cpdrun.launch import resources
 from cpdrun.launch.resources import Slots

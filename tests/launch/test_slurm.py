@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import finish, make_job, wait_for
+from driving import finish, make_job, wait_for
 
 from cpdrun.launch.base import LaunchError, LaunchOptions
 from cpdrun.launch.cancel import cancel_sweep

@@ -6,7 +6,7 @@ import os
 import time
 
 import pytest
-from conftest import drive, finish, wait_for
+from driving import drive, finish, wait_for
 from rich.console import Console
 
 from cpdrun.launch import logs

@@ -1,0 +1,63 @@
+"""Helpers of the launcher's tests: make jobs, drive an executor, wait, look at processes."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cpdrun.launch.base import Executor, Job
+from cpdrun.launch.run import write_configs
+from cpdrun.record import SweepDir
+
+HERE = Path(__file__).parent
+DEADLINE_S = 60
+
+
+def make_job(sweep: SweepDir, name: str, **config: Any) -> Job:
+    defaults = {"nproc": 1, "threads": 1, "device": "cpu", "epochs": 1, "epoch_s": 0.01, "act": "finish"}
+    job = Job(sweep.run(name), {**defaults, **config}, [f"name={name}"])
+    write_configs([job])
+    return job
+
+
+def drive(executor: Executor, jobs: list[Job]) -> dict[str, dict[str, Any]]:
+    """Run `jobs` to their ends; the outcome of each by name."""
+    executor.submit(jobs)
+    return finish(executor)
+
+
+def finish(executor: Executor, deadline_s: float = DEADLINE_S) -> dict[str, dict[str, Any]]:
+    outcomes = {}
+    deadline = time.monotonic() + deadline_s
+    while executor.unfinished:
+        assert time.monotonic() < deadline, f"still running: {executor.running}"
+        for event in executor.poll(0.1):
+            if event.kind == "ended":
+                outcomes[event.job.run.name] = event.outcome
+    return outcomes
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until `condition()` is true, and return it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+    return value
+
+
+def processes_of(path: Path) -> list[int]:
+    """Processes whose command line or open files name something under `path`: agents, engines and ranks."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        try:
+            names = [(process / "cmdline").read_bytes().decode(errors="replace")]
+            names += [os.readlink(fd) for fd in (process / "fd").iterdir()]  # noqa: PTH115
+        except OSError:
+            continue
+        if any(str(path) in name for name in names):
+            found.append(int(process.name))
+    return found
