@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpdrun.comm import GradientSync
 from cpdrun.train import checkpoint
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import evaluate
@@ -78,7 +77,8 @@ def train(
             losses_W, gradients_WxP = gradients_of(index_SxNxB[s], step)
             mean_gradient = sync.reduce_stacked(gradients_WxP, step=step, epoch=epoch)
             if step % config["statistics"]["every_steps"] == 0:
-                progress.layers = _layer_statistics(sync, gradients_WxP, mean_gradient)
+                rows = sync.statistics(gradients_WxP, mean_gradient)
+                progress.layers = {row.pop("layer"): row for row in rows}
             if precision.loss_scale.accept(sync.nonfinite):
                 for parameter, gradient in zip(parameters, mean_gradient, strict=True):
                     parameter.grad = gradient.div_(scale)
@@ -132,14 +132,6 @@ def train(
         "train_seconds": progress.train_seconds,
         "weights_sha256": checkpoint.weights_sha256(model),
     }
-
-
-def _layer_statistics(
-    sync: GradientSync, gradients_WxP: list[Tensor], mean_gradient: list[Tensor]
-) -> dict[str, dict[str, Any]]:
-    by_worker = list(zip(*(of_parameter.unbind() for of_parameter in gradients_WxP), strict=True))
-    rows = sync.statistics(by_worker, mean_gradient)
-    return {row["layer"]: {key: value for key, value in row.items() if key != "layer"} for row in rows}
 
 
 def _restore(parts: Parts, journal: Journal, workers: Workers, device: torch.device) -> Progress:
