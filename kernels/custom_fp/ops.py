@@ -3,7 +3,8 @@
 Rules for all of them. Inputs are float32, float64, float16 or bfloat16 tensors of any shape and strides, rounded
 once and never written; results are float32. `fmt` is a Format or its name. `out=` takes a tensor of the right
 shape, dtype and device (any strides) and returns it. NaN is positive and quiet in every result. A tensor, format or
-word that does not fit raises TypeError or ValueError, which say what was given and what is allowed.
+word that does not fit raises TypeError or ValueError, which say what was given and what is allowed. Gradients flow
+through quantize and matmul; the results of the others are cut from autograd's graph.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def quantize(
 def scale_pow2(x: Tensor, shift: int, *, out: Tensor | None = None) -> Tensor:
     """x * 2**shift as float32 for any integer shift, rounded once (where the result is subnormal or too large)."""
     if out is None and not _eager(x):
-        return torch.ops.custom_fp.scale_pow2(x, shift)
+        return torch.ops.custom_fp.scale_pow2(x.detach(), shift)
     return eager.scale_pow2(x, shift, out)
 
 
@@ -99,14 +100,16 @@ def accumulate(
     """
     tensors = list(tensors)
     if out is None and not _eager(*tensors):
-        return torch.ops.custom_fp.accumulate(tensors, _name(fmt), kahan, rounding, seed)
+        return torch.ops.custom_fp.accumulate(
+            [x.detach() for x in tensors], _name(fmt), kahan, rounding, seed
+        )
     return eager.accumulate(tensors, fmt, kahan, rounding, seed, out)
 
 
 def encode(x: Tensor, fmt: Format | str, *, out: Tensor | None = None) -> Tensor:
     """The codes of x, rounded to nearest even first: uint8 up to 8 bits, int32 up to 31, int64 for 32."""
     if out is None and not _eager(x):
-        return torch.ops.custom_fp.encode(x, _name(fmt))
+        return torch.ops.custom_fp.encode(x.detach(), _name(fmt))
     return eager.encode(x, fmt, out)
 
 
@@ -123,7 +126,7 @@ def pack(x: Tensor, fmt: Format | str, *, shift: int = 0, out: Tensor | None = N
     8 codes fill k bytes, code j from bit j * k on, little-endian; zero codes fill up the last group.
     """
     if out is None and not _eager(x):
-        return torch.ops.custom_fp.pack(x, _name(fmt), shift)
+        return torch.ops.custom_fp.pack(x.detach(), _name(fmt), shift)
     return eager.pack(x, fmt, shift, out)
 
 

@@ -66,12 +66,12 @@ def quantize(x: Tensor, fmt: Format, rounding: str, overflow: str, seed: int, ou
 # ---- the generator -----------------------------------------------------------------------------------------
 
 
-def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> list[Tensor]:
+def philox4x32(counter: Sequence[Tensor], key: tuple[int, int], rounds: int = 7) -> list[Tensor]:
     """Philox4x32-7 (Salmon et al., SC 2011) on int64 tensors that hold 32-bit words."""
     mask = 0xFFFFFFFF
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(7):
+    for _ in range(rounds):
         high_a, low_a = _wide_product(c0, 0xD2511F53)
         high_b, low_b = _wide_product(c2, 0xCD9E8D57)
         c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a

@@ -5,21 +5,13 @@
 #include <memory>
 
 #include "cpu_kernels.h"
+#include "cpu_philox.h"
 #include "custom_fp.h"
-#include "philox.h"
 
 namespace custom_fp {
 namespace {
 
 constexpr int64_t block = 1024;  // elements worked on at a time: a few arrays of them stay in the first cache
-
-// random words of elements begin..begin + 64, begin a multiple of 64
-inline void fill_random(u32* out, int64_t begin, u32 stream, u64 seed) {
-    for (u32 lane = 0; lane < 16; ++lane) {
-        const Words words = random_words(static_cast<u64>(begin) / 64, lane, stream, seed);
-        for (int word = 0; word < 4; ++word) out[16 * word + lane] = words.w[word];
-    }
-}
 
 template <Mode mode, class F>
 void quantize_range(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
@@ -29,15 +21,30 @@ void quantize_range(const F* x, float* out, int64_t begin, int64_t end, const Ru
         return;
     }
     u32 random[64];
-    for (int64_t start = begin; start < end; start += 64) {
+    int64_t start = begin;
+    for (; start + 64 <= end; start += 64) {
         fill_random(random, start, 0, rule.seed);
-        const int64_t count = end - start < 64 ? end - start : 64;
-        for (int64_t i = 0; i < count; ++i)
-            out[start + i] = static_cast<float>(round<mode>(x[start + i], rounder, random[i]));
+        for (int i = 0; i < 64; ++i) out[start + i] = static_cast<float>(round<mode>(x[start + i], rounder, random[i]));
     }
+    if (start == end) return;
+    fill_random(random, start, 0, rule.seed);
+    for (int64_t i = 0; start + i < end; ++i)
+        out[start + i] = static_cast<float>(round<mode>(x[start + i], rounder, random[i]));
+}
+
+void quantize_near(const float* x, float* out, int64_t begin, int64_t end, const NearRounder& rounder) {
+    i32 unused = 0;
+    for (int64_t i = begin; i < end; ++i) out[i] = canonical(round_near<true>(x[i], rounder, unused));
 }
 
 template <class F> void quantize(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
+    if constexpr (sizeof(F) == sizeof(float)) {
+        const Spec spec = unpack_spec(rule.spec);
+        if (rule.mode == nearest_even && NearRounder::allowed(spec)) {
+            quantize_near(x, out, begin, end, make_near_rounder(spec, rule.saturate));
+            return;
+        }
+    }
     if (rule.mode == nearest_even) quantize_range<nearest_even>(x, out, begin, end, rule);
     if (rule.mode == toward_zero) quantize_range<toward_zero>(x, out, begin, end, rule);
     if (rule.mode == stochastic) quantize_range<stochastic>(x, out, begin, end, rule);
@@ -89,7 +96,7 @@ template <Sum sum, Mode mode, class F> struct Accumulator {
 
     explicit Accumulator(const Rule& rule)
         : rounder(make_rounder<F>(unpack_spec(rule.spec), mode, rule.saturate)),
-          near_rounder(make_near_rounder(unpack_spec(rule.spec))), seed(rule.seed) {}
+          near_rounder(make_near_rounder(unpack_spec(rule.spec), rule.saturate)), seed(rule.seed) {}
 
     // Leaves the sum of terms 0..tensors - 1 in acc; term(r) gives the address of the block's elements of the r-th.
     template <class Term> void sum_block(int64_t begin, int64_t count, int tensors, bool kahan, const Term& term) {

@@ -20,7 +20,7 @@ constexpr bool has_fma = false;
 
 template <bool checked> struct NearArithmetic {
     NearRounder r;
-    explicit NearArithmetic(const Spec& s) : r(make_near_rounder(s)) {}
+    explicit NearArithmetic(const Spec& s) : r(make_near_rounder(s, false)) {}
     CFP_MEMBER float product(float a, float b, i32& seen) const { return multiply_near<checked>(a, b, r, seen); }
     CFP_MEMBER float sum(float a, float b, i32& seen) const { return round_near<checked>(a + b, r, seen); }
     bool trusted(i32 seen) const { return checked || seen < r.top_exponent; }

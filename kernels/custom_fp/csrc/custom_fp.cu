@@ -129,7 +129,7 @@ template <Mode mode> struct Arithmetic {
     CFP_MEMBER explicit Arithmetic(const Spec& s)
         : by_near(mode == nearest_even && NearRounder::allowed(s)),
           is_float32(mode == nearest_even && s.exponent_bits == 8 && s.mantissa_bits == 23),
-          near(make_near_rounder(s)), wide(make_rounder<double>(s, mode, false)) {}
+          near(make_near_rounder(s, false)), wide(make_rounder<double>(s, mode, false)) {}
 
     // Q(a + b); `member`: both are values of the format
     CFP_MEMBER float sum(float a, float b, bool member, u32 random) const {

@@ -205,14 +205,14 @@ struct NearRounder {
     }
 };
 
-CFP_FN NearRounder make_near_rounder(const Spec& s) {
+CFP_FN NearRounder make_near_rounder(const Spec& s, bool saturate) {
     NearRounder r;
     r.min_exponent = (s.emin + 127) << 23;
     r.offset = ((23 - s.mantissa_bits) << 23) | 0x00400000;  // 1.5 * 2^(23 - m): the half keeps negative sums in place
     const u32 max = magnitude_of<float>(s, s.max_code);
     r.max = from_bits(max);
     r.top_exponent = static_cast<i32>(max & 0x7f800000u);
-    r.overflow = special_of<float>(s, s.inf_code);
+    r.overflow = saturate ? max : special_of<float>(s, s.inf_code);
     return r;
 }
 

@@ -1,9 +1,12 @@
 // custom_fp._native: the CPU kernels behind addresses and sizes. Nothing here knows torch, so that one build serves
 // every torch. native.py checks shapes, dtypes and strides before it calls.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -21,19 +24,38 @@ struct Isa {
     const Kernels* kernels;
 };
 
-Isa best_isa() {
+// What this processor can run, the best last.
+std::vector<Isa> available_isas() {
+    std::vector<Isa> isas = {{"baseline", &kernels_baseline()}};
 #if defined(CFP_X86)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
-        return {"avx512", &kernels_avx512()};
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
-        return {"avx2", &kernels_avx2()};
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    if (avx2) isas.push_back({"avx2", &kernels_avx2()});
+    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
+        isas.push_back({"avx512", &kernels_avx512()});
 #endif
-    return {"baseline", &kernels_baseline()};
+    return isas;
 }
 
-Isa isa = best_isa();
+const std::vector<Isa> isas = available_isas();
+Isa isa = isas.back();
+
+// The tests compare the instruction sets with each other.
+void use_isa(const std::string& name) {
+    for (const Isa& candidate : isas)
+        if (name == candidate.name) {
+            isa = candidate;
+            return;
+        }
+    throw nb::value_error("not an instruction set of this processor");
+}
+
+std::vector<std::string> isa_names() {
+    std::vector<std::string> names;
+    for (const Isa& candidate : isas) names.push_back(candidate.name);
+    return names;
+}
 
 // Runs body(begin, end) over 0..n, in chunks that start at multiples of `align`. Threads are started a call and joined
 // (no pool, so that fork is safe), and only where each has at least `grain` of the n.
@@ -159,6 +181,39 @@ void matmul(uintptr_t a, uintptr_t b, uintptr_t out, int64_t batch, int64_t M, i
     });
 }
 
+// Passes every float32, positive ones in ascending order, through quantize and counts what breaks these laws: results
+// ascend with their inputs; a negative input gives the negated result, unless that is NaN, which has no sign. A rounding
+// with these properties that is right on all values and at all midpoints and their neighbours is right everywhere.
+int64_t count_disorder(uint32_t spec, int mode, bool saturate, int threads) {
+    const Rule rule = {spec, mode, saturate, 0};
+    std::atomic<int64_t> wrong(0);
+    constexpr int64_t piece = 4096;
+    parallel(int64_t(1) << 31, threads, grain, [&](int64_t begin, int64_t end) {
+        std::vector<float> x(piece), up(piece), down(piece);
+        uint32_t last = 0;
+        if (begin > 0) {
+            const float before = from_bits(static_cast<u32>(begin - 1));
+            isa.kernels->quantize_f32(&before, up.data(), 0, 1, rule);
+            last = to_bits(up[0]);
+        }
+        int64_t here = 0;
+        for (int64_t start = begin; start < end; start += piece) {
+            for (int64_t i = 0; i < piece; ++i) x[i] = from_bits(static_cast<u32>(start + i));
+            isa.kernels->quantize_f32(x.data(), up.data(), 0, piece, rule);
+            for (int64_t i = 0; i < piece; ++i) x[i] = from_bits(static_cast<u32>(start + i) | 0x80000000u);
+            isa.kernels->quantize_f32(x.data(), down.data(), 0, piece, rule);
+            for (int64_t i = 0; i < piece; ++i) {
+                const uint32_t result = to_bits(up[i]), is_nan = start + i > 0x7f800000 || result > 0x7f800000u;
+                here += result < last;
+                here += to_bits(down[i]) != (is_nan ? result : result | 0x80000000u);
+                last = result;
+            }
+        }
+        wrong += here;
+    });
+    return wrong;
+}
+
 }  // namespace
 }  // namespace custom_fp::bindings
 
@@ -174,5 +229,8 @@ NB_MODULE(_native, m) {
     m.def("unpack", &custom_fp::bindings::unpack);
     m.def("accumulate_packed", &custom_fp::bindings::accumulate_packed);
     m.def("matmul", &custom_fp::bindings::matmul);
+    m.def("count_disorder", &custom_fp::bindings::count_disorder);
+    m.def("isas", &custom_fp::bindings::isa_names);
+    m.def("use_isa", &custom_fp::bindings::use_isa);
     m.def("isa", [] { return custom_fp::bindings::isa.name; });
 }

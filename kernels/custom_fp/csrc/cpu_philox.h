@@ -1,0 +1,87 @@
+// The words of 64 elements at a time. Where there are 64-bit vector multiplications of 32-bit words, in intrinsics:
+// compilers make three times as many instructions of the loop below, which is what both compute.
+#pragma once
+
+#include <cstdint>
+
+#include "philox.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace custom_fp {
+namespace {
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+
+#if defined(__AVX512F__)
+typedef __m512i Wide;
+inline Wide splat(u64 x) { return _mm512_set1_epi64(static_cast<i64>(x)); }
+inline Wide multiply_low(Wide a, Wide b) { return _mm512_mul_epu32(a, b); }
+inline Wide high_word(Wide a) { return _mm512_srli_epi64(a, 32); }
+inline Wide low_to_high(Wide a) { return _mm512_slli_epi64(a, 32); }
+inline Wide exclusive(Wide a, Wide b) { return _mm512_xor_si512(a, b); }
+inline Wide load(const u64* p) { return _mm512_loadu_si512(p); }
+inline void store(u32* p, Wide a) { _mm512_storeu_si512(p, a); }
+inline Wide low_of_first_high_of_second(Wide a, Wide b) { return _mm512_mask_mov_epi32(a, 0xaaaa, b); }
+#else
+typedef __m256i Wide;
+inline Wide splat(u64 x) { return _mm256_set1_epi64x(static_cast<i64>(x)); }
+inline Wide multiply_low(Wide a, Wide b) { return _mm256_mul_epu32(a, b); }
+inline Wide high_word(Wide a) { return _mm256_srli_epi64(a, 32); }
+inline Wide low_to_high(Wide a) { return _mm256_slli_epi64(a, 32); }
+inline Wide exclusive(Wide a, Wide b) { return _mm256_xor_si256(a, b); }
+inline Wide load(const u64* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline void store(u32* p, Wide a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
+inline Wide low_of_first_high_of_second(Wide a, Wide b) { return _mm256_blend_epi32(a, b, 0xaa); }
+#endif
+
+// A 64-bit lane holds one word in its low half; what is in the high half is never read.
+struct WideWords {
+    Wide w[4];
+};
+
+inline WideWords philox_lanes(Wide c0, Wide c1, Wide c2, u64 seed) {
+    const Wide multiplier_a = splat(0xD2511F53u), multiplier_b = splat(0xCD9E8D57u);
+    Wide c3 = splat(0);
+    u32 k0 = static_cast<u32>(seed), k1 = static_cast<u32>(seed >> 32);
+    for (int round = 0; round < 7; ++round) {
+        const Wide a = multiply_low(c0, multiplier_a), b = multiply_low(c2, multiplier_b);
+        c0 = exclusive(exclusive(high_word(b), c1), splat(k0));
+        c2 = exclusive(exclusive(high_word(a), c3), splat(k1));
+        c1 = b;
+        c3 = a;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+}
+
+// words of elements begin..begin + 63, begin a multiple of 64
+inline void fill_random(u32* out, int64_t begin, u32 stream, u64 seed) {
+    constexpr int half = sizeof(Wide) / 8;  // counters in one register
+    static const u64 even[8] = {0, 2, 4, 6, 8, 10, 12, 14}, odd[8] = {1, 3, 5, 7, 9, 11, 13, 15};
+    const u64 counter = static_cast<u64>(begin) / 4;  // of lane 0; 16 lanes never carry into the high word
+    const Wide low = splat(counter), high = splat(counter >> 32), third = splat(stream);
+    for (int lane = 0; lane < 16; lane += 2 * half) {
+        const WideWords a = philox_lanes(exclusive(low, load(even + lane / 2)), high, third, seed);
+        const WideWords b = philox_lanes(exclusive(low, load(odd + lane / 2)), high, third, seed);
+        for (int word = 0; word < 4; ++word)
+            store(out + 16 * word + lane, low_of_first_high_of_second(a.w[word], low_to_high(b.w[word])));
+    }
+}
+
+#else
+
+inline void fill_random(u32* out, int64_t begin, u32 stream, u64 seed) {
+    for (u32 lane = 0; lane < 16; ++lane) {
+        const Words words = random_words(static_cast<u64>(begin) / 64, lane, stream, seed);
+        for (int word = 0; word < 4; ++word) out[16 * word + lane] = words.w[word];
+    }
+}
+
+#endif
+
+}  // namespace
+}  // namespace custom_fp

@@ -1,0 +1,121 @@
+"""Format: names, properties and tables, against their definitions written out in rationals."""
+
+import math
+import subprocess
+import sys
+from fractions import Fraction
+
+import oracle
+import pytest
+from custom_fp.format import ALIASES, Format
+
+
+def all_formats():
+    """Every format of default bias that there is."""
+    for family in ("ieee", "fn"):
+        for e in range(1, 9):
+            for m in range(24):
+                try:
+                    yield Format(e, m, family=family)
+                except ValueError:
+                    assert family == "fn" and e == 8 and m > 0  # would reach 2**128
+
+
+def test_every_format_prints_a_name_that_parses_back():
+    formats = list(all_formats())
+    assert len(formats) == 2 * 8 * 24 - 23
+    for fmt in formats:
+        assert Format.parse(fmt.name) == fmt == Format.parse(fmt)
+        assert str(fmt) == fmt.name
+    for name in ("e4m3b11", "e4m3b11fn", "e2m1b-20"):
+        assert Format.parse(name).name == name
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_aliases(alias, name):
+    assert Format.parse(alias) == Format.parse(name)
+
+
+def test_properties_follow_from_the_fields():
+    for fmt in all_formats():
+        if fmt.bits > 12:
+            continue
+        values = oracle.finite_magnitudes(fmt)
+        assert fmt.max == values[-1]
+        assert len(values) == fmt.max_code + 1
+        positive = [value for value in values if value > 0]
+        normal = [value for value in positive if value >= Fraction(2) ** fmt.emin]
+        subnormal = [value for value in positive if value < Fraction(2) ** fmt.emin]
+        assert fmt.smallest_normal == (float(normal[0]) if normal else None)
+        assert fmt.smallest_subnormal == (float(subnormal[0]) if subnormal else None)
+        assert fmt.epsilon == 2.0**-fmt.mantissa_bits
+        if positive:
+            assert fmt.emax == math.floor(math.log2(fmt.max))
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "largest", "smallest", "has_inf", "has_nan"),
+    [  # from the OCP specifications and IEEE 754
+        ("e5m2", 8, 57344.0, 2.0**-16, True, True),
+        ("e4m3fn", 8, 448.0, 2.0**-9, False, True),
+        ("e4m3", 8, 240.0, 2.0**-9, True, True),
+        ("e3m2fn", 6, 28.0, 0.0625, False, False),
+        ("e2m3fn", 6, 7.5, 0.125, False, False),
+        ("e2m1fn", 4, 6.0, 0.5, False, False),
+        ("fp16", 16, 65504.0, 2.0**-24, True, True),
+        ("bf16", 16, 3.3895313892515355e38, 2.0**-133, True, True),
+        ("fp32", 32, 3.4028234663852886e38, 2.0**-149, True, True),
+        ("e1m2", 4, 1.5, 0.5, True, True),
+    ],
+)
+def test_known_formats(name, bits, largest, smallest, has_inf, has_nan):
+    fmt = Format.parse(name)
+    assert (fmt.bits, fmt.max, fmt.smallest_subnormal) == (bits, largest, smallest)
+    assert (fmt.has_inf, fmt.has_nan) == (has_inf, has_nan)
+
+
+def test_formats_without_a_value_but_zero():
+    for name in ("e1m0", "e1m0fn"):
+        fmt = Format.parse(name)
+        assert fmt.max == 0 and fmt.emax == fmt.emin - 1
+        assert fmt.smallest_normal is None and fmt.smallest_subnormal is None
+
+
+def test_table_of_values():
+    for name in ("e5m2", "e4m3fn", "e3m0", "e2m1fn", "e1m1", "fp16"):
+        fmt = Format.parse(name)
+        table = fmt.values()
+        assert len(table) == 2**fmt.bits
+        finite = [float(value) for value in oracle.finite_magnitudes(fmt)]
+        half = len(table) // 2
+        assert table[: len(finite)] == finite
+        assert all(oracle.same(-a, b) for a, b in zip(table[:half], table[half:], strict=True))
+        assert sum(map(math.isinf, table)) == 2 * fmt.has_inf
+        assert (sum(map(math.isnan, table)) > 0) == fmt.has_nan
+    with pytest.raises(ValueError, match="16"):
+        Format.parse("fp32").values()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "banana", "e9m2", "e0m2", "e5m24", "e5", "m2", "e5m2x", "E5M2", "e4m3nf", "e8m3fn", None, 8]
+)
+def test_bad_names_say_what_is_allowed(name):
+    with pytest.raises(ValueError, match=r"allowed|fit"):
+        Format.parse(name)
+
+
+@pytest.mark.parametrize("bias", [128, -5, 1000])
+def test_a_bias_that_leaves_float32_is_refused(bias):
+    with pytest.raises(ValueError, match=r"biases that fit: -1\.\.127"):
+        Format(7, 2, bias)
+
+
+def test_formats_are_values():
+    assert len({Format.parse("fp16"), Format(5, 10), Format(5, 10, 15)}) == 1
+    with pytest.raises(AttributeError):
+        Format(5, 2).bias = 3
+
+
+def test_the_module_costs_no_torch():
+    code = "import sys, custom_fp; custom_fp.Format.parse('e5m2'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
