@@ -15,8 +15,9 @@ import pandas as pd
 
 from cpdrun.report import svg, tables
 from cpdrun.report.collect import CORE_AXES, SEED, config_keys, identity
-from cpdrun.report.study import SWEEP, Study, axis_text, axis_title
+from cpdrun.report.study import Study
 from cpdrun.report.style import FP32, WITH_APS, WITHOUT_APS
+from cpdrun.report.words import SWEEP, axis_text, axis_title
 
 # Colours of the pictures that follow the page's theme, as page.css defines them.
 _THEME = {

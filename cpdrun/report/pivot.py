@@ -7,8 +7,9 @@ import pandas as pd
 from cpdrun.report import formats
 from cpdrun.report.collect import CORE_AXES, identity
 from cpdrun.report.errors import ReportUsageError
-from cpdrun.report.study import Group, Study, axis_text, axis_title
+from cpdrun.report.study import Group, Study
 from cpdrun.report.tables import Shown, column
+from cpdrun.report.words import axis_text, axis_title
 
 
 def complete(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[list[str], list[str]]:

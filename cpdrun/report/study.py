@@ -1,7 +1,6 @@
 """A study: the runs of one report, and the table of their means that every other part of the report reads."""
 
 import math
-import unicodedata
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +12,6 @@ from cpdrun.record import RunDir, SweepDir, read_json_lines
 from cpdrun.report import formats
 from cpdrun.report.collect import (
     CORE_AXES,
-    SCALING,
     SEED,
     collect,
     finished,
@@ -26,8 +24,8 @@ from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.intervals import mean_interval
 from cpdrun.report.metric import Metric
 from cpdrun.report.style import Look, looks
+from cpdrun.report.words import SWEEP, axis_text, axis_title, is_scaling, plain
 
-SWEEP = "run:sweep"
 WITH_APS, WITHOUT_APS = "with APS", "without APS"
 
 
@@ -209,38 +207,6 @@ def read_study(
         tolerance=about.default_tolerance if tolerance is None else tolerance,
         axes=axes,
         groups=_groups(done, axes, f"metric:{metric}"),
-    )
-
-
-def is_scaling(axis: str) -> bool:
-    return axis.split(".")[0] == SCALING
-
-
-def plain(text: str) -> str:
-    """Without control characters: to a terminal they are commands, and XML forbids them."""
-    return "".join(
-        c if unicodedata.category(c) not in ("Cc", "Cs") else " " if c.isspace() else "?" for c in text
-    )
-
-
-def axis_title(name: str) -> str:
-    """An axis in words, for headings: `workers`, `sweep`, `model`."""
-    return {"world_size": "workers", SWEEP: "sweep", "aps": "APS"}.get(
-        name, plain(name.removesuffix("._target_"))
-    )
-
-
-def axis_text(value: Any) -> str:
-    """A config value in a few characters: a dotted `_target_` by its class, `yes` or `no` for a flag."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "-"
-    text = plain(str(value))
-    return (
-        text.rsplit(".", 1)[-1]
-        if text.replace(".", "").replace("_", "").isalnum() and "." in text and not text[0].isdigit()
-        else text
     )
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cpdrun.report import formats
-from cpdrun.report.study import SWEEP, Group, Study, axis_text, axis_title
+from cpdrun.report.study import Group, Study
+from cpdrun.report.words import SWEEP, axis_text, axis_title
 
 
 @dataclass(frozen=True)

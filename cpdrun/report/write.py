@@ -12,7 +12,8 @@ from cpdrun.report import completeness, export, html, markup, pictures, pivot, t
 from cpdrun.report.collect import sweep_names
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.files import TABLES
-from cpdrun.report.study import Study, plain, read_study
+from cpdrun.report.study import Study, read_study
+from cpdrun.report.words import plain
 
 DEFAULT_PICTURES = ("png", "svg")
 MAIN_PLOT = "accuracy_vs_bits"

@@ -14,7 +14,8 @@ from mlflow.tracking import MlflowClient
 from cpdrun.record import RunDir
 from cpdrun.report.collect import config_keys, finished
 from cpdrun.report.export import epochs
-from cpdrun.report.study import SWEEP, Study
+from cpdrun.report.study import Study
+from cpdrun.report.words import SWEEP
 
 _TAG = "cpdrun.run"
 _LONGEST_VALUE = 6000  # limits of MLflow's

@@ -13,7 +13,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from cpdrun.record import RunDir
 from cpdrun.report.collect import config_keys, finished
 from cpdrun.report.export import epochs
-from cpdrun.report.study import Study, axis_text
+from cpdrun.report.study import Study
+from cpdrun.report.words import axis_text
 
 
 def write(study: Study, folder: Path) -> Path:

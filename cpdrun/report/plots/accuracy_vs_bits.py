@@ -13,8 +13,9 @@ from cpdrun.report import formats
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.study import Facet, Group, Study, plain
+from cpdrun.report.study import Facet, Group, Study
 from cpdrun.report.style import COLUMN_IN, FP32
+from cpdrun.report.words import plain
 
 DIVERGED = "\N{MULTIPLICATION SIGN}"
 _GAP = 0.7  # between sizes, in slots

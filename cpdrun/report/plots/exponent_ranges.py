@@ -21,8 +21,9 @@ from cpdrun.report import formats
 from cpdrun.report.hover import hover
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
-from cpdrun.report.study import Facet, Group, Study, plain
+from cpdrun.report.study import Facet, Group, Study
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
+from cpdrun.report.words import plain
 
 _MOST_LAYERS = 24
 _ON_DARK, _ON_LIGHT = "#fefefe", "#010101"  # not quite white and black, which follow the page's theme

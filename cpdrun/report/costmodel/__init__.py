@@ -1,0 +1,39 @@
+"""What a step would cost on another network, with more workers, in fewer bits.
+
+A cost is a pure function of frozen parameters: seconds in, seconds out, nothing measured here.
+
+    parameters.py   network, codec, workload: measured by `cpdrun calibrate` or given by name
+    collectives.py  ring, tree and hierarchical all-reduce of k-bit values, in the alpha-beta model
+    exchange.py     the direct exchange of cpdrun.comm: its three stages over a link, segment by segment
+    step.py         a training step of one worker of N, and the speed-up of N
+
+Model parallelism is not in it.
+"""
+
+from cpdrun.report.costmodel.parameters import (
+    Calibration,
+    CalibrationError,
+    Codec,
+    Network,
+    Workload,
+    network,
+    network_names,
+    read_calibration,
+)
+from cpdrun.report.costmodel.step import ALGORITHMS, Setup, StepCost, speedup, step_cost
+
+__all__ = [
+    "ALGORITHMS",
+    "Calibration",
+    "CalibrationError",
+    "Codec",
+    "Network",
+    "Setup",
+    "StepCost",
+    "Workload",
+    "network",
+    "network_names",
+    "read_calibration",
+    "speedup",
+    "step_cost",
+]

@@ -1,0 +1,79 @@
+"""Seconds of the exchange that cpdrun.comm does: direct reduce-scatter and all-gather, in segments.
+
+Direct: every worker sends shard r of its packed gradient straight to worker r, which adds the N of them and
+sends the sum to all. 2 (N-1)/N b bytes, as the ring, but latency is paid twice and not 2 (N-1) times: what
+Thakur, Rabenseifner and Gropp (2005), section 4.3, call pairwise exchange, with all messages in flight at
+once. What it costs instead is N-1 messages a segment and stage for every processor, message_s each.
+
+A shard travels in T segments through three stages, LAG segments apart, on one processor and one link:
+
+    A  pack the segment of every shard, send        needs nothing
+    B  add, pack, send to all                       needs A's messages of this segment from everyone
+    C  unpack the segment of every shard            needs B's messages of this segment from everyone
+
+All workers do the same at the same time, so what a worker waits for arrives when its own message of that
+segment would: the clock of one worker is enough. The loop below is the loop of exchange.py's `_pipeline`,
+with times in place of work; a codec that costs nothing leaves (b/beta terms) the wire, a free wire leaves
+the codec.
+
+Legend: N workers, n values, b = n k/8 bytes, T segments, s values of a segment of one shard.
+"""
+
+import math
+from dataclasses import dataclass
+
+from cpdrun.report.costmodel.parameters import Codec, Network
+
+SEGMENT_VALUES = 256 * 1024  # as in cpdrun.comm.exchange, which the report cannot import; a test compares
+LAG = 3
+
+
+@dataclass
+class _Link:
+    """A worker's way out: messages leave in order, at the rate of a token bucket (virtual scheduling: `busy`
+    is when the link would be free if it had no burst)."""
+
+    network: Network
+    busy_s: float = 0.0
+
+    def send(self, ready_s: float, n_bytes: float) -> float:
+        """When bytes that were handed over at ready_s have arrived."""
+        self.busy_s = max(self.busy_s, ready_s) + self.network.wire_s(n_bytes)
+        burst_s = self.network.wire_s(self.network.burst_bytes)
+        return max(ready_s, self.busy_s - burst_s) + self.network.latency_s
+
+
+def direct_s(values: float, workers: int, codec: Codec, network: Network) -> float:
+    """From the first value packed to the last one unpacked; every worker is a machine of its own."""
+    if workers == 1:
+        return 0.0
+    shard = values / workers
+    segments = math.ceil(shard / SEGMENT_VALUES)
+    sizes = [min(SEGMENT_VALUES, shard - t * SEGMENT_VALUES) for t in range(segments)]
+    link, clock = _Link(network), 0.0
+    at_owners, at_all = [0.0] * segments, [0.0] * segments
+
+    def send(t: int) -> float:
+        nonlocal clock
+        clock += (workers - 1) * network.message_s
+        return link.send(clock, (workers - 1) * codec.packed_bytes(sizes[t]))
+
+    for i in range(segments + 2 * LAG):
+        if (t := i) < segments:
+            clock += workers * sizes[t] * codec.pack_s
+            at_owners[t] = send(t)
+        if 0 <= (t := i - LAG) < segments:
+            clock = max(clock, at_owners[t]) + sizes[t] * (workers * codec.add_s + codec.sum_s)
+            at_all[t] = send(t)
+        if 0 <= (t := i - 2 * LAG) < segments:
+            clock = max(clock, at_all[t]) + workers * sizes[t] * codec.unpack_s
+    return clock
+
+
+def direct_processor_s(values: float, workers: int, codec: Codec, network: Network) -> float:
+    """What of it the processor works: the time that is left when the wire costs nothing."""
+    if workers == 1:
+        return 0.0
+    messages = 2 * (workers - 1) * math.ceil(values / workers / SEGMENT_VALUES)
+    arithmetic_s = values * (codec.pack_s + codec.add_s + codec.sum_s / workers + codec.unpack_s)
+    return arithmetic_s + messages * network.message_s

@@ -1,0 +1,38 @@
+"""Axes, values and names in words that are safe to show."""
+
+import math
+import re
+import unicodedata
+from typing import Any
+
+from cpdrun.report.collect import SCALING
+
+SWEEP = "run:sweep"  # the sweep as an axis, when a report is on several
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
+
+
+def is_scaling(axis: str) -> bool:
+    return axis.split(".")[0] == SCALING
+
+
+def plain(text: str) -> str:
+    """Without control characters: to a terminal they are commands, and XML forbids them."""
+    return "".join(
+        c if unicodedata.category(c) not in ("Cc", "Cs") else " " if c.isspace() else "?" for c in text
+    )
+
+
+def axis_title(name: str) -> str:
+    """An axis in words, for headings: `workers`, `sweep`, `model`."""
+    known = {"world_size": "workers", SWEEP: "sweep", "aps": "APS"}
+    return known.get(name, plain(name.removesuffix("._target_")))
+
+
+def axis_text(value: Any) -> str:
+    """A config value in a few characters: a dotted `_target_` by its class, `yes` or `no` for a flag."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    text = plain(str(value))
+    return text.rsplit(".", 1)[-1] if _DOTTED.fullmatch(text) else text
