@@ -24,6 +24,7 @@ warm process, no warm process its launcher (PR_SET_PDEATHSIG).
 import argparse
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import logging
@@ -113,6 +114,7 @@ def _serve(connection: socket.socket) -> None:
 
 def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
     """Run the ranks to their end: {"exit_code": 0, or of the first to fail (-n: signal n), "rank": which}."""
+    _import_what_a_first_step_imports()
     from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
@@ -201,8 +203,12 @@ def _check(configs: list[dict[str, Any]]) -> list[str]:
 
 
 def _import_what_a_first_step_imports() -> None:
+    """Import once, for all ranks; without the garbage collector that takes a fifth less time."""
+    gc.disable()
     for module in FIRST_STEP_IMPORTS:
         importlib.import_module(module)
+    gc.freeze()  # what a rank's collector never visits, it does not copy either
+    gc.enable()
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
