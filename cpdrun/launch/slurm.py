@@ -19,6 +19,7 @@ from cpdrun.launch.engine import WarmEngine
 from cpdrun.launch.squeue import elements_in_queue, slurm
 from cpdrun.record import SweepDir, read_json, write_json, write_text
 
+PATIENCE = 150  # polls without an answer, five minutes, before the launcher gives up watching
 POLL_S = 2.0  # squeue asks the controller that the whole cluster shares
 
 
@@ -68,6 +69,7 @@ class SlurmExecutor(Executor):
         self._begun: set[str] = set()
         self._cancelled = False
         self._polled = 0.0
+        self._unanswered = 0
         self.slots = 0
         if warm is not None:
             warm.close()
@@ -90,7 +92,14 @@ class SlurmExecutor(Executor):
             time.sleep(timeout_s)
             return []
         self._polled = time.monotonic()
-        queue = elements_in_queue(sorted({element.split("_")[0] for element in self._jobs}))
+        try:
+            queue = elements_in_queue(sorted({element.split("_")[0] for element in self._jobs}))
+        except LaunchError:  # a controller that restarts loses no job; neither do we
+            self._unanswered += 1
+            if self._unanswered > PATIENCE:
+                raise
+            return []
+        self._unanswered = 0
         events = []
         for element, job in list(self._jobs.items()):
             state = queue.get(element)

@@ -16,7 +16,7 @@ from cpdrun.record import RunDir, SweepDir, read_json
 
 KILLS = 20
 SEED = 0
-RUNS = ["exp=digits_bits", "format=e4m3,e3m4,e3m0", "aps=true,false", "seed=0,1", "epochs=4", "device=cpu"]
+RUNS = ["exp=digits_bits", "format=e4m3,e3m4,e3m0", "aps=true,false", "seed=0,1", "epochs=6", "device=cpu"]
 
 
 def sweep_command(results: Path) -> list[str]:
@@ -58,9 +58,9 @@ def test_an_interruption_and_twenty_kills_change_nothing(tmp_path):
         launcher = subprocess.Popen(
             sweep_command(stormy), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        time.sleep(1.5)
+        time.sleep(2.0)
         while launcher.poll() is None and kills < KILLS:
-            time.sleep(dice.uniform(0.0, 0.8))
+            time.sleep(dice.uniform(0.0, 0.5))
             note_finished(stormy, finished)
             kills += kill_one(dice, launcher.pid)
         launcher.wait()

@@ -125,6 +125,20 @@ def test_ranks_that_cannot_be_spread_are_refused(job, slurm):
         slurm(tasks_per_node=2).submit([job(nproc=3)])
 
 
+def test_a_controller_that_does_not_answer_is_waited_for(job, slurm, monkeypatch):
+    one = job()
+    executor = slurm()
+    executor.submit([one])
+    with monkeypatch.context() as patch:
+        patch.setattr("cpdrun.launch.slurm.elements_in_queue", _no_answer)
+        assert executor.poll(0.1) == []
+    assert finish(executor)["one"]["outcome"] == "finished"
+
+
+def _no_answer(_):
+    raise LaunchError("squeue: Unable to contact slurm controller")
+
+
 def test_without_slurm_one_line_says_so(job, sweep, monkeypatch):
     monkeypatch.setenv("PATH", "")
     executor = SlurmExecutor(**DEFAULTS, sweep=sweep, options=LaunchOptions())
