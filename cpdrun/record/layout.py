@@ -2,6 +2,7 @@
 
 <results_dir>/<sweep>/sweep.yaml                  axes, overrides, commit, versions
 <results_dir>/<sweep>/report/                     what `cpdrun report` writes
+<results_dir>/<sweep>/calibration.json            what `cpdrun calibrate` measured, for the cost model
 <results_dir>/<sweep>/array.sbatch  slurm.json    what was handed to Slurm; its own logs are in slurm/
 <results_dir>/<sweep>/runs/<slug>-<hash10>/
   config.yaml  overrides.txt  env.json            what the run is
@@ -131,6 +132,10 @@ class SweepDir:
     @property
     def report(self) -> Path:
         return self.path / "report"
+
+    @property
+    def calibration(self) -> Path:
+        return self.path / "calibration.json"
 
     @property
     def stop(self) -> Path:

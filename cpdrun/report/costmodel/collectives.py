@@ -74,8 +74,9 @@ def hierarchical_s(
 
     Reduce-scatter inside each group of g workers over the `inner` network, ring all-reduce of each of its
     shards across the N/g groups, all-gather inside: Cho et al., "BlueConnect" (MLSys 2019), with two
-    levels. The outer hops of a group's g workers share one link to the outside: they take g times as long,
-    which undoes the 1/g; what remains won is that alpha is paid 2 (N/g - 1) times instead of 2 (N - 1).
+    levels. A group shares one link to the outside: its g rings together move b, so the bandwidth term stays
+    that of a flat ring, and what is won is latency, 2 (N/g - 1) times instead of 2 (N - 1). This is not
+    cpdrun's order=hierarchical, which says how the owner of a shard adds and travels the direct way.
     """
     groups = workers // group_size
     shared = Network(

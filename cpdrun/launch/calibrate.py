@@ -1,0 +1,65 @@
+"""`cpdrun calibrate`: measures, in ranks of its own, what the cost model needs for the model of a run."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cpdrun.launch.base import LaunchError
+from cpdrun.record import read_json, write_json
+
+
+def calibrate(
+    config: dict[str, Any], out: Path, *, nproc: int = 1, formats: Sequence[str] = (), repeats: int = 9
+) -> dict[str, Any]:
+    """Measure `config`'s model, the codec in `formats` (none: a usual choice) and the network between `nproc`
+    ranks of this machine; written to `out` and returned. Between machines, start cpdrun.train.calibrate with
+    torchrun instead. Raises LaunchError with the rank's last line where one fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        given = Path(folder) / "config.json"
+        write_json(given, config)
+        command = [sys.executable, "-m", "cpdrun.train.calibrate", str(given), str(out)]
+        command += ["--repeats", str(repeats)]
+        if formats:
+            command += ["--formats", ",".join(formats)]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _run_ranks(command, nproc, config["threads"], Path(folder))
+    found = read_json(out)
+    if found is None:
+        raise LaunchError(f"calibration wrote nothing to {out}")
+    return found
+
+
+def _run_ranks(command: list[str], nproc: int, threads: int, folder: Path) -> None:
+    """`command` as each of nproc ranks, all ended before this returns."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(nproc):
+            environment = os.environ | {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(nproc),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": str(threads),
+            }
+            log = stack.enter_context((folder / f"rank{rank}.log").open("w+", encoding="utf-8"))
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            ranks.append((rank, process, log))
+        for rank, process, log in ranks:
+            if process.wait():
+                log.seek(0)
+                lines = log.read().strip().splitlines() or ["no output"]
+                raise LaunchError(f"calibration: rank {rank} failed: {lines[-1]}")

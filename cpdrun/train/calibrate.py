@@ -1,0 +1,269 @@
+"""What the cost model (cpdrun.report.costmodel) needs to know, measured: the compute time of a run's model,
+the codec's rate in each format, latency and bandwidth between ranks.
+
+    [torchrun ...] -m cpdrun.train.calibrate CONFIG.json OUT.json [--formats fp32,bf16,e4m3] [--repeats 9]
+
+CONFIG.json is a run's resolved config; one worker a rank. With torchrun on several machines, the network is
+the one between them. Every number is a median over repetitions, then the slowest rank's: a step waits for
+that one. Nothing here runs the exchange that the model predicts.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from custom_fp import Format
+from torch import Tensor
+
+from cpdrun.comm import codec
+from cpdrun.comm.exchange import SEGMENT_VALUES
+from cpdrun.comm.recipe import Recipe
+from cpdrun.comm.scaling import largest_magnitude
+from cpdrun.record import write_json
+from cpdrun.train.build import Parts, build
+from cpdrun.train.gradients import ExactGradients, Task
+from cpdrun.train.workers import Workers
+
+FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")
+WARM_UPS = 2
+ROTATED_SEGMENTS = 16  # 16 MiB of float32: more than a core's own cache holds, as a gradient is
+SUMMANDS = (2, 8)  # two points of the line  time of a sum = sum_s + summands * add_s
+CHUNK = 1 << 20  # bytes of a message of the bandwidth measurement
+STREAM_S = 0.4  # how long the longer bandwidth measurement lasts
+REFILL_S = 0.06  # an idle token bucket is full again
+
+
+def measure(config: dict[str, Any], formats: Sequence[str], repeats: int) -> dict[str, Any]:
+    """Everything, as `costmodel.Calibration.from_json` reads it. Collective where ranks are initialised."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    device = torch.device(_device(config["device"]))
+    workers = Workers(ranks, dist.get_rank() if ranks > 1 else 0, ranks)
+    config = config | {"world_size": ranks}
+    parts = build(config, device)
+    return {
+        "about": {
+            "model": config["model"],
+            "batch_size": config["batch_size"],
+            "threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+            "ranks": ranks,
+            "torch": torch.__version__,
+        },
+        "workload": measure_workload(config, parts, workers, device, repeats),
+        "codecs": {name: measure_codec(name, device, repeats) for name in formats},
+        "network": measure_network(device, repeats) if ranks > 1 else None,
+    }
+
+
+# ---- compute
+
+
+def measure_workload(
+    config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device, repeats: int
+) -> dict[str, Any]:
+    """A step of the training loop without its exchange, one worker. Trains `parts.model` a little."""
+    parameters = list(parts.model.parameters())
+    loss = partial(F.cross_entropy, label_smoothing=config["label_smoothing"])
+    task = Task(parts.model, parts.data, workers, config["seed"], device, loss, parts.precision.scaled())
+    gradients_of = ExactGradients(task)
+    index_NxB = torch.arange(workers.world_size * config["batch_size"]).view(workers.world_size, -1)
+    x, y = task.batch(index_NxB[workers.mine.start], 0, workers.mine.start)
+    parts.model.train()
+
+    def forward() -> None:
+        loss(parts.model(x), y)
+
+    def update() -> None:
+        """What follows the exchange: sums in fresh memory, checked, and the optimizer's step."""
+        fresh = [torch.empty_like(stack[0]).copy_(stack[0]) for stack in gradients_of.gradients_WxP]
+        sum(int(torch.count_nonzero(~torch.isfinite(total))) for total in fresh)
+        for parameter, gradient in zip(parameters, fresh, strict=True):
+            parameter.grad = gradient.div_(1.0)
+        parts.precision.step(parts.optimizer, parameters)
+
+    gradients_s, update_s = alternate(
+        [lambda: gradients_of(index_NxB, 0), update], device, repeats
+    )  # as they alternate in a step: each finds the caches as the other left them
+    (forward_s,) = alternate([forward], device, repeats)
+    return {
+        "numels": [parameter.numel() for parameter in parameters],
+        "forward_s": min(forward_s, gradients_s),
+        "backward_s": max(0.0, gradients_s - forward_s),
+        "update_s": update_s,
+    }
+
+
+# ---- codec
+
+
+def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, float]:
+    """Seconds a value of each thing that the exchange does to every value, on segments of its size."""
+    recipe, n = Recipe(Format.parse(name)), SEGMENT_VALUES
+    x_SxV = torch.randn(ROTATED_SEGMENTS, n, device=device) * 1e-3
+    packed_SxB = torch.zeros(ROTATED_SEGMENTS, n // 8 * recipe.fmt.bits, dtype=torch.uint8, device=device)
+    out_V, out_B = torch.empty_like(x_SxV), torch.empty_like(packed_SxB)
+    shift = 0 if recipe.fmt.bits == 32 else 5  # fp32 is sent as it is, others scaled by APS
+
+    def add(summands: int, s: int) -> None:
+        payloads = [packed_SxB[(s + i) % ROTATED_SEGMENTS] for i in range(summands)]
+        codec.add_packed(payloads, n, recipe, None, out=out_B[s])
+
+    each = [
+        lambda s: codec.round_and_pack(x_SxV[s], shift, recipe, None, out=packed_SxB[s]),
+        lambda s: codec.unpack(packed_SxB[s], n, recipe, -shift, out=out_V[s]),
+        lambda s: largest_magnitude(x_SxV[s]),
+        *(partial(add, summands) for summands in SUMMANDS),
+    ]
+
+    def over_segments(one: Callable[[int], object]) -> None:
+        for s in range(ROTATED_SEGMENTS):
+            one(s)
+
+    seconds = alternate([partial(over_segments, one) for one in each], device, repeats)
+    pack_s, unpack_s, largest_s, few_s, many_s = (s / (ROTATED_SEGMENTS * n) for s in seconds)
+    few, many = SUMMANDS
+    add_s = max(0.0, (many_s - few_s) / (many - few))
+    return {
+        "bits": recipe.fmt.bits,
+        "pack_s": pack_s,
+        "add_s": add_s,
+        "sum_s": max(0.0, few_s - few * add_s),
+        "unpack_s": unpack_s,
+        "largest_s": largest_s,
+    }
+
+
+# ---- network
+
+
+def measure_network(device: torch.device, repeats: int) -> dict[str, float]:
+    """Collective: latency, rate in both directions at once, cost of a message, and the burst of a limited link.
+
+    Every rank sends to the next and receives from the one before. Two volumes give a line: its slope is the
+    rate, and where it does not begin at the latency, the link let a burst through.
+    """
+    small, large = (torch.zeros(2, 16, size, dtype=torch.uint8, device=device) for size in (8, CHUNK))
+
+    def shift_s(buffer: Tensor, messages: int, repeats: int, pause_s: float = 0.0) -> float:
+        return _together_s(lambda: _shift(buffer, messages), device, repeats, pause_s)
+
+    one_s, many_s = shift_s(small, 1, 20 * repeats), shift_s(small, 64, repeats)
+    message_s = min(many_s / 64, one_s)
+    latency_s = one_s - message_s
+    many = max(4, min(256, round(STREAM_S / shift_s(large, 1, 3))))
+    few = many // 4
+    few_s, many_s = shift_s(large, few, repeats, REFILL_S), shift_s(large, many, repeats, REFILL_S)
+    rate = (many - few) * CHUNK / max(many_s - few_s, 1e-9)
+    return {
+        "latency_s": latency_s,
+        "bandwidth_bytes_per_s": rate,
+        "message_s": message_s,
+        "burst_bytes": max(0.0, few * CHUNK - (few_s - latency_s) * rate),
+    }
+
+
+def _shift(buffer_2xRxB: Tensor, messages: int) -> None:
+    """Messages to the next rank and from the one before, all in flight at once; what they hold does not matter."""
+    rank, ranks, rows = dist.get_rank(), dist.get_world_size(), buffer_2xRxB.shape[1]
+    into, source = buffer_2xRxB
+    before, after = (rank - 1) % ranks, (rank + 1) % ranks
+    if buffer_2xRxB.is_cuda:
+        operations = [dist.P2POp(dist.irecv, into[m % rows], before) for m in range(messages)]
+        operations += [dist.P2POp(dist.isend, source[m % rows], after) for m in range(messages)]
+        works = dist.batch_isend_irecv(operations)
+    else:
+        works = [dist.irecv(into[m % rows], before) for m in range(messages)]
+        works += [dist.isend(source[m % rows], after) for m in range(messages)]
+    for work in works:
+        work.wait()
+
+
+# ---- time
+
+
+def alternate(actions: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
+    """Median seconds of each action, done in turn, every rank at the same time; the slowest rank's."""
+    seconds: list[list[float]] = [[] for _ in actions]
+    for repeat in range(WARM_UPS + repeats):
+        for of_action, action in zip(seconds, actions, strict=True):
+            spent = _seconds(action, device)
+            if repeat >= WARM_UPS:
+                of_action.append(spent)
+    return [_agreed(statistics.median(of_action)) for of_action in seconds]
+
+
+def _together_s(
+    action: Callable[[], object], device: torch.device, repeats: int, pause_s: float = 0.0
+) -> float:
+    """Collective: as `alternate`, each time begun by all ranks together after `pause_s` of silence."""
+    seconds = []
+    for _ in range(WARM_UPS + repeats):
+        dist.barrier()
+        time.sleep(pause_s)
+        seconds.append(_seconds(action, device))
+    return _agreed(statistics.median(seconds[WARM_UPS:]))
+
+
+def _seconds(action: Callable[[], object], device: torch.device) -> float:
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    started = time.perf_counter()
+    action()
+    wait()
+    return time.perf_counter() - started
+
+
+def _agreed(value: float) -> Any:
+    """The largest of all ranks."""
+    if not dist.is_initialized():
+        return value
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    tensor = torch.tensor(
+        value, dtype=torch.int64 if isinstance(value, int) else torch.float64, device=device
+    )
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor.item()
+
+
+def _device(choice: str) -> str:
+    if choice == "auto":
+        choice = "cuda" if torch.cuda.is_available() else "cpu"
+    if choice != "cuda":
+        return choice
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return f"cuda:{torch.cuda.current_device()}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cpdrun.train.calibrate", description=__doc__)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--repeats", type=int, default=9)
+    arguments = parser.parse_args(argv)
+    config = json.loads(arguments.config.read_text(encoding="utf-8"))
+    torch.set_num_threads(config["threads"])
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("nccl" if _device(config["device"]).startswith("cuda") else "gloo")
+    try:
+        found = measure(config, arguments.formats.split(","), arguments.repeats)
+        if int(os.environ.get("RANK", "0")) == 0:
+            write_json(arguments.out, found)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
