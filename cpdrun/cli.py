@@ -150,7 +150,7 @@ def _positive(text: str) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    from cpdrun.config import ConfigError
+    from cpdrun.config.errors import ConfigError
     from cpdrun.record import State, forget, state_of
     from cpdrun.sweep import plan, write_manifest
 

@@ -6,8 +6,8 @@ Switched on once in the user's shell: eval "$(register-python-argcomplete cpdrun
 from pathlib import Path
 from typing import Any
 
-from cpdrun.config import Composer
-from cpdrun.config.compose import flatten
+from cpdrun.config.compose import Composer
+from cpdrun.config.keys import flatten
 from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
 
 

@@ -22,10 +22,12 @@ import yaml
 from custom_fp.format import ALIASES, Format
 
 from cpdrun import __version__
-from cpdrun.config import Composer, ConfigError, run_name, validate
-from cpdrun.config.compose import delete_key, flatten, has_key, resolve, set_key
-from cpdrun.config.errors import did_you_mean
+from cpdrun.config.compose import Composer, resolve
+from cpdrun.config.errors import ConfigError, did_you_mean
+from cpdrun.config.identity import run_name
+from cpdrun.config.keys import delete_key, flatten, has_key, set_key
 from cpdrun.config.overrides import Typed, parse, typed_form
+from cpdrun.config.schema import validate
 from cpdrun.record import SweepDir, write_text
 
 Axes = dict[str, list[Any]]

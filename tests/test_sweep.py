@@ -1,7 +1,7 @@
 import pytest
 import yaml
 
-from cpdrun.config import ConfigError
+from cpdrun.config.errors import ConfigError
 from cpdrun.sweep import plan, write_manifest
 
 

@@ -6,7 +6,7 @@ is composed once and copied for every run that has it.
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cpdrun.config.errors import ConfigError, did_you_mean
+from cpdrun.config.keys import flatten
 
 CONF_MODULE = "cpdrun.conf"
 EXPERIMENT = "exp"
@@ -99,38 +100,3 @@ def resolve(config: dict[str, Any]) -> dict[str, Any]:
         return OmegaConf.to_container(OmegaConf.create(config), resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from None
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every leaf; an empty mapping is a leaf."""
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def has_key(config: Mapping[str, Any], key: str) -> bool:
-    node: Any = config
-    for part in key.split("."):
-        if not isinstance(node, Mapping) or part not in node:
-            return False
-        node = node[part]
-    return True
-
-
-def set_key(config: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key, making the mappings on the way."""
-    *path, last = key.split(".")
-    for part in path:
-        if not isinstance(config.get(part), dict):
-            config[part] = {}
-        config = config[part]
-    config[last] = value
-
-
-def delete_key(config: dict[str, Any], key: str) -> None:
-    *path, last = key.split(".")
-    for part in path:
-        config = config[part]
-    del config[last]

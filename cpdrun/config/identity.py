@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cpdrun.config.compose import flatten
+from cpdrun.config.keys import flatten
 
 NOT_IDENTITY = ("exp", "name", "results_dir", "nproc", "launcher", "statistics", "checkpoint")
 
@@ -23,13 +23,16 @@ def run_name(config: Mapping[str, Any]) -> str:
 
 def identity_hash(config: Mapping[str, Any]) -> str:
     """The first ten hexadecimal digits of the SHA-256 of the config's identity."""
-    identity = {key: value for key, value in flatten(config) if _counts(key, config)}
+    unused = () if config["aps"] else ("scaling",)
+    identity = {
+        key: value
+        for key, value in flatten(config)
+        if belongs_to_identity(key) and key.split(".")[0] not in unused
+    }
     text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def _counts(key: str, config: Mapping[str, Any]) -> bool:
-    first = key.split(".")[0]
-    is_path = key.endswith("_dir")
-    unused = first == "scaling" and not config["aps"]
-    return first not in NOT_IDENTITY and not is_path and not unused
+def belongs_to_identity(key: str) -> bool:
+    """Whether the value of a dotted key can change a run's result: it is no path and no matter of launching."""
+    return key.split(".")[0] not in NOT_IDENTITY and not key.endswith("_dir")

@@ -6,11 +6,19 @@ from typing import Any
 
 from custom_fp.format import Format
 
-from cpdrun.config.compose import flatten, has_key
 from cpdrun.config.errors import ConfigError, did_you_mean
+from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 
-SECTIONS = ("model", "data", "optim", "schedule", "precision", "sync", "scaling")  # arguments of the class in _target_
+SECTIONS = (
+    "model",
+    "data",
+    "optim",
+    "schedule",
+    "precision",
+    "sync",
+    "scaling",
+)  # arguments of the class in _target_
 FREE = ("launcher",)  # checked by its executor
 
 Check = Callable[[Any], str | None]  # what is wrong with a value, or None
@@ -27,7 +35,7 @@ def validate(config: Mapping[str, Any]) -> None:
     for key, check in RULES.items():
         if not has_key(config, key):
             raise ConfigError(f"{key} is missing")
-        value = _get(config, key)
+        value = get_key(config, key)
         if problem := check(value):
             raise ConfigError(f"{key}={typed_form(value)}: {problem}")
     for section in SECTIONS:
@@ -120,10 +128,3 @@ RULES: dict[str, Check] = {
     "statistics.every_steps": _integer(1),
     "checkpoint.every_epochs": _integer(1),
 }
-
-
-def _get(config: Mapping[str, Any], key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = value[part]
-    return value

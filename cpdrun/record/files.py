@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_UMASK = os.umask(0)  # it can be read only by setting it
+os.umask(_UMASK)
+
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step: a reader sees the old file or the new one, never a part.
@@ -23,6 +26,9 @@ def write_text(path: Path, text: str) -> None:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
+            os.fchmod(
+                file.fileno(), 0o666 & ~_UMASK
+            )  # mkstemp keeps files to their owner; records are shared
             os.fsync(file.fileno())
         Path(temporary).replace(path)
     except BaseException:

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from cpdrun.config.identity import belongs_to_identity
 from cpdrun.record import RunDir, State, SweepDir, read_json, state_of
 
 _YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
@@ -25,8 +26,6 @@ _RECORD = ("run:", "metric:", "wire:", "env:")
 
 SEED, SCALING = "seed", "scaling"
 CORE_AXES = ("format", "aps", "world_size")
-# Keys that may differ between runs which are the same run (cpdrun.config.identity has them too).
-_NO_AXIS = ("exp", "name", "results_dir", "nproc", "launcher", "checkpoint")
 
 
 def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
@@ -79,8 +78,7 @@ def identity(value: Any) -> str:
 
 
 def _may_be_axis(key: str) -> bool:
-    is_path = key.endswith("_dir")
-    return key not in (SEED, *CORE_AXES) and key.split(".")[0] not in _NO_AXIS and not is_path
+    return key not in (SEED, *CORE_AXES) and belongs_to_identity(key)
 
 
 def _varies(runs: pd.DataFrame, key: str) -> bool:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from cpdrun.config import Composer, ConfigError, validate
-from cpdrun.config.compose import flatten, resolve
-from cpdrun.config.schema import RULES, SECTIONS
+from cpdrun.config.compose import Composer, resolve
+from cpdrun.config.errors import ConfigError
+from cpdrun.config.keys import flatten
+from cpdrun.config.schema import RULES, SECTIONS, validate
 
 # What the training loop hands to a class beside the keys of its yaml.
 GIVEN_BY_THE_CODE = {

@@ -1,7 +1,6 @@
 import pytest
 
-from cpdrun.config import run_name
-from cpdrun.config.identity import identity_hash
+from cpdrun.config.identity import identity_hash, run_name
 from cpdrun.sweep import plan
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from cpdrun.config import Composer, ConfigError
+from cpdrun.config.compose import Composer
+from cpdrun.config.errors import ConfigError
 from cpdrun.config.overrides import parse, typed_form
 
 

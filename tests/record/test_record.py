@@ -120,6 +120,8 @@ def test_sweeps_are_found_by_name_folder_or_date(tmp_path, monkeypatch):
         find_sweeps(["odl"])
 
 
-def test_json_files_are_readable_by_any_reader(tmp_path):
+def test_files_are_plain_json_and_open_to_those_whom_the_umask_allows(tmp_path):
     write_json(tmp_path / "a.json", {"x": 1})
     assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
+    (tmp_path / "ordinary").touch()
+    assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "ordinary").stat().st_mode

@@ -2,7 +2,7 @@
 
 Left, a heat map: for each layer, the powers of two between its smallest and its largest gradient, a line an
 epoch from top (first) to bottom (last). Above it, the range of every format as it is; in blue, where APS moves
-the range of the smallest format: its top to the layer's largest gradient (DESIGN: shift = emax - E).
+the range of the smallest format: its top to the layer's largest gradient (shift = emax - E).
 Right: the share of gradients that each format lost as too small.
 
 Reads `layers` in metrics.jsonl: {name: {"exponent_min", "exponent_max", "underflow", "overflow"}}, exponents
