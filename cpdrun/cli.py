@@ -200,6 +200,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
         return _usage_error(error)
     except OSError as error:
         return _usage_error(f"cannot write {error.filename or sweep.directory.path}: {error.strerror}")
+    if summary.exit_code == OK and not arguments.no_wait:
+        print(f"For the report: cpdrun report {sweep.directory.path}")
     return summary.exit_code
 
 
