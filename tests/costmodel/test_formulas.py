@@ -1,0 +1,183 @@
+"""The formulas at points whose answer is known by hand, and the laws that hold everywhere."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from cpdrun.report.costmodel import ALGORITHMS, Codec, Network, Setup, Workload, speedup, step_cost
+from cpdrun.report.costmodel.collectives import hierarchical_s, ring_s, small_all_reduce_s, tree_s
+from cpdrun.report.costmodel.exchange import SEGMENT_VALUES, direct_processor_s, direct_s
+from cpdrun.report.costmodel.step import buckets
+
+LINK = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e8)
+FREE_WIRE = Network(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
+VALUES = 8_000_000
+WORK = Workload(numels=(6_000_000, 2_000_000), forward_s=0.02, backward_s=0.04, update_s=0.01)
+
+
+def free(bits: int) -> Codec:
+    return Codec(bits, 0.0, 0.0, 0.0, 0.0)
+
+
+def costly(bits: int) -> Codec:
+    return Codec(bits, pack_s=2e-9, add_s=1e-9, sum_s=3e-9, unpack_s=1e-9, largest_s=5e-10)
+
+
+def setup(**changes) -> Setup:
+    base = Setup(workers=4, workload=WORK, codec=costly(8), network=LINK)
+    return replace(base, **changes)
+
+
+# ---- textbook values
+
+
+def test_a_ring_sends_the_least_and_waits_for_every_hop():
+    """2 (N-1) alpha + 2 (N-1)/N b beta, fp32, N = 4."""
+    assert ring_s(VALUES, 4, free(32), LINK) == pytest.approx(6 * 1e-3 + 1.5 * 32e6 / 1e8)
+
+
+def test_a_tree_sends_everything_at_every_level():
+    """2 ceil(lg N) (alpha + b beta), N = 5."""
+    assert tree_s(VALUES, 5, free(32), LINK) == pytest.approx(2 * 3 * (1e-3 + 32e6 / 1e8))
+
+
+def test_direct_sends_the_least_and_waits_for_two_hops():
+    """One segment: 2 alpha + 2 (N-1)/N b beta; latency does not grow with N."""
+    for workers in (2, 8, 64):
+        values = workers * SEGMENT_VALUES
+        expected = 2e-3 + 2 * (workers - 1) / workers * values / 1e8
+        assert direct_s(values, workers, free(8), LINK) == pytest.approx(expected)
+
+
+def test_many_segments_hide_all_but_one_latency_where_the_link_is_never_idle():
+    values = 2 * 40 * SEGMENT_VALUES
+    wire_s = values * 1 / 1e8
+    assert wire_s < direct_s(values, 2, free(8), LINK) <= wire_s + 2 * 1e-3
+
+
+def test_a_free_wire_leaves_the_processor():
+    codec = costly(8)
+    for workers in (2, 4, 16):
+        expected = VALUES * (codec.pack_s + codec.add_s + codec.sum_s / workers + codec.unpack_s)
+        assert direct_s(VALUES, workers, codec, FREE_WIRE) == pytest.approx(expected)
+        assert direct_processor_s(VALUES, workers, codec, FREE_WIRE) == pytest.approx(expected)
+
+
+def test_codec_and_wire_overlap():
+    """Longer than the longer of the two, shorter than both in a row, by a few segments."""
+    wire_s = direct_s(VALUES, 2, free(8), replace(LINK, latency_s=0.0))
+    work_s = direct_processor_s(VALUES, 2, costly(8), LINK)
+    both_s = direct_s(VALUES, 2, costly(8), replace(LINK, latency_s=0.0))
+    assert max(wire_s, work_s) < both_s < max(wire_s, work_s) + 0.5 * min(wire_s, work_s)
+
+
+def test_a_burst_lets_the_first_bytes_through_at_once():
+    """A token bucket of depth s, full: (b - s) / rate."""
+    link = Network(0.0, 1e8, burst_bytes=1e6)
+    assert direct_s(2 * 20 * SEGMENT_VALUES, 2, free(8), link) == pytest.approx(
+        (2 * 20 * SEGMENT_VALUES - 1e6) / 1e8
+    )
+
+
+def test_the_overhead_of_messages_grows_with_the_workers_and_latency_does_not():
+    link = Network(latency_s=1e-4, bandwidth_bytes_per_s=math.inf, message_s=1e-5)
+    assert direct_s(1024 * 100, 1024, free(8), link) == pytest.approx(2 * 1e-4 + 2 * 1023 * 1e-5)
+
+
+def test_the_hierarchy_pays_slow_latency_once_a_group():
+    inner = Network(0.0, math.inf)
+    assert hierarchical_s(VALUES, 64, free(8), LINK, group_size=8, inner=inner) == pytest.approx(
+        2 * 7 * 1e-3 + 2 * 7 / 8 * 8e6 / 1e8
+    )
+    assert hierarchical_s(VALUES, 64, free(8), LINK, group_size=1, inner=inner) == ring_s(
+        VALUES, 64, free(8), LINK
+    )
+
+
+def test_a_few_integers_go_the_cheaper_way():
+    assert small_all_reduce_s(4, 2, LINK) == pytest.approx(2e-3, rel=1e-3)
+    assert small_all_reduce_s(4, 1024, LINK) == pytest.approx(20e-3, rel=1e-3)
+    assert small_all_reduce_s(1e9, 1024, LINK) < 2 * 10 * 1e9 / 1e8
+
+
+# ---- laws
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_one_worker_exchanges_nothing(algorithm):
+    cost = step_cost(setup(workers=1, algorithm=algorithm, aps=True))
+    assert cost.total_s == WORK.compute_s and cost.exchange_s == cost.agreement_s == 0.0
+    assert speedup(setup(workers=1, algorithm=algorithm)) == 1.0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_less_of_anything_is_never_slower(algorithm, overlap):
+    base = setup(algorithm=algorithm, overlap=overlap, aps=True, workers=8)
+    slow = step_cost(base).total_s
+    for better in (
+        replace(base, codec=costly(4)),
+        replace(base, codec=free(8)),
+        replace(base, network=replace(LINK, bandwidth_bytes_per_s=2e8)),
+        replace(base, network=replace(LINK, latency_s=1e-5)),
+        replace(base, aps=False),
+        replace(base, overlap=True),
+        replace(base, shared_processor=False),
+    ):
+        assert step_cost(better).total_s <= slow
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("bits", [4, 8, 16, 32])
+def test_speedup_is_at_most_the_number_of_workers(algorithm, bits):
+    for workers in (1, 2, 4, 64, 1024):
+        assert 0.0 < speedup(setup(algorithm=algorithm, codec=costly(bits), workers=workers)) <= workers
+
+
+def test_on_a_slow_wire_the_gain_is_the_ratio_of_bits():
+    slow = Network(0.0, 1e5)
+    fp32, e2m1 = (step_cost(setup(network=slow, codec=free(bits))).exchange_s for bits in (32, 4))
+    assert fp32 / e2m1 == pytest.approx(8.0)
+
+
+def test_aps_costs_a_pass_and_a_round():
+    plain, scaled = step_cost(setup()), step_cost(setup(aps=True))
+    assert scaled.agreement_s == pytest.approx(VALUES * 5e-10 + 4 * (1e-3 + 8 / 1e8))
+    assert scaled.total_s == pytest.approx(plain.total_s + scaled.agreement_s)
+
+
+def test_overlap_hides_what_backward_is_long_enough_for():
+    fast = Network(0.0, 1e12)
+    long = replace(WORK, backward_s=10.0)
+    cost = step_cost(setup(workload=long, network=fast, overlap=True, shared_processor=False))
+    last_bucket = step_cost(setup(workload=replace(long, numels=(6_000_000,)), network=fast)).exchange_s
+    assert cost.exposed_s == pytest.approx(last_bucket)  # nothing is left to hide the last one behind
+
+
+def test_a_shared_processor_does_the_work_of_both():
+    fast = replace(setup(overlap=True), network=FREE_WIRE)
+    shared, own = step_cost(fast), step_cost(replace(fast, shared_processor=False))
+    assert shared.total_s == pytest.approx(
+        WORK.compute_s + direct_processor_s(VALUES, 4, costly(8), FREE_WIRE)
+    )
+    assert own.total_s < shared.total_s
+
+
+def test_a_setup_that_does_not_fit_together_is_refused():
+    with pytest.raises(ValueError, match="choose one of direct, ring, tree, hierarchical"):
+        setup(algorithm="butterfly")
+    with pytest.raises(ValueError, match="not whole groups"):
+        setup(workers=6, group_size=4)
+
+
+def test_a_million_workers_and_no_values_are_still_finite():
+    nothing = replace(WORK, numels=(0, 0))
+    assert step_cost(setup(workload=nothing, workers=2)).total_s >= WORK.compute_s
+    assert math.isfinite(step_cost(setup(workers=1 << 20, aps=True)).total_s)
+
+
+def test_buckets_fill_from_the_last_layer():
+    numels = (10, 7_000_000, 300_000, 20)
+    assert list(buckets(numels)) == [[20, 300_000], [7_000_000], [10]]
+    assert sum(sum(bucket) for bucket in buckets(numels)) == sum(numels)
