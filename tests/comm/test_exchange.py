@@ -118,7 +118,7 @@ def large(rank: int) -> torch.Tensor:
 CALLS = [
     (fmt, {"aps": aps, **options})
     for fmt, aps, options in itertools.product(
-        ["e2m0", "e2m1", "e5m2", "e5m10", "fp32"],
+        ["e2m0", "e2m1", "e5m2", "e5m10"],
         [False, True],
         [*ORDERS[:2], {"kahan": True}, {"rounding": "stochastic", "seed": 9}],
     )
@@ -134,7 +134,7 @@ def call_all_reduce(segment_values: int) -> list[torch.Tensor]:
     return [*results, mine]
 
 
-@pytest.mark.parametrize(("ranks", "segment_values"), [(2, 4096), (3, 1 << 18), (4, 10_000)])
+@pytest.mark.parametrize(("ranks", "segment_values"), [(1, 4096), (2, 4096), (3, 1 << 18), (4, 10_000)])
 def test_all_reduce_equals_emulate_all_reduce(ranks: int, segment_values: int) -> None:
     tensors = [large(rank) for rank in range(ranks)]
     expected = [emulate_all_reduce(tensors, fmt, **options) for fmt, options in [*CALLS, ("e5m2", {})]]
