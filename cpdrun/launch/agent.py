@@ -3,10 +3,10 @@
     python -m cpdrun.launch.agent RUN_DIR [--retries R] [--warm FD] [--parent PID] [--tasks T]
 
 Its last line on standard output is the outcome as JSON, as in the attempt's exit.json; the launcher reads it
-there, so that a full disk is reported too. SIGTERM asks the ranks to save and stop at their next step, a
-second one stops them at once. SIGUSR1 is Slurm's warning of the time limit: save, stop, and requeue this very
-element. The lock of the run is inherited by every process under the agent: while one of them lives, nobody
-else can claim the run.
+there, so that a full disk is reported too. SIGTERM asks the ranks to save and stop at their next step, SIGINT
+stops them at once. SIGUSR1 is Slurm's warning of the time limit: save, stop, and requeue this very element. The
+lock of the run is inherited by every process under the agent: while one of them lives, nobody else can claim
+the run.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Agent:
         self.warm = warm
         self.tasks = tasks  # of Slurm, over which the ranks are spread
         self.out_of_time = False
-        self.stops = 0  # requests to stop so far
+        self.stopping = self.stopping_now = False
         self.connection: socket.socket | None = None
         self.step: subprocess.Popen | None = None
 
@@ -70,7 +70,7 @@ class Agent:
             return {"outcome": "elsewhere", "reason": "another launcher has finished this run"}
         if self.run.done.exists():
             return {"outcome": "failed", "exit_code": None, "reason": garbage(self.run)}
-        if not self.stops:
+        if not self.stopping:
             self.run.preempt.unlink(missing_ok=True)  # of an attempt that was killed
         before: dict[str, Any] = {}
         while True:
@@ -81,11 +81,14 @@ class Agent:
             before = outcome
 
     def stop(self, *_: Any) -> None:
-        """Signal handler: the first time gently, the second time now."""
-        self.stops += 1
-        if self.stops == 1:
-            self.run.preempt.touch()
-        elif self.connection is not None:
+        """Signal handler: have the ranks save and stop at their next step."""
+        self.stopping = True
+        self.run.preempt.touch()
+
+    def stop_now(self, *_: Any) -> None:
+        """Signal handler: have the ranks killed."""
+        self.stopping = self.stopping_now = True
+        if self.connection is not None:
             self.connection.shutdown(socket.SHUT_WR)  # the engine dies of it; we read until all are gone
         elif self.step is not None:
             self.step.terminate()  # srun then kills its tasks
@@ -93,8 +96,7 @@ class Agent:
     def time_is_up(self, *_: Any) -> None:
         """Signal handler: save, stop, and have Slurm run this element again."""
         self.out_of_time = True
-        if not self.stops:
-            self.stop()
+        self.stop()
 
     def _attempt(self, lock: int) -> dict[str, Any]:
         config = yaml.load(self.run.config.read_text(encoding="utf-8"), yaml.CSafeLoader)
@@ -116,7 +118,7 @@ class Agent:
             }
             answer = self._srun(request, log) if self.tasks > 1 else self._engine(request, lock, log)
             outcome = {
-                **classify(self.run, attempt, answer, stops=self.stops),
+                **classify(self.run, attempt, answer, stopped_now=self.stopping_now),
                 "attempt": attempt.number,
                 "started": started,
                 "ended": time.time(),
@@ -130,7 +132,7 @@ class Agent:
         """Have an engine beside us start the ranks, and wait until they are gone."""
         self.connection = (self.warm and warm_connection(self.warm)) or cold_connection(log)
         with self.connection:
-            answer = ask(self.connection, request, [lock, log.fileno()]) if self.stops < 2 else None
+            answer = ask(self.connection, request, [lock, log.fileno()]) if not self.stopping_now else None
         self.connection = None
         return answer
 
@@ -142,7 +144,7 @@ class Agent:
         return {"exit_code": code, "rank": 0}
 
     def _worth_a_retry(self, outcome: dict[str, Any], before: dict[str, Any]) -> bool:
-        if self.retries <= 0 or self.stops or outcome["outcome"] in ("finished", "diverged", "preempted"):
+        if self.retries <= 0 or self.stopping or outcome["outcome"] in ("finished", "diverged", "preempted"):
             return False
         # What fails twice in the same way will fail a third time; a kill has its reason outside the run.
         return outcome["outcome"] == "killed" or outcome["reason"] != before.get("reason")
@@ -159,10 +161,12 @@ def where(run: RunDir, started: float) -> dict[str, Any]:
     }
 
 
-def classify(run: RunDir, attempt: Attempt, answer: dict[str, Any] | None, *, stops: int) -> dict[str, Any]:
+def classify(
+    run: RunDir, attempt: Attempt, answer: dict[str, Any] | None, *, stopped_now: bool
+) -> dict[str, Any]:
     """Name the end of an attempt, {"outcome", "exit_code", "rank", "reason"}: from done.json, exit and logs.
 
-    `answer` is the engine's, or None where it was killed; `stops` counts the requests to stop.
+    `answer` is the engine's, or None where it was killed.
     """
     code = answer and answer["exit_code"]
     done = read_json(run.done)
@@ -172,7 +176,7 @@ def classify(run: RunDir, attempt: Attempt, answer: dict[str, Any] | None, *, st
         outcome, reason = "failed", garbage(run)
     elif code == os.EX_TEMPFAIL:
         outcome, reason = "preempted", "stopped at a step, on request"
-    elif stops > 1:
+    elif stopped_now:
         outcome, reason = "preempted", "stopped at once, on request"
     elif answer is None:
         outcome, reason = "killed", "the engine was killed"
@@ -222,6 +226,7 @@ def main(argv: list[str]) -> int:
     run = RunDir(arguments.run_dir)
     agent = Agent(run, retries=arguments.retries, warm=arguments.warm, tasks=arguments.tasks)
     signal.signal(signal.SIGTERM, agent.stop)
+    signal.signal(signal.SIGINT, agent.stop_now)
     signal.signal(signal.SIGUSR1, agent.time_is_up)
     try:
         outcome = agent.execute()

@@ -84,10 +84,7 @@ class LocalExecutor(Executor):
         self._queue.clear()
         self._elsewhere.clear()
         for agent in self._agents.values():
-            agent.process.send_signal(signal.SIGTERM)
-            if now:  # an agent counts to two; a first request may never have been sent
-                time.sleep(0.01)
-                agent.process.send_signal(signal.SIGTERM)
+            agent.process.send_signal(signal.SIGINT if now else signal.SIGTERM)
 
     def close(self) -> None:
         for agent in self._agents.values():
@@ -158,7 +155,7 @@ class LocalExecutor(Executor):
         if outcome is None:
             code = agent.process.returncode
             outcome = {"outcome": "killed", "exit_code": code, "reason": "its agent was killed"}
-            if self._cancelled and code == -signal.SIGTERM:
+            if self._cancelled and code in (-signal.SIGTERM, -signal.SIGINT):
                 outcome |= {"outcome": "preempted", "reason": "stopped before it had begun"}
         if outcome["outcome"] != "elsewhere":
             return [Event(agent.job, "ended", outcome)]

@@ -18,6 +18,7 @@ from cpdrun.launch.engine import WarmEngine
 from cpdrun.record import SweepDir, read_json, write_text
 
 POLL_S = 0.25
+STOPPING = "stopping: runs save at their next step (Ctrl-C again: at once)"
 
 
 class _Warm:
@@ -135,14 +136,10 @@ def _events(executor: Executor, sweep: SweepDir, options: LaunchOptions, display
                     presses = 1
             if not presses and cancellation(sweep) != cancelled_before:
                 signals.append(signal.SIGTERM)
-            if len(signals) > presses:
+            while len(signals) > presses:
                 executor.cancel(now=presses > 0)
-                presses = len(signals)
-                display.say(
-                    "stopping: runs save at their next step (Ctrl-C again: at once)"
-                    if presses == 1
-                    else "stopping now"
-                )
+                display.say("stopping now" if presses else STOPPING)
+                presses += 1
             display.update(executor.running)
 
 
