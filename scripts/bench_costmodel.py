@@ -48,6 +48,14 @@ def run_config(width: int) -> dict[str, Any]:
 # ---- one rank
 
 
+def be_preferred() -> None:
+    """Ahead of other programs of this machine, which would disturb the clock; the ranks mostly wait."""
+    autogroup = Path("/proc/self/autogroup")  # where there is one, nice counts inside a session only
+    if autogroup.exists():
+        autogroup.write_text("-19")
+    os.nice(-19)
+
+
 def be_rank(options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
@@ -55,7 +63,7 @@ def be_rank(options: argparse.Namespace) -> None:
     from cpdrun.train.calibrate import measure
 
     torch.set_num_threads(1)
-    os.nice(-10)  # other programs of this machine disturb the clock less
+    be_preferred()
     dist.init_process_group("gloo")
     config = run_config(options.width) | {"world_size": dist.get_world_size()}
     steps = dict(training_steps(config))
@@ -203,7 +211,7 @@ def main() -> None:
     parser.add_argument("--rate", nargs="+", default=["1gbit", "100mbit"], help="as tc spells it")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--width", type=int, default=320, help="of the conv net: 90 width^2 parameters")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3, help="steps of each method a round")
     parser.add_argument("--out", type=Path, help="folder for validation.md and what was measured")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
