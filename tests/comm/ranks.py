@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 # torch is imported once, in a server that has run no operator; ranks are forked from it in milliseconds.
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "cpdrun.comm"])
+# DDP imports torch._dynamo when it is first used.
+_context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "cpdrun.comm"])
 
 
 def run_ranks(
