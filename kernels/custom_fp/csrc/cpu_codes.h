@@ -219,13 +219,13 @@ template <class Code, class Accumulator>
 void accumulate_packed_as(const u8* const* bytes, int tensors, u8* out, int64_t begin, int64_t end, const Spec& spec,
                           Accumulator& accumulator, bool kahan) {
     Codec<Code> codec(spec);
-    float values[codes_block];
+    float values[4][codes_block];
     for (int64_t start = begin; start < end; start += codes_block) {
         const int64_t count = end - start < codes_block ? end - start : codes_block;
         const int64_t at = start / 8 * codec.k;
         accumulator.sum_block(start, count, tensors, kahan, [&](int r) {
-            codec.unpack_values(bytes[r] + at, values, count);
-            return static_cast<const float*>(values);
+            codec.unpack_values(bytes[r] + at, values[r % 4], count);
+            return static_cast<const float*>(values[r % 4]);
         });
         codec.pack_values(accumulator.acc, out + at, count);
     }

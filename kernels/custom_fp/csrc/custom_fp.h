@@ -198,6 +198,7 @@ struct NearRounder {
     i32 min_exponent, top_exponent, offset;  // exponents in place in the bits of a float32
     float max;
     u32 overflow;
+    int drop;  // mantissa bits of float32 that the format does not have
 
     static CFP_MEMBER bool allowed(const Spec& s) {
         return s.has_nan && s.max_code > 0 && s.mantissa_bits <= 10 &&
@@ -211,6 +212,7 @@ CFP_FN NearRounder make_near_rounder(const Spec& s, bool saturate) {
     r.offset = ((23 - s.mantissa_bits) << 23) | 0x00400000;  // 1.5 * 2^(23 - m): the half keeps negative sums in place
     const u32 max = magnitude_of<float>(s, s.max_code);
     r.max = from_bits(max);
+    r.drop = 23 - s.mantissa_bits;
     r.top_exponent = static_cast<i32>(max & 0x7f800000u);
     r.overflow = saturate ? max : special_of<float>(s, s.inf_code);
     return r;

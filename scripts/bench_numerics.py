@@ -1,0 +1,201 @@
+"""Time custom_fp against copying memory and against other libraries; one table.
+
+    python scripts/bench_numerics.py                     # CPU, 2**24 values, 1 and 2 threads
+    python scripts/bench_numerics.py --device cuda --log2n 26
+    python scripts/bench_numerics.py --output results/reference/numerics/bench.md
+
+The calls of a table are timed in turns (A B C A B C ...) and the fastest turn of each counts, for what else runs on
+the machine only ever slows a call down; `ratio` is to the table's first row. Input: normal(0, 1) * 1e-3, results written into existing tensors.
+qtorch, ml_dtypes and gfloat are timed where installed; gfloat on fewer values, scaled up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import custom_fp
+import torch
+
+Calls = dict[str, Callable[[], object]]
+
+
+def time_in_turns(calls: Calls, device: str, repeats: int) -> dict[str, float]:
+    """Seconds of each call, the fastest of all turns."""
+
+    def once(call: Callable[[], object]) -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    for call in calls.values():
+        call()
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            seconds[name].append(once(call))
+    return {name: min(times) for name, times in seconds.items()}
+
+
+def optional(module: str):
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+def elementwise(x: torch.Tensor, slow: bool) -> Calls:
+    """The yardstick, copy_, comes first."""
+    out, packed = torch.empty_like(x), custom_fp.pack(x, "e5m2")
+    calls: Calls = {"torch copy_": lambda: out.copy_(x)}
+    for name in ("e5m2", "e4m3", "e4m3fn", "bf16"):
+        calls[f"quantize {name}"] = lambda name=name: custom_fp.quantize(x, name, out=out)
+    calls["quantize e5m2, stochastic"] = lambda: custom_fp.quantize(
+        x, "e5m2", rounding="stochastic", seed=1, out=out
+    )
+    for name in ("e5m2", "e3m2", "e2m1", "fp16"):
+        data = custom_fp.pack(x, name)
+        bits = custom_fp.Format.parse(name).bits
+        calls[f"pack {name} ({bits} bits)"] = lambda name=name, data=data: custom_fp.pack(x, name, out=data)
+        calls[f"unpack {name} ({bits} bits)"] = lambda name=name, data=data: custom_fp.unpack(
+            data, name, x.shape, out=out
+        )
+    calls["scale + quantize + pack e5m2"] = lambda: custom_fp.pack(x, "e5m2", shift=5, out=packed)
+    calls["torch float8_e5m2 there and back"] = lambda: out.copy_(x.to(torch.float8_e5m2))
+    if slow:
+        calls.update(other_libraries(x))
+    return calls
+
+
+def other_libraries(x: torch.Tensor) -> Calls:
+    calls: Calls = {}
+    if qtorch := optional("qtorch.quant"):
+        calls["qtorch float_quantize e5m2"] = lambda: qtorch.float_quantize(x, 5, 2, rounding="nearest")
+    if ml_dtypes := optional("ml_dtypes"):
+        values = x.numpy()
+        calls["ml_dtypes float8_e5m2 there and back"] = lambda: values.astype(ml_dtypes.float8_e5m2).astype(
+            "f4"
+        )
+    if gfloat := optional("gfloat"):
+        info = importlib.import_module("gfloat.formats").format_info_ocp_e5m2
+        values_64 = x.double().numpy()
+        calls["gfloat round_ndarray e5m2"] = lambda: gfloat.round_ndarray(info, values_64)
+    return calls
+
+
+def sums(x: torch.Tensor) -> Calls:
+    terms = [x.roll(i) for i in range(8)]
+    out = torch.empty_like(x)
+    payloads = [custom_fp.pack(term, "e5m2") for term in terms]
+    data = torch.empty_like(payloads[0])
+
+    def seven_adds() -> None:
+        for term in terms[1:]:
+            out.add_(term)
+
+    return {
+        "torch add_, seven times": seven_adds,
+        "accumulate 8, e5m2": lambda: custom_fp.accumulate(terms, "e5m2", out=out),
+        "accumulate 8, fp32": lambda: custom_fp.accumulate(terms, "fp32", out=out),
+        "accumulate 8, e5m2, kahan": lambda: custom_fp.accumulate(terms, "e5m2", kahan=True, out=out),
+        "unpack + accumulate 8 + pack, e5m2": lambda: custom_fp.accumulate_packed(
+            payloads, "e5m2", x.numel(), out=data
+        ),
+    }
+
+
+def products(device: str) -> Calls:
+    a, b = torch.randn(256, 256, device=device), torch.randn(256, 256, device=device)
+    return {
+        "torch mm fp32, 256^3": lambda: torch.mm(a, b),
+        "matmul e5m10": lambda: custom_fp.matmul(a, b, accumulator="e5m10"),
+        "matmul e5m10, kahan": lambda: custom_fp.matmul(a, b, accumulator="e5m10", kahan=True),
+        "matmul bf16": lambda: custom_fp.matmul(a, b, accumulator="bf16"),
+    }
+
+
+def small_calls(device: str) -> Calls:
+    """1,000 elements: what a call costs beside its arithmetic (1,000 calls a timing)."""
+    x = torch.randn(1000, device=device)
+    out = torch.empty_like(x)
+    op = torch.ops.custom_fp.quantize.default
+
+    def thousand(call: Callable[[], object]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(1000):
+                call()
+
+        return run
+
+    calls = {
+        "torch copy_, 1,000 values": lambda: out.copy_(x),
+        "custom_fp.quantize": lambda: custom_fp.quantize(x, "e5m2"),
+        "custom_fp.quantize, out=": lambda: custom_fp.quantize(x, "e5m2", out=out),
+        "torch.ops.custom_fp.quantize": lambda: op(x, "e5m2", "nearest_even", "infinity", None),
+    }
+    if device == "cpu":
+        native = importlib.import_module("custom_fp._native")
+        spec, source, target = custom_fp.Format.parse("e5m2").spec, x.data_ptr(), out.data_ptr()
+        calls["the bare extension"] = lambda: native.quantize(
+            source, False, target, 1000, spec, 0, False, 0, 1
+        )
+    return {name: thousand(call) for name, call in calls.items()}
+
+
+def table(title: str, seconds: dict[str, float], unit: float, unit_name: str) -> list[str]:
+    yardstick = next(iter(seconds.values()))
+    rows = [f"| {title} | {unit_name} | ratio |", "| --- | ---: | ---: |"]
+    rows += [f"| {name} | {t / unit:.2f} | {t / yardstick:.2f} |" for name, t in seconds.items()]
+    return [*rows, ""]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--log2n", type=int, default=24)
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+
+    device, n = options.device, 2**options.log2n
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    lines = [
+        f"{name}, torch {torch.__version__}, backend {custom_fp.backend(device)}, n = 2**{options.log2n}",
+        "",
+    ]
+    x = (torch.randn(n) * 1e-3).to(device)
+    for threads in options.threads if device == "cpu" else [1]:
+        torch.set_num_threads(threads)
+        where = f"{threads} thread{'s'[: threads > 1]}" if device == "cpu" else "GPU"
+        slow = device == "cpu" and threads == options.threads[0]
+        seconds = time_in_turns(elementwise(x, slow), device, options.repeats)
+        lines += table(f"elementwise, {where}", seconds, 1e-3, "ms")
+        lines += table(
+            f"sums, {where}", time_in_turns(sums(x[: n // 4]), device, options.repeats), 1e-3, "ms"
+        )
+        lines += table(
+            f"products, {where}", time_in_turns(products(device), device, options.repeats), 1e-3, "ms"
+        )
+    torch.set_num_threads(1)
+    lines += table("one call", time_in_turns(small_calls(device), device, 5), 1e-3, "us")
+    for library in ("qtorch", "ml_dtypes", "gfloat"):
+        if device == "cpu" and optional(library) is None:
+            lines.append(f"{library} is not installed and was not timed.")
+    text = "\n".join(lines)
+    print(text)
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(text.rstrip() + "\n")
+
+
+if __name__ == "__main__":
+    main()
