@@ -1,0 +1,133 @@
+"""What the bits would buy: predicted speed-up against workers, a panel for each network.
+
+The cost model (cpdrun.report.costmodel) with what `cpdrun calibrate` left in the sweep's folder: weak scaling,
+the direct exchange after backward as cpdrun's own loop does it, each format with APS where the study has it
+so. The formats are the study's that were calibrated.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cpdrun.record import SweepDir
+from cpdrun.report import formats
+from cpdrun.report.costmodel import (
+    Calibration,
+    CalibrationError,
+    Network,
+    Setup,
+    network,
+    network_names,
+    read_calibration,
+    speedup,
+)
+from cpdrun.report.hover import hover
+from cpdrun.report.plots import NotDrawnError
+from cpdrun.report.plots._grid import caption, grid
+from cpdrun.report.plots._metric_axis import apart
+from cpdrun.report.study import Facet, Study
+from cpdrun.report.style import COLUMN_IN, FP32, NAME, TITLE, Look, shades
+
+WORKERS = [2**i for i in range(11)]
+_MOST_LINES = 5  # formats beside fp32; more could not be told apart
+
+
+def draw(study: Study) -> Figure:
+    path, calibration = _calibration(study)
+    lines = _lines(study, calibration)
+    if not lines:
+        raise NotDrawnError(f"{path} has none of the study's formats: calibrate with --formats")
+    panels = [Facet({"network": name}, []) for name in _networks(calibration)]
+    figure, parts = grid(panels, COLUMN_IN, 2.1)
+    for (part, _), (name, link) in zip(parts, _networks(calibration).items(), strict=True):
+        axes = part.subplots()
+        _panel(axes, calibration, link, lines)
+        axes.set_title(name, loc="left", **TITLE)
+    work = calibration.workload
+    caption(
+        figure,
+        panels,
+        f"predicted, not measured: {work.values:,} parameters",
+        f"{1e3 * work.compute_s:.3g} ms of computing a step ({calibration.about.get('device', 'unknown device')})",
+        "exchange after backward, each worker on a link of its own",
+        "dotted: ideal",
+    )
+    return figure
+
+
+def _calibration(study: Study) -> tuple[Path, Calibration]:
+    """Of the study's first sweep that has one."""
+    folders = {run.path.parent.parent for group in study.groups for run in group.runs}
+    paths = [SweepDir(folder).calibration for folder in sorted(folders)]
+    for path in paths:
+        try:
+            found = read_calibration(path)
+        except CalibrationError as error:
+            raise NotDrawnError(str(error)) from None
+        if found is not None:
+            return path, found
+    raise NotDrawnError(f"no {paths[0]}: `cpdrun calibrate` measures one" if paths else "no runs")
+
+
+def _networks(calibration: Calibration) -> dict[str, Network]:
+    """Those that have names, and the one that was measured, slowest first."""
+    known = {name: network(name) for name in network_names()}
+    if calibration.network is not None:
+        known["as measured between the ranks"] = calibration.network
+    return dict(sorted(known.items(), key=lambda item: item[1].bandwidth_bytes_per_s))
+
+
+def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool, Look]]:
+    """(format, with APS, look): fp32, and one format of each size, most bits first, dark for few."""
+    chosen: dict[int, tuple[str, bool]] = {}
+    for group in sorted(study.groups, key=lambda group: (group.aps, formats.order(group.format))):
+        name = str(group.format)
+        if name in calibration.codecs and not formats.is_baseline(name):
+            chosen[calibration.codecs[name].bits] = (name, group.aps)
+    by_size = [chosen[bits] for bits in sorted(chosen)][:_MOST_LINES]
+    lines = [
+        (name, aps, Look(f"{name}{' APS' if aps else ''}", color, "o", "solid"))
+        for (name, aps), color in zip(by_size, shades(len(by_size)), strict=True)
+    ]
+    if "fp32" in calibration.codecs and lines:
+        lines.append(("fp32", False, FP32))
+    return lines
+
+
+def _panel(axes: Axes, calibration: Calibration, link: Network, lines: list[tuple[str, bool, Look]]) -> None:
+    ends = []
+    axes.plot(WORKERS, WORKERS, color=FP32.color, linestyle=":", linewidth=0.7)
+    for name, aps, look in lines:
+        found = list(_speedups(calibration, link, name, aps))
+        axes.plot(WORKERS, found, color=look.color, linestyle=look.dash, zorder=3)
+        for workers, times in zip(WORKERS, found, strict=True):
+            (mark,) = axes.plot([workers], [times], ".", color=look.color, markersize=3, zorder=4)
+            hover(mark, f"{look.label}, {workers} workers: {times:.3g} times one worker")
+        ends.append((found[-1], look))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(WORKERS[::2], [str(n) for n in WORKERS[::2]])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+    axes.set_xlabel("workers")
+    axes.set_ylabel("times one worker")
+    _name_lines(axes, ends)
+
+
+def _speedups(calibration: Calibration, link: Network, name: str, aps: bool) -> Iterator[float]:
+    for workers in WORKERS:
+        yield speedup(Setup(workers, calibration.workload, calibration.codecs[name], link, aps=aps))
+
+
+def _name_lines(axes: Axes, ends: list[tuple[float, Look]]) -> None:
+    """At the right end of each line, moved apart where they would overlap."""
+    to_axes = (axes.transData + axes.transAxes.inverted()).transform
+    heights = sorted(((to_axes((1, y))[1], look) for y, look in ends), key=lambda end: -end[0])
+    moved = apart([y for y, _ in heights], 0.08, 0.0)
+    for y, (_, look) in zip(moved, heights, strict=True):
+        axes.annotate(
+            look.label, (1.0, y), (3, 0), xycoords="axes fraction", textcoords="offset points",
+            va="center", color=look.color, annotation_clip=False, **NAME,
+        )  # fmt: skip

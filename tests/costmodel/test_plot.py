@@ -1,0 +1,71 @@
+"""The picture of the predicted speed-up, from a sweep's folder with a calibration in it."""
+
+import pytest
+import yaml
+
+from cpdrun.record import SweepDir, write_json, write_text
+from cpdrun.report.costmodel import Calibration, Codec, Network, Setup, Workload, speedup
+from cpdrun.report.hover import MARK, text_of
+from cpdrun.report.plots import NotDrawnError, speedup_vs_workers
+from cpdrun.report.study import read_study
+
+CODECS = {
+    "fp32": Codec(32, 1e-9, 1e-9, 1e-9, 1e-9),
+    "e4m3": Codec(8, 1e-9, 1e-9, 1e-9, 1e-9, 2e-10),
+    "e2m1": Codec(4, 1e-9, 1e-9, 1e-9, 1e-9, 2e-10),
+}
+CALIBRATION = Calibration(
+    {"device": "cpu"}, Workload((1000, 9_000_000), 0.02, 0.04, 0.01), CODECS, Network(1e-4, 3e7)
+)
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """fp32, e4m3 with APS and e5m2, one finished run each."""
+    sweep = SweepDir(tmp_path / "digits_bits")
+    for fmt, aps in (("fp32", False), ("e4m3", True), ("e5m2", False)):
+        run = sweep.run(fmt)
+        run.path.mkdir(parents=True)
+        config = {"format": fmt, "aps": aps, "world_size": 8, "seed": 0}
+        write_text(run.config, yaml.safe_dump(config))
+        write_json(run.done, {"status": "finished", "metrics": {"test_accuracy": 0.9}})
+    return sweep
+
+
+def labels(figure) -> list[str]:
+    marks = [artist.get_gid() for axes in figure.axes for artist in axes.lines if (artist.get_gid() or "")]
+    return [text_of(mark) for mark in marks if mark.startswith(MARK)]
+
+
+def test_each_calibrated_format_of_the_study_is_a_line_in_a_panel_for_each_network(sweep):
+    write_json(sweep.calibration, CALIBRATION.as_json())
+    figure = speedup_vs_workers.draw(read_study([sweep]))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["100mbit", "as measured between the ranks", "1gbit", "10gbit", "100gbit"]
+    found = labels(figure)
+    assert {text.split(",")[0] for text in found} == {"fp32", "e4m3 APS"}  # e5m2 has no rate, e2m1 no runs
+    assert len(found) == 5 * 2 * len(speedup_vs_workers.WORKERS)
+    setup = Setup(64, CALIBRATION.workload, CODECS["e4m3"], CALIBRATION.network, aps=True)
+    assert f"e4m3 APS, 64 workers: {speedup(setup):.3g} times one worker" in found
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        (None, "cpdrun calibrate"),
+        ("{", "not JSON"),
+        ("{}", "measure again"),
+    ],
+)
+def test_without_a_whole_calibration_it_says_what_to_do(sweep, written, reason):
+    if written is not None:
+        write_text(sweep.calibration, written)
+    with pytest.raises(NotDrawnError, match=reason):
+        speedup_vs_workers.draw(read_study([sweep]))
+
+
+def test_a_calibration_of_other_formats_is_no_picture(sweep):
+    other = Calibration({}, CALIBRATION.workload, {"e2m1": CODECS["e2m1"]}, None)
+    write_json(sweep.calibration, other.as_json())
+    with pytest.raises(NotDrawnError, match="--formats"):
+        speedup_vs_workers.draw(read_study([sweep]))
