@@ -1,0 +1,65 @@
+"""Calibration on this machine, and that the model still describes the exchange it is of."""
+
+import math
+
+import pytest
+import torch.distributed as dist
+
+from cpdrun.comm import exchange as comm_exchange
+from cpdrun.comm.layout import Layout
+from cpdrun.launch.base import LaunchError
+from cpdrun.launch.calibrate import calibrate
+from cpdrun.report.costmodel import (
+    Codec,
+    Network,
+    Setup,
+    exchange,
+    read_calibration,
+    speedup,
+    step,
+    step_cost,
+)
+from cpdrun.sweep import plan
+
+
+def test_the_model_cuts_and_orders_as_the_exchange_does():
+    assert exchange.SEGMENT_VALUES == comm_exchange.SEGMENT_VALUES
+    assert exchange.LAG == comm_exchange.LAG
+    assert dist._DEFAULT_FIRST_BUCKET_BYTES == step.DDP_FIRST_BUCKET_BYTES
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+@pytest.mark.parametrize("bits", [3, 4, 8, 32])
+def test_the_model_sends_the_bytes_that_the_exchange_sends(workers, bits):
+    """A wire of one byte a second, and nothing else that takes time."""
+    numels, wire = (5_000_000, 64, 10), Network(0.0, 1.0)
+    sent = Layout(numels, bits, workers, comm_exchange.SEGMENT_VALUES).sent_bytes()
+    model_s = exchange.direct_s(sum(numels), workers, Codec(bits, 0.0, 0.0, 0.0, 0.0), wire)
+    assert model_s == pytest.approx(sent, rel=1e-4)  # the layout fills up blocks of 8 values
+
+
+@pytest.fixture
+def config():
+    return plan(["name=x", "format=fp32", "device=cpu", "model.width=4"]).runs[0].config
+
+
+def test_two_ranks_calibrate_and_the_model_takes_what_they_found(config, tmp_path):
+    path = tmp_path / "sweep" / "calibration.json"
+    calibrate(config, path, nproc=2, formats=["fp32", "e4m3"], repeats=2)
+    found = read_calibration(path)
+    assert found.about["ranks"] == 2 and found.about["model"] == config["model"]
+    assert found.workload.values == sum(found.workload.numels) > 1000 and found.workload.compute_s > 0
+    assert {name: codec.bits for name, codec in found.codecs.items()} == {"fp32": 32, "e4m3": 8}
+    for codec in found.codecs.values():
+        assert 1e-12 < codec.pack_s < 1e-6 and 1e-12 < codec.unpack_s < 1e-6 and codec.largest_s > 0
+    assert found.network.latency_s >= 0 and found.network.message_s > 0
+    assert 1e6 < found.network.bandwidth_bytes_per_s < 1e12
+    setup = Setup(16, found.workload, found.codecs["e4m3"], found.network, aps=True)
+    assert math.isfinite(step_cost(setup).total_s) and 0 < speedup(setup) <= 16
+
+
+def test_a_rank_that_fails_is_one_line(config, tmp_path):
+    config["model"] = {"_target_": "cpdrun.models.convnet.Missing"}
+    with pytest.raises(LaunchError, match=r"rank 0 failed: .*Missing"):
+        calibrate(config, tmp_path / "calibration.json", formats=["fp32"], repeats=1)
+    assert not (tmp_path / "calibration.json").exists()
