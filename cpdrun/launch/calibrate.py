@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from custom_fp.format import Format
+
 from cpdrun.launch.base import LaunchError
 from cpdrun.record import read_json, write_json
 
@@ -19,8 +21,12 @@ def calibrate(
 ) -> dict[str, Any]:
     """Measure `config`'s model, the codec in `formats` (none: a usual choice) and the network between `nproc`
     ranks of this machine; written to `out` and returned. Between machines, start cpdrun.train.calibrate with
-    torchrun instead. Raises LaunchError with the rank's last line where one fails.
+    torchrun instead. Raises LaunchError for an unknown format, or with the rank's last line where one fails.
     """
+    try:
+        formats = [Format.parse(name).name for name in formats]
+    except ValueError as error:
+        raise LaunchError(str(error)) from None
     with tempfile.TemporaryDirectory() as folder:
         given = Path(folder) / "config.json"
         write_json(given, config)

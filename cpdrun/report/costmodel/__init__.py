@@ -6,6 +6,7 @@ A cost is a pure function of frozen parameters: seconds in, seconds out, nothing
     collectives.py  ring, tree and hierarchical all-reduce of k-bit values, in the alpha-beta model
     exchange.py     the direct exchange of cpdrun.comm: its three stages over a link, segment by segment
     step.py         a training step of one worker of N, and the speed-up of N
+    table.py        both against workers, for every calibrated format
 
 Model parallelism is not in it.
 """
@@ -21,18 +22,22 @@ from cpdrun.report.costmodel.parameters import (
     read_calibration,
 )
 from cpdrun.report.costmodel.step import ALGORITHMS, Setup, StepCost, speedup, step_cost
+from cpdrun.report.costmodel.table import Forecast, forecast, print_forecast
 
 __all__ = [
     "ALGORITHMS",
     "Calibration",
     "CalibrationError",
     "Codec",
+    "Forecast",
     "Network",
     "Setup",
     "StepCost",
     "Workload",
+    "forecast",
     "network",
     "network_names",
+    "print_forecast",
     "read_calibration",
     "speedup",
     "step_cost",

@@ -39,9 +39,16 @@ def draw(study: Study) -> Figure:
     lines = _lines(study, calibration)
     if not lines:
         raise NotDrawnError(f"{path} has none of the study's formats: calibrate with --formats")
-    panels = [Facet({"network": name}, []) for name in _networks(calibration)]
+    return picture(calibration, lines)
+
+
+def picture(calibration: Calibration, formats_and_aps: list[tuple[str, bool]]) -> Figure:
+    """A panel for each named network and the measured one; a line for each (format, with APS) given."""
+    lines = _with_looks(calibration, formats_and_aps)
+    networks = _networks(calibration)
+    panels = [Facet({"network": name}, []) for name in networks]
     figure, parts = grid(panels, COLUMN_IN, 2.1)
-    for (part, _), (name, link) in zip(parts, _networks(calibration).items(), strict=True):
+    for (part, _), (name, link) in zip(parts, networks.items(), strict=True):
         axes = part.subplots()
         _panel(axes, calibration, link, lines)
         axes.set_title(name, loc="left", **TITLE)
@@ -79,21 +86,25 @@ def _networks(calibration: Calibration) -> dict[str, Network]:
     return dict(sorted(known.items(), key=lambda item: item[1].bandwidth_bytes_per_s))
 
 
-def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool, Look]]:
-    """(format, with APS, look): fp32, and one format of each size, most bits first, dark for few."""
+def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool]]:
+    """(format, with APS): one of each size that the study has, with APS where it has both; fewest bits first."""
     chosen: dict[int, tuple[str, bool]] = {}
     for group in sorted(study.groups, key=lambda group: (group.aps, formats.order(group.format))):
         name = str(group.format)
         if name in calibration.codecs and not formats.is_baseline(name):
             chosen[calibration.codecs[name].bits] = (name, group.aps)
-    by_size = [chosen[bits] for bits in sorted(chosen)][:_MOST_LINES]
+    return [chosen[bits] for bits in sorted(chosen)][:_MOST_LINES]
+
+
+def _with_looks(
+    calibration: Calibration, formats_and_aps: list[tuple[str, bool]]
+) -> list[tuple[str, bool, Look]]:
+    """Dark for few bits; fp32 last, where it was calibrated."""
     lines = [
         (name, aps, Look(f"{name}{' APS' if aps else ''}", color, "o", "solid"))
-        for (name, aps), color in zip(by_size, shades(len(by_size)), strict=True)
+        for (name, aps), color in zip(formats_and_aps, shades(len(formats_and_aps)), strict=True)
     ]
-    if "fp32" in calibration.codecs and lines:
-        lines.append(("fp32", False, FP32))
-    return lines
+    return lines + ([("fp32", False, FP32)] if "fp32" in calibration.codecs else [])
 
 
 def _panel(axes: Axes, calibration: Calibration, link: Network, lines: list[tuple[str, bool, Look]]) -> None:

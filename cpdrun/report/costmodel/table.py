@@ -1,0 +1,75 @@
+"""The forecast in words and numbers: step time and speed-up against workers, a column for each format."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from cpdrun.report.costmodel.parameters import Calibration, Network
+from cpdrun.report.costmodel.step import Setup, StepCost, speedup, step_cost
+
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One row: a format and a number of workers, with what they were predicted to cost."""
+
+    format: str
+    workers: int
+    cost: StepCost
+    speedup: float
+
+
+def forecast(
+    calibration: Calibration,
+    network: Network,
+    *,
+    workers: Sequence[int] = WORKERS,
+    algorithm: str = "direct",
+    overlap: bool = False,
+    aps: bool = True,
+    group_size: int = 1,
+    inner: Network | None = None,
+) -> Iterator[Forecast]:
+    """Every calibrated format (APS for those below fp32) with every number of workers, fewest bits last.
+
+    Numbers of workers that group_size does not divide are left out. Raises ValueError as `Setup` does.
+    """
+    by_bits = sorted(calibration.codecs.items(), key=lambda item: -item[1].bits)
+    for name, codec in by_bits:
+        for count in workers:
+            if count % group_size:
+                continue
+            setup = Setup(
+                count,
+                calibration.workload,
+                codec,
+                network,
+                algorithm,
+                aps=aps and codec.bits < 32,
+                overlap=overlap,
+                shared_processor=calibration.about.get("device") == "cpu",
+                group_size=group_size,
+                inner=inner,
+            )
+            yield Forecast(name, count, step_cost(setup), speedup(setup))
+
+
+def print_forecast(console: Console, title: str, rows: Sequence[Forecast]) -> None:
+    """Milliseconds a step, and times one worker, by workers and format."""
+    names = list(dict.fromkeys(row.format for row in rows))
+    found = {(row.workers, row.format): row for row in rows}
+    table = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
+    table.add_column("workers", justify="right")
+    for name in names:
+        table.add_column(name, justify="right")
+    for workers in dict.fromkeys(row.workers for row in rows):
+        cells = [_cell(found[workers, name]) for name in names]
+        table.add_row(str(workers), *cells)
+    console.print(table)
+
+
+def _cell(row: Forecast) -> str:
+    return f"{1e3 * row.cost.total_s:.4g} ms {row.speedup:.3g}x"
