@@ -1,17 +1,19 @@
 #!/usr/bin/env python
-"""Seconds that synchronising gradients takes over a real slow link, end to end, rounding and packing included.
+"""Seconds that synchronising gradients takes over a real slow link, end to end, rounding and packing
+included.
 
     sudo python scripts/bench_wire.py                                   # 2 ranks, 1 Gbit/s, 25M values
     sudo python scripts/bench_wire.py --ranks 2 4 --rate 1gbit 100mbit
     python scripts/bench_wire.py --loopback                             # no link, no root
+    sudo chrt -r 5 python scripts/bench_wire.py                         # beside other work on the machine
 
 Each rank runs in a network namespace of its own, joined to a bridge by a veth pair that a token bucket
 filter limits in both directions. Namespaces and links are removed at the end, whatever happens.
 
-Two tables, medians of `--repeats`. `exchange`: one tensor of `--values` float32 values, summed in place.
-`training step`: forward, backward and exchange of a model with as many parameters, under
-DistributedDataParallel. Bytes are those that the interface of rank 0 counted as sent, and 2 (N-1)/N n k/8. The
-link also carries the headers of TCP, IP and Ethernet, 4.6 % more at an MTU of 1500.
+Two tables; seconds, ratios and bytes are medians of `--repeats`. `exchange`: one tensor of `--values`
+float32 values, summed in place. `training step`: forward, backward and exchange of a model with as many
+parameters, under DistributedDataParallel. Bytes are those that the interface of rank 0 counted as sent, and
+2 (N-1)/N n k/8. The link also carries the headers of TCP, IP and Ethernet, 4.6 % more at an MTU of 1500.
 """
 
 import argparse
@@ -101,7 +103,7 @@ def sent_bytes() -> int:
 
 
 def median_time(step: Callable[[], None], repeats: int) -> dict:
-    """Median seconds of a step that all ranks start together, and the median of the bytes it sent."""
+    """Median and best seconds of a step that all ranks start together; median of the bytes it sent."""
     import torch.distributed as dist
 
     seconds, sent = [], []
@@ -111,7 +113,8 @@ def median_time(step: Callable[[], None], repeats: int) -> dict:
         step()
         seconds.append(time.perf_counter() - started)
         sent.append(sent_bytes() - before)
-    return {"seconds": statistics.median(seconds[WARM_UPS:]), "sent": statistics.median(sent[WARM_UPS:])}
+    seconds, sent = seconds[WARM_UPS:], sent[WARM_UPS:]
+    return {"seconds": statistics.median(seconds), "best": min(seconds), "sent": statistics.median(sent)}
 
 
 def exchanges(n_values: int, repeats: int) -> dict[str, dict]:
@@ -204,14 +207,14 @@ def be_rank(options: argparse.Namespace) -> None:
 
 def show(title: str, found: dict[str, dict], ranks: int, n_values: int) -> None:
     fp32, bf16 = found["fp32 all_reduce"]["seconds"], found["bf16"]["seconds"]
-    print(f"\n{title}\n{'':18}{'seconds':>9}{'vs fp32':>9}{'vs bf16':>9}{'sent MB':>10}{'theory':>9}")
+    heads = ("best s", "median s", "vs fp32", "vs bf16", "sent MB", "theory")
+    print(f"\n{title}\n{'':18}" + "".join(f"{head:>10}" for head in heads))
     for label, row in found.items():
         theory = 2 * (ranks - 1) / ranks * n_values * BITS[label] / 8 if label in BITS else None
-        theory_text = f"{theory / 1e6:9.2f}" if theory else f"{'':9}"
         seconds = row["seconds"]
         print(
-            f"{label:18}{seconds:9.3f}{fp32 / seconds:8.2f}x{bf16 / seconds:8.2f}x"
-            f"{row['sent'] / 1e6:10.2f}{theory_text}"
+            f"{label:18}{row['best']:10.3f}{seconds:10.3f}{fp32 / seconds:9.2f}x{bf16 / seconds:9.2f}x"
+            f"{row['sent'] / 1e6:10.2f}" + (f"{theory / 1e6:10.2f}" if theory else "")
         )
 
 
