@@ -20,16 +20,19 @@ void quantize_range(const F* x, float* out, int64_t begin, int64_t end, const Ru
         for (int64_t i = begin; i < end; ++i) out[i] = static_cast<float>(round<mode>(x[i], rounder, 0));
         return;
     }
-    u32 random[64];
+    constexpr int piece = 256;  // several blocks of random words in flight hide the generator's latency
+    u32 random[piece];
     int64_t start = begin;
-    for (; start + 64 <= end; start += 64) {
-        fill_random(random, start, 0, rule.seed);
-        for (int i = 0; i < 64; ++i) out[start + i] = static_cast<float>(round<mode>(x[start + i], rounder, random[i]));
+    for (; start + piece <= end; start += piece) {
+        for (int i = 0; i < piece; i += 64) fill_random(random + i, start + i, 0, rule.seed);
+        for (int i = 0; i < piece; ++i)
+            out[start + i] = static_cast<float>(round<mode>(x[start + i], rounder, random[i]));
     }
-    if (start == end) return;
-    fill_random(random, start, 0, rule.seed);
-    for (int64_t i = 0; start + i < end; ++i)
-        out[start + i] = static_cast<float>(round<mode>(x[start + i], rounder, random[i]));
+    for (; start < end; start += 64) {
+        fill_random(random, start, 0, rule.seed);
+        for (int i = 0; i < 64 && start + i < end; ++i)
+            out[start + i] = static_cast<float>(round<mode>(x[start + i], rounder, random[i]));
+    }
 }
 
 void quantize_near(const float* x, float* out, int64_t begin, int64_t end, const NearRounder& rounder) {
