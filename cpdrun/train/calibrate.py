@@ -83,23 +83,28 @@ def measure_workload(
     def forward() -> None:
         loss(parts.model(x), y)
 
-    def update() -> None:
-        """What follows the exchange: sums in fresh memory, checked, and the optimizer's step."""
+    def check() -> None:
+        """What AllReduceSync.reduce_stacked does beside the exchange."""
         fresh = [torch.empty_like(stack[0]).copy_(stack[0]) for stack in gradients_of.gradients_WxP]
         sum(int(torch.count_nonzero(~torch.isfinite(total))) for total in fresh)
         for parameter, gradient in zip(parameters, fresh, strict=True):
-            parameter.grad = gradient.div_(1.0)
+            parameter.grad = gradient
+
+    def update() -> None:
+        for parameter in parameters:
+            parameter.grad.div_(1.0)  # by the loss scale
         parts.precision.step(parts.optimizer, parameters)
 
-    gradients_s, update_s = alternate(
-        [lambda: gradients_of(index_NxB, 0), update], device, repeats
-    )  # as they alternate in a step: each finds the caches as the other left them
+    gradients_s, check_s, update_s = alternate(
+        [lambda: gradients_of(index_NxB, 0), check, update], device, repeats
+    )  # in turns, as in a step: each finds the caches as the other left them
     (forward_s,) = alternate([forward], device, repeats)
     return {
         "numels": [parameter.numel() for parameter in parameters],
         "forward_s": min(forward_s, gradients_s),
         "backward_s": max(0.0, gradients_s - forward_s),
         "update_s": update_s,
+        "check_s": check_s,
     }
 
 

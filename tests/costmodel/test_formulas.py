@@ -155,6 +155,13 @@ def test_overlap_hides_what_backward_is_long_enough_for():
     assert cost.exposed_s == pytest.approx(last_bucket)  # nothing is left to hide the last one behind
 
 
+def test_a_ddp_script_is_spared_what_the_loop_checks():
+    checked = replace(WORK, check_s=1.0)
+    assert step_cost(setup(workload=checked)).compute_s == pytest.approx(1.07)
+    assert step_cost(setup(workload=checked, overlap=True)) == step_cost(setup(overlap=True))
+    assert speedup(setup(workload=checked, workers=1, overlap=True)) == 1.0
+
+
 def test_a_shared_processor_does_the_work_of_both():
     fast = replace(setup(overlap=True), network=FREE_WIRE)
     shared, own = step_cost(fast), step_cost(replace(fast, shared_processor=False))

@@ -65,7 +65,8 @@ class Workload:
     numels: tuple[int, ...]
     forward_s: float
     backward_s: float
-    update_s: float  # optimizer, and whatever else follows the exchange
+    update_s: float  # the optimizer's step
+    check_s: float = 0.0  # cpdrun's own loop: the sums in fresh memory, looked through for inf and NaN
 
     @property
     def values(self) -> int:
@@ -73,7 +74,7 @@ class Workload:
 
     @property
     def compute_s(self) -> float:
-        return self.forward_s + self.backward_s + self.update_s
+        return self.forward_s + self.backward_s + self.update_s + self.check_s
 
 
 @dataclass(frozen=True)

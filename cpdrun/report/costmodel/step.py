@@ -21,9 +21,10 @@ DDP_BUCKET_BYTES = 25 << 20  # DistributedDataParallel's bucket_cap_mb
 class Setup:
     """Everything that a step's time depends on.
 
-    overlap: exchange each of DDP's buckets while backward computes the next; otherwise all layers after
-    backward, as cpdrun's own loop does. shared_processor: backward and the codec compete for one processor
-    (a CPU of one thread a worker). Raises ValueError where the parts do not fit together.
+    overlap: a DDP script: each bucket is exchanged while backward computes the next, and the workload's
+    check_s does not occur; otherwise all layers after backward, as in cpdrun's own loop. shared_processor:
+    backward and the codec compete for one processor (a CPU of one thread a worker). Raises ValueError where
+    the parts do not fit together.
     """
 
     workers: int
@@ -36,6 +37,11 @@ class Setup:
     shared_processor: bool = True
     group_size: int = 1  # of algorithm=hierarchical
     inner: Network | None = None  # inside a group; None: as outside
+
+    @property
+    def work(self) -> Workload:
+        """What a worker computes in this setup."""
+        return replace(self.workload, check_s=0.0) if self.overlap else self.workload
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
@@ -60,7 +66,7 @@ class StepCost:
 
 def step_cost(setup: Setup) -> StepCost:
     """One step of every worker, all of them alike and in step."""
-    work = setup.workload
+    work = setup.work
     if setup.workers == 1:
         return StepCost(work.compute_s, 0.0, 0.0, 0.0)
     if not setup.overlap:
@@ -72,7 +78,7 @@ def step_cost(setup: Setup) -> StepCost:
 
 def speedup(setup: Setup) -> float:
     """Samples a second of `setup.workers` workers, as a multiple of one worker alone."""
-    return setup.workers * setup.workload.compute_s / step_cost(setup).total_s
+    return setup.workers * setup.work.compute_s / step_cost(setup).total_s
 
 
 def agreement(setup: Setup, values: int, layers: int) -> float:
@@ -106,7 +112,7 @@ def _overlapped(setup: Setup) -> StepCost:
     share of its time that the layers behind it have of all values. Nothing is faster than the work of a
     processor that both share.
     """
-    work = setup.workload
+    work = setup.work
     ready_s = end_s = work.forward_s
     agreement_s = exchange_s = 0.0
     for numels in buckets(work.numels):
