@@ -3,9 +3,14 @@
 Start at :mod:`cpdrun.cli` and follow it downwards. Importing this package imports nothing else.
 """
 
-from importlib.metadata import PackageNotFoundError, version
 
-try:
-    __version__ = version("cpdrun")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
+def __getattr__(name: str) -> str:
+    """`__version__`, looked up when asked for: every process of a run imports this package."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("cpdrun")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+unknown"

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpdrun import __version__
-
 if TYPE_CHECKING:
     from cpdrun.record import State, SweepDir
 
@@ -37,12 +35,20 @@ def _parser() -> argparse.ArgumentParser:
         description="How many bits does this training run need?",
         epilog="Start with: cpdrun sweep exp=digits_bits, then cpdrun report",
     )
-    parser.add_argument("--version", action="version", version=f"cpdrun {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="say which cpdrun this is, and stop")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_sweep(commands)
     _add_report(commands)
     _add_watching(commands)
     return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import cpdrun
+
+        print(f"cpdrun {cpdrun.__version__}")
+        parser.exit()
 
 
 def _add_sweep(commands: argparse._SubParsersAction) -> None:

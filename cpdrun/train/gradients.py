@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from cpdrun.data.base import Data, fetch_batch
-from cpdrun.train.seeds import derived_seed, generator
+from cpdrun.train.seeds import generator, seed_global
 from cpdrun.train.workers import SharedBuffers, Workers
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, K, ...), targets (B, ...) -> mean loss ()
@@ -71,7 +71,7 @@ class ExactGradients:
         for w, worker in enumerate(task.workers.mine):
             self.buffers.begin_worker(worker)
             x, y = task.batch(index_NxB[worker], step, worker)
-            torch.manual_seed(derived_seed("dropout", task.seed, step, worker))
+            seed_global(task.device, "dropout", task.seed, step, worker)
             loss = task.loss(task.model(x), y)
             gradient = torch.autograd.grad(loss * scale, self.parameters, materialize_grads=True)
             losses.append(loss.detach())
@@ -109,7 +109,7 @@ class BatchedGradients:
         parameters = {name: p.detach() for name, p in self.model.named_parameters()}
         W = len(workers.mine)
         buffers_W = {name: b.expand(W, *b.shape).clone() for name, b in self.model.named_buffers()}
-        torch.manual_seed(derived_seed("dropout", task.seed, step, workers.rank))
+        seed_global(task.device, "dropout", task.seed, step, workers.rank)
         with nullcontext() if self.tried else _naming_the_layer(self.model):
             gradients_W, losses_W = self._gradients(parameters, buffers_W, task.loss_scale(), x_WxBxF, y_WxB)
         self.tried = True

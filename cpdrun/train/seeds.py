@@ -17,3 +17,12 @@ def derived_seed(purpose: str, *key: int) -> int:
 def generator(purpose: str, *key: int) -> torch.Generator:
     """A CPU generator of its own for (purpose, key)."""
     return torch.Generator().manual_seed(derived_seed(purpose, *key))
+
+
+def seed_global(device: torch.device, purpose: str, *key: int) -> None:
+    """Seed what dropout and initialisation draw from. torch.manual_seed does as much for every backend there
+    is, and collects a stack trace for each at every call."""
+    seed = derived_seed(purpose, *key)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
