@@ -10,10 +10,10 @@ included.
 Each rank runs in a network namespace of its own, joined to a bridge by a veth pair that a token bucket
 filter limits in both directions. Namespaces and links are removed at the end, whatever happens.
 
-Two tables; seconds, ratios and bytes are medians of `--repeats`. `exchange`: one tensor of `--values`
-float32 values, summed in place. `training step`: forward, backward and exchange of a model with as many
-parameters, under DistributedDataParallel. Bytes are those that the interface of rank 0 counted as sent, and
-2 (N-1)/N n k/8. The link also carries the headers of TCP, IP and Ethernet, 4.6 % more at an MTU of 1500.
+Two tables; seconds, ratios and bytes are medians of `--repeats`. `exchange`: one tensor of `--values` float32
+values, summed in place. `training step`: forward, backward and exchange of a model with as many parameters,
+under DistributedDataParallel. Bytes are those that rank 0's interface counted as sent (over loopback, everyone's)
+and 2 (N-1)/N n k/8. The link also carries headers of TCP, IP and Ethernet: 4.6 % more at an MTU of 1500.
 """
 
 import argparse

@@ -29,8 +29,8 @@ from cpdrun.comm.recipe import Recipe
 from cpdrun.comm.scaling import Magnitudes, ScalingRule, largest_magnitude
 from cpdrun.comm.transport import Transport, transport_for
 
-SEGMENT_VALUES = 256 * 1024  # smaller: more messages; larger: a longer start and end without overlap
-LAG = 3  # segments between two stages
+SEGMENT_VALUES = 512 * 1024  # smaller: more messages; larger: a longer start and end without overlap
+LAG = 2  # segments between two stages
 
 _layout = lru_cache(maxsize=512)(Layout)  # DDP has a layout for each bucket
 
