@@ -251,6 +251,17 @@ def table(rate: str, found: dict[str, Any], ranks: int) -> tuple[str, dict[str, 
     return "\n".join(lines), errors
 
 
+def draw_speedup(calibration: Calibration, path: Path) -> None:
+    """The forecast for this model and processor, over named networks and the measured link."""
+    import matplotlib
+
+    from cpdrun.report import style
+    from cpdrun.report.plots.speedup_vs_workers import picture
+
+    with matplotlib.rc_context(style.RC):
+        picture(calibration, [("e2m1", True), ("e4m3", True)]).savefig(path, dpi=style.PNG_DPI)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -260,7 +271,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=320, help="of the conv net: 90 width^2 parameters")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=4, help="steps of each method a round")
-    parser.add_argument("--out", type=Path, help="folder for validation.md and what was measured")
+    parser.add_argument("--out", type=Path, help="folder for validation.md, what was measured, and a picture")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_rank:
@@ -279,6 +290,8 @@ def main() -> None:
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
             write_json(options.out / f"measured-{rate}.json", found)
+            calibration = Calibration.from_json(median_of(found["calibrations"]))
+            draw_speedup(calibration, options.out / f"speedup-measured-{rate}.png")
     texts.append(
         f"Largest error of a step of the training loop: {max(loop_errors):.1%} (allowed: {ALLOWED_ERROR:.0%}); of "
         f"a DDP script, whose copies to and from buckets are not in the model: {max(ddp_errors):.1%}."

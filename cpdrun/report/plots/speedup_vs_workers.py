@@ -6,7 +6,6 @@ so. The formats are the study's that were calibrated.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -35,10 +34,12 @@ _MOST_LINES = 5  # formats beside fp32; more could not be told apart
 
 
 def draw(study: Study) -> Figure:
-    path, calibration = _calibration(study)
+    calibration = _calibration(study)
     lines = _lines(study, calibration)
     if not lines:
-        raise NotDrawnError(f"{path} has none of the study's formats: calibrate with --formats")
+        raise NotDrawnError(
+            "the calibration has none of the sweep's formats: `cpdrun calibrate` with --formats"
+        )
     return picture(calibration, lines)
 
 
@@ -64,18 +65,17 @@ def picture(calibration: Calibration, formats_and_aps: list[tuple[str, bool]]) -
     return figure
 
 
-def _calibration(study: Study) -> tuple[Path, Calibration]:
+def _calibration(study: Study) -> Calibration:
     """Of the study's first sweep that has one."""
     folders = {run.path.parent.parent for group in study.groups for run in group.runs}
-    paths = [SweepDir(folder).calibration for folder in sorted(folders)]
-    for path in paths:
+    for folder in sorted(folders):
         try:
-            found = read_calibration(path)
+            found = read_calibration(SweepDir(folder).calibration)
         except CalibrationError as error:
             raise NotDrawnError(str(error)) from None
         if found is not None:
-            return path, found
-    raise NotDrawnError(f"no {paths[0]}: `cpdrun calibrate` measures one" if paths else "no runs")
+            return found
+    raise NotDrawnError("the sweep has no calibration, `cpdrun calibrate` makes one")
 
 
 def _networks(calibration: Calibration) -> dict[str, Network]:
