@@ -290,8 +290,9 @@ def main() -> None:
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
             write_json(options.out / f"measured-{rate}.json", found)
-            calibration = Calibration.from_json(median_of(found["calibrations"]))
-            draw_speedup(calibration, options.out / f"speedup-measured-{rate}.png")
+            if rate == options.rate[0]:
+                calibration = Calibration.from_json(median_of(found["calibrations"]))
+                draw_speedup(calibration, options.out / "speedup_vs_workers.png")
     texts.append(
         f"Largest error of a step of the training loop: {max(loop_errors):.1%} (allowed: {ALLOWED_ERROR:.0%}); of "
         f"a DDP script, whose copies to and from buckets are not in the model: {max(ddp_errors):.1%}."
