@@ -42,7 +42,7 @@ def test_native_equals_reference(name, kahan):
     try:
         for isa in native._native.isas():
             native._native.use_isa(isa)
-            for scale in (1.0, 1e-4, 1e19):  # in range, subnormal, overflowing
+            for scale in (1.0, 1e-4, 1e-37, 1e19):  # in range, subnormal, of bf16 too, overflowing
                 a, b = torch.randn(19, 33) * scale, torch.randn(33, 70)
                 a[3, 5], b[7, 9] = float("inf"), float("nan")
                 reference.matmul(a[None], b[None], fmt, kahan, expected)

@@ -26,6 +26,28 @@ template <bool checked> struct NearArithmetic {
     bool trusted(i32 seen) const { return checked || seen < r.top_exponent; }
 };
 
+// The general rounding in float32, for formats with m <= 10 that NearRounder does not take (bf16, e3m0): products by way
+// of round to odd, sums of two values of the format directly (see `members`). `seen` is set where a product is so small
+// that float32 may not hold its error.
+struct OddArithmetic {
+    Rounder<float> r;
+    explicit OddArithmetic(const Spec& s) : r(make_rounder<float>(s, nearest_even, false)) {}
+    CFP_MEMBER float product(float a, float b, i32& seen) const {
+        const float product = a * b, error = fused_multiply_add(a, b, -product);
+        const i32 magnitude = static_cast<i32>(to_bits(product) & 0x7fffffffu);
+        seen |= static_cast<i32>(magnitude > 0) & static_cast<i32>(magnitude < ((127 - 100) << 23));
+        return round<nearest_even>(make_odd(product, error), r, 0);
+    }
+    CFP_MEMBER float sum(float a, float b, i32&) const { return round<nearest_even>(a + b, r, 0); }
+    bool trusted(i32 seen) const { return seen == 0; }
+};
+
+struct Float32Arithmetic {
+    CFP_MEMBER float product(float a, float b, i32&) const { return a * b; }
+    CFP_MEMBER float sum(float a, float b, i32&) const { return a + b; }
+    bool trusted(i32) const { return true; }
+};
+
 struct WideArithmetic {
     Rounder<double> r;
     explicit WideArithmetic(const Spec& s) : r(make_rounder<double>(s, nearest_even, false)) {}
@@ -105,11 +127,17 @@ void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int6
 void matmul_range(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
                   uint32_t packed_spec, bool kahan, float* buffer) {
     const Spec spec = unpack_spec(packed_spec);
-    if (has_fma && NearRounder::allowed(spec))
-        matmul_rows(a, b, out, begin, end, K, N, kahan, buffer, NearArithmetic<false>(spec),
-                    NearArithmetic<true>(spec));
+    const auto run = [&](const auto& first, const auto& second) {
+        matmul_rows(a, b, out, begin, end, K, N, kahan, buffer, first, second);
+    };
+    if (spec.exponent_bits == 8 && spec.mantissa_bits == 23)
+        run(Float32Arithmetic(), Float32Arithmetic());
+    else if (has_fma && NearRounder::allowed(spec))
+        run(NearArithmetic<false>(spec), NearArithmetic<true>(spec));
+    else if (has_fma && spec.mantissa_bits <= 10)
+        run(OddArithmetic(spec), WideArithmetic(spec));
     else
-        matmul_rows(a, b, out, begin, end, K, N, kahan, buffer, WideArithmetic(spec), WideArithmetic(spec));
+        run(WideArithmetic(spec), WideArithmetic(spec));
 }
 
 }  // namespace
