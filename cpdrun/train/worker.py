@@ -8,6 +8,7 @@ workers. The launcher calls :func:`run_rank` in a process that already is a rank
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 import yaml
 
+from cpdrun.comm import naming_lost_ranks
 from cpdrun.record import Attempt, RunDir
 from cpdrun.train.build import BuildError, build
 from cpdrun.train.gradients import CannotBatchError
@@ -52,7 +54,9 @@ def run_rank(run_dir: str) -> int:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         journal.environment(device)
-        journal.done(_train(config, workers, device, journal))
+        with naming_lost_ranks() if workers.nproc > 1 else nullcontext():
+            result = _train(config, workers, device, journal)
+        journal.done(result)
         return 0
     except Preempted:
         return EXIT_PREEMPTED
