@@ -24,7 +24,8 @@ def calibrate(
     torchrun instead. Raises LaunchError for an unknown format, or with the rank's last line where one fails.
     """
     try:
-        formats = [Format.parse(name).name for name in formats]
+        for name in formats:
+            Format.parse(name)
     except ValueError as error:
         raise LaunchError(str(error)) from None
     with tempfile.TemporaryDirectory() as folder:

@@ -63,3 +63,8 @@ def test_a_rank_that_fails_is_one_line(config, tmp_path):
     with pytest.raises(LaunchError, match=r"rank 0 failed: .*Missing"):
         calibrate(config, tmp_path / "calibration.json", formats=["fp32"], repeats=1)
     assert not (tmp_path / "calibration.json").exists()
+
+
+def test_an_unknown_format_starts_nothing(config, tmp_path):
+    with pytest.raises(LaunchError, match="e9m1"):
+        calibrate(config, tmp_path / "calibration.json", formats=["e9m1"])

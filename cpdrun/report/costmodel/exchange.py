@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 from cpdrun.report.costmodel.parameters import Codec, Network
 
-SEGMENT_VALUES = 256 * 1024  # as in cpdrun.comm.exchange, which the report cannot import; a test compares
-LAG = 3
+SEGMENT_VALUES = 512 * 1024  # as in cpdrun.comm.exchange, which the report cannot import; a test compares
+LAG = 2
 
 
 @dataclass
