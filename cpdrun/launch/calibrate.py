@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,11 @@ def _run_ranks(command: list[str], nproc: int, threads: int, folder: Path) -> No
             stack.callback(process.wait)
             stack.callback(process.kill)
             ranks.append((rank, process, log))
-        for rank, process, log in ranks:
-            if process.wait():
-                log.seek(0)
-                lines = log.read().strip().splitlines() or ["no output"]
-                raise LaunchError(f"calibration: rank {rank} failed: {lines[-1]}")
+        while not any(process.poll() for _, process, _ in ranks):  # one that fails leaves the others waiting
+            if all(process.poll() == 0 for _, process, _ in ranks):
+                return
+            time.sleep(0.05)
+        rank, log = next((rank, log) for rank, process, log in ranks if process.poll())
+        log.seek(0)
+        lines = log.read().strip().splitlines() or ["no output"]
+        raise LaunchError(f"calibration: rank {rank} failed: {lines[-1]}")
