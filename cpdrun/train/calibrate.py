@@ -30,7 +30,7 @@ from cpdrun.comm.exchange import SEGMENT_VALUES
 from cpdrun.comm.recipe import Recipe
 from cpdrun.comm.scaling import largest_magnitude
 from cpdrun.record import write_json
-from cpdrun.train.build import Parts, build
+from cpdrun.train.build import BuildError, Parts, build
 from cpdrun.train.gradients import ExactGradients, Task
 from cpdrun.train.workers import Workers
 
@@ -264,6 +264,9 @@ def main(argv: list[str] | None = None) -> int:
         found = measure(config, arguments.formats.split(","), arguments.repeats)
         if int(os.environ.get("RANK", "0")) == 0:
             write_json(arguments.out, found)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 2
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

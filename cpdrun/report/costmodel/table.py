@@ -64,7 +64,7 @@ def print_forecast(console: Console, title: str, rows: Sequence[Forecast]) -> No
     table = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
     table.add_column("workers", justify="right")
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for workers in dict.fromkeys(row.workers for row in rows):
         cells = [_cell(found[workers, name]) for name in names]
         table.add_row(str(workers), *cells)
@@ -72,4 +72,4 @@ def print_forecast(console: Console, title: str, rows: Sequence[Forecast]) -> No
 
 
 def _cell(row: Forecast) -> str:
-    return f"{1e3 * row.cost.total_s:.4g} ms {row.speedup:.3g}x"
+    return f"{1e3 * row.cost.total_s:.3g} ms\n{row.speedup:.3g}x"
