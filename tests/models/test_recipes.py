@@ -1,0 +1,54 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cpdrun.models.davidnet import DavidNet
+from cpdrun.models.fcn_small import FcnSmall
+from cpdrun.models.gpt import GPT
+from cpdrun.models.resnet18_cifar import ResNet18Cifar
+from cpdrun.models.torchvision_nets import FcnResNet50, ResNet50
+
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+BYTES = torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "target"),
+    [
+        (lambda: ResNet18Cifar(3, 10, width=4), IMAGES, (2,)),
+        (lambda: DavidNet(3, 10, width=4, logit_scale=0.125), IMAGES, (2,)),
+        (lambda: ResNet50(10, zero_init_residual=False), IMAGES, (2,)),
+        (lambda: FcnResNet50(10), IMAGES, (2, 32, 32)),
+        (lambda: FcnSmall(3, 10, width=4), IMAGES, (2, 32, 32)),
+        (lambda: GPT(256, context=16, layers=2, heads=2, width=8, dropout=0.1), BYTES, (2, 12)),
+    ],
+)
+def test_logits_have_their_classes_second_and_every_parameter_a_gradient(model, x, target):
+    torch.manual_seed(0)
+    net = model()
+    logits = net(x)
+    y = torch.randint(0, logits.shape[1], target)
+    assert (logits.shape[0], *logits.shape[2:]) == target
+    F.cross_entropy(logits, y).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+
+
+def test_sizes_are_the_published_ones():
+    def count(net):
+        return sum(p.numel() for p in net.parameters())
+
+    assert count(ResNet18Cifar(3, 10, width=64)) == 11_173_962, "pytorch-cifar's ResNet18()"
+    assert count(DavidNet(3, 10, width=64, logit_scale=0.125)) == 6_573_120, "DAWNBench: 6.57 M"
+
+
+def test_a_gpt_does_not_look_ahead():
+    net = GPT(256, context=16, layers=2, heads=2, width=8, dropout=0.0).eval()
+    changed = BYTES.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 256
+    assert torch.equal(net(BYTES)[:, :, :7], net(changed)[:, :, :7])
+    assert not torch.equal(net(BYTES)[:, :, 7:], net(changed)[:, :, 7:])
+
+
+def test_heads_that_do_not_divide_the_width_are_named():
+    with pytest.raises(ValueError, match=r"model\.heads must divide"):
+        GPT(256, context=16, layers=1, heads=3, width=8, dropout=0.0)
