@@ -115,6 +115,24 @@ def _add_watching(commands: argparse._SubParsersAction) -> None:
     _add_names(cancel, "+", "name of a sweep or run")
     cancel.set_defaults(command=_cancel)
 
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="measure this machine; forecast steps with more workers and other networks",
+        description="Measure what the cost model needs for the model of a run (compute, codec, network) and print "
+        "what a step would cost with more workers. Kept beside the sweep, for its report.",
+    )
+    calibrate.add_argument("overrides", nargs="*", metavar="key=value", help="as for sweep: exp=NAME ...")
+    calibrate.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of your own beside conf/")
+    calibrate.add_argument("--nproc", type=_positive, default=1, metavar="N", help="ranks to measure between")
+    calibrate.add_argument("--formats", type=_list, default=[], metavar="F,F", help="default: the sweep's")
+    calibrate.add_argument(
+        "--network", type=_list, default=[], metavar="N,N", help="1gbit, 10gbit, a yaml ..."
+    )
+    calibrate.add_argument("--algorithm", choices=["direct", "ring", "tree"], default="direct")
+    calibrate.add_argument("--overlap", action="store_true", help="as DDP overlaps with the backward pass")
+    calibrate.add_argument("--repeats", type=_positive, default=9, metavar="R", help="of every measurement")
+    calibrate.set_defaults(command=_calibrate)
+
     doctor = commands.add_parser("doctor", help="what this machine has, what it lacks, and what mends it")
     doctor.add_argument(
         "--results-dir", type=Path, default=Path("results"), metavar="DIR", help="to write to"
@@ -300,6 +318,36 @@ def _cancel(arguments: argparse.Namespace) -> int:
         print(f"{sweep.name}: {asked} running runs asked to save and stop, {waiting} waiting ones cancelled")
     for run in runs:
         print(f"{run.name}: {'asked to save and stop' if cancel_run(run) else 'is not running'}")
+    return OK
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from cpdrun.config.errors import ConfigError
+    from cpdrun.launch import LaunchError
+    from cpdrun.launch.calibrate import calibrate
+    from cpdrun.report.costmodel import CalibrationError, forecast, network, print_forecast, read_calibration
+    from cpdrun.sweep import plan
+
+    try:
+        sweep = plan(arguments.overrides, arguments.config_dir)
+        networks = {name: network(name) for name in arguments.network}
+        formats = arguments.formats or ["fp32", "bf16", *(run.config["format"] for run in sweep.runs)]
+        path = sweep.directory.calibration
+        formats = list(dict.fromkeys(formats))
+        calibrate(
+            sweep.runs[0].config, path, nproc=arguments.nproc, formats=formats, repeats=arguments.repeats
+        )
+        calibration = read_calibration(path)
+    except (ConfigError, CalibrationError, LaunchError) as error:
+        return _error(error, USAGE)
+    if not networks:
+        measured = calibration.network
+        networks = {"as measured": measured} if measured else {"10gbit": network("10gbit")}
+    for name, link in networks.items():
+        rows = list(forecast(calibration, link, algorithm=arguments.algorithm, overlap=arguments.overlap))
+        print_forecast(Console(highlight=False), f"{name}, {arguments.algorithm}", rows)
     return OK
 
 
