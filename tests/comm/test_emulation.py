@@ -7,7 +7,7 @@ import pytest
 import torch
 from bits import same_bits
 from custom_fp import Format
-from oracle import aps_shift, summed
+from exact_sums import aps_shift, summed
 
 from cpdrun.comm import emulate_all_reduce
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pandas as pd
 import pytest
-from conftest import fill_digits
+from made_up import fill_digits
 
 from cpdrun.report import ReportUsageError, markup
 from cpdrun.report.tables import Shown

@@ -4,7 +4,7 @@ import base64
 
 import browser
 import pytest
-from conftest import fill_digits
+from made_up import fill_digits
 
 PROGRAM = browser.find()
 needs_browser = pytest.mark.skipif(

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from conftest import Sweep, fill_digits
+from made_up import Sweep, fill_digits
 
 from cpdrun.report import ReportError
 

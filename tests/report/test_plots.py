@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from conftest import fill_digits
+from made_up import fill_digits
 
 from cpdrun.report.plots._metric_axis import apart, value_ranges
 from cpdrun.report.plots.accuracy_vs_bytes import front

@@ -2,7 +2,7 @@
 
 import pytest
 import scipy.stats
-from conftest import fill_digits
+from made_up import fill_digits
 
 from cpdrun.report.compare import Difference, difference
 

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib.image
 import pytest
 import yaml
-from conftest import fill_digits
+from made_up import fill_digits
 from rich.console import Console
 
 from cpdrun.record import claim, write_text
