@@ -35,6 +35,7 @@ _TITLES = {
     "accuracy_vs_bytes": "Accuracy against bytes on the wire",
     "exponent_ranges": "Why: the gradients' exponents",
     "min_bits_vs_workers": "Fewest bits against workers",
+    "speedup_vs_workers": "Predicted speed-up against workers",
     "training_curves": "Training curves",
 }
 
