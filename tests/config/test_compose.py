@@ -77,8 +77,8 @@ def test_unknown_choices_are_named_with_the_nearest(composer):
         ConfigError, match=r"unknown experiment 'digit_bits' \(did you mean 'digits_bits'\?\)"
     ):
         composer.compose({"exp": "digit_bits"})
-    with pytest.raises(ConfigError, match="unknown choice of model 'resnet'; there are: convnet"):
-        composer.compose({"model": "resnet"})
+    with pytest.raises(ConfigError, match="unknown choice of model 'resent'; there are: convnet"):
+        composer.compose({"model": "resent"})
 
 
 def test_a_folder_of_ones_own_adds_choices_and_its_broken_yaml_is_named(tmp_path):

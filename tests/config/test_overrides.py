@@ -21,7 +21,7 @@ def loader():
         ("optim.lr=1e-3", (0.001,)),
         ("full_precision.layers=[a,b]", (["a", "b"],)),
         ("name='a, b'", ("a, b",)),
-        ("model=glob(resnet*)", ("resnet_cifar",)),
+        ("model=glob(resnet_c*)", ("resnet_cifar",)),
         ("~model.width", ()),
     ],
 )
