@@ -178,6 +178,10 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from cpdrun.record import State, forget, state_of
     from cpdrun.sweep import plan, write_manifest
 
+    if not arguments.dry_run:
+        from cpdrun.launch import warm_up
+
+        warm_up()  # importing torch takes longer than planning; it ends with this process
     launcher = [f"launcher={arguments.launcher}"] if arguments.launcher else []
     try:
         sweep = plan([*arguments.overrides, *launcher], arguments.config_dir)
