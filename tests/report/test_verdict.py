@@ -5,6 +5,7 @@ import scipy.stats
 from made_up import fill_digits
 
 from cpdrun.report.compare import Difference, difference
+from cpdrun.report.metric import Metric
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -98,3 +99,16 @@ def test_one_sentence_for_each_number_of_workers(new_sweep, report):
     fill_digits(sweep, world_size=16)
     made = report(sweep)
     assert [line.split(":")[0] for line in made.sentences] == ["workers 4", "workers 16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "higher"),
+    [
+        ("test_accuracy", True),
+        ("test_mean_iou", True),
+        ("test_loss", False),
+        ("test_bits_per_byte", False),
+    ],
+)
+def test_every_metric_of_the_trainer_is_judged_the_right_way_round(name, higher):
+    assert Metric(name).higher_is_better is higher
