@@ -1,4 +1,3 @@
-import os
 import re
 
 import pytest
@@ -27,7 +26,6 @@ def test_ranks_share_the_workers_in_order(nproc):
 def test_workers_must_be_shared_equally(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert os.environ["RANK"] == "1"
     with pytest.raises(ValueError, match="3 ranks cannot share 8 workers"):
         Workers.from_environment(8)
 
