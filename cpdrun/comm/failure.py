@@ -10,14 +10,15 @@ connections would have closed before.
 
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-PROBE = 73  # a tag that nobody sends with
+PROBE, HANG_UP = 73, 74  # tags that nobody sends with
 SETTLE_S = 1.0  # until all who are alive have had their error and signed
 SETTLE_LATE_S = 3.0  # the same where patience is over: ranks did not begin to wait at the same time
 LINGER_S = 2.0  # the store may be in this process, and others still ask it
@@ -66,6 +67,7 @@ def _missing_ranks(me: int, group: dist.ProcessGroup | None, *, late: bool) -> t
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         signed = {peer: store.get(key) for peer in ranks if store.check([key := f"{SIGNATURE}{peer}"])}
         missing = [peer for peer in _cut_off(me, group) if peer not in signed]
+        hang_up([peer for peer in ranks if peer != me], group)
         time.sleep(LINGER_S)
         return missing, LATE.encode() in signed.values()
     except RuntimeError:  # the store is gone, and without a launcher that keeps it, it was in rank 0
@@ -82,3 +84,18 @@ def _cut_off(me: int, group: dist.ProcessGroup | None) -> list[int]:
             except RuntimeError:
                 closed.append(peer)
     return closed
+
+
+def hang_up(peers: Sequence[int], group: dist.ProcessGroup | None) -> None:
+    """Closes the connections to other ranks after an error: one of them may wait for this rank alone, which will not
+    send again, and have nothing under way with the rank that is gone.
+
+    gloo closes all of a rank's connections when a wait of its own runs out of time.
+    """
+    if dist.get_backend(group) != "gloo":
+        return
+    for peer in peers:
+        with suppress(RuntimeError):  # that is what it is for, or the connection is closed already
+            dist.irecv(torch.empty(1, dtype=torch.uint8), peer, group, HANG_UP).wait(
+                timedelta(milliseconds=1)
+            )

@@ -23,10 +23,8 @@ scales included.
 Legend: N workers, P ranks, L = N/P workers of mine, n elements of a layer.
 """
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import lru_cache
 
 import custom_fp
@@ -37,12 +35,12 @@ from custom_fp.names import AnyFormat, is_scaled, parse
 from custom_fp.scaled import quantize_rows
 from torch import Tensor
 
-from cpdrun.comm.failure import naming_lost_ranks
+from cpdrun.comm.failure import hang_up, naming_lost_ranks
 from cpdrun.comm.recipe import Recipe, ceil_div
 
 REQUANTISE = ("hop", "once")
 PIECE_VALUES = 1 << 16  # of a layer that may be cut: smaller pieces, evener shares
-TO_OWNER, TO_ALL, HANG_UP = 75, 76, 78  # tags
+TO_OWNER, TO_ALL = 75, 76  # tags
 
 
 @dataclass(frozen=True)
@@ -262,21 +260,6 @@ def exchange_bytes(
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
     except RuntimeError:
-        _hang_up([address[r] for r in peers], group)
+        hang_up([address[r] for r in peers], group)
         raise
     return incoming
-
-
-def _hang_up(peers: Sequence[int], group: dist.ProcessGroup | None) -> None:
-    """Closes the connections to other ranks after an error: one of them may wait for this rank alone, which will not
-    send again, and have nothing under way with the rank that is gone.
-
-    gloo closes all of a rank's connections when a wait of its own runs out of time.
-    """
-    if dist.get_backend(group) != "gloo":
-        return
-    for peer in peers:
-        with contextlib.suppress(RuntimeError):  # that is what it is for, or the connection is closed already
-            dist.irecv(torch.empty(1, dtype=torch.uint8), peer, group, HANG_UP).wait(
-                timedelta(milliseconds=1)
-            )
