@@ -15,6 +15,10 @@ Training Without Mixed Precision" (arXiv 1911.07384):
     fp32_norms       normalisation layers keep float32 weights, statistics and optimizer state; what they read and give
                      is rounded all the same
 
+Weights, activations and errors may be in any format of custom_fp; one with scales (MX, a codebook) takes them from each
+tensor, in blocks of elements that are neighbours in memory: for a Linear layer those of one dot product, as MX 1.0
+has it; for a Conv2d neighbours in a row of the image or the kernel, where hardware would take channels.
+
 Running statistics are rounded to the weights' format after every step. All of it is fp32 by default, and then
 nothing is swapped in and nothing is copied.
 
@@ -33,6 +37,7 @@ import custom_fp
 import torch
 from custom_fp.format import Format
 from custom_fp.modules import Quantizer, quantize_model_
+from custom_fp.names import as_scaled, is_scaled, parse
 from torch import Tensor, nn
 
 from cpdrun.optim.rounded_sgd import ORDERS, rounding_to, sgd_update
@@ -97,14 +102,14 @@ class Precision:
         fp32_norms: bool,
     ):
         self.weights, self.activations, self.errors, self.accumulator, self.optimizer_state, self.update = (
-            _named(key, name)
-            for key, name in (
-                ("weights", weights),
-                ("activations", activations),
-                ("errors", errors),
-                ("accumulator", accumulator),
-                ("optimizer_state", optimizer_state),
-                ("update", update),
+            _named(key, name, scales)
+            for key, name, scales in (
+                ("weights", weights, True),
+                ("activations", activations, True),
+                ("errors", errors, True),
+                ("accumulator", accumulator, False),
+                ("optimizer_state", optimizer_state, False),
+                ("update", update, False),
             )
         )
         _one_of("update_order", update_order, ORDERS)
@@ -113,6 +118,11 @@ class Precision:
             raise ValueError(
                 "precision.update_rounding=stochastic and precision.kahan_weights=true are for weights of a format "
                 "without a float32 copy: set precision.weights and precision.master_weights=false"
+            )
+        if self.weights and is_scaled(self.weights) and not master_weights:
+            raise ValueError(
+                f"precision.weights={weights} has scales, which every update would change: it takes "
+                "precision.master_weights=true"
             )
         self.kahan, self.master_weights, self.fp32_norms = kahan, master_weights, fp32_norms
         self.update_order, self.update_rounding, self.kahan_weights = (
@@ -201,17 +211,19 @@ class Precision:
         model_bytes: weights and running statistics, each in its format. optimizer_bytes: the optimizer's state, the
         float32 copies of weights and the compensations of Kahan's weights.
         """
-        weight_bits, state_bits = _bits(self.weights), min(_bits(self.optimizer_state), _bits(self.update))
-        model = sum(_bytes(p, 32 if i in self.in_fp32 else weight_bits) for i, p in enumerate(parameters))
-        model += sum(_bytes(b, weight_bits) for b in self.statistics)
-        model += sum(_bytes(b, 32) for b in self.fp32_statistics)
-        kept = sum(_bytes(master, 32) for master in self.masters)
+        of_state = self.update or self.optimizer_state
+        if self.update and self.optimizer_state:
+            of_state = min(self.update, self.optimizer_state, key=lambda name: Format.parse(name).bits)
+        model = sum(_bytes(p, None if i in self.in_fp32 else self.weights) for i, p in enumerate(parameters))
+        model += sum(_bytes(b, self.weights) for b in self.statistics)
+        model += sum(_bytes(b, None) for b in self.fp32_statistics)
+        kept = sum(_bytes(master, None) for master in self.masters)
         if self.weight_update is not None:
-            kept += sum(_bytes(c, weight_bits) for c in self.weight_update.compensations)
+            kept += sum(_bytes(c, self.weights) for c in self.weight_update.compensations)
         for i, parameter in enumerate(parameters):
             for value in optimizer.state.get(parameter, {}).values():
                 if _is_state(value):
-                    kept += _bytes(value, 32 if i in self.in_fp32 else state_bits)
+                    kept += _bytes(value, None if i in self.in_fp32 else of_state)
         return {"model_bytes": model, "optimizer_bytes": kept}
 
     def scaled(self) -> Callable[[], float]:
@@ -333,12 +345,13 @@ def _is_state(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
 
 
-def _bits(fmt: str | None) -> int:
-    return FP32.bits if fmt is None else Format.parse(fmt).bits
-
-
-def _bytes(tensor: Tensor, bits: int) -> int:
-    return -(-tensor.numel() * bits // 8)
+def _bytes(tensor: Tensor, fmt: str | None) -> int:
+    """Of the tensor in a format, None: float32."""
+    if fmt is None:
+        return 4 * tensor.numel()
+    if scaled := as_scaled(fmt):
+        return scaled.packed_size(tensor.numel())
+    return -(-tensor.numel() * Format.parse(fmt).bits // 8)
 
 
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -346,10 +359,12 @@ def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"precision.{key}={value}: choose one of {', '.join(allowed)}")
 
 
-def _named(key: str, name: str) -> str | None:
-    """The format's name, or None for fp32: rounding to it changes nothing."""
+def _named(key: str, name: str, scales: bool) -> str | None:
+    """The format's name, or None for fp32: rounding to it changes nothing. scales: whether it may have any."""
     try:
-        parsed = Format.parse(name)
+        parsed = parse(name) if scales else Format.parse(name)
     except ValueError as error:
         raise ValueError(f"precision.{key}={name}: {error}") from None
-    return None if parsed == FP32 else parsed.name
+    if parsed == FP32:
+        return None
+    return parsed.name if isinstance(parsed, Format) else name

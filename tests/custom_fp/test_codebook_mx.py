@@ -5,7 +5,7 @@ import math
 import custom_fp
 import pytest
 import torch
-from custom_fp import BlockFormat
+from custom_fp import BlockFormat, _native, scaled, scaled_torch
 
 gfloat = pytest.importorskip("gfloat", reason="gfloat is an optional oracle")
 block = pytest.importorskip("gfloat.block")
@@ -72,6 +72,64 @@ def test_a_block_with_nan_or_inf_is_nan_throughout(name):
         rounded = custom_fp.quantize(x, name)
         assert rounded[32:64].isnan().all() and torch.equal(rounded[:32], x[:32])
         assert custom_fp.encode(x, name)[1].tolist()[1] == 255
+
+
+def every_magnitude() -> torch.Tensor:
+    """Values with all upper 16 bits there are, neighbours in size in one block; then blocks as gradients have them,
+    and some with inf and NaN."""
+    g = torch.Generator().manual_seed(2)
+    upper = (
+        torch.arange(1 << 16).repeat_interleave(3) & 0x7FFF | torch.randint(2, (3 << 16,), generator=g) << 15
+    )
+    lower = torch.tensor([0, 0x8000, 0]).repeat(1 << 16) + torch.randint(2, (3 << 16,), generator=g) * 0x7FFF
+    patterns = (upper << 16 | lower).to(torch.int32).view(torch.float32)
+    finite = patterns[patterns.isfinite()]
+    spread = torch.randn(1 << 15, generator=g) * torch.exp2(
+        torch.randint(-140, 100, (1 << 10, 1), generator=g)
+    ).expand(-1, 32).reshape(-1)
+    odd = torch.randn(320, generator=g)
+    odd[[3, 70, 150, 151]] = torch.tensor([math.inf, -math.inf, math.nan, 1.0])
+    return torch.cat([finite, spread, odd])
+
+
+def results(x: torch.Tensor, name: str) -> list[torch.Tensor]:
+    codes, scales = custom_fp.encode(x, name)
+    data = custom_fp.pack(x, name)
+    rows = scaled.quantize_rows(
+        x[:1234].view(2, -1), BlockFormat.parse(name)
+    )  # 617: a short block at each end
+    values = custom_fp.quantize(x, name), custom_fp.unpack(data, name, x.shape), rows
+    decoded = scaled.decode(codes, scales, BlockFormat.parse(name))
+    return [codes, scales, data, *(v.view(torch.int32) for v in (*values, decoded))]
+
+
+@pytest.mark.parametrize("name", GFLOAT)
+def test_the_compiled_blocks_equal_torch_on_every_instruction_set(name, monkeypatch):
+    x = every_magnitude()
+    with monkeypatch.context() as m:
+        m.setattr(scaled, "_side", lambda x: scaled_torch)
+        expected = [results(x[:n], name) for n in (len(x), 1241, 1234 + 32)]
+    used = _native.isa()
+    try:
+        for isa in _native.isas():
+            _native.use_isa(isa)
+            for n, by_torch in zip((len(x), 1241, 1234 + 32), expected, strict=True):
+                for ours, theirs in zip(results(x[:n], name), by_torch, strict=True):
+                    assert torch.equal(ours, theirs), (isa, n)
+    finally:
+        _native.use_isa(used)
+
+
+def test_the_result_may_be_changed_in_place():
+    """As a ReLU with inplace=True does to what a Quantizer gives it."""
+    layer = custom_fp.Quantizer(forward="mxfp8_e4m3")
+    x = torch.randn(4, 64, requires_grad=True)
+    torch.nn.functional.relu(layer(x), inplace=True).sum().backward()
+    assert torch.equal(x.grad, (x > 0).float())
+    out = x.detach().clone()
+    assert custom_fp.quantize(out, "mxfp4", out=out) is out and torch.equal(
+        out, custom_fp.quantize(x, "mxfp4")
+    )
 
 
 def test_names_and_bits():

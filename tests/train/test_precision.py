@@ -59,7 +59,10 @@ def test_weights_are_rounded_and_the_master_copy_keeps_small_updates():
         assert bool((w < 1).all()) == moved
 
 
-def test_activations_and_errors_are_rounded_at_every_layer():
+@pytest.mark.parametrize(
+    "formats", [("e4m3", "e3m2"), ("mxfp8_e4m3", "mxfp4"), ("dynamic_tree", "linear_b4")]
+)
+def test_activations_and_errors_are_rounded_at_every_layer(formats):
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     seen, errors = [], []
 
@@ -68,12 +71,46 @@ def test_activations_and_errors_are_rounded_at_every_layer():
 
     for module in model:
         module.register_forward_hook(watch_before_rounding)
-    Precision(**FP32 | {"activations": "e4m3", "errors": "e3m2"}).prepare(model)
+    Precision(**FP32 | {"activations": formats[0], "errors": formats[1]}).prepare(model)
     for module in model:
         module.register_forward_hook(lambda _m, _i, output: seen.append(output.detach()))
     model(torch.randn(5, 8)).square().sum().backward()
-    assert len(seen) == 3 and all(representable(x, "e4m3") for x in seen)
-    assert len(errors) == 3 and all(representable(e, "e3m2") for e in errors)
+    assert len(seen) == 3 and all(representable(x, formats[0]) for x in seen)
+    assert len(errors) == 3 and all(representable(e, formats[1]) for e in errors)
+
+
+def test_a_format_with_scales_says_where_it_can_stand():
+    for key in ("accumulator", "optimizer_state", "update"):
+        with pytest.raises(ValueError, match=rf"precision\.{key}=mxfp4: unknown format"):
+            Precision(**FP32 | {key: "mxfp4"})
+    with pytest.raises(ValueError, match=r"precision\.weights=mxfp4 has scales.*master_weights=true"):
+        Precision(**FP32 | {"weights": "mxfp4", "master_weights": False})
+
+
+def test_the_bytes_of_a_format_with_scales_count_its_scales():
+    model = nn.Linear(32, 2)
+    precision = Precision(**FP32 | {"weights": "mxfp4"})
+    precision.prepare(model)
+    memory = precision.memory(torch.optim.SGD(model.parameters(), lr=1.0), list(model.parameters()))
+    assert memory == {"model_bytes": (2 + 64 // 2) + (1 + 4), "optimizer_bytes": 4 * 66}
+
+
+def test_block_scaled_training_learns_and_one_pass_equals_a_worker_at_a_time(make_run, train_here):
+    exact, batched = (
+        make_run(
+            "precision=mxfp8",
+            "format=mxfp8_e4m3",
+            "sync=requantised",
+            "aps=false",
+            "epochs=3",
+            f"emulation={e}",
+        )
+        for e in ("exact", "batched")
+    )
+    train_here(exact)
+    train_here(batched)
+    one, other = (read_json(run.done)["metrics"]["test_accuracy"] for run in (exact, batched))
+    assert one > 0.8 and abs(one - other) < 0.05
 
 
 def test_optimizer_state_is_rounded():

@@ -1,5 +1,6 @@
 // The CPU kernels of one instruction set: CMake compiles this file once for each, with CFP_ISA as its name.
 #include "cpu_accumulate.h"
+#include "cpu_blocks.h"
 #include "cpu_codes.h"
 #include "cpu_elementwise.h"
 #include "cpu_matmul.h"
@@ -14,6 +15,7 @@ const Kernels& CFP_NAME(CFP_ISA)() {
         quantize<float>,  quantize<double>,     scale_range,      max_magnitude<float>, max_magnitude<double>,
         accumulate_range, encode_range,         decode_range,     pack_range,           unpack_range,
         accumulate_packed_range,               matmul_range,
+        quantize_blocks,  encode_blocks,        decode_blocks,
     };
     return kernels;
 }

@@ -14,6 +14,12 @@ struct Rule {          // how to round
     uint64_t offset;   // of the first element, where random words are drawn
 };
 
+struct Blocks {        // values that share a power of two (MX)
+    int64_t size;      // of a block, a multiple of 8
+    uint32_t spec;     // of the elements; 0: int8 with 6 digits behind the point
+    int emax;          // exponent of the elements' largest power of two
+};
+
 struct Kernels {
     void (*quantize_f32)(const float* x, float* out, int64_t begin, int64_t end, const Rule& rule);
     void (*quantize_f64)(const double* x, float* out, int64_t begin, int64_t end, const Rule& rule);
@@ -37,6 +43,14 @@ struct Kernels {
     // rows begin..end (any) of a (MxK) times b (KxN), both dense; `buffer` holds K * 64 values
     void (*matmul)(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
                    uint32_t spec, bool kahan, float* buffer);
+
+    // Blocks begin..end (any) of rows of n values each, every row in blocks of its own; encode and decode: of one row.
+    // dense: codes as `pack` has them; else a byte each
+    void (*quantize_blocks)(const float* x, float* out, int64_t n, int64_t begin, int64_t end, const Blocks& blocks);
+    void (*encode_blocks)(const float* x, uint8_t* scales, uint8_t* codes, bool dense, int64_t n, int64_t begin,
+                          int64_t end, const Blocks& blocks);
+    void (*decode_blocks)(const uint8_t* scales, const uint8_t* codes, bool dense, float* out, int64_t n,
+                          int64_t begin, int64_t end, const Blocks& blocks);
 };
 
 const Kernels& kernels_baseline();

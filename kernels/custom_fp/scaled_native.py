@@ -1,0 +1,125 @@
+"""The compiled side of scaled.py, for tensors on the CPU: codebooks (csrc/codebook.h) and MX (csrc/cpu_blocks.h).
+
+Same functions and same results as scaled_torch.py, which takes what is left: MX in blocks that are no multiple of 8.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor, get_num_threads
+
+from custom_fp import _codebook, _native, scaled_torch
+from custom_fp.block import BlockFormat
+from custom_fp.codebook import Codebook
+from custom_fp.names import ScaledFormat
+from custom_fp.scaled_torch import tables_of
+
+
+def quantize_rows(x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
+    """Each row as a tensor of its own; both may be the same memory."""
+    rows, n = x_RxN.shape
+    if isinstance(fmt, Codebook):
+        arguments, _ = _tables(fmt)
+        _codebook.quantize(x_RxN.data_ptr(), out_RxN.data_ptr(), rows, n, _block_size(fmt, n), *arguments)
+    elif _knows(fmt):
+        _native.quantize_blocks(x_RxN.data_ptr(), out_RxN.data_ptr(), rows, n, *_blocks(fmt))
+    else:
+        scaled_torch.quantize_rows(x_RxN, fmt, out_RxN)
+
+
+def encode(x_n: Tensor, fmt: ScaledFormat, codes_n: Tensor, scales_B: Tensor) -> None:
+    n = x_n.numel()
+    if isinstance(fmt, Codebook):
+        scales_B.zero_()  # of a tensor without elements, too
+        arguments, _ = _tables(fmt)
+        _codebook.encode(
+            x_n.data_ptr(), codes_n.data_ptr(), scales_B.data_ptr(), n, _block_size(fmt, n), *arguments
+        )
+    elif _knows(fmt):
+        _encode_blocks(x_n, fmt, scales_B, codes_n, dense=False)
+    else:
+        scaled_torch.encode(x_n, fmt, codes_n, scales_B)
+
+
+def decode(codes_n: Tensor, scales_B: Tensor, fmt: ScaledFormat, out_n: Tensor) -> None:
+    n = codes_n.numel()
+    if isinstance(fmt, Codebook):
+        values = tables_of(fmt, "cpu").values
+        _codebook.decode(
+            codes_n.data_ptr(),
+            scales_B.data_ptr(),
+            out_n.data_ptr(),
+            n,
+            _block_size(fmt, n),
+            values.data_ptr(),
+        )
+    elif _knows(fmt):
+        _decode_blocks(scales_B, codes_n, fmt, out_n, dense=False)
+    else:
+        scaled_torch.decode(codes_n, scales_B, fmt, out_n)
+
+
+def pack(x_n: Tensor, fmt: ScaledFormat, head: Tensor, body: Tensor) -> None:
+    if _knows(fmt):
+        _encode_blocks(x_n, fmt, head, body, dense=True)
+        return
+    codes_n, scales_B = torch.empty(x_n.shape, dtype=torch.uint8), torch.empty(fmt.scales(x_n.numel()))
+    encode(x_n, fmt, codes_n, scales_B)
+    head.copy_(scales_B.view(torch.uint8))
+    body.copy_(scaled_torch.pack_codes(codes_n, fmt))
+
+
+def unpack(head: Tensor, body: Tensor, fmt: ScaledFormat, out_n: Tensor) -> None:
+    if _knows(fmt):
+        _decode_blocks(head, body, fmt, out_n, dense=True)
+        return
+    codes_n = scaled_torch.unpack_codes(body, out_n.numel(), fmt).contiguous()
+    decode(codes_n, scaled_torch.scales_of(head, fmt), fmt, out_n)
+
+
+# ---- MX
+
+
+def _knows(fmt: ScaledFormat) -> bool:
+    return isinstance(fmt, BlockFormat) and fmt.block % 8 == 0
+
+
+def _blocks(fmt: BlockFormat) -> tuple[int, int, int, int]:
+    return fmt.block, 0 if fmt.element is None else fmt.element.spec, fmt.emax, get_num_threads()
+
+
+def _encode_blocks(x_n: Tensor, fmt: BlockFormat, scales_B: Tensor, codes: Tensor, dense: bool) -> None:
+    _native.encode_blocks(
+        x_n.data_ptr(), scales_B.data_ptr(), codes.data_ptr(), dense, x_n.numel(), *_blocks(fmt)
+    )
+
+
+def _decode_blocks(scales_B: Tensor, codes: Tensor, fmt: BlockFormat, out_n: Tensor, dense: bool) -> None:
+    _native.decode_blocks(
+        scales_B.data_ptr(), codes.data_ptr(), dense, out_n.data_ptr(), out_n.numel(), *_blocks(fmt)
+    )
+
+
+# ---- codebooks
+
+
+def _block_size(fmt: Codebook, n: int) -> int:
+    return fmt.block or max(n, 1)
+
+
+@cache
+def _tables(fmt: Codebook) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
+    """The last arguments of the compiled functions, and the tensors behind them."""
+    tables = tables_of(fmt, "cpu")
+    thresholds = torch.full((256,), math.inf)
+    thresholds[: len(tables.thresholds)] = tables.thresholds
+    top = torch.arange(1 << 16, dtype=torch.int64)
+    ends = [(top << 16 | low).to(torch.int32).view(torch.float32) for low in (0, 0xFFFF)]
+    counts = torch.stack([torch.bucketize(end.nan_to_num(math.inf), tables.thresholds) for end in ends])
+    first = counts.amin(0)
+    steps = int((counts.amax(0) - first)[torch.isfinite(ends[0])].max())
+    memory = (first.to(torch.uint8), thresholds, tables.codes, tables.ascending)
+    return (*(tensor.data_ptr() for tensor in memory), steps), memory
