@@ -60,9 +60,11 @@ def elementwise(x: torch.Tensor) -> Calls:
     calls["quantize e5m2, stochastic"] = lambda: custom_fp.quantize(
         x, "e5m2", rounding="stochastic", seed=1, out=out
     )
-    for name in ("e5m2", "e3m2", "e2m1", "fp16"):
+    for name in ("mxfp8_e4m3", "mxfp4"):
+        calls[f"quantize {name}"] = lambda name=name: custom_fp.quantize(x, name, out=out)
+    for name in ("e5m2", "e3m2", "e2m1", "fp16", "mxfp8_e4m3", "mxfp4"):
         data = custom_fp.pack(x, name)
-        bits = custom_fp.Format.parse(name).bits
+        bits = custom_fp.parse(name).bits
         calls[f"pack {name} ({bits} bits)"] = lambda name=name, data=data: custom_fp.pack(x, name, out=data)
         calls[f"unpack {name} ({bits} bits)"] = lambda name=name, data=data: custom_fp.unpack(
             data, name, x.shape, out=out

@@ -17,7 +17,7 @@ import custom_fp
 import torch
 import torch.distributed as dist
 from custom_fp.names import AnyFormat
-from torch import Tensor
+from torch import Tensor, nn
 
 from cpdrun.comm.failure import naming_lost_ranks
 from cpdrun.comm.requantised import Requantised, exchange_bytes, sum_layers
@@ -84,3 +84,9 @@ class ModelWorkers:
         self.sent_bytes += sent.sent
         self.real_worker_bytes += sent.real_worker
         return total
+
+
+def model_workers_of(model: nn.Module) -> list[ModelWorkers]:
+    """The workers that share its layers; none for a model that is whole."""
+    found = (getattr(module, "workers", None) for module in model.modules())
+    return list(dict.fromkeys(workers for workers in found if isinstance(workers, ModelWorkers)))

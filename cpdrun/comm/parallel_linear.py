@@ -164,6 +164,8 @@ class ParallelMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
+        if x.shape[1] != self.layers[0].in_features:
+            raise ValueError(f"model.in_features must be {x.shape[1]} for this data")
         for layer in self.layers[:-1]:
             x = F.relu(layer(x))
         return self.layers[-1](x)

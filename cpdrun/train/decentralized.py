@@ -94,6 +94,9 @@ class OwnWeights(Learner):
             precision.skip()
         return nonfinite
 
+    def wire_bytes(self) -> dict[str, int]:
+        return self.gossip.wire_bytes()
+
     def play(self, w: int) -> None:
         """The model is my w-th worker from here on: what changes its weights and buffers changes that worker's."""
         self._become(self.rows.parameters(self.x_WxD[w]), [stack[w] for stack in self.buffers_BxW])

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cpdrun.comm.parallel import model_workers_of
 from cpdrun.train import checkpoint
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import evaluate
@@ -48,6 +49,10 @@ class Learner(ABC):
         return {}
 
     @abstractmethod
+    def wire_bytes(self) -> dict[str, int]:
+        """What the latest step sent, as `GradientSync.wire_bytes` counts it."""
+
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """All that a checkpoint must keep, for any later number of ranks; whole on rank 0. Collective."""
 
@@ -71,13 +76,22 @@ class SharedWeights(Learner):
         loss = partial(F.cross_entropy, label_smoothing=config["label_smoothing"])
         task = Task(parts.model, parts.batches, workers, loss, parts.precision.scaled())
         self.gradients_of = EMULATIONS[config["emulation"]](task)
+        self.model_workers = model_workers_of(parts.model)
+        self.within_models = dict.fromkeys(parts.sync.wire_bytes(), 0)
         parts.model.train()
 
     def step(self, index_NxB: Tensor, *, step: int, epoch: int, lr_factor: float, look: bool) -> Tensor:
         optimizer, precision, sync = self.parts.optimizer, self.parts.precision, self.parts.sync
         set_rates(optimizer, self.base_lrs, lr_factor)
         scale = precision.loss_scale.value
+        for shared in self.model_workers:
+            shared.reset()
         losses_W, gradients_WxP = self.gradients_of(index_NxB, step)
+        self.within_models = {
+            "bytes_per_step_sent": sum(shared.sent_bytes for shared in self.model_workers),
+            "bytes_per_step_real_worker": sum(shared.real_worker_bytes for shared in self.model_workers)
+            // len(losses_W),
+        }
         mean_gradient = sync.reduce_stacked(gradients_WxP, step=step, epoch=epoch)
         if look:
             rows = sync.statistics(gradients_WxP, mean_gradient)
@@ -97,6 +111,10 @@ class SharedWeights(Learner):
 
     def memory(self) -> dict[str, int]:
         return self.parts.precision.memory(self.parts.optimizer, self.parameters)
+
+    def wire_bytes(self) -> dict[str, int]:
+        """Gradients, and what workers that share a model exchange forward and backward."""
+        return {key: n + self.within_models[key] for key, n in self.parts.sync.wire_bytes().items()}
 
     def evaluate(self) -> dict[str, float]:
         return evaluate_on(self.parts, self.workers, self.device)

@@ -108,6 +108,7 @@ def train(
         "metrics": progress.metrics,
         "train_seconds": progress.train_seconds,
         "memory": learner.memory(),
+        "wire": learner.wire_bytes(),
         "weights_sha256": learner.weights_sha256(),
     }
 

@@ -74,8 +74,7 @@ def _train(
 ) -> dict[str, Any]:
     parts = build(config, device)
     journal.environment(device, parts.data)
-    result = train(config, parts, workers, device, journal)
-    return {**result, "wire": parts.sync.wire_bytes()}
+    return train(config, parts, workers, device, journal)
 
 
 def _device(choice: str) -> torch.device:

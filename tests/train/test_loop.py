@@ -154,3 +154,22 @@ def test_clipping_and_label_smoothing_change_the_run_as_they_say(make_run, train
     assert losses[0][1] < losses[0][0] - 0.3
     assert abs(losses[1][1] - losses[1][0]) < 0.1
     assert losses[2][1] > losses[0][1] + 0.3
+
+
+def test_the_record_counts_what_a_split_model_exchanges(make_run, train_here):
+    """A perceptron 64-32-10 over 2 workers, a batch of 8 samples: see cpdrun/comm/parallel_linear.py."""
+    split = (
+        "model=mlp_parallel",
+        "model.workers=2",
+        "model.in_features=64",
+        "model.width=32",
+        "model.depth=1",
+        "model.split=columns",
+    )
+    run = make_run(
+        *split, "model.activations=e5m2", "model.errors=e4m3", "world_size=1", "batch_size=8", "epochs=1"
+    )
+    train_here(run)
+    forward = 8 * 32 // 2 + 8 * 10 // 2  # each worker's half of either layer's outputs, a byte a value
+    backward = 8 * 32  # dx of the second layer: 2 (M - 1) / M of all its values; the samples need none
+    assert read_json(run.done)["wire"]["bytes_per_step_real_worker"] == forward + backward
