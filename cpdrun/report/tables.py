@@ -59,7 +59,15 @@ def details(study: Study) -> pd.DataFrame:
 def brief(study: Study) -> Shown:
     """For the terminal."""
     axes = _axes(study)
-    header = ["format", "bits", *map(axis_title, axes), "n", study.metric.title, "vs fp32", "diverged"]
+    header = [
+        "format",
+        "bits",
+        *map(axis_title, axes),
+        "n",
+        study.metric.title,
+        study.metric.difference_title,
+        "diverged",
+    ]
     rows = [
         [*_labels(group, axes), str(len(group.values)), *_result(study, group), str(group.diverged)]
         for group in study.groups
