@@ -22,11 +22,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         import argcomplete
 
         argcomplete.autocomplete(parser)
-    arguments = parser.parse_args(argv)
+    arguments = _with_words_after_options(parser, *parser.parse_known_args(argv))
     try:
         return arguments.command(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _with_words_after_options(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]
+) -> argparse.Namespace:
+    """argparse takes a command's words together, before its options or after them; people type both."""
+    words = next((vars(arguments)[name] for name in ("overrides", "names") if name in arguments), None)
+    if rest and (words is None or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        words += rest
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -335,6 +347,8 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
+    from custom_fp.names import is_scaled
+
     from cpdrun.config.errors import ConfigError
     from cpdrun.launch import LaunchError
     from cpdrun.launch.calibrate import calibrate
@@ -345,7 +359,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     try:
         sweep = plan(arguments.overrides, arguments.config_dir)
         networks = {name: network(name) for name in arguments.network}
-        formats = arguments.formats or ["fp32", "bf16", *(run.config["format"] for run in sweep.runs)]
+        swept = [run.config["format"] for run in sweep.runs if not is_scaled(run.config["format"])]
+        formats = arguments.formats or ["fp32", "bf16", *swept]
         path = sweep.directory.calibration
         formats = list(dict.fromkeys(formats))
         calibrate(

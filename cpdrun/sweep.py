@@ -23,8 +23,10 @@ sweep:
 import contextlib
 import itertools
 import math
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,10 @@ from cpdrun import __version__
 from cpdrun.config.compose import Composer, resolve
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.identity import run_name
-from cpdrun.config.keys import delete_key, flatten, has_key, set_key
+from cpdrun.config.keys import delete_key, flatten, get_key, has_key, set_key
 from cpdrun.config.overrides import Typed, parse, typed_form
-from cpdrun.config.schema import validate
-from cpdrun.record import SweepDir, write_text
+from cpdrun.config.schema import check_kind, validate
+from cpdrun.record import SweepDir, git_commit, write_text
 
 Axes = dict[str, list[Any]]
 Cases = Mapping[str, Mapping[str, Any]]  # by name, what each sets
@@ -104,16 +106,32 @@ def plan(texts: Sequence[str], config_dir: Path | None = None) -> Plan:
 
 
 def write_manifest(sweep: Plan) -> None:
-    """sweep.yaml: what was asked for. Raises OSError where the folder cannot be written."""
+    """sweep.yaml: what was asked for. One that asks for all of it already is left as it is, and runs that another
+    command has made in the same folder stay listed. Raises OSError where the folder cannot be written."""
     sweep.directory.path.mkdir(parents=True, exist_ok=True)
+    names = [run.name for run in sweep.runs]
+    before = _listed(sweep.directory)
+    if set(names) <= set(before):
+        return
+    made = [name for name in before if name not in names and sweep.directory.run(name).path.exists()]
     manifest = {
         "sweep": sweep.directory.name,
         "overrides": list(sweep.typed),
         "axes": sweep.axes,
-        "runs": [run.name for run in sweep.runs],
-        "cpdrun": __version__,
+        "runs": [*made, *names],
+        "git_commit": git_commit(),
+        "versions": {"cpdrun": __version__, "python": platform.python_version(), "torch": version("torch")},
     }
     write_text(sweep.directory.manifest, yaml.safe_dump(manifest, sort_keys=False))
+
+
+def _listed(directory: SweepDir) -> list[str]:
+    """The runs of the folder's sweep.yaml; none where there is none that can be read."""
+    try:
+        manifest = yaml.safe_load(directory.manifest.read_bytes())
+        return [str(name) for name in manifest["runs"]]
+    except (OSError, yaml.YAMLError, TypeError, KeyError):
+        return []
 
 
 def _group_choices(typed: list[Typed], groups: Mapping[str, list[str]]) -> dict[str, str]:
@@ -212,7 +230,7 @@ def _multiply(
         config = composer.compose({**chosen[0], **choices, **chosen[1]})
         for key, value in case.items():
             if key not in groups:
-                set_key(config, key, value)
+                _set(config, key, value)
         _apply(config, typed, {k: v for k, v in point.items() if k not in groups})
         dropped = [i for i, rule in enumerate(exclusions) if _matches(rule, config, point)]
         if dropped:
@@ -242,11 +260,18 @@ def _apply(config: dict[str, Any], typed: list[Typed], point: Mapping[str, Any])
         if t.deletes and has_key(config, t.key):
             delete_key(config, t.key)
         elif t.values and not t.is_axis and t.key != "exp" and not _is_section_choice(config, t):
-            set_key(config, t.key, t.values[0])
+            _set(config, t.key, t.values[0])
     for key, value in point.items():
-        set_key(config, key, value)
+        _set(config, key, value)
     with contextlib.suppress(ValueError):  # validate says what is wrong with it
         config["format"] = _one_name(config["format"])
+
+
+def _set(config: dict[str, Any], key: str, value: Any) -> None:
+    """Raises ConfigError for a value of another kind than the yaml's."""
+    if has_key(config, key):
+        check_kind(key, value, get_key(config, key))
+    set_key(config, key, value)
 
 
 def _is_section_choice(config: Mapping[str, Any], t: Typed) -> bool:

@@ -133,6 +133,12 @@ def test_a_run_that_crashes_is_shown_and_the_others_finish(cpdrun, tmp_path):
     assert states == [State.DONE, State.FAILED]
 
 
+def test_words_may_follow_options(cpdrun):
+    result = cpdrun("sweep", "exp=digits_bits", "--dry-run", "seed=0", "--retries", "1", "aps=false")
+    assert result.returncode == 0 and "-> 7 runs" in result.stdout
+    assert cpdrun("sweep", "exp=digits_bits", "--dry-rum", "seed=0").returncode == 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -148,6 +154,17 @@ def test_a_run_that_crashes_is_shown_and_the_others_finish(cpdrun, tmp_path):
         (("exp=broken", "--config-dir", "conf"), "broken.yaml, line 2"),
         (("--config-dir", "nowhere"), "nowhere is not a folder"),
         (("--jobs", "0"), "must be a whole number"),
+        (("exp=digits_bits", "sync.error_feedback=no"), "sync.error_feedback=no: must be true or false"),
+        (("optim.lr=abc",), "optim.lr=abc: must be a number, such as 0.1"),
+        (("launcher.jobs=abc",), "launcher.jobs=abc: must be a whole number"),
+        (("sync=gossip_choco", "precision=mxfp8"), "workers that gossip keep float32 weights"),
+        (
+            ("sync=gossip_choco", "compressor=qsgd", "format=e4m3", "aps=false"),
+            "QSGD sends values of its own kind",
+        ),
+        (("sync=gossip_choco", "sync.worker_test_samples=0"), "sync.worker_test_samples=0"),
+        (("topology=links", "sync=gossip_choco"), "topology.links must be given: topology.links=VALUE"),
+        (("digits_bits",), "the experiment of that name is exp=digits_bits"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

@@ -105,6 +105,22 @@ def test_the_manifest_says_what_was_asked_for(tmp_path):
     manifest = yaml.safe_load(sweep.directory.manifest.read_text())
     assert manifest["axes"] == {"format": sweep.axes["format"], "aps": [False, True]}
     assert len(manifest["runs"]) == 13
+    assert manifest["versions"]["cpdrun"] and "git_commit" in manifest
+
+
+def test_the_manifest_keeps_what_other_commands_made_in_its_folder(tmp_path):
+    def listed(*words):
+        sweep = plan(["exp=digits_bits", f"results_dir={tmp_path}", "seed=0", *words])
+        write_manifest(sweep)
+        names = [run.name for run in sweep.runs]
+        return names, yaml.safe_load(sweep.directory.manifest.read_text())["runs"]
+
+    whole, _ = listed()
+    (narrower,), kept = listed("format=fp32", "aps=false")
+    assert kept == whole and narrower in whole
+    (tmp_path / "digits_bits" / "runs" / narrower).mkdir(parents=True)
+    others, now = listed("world_size=4")
+    assert now == [narrower, *others]
 
 
 @pytest.fixture

@@ -30,6 +30,9 @@ class Compressor(ABC):
     lossless = False
     """Whether decompress(compress(x)) is x, bit for bit: in one process nothing is packed then."""
 
+    in_format = True
+    """Whether values are sent in the run's number format."""
+
     @abstractmethod
     def message_bytes(self, n: int) -> int:
         """M for a layer of n values, n > 0."""
@@ -116,6 +119,8 @@ class MinMax(Compressor):
     code; stochastic: up with probability equal to the distance. A row of equal values comes back as it is. A row with
     inf or NaN comes back as NaN, so that a diverged run stays visible; -0 may become +0.
     """
+
+    in_format = False
 
     def __init__(self, bits: int, rounding: str):
         check_rounding("compressor.rounding", rounding)

@@ -18,13 +18,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from custom_fp.names import parse
 from torch import Tensor
 
 from cpdrun.comm.compress import Compressor, Rounded
 from cpdrun.comm.hybrid import FullPrecision
 from cpdrun.comm.messages import Messages
 from cpdrun.comm.rows import Rows
-from cpdrun.comm.topology import Topology, spectral_gap
+from cpdrun.comm.scaling import APS
+from cpdrun.comm.topology import Topology
 
 
 class Gossip(ABC):
@@ -54,12 +56,24 @@ class Gossip(ABC):
             raise ValueError(
                 f"sync.quasi_global_momentum must lie between 0 and 1 or be null, not {quasi_global_momentum}"
             )
+        samples = worker_test_samples
+        if samples is not None and not (isinstance(samples, int) and samples >= 1):
+            raise ValueError(
+                f"sync.worker_test_samples={samples}: must be a whole number, at least 1, or null"
+            )
+        kind = type(compressor).__name__
         if scaling is not None and not _can_scale(compressor):
-            raise ValueError(f"aps=true: {type(compressor).__name__} has a scale of its own; type aps=false")
+            raise ValueError(f"aps=true: {kind} has a scale of its own; type aps=false")
+        if type(scaling) not in (type(None), APS):
+            raise ValueError(
+                f"scaling: {type(scaling).__name__} is for sums of gradients; a worker that gossips scales by its own "
+                "largest value: type scaling=aps"
+            )
+        if parse(format) != parse("fp32") and not compressor.in_format:
+            raise ValueError(f"format={format}: {kind} sends values of its own kind; type format=fp32")
         self.names, self.seed, self.world_size = list(parameter_names), seed, world_size
         self.matrix_NxN = topology.matrix(world_size)
         self.neighbours = topology.neighbours(world_size)
-        self.spectral_gap = spectral_gap(self.matrix_NxN)
         self.compressor, self.in_full = compressor, Rounded("fp32", False, "nearest_even")
         self.hybrid = FullPrecision(tuple(parameter_names), epochs=epochs, **dict(full_precision or {}))
         self.beta, self.worker_test_samples = quasi_global_momentum, worker_test_samples

@@ -22,6 +22,8 @@ class QSGD(Compressor):
     """The norm (float32) and a level for each value. A row of zeros stays so; with inf or NaN in it, a row comes back
     as NaN throughout."""
 
+    in_format = False
+
     def __init__(self, levels: int, contract: bool):
         if not 1 <= levels <= 32767:
             raise ValueError(f"compressor.levels must lie between 1 and 32767, not {levels}")

@@ -30,6 +30,10 @@ class Typed:
 def parse(texts: Sequence[str], config_loader: Any) -> list[Typed]:
     """Read overrides; `config_loader` (Hydra's) lets `group=glob(*)` name choices. Raises ConfigError."""
     parser = OverridesParser.create(config_loader)
+    experiments = config_loader.get_group_options("exp")
+    for text in texts:
+        if text in experiments:
+            raise ConfigError(f"cannot read {text!r}; the experiment of that name is exp={text}")
     return [_parse_one(parser, text) for text in texts]
 
 
@@ -38,8 +42,7 @@ def _parse_one(parser: OverridesParser, text: str) -> Typed:
         (override,) = parser.parse_overrides([text])
         values = _values(override)
     except (HydraException, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"cannot read {text!r} ({reason}); write key=value or key=a,b,c") from None
+        raise ConfigError(f"cannot read {text!r}; write key=value or key=a,b,c") from error
     if override.package is not None or not override.key_or_group:
         raise ConfigError(f"cannot read {text!r}; write key=value or key=a,b,c")
     return Typed(

@@ -24,6 +24,7 @@ SECTIONS = (
     "scaling",
 )  # arguments of the class in _target_
 FREE = ("launcher",)  # checked by its executor
+NUMBER_OR_WORD = ("precision.loss_scale",)  # or dynamic
 
 Check = Callable[[Any], str | None]  # what is wrong with a value, or None
 
@@ -31,9 +32,11 @@ Check = Callable[[Any], str | None]  # what is wrong with a value, or None
 def validate(config: Mapping[str, Any]) -> None:
     """Raise ConfigError, naming the key, for the first thing wrong with a resolved config."""
     known = [*RULES, *SECTIONS, *FREE]
-    for key, value in flatten(config):
-        if value == "???":
-            raise ConfigError(f"{key} must be given: {key}=...")
+    missing = [key for key, value in flatten(config) if value == "???"]
+    if missing:  # the shortest of several: a group's own key, not where others take the group in
+        key = min(missing, key=len)
+        raise ConfigError(f"{key} must be given: {key}=VALUE")
+    for key, _ in flatten(config):
         if key not in RULES and key.split(".")[0] not in (*SECTIONS, *FREE):
             raise ConfigError(f"unknown key {key!r}{did_you_mean(key, known)}")
     for key, check in RULES.items():
@@ -48,9 +51,24 @@ def validate(config: Mapping[str, Any]) -> None:
     _validate_together(config)
 
 
+def check_kind(key: str, value: Any, default: Any) -> None:
+    """Raise ConfigError where `value` cannot stand in for `default`, which a yaml gives this key: what is true or
+    false stays so (`no` is text), and a number stays one."""
+    if isinstance(value, str) and "${" in value:
+        return
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise ConfigError(f"{key}={typed_form(value)}: must be true or false")
+    number = isinstance(default, int | float) and not isinstance(default, bool)
+    if number and isinstance(value, str | bool | list) and key not in NUMBER_OR_WORD:
+        raise ConfigError(f"{key}={typed_form(value)}: must be a number, such as {default}")
+
+
 def _validate_together(config: Mapping[str, Any]) -> None:
     if config["aps"] and is_scaled(config["format"]):
         raise ConfigError(f"format={config['format']} has scales of its own: it takes aps=false")
+    jobs = config["launcher"].get("jobs")
+    if jobs is not None and (problem := _integer(1)(jobs)):
+        raise ConfigError(f"launcher.jobs={typed_form(jobs)}: {problem}, or null")
     world_size, nproc = config["world_size"], config["nproc"]
     if world_size % nproc:
         divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
@@ -90,6 +108,11 @@ def _number(minimum: float, below: float = math.inf) -> Check:
     return check
 
 
+def _above_zero(value: Any) -> str | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return None if number and value > 0 else "must be a number above 0"
+
+
 def _text(value: Any) -> str | None:
     return None if isinstance(value, str) and value else "must be text"
 
@@ -126,7 +149,7 @@ RULES: dict[str, Check] = {
     "batch_size": _integer(1),
     "epochs": _integer(1),
     "label_smoothing": _number(0, 1),
-    "clip_norm": _optional(_number(0)),
+    "clip_norm": _optional(_above_zero),
     "seed": _integer(0),
     "nproc": _integer(1),
     "threads": _integer(1),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from custom_fp.format import Format
+from custom_fp.names import is_scaled
 
 from cpdrun.launch.base import LaunchError
 from cpdrun.record import read_json, write_json
@@ -26,7 +26,8 @@ def calibrate(
     """
     try:
         for name in formats:
-            Format.parse(name)
+            if is_scaled(name):
+                raise ValueError(f"{name} has scales; the cost model knows formats without, such as e4m3")
     except ValueError as error:
         raise LaunchError(str(error)) from None
     with tempfile.TemporaryDirectory() as folder:

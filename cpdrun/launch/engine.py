@@ -93,7 +93,7 @@ def start_tasks(request: dict[str, Any], tasks: int, log: IO[str]) -> subprocess
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     job = os.environ["SLURM_JOB_ID"]
-    request |= {"rendezvous": f"{socket.gethostname()}:{port}", "rendezvous_id": job}
+    request = request | {"rendezvous": f"{socket.gethostname()}:{port}", "rendezvous_id": job}
     command = ["srun", f"--ntasks={tasks}", "--kill-on-bad-exit=0"]
     command += [sys.executable, "-m", os.environ.get(MODULE_VARIABLE, ENGINE), "--task", json.dumps(request)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)

@@ -15,9 +15,11 @@ from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions,
 from cpdrun.launch.cancel import cancellation
 from cpdrun.launch.display import Display, print_summary
 from cpdrun.launch.engine import WarmEngine
+from cpdrun.launch.resources import gpus
 from cpdrun.record import SweepDir, read_json, write_text
 
 POLL_S = 0.25
+LOCAL = "cpdrun.launch.local.LocalExecutor"
 STOPPING = "stopping: runs save at their next step (Ctrl-C again: at once)"
 
 
@@ -40,6 +42,9 @@ def preflight(configs: list[dict[str, Any]]) -> list[str]:
 
     Writes nothing. The process that looks is the one the runs are forked from afterwards.
     """
+    here = any(config["launcher"]["_target_"] == LOCAL for config in configs)
+    if here and any(config["device"] == "cuda" for config in configs) and not gpus():
+        return ["device=cuda: this machine has no GPU; device=auto takes one where there is one"]
     warm_up()
     return _Warm.engine.check(configs)
 

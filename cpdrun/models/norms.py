@@ -111,3 +111,14 @@ class BatchNorm(nn.BatchNorm2d):
 
     def __init__(self, channels: int, momentum: float, eps: float):
         super().__init__(channels, eps=eps, momentum=momentum)
+
+
+def norms_of(model: nn.Module) -> list[nn.Module]:
+    """Its normalisation layers, of torch or anyone's."""
+    return [module for module in model.modules() if is_norm(module)]
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module without modules in it is one of those above or has Norm in its class's name."""
+    named = "norm" in type(module).__name__.lower()
+    return not list(module.children()) and (named or isinstance(module, RangeBN))

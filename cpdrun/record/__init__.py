@@ -8,6 +8,7 @@ from cpdrun.record.files import append_json_line, read_json, read_json_lines, wr
 from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs
 from cpdrun.record.layout import Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, release
+from cpdrun.record.repository import git, git_commit
 from cpdrun.record.state import State, forget, state_of
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "find_sweeps",
     "find_sweeps_or_runs",
     "forget",
+    "git",
+    "git_commit",
     "heartbeat",
     "is_claimed",
     "read_json",

@@ -67,6 +67,10 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     schedule = _instantiate("schedule", config["schedule"])
     partition = _instantiate("partition", config["partition"])
     sync = build_sync(config, model)
+    if isinstance(sync, Gossip):
+        _check_own_weights(config, precision, sync)
+    with _naming("schedule"):
+        schedule(0.0, config["epochs"])
     batches = Batches(data, config["seed"], device, config["loaders"], config["channels_last"])
     return Parts(
         data,
@@ -80,6 +84,19 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
         precision,
         sync,
     )
+
+
+def _check_own_weights(config: dict[str, Any], precision: Precision, sync: Gossip) -> None:
+    """Raises BuildError for settings that make no sense where each worker has weights of its own."""
+    if precision.weights:
+        raise BuildError(
+            f"precision.weights={precision.weights}: workers that gossip keep float32 weights; take precision=fp32, or "
+            "int8, which rounds them where they are used"
+        )
+    if sync.beta is not None and config["optim"].get("momentum"):
+        raise BuildError(
+            f"sync.quasi_global_momentum={sync.beta} stands in for optim.momentum: type optim.momentum=0"
+        )
 
 
 def build_data(config: dict[str, Any]) -> Data:

@@ -29,8 +29,10 @@ from cpdrun.comm import codec
 from cpdrun.comm.exchange import SEGMENT_VALUES
 from cpdrun.comm.recipe import Recipe
 from cpdrun.comm.scaling import largest_magnitude
+from cpdrun.comm.sync import count_nonfinite
 from cpdrun.record import write_json
 from cpdrun.train.build import BuildError, Parts, build
+from cpdrun.train.device import device_of
 from cpdrun.train.gradients import ExactGradients, Task
 from cpdrun.train.workers import Workers
 
@@ -46,7 +48,7 @@ REFILL_S = 0.06  # an idle token bucket is full again
 def measure(config: dict[str, Any], formats: Sequence[str], repeats: int) -> dict[str, Any]:
     """Everything, as `costmodel.Calibration.from_json` reads it. Collective where ranks are initialised."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    device = torch.device(_device(config["device"]))
+    device = device_of(config["device"])
     workers = Workers(ranks, dist.get_rank() if ranks > 1 else 0, ranks)
     config = config | {"world_size": ranks}
     parts = build(config, device)
@@ -87,13 +89,11 @@ def measure_workload(
     def check() -> None:
         """What AllReduceSync.reduce_stacked does beside the exchange."""
         fresh = [torch.empty_like(stack[0]).copy_(stack[0]) for stack in gradients_WxP]
-        sum(int(torch.count_nonzero(~torch.isfinite(total))) for total in fresh)
+        count_nonfinite(fresh)
         for parameter, gradient in zip(parameters, fresh, strict=True):
             parameter.grad = gradient
 
     def update() -> None:
-        for parameter in parameters:
-            parameter.grad.div_(1.0)  # by the loss scale
         parts.precision.step(parts.optimizer, parameters)
 
     gradients_s, check_s, update_s = alternate(
@@ -241,15 +241,6 @@ def _agreed(value: float) -> Any:
     return tensor.item()
 
 
-def _device(choice: str) -> str:
-    if choice == "auto":
-        choice = "cuda" if torch.cuda.is_available() else "cpu"
-    if choice != "cuda":
-        return choice
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    return f"cuda:{torch.cuda.current_device()}"
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cpdrun.train.calibrate", description=__doc__)
     parser.add_argument("config", type=Path)
@@ -259,9 +250,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     config = json.loads(arguments.config.read_text(encoding="utf-8"))
     torch.set_num_threads(config["threads"])
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("nccl" if _device(config["device"]).startswith("cuda") else "gloo")
     try:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            dist.init_process_group("nccl" if device_of(config["device"]).type == "cuda" else "gloo")
         found = measure(config, arguments.formats.split(","), arguments.repeats)
         if int(os.environ.get("RANK", "0")) == 0:
             write_json(arguments.out, found)

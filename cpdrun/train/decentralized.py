@@ -28,7 +28,7 @@ from torch.func import functional_call, grad, vmap
 
 from cpdrun.comm.rows import Rows
 from cpdrun.train import checkpoint
-from cpdrun.train.build import BuildError, Parts
+from cpdrun.train.build import Parts
 from cpdrun.train.gradients import Task, naming_the_layer
 from cpdrun.train.learner import Learner, evaluate_on, set_rates
 from cpdrun.train.seeds import seed_global
@@ -41,7 +41,6 @@ class OwnWeights(Learner):
     """N models and N optimizers; a Gossip rule brings them together."""
 
     def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
-        _check(config, parts)
         self.parts, self.workers, self.device, self.gossip = parts, workers, device, parts.sync
         self.clip_norm, self.layers = config["clip_norm"], {}
         self.model, self.parameters = parts.model, list(parts.model.parameters())
@@ -133,7 +132,7 @@ class OwnWeights(Learner):
         return self._sum_in_order(self.x_WxD).div_(self.workers.world_size).float()
 
     def _mean_buffer(self, stack: Tensor) -> Tensor:
-        """The mean of a buffer over all workers; of a counter, worker 0's. Collective."""
+        """The mean of a buffer over all workers, of whole numbers cut down to one. Collective."""
         total = self._sum_in_order(stack)
         return total.div_(self.workers.world_size).to(stack.dtype)
 
@@ -251,17 +250,3 @@ class BatchedOwn:
 def _worst(name: str, values_N: Tensor) -> float:
     lower = any(word in name for word in LOWER_IS_BETTER)
     return (values_N.max() if lower else values_N.min()).item()
-
-
-def _check(config: dict[str, Any], parts: Parts) -> None:
-    """Raises BuildError for settings that make no sense where each worker has weights of its own."""
-    if getattr(parts.precision, "weights", None):
-        raise BuildError(
-            f"precision.weights={parts.precision.weights}: workers that gossip keep float32 weights; take fp32, or "
-            "precision=int8, which rounds them where they are used"
-        )
-    momentum = config["optim"].get("momentum")
-    if parts.sync.beta is not None and momentum:
-        raise BuildError(
-            f"sync.quasi_global_momentum={parts.sync.beta} stands in for optim.momentum: type optim.momentum=0"
-        )

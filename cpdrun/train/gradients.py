@@ -11,7 +11,7 @@ batched  all W in one pass of torch.func.vmap over grad: many small workers at t
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,15 +23,6 @@ from cpdrun.train.seeds import seed_global
 from cpdrun.train.workers import SharedBuffers, Workers
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, K, ...), targets (B, ...) -> mean loss ()
-
-
-class WorkerGradients(Protocol):
-    def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        """Losses (W,), and for each parameter (W, *its shape): gradients of the mean losses, divided by N.
-
-        index_NxB: the samples that each of the N workers takes at this step. The tensors may be written
-        anew by the next call.
-        """
 
 
 class CannotBatchError(Exception):

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cpdrun.comm.compress import check_rounding
+from cpdrun.models.norms import is_norm
 from cpdrun.train.precision import Precision
 
 
@@ -224,7 +225,7 @@ class Int8(Precision):
                     )
                 if type(child) in KINDS:
                     setattr(parent, name, KINDS[type(child)].of(child, self.bits))
-                elif _is_norm(child):
+                elif is_norm(child):
                     child.register_forward_pre_hook(self._round_input)
                     child.register_forward_hook(self._round_error)
         return model
@@ -234,9 +235,3 @@ class Int8(Precision):
 
     def _round_error(self, _module: nn.Module, _inputs: tuple, output: Tensor) -> Tensor:
         return _RoundBackward.apply(output, self.bits)
-
-
-def _is_norm(module: nn.Module) -> bool:
-    """A leaf with parameters that is called a norm."""
-    name = type(module).__name__.lower()
-    return not list(module.children()) and "norm" in name + ("norm" if name == "rangebn" else "")

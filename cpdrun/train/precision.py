@@ -40,6 +40,7 @@ from custom_fp.modules import Quantizer, quantize_model_
 from custom_fp.names import as_scaled, is_scaled, parse
 from torch import Tensor, nn
 
+from cpdrun.models.norms import norms_of
 from cpdrun.optim.rounded_sgd import ORDERS, rounding_to, sgd_update
 from cpdrun.train.weight_update import ROUNDINGS, WeightUpdate
 
@@ -144,13 +145,14 @@ class Precision:
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model with rounding layers in place and its weights rounded; the same model where all is fp32."""
         if self.fp32_norms:
-            own = [id(p) for module in _norms(model) for p in module.parameters(recurse=False)]
+            own = [id(p) for module in norms_of(model) for p in module.parameters(recurse=False)]
             self.in_fp32 = {i for i, p in enumerate(model.parameters()) if id(p) in own}
         if self.accumulator:
             model = quantize_model_(model, accumulator=self.accumulator, kahan=self.kahan)
         if self.activations or self.errors:
             self._round_between_layers(model)
-        of_norms = {id(b) for module in _norms(model) for b in module.buffers()} if self.fp32_norms else set()
+        kept = norms_of(model) if self.fp32_norms else []
+        of_norms = {id(b) for module in kept for b in module.buffers(recurse=False)}
         for buffer in (b for b in model.buffers() if b.is_floating_point()):
             rounded = self.weights and id(buffer) not in of_norms
             (self.statistics if rounded else self.fp32_statistics).append(buffer)
@@ -330,11 +332,6 @@ class Precision:
                     custom_fp.quantize(value, self.optimizer_state, out=value)
 
 
-def _norms(model: nn.Module) -> list[nn.Module]:
-    """Its normalisation layers, of torch or anyone's: classes with Norm in their name."""
-    return [module for module in model.modules() if "norm" in type(module).__name__.lower()]
-
-
 def _directly_after_a_layer(model: nn.Module) -> set[nn.Module]:
     """Layers of a Sequential that read the very output of the layer before: it is rounded already."""
     chains = [list(module) for module in model.modules() if type(module) is nn.Sequential]
@@ -362,7 +359,11 @@ def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
 def _named(key: str, name: str, scales: bool) -> str | None:
     """The format's name, or None for fp32: rounding to it changes nothing. scales: whether it may have any."""
     try:
-        parsed = parse(name) if scales else Format.parse(name)
+        parsed = parse(name)
+        if not scales and not isinstance(parsed, Format):
+            raise ValueError(
+                "a format with scales can stand for weights, activations and errors; here take eXmY"
+            )
     except ValueError as error:
         raise ValueError(f"precision.{key}={name}: {error}") from None
     if parsed == FP32:

@@ -8,7 +8,7 @@ from custom_fp.names import is_scaled
 
 from cpdrun.train.build import BuildError, build
 
-NOT_PARTS = ("seed", "format", "aps", "nproc", "threads", "epochs")  # cannot keep a part from being made
+NOT_PARTS = ("seed", "format", "nproc", "threads")  # cannot keep a part from being made
 
 
 def check(configs: list[dict[str, Any]]) -> list[str]:

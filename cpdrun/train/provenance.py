@@ -3,19 +3,17 @@
 import hashlib
 import platform
 import socket
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cpdrun.record import RunDir, write_json, write_text
+from cpdrun.record import RunDir, git, git_commit, write_json, write_text
 
 PACKAGES = ("cpdrun", "torch", "torchvision", "numpy", "hydra-core", "omegaconf")
 DIFF_BYTES = 1 << 20  # of code.diff; a longer one is cut, and says so
 FOLDERS_AS_ONE = ("--directory", "--no-empty-directory")
-GIT_TIMEOUT_S = 10
 
 
 def write_environment(run: RunDir, device: torch.device, data: Any) -> None:
@@ -41,19 +39,10 @@ def write_environment(run: RunDir, device: torch.device, data: Any) -> None:
             "platform": platform.platform(),
             "hostname": socket.gethostname(),
             "data_sha256": getattr(data, "sha256", None),
-            "git_commit": (git("rev-parse", "HEAD") or "").strip() or None,
+            "git_commit": git_commit(),
             "git_diff": diff if diff is None else _digest(diff),
         },
     )
-
-
-def git(*command: str) -> str | None:
-    """What git prints about the current folder; None where it fails: no repository, no commit yet, no git."""
-    try:
-        done = subprocess.run(["git", *command], capture_output=True, timeout=GIT_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
 
 
 def cut(diff: str) -> str:

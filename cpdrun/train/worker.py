@@ -20,6 +20,7 @@ import yaml
 from cpdrun.comm import naming_lost_ranks
 from cpdrun.record import Attempt, RunDir
 from cpdrun.train.build import BuildError, build
+from cpdrun.train.device import device_of
 from cpdrun.train.gradients import CannotBatchError
 from cpdrun.train.journal import Journal
 from cpdrun.train.loop import Preempted, train
@@ -49,7 +50,12 @@ def run_rank(run_dir: str) -> int:
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     torch.set_num_threads(config["threads"])
     workers = Workers.from_environment(config["world_size"])
-    device = _device(config["device"])
+    try:
+        device = device_of(config["device"])
+    except BuildError as error:
+        return _refused(error)
+    torch.backends.cudnn.benchmark = False  # the fastest kernel of the day sums in an order of its own
+    torch.backends.cudnn.deterministic = True
     journal = Journal(run, rank, config["epochs"])
     if workers.nproc > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -62,8 +68,7 @@ def run_rank(run_dir: str) -> int:
     except Preempted:
         return EXIT_PREEMPTED
     except (BuildError, CannotBatchError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _refused(error)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -77,14 +82,9 @@ def _train(
     return train(config, parts, workers, device, journal)
 
 
-def _device(choice: str) -> torch.device:
-    if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    torch.backends.cudnn.benchmark = False  # the fastest kernel of the day sums in an order of its own
-    torch.backends.cudnn.deterministic = True
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+def _refused(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
 
 
 def _log_to(path: Path) -> None:

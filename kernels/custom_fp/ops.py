@@ -18,7 +18,7 @@ from torch import Tensor
 
 from custom_fp import eager, scaled, scaled_autograd
 from custom_fp.backends import backend
-from custom_fp.checks import packed_size
+from custom_fp.checks import check_rule, packed_size
 from custom_fp.eager import max_exponent as _max_exponent
 from custom_fp.format import Format
 from custom_fp.names import ScaledFormat, as_scaled
@@ -67,6 +67,7 @@ def quantize(
     them; NaN becomes inf (or max) where it has no NaN. The gradient passes straight through.
     """
     if (with_scales := _with_scales(fmt)) is not None:
+        check_rule(rounding, overflow)
         return _quantize_scaled(x, with_scales, rounding, out)
     if out is None and _differentiated(x):
         return Quantize.apply(x, _name(fmt), rounding, overflow, seed, offset)
@@ -121,6 +122,8 @@ def encode(x: Tensor, fmt: Format | str, *, out: Tensor | None = None) -> Tensor
     Of a format with scales, (codes, scales): see scaled.encode; there is no `out` then.
     """
     if (with_scales := _with_scales(fmt)) is not None:
+        if out is not None:
+            raise ValueError(f"{with_scales} has codes and scales: encode takes no out for it")
         return scaled.encode(x, with_scales)
     if out is None and not _eager(x):
         return torch.ops.custom_fp.encode(x.detach(), _name(fmt))

@@ -81,7 +81,7 @@ def test_activations_and_errors_are_rounded_at_every_layer(formats):
 
 def test_a_format_with_scales_says_where_it_can_stand():
     for key in ("accumulator", "optimizer_state", "update"):
-        with pytest.raises(ValueError, match=rf"precision\.{key}=mxfp4: unknown format"):
+        with pytest.raises(ValueError, match=rf"precision\.{key}=mxfp4: a format with scales"):
             Precision(**FP32 | {key: "mxfp4"})
     with pytest.raises(ValueError, match=r"precision\.weights=mxfp4 has scales.*master_weights=true"):
         Precision(**FP32 | {"weights": "mxfp4", "master_weights": False})
@@ -111,6 +111,21 @@ def test_block_scaled_training_learns_and_one_pass_equals_a_worker_at_a_time(mak
     train_here(batched)
     one, other = (read_json(run.done)["metrics"]["test_accuracy"] for run in (exact, batched))
     assert one > 0.8 and abs(one - other) < 0.05
+
+
+@pytest.mark.parametrize("norm", ["batch_norm", "range_bn", "range_evonorm"])
+def test_norms_in_fp32_are_norms_of_any_kind_and_nothing_else(norm, make_run, train_here):
+    run = make_run("model=normed_convnet", f"norm={norm}", "model.width=4", "precision=mxfp8", "epochs=1")
+    train_here(run)
+    model_bytes = read_json(run.done)["memory"]["model_bytes"]
+    weights = torch.load(run.checkpoint, weights_only=False)["model"]
+    in_fp32 = {name for name in weights if ".0." in name}  # features.1.0: a norm and its activation
+    expected = sum(
+        4 * w.numel() if name in in_fp32 else custom_fp.packed_size(w.numel(), "mxfp8_e4m3")
+        for name, w in weights.items()
+        if w.is_floating_point()
+    )
+    assert in_fp32 and model_bytes == expected
 
 
 def test_optimizer_state_is_rounded():
