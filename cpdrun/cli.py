@@ -156,8 +156,9 @@ def _add_watching(commands: argparse._SubParsersAction) -> None:
 
     doctor = commands.add_parser("doctor", help="what this machine has, what it lacks, and what mends it")
     doctor.add_argument(
-        "--results-dir", type=Path, default=Path("results"), metavar="DIR", help="to write to"
+        "names", nargs="*", metavar="results_dir=PATH", help="where results are to be written"
     )
+    doctor.add_argument("--results-dir", type=Path, metavar="DIR", help="the same")
     doctor.set_defaults(command=_doctor)
 
 
@@ -380,9 +381,13 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from cpdrun.launch.doctor import examine, print_findings
+    from cpdrun.record import split_results_dir
     from cpdrun.terminal import Terminal
 
-    return print_findings(Terminal(), examine(arguments.results_dir))
+    results_dir, unknown = split_results_dir(arguments.names)
+    if unknown:
+        return _usage_error(f"cannot read {unknown[0]!r}; doctor takes results_dir=PATH alone")
+    return print_findings(Terminal(), examine(arguments.results_dir or results_dir))
 
 
 def _usage_error(*problems: object) -> int:

@@ -5,7 +5,7 @@ meet nowhere else. Nothing here imports torch.
 """
 
 from cpdrun.record.files import append_json_line, read_json, read_json_lines, write_json, write_text
-from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs
+from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs, split_results_dir
 from cpdrun.record.layout import Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, release
 from cpdrun.record.repository import git, git_commit
@@ -31,6 +31,7 @@ __all__ = [
     "read_json",
     "read_json_lines",
     "release",
+    "split_results_dir",
     "state_of",
     "write_json",
     "write_text",

@@ -17,7 +17,7 @@ def find_sweeps(words: Sequence[str]) -> list[SweepDir]:
 
     Without a name, the sweep that was last started. Raises NotFoundError.
     """
-    results_dir, names = _where(words)
+    results_dir, names = split_results_dir(words)
     known = sweeps_in(results_dir)
     if not names:
         if not known:
@@ -38,13 +38,13 @@ def find_runs(words: Sequence[str]) -> list[RunDir]:
 
     Raises NotFoundError.
     """
-    results_dir, names = _where(words)
+    results_dir, names = split_results_dir(words)
     return [_run(name, results_dir) for name in names]
 
 
 def find_sweeps_or_runs(words: Sequence[str]) -> tuple[list[SweepDir], list[RunDir]]:
     """Each word as find_sweeps reads it or, where there is no such sweep, as find_runs does."""
-    results_dir, names = _where(words)
+    results_dir, names = split_results_dir(words)
     sweeps = {name: _sweep(name, results_dir) for name in names}
     runs = [_run(name, results_dir) for name in names if sweeps[name] is None]
     return [sweep for sweep in sweeps.values() if sweep is not None], runs
@@ -57,7 +57,8 @@ def sweeps_in(results_dir: Path) -> list[SweepDir]:
     return [sweep for path in sorted(results_dir.iterdir()) if (sweep := SweepDir(path)).runs_folder.is_dir()]
 
 
-def _where(words: Sequence[str]) -> tuple[Path, list[str]]:
+def split_results_dir(words: Sequence[str]) -> tuple[Path, list[str]]:
+    """The PATH of `results_dir=PATH`, the last where there are several, and the other words."""
     folders = [word.removeprefix("results_dir=") for word in words if word.startswith("results_dir=")]
     names = [word for word in words if not word.startswith("results_dir=")]
     return Path(folders[-1] if folders else DEFAULT_RESULTS_DIR), names
