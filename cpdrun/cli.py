@@ -197,7 +197,7 @@ def _positive(text: str) -> int:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     from cpdrun.config.errors import ConfigError
-    from cpdrun.record import State, forget, state_of
+    from cpdrun.record import State, forget, garbage, record_of, state_of
     from cpdrun.sweep import plan, write_manifest
 
     if not arguments.dry_run:
@@ -218,9 +218,13 @@ def _sweep(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         _print_forecast(sweep.directory, [states[run.name] for run in to_run], arguments.jobs)
         return OK
+    ended = [sweep.directory.run(name) for name, state in states.items() if state is State.DONE]
+    broken = [run for run in ended if record_of(run) is None and arguments.rerun != "all"]
+    for run in broken:
+        print(f"error: {garbage(run)}", file=sys.stderr)
     if not to_run:
         print(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
-        return OK
+        return FAILED if broken else OK
 
     from cpdrun.launch import Job, LaunchError, LaunchOptions, launch, preflight
     from cpdrun.terminal import Terminal
@@ -249,7 +253,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
         return _usage_error(f"cannot write {error.filename or sweep.directory.path}: {error.strerror}")
     if summary.exit_code == OK and not arguments.no_wait:
         print(f"For the report: cpdrun report {sweep.directory.path}")
-    return summary.exit_code
+    return summary.exit_code or (FAILED if broken else OK)
 
 
 def _print_forecast(sweep: "SweepDir", states: list["State"], jobs: int | None) -> None:
@@ -344,6 +348,8 @@ def _cancel(arguments: argparse.Namespace) -> int:
         return _error(error, USAGE)
     except LaunchError as error:
         return _error(error, FAILED)
+    except OSError as error:
+        return _error(f"cannot write {error.filename}: {error.strerror}", FAILED)
     return OK
 
 
@@ -396,7 +402,7 @@ def _usage_error(*problems: object) -> int:
     return USAGE
 
 
-def _error(error: Exception, code: int) -> int:
+def _error(error: object, code: int) -> int:
     print(f"error: {error}", file=sys.stderr)
     return code
 

@@ -133,6 +133,17 @@ def test_a_run_that_crashes_is_shown_and_the_others_finish(cpdrun, tmp_path):
     assert states == [State.DONE, State.FAILED]
 
 
+def test_a_record_of_garbage_is_named_by_the_sweep_and_fails_it(cpdrun, tmp_path):
+    words = ("sweep", "exp=digits_bits", "format=fp32", "aps=false", "seed=0", "epochs=1", "device=cpu")
+    assert cpdrun(*words).returncode == 0
+    (run,) = SweepDir(tmp_path / "results" / "digits_bits").runs()
+    run.done.write_text("{}")
+    result = cpdrun(*words)
+    assert result.returncode == 1 and "holds no record; remove it and run again" in result.stderr
+    run.done.unlink()
+    assert cpdrun(*words).returncode == 0
+
+
 def test_words_may_follow_options(cpdrun):
     result = cpdrun("sweep", "exp=digits_bits", "--dry-run", "seed=0", "--retries", "1", "aps=false")
     assert result.returncode == 0 and "-> 7 runs" in result.stdout
@@ -164,6 +175,9 @@ def test_words_may_follow_options(cpdrun):
         ),
         (("sync=gossip_choco", "sync.worker_test_samples=0"), "sync.worker_test_samples=0"),
         (("topology=links", "sync=gossip_choco"), "topology.links must be given: topology.links=VALUE"),
+        (("model=resnet50", "epochs=1"), "ResNet50 does not take the samples of data Digits"),
+        (("+data.size=3",), "unknown key 'data.size'"),
+        (("schedule=step", "schedule.milestones=3"), "schedule.milestones=3: must be a list, such as [3]"),
         (("digits_bits",), "the experiment of that name is exp=digits_bits"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

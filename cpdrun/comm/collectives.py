@@ -5,6 +5,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from custom_fp.checks import check_float
 from custom_fp.names import AnyFormat
 from torch import Tensor
 
@@ -133,6 +134,8 @@ def _sum(
     group: dist.ProcessGroup | None,
 ) -> None:
     """Writes the sums to `out`: contiguous float32 tensors, which may be `tensors` themselves."""
+    for tensor in tensors:
+        check_float(tensor)
     if not any(tensor.numel() for tensor in tensors):
         return
     flat = [tensor.detach().to(torch.float32).reshape(-1) for tensor in tensors]

@@ -17,6 +17,7 @@ NaN stays NaN where the format has one; inf, overflow, ties, subnormals and -0 a
 from collections.abc import Sequence
 
 import torch
+from custom_fp.checks import check_float, check_terms
 from custom_fp.names import AnyFormat
 from torch import Tensor
 
@@ -40,8 +41,12 @@ def emulate_all_reduce(
 ) -> Tensor:
     """The sum of N equally shaped tensors as N machines form it: float32, of their shape.
 
-    Bit for bit what `cpdrun.comm.all_reduce` gives on each of N ranks that pass one of the tensors each.
+    Bit for bit what `cpdrun.comm.all_reduce` gives on each of N ranks that pass one of the tensors each. Raises
+    TypeError where one is not floating point, ValueError for none, for unequal shapes, and as `all_reduce` does.
     """
+    check_terms("emulate_all_reduce", tensors)
+    for tensor in tensors:
+        check_float(tensor)
     recipe = recipe_for(
         fmt,
         order=order,

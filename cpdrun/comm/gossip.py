@@ -74,6 +74,7 @@ class Gossip(ABC):
         self.names, self.seed, self.world_size = list(parameter_names), seed, world_size
         self.matrix_NxN = topology.matrix(world_size)
         self.neighbours = topology.neighbours(world_size)
+        self.spectral_gap = topology.spectral_gap(world_size)
         self.compressor, self.in_full = compressor, Rounded("fp32", False, "nearest_even")
         self.hybrid = FullPrecision(tuple(parameter_names), epochs=epochs, **dict(full_precision or {}))
         self.beta, self.worker_test_samples = quasi_global_momentum, worker_test_samples

@@ -38,6 +38,10 @@ class Topology(ABC):
         """`senders` in ascending order, without oneself."""
         return [sorted(of_i - {i}) for i, of_i in enumerate(self.senders(N))]
 
+    def spectral_gap(self, N: int) -> float:
+        """Of the mixing matrix; larger: workers agree sooner."""
+        return spectral_gap(self.matrix(N))
+
     def matrix(self, N: int) -> np.ndarray:
         """The mixing matrix W (N, N), float64.
 

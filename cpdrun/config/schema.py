@@ -23,7 +23,7 @@ SECTIONS = (
     "compressor",
     "scaling",
 )  # arguments of the class in _target_
-FREE = ("launcher",)  # checked by its executor
+FREE = ("launcher",)  # checked by its executor, for the most part
 NUMBER_OR_WORD = ("precision.loss_scale",)  # or dynamic
 
 Check = Callable[[Any], str | None]  # what is wrong with a value, or None
@@ -59,6 +59,8 @@ def check_kind(key: str, value: Any, default: Any) -> None:
     if isinstance(default, bool) and not isinstance(value, bool):
         raise ConfigError(f"{key}={typed_form(value)}: must be true or false")
     number = isinstance(default, int | float) and not isinstance(default, bool)
+    if isinstance(default, list) and value is not None and not isinstance(value, list):
+        raise ConfigError(f"{key}={typed_form(value)}: must be a list, such as [{typed_form(value)}]")
     if number and isinstance(value, str | bool | list) and key not in NUMBER_OR_WORD:
         raise ConfigError(f"{key}={typed_form(value)}: must be a number, such as {default}")
 
@@ -66,9 +68,9 @@ def check_kind(key: str, value: Any, default: Any) -> None:
 def _validate_together(config: Mapping[str, Any]) -> None:
     if config["aps"] and is_scaled(config["format"]):
         raise ConfigError(f"format={config['format']} has scales of its own: it takes aps=false")
-    jobs = config["launcher"].get("jobs")
-    if jobs is not None and (problem := _integer(1)(jobs)):
-        raise ConfigError(f"launcher.jobs={typed_form(jobs)}: {problem}, or null")
+    for key, check in LAUNCHER_RULES.items():
+        if key in config["launcher"] and (problem := check(config["launcher"][key])):
+            raise ConfigError(f"launcher.{key}={typed_form(config['launcher'][key])}: {problem}")
     world_size, nproc = config["world_size"], config["nproc"]
     if world_size % nproc:
         divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
@@ -162,3 +164,5 @@ RULES: dict[str, Check] = {
     "statistics.every_steps": _integer(1),
     "checkpoint.every_epochs": _integer(1),
 }
+
+LAUNCHER_RULES: dict[str, Check] = {"jobs": _optional(_integer(1)), "jobs_per_gpu": _integer(1)}  # of local

@@ -19,7 +19,7 @@ class PydocText:
 
     num_classes = 256
     in_channels = 1
-    metrics = ("bits_per_byte",)
+    metrics = ("bits_per_byte", "perplexity")
 
     def __init__(self, context: int, test_fraction: float, text_bytes: int | None):
         if not 0 < test_fraction < 1:

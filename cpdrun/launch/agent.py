@@ -27,7 +27,18 @@ from typing import IO, Any
 import yaml
 
 from cpdrun.launch.engine import answer_of_tasks, ask, cold_connection, start_tasks, warm_connection
-from cpdrun.record import HEARTBEAT_S, Attempt, RunDir, claim, heartbeat, read_json, release, write_json
+from cpdrun.record import (
+    HEARTBEAT_S,
+    Attempt,
+    RunDir,
+    claim,
+    garbage,
+    heartbeat,
+    read_object,
+    record_of,
+    release,
+    write_json,
+)
 
 ENVIRON = ["CUDA_VISIBLE_DEVICES"]  # what differs from run to run, so that a warm engine needs to be told
 TAIL_BYTES = 16384
@@ -70,7 +81,7 @@ class Agent:
             time.sleep(HEARTBEAT_S)
 
     def _attempts(self, lock: int) -> dict[str, Any]:
-        if read_json(self.run.done) is not None:
+        if record_of(self.run) is not None:
             return {"outcome": "elsewhere", "reason": "another launcher has finished this run"}
         if self.run.done.exists():
             return {"outcome": "failed", "exit_code": None, "reason": garbage(self.run)}
@@ -169,7 +180,7 @@ def where(run: RunDir, started: float) -> dict[str, Any]:
         "pid": os.getpid(),
         "slurm_job": slurm_element(),
         "started": started,
-        "from_epoch": (read_json(run.status) or {}).get("epoch", 0),
+        "from_epoch": (read_object(run.status) or {}).get("epoch", 0),
     }
 
 
@@ -181,7 +192,7 @@ def classify(
     `answer` is the engine's, or None where it was killed.
     """
     code = answer and answer["exit_code"]
-    done = read_json(run.done)
+    done = record_of(run)
     if done is not None:
         outcome, reason = done["status"], ""
     elif run.done.exists():
@@ -267,11 +278,6 @@ def requeue(run: RunDir, outcome: dict[str, Any]) -> int:
         print("not requeued: the time limit came before a first checkpoint; raise launcher.time", flush=True)
         return 1
     return subprocess.run(["scontrol", "requeue", slurm_element()], check=False).returncode
-
-
-def garbage(run: RunDir) -> str:
-    """What to say of a done.json that is there and cannot be read."""
-    return f"{run.done} holds no JSON; remove it and run again"
 
 
 def _note(log: Any, text: str) -> None:

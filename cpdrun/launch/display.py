@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cpdrun.launch.agent import tail
 from cpdrun.launch.base import Event, Job, Summary
-from cpdrun.record import RunDir, read_json
+from cpdrun.record import RunDir, read_object, record_of
 
 REFRESH_S = 0.5
 LOG_LINES = 12  # of a failed run, at the end
@@ -74,7 +74,7 @@ class Display:
         if self._live is None or time.monotonic() - self._refreshed < REFRESH_S:
             return
         self._refreshed = time.monotonic()
-        progress = [(job.run.name, read_json(job.run.status) or {}) for job in running]
+        progress = [(job.run.name, read_object(job.run.status) or {}) for job in running]
         self._live.update(self._table(progress), refresh=True)
 
     def _table(self, progress: list[tuple[str, dict[str, Any]]]) -> Group:
@@ -139,7 +139,7 @@ def telling_log(run: RunDir) -> Path | None:
     attempt = run.last_attempt()
     if attempt is None:
         return None
-    rank = (read_json(attempt.exit) or {}).get("rank") or 0
+    rank = (read_object(attempt.exit) or {}).get("rank") or 0
     for log in (attempt.rank_log(rank), attempt.agent_log):
         if tail(log, 1):
             return log
@@ -155,7 +155,7 @@ def _print_failure(console: Console, run: RunDir, reason: str) -> None:
 
 
 def _result(event: Event) -> str:
-    done = read_json(event.job.run.done)
+    done = record_of(event.job.run)
     if isinstance(done, dict) and event.outcome["outcome"] in ("finished", "diverged"):
         accuracy = done.get("metrics", {}).get("test_accuracy")
         return "" if accuracy is None else f"test accuracy {100 * accuracy:.1f} %"

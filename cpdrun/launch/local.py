@@ -12,11 +12,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from cpdrun.launch.agent import HELD_BACK, garbage
+from cpdrun.launch.agent import HELD_BACK
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
 from cpdrun.launch.engine import WarmEngine
 from cpdrun.launch.resources import Slots, cores, gpus
-from cpdrun.record import State, SweepDir, read_json, state_of
+from cpdrun.record import State, SweepDir, garbage, record_of, state_of
 
 LOOK_ELSEWHERE_S = 1.0  # how often to look at runs that another launcher has
 
@@ -177,7 +177,7 @@ class LocalExecutor(Executor):
             if state is State.RUNNING:
                 still.append(job)
             elif state is State.DONE:
-                done = read_json(job.run.done)
+                done = record_of(job.run)
                 outcome = {"outcome": done["status"] if done else "failed", "elsewhere": True}
                 outcome["reason"] = "" if done else garbage(job.run)
                 events.append(Event(job, "ended", outcome))

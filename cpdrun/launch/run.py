@@ -1,6 +1,7 @@
 """Run a sweep's jobs to their ends: write their configs, drive an executor, show it, count the outcomes."""
 
 import contextlib
+import getpass
 import signal
 import threading
 import time
@@ -16,10 +17,11 @@ from cpdrun.launch.cancel import cancellation
 from cpdrun.launch.display import Display, print_summary
 from cpdrun.launch.engine import WarmEngine
 from cpdrun.launch.resources import gpus
-from cpdrun.record import SweepDir, read_json, write_text
+from cpdrun.launch.squeue import slurm
+from cpdrun.record import SweepDir, record_of, write_text
 
 POLL_S = 0.25
-LOCAL = "cpdrun.launch.local.LocalExecutor"
+LOCAL, SLURM = "cpdrun.launch.local.LocalExecutor", "cpdrun.launch.slurm.SlurmExecutor"
 STOPPING = "stopping: runs save at their next step (Ctrl-C again: at once)"
 
 
@@ -42,6 +44,12 @@ def preflight(configs: list[dict[str, Any]]) -> list[str]:
 
     Writes nothing. The process that looks is the one the runs are forked from afterwards.
     """
+    if any(config["launcher"]["_target_"] == SLURM for config in configs):
+        try:
+            slurm("sbatch", "--version")
+            slurm("squeue", "--noheader", "--user", getpass.getuser())
+        except LaunchError as error:
+            return [str(error)]
     here = any(config["launcher"]["_target_"] == LOCAL for config in configs)
     if here and any(config["device"] == "cuda" for config in configs) and not gpus():
         return ["device=cuda: this machine has no GPU; device=auto takes one where there is one"]
@@ -98,7 +106,7 @@ def training_share(jobs: list[tuple[Job, float]], slots: int, wall_seconds: floa
     """
     training = 0.0
     for job, seconds in jobs:
-        done = read_json(job.run.done)
+        done = record_of(job.run)
         if isinstance(done, dict):  # a resumed run also counts the training of earlier launches; not here
             training += min(done["train_seconds"], seconds) * min(job.nproc, slots)
     return training / (wall_seconds * slots) if training else None

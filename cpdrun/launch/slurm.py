@@ -17,7 +17,7 @@ from cpdrun.launch.agent import last_line
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
 from cpdrun.launch.engine import WarmEngine
 from cpdrun.launch.squeue import elements_in_queue, slurm
-from cpdrun.record import SweepDir, read_json, write_json, write_text
+from cpdrun.record import SweepDir, read_json, read_object, record_of, write_json, write_text
 
 PATIENCE = 150  # polls without an answer, five minutes, before the launcher gives up watching
 POLL_S = 2.0  # squeue asks the controller that the whole cluster shares
@@ -174,14 +174,14 @@ class SlurmExecutor(Executor):
         )
 
     def _outcome(self, job: Job, element: str) -> dict[str, Any]:
-        done = read_json(job.run.done)
-        if isinstance(done, dict):
+        done = record_of(job.run)
+        if done is not None:
             return {"outcome": done["status"], "reason": ""}
         attempt = job.run.last_attempt()
-        where = (read_json(attempt.where) or {}) if attempt else {}
+        where = (read_object(attempt.where) or {}) if attempt else {}
         if where.get("slurm_job") == element:
             killed = {"outcome": "killed", "reason": "killed by Slurm, with its agent"}
-            return read_json(attempt.exit) or killed
+            return read_object(attempt.exit) or killed
         if self._cancelled or job.run.preempt.exists():
             return {"outcome": "preempted", "reason": "cancelled before it had begun"}
         log = self._sweep.slurm_logs / f"{element}.log"

@@ -13,11 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.launch.agent import garbage
 from cpdrun.launch.base import LaunchError
 from cpdrun.launch.display import duration
 from cpdrun.launch.slurm import elements_of
-from cpdrun.record import RunDir, State, SweepDir, read_json, state_of
+from cpdrun.record import RunDir, State, SweepDir, garbage, read_object, record_of, state_of
 
 WATCH_S = 2.0
 IDLE_S = 20.0  # between two runs, and before a first one, nothing runs for some seconds
@@ -52,21 +51,24 @@ def run_status(run: RunDir) -> RunStatus:
     state = state_of(run)
     if state is State.PENDING:
         return RunStatus(run.name, state)
-    progress = _dictionary(run.status)
+    progress = read_object(run.status) or {}
     known: dict[str, Any] = {key: progress.get(key) for key in ("epoch", "epochs", "test_accuracy")}
     attempt = run.last_attempt()
-    where = _dictionary(attempt.where) if attempt else {}
+    where = (read_object(attempt.where) or {}) if attempt else {}
     known |= {"attempt": attempt and attempt.number, "where": _place(where)}
     if state is State.DONE:
-        done = _dictionary(run.done)
-        known["diverged"] = done.get("status") == "diverged"
-        known["test_accuracy"] = done.get("metrics", {}).get("test_accuracy")
-        if "status" not in done:
+        done = record_of(run)
+        if done is None:
             known["reason"] = garbage(run)
+        else:
+            known["diverged"] = done["status"] == "diverged"
+            known["test_accuracy"] = done["metrics"].get("test_accuracy")
     elif state is State.RUNNING:
         known["seconds_left"] = _seconds_left(progress, where)
     elif attempt is not None:
-        known["reason"] = _dictionary(attempt.exit).get("reason", "killed, with its agent")
+        known["reason"] = (read_object(attempt.exit) or {}).get("reason", "killed, with its agent")
+    if not isinstance(known["test_accuracy"], int | float):
+        known["test_accuracy"] = None
     return RunStatus(run.name, state, **known)
 
 
@@ -145,7 +147,7 @@ def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: in
 
 def estimate_seconds(runs: Iterable[RunDir], todo: int, slots: int) -> float | None:
     """Wall time that `todo` further runs like those done among `runs` would take; None where none is done."""
-    done = (_dictionary(run.done).get("wall_seconds") for run in runs)
+    done = ((read_object(run.done) or {}).get("wall_seconds") for run in runs)
     seconds = [value for value in done if value is not None]
     return statistics.median(seconds) * todo / min(slots, max(1, todo)) if seconds else None
 
@@ -164,9 +166,3 @@ def _seconds_left(progress: dict[str, Any], where: dict[str, Any]) -> float | No
         return None
     pace = (progress["updated"] - where["started"]) / epochs
     return max(0.0, pace * (progress["epochs"] - progress["epoch"]) - (time.time() - progress["updated"]))
-
-
-def _dictionary(path: Any) -> dict[str, Any]:
-    """The JSON object in `path`; empty where there is none or something else."""
-    value = read_json(path)
-    return value if isinstance(value, dict) else {}

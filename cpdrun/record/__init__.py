@@ -4,12 +4,19 @@ Every path of a sweep or a run is spelled in :mod:`cpdrun.record.layout`; launch
 meet nowhere else. Nothing here imports torch.
 """
 
-from cpdrun.record.files import append_json_line, read_json, read_json_lines, write_json, write_text
+from cpdrun.record.files import (
+    append_json_line,
+    read_json,
+    read_json_lines,
+    read_object,
+    write_json,
+    write_text,
+)
 from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs, split_results_dir
 from cpdrun.record.layout import Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, release
 from cpdrun.record.repository import git, git_commit
-from cpdrun.record.state import State, forget, state_of
+from cpdrun.record.state import State, forget, garbage, record_of, state_of
 
 __all__ = [
     "HEARTBEAT_S",
@@ -24,12 +31,15 @@ __all__ = [
     "find_sweeps",
     "find_sweeps_or_runs",
     "forget",
+    "garbage",
     "git",
     "git_commit",
     "heartbeat",
     "is_claimed",
     "read_json",
     "read_json_lines",
+    "read_object",
+    "record_of",
     "release",
     "split_results_dir",
     "state_of",

@@ -21,7 +21,11 @@ def write_text(path: Path, text: str) -> None:
 
     Raises OSError where the file system refuses (disk full, read-only); the old file is then untouched.
     """
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        error.filename = str(path)
+        raise
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
@@ -50,6 +54,12 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in `path`, or None where the file is absent or holds anything else."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else None
+
+
 def append_json_line(path: Path, row: dict[str, Any]) -> None:
     """Add `row` as one line of JSON and hand it to the disk; a line that a kill cut short is ended first."""
     with path.open("ab+") as file:
@@ -64,13 +74,15 @@ def append_json_line(path: Path, row: dict[str, Any]) -> None:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSON-lines file; a line cut short by a kill is passed over."""
+    """The rows of a JSON-lines file; a line cut short by a kill, or damaged, is passed over."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for line in file:
             with contextlib.suppress(ValueError):
-                yield json.loads(line)
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    yield row
 
 
 def _finite(value: Any) -> Any:

@@ -1,8 +1,9 @@
 """A run's state is derived from its files, never stored."""
 
 from enum import StrEnum
+from typing import Any
 
-from cpdrun.record.files import read_json
+from cpdrun.record.files import read_object
 from cpdrun.record.layout import RunDir
 from cpdrun.record.lock import claim, is_claimed, release
 
@@ -24,12 +25,23 @@ def state_of(run: RunDir) -> State:
     last = run.last_attempt()
     if last is None:
         return State.PENDING
-    outcome = (read_json(last.exit) or {}).get("outcome")
+    outcome = (read_object(last.exit) or {}).get("outcome")
     if outcome in (None, "preempted"):  # None: its agent was killed, and it with its agent
         return State.PREEMPTED
     if outcome in ("finished", "diverged"):  # and done.json was taken away: to be run again
         return State.PENDING
     return State.FAILED
+
+
+def record_of(run: RunDir) -> dict[str, Any] | None:
+    """What done.json says: an object with `status` and `metrics`, by name. None where it is absent or garbage."""
+    done = {"metrics": {}} | (read_object(run.done) or {})
+    return done if isinstance(done.get("status"), str) and isinstance(done["metrics"], dict) else None
+
+
+def garbage(run: RunDir) -> str:
+    """What to say of a done.json that is there and cannot be read."""
+    return f"{run.done} holds no record; remove it and run again"
 
 
 def forget(run: RunDir) -> None:

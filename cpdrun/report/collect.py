@@ -18,7 +18,7 @@ import pandas as pd
 import yaml
 
 from cpdrun.config.identity import belongs_to_identity
-from cpdrun.record import RunDir, State, SweepDir, read_json, state_of
+from cpdrun.record import RunDir, State, SweepDir, read_json, record_of, state_of
 
 _YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
 
@@ -103,14 +103,14 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
     row["run:state"], row["run:problem"] = state_of(run), None
     try:
         config = yaml.load(run.config.read_bytes(), _YamlLoader)
-        if not isinstance(config, dict):
+        if not isinstance(config, dict) or "format" not in config:
             raise ValueError("holds no configuration")
         row |= {key: value for key, value in _flat(config) if _is_used(key, config)}
     except (OSError, ValueError, yaml.YAMLError) as error:
         row["run:problem"] = f"{run.config.name}: {_one_line(error)}"
     if row["run:state"] is State.DONE:
-        done = read_json(run.done)
-        if not isinstance(done, dict):
+        done = record_of(run)
+        if done is None:
             row["run:problem"], done = f"{run.done.name} holds no record", {}
         row["run:status"] = done.get("status")
         row |= {f"run:{key}": _number(done.get(key)) for key in ("wall_seconds", "train_seconds")}

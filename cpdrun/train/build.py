@@ -6,6 +6,7 @@ Each part is the class that its `_target_` names, called with the other keys bes
 import contextlib
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from cpdrun.data.skew import Partition
 from cpdrun.train.batches import Batches
 from cpdrun.train.precision import Precision
 from cpdrun.train.seeds import derived_seed
+
+UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 class BuildError(Exception):
@@ -156,5 +159,7 @@ def _naming(section: str) -> Iterator[None]:
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
         text = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+        if isinstance(cause, TypeError) and (unknown := UNKNOWN_ARGUMENT.search(text)):
+            raise BuildError(f"unknown key '{section}.{unknown[1]}'") from error
         known = isinstance(cause, DataError | InstantiationException | ImportError | ValueError)
         raise BuildError(f"{section}: {text if known else f'{type(cause).__name__}: {text}'}") from error

@@ -93,6 +93,10 @@ class OwnWeights(Learner):
             precision.skip()
         return nonfinite
 
+    def topology(self) -> dict[str, float]:
+        most = max(len(of_worker) for of_worker in self.gossip.neighbours)
+        return {"neighbours": most, "spectral_gap": self.gossip.spectral_gap}
+
     def wire_bytes(self) -> dict[str, int]:
         return self.gossip.wire_bytes()
 

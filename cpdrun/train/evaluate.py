@@ -5,6 +5,7 @@ counts are exact in any order. Legend: B samples, K classes; targets may have fu
 positions), and those of -100 are ignored, as in cross_entropy.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ from cpdrun.train.batches import fetched
 from cpdrun.train.workers import Workers
 
 IGNORED = -100
-EXTRA_METRICS = ("mean_iou", "top5_accuracy", "bits_per_byte")
+EXTRA_METRICS = ("mean_iou", "top5_accuracy", "bits_per_byte", "perplexity")
 LOSS, SEEN, CORRECT, IN_TOP_5 = range(4)
 
 
@@ -36,8 +37,8 @@ def evaluate(
 ) -> dict[str, float]:
     """test_loss (mean cross-entropy, nats), test_accuracy (0..1) and, as `extra` names them,
     test_mean_iou (0..1, over those of `num_classes` that occur), test_top5_accuracy, test_bits_per_byte (of byte-level
-    text). batch: samples at once; samples: only the first so many of the dataset, None: all; loaders: processes that
-    fetch ahead, 0: none."""
+    text), test_perplexity (of a token). batch: samples at once; samples: only the first so many of the dataset,
+    None: all; loaders: processes that fetch ahead, 0: none."""
     if unknown := set(extra) - set(EXTRA_METRICS):
         raise ValueError(
             f"unknown metric {sorted(unknown)[0]!r} of the data; there are: {', '.join(EXTRA_METRICS)}"
@@ -60,6 +61,9 @@ def evaluate(
         metrics["test_top5_accuracy"] = totals[IN_TOP_5] / seen
     if "bits_per_byte" in extra:
         metrics["test_bits_per_byte"] = metrics["test_loss"] / math.log(2)
+    if "perplexity" in extra:
+        with contextlib.suppress(OverflowError):  # of a diverged run
+            metrics["test_perplexity"] = math.exp(metrics["test_loss"])
     if "mean_iou" in extra:
         metrics["test_mean_iou"] = _mean_iou(workers.sum_of_disjoint(confusion_KxK))
     return metrics

@@ -48,6 +48,10 @@ class Learner(ABC):
         """Bytes of the model and of the optimizer that one worker keeps, each value in its format."""
         return {}
 
+    def topology(self) -> dict[str, float] | None:
+        """Who sends to whom, where workers gossip: `neighbours`, the most that a worker has, and `spectral_gap`."""
+        return None
+
     @abstractmethod
     def wire_bytes(self) -> dict[str, int]:
         """What the latest step sent, as `GradientSync.wire_bytes` counts it."""

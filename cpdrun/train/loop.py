@@ -109,6 +109,7 @@ def train(
         "train_seconds": progress.train_seconds,
         "memory": learner.memory(),
         "wire": learner.wire_bytes(),
+        "topology": learner.topology(),
         "weights_sha256": learner.weights_sha256(),
     }
 

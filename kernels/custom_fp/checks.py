@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -120,4 +121,4 @@ def deliver(result: Tensor, out: Tensor | None) -> Tensor:
 
 def draw_seed(seed: int | None) -> int:
     """64 bits; drawn from torch's default generator where none is given."""
-    return int(torch.randint(-(2**63), 2**63 - 1, ()).item()) if seed is None else int(seed)
+    return int(torch.randint(-(2**63), 2**63 - 1, ()).item()) if seed is None else operator.index(seed)

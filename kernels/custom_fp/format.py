@@ -50,6 +50,9 @@ class Format:
     name: str = field(init=False, repr=False, compare=False)  # canonical; `parse` reads it back
 
     def __post_init__(self) -> None:
+        for what, value in (("exponent_bits", self.exponent_bits), ("mantissa_bits", self.mantissa_bits)):
+            if type(value) is not int:
+                raise ValueError(f"{what} is {value!r}; a whole number is needed")
         if not 1 <= self.exponent_bits <= 8:
             raise ValueError(f"exponent_bits is {self.exponent_bits}; allowed: 1..8")
         if not 0 <= self.mantissa_bits <= 23:

@@ -155,3 +155,16 @@ def test_inputs_are_not_written_and_shapes_are_kept() -> None:
 def test_options_that_do_not_fit_are_refused(options: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         emulate_all_reduce([torch.ones(3)] * 4, "e4m3", **options)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "kind", "says"),
+    [
+        ([], ValueError, "at least one tensor"),
+        ([torch.ones(3), torch.ones(4)], ValueError, "tensors of one shape"),
+        ([torch.arange(3)] * 2, TypeError, "int64"),
+    ],
+)
+def test_tensors_that_cannot_be_summed_are_refused(tensors: list, kind: type, says: str) -> None:
+    with pytest.raises(kind, match=says):
+        emulate_all_reduce(tensors, "e4m3")

@@ -104,6 +104,12 @@ def test_bad_names_say_what_is_allowed(name):
         Format.parse(name)
 
 
+@pytest.mark.parametrize("width", ["4", 4.0, True, None])
+def test_a_width_is_a_whole_number(width):
+    with pytest.raises(ValueError, match=r"exponent_bits is .*; a whole number is needed"):
+        Format(width, 3)
+
+
 @pytest.mark.parametrize("bias", [128, -5, 1000])
 def test_a_bias_that_leaves_float32_is_refused(bias):
     with pytest.raises(ValueError, match=r"biases that fit: -1\.\.127"):

@@ -15,6 +15,7 @@ from cpdrun.record import (
     is_claimed,
     read_json,
     read_json_lines,
+    record_of,
     state_of,
     write_json,
     write_text,
@@ -59,6 +60,7 @@ def test_a_line_after_one_cut_short_is_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"epoch": 1}\n{"epoch": 2, "tr')
     append_json_line(path, {"epoch": 3})
+    path.write_bytes(path.read_bytes() + b"\xff\n5\n")
     assert [row["epoch"] for row in read_json_lines(path)] == [1, 3]
 
 
@@ -94,8 +96,14 @@ def test_state_is_derived_from_files(run):
     ]:
         write_json(attempt.exit, {"outcome": outcome})
         assert state_of(run) is state
-    run.done.write_text("garbage")
-    assert state_of(run) is State.DONE
+    for garbage in ("5", "[1]", "null", "{", "\xff"):
+        attempt.exit.write_text(garbage, encoding="latin-1")
+        assert state_of(run) is State.PREEMPTED
+    for garbage in ("garbage", "{}", "[]", '{"status": 1}', '{"status": "finished", "metrics": null}'):
+        run.done.write_text(garbage)
+        assert state_of(run) is State.DONE and record_of(run) is None
+    run.done.write_text('{"status": "finished"}')
+    assert record_of(run) == {"status": "finished", "metrics": {}}
 
 
 def test_attempts_are_numbered_in_order(run):

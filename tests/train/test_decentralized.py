@@ -51,6 +51,10 @@ def test_gossip_leaves_the_metrics_of_all_workers(make_run, train_here):
     steps = 4 * (1437 // 64)
     assert metrics["bytes_sent_per_worker"] == steps * done["wire"]["bytes_per_step_real_worker"]
     assert {key: list(read_json_lines(run.metrics))[-1][key] for key in metrics} == metrics
+    assert done["topology"] == {
+        "neighbours": 2,
+        "spectral_gap": pytest.approx(2 / 3),
+    }
     values = done["memory"]["gossip_bytes"] // 4
     assert values == 0, "D-PSGD remembers nothing"
 
