@@ -44,17 +44,23 @@ def preflight(configs: list[dict[str, Any]]) -> list[str]:
 
     Writes nothing. The process that looks is the one the runs are forked from afterwards.
     """
-    if any(config["launcher"]["_target_"] == SLURM for config in configs):
-        try:
-            slurm("sbatch", "--version")
-            slurm("squeue", "--noheader", "--user", getpass.getuser())
-        except LaunchError as error:
-            return [str(error)]
-    here = any(config["launcher"]["_target_"] == LOCAL for config in configs)
-    if here and any(config["device"] == "cuda" for config in configs) and not gpus():
-        return ["device=cuda: this machine has no GPU; device=auto takes one where there is one"]
+    if problem := _nowhere_to_run(configs):
+        return [problem]
     warm_up()
     return _Warm.engine.check(configs)
+
+
+def _nowhere_to_run(configs: list[dict[str, Any]]) -> str | None:
+    launchers = {config.get("launcher", {}).get("_target_") for config in configs}
+    if LOCAL in launchers and any(config["device"] == "cuda" for config in configs) and not gpus():
+        return "device=cuda: this machine has no GPU; device=auto takes one where there is one"
+    try:
+        if SLURM in launchers:
+            slurm("sbatch", "--version")
+            slurm("squeue", "--noheader", "--user", getpass.getuser())
+    except LaunchError as error:
+        return str(error)
+    return None
 
 
 def launch(
