@@ -160,6 +160,6 @@ def _naming(section: str) -> Iterator[None]:
             cause = cause.__cause__
         text = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         if isinstance(cause, TypeError) and (unknown := UNKNOWN_ARGUMENT.search(text)):
-            raise BuildError(f"unknown key '{section}.{unknown[1]}'") from error
+            raise BuildError(f"{section}: unknown key '{section}.{unknown[1]}'") from error
         known = isinstance(cause, DataError | InstantiationException | ImportError | ValueError)
         raise BuildError(f"{section}: {text if known else f'{type(cause).__name__}: {text}'}") from error
