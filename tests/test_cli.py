@@ -173,6 +173,7 @@ def test_words_may_follow_options(cpdrun):
             ("sync=gossip_choco", "compressor=qsgd", "format=e4m3", "aps=false"),
             "QSGD sends values of its own kind",
         ),
+        (("sync=gossip_choco", "compressor=qsgd", "format=fp32,e4m3", "aps=false"), "format=e4m3: QSGD"),
         (("sync=gossip_choco", "sync.worker_test_samples=0"), "sync.worker_test_samples=0"),
         (("topology=links", "sync=gossip_choco"), "topology.links must be given: topology.links=VALUE"),
         (("model=resnet50", "epochs=1"), "ResNet50 does not take the samples of data Digits"),

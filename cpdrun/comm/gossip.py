@@ -56,10 +56,11 @@ class Gossip(ABC):
             raise ValueError(
                 f"sync.quasi_global_momentum must lie between 0 and 1 or be null, not {quasi_global_momentum}"
             )
-        samples = worker_test_samples
-        if samples is not None and not (isinstance(samples, int) and samples >= 1):
+        if worker_test_samples is not None and not (
+            isinstance(worker_test_samples, int) and worker_test_samples >= 1
+        ):
             raise ValueError(
-                f"sync.worker_test_samples={samples}: must be a whole number, at least 1, or null"
+                f"sync.worker_test_samples={worker_test_samples}: must be a whole number, at least 1, or null"
             )
         kind = type(compressor).__name__
         if scaling is not None and not _can_scale(compressor):
@@ -74,7 +75,6 @@ class Gossip(ABC):
         self.names, self.seed, self.world_size = list(parameter_names), seed, world_size
         self.matrix_NxN = topology.matrix(world_size)
         self.neighbours = topology.neighbours(world_size)
-        self.spectral_gap = topology.spectral_gap(world_size)
         self.compressor, self.in_full = compressor, Rounded("fp32", False, "nearest_even")
         self.hybrid = FullPrecision(tuple(parameter_names), epochs=epochs, **dict(full_precision or {}))
         self.beta, self.worker_test_samples = quasi_global_momentum, worker_test_samples

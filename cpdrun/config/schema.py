@@ -53,14 +53,14 @@ def validate(config: Mapping[str, Any]) -> None:
 
 def check_kind(key: str, value: Any, default: Any) -> None:
     """Raise ConfigError where `value` cannot stand in for `default`, which a yaml gives this key: what is true or
-    false stays so (`no` is text), and a number stays one."""
+    false stays so (`no` is text), a list a list, and a number a number."""
     if isinstance(value, str) and "${" in value:
         return
     if isinstance(default, bool) and not isinstance(value, bool):
         raise ConfigError(f"{key}={typed_form(value)}: must be true or false")
-    number = isinstance(default, int | float) and not isinstance(default, bool)
     if isinstance(default, list) and value is not None and not isinstance(value, list):
         raise ConfigError(f"{key}={typed_form(value)}: must be a list, such as [{typed_form(value)}]")
+    number = isinstance(default, int | float) and not isinstance(default, bool)
     if number and isinstance(value, str | bool | list) and key not in NUMBER_OR_WORD:
         raise ConfigError(f"{key}={typed_form(value)}: must be a number, such as {default}")
 

@@ -69,6 +69,12 @@ class Executor(ABC):
 
     slots: int  # ranks that this executor can run at the same time; 0 where that is a scheduler's to say
 
+    @classmethod
+    def unavailable(cls, configs: list[dict[str, Any]]) -> str | None:
+        """What keeps runs of these configs from being started here, in a line; None where nothing does. Looked at
+        before anything is written."""
+        return None
+
     @abstractmethod
     def submit(self, jobs: list[Job]) -> None:
         """Queue `jobs`, whose config.yaml is on disk. Raises LaunchError when none of them could run."""

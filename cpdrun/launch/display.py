@@ -156,8 +156,8 @@ def _print_failure(console: Console, run: RunDir, reason: str) -> None:
 
 def _result(event: Event) -> str:
     done = record_of(event.job.run)
-    if isinstance(done, dict) and event.outcome["outcome"] in ("finished", "diverged"):
-        accuracy = done.get("metrics", {}).get("test_accuracy")
+    if done is not None and event.outcome["outcome"] in ("finished", "diverged"):
+        accuracy = done["metrics"].get("test_accuracy")
         return "" if accuracy is None else f"test accuracy {100 * accuracy:.1f} %"
     return event.outcome.get("reason", "")
 

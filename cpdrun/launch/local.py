@@ -66,6 +66,12 @@ class LocalExecutor(Executor):
         self._looked_elsewhere = 0.0
         self._cancelled = False
 
+    @classmethod
+    def unavailable(cls, configs: list[dict[str, Any]]) -> str | None:
+        if any(config["device"] == "cuda" for config in configs) and not gpus():
+            return "device=cuda: this machine has no GPU; device=auto takes one where there is one"
+        return None
+
     def submit(self, jobs: list[Job]) -> None:
         if self._warm_start and self._warm is None:
             self._warm, self._owns_warm = WarmEngine(), True

@@ -1,7 +1,6 @@
 """Run a sweep's jobs to their ends: write their configs, drive an executor, show it, count the outcomes."""
 
 import contextlib
-import getpass
 import signal
 import threading
 import time
@@ -16,12 +15,9 @@ from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions,
 from cpdrun.launch.cancel import cancellation
 from cpdrun.launch.display import Display, print_summary
 from cpdrun.launch.engine import WarmEngine
-from cpdrun.launch.resources import gpus
-from cpdrun.launch.squeue import slurm
 from cpdrun.record import SweepDir, record_of, write_text
 
 POLL_S = 0.25
-LOCAL, SLURM = "cpdrun.launch.local.LocalExecutor", "cpdrun.launch.slurm.SlurmExecutor"
 STOPPING = "stopping: runs save at their next step (Ctrl-C again: at once)"
 
 
@@ -44,23 +40,11 @@ def preflight(configs: list[dict[str, Any]]) -> list[str]:
 
     Writes nothing. The process that looks is the one the runs are forked from afterwards.
     """
-    if problem := _nowhere_to_run(configs):
-        return [problem]
+    for target in {config["launcher"]["_target_"] for config in configs if "launcher" in config}:
+        if problem := _executor_class(target).unavailable(configs):
+            return [problem]
     warm_up()
     return _Warm.engine.check(configs)
-
-
-def _nowhere_to_run(configs: list[dict[str, Any]]) -> str | None:
-    launchers = {config.get("launcher", {}).get("_target_") for config in configs}
-    if LOCAL in launchers and any(config["device"] == "cuda" for config in configs) and not gpus():
-        return "device=cuda: this machine has no GPU; device=auto takes one where there is one"
-    try:
-        if SLURM in launchers:
-            slurm("sbatch", "--version")
-            slurm("squeue", "--noheader", "--user", getpass.getuser())
-    except LaunchError as error:
-        return str(error)
-    return None
 
 
 def launch(
@@ -113,15 +97,20 @@ def training_share(jobs: list[tuple[Job, float]], slots: int, wall_seconds: floa
     training = 0.0
     for job, seconds in jobs:
         done = record_of(job.run)
-        if isinstance(done, dict):  # a resumed run also counts the training of earlier launches; not here
+        if done is not None:  # a resumed run also counts the training of earlier launches; not here
             training += min(done["train_seconds"], seconds) * min(job.nproc, slots)
     return training / (wall_seconds * slots) if training else None
 
 
 def _executor(sweep: SweepDir, launcher: dict[str, Any], options: LaunchOptions) -> Executor:
     arguments = dict(launcher)
-    module, _, name = arguments.pop("_target_").rpartition(".")
-    return getattr(import_module(module), name)(**arguments, sweep=sweep, options=options, warm=_Warm.engine)
+    make = _executor_class(arguments.pop("_target_"))
+    return make(**arguments, sweep=sweep, options=options, warm=_Warm.engine)
+
+
+def _executor_class(target: str) -> type[Executor]:
+    module, _, name = target.rpartition(".")
+    return getattr(import_module(module), name)
 
 
 def write_configs(jobs: list[Job]) -> None:

@@ -7,6 +7,7 @@ The launcher only watches: `--no-wait`, a closed laptop or kill -9 leave the arr
 """
 
 import contextlib
+import getpass
 import shlex
 import sys
 import time
@@ -73,6 +74,15 @@ class SlurmExecutor(Executor):
         self.slots = 0
         if warm is not None:
             warm.close()
+
+    @classmethod
+    def unavailable(cls, configs: list[dict[str, Any]]) -> str | None:
+        try:
+            slurm("sbatch", "--version")
+            slurm("squeue", "--noheader", "--user", getpass.getuser())
+        except LaunchError as error:
+            return str(error)
+        return None
 
     def submit(self, jobs: list[Job]) -> None:
         for job in jobs:

@@ -21,6 +21,7 @@ from cpdrun.comm.gossip import Gossip
 from cpdrun.data.base import Data, DataError
 from cpdrun.data.skew import Partition
 from cpdrun.train.batches import Batches
+from cpdrun.train.evaluate import EXTRA_METRICS
 from cpdrun.train.precision import Precision
 from cpdrun.train.seeds import derived_seed
 
@@ -103,7 +104,11 @@ def _check_own_weights(config: dict[str, Any], precision: Precision, sync: Gossi
 
 
 def build_data(config: dict[str, Any]) -> Data:
-    return _instantiate("data", config["data"])
+    """Raises BuildError, also for a metric that nobody can evaluate."""
+    data = _instantiate("data", config["data"])
+    if unknown := sorted(set(getattr(data, "metrics", ())) - set(EXTRA_METRICS)):
+        raise BuildError(f"data: unknown metric {unknown[0]!r}; there are: {', '.join(EXTRA_METRICS)}")
+    return data
 
 
 def build_model(config: dict[str, Any], data: Data) -> nn.Module:

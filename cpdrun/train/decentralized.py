@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from cpdrun.comm.rows import Rows
+from cpdrun.comm.topology import spectral_gap
 from cpdrun.train import checkpoint
 from cpdrun.train.build import Parts
 from cpdrun.train.gradients import Task, naming_the_layer
@@ -95,7 +96,7 @@ class OwnWeights(Learner):
 
     def topology(self) -> dict[str, float]:
         most = max(len(of_worker) for of_worker in self.gossip.neighbours)
-        return {"neighbours": most, "spectral_gap": self.gossip.spectral_gap}
+        return {"neighbours": most, "spectral_gap": spectral_gap(self.gossip.matrix_NxN)}
 
     def wire_bytes(self) -> dict[str, int]:
         return self.gossip.wire_bytes()

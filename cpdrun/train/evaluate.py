@@ -39,10 +39,6 @@ def evaluate(
     test_mean_iou (0..1, over those of `num_classes` that occur), test_top5_accuracy, test_bits_per_byte (of byte-level
     text), test_perplexity (of a token). batch: samples at once; samples: only the first so many of the dataset,
     None: all; loaders: processes that fetch ahead, 0: none."""
-    if unknown := set(extra) - set(EXTRA_METRICS):
-        raise ValueError(
-            f"unknown metric {sorted(unknown)[0]!r} of the data; there are: {', '.join(EXTRA_METRICS)}"
-        )
     model.eval()
     batches = torch.arange(len(dataset))[:samples].split(batch)
     sums_Bx4 = torch.zeros(len(batches), 4, dtype=torch.float64, device=device)

@@ -91,11 +91,8 @@ class SharedWeights(Learner):
         for shared in self.model_workers:
             shared.reset()
         losses_W, gradients_WxP = self.gradients_of(index_NxB, step)
-        self.within_models = {
-            "bytes_per_step_sent": sum(shared.sent_bytes for shared in self.model_workers),
-            "bytes_per_step_real_worker": sum(shared.real_worker_bytes for shared in self.model_workers)
-            // len(losses_W),
-        }
+        if self.model_workers:
+            self._count_within_models(len(losses_W))
         mean_gradient = sync.reduce_stacked(gradients_WxP, step=step, epoch=epoch)
         if look:
             rows = sync.statistics(gradients_WxP, mean_gradient)
@@ -112,6 +109,12 @@ class SharedWeights(Learner):
         else:
             precision.skip()
         return losses_W
+
+    def _count_within_models(self, workers: int) -> None:
+        """Before the evaluation, whose exchanges are no part of a step."""
+        sent = sum(shared.sent_bytes for shared in self.model_workers)
+        of_all = sum(shared.real_worker_bytes for shared in self.model_workers)
+        self.within_models = {"bytes_per_step_sent": sent, "bytes_per_step_real_worker": of_all // workers}
 
     def memory(self) -> dict[str, int]:
         return self.parts.precision.memory(self.parts.optimizer, self.parameters)

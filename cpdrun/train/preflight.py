@@ -45,6 +45,9 @@ def _distinct(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     seen = {}
     for config in configs:
         parts = {key: value for key, value in config.items() if key not in NOT_PARTS}
-        parts["format has scales"] = is_scaled(config["format"])  # these leave fewer choices of sync
+        parts["kind of format"] = (
+            config["format"] == "fp32",
+            is_scaled(config["format"]),
+        )  # some parts take one only
         seen.setdefault(json.dumps(parts, sort_keys=True, default=str), config)
     return list(seen.values())

@@ -65,19 +65,15 @@ def decode(codes_n: Tensor, scales_B: Tensor, fmt: ScaledFormat, out_n: Tensor) 
 def pack(x_n: Tensor, fmt: ScaledFormat, head: Tensor, body: Tensor) -> None:
     if _knows(fmt):
         _encode_blocks(x_n, fmt, head, body, dense=True)
-        return
-    codes_n, scales_B = torch.empty(x_n.shape, dtype=torch.uint8), torch.empty(fmt.scales(x_n.numel()))
-    encode(x_n, fmt, codes_n, scales_B)
-    head.copy_(scales_B.view(torch.uint8))
-    body.copy_(scaled_torch.pack_codes(codes_n, fmt))
+    else:
+        scaled_torch.pack(x_n, fmt, head, body, encode)
 
 
 def unpack(head: Tensor, body: Tensor, fmt: ScaledFormat, out_n: Tensor) -> None:
     if _knows(fmt):
         _decode_blocks(head, body, fmt, out_n, dense=True)
-        return
-    codes_n = scaled_torch.unpack_codes(body, out_n.numel(), fmt).contiguous()
-    decode(codes_n, scaled_torch.scales_of(head, fmt), fmt, out_n)
+    else:
+        scaled_torch.unpack(head, body, fmt, out_n, decode)
 
 
 # ---- MX

@@ -6,7 +6,7 @@ Tensors are contiguous and checked; results are written where the caller says.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, singledispatch
 
@@ -43,7 +43,9 @@ def decode(codes_n: Tensor, scales_B: Tensor, fmt: ScaledFormat, out_n: Tensor) 
     out_n.copy_(_decode(fmt, _in_blocks(codes_n, fmt), scales_B).reshape(-1)[: codes_n.numel()])
 
 
-def pack(x_n: Tensor, fmt: ScaledFormat, head: Tensor, body: Tensor) -> None:
+def pack(
+    x_n: Tensor, fmt: ScaledFormat, head: Tensor, body: Tensor, encode: Callable[..., None] = encode
+) -> None:
     """head: the scales' bytes; body: the packed codes."""
     codes_n = torch.empty(x_n.shape, dtype=torch.uint8, device=x_n.device)
     scales_B = torch.empty(fmt.scales(x_n.numel()), dtype=scale_dtype(fmt), device=x_n.device)
@@ -52,8 +54,10 @@ def pack(x_n: Tensor, fmt: ScaledFormat, head: Tensor, body: Tensor) -> None:
     body.copy_(pack_codes(codes_n, fmt))
 
 
-def unpack(head: Tensor, body: Tensor, fmt: ScaledFormat, out_n: Tensor) -> None:
-    decode(unpack_codes(body, out_n.numel(), fmt), scales_of(head, fmt), fmt, out_n)
+def unpack(
+    head: Tensor, body: Tensor, fmt: ScaledFormat, out_n: Tensor, decode: Callable[..., None] = decode
+) -> None:
+    decode(unpack_codes(body, out_n.numel(), fmt).contiguous(), scales_of(head, fmt), fmt, out_n)
 
 
 def scale_dtype(fmt: ScaledFormat) -> torch.dtype:

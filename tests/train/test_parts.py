@@ -127,3 +127,16 @@ def test_the_top_five_hold_the_best():
         nn.Identity(), Ranked(), Workers(1), torch.device("cpu"), extra=("top5_accuracy",), batch=500
     )
     assert (metrics["test_accuracy"], metrics["test_top5_accuracy"]) == (1 / 8, 5 / 8)
+
+
+class OddlyMeasured:
+    """Data that asks for a metric which nobody can evaluate."""
+
+    metrics = ("bits_per_bite",)
+
+
+def test_a_metric_that_nobody_can_evaluate_is_named_before_the_start():
+    (run,) = plan(["data=custom", f"data._target_={__name__}.OddlyMeasured"]).runs
+    assert check([run.config]) == [
+        "data: unknown metric 'bits_per_bite'; there are: mean_iou, top5_accuracy, bits_per_byte, perplexity"
+    ]
