@@ -113,13 +113,23 @@ def build_data(config: dict[str, Any]) -> Data:
 
 def build_model(config: dict[str, Any], data: Data) -> nn.Module:
     """The model of config["model"]; num_classes, in_channels and context come from the data where its class asks for
-    them and the yaml does not set them."""
+    them and the yaml does not set them. num_classes also goes where any keyword is taken (timm.create_model)."""
     spec = dict(config["model"])
     with _naming("model"):
         accepted = inspect.signature(_locate(spec["_target_"])).parameters
     for fact in ("num_classes", "in_channels", "context"):
         if fact in accepted and spec.get(fact) is None and hasattr(data, fact):
             spec[fact] = getattr(data, fact)
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
+    if anything and "num_classes" not in spec and hasattr(data, "num_classes"):
+        with contextlib.suppress(
+            BuildError
+        ):  # it may hand its keywords to something that does not take this one
+            return _make_model(config, {**spec, "num_classes": data.num_classes})
+    return _make_model(config, spec)
+
+
+def _make_model(config: dict[str, Any], spec: dict[str, Any]) -> nn.Module:
     torch.manual_seed(derived_seed("weights", config["seed"]))
     return _instantiate("model", spec)
 
