@@ -112,7 +112,7 @@ def test_a_run_that_crashes_is_shown_and_the_others_finish(cpdrun, tmp_path):
         "        super().__init__()\n"
         "        self.fails, self.linear = fails, nn.Linear(64, num_classes)\n"
         "    def forward(self, x):\n"
-        "        if self.fails:\n"
+        "        if self.fails and self.training:\n"  # evaluated on one sample, it passes the look before the start
         "            raise RuntimeError('the moon is in the wrong phase')\n"
         "        return self.linear(x.flatten(1))\n"
     )
