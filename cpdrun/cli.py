@@ -46,7 +46,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
         warm_up()  # importing torch takes longer than planning; it ends with this process
     launcher = [f"launcher={arguments.launcher}"] if arguments.launcher else []
     try:
-        sweep = plan([*arguments.overrides, *launcher], arguments.config_dir)
+        sweep = plan([*arguments.overrides, *launcher], arguments.config_dir, imports=not arguments.dry_run)
     except ConfigError as error:
         return _usage_error(error)
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import yaml
 from custom_fp.format import ALIASES
-from custom_fp.names import is_scaled
+from custom_fp.names import is_own, is_scaled
 from custom_fp.names import parse as parse_format
 
 from cpdrun import __version__
@@ -83,8 +83,9 @@ class Plan:
         return f"{text} -> {len(self.runs)} run{'s' if len(self.runs) != 1 else ''}"
 
 
-def plan(texts: Sequence[str], config_dir: Path | None = None) -> Plan:
-    """The runs that these overrides ask for. Raises ConfigError; touches nothing on disk."""
+def plan(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> Plan:
+    """The runs that these overrides ask for. Raises ConfigError; touches nothing on disk. Without `imports` no module
+    that the configuration names is run, and what a format of the user's own is stays open."""
     with Composer(config_dir) as composer:
         groups = composer.groups()
         typed = parse(texts, composer.loader)
@@ -102,7 +103,7 @@ def plan(texts: Sequence[str], config_dir: Path | None = None) -> Plan:
                     raise ConfigError(
                         f"{place}: unknown key {key!r}{did_you_mean(key, _known(base, groups))}"
                     )
-        return _multiply(composer, texts, typed, choices, cases, axes, exclusions)
+        return _multiply(composer, texts, typed, choices, cases, axes, exclusions, imports)
 
 
 def write_manifest(sweep: Plan) -> None:
@@ -217,6 +218,7 @@ def _multiply(
     cases: Cases,
     axes: Axes,
     exclusions: list[dict[str, Any]],
+    imports: bool,
 ) -> Plan:
     groups = composer.groups()
     runs: dict[str, PlannedRun] = {}
@@ -236,9 +238,8 @@ def _multiply(
         if dropped:
             excluded[dropped[0]] += 1
             continue
-        run = _planned(
-            config, choices.get("exp"), [*fixed, *(f"{k}={typed_form(v)}" for k, v in point.items())]
-        )
+        overrides = [*fixed, *(f"{k}={typed_form(v)}" for k, v in point.items())]
+        run = _planned(config, choices.get("exp"), overrides, imports)
         duplicates += run.name in runs
         runs.setdefault(run.name, run)
     if not runs:
@@ -279,18 +280,20 @@ def _is_section_choice(config: Mapping[str, Any], t: Typed) -> bool:
     return isinstance(config.get(t.key), Mapping) and isinstance(t.values[0], str)
 
 
-def _planned(config: dict[str, Any], exp: str | None, overrides: list[str]) -> PlannedRun:
+def _planned(config: dict[str, Any], exp: str | None, overrides: list[str], imports: bool) -> PlannedRun:
     config["exp"] = exp
     config["name"] = config["name"] or exp or "adhoc"
     config = resolve(config)
-    validate(config)
+    validate(config, imports=imports)
     return PlannedRun(run_name(config), config, overrides)
 
 
 def _one_name(number_format: str) -> str:
     """The same format has one name in all records: its alias where it has one, so e8m23 is fp32."""
+    if is_own(number_format):
+        return number_format
     if is_scaled(number_format):
-        return number_format if "." in number_format else parse_format(number_format).name
+        return parse_format(number_format).name
     name = parse_format(number_format).name
     return {long: alias for alias, long in ALIASES.items()}.get(name, name)
 

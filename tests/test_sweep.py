@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import yaml
 
@@ -156,3 +158,15 @@ def test_what_is_typed_goes_before_a_case_and_cases_can_be_chosen(cases):
     (cases / "exp" / "bad.yaml").write_text("sweep:\n  cases:\n    a: {frmat: fp32}\n")
     with pytest.raises(ConfigError, match=r"sweep\.cases\.a: unknown key 'frmat' \(did you mean 'format'"):
         plan(["exp=bad"], cases)
+
+
+def test_a_plan_without_imports_runs_no_module_that_a_yaml_names(tmp_path, monkeypatch):
+    (tmp_path / "evil.py").write_text("raise SystemExit('ran')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", before := list(sys.path))
+    typed = ["exp=digits_bits", "format=fp32,evil.F", "aps=true,false", "seed=0"]
+    names = [run.name for run in plan(typed, imports=False).runs]
+    assert len(names) == 3 and sum("evil.F" in name for name in names) == 2
+    assert sys.path == before
+    with pytest.raises(ConfigError, match=r"format=evil.F: .*its module ends with SystemExit: ran"):
+        plan(typed)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from custom_fp.names import is_scaled, parse
+from custom_fp.names import is_own, is_scaled, parse
 
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import flatten, get_key, has_key
@@ -29,8 +29,9 @@ NUMBER_OR_WORD = ("precision.loss_scale",)  # or dynamic
 Check = Callable[[Any], str | None]  # what is wrong with a value, or None
 
 
-def validate(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError, naming the key, for the first thing wrong with a resolved config."""
+def validate(config: Mapping[str, Any], *, imports: bool = True) -> None:
+    """Raise ConfigError, naming the key, for the first thing wrong with a resolved config. Without `imports`, a format
+    in a module of the user's own is taken at its word, for looking at it runs that module."""
     known = [*RULES, *SECTIONS, *FREE]
     missing = [key for key, value in flatten(config) if value == "???"]
     if missing:  # the shortest of several: a group's own key, not where others take the group in
@@ -43,12 +44,14 @@ def validate(config: Mapping[str, Any]) -> None:
         if not has_key(config, key):
             raise ConfigError(f"{key} is missing")
         value = get_key(config, key)
+        if key == "format" and is_own(value) and not imports:
+            continue
         if problem := check(value):
             raise ConfigError(f"{key}={typed_form(value)}: {problem}")
     for section in SECTIONS:
         if not isinstance(config.get(section), Mapping) or not config[section].get("_target_"):
             raise ConfigError(f"{section} must name its class: {section}._target_=package.module.Class")
-    _validate_together(config)
+    _validate_together(config, imports or not is_own(config["format"]))
 
 
 def check_kind(key: str, value: Any, default: Any) -> None:
@@ -65,8 +68,8 @@ def check_kind(key: str, value: Any, default: Any) -> None:
         raise ConfigError(f"{key}={typed_form(value)}: must be a number, such as {default}")
 
 
-def _validate_together(config: Mapping[str, Any]) -> None:
-    if config["aps"] and is_scaled(config["format"]):
+def _validate_together(config: Mapping[str, Any], knows_format: bool) -> None:
+    if config["aps"] and knows_format and is_scaled(config["format"]):
         raise ConfigError(f"format={config['format']} has scales of its own: it takes aps=false")
     for key, check in LAUNCHER_RULES.items():
         if key in config["launcher"] and (problem := check(config["launcher"][key])):

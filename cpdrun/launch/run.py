@@ -11,11 +11,12 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from cpdrun.config.formats import format_facts
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions, Summary
 from cpdrun.launch.cancel import cancellation
 from cpdrun.launch.display import Display, print_summary
 from cpdrun.launch.engine import WarmEngine
-from cpdrun.record import SweepDir, record_of, write_text
+from cpdrun.record import SweepDir, read_json, record_of, write_json, write_text
 
 POLL_S = 0.25
 STOPPING = "stopping: runs save at their next step (Ctrl-C again: at once)"
@@ -114,7 +115,7 @@ def _executor_class(target: str) -> type[Executor]:
 
 
 def write_configs(jobs: list[Job]) -> None:
-    """Put config.yaml and overrides.txt of each job on disk, where they are not there already."""
+    """Put config.yaml, overrides.txt and format.json of each job on disk, where they are not there already."""
     for job in jobs:
         config = yaml.dump(job.config, Dumper=yaml.CSafeDumper, sort_keys=False)
         overrides = "".join(f"{line}\n" for line in job.overrides)
@@ -123,6 +124,9 @@ def write_configs(jobs: list[Job]) -> None:
             for path, text in ((job.run.overrides, overrides), (job.run.config, config)):
                 if not path.exists() or path.read_text(encoding="utf-8") != text:
                     write_text(path, text)
+            facts = format_facts(job.config["format"])
+            if read_json(job.run.format_facts) != facts:
+                write_json(job.run.format_facts, facts)
         except OSError as error:
             raise LaunchError(f"cannot write {job.run.path}: {error.strerror}") from error
 

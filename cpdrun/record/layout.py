@@ -5,7 +5,7 @@
 <results_dir>/<sweep>/calibration.json            what `cpdrun calibrate` measured, for the cost model
 <results_dir>/<sweep>/array.sbatch  slurm.json    what was handed to Slurm; its own logs are in slurm/
 <results_dir>/<sweep>/runs/<slug>-<hash10>/
-  config.yaml  overrides.txt                      what the run is
+  config.yaml  overrides.txt  format.json         what the run is, and the bits of its format
   env.json  code.diff                             with what it was trained; code that was not committed
   metrics.jsonl  ckpt/last.pt  status.json        how far it is
   attempts/<n>/{agent.log,rank<k>.log}            what each attempt said
@@ -66,6 +66,12 @@ class RunDir:
     @property
     def overrides(self) -> Path:
         return self.path / "overrides.txt"
+
+    @property
+    def format_facts(self) -> Path:
+        """Name, bits and exponent bits of the run's format, written when it is launched: a reader imports no module
+        that a record names. Absent in records from before."""
+        return self.path / "format.json"
 
     @property
     def env(self) -> Path:

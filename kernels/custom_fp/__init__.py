@@ -24,6 +24,7 @@ _HOME = {
     "encode": "ops",
     "matmul": "ops",
     "max_exponent": "ops",
+    "is_own": "names",
     "is_scaled": "names",
     "pack": "ops",
     "packed_size": "ops",

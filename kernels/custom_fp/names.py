@@ -11,6 +11,7 @@ from pathlib import Path
 from custom_fp.block import ELEMENTS, BlockFormat
 from custom_fp.codebook import TABLES, Codebook
 from custom_fp.format import Format
+from custom_fp.synonyms import meant
 
 ScaledFormat = Codebook | BlockFormat  # codes and, beside them, scales
 AnyFormat = Format | Codebook | BlockFormat
@@ -45,23 +46,40 @@ def is_scaled(fmt: str | AnyFormat) -> bool:
     return as_scaled(fmt) is not None
 
 
+def is_own(name: object) -> bool:
+    """Whether `name` is that of a format in a module of the user's own, which `parse` would import and so run. This
+    imports nothing: who reads names that others wrote asks here first."""
+    return isinstance(name, str) and _PATH.fullmatch(name) is not None
+
+
 @cache
 def _parse(name: str) -> AnyFormat:
-    if isinstance(name, str):
-        if _PATH.fullmatch(name):
-            return _imported(name)
-        for kind in (Codebook, BlockFormat):
-            try:
-                return kind.parse(name)
-            except ValueError:
-                continue
+    known = _known(name)
+    if known is not None:
+        return known
+    if (instead := meant(name)) is not None and _known(instead.split(" or ")[0]) is not None:
+        raise ValueError(f"unknown format {name!r} (did you mean {instead!r}?)")
+    if is_own(name):
+        return _imported(name)
+    raise ValueError(
+        f"unknown format {name!r}; allowed: e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..., {next(iter(ELEMENTS))} ..., "
+        f"{next(iter(TABLES))} ..., package.module.NAME of your own"
+    )
+
+
+def _known(name: str) -> AnyFormat | None:
+    """The format of ours that has this name, or None. ValueError for a name of ours that no format can have."""
+    for kind in (Codebook, BlockFormat):
+        try:
+            return kind.parse(name)
+        except ValueError:
+            continue
     try:
         return Format.parse(name)
     except ValueError as error:
         if not str(error).startswith("unknown format"):
             raise
-        others = ", ".join((*TABLES, *ELEMENTS))
-        raise ValueError(f"{error}; or {others}; or package.module.NAME of your own") from None
+        return None
 
 
 def _imported(path: str) -> AnyFormat:
@@ -72,6 +90,10 @@ def _imported(path: str) -> AnyFormat:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"unknown format {path!r}: {error}") from None
+    except (Exception, SystemExit) as error:  # whatever runs there, and an exit is no exit of ours
+        raise ValueError(
+            f"unknown format {path!r}: its module ends with {type(error).__name__}: {error}"
+        ) from None
     if not isinstance(found, _KINDS):
         raise ValueError(
             f"{path} is a {type(found).__name__}; a format is a Format, a Codebook or a BlockFormat"

@@ -45,6 +45,9 @@ def test_one_file_and_one_yaml(tmp_path, monkeypatch):
     runs = {run.path.name: run for run in SweepDir(tmp_path / "results" / "powers").runs()}
     (own,) = [run for name, run in runs.items() if "my_tables.POWERS" in name]
     assert read_json(own.done)["status"] == "finished"
+    facts = [read_json(run.format_facts) for run in (own, *(run for run in runs.values() if run is not own))]
+    assert facts[0] == {"name": "my_tables.POWERS", "bits": 4.25, "exponent_bits": None}
+    assert facts[1] == {"name": "fp32", "bits": 32, "exponent_bits": 8}
     assert cpdrun("report", "--format", "csv", cwd=tmp_path).returncode == 0
     table = tmp_path / "results" / "powers" / "report" / "table.csv"
     with table.open(encoding="utf-8", newline="") as file:

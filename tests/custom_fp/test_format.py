@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import oracle
 import pytest
+from custom_fp import names
 from custom_fp.format import ALIASES, Format
 
 
@@ -102,6 +103,44 @@ def test_table_of_values():
 def test_bad_names_say_what_is_allowed(name):
     with pytest.raises(ValueError, match=r"allowed|fit"):
         Format.parse(name)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("E4M3", "e4m3"),
+        ("fp8", "e4m3 or e5m2"),
+        ("bfloat16", "bf16"),
+        ("torch.bfloat16", "bf16"),
+        ("float8_e4m3fn", "e4m3fn"),
+        ("torch.float8_e5m2", "e5m2"),
+        ("MXFP4", "mxfp4"),
+        ("half", "fp16"),
+    ],
+)
+def test_other_libraries_names_and_capitals_are_told_ours(typed, meant):
+    with pytest.raises(ValueError, match=f"unknown format '{typed}' .did you mean '{meant}'"):
+        names.parse(typed)
+    assert names.parse(meant.split(" or ")[0])
+
+
+@pytest.mark.parametrize("name", ["banana", "float8_e4m3fnuz", "e4m3fnuz"])
+def test_an_unknown_name_gets_a_short_line(name):
+    with pytest.raises(ValueError, match="allowed: ") as raised:
+        names.parse(name)
+    assert "did you mean" not in str(raised.value) and len(str(raised.value)) < 180
+
+
+def test_whether_a_name_is_of_a_module_is_told_without_importing_it(tmp_path, monkeypatch):
+    (tmp_path / "evil.py").write_text("raise SystemExit('ran')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = list(sys.path)
+    assert names.is_own("evil.F") and names.is_own("antigravity.x")
+    assert not any(names.is_own(name) for name in ("e4m3", "fp32", "mxfp4", None, 8))
+    assert sys.path == before and "antigravity" not in sys.modules
+    with pytest.raises(ValueError, match=r"'evil.F': its module ends with SystemExit: ran"):
+        names.parse("evil.F")
 
 
 @pytest.mark.parametrize("width", ["4", 4.0, True, None])

@@ -22,6 +22,7 @@ DEADLINE_S = 60
 
 def make_job(sweep: SweepDir, name: str, **config: Any) -> Job:
     defaults = {"nproc": 1, "threads": 1, "device": "cpu", "epochs": 1, "epoch_s": 0.01, "act": "finish"}
+    defaults["format"] = "e4m3"
     job = Job(sweep.run(name), {**defaults, **config}, [f"name={name}"])
     write_configs([job])
     return job
