@@ -25,6 +25,8 @@ NOT_IDENTITY = (
     "checkpoint",
     *PARTS_OF_OTHERS,
 )
+# keys that a run may leave as they are: there they are no part of it, so that a new one renames nothing
+UNUSED = {"parameter_groups": []}
 
 
 def run_name(config: Mapping[str, Any]) -> str:
@@ -41,10 +43,14 @@ def identity_hash(config: Mapping[str, Any]) -> str:
     identity = {
         key: value
         for key, value in flatten(config)
-        if belongs_to_identity(key) and key.split(".")[0] not in unused
+        if belongs_to_identity(key) and key.split(".")[0] not in unused and not _is_unused(key, value)
     }
     text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _is_unused(key: str, value: Any) -> bool:
+    return key in UNUSED and value == UNUSED[key]
 
 
 def belongs_to_identity(key: str) -> bool:

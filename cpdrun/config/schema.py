@@ -136,6 +136,21 @@ def _patterns(value: Any) -> str | None:
     return None if good else "must be a list of glob patterns, such as ['fc.*']"
 
 
+def _parameter_groups(value: Any) -> str | None:
+    example = "such as [{parameters: ['*.bias'], weight_decay: 0.0}]"
+    if not isinstance(value, list) or not all(isinstance(group, Mapping) for group in value):
+        return f"must be a list of groups, {example}"
+    for group in value:
+        chosen = [group[key] for key in ("parameters", "modules") if key in group]
+        if not any(chosen) or any(_patterns(patterns) for patterns in chosen):
+            return (
+                f"each group names its parameters by lists of glob patterns (parameters, modules), {example}"
+            )
+        if not set(group) - {"parameters", "modules"}:
+            return f"each group sets something of the optimizer's, {example}"
+    return None
+
+
 def _optional(check: Check) -> Check:
     return lambda value: None if value is None else check(value)
 
@@ -154,6 +169,7 @@ RULES: dict[str, Check] = {
     "batch_size": _integer(1),
     "epochs": _integer(1),
     "label_smoothing": _number(0, 1),
+    "parameter_groups": _parameter_groups,
     "clip_norm": _optional(_above_zero),
     "seed": _integer(0),
     "nproc": _integer(1),

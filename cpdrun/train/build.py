@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from cpdrun.comm import GradientSync
 from cpdrun.comm.gossip import Gossip
 from cpdrun.data.base import Data, DataError
 from cpdrun.data.skew import Partition
+from cpdrun.optim.groups import MakeOptimizer, ParameterGroups
 from cpdrun.train.batches import Batches
 from cpdrun.train.evaluate import EXTRA_METRICS
 from cpdrun.train.precision import Precision
@@ -56,16 +58,16 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     precision = _instantiate("precision", config["precision"])
     precision.seed = config["seed"]
     layout = torch.channels_last if config["channels_last"] else torch.preserve_format
-    model = precision.prepare(build_model(config, data).to(device, memory_format=layout))
+    model = build_model(config, data).to(device, memory_format=layout)
+    make_optimizer = build_optimizer(config, model)
+    model = precision.prepare(model)
     steps = len(data.train) // (config["world_size"] * config["batch_size"])
     if steps < 1:
         raise BuildError(
             f"world_size * batch_size = {config['world_size'] * config['batch_size']} samples a step, "
             f"but the training set has {len(data.train)}: lower one of the two"
         )
-    make_optimizer = _instantiate("optim", config["optim"], _partial_=True)
-    with _naming("optim"):
-        optimizer = make_optimizer(list(model.parameters()))
+    optimizer = make_optimizer(list(model.parameters()))
     with _naming("precision"):
         precision.check(optimizer)
     schedule = _instantiate("schedule", config["schedule"])
@@ -101,6 +103,8 @@ def _check_own_weights(config: dict[str, Any], precision: Precision, sync: Gossi
         raise BuildError(
             f"sync.quasi_global_momentum={sync.beta} stands in for optim.momentum: type optim.momentum=0"
         )
+    if sync.beta is not None and any("lr" in group for group in groups_of(config)):
+        raise BuildError("sync.quasi_global_momentum knows one lr: parameter_groups must not set others")
 
 
 def build_data(config: dict[str, Any]) -> Data:
@@ -132,6 +136,28 @@ def build_model(config: dict[str, Any], data: Data) -> nn.Module:
 def _make_model(config: dict[str, Any], spec: dict[str, Any]) -> nn.Module:
     torch.manual_seed(derived_seed("weights", config["seed"]))
     return _instantiate("model", spec)
+
+
+def build_optimizer(
+    config: dict[str, Any], model: nn.Module
+) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+    """Makes the run's optimizer of parameters that stand for the model's, in their order. Raises BuildError."""
+    make = _instantiate("optim", config["optim"], _partial_=True)
+    with _naming("parameter_groups"):
+        groups = ParameterGroups(model, groups_of(config))
+    return partial(_make_optimizer, groups, make)
+
+
+def groups_of(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """None in a config.yaml that is older than the key: a run without groups has the name that it had then."""
+    return config.get("parameter_groups", [])
+
+
+def _make_optimizer(
+    groups: ParameterGroups, make: MakeOptimizer, parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    with _naming("optim"):
+        return groups.optimizer(make, parameters)
 
 
 def build_sync(config: dict[str, Any], model: nn.Module) -> GradientSync | Gossip:

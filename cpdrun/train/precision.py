@@ -171,8 +171,8 @@ class Precision:
         """ValueError where the steps of this optimizer cannot be rounded one by one."""
         if not self.update:
             return
-        group = optimizer.param_groups[0]
-        if type(optimizer) is not torch.optim.SGD or group["dampening"] or group["maximize"]:
+        groups = optimizer.param_groups
+        if type(optimizer) is not torch.optim.SGD or any(g["dampening"] or g["maximize"] for g in groups):
             raise ValueError(
                 f"precision.update={self.update} rounds every operation of SGD (optim=sgd) and knows no other "
                 "optimizer; precision.update=fp32 rounds its state and the weights after each step"

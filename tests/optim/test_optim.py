@@ -13,6 +13,16 @@ from cpdrun.optim.schedules import PiecewiseLinear, Poly
 CLOSE = {"rtol": 5e-6, "atol": 5e-7}
 
 
+LARS_SETTINGS = {
+    "lr": 0.5,
+    "momentum": 0.9,
+    "weight_decay": 0.01,
+    "coefficient": 0.02,
+    "adapt_1d": True,
+    "trust_of_zeros": 1.0,
+}
+
+
 def trajectory(optimizer_of, shape):
     torch.manual_seed(0)
     w = torch.nn.Parameter(torch.randn(shape))
@@ -26,7 +36,7 @@ def trajectory(optimizer_of, shape):
 
 @pytest.mark.parametrize(("shape", "adapt_1d"), [((4, 3), False), ((5,), False), ((5,), True)])
 def test_lars_is_algorithm_1(shape, adapt_1d):
-    settings = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.01, "coefficient": 0.02, "adapt_1d": adapt_1d}
+    settings = LARS_SETTINGS | {"adapt_1d": adapt_1d}
     w, gradients, end = trajectory(lambda p: LARS(p, **settings), shape)
     v = torch.zeros_like(w)
     for g in gradients:
@@ -36,6 +46,16 @@ def test_lars_is_algorithm_1(shape, adapt_1d):
         v = 0.9 * v + 0.5 * trust * (g + decay * w)
         w = w - v
     torch.testing.assert_close(end, w, **CLOSE)
+
+
+def test_a_bias_of_zeros_moves_only_where_its_trust_is_not_zero():
+    for trust_of_zeros in (0.0, 1.0):
+        w = torch.nn.Parameter(torch.zeros(5))
+        optimizer = LARS([w], **LARS_SETTINGS | {"trust_of_zeros": trust_of_zeros})
+        for _ in range(2):
+            w.grad = torch.ones(5)
+            optimizer.step()
+        assert bool((w == 0).all()) == (trust_of_zeros == 0)
 
 
 def test_lamb_is_algorithm_2():
@@ -51,7 +71,7 @@ def test_lamb_is_algorithm_2():
 
 def test_layers_without_weights_or_gradient_stay_finite():
     for optimizer_of in (
-        lambda p: LARS(p, lr=1, momentum=0.9, weight_decay=0.0, coefficient=0.001, adapt_1d=True),
+        lambda p: LARS(p, **LARS_SETTINGS | {"weight_decay": 0.0}),
         lambda p: LAMB(p, lr=1, beta1=0.9, beta2=0.99, eps=1e-6, weight_decay=0.0),
     ):
         w = torch.nn.Parameter(torch.zeros(3, 3))
@@ -62,7 +82,7 @@ def test_layers_without_weights_or_gradient_stay_finite():
 
 def test_optimizers_resume_bit_for_bit():
     for optimizer_of in (
-        lambda p: LARS(p, lr=1, momentum=0.9, weight_decay=0.1, coefficient=0.001, adapt_1d=False),
+        lambda p: LARS(p, **LARS_SETTINGS),
         lambda p: LAMB(p, lr=1, beta1=0.9, beta2=0.99, eps=1e-6, weight_decay=0.1),
     ):
         weights = []

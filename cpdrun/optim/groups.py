@@ -1,0 +1,110 @@
+"""Parameter groups: which parameters the optimizer treats by settings of their own, such as no weight decay.
+
+A group of the key `parameter_groups` names its parameters by glob patterns, and what differs for them:
+
+    parameter_groups:
+      - {parameters: ['*.bias'], modules: ['*Norm*'], weight_decay: 0.0}
+
+`parameters` are patterns of names as the model gives them (layer1.0.bn1.weight), `modules` of the class that holds a
+parameter (BatchNorm2d, LayerNorm), for norms often have no name of their own. A parameter belongs to the first group
+that either matches; those of no group keep the optimizer's settings.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+CHOOSING = ("parameters", "modules")
+
+MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
+
+
+class ParameterGroups:
+    """The groups of one model's parameters, by their place in `model.parameters()`.
+
+    groups: mappings of `parameters` and `modules` (lists of patterns) and of settings. Raises ValueError for a pattern
+    that matches nothing.
+    """
+
+    def __init__(self, model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> None:
+        self.settings = [{k: v for k, v in group.items() if k not in CHOOSING} for group in groups]
+        names = [name for name, _ in model.named_parameters()]
+        holders = _holders(model)
+        matched: set[tuple[str, str]] = set()
+        self.group_of: list[int | None] = []  # of each parameter; None: no group's
+        for name in names:
+            mine = [i for i, group in enumerate(groups) if _matches(group, name, holders[name], matched)]
+            self.group_of.append(mine[0] if mine else None)
+        for group in groups:
+            for kind, pattern in _patterns(group):
+                if (kind, pattern) not in matched:
+                    raise ValueError(_unmatched(kind, pattern, names, holders))
+
+    def optimizer(self, make: MakeOptimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """make(what an optimizer of torch.optim takes) for these parameters, in the order of the model's.
+
+        The optimizer's first group is that of no pattern, where there is one. Raises ValueError for a setting that the
+        optimizer does not have.
+        """
+        if not self.settings:
+            return make(list(parameters))
+        rest = [p for p, group in zip(parameters, self.group_of, strict=True) if group is None]
+        taken = [{"params": rest}] if rest else []
+        for i, settings in enumerate(self.settings):
+            mine = [p for p, group in zip(parameters, self.group_of, strict=True) if group == i]
+            if mine:
+                taken.append({"params": mine, **settings})
+        optimizer = make(taken)
+        for settings in self.settings:
+            _check(settings, optimizer)
+        return optimizer
+
+
+def _check(settings: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    kind = type(optimizer).__name__
+    for key, value in settings.items():
+        if key not in optimizer.defaults:
+            known = ", ".join(sorted(optimizer.defaults))
+            raise ValueError(f"parameter_groups: {kind} has no setting {key!r}; it has {known}")
+        if _is_number(optimizer.defaults[key]) and not (_is_number(value) and value >= 0):
+            raise ValueError(f"parameter_groups: {key}={value} must be a number, at least 0")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _holders(model: nn.Module) -> dict[str, str]:
+    """The class of the module that holds each parameter, by the parameter's name."""
+    return {
+        f"{prefix}.{name}" if prefix else name: type(module).__name__
+        for prefix, module in model.named_modules()
+        for name, _ in module.named_parameters(recurse=False)
+    }
+
+
+def _patterns(group: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for kind in CHOOSING:
+        for pattern in group.get(kind, ()):
+            yield kind, pattern
+
+
+def _matches(group: Mapping[str, Any], name: str, holder: str, matched: set[tuple[str, str]]) -> bool:
+    """Whether the group takes this parameter; the patterns that do are added to `matched`."""
+    found = {
+        (kind, pattern)
+        for kind, pattern in _patterns(group)
+        if fnmatchcase(name if kind == "parameters" else holder, pattern)
+    }
+    matched |= found
+    return bool(found)
+
+
+def _unmatched(kind: str, pattern: str, names: list[str], holders: Mapping[str, str]) -> str:
+    if kind == "parameters":
+        return f"{pattern!r} matches no parameter; the first ones are {', '.join(names[:4])}"
+    classes = ", ".join(sorted(set(holders.values())))
+    return f"{pattern!r} matches no module with parameters; there are {classes}"
