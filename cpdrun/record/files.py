@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,14 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 row = json.loads(line)
                 if isinstance(row, dict):
                     yield row
+
+
+def remove(path: Path) -> None:
+    """Take `path` away, or the folder that somebody put in its place; nothing where it is absent."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _finite(value: Any) -> Any:

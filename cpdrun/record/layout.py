@@ -7,7 +7,8 @@
 <results_dir>/<sweep>/runs/<slug>-<hash10>/
   config.yaml  overrides.txt  format.json         what the run is, and the bits of its format
   env.json  code.diff                             with what it was trained; code that was not committed
-  metrics.jsonl  ckpt/last.pt  status.json        how far it is
+  metrics.jsonl  ckpt/{last,previous}.pt          how far it is; ckpt/unreadable.pt was damaged
+  status.json                                     progress
   attempts/<n>/{agent.log,rank<k>.log}            what each attempt said
   attempts/<n>/{where.json,exit.json}             where it ran, how it went
   done.json                                       finished: its presence, and nothing else, says so

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Any
 
-from cpdrun.record.files import read_object
+from cpdrun.record.files import read_object, remove
 from cpdrun.record.layout import RunDir
 from cpdrun.record.lock import claim, is_claimed, release
 
@@ -49,5 +49,5 @@ def forget(run: RunDir) -> None:
     if not run.path.exists() or (fd := claim(run)) is None:
         return
     for path in (run.done, run.status, run.metrics, *run.checkpoint.parent.glob("*.pt")):
-        path.unlink(missing_ok=True)
+        remove(path)
     release(run, fd)

@@ -2,29 +2,41 @@
 
 Every random draw is derived from (seed, epoch, step, worker), see :mod:`cpdrun.train.seeds`, so no
 generator's state is kept.
+
+A checkpoint is what torch.save writes, a ZIP archive, and in the archive's comment (APPNOTE 4.3.16: the last bytes of
+the file) the name of the run and the SHA-256 of every byte before and of that name. torch.load reads it as it is.
 """
 
 import hashlib
+import json
 import os
-import pickle
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
 
+CHUNK_BYTES = 1 << 20
+SEAL_BYTES = 2048  # no seal is longer: a name has 255 bytes at most, six times that as JSON
+LENGTH_BYTES = 2  # of the comment, as the archive says just before it
 
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` in one step; the checkpoint before it stays beside it until the next save.
+
+class UnreadableError(Exception):
+    """A checkpoint that is damaged, of another run, or none at all: why, in a line."""
+
+
+def save(path: Path, state: dict[str, Any], run: str) -> None:
+    """Write `state` of the run of that name in one step; the checkpoint before it stays beside it until the next save.
 
     Raises OSError where the disk refuses it; what was there is then untouched.
     """
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(".tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("w+b") as file:
             torch.save(state, file)
+            _seal(file, run)
             file.flush()
             os.fsync(file.fileno())
     except (OSError, RuntimeError) as error:
@@ -34,21 +46,40 @@ def save(path: Path, state: dict[str, Any]) -> None:
             raise OSError(cause.errno, cause.strerror, str(path)) from error
         raise
     if path.exists():
-        path.replace(_previous(path))
+        path.replace(candidates(path)[1])
     temporary.replace(path)
 
 
-def load(path: Path, device: torch.device) -> dict[str, Any] | None:
-    """The last whole checkpoint, or None; one that cannot be read is passed over with a warning."""
-    for candidate in (path, _previous(path)):
-        if candidate.exists():
+def choose(path: Path, run: str) -> Path | None:
+    """The last whole checkpoint of the run of that name; None where there is none.
+
+    One that is damaged, of another run, or no file at all is named in a warning and set aside, as unreadable.pt: it
+    must not push out the one before at the next save. For one process alone to call.
+    """
+    found, refused = None, []
+    for candidate in candidates(path):
+        if found is None and os.path.lexists(candidate):
             try:
-                return torch.load(candidate, map_location=device, weights_only=True)
-            except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
-                print(
-                    f"warning: {candidate} cannot be read ({error}); trying the one before", file=sys.stderr
-                )
-    return None
+                with candidate.open("rb") as file:
+                    _check_seal(file, run)
+                found = candidate
+            except (UnreadableError, OSError) as error:
+                refused.append(f"{candidate} cannot be read ({error})")
+                candidate.replace(_free_name(candidate.with_name("unreadable.pt")))
+    instead = "going on from the one before" if found else "starting from the beginning"
+    for line in refused:
+        print(f"warning: {line}; {instead}", file=sys.stderr)
+    return found
+
+
+def read(path: Path, device: torch.device) -> dict[str, Any]:
+    """The state in a checkpoint that `choose` found, its tensors on `device`."""
+    return torch.load(path, map_location=device, weights_only=True)
+
+
+def candidates(path: Path) -> tuple[Path, Path]:
+    """Where checkpoints may lie, the latest first."""
+    return path, path.with_name("previous.pt")
 
 
 def weights_sha256(model: nn.Module) -> str:
@@ -60,5 +91,51 @@ def weights_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _previous(path: Path) -> Path:
-    return path.with_name("previous.pt")
+def _seal(file: BinaryIO, run: str) -> None:
+    """Append the seal to the archive in `file` and tell the archive the length of its comment."""
+    end = file.seek(0, os.SEEK_END)
+    length = len(_seal_of(run, "0" * 64))
+    file.seek(end - LENGTH_BYTES)
+    file.write(length.to_bytes(LENGTH_BYTES, "little"))
+    seal = _seal_of(run, _digest(file, end, run))
+    file.seek(end)
+    file.write(seal)
+
+
+def _check_seal(file: BinaryIO, run: str) -> None:
+    """Raises UnreadableError where the file is damaged, or was written for another run."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - SEAL_BYTES))
+    line = file.read().rpartition(b"\n")[2]
+    try:
+        seal = json.loads(line)
+        name, digest = seal["run"], seal["sha256"]
+    except (ValueError, KeyError, TypeError):
+        raise UnreadableError("it is cut short or no checkpoint of cpdrun: no digest at its end") from None
+    if digest != _digest(file, size - len(line) - 1, name):
+        raise UnreadableError("it is damaged: its bytes are not those that were written")
+    if name != run:
+        raise UnreadableError(f"it is of another run, {name!r}")
+
+
+def _seal_of(run: str, digest: str) -> bytes:
+    return b"\n" + json.dumps({"run": run, "sha256": digest}).encode()
+
+
+def _digest(file: BinaryIO, size: int, run: str) -> str:
+    """SHA-256 of the first `size` bytes of `file` and of the run's name."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while size > 0 and (chunk := file.read(min(CHUNK_BYTES, size))):
+        digest.update(chunk)
+        size -= len(chunk)
+    digest.update(str(run).encode())
+    return digest.hexdigest()
+
+
+def _free_name(path: Path) -> Path:
+    """`path`, or where something has that name, the first of unreadable-2.pt, unreadable-3.pt ... that is free."""
+    number, name = 2, path
+    while os.path.lexists(name):
+        name, number = path.with_stem(f"{path.stem}-{number}"), number + 1
+    return name

@@ -20,6 +20,7 @@ class Journal:
 
     def __init__(self, run: RunDir, rank: int, epochs: int):
         self.run, self.writes, self.epochs = run, rank == 0, epochs
+        self.run_name = run.path.resolve().name  # of `.` too
         self.started = time.time()
         self._status_written = 0.0
 

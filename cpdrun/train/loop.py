@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.gossip import Gossip
@@ -116,7 +117,7 @@ def train(
 
 def _restore(learner: Learner, journal: Journal, workers: Workers, device: torch.device) -> Progress:
     """The learner as the checkpoint has it, and how far it was; all as it is without one."""
-    state = checkpoint.load(journal.run.checkpoint, device)
+    state = _checkpoint(journal, workers, device)
     if state is None:
         journal.restart_at(0)
         return Progress()
@@ -128,6 +129,18 @@ def _restore(learner: Learner, journal: Journal, workers: Workers, device: torch
     return progress
 
 
+def _checkpoint(journal: Journal, workers: Workers, device: torch.device) -> dict[str, Any] | None:
+    """The last whole checkpoint, which rank 0 chooses for all: two ranks must not go on from different ones."""
+    there = [None, *checkpoint.candidates(journal.run.checkpoint)]
+    choice = torch.zeros(1, dtype=torch.int64, device=device)
+    if workers.rank == 0:
+        choice += there.index(checkpoint.choose(journal.run.checkpoint, journal.run_name))
+    if workers.nproc > 1:
+        dist.broadcast(choice, src=0)
+    chosen = there[int(choice.item())]
+    return None if chosen is None else checkpoint.read(chosen, device)
+
+
 def _save(learner: Learner, journal: Journal, workers: Workers, progress: Progress) -> None:
     """Collective: what is spread over the ranks comes together on rank 0, which writes."""
     losses = progress.losses_SxN
@@ -135,4 +148,4 @@ def _save(learner: Learner, journal: Journal, workers: Workers, progress: Progre
         losses = workers.sum_of_disjoint(losses.clone())
     state = {"progress": vars(progress) | {"losses_SxN": losses}, **learner.state_dict()}
     if journal.writes:
-        checkpoint.save(journal.run.checkpoint, state)
+        checkpoint.save(journal.run.checkpoint, state, journal.run_name)
