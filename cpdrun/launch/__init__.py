@@ -17,6 +17,7 @@ _HOME = {
     "launch": "run",
     "preflight": "run",
     "warm_up": "run",
+    "would_write": "run",
 }
 __all__ = sorted(_HOME)
 

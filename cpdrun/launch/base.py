@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from cpdrun.record import RunDir
@@ -74,6 +75,10 @@ class Executor(ABC):
         """What keeps runs of these configs from being started here, in a line; None where nothing does. Looked at
         before anything is written."""
         return None
+
+    def would_write(self, jobs: list[Job]) -> dict[Path, str]:
+        """Scripts that `submit` would write for these jobs; asks nobody and writes nothing."""
+        return {}
 
     @abstractmethod
     def submit(self, jobs: list[Job]) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -88,6 +89,16 @@ def launch(
     summary.training_share = training_share(list(executed.values()), executor.slots, summary.wall_seconds)
     print_summary(console, summary)
     return summary
+
+
+def would_write(
+    sweep: SweepDir, jobs: list[Job], launcher: dict[str, Any], options: LaunchOptions
+) -> dict[Path, str]:
+    """The scripts that `launch` would write beside the runs, by path. Nothing is written or asked for, and an executor of
+    the user's own, which would have to be imported, has none. Raises LaunchError."""
+    if not launcher["_target_"].startswith("cpdrun."):
+        return {}
+    return _executor(sweep, launcher, options).would_write(jobs)
 
 
 def training_share(jobs: list[tuple[Job, float]], slots: int, wall_seconds: float) -> float | None:

@@ -20,6 +20,8 @@ from cpdrun.launch.engine import WarmEngine
 from cpdrun.launch.squeue import elements_in_queue, slurm
 from cpdrun.record import SweepDir, read_json, read_object, record_of, write_json, write_text
 
+AUTO = "auto"
+MEM_PER_CPU_GB = 2  # torch and a data loader's images, with room
 PATIENCE = 150  # polls without an answer, five minutes, before the launcher gives up watching
 POLL_S = 2.0  # squeue asks the controller that the whole cluster shares
 
@@ -28,7 +30,8 @@ class SlurmExecutor(Executor):
     """Submits the runs as job arrays, one for each kind of resources they need, and watches them.
 
     Args:
-        partition, account, time, gres, mem: as sbatch's options of these names; None leaves them out.
+        partition, account, time, gres, mem: as sbatch's options of these names; None leaves them out. gres=auto asks
+            for a GPU a rank where device=cuda, mem=auto for MEM_PER_CPU_GB a core.
         nodes, tasks_per_node: of each run. Their product divides nproc; each task is an engine of its own.
         max_parallel: elements of an array at the same time; the command line's takes precedence.
         warning_s: seconds before the time limit at which a run is told to save.
@@ -83,6 +86,10 @@ class SlurmExecutor(Executor):
         except LaunchError as error:
             return str(error)
         return None
+
+    def would_write(self, jobs: list[Job]) -> dict[Path, str]:
+        groups = enumerate(_by_resources(jobs), start=1)
+        return {self._sweep.array_script(number): self.script(group) for number, group in groups}
 
     def submit(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -156,7 +163,6 @@ class SlurmExecutor(Executor):
 
     def script(self, jobs: list[Job]) -> str:
         """The sbatch script for `jobs`, which all need the same resources."""
-        nproc, threads = jobs[0].nproc, jobs[0].config["threads"]
         limit = f"%{self._max_parallel}" if self._max_parallel else ""
         options = {
             "job-name": f"cpdrun-{self._sweep.name}",
@@ -165,9 +171,8 @@ class SlurmExecutor(Executor):
             "open-mode": "append",
             "nodes": self._nodes,
             "ntasks-per-node": self._tasks // self._nodes,
-            "cpus-per-task": nproc // self._tasks * threads,
+            **self._resources(jobs[0]),
             "signal": f"B:USR1@{self._warning_s}",
-            **{key: value for key, value in self._asked.items() if value is not None},
         }
         names = "\n".join(f"    {shlex.quote(job.run.name)}" for job in jobs)
         command = [sys.executable, "-m", "cpdrun.launch.agent"]
@@ -182,6 +187,16 @@ class SlurmExecutor(Executor):
             agent=shlex.join(command),
             flags=shlex.join(flags),
         )
+
+    def _resources(self, job: Job) -> dict[str, Any]:
+        """Cores for the threads and loaders of a task's ranks, and what the yaml asks for."""
+        cpus = job.nproc // self._tasks * (job.config["threads"] + job.config.get("loaders", 0))
+        asked = dict(self._asked)
+        if asked["gres"] == AUTO:
+            asked["gres"] = f"gpu:{job.nproc // self._nodes}" if job.config["device"] == "cuda" else None
+        if asked["mem"] == AUTO:
+            asked["mem"] = f"{MEM_PER_CPU_GB * cpus * self._tasks // self._nodes}G"
+        return {"cpus-per-task": cpus} | {key: value for key, value in asked.items() if value is not None}
 
     def _outcome(self, job: Job, element: str) -> dict[str, Any]:
         done = record_of(job.run)
@@ -247,7 +262,8 @@ def _queue(sweep: SweepDir) -> dict[str, tuple[str, str]]:
 
 
 def _by_resources(jobs: list[Job]) -> list[list[Job]]:
-    groups: dict[tuple[int, int], list[Job]] = {}
+    groups: dict[tuple, list[Job]] = {}
     for job in jobs:
-        groups.setdefault((job.nproc, job.config["threads"]), []).append(job)
+        needs = (job.nproc, *(job.config.get(key) for key in ("threads", "loaders", "device")))
+        groups.setdefault(needs, []).append(job)
     return list(groups.values())
