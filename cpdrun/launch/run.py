@@ -94,7 +94,7 @@ def launch(
 def would_write(
     sweep: SweepDir, jobs: list[Job], launcher: dict[str, Any], options: LaunchOptions
 ) -> dict[Path, str]:
-    """The scripts that `launch` would write beside the runs, by path. Nothing is written or asked for, and an executor of
+    """The scripts that `launch` would write beside the runs, by path. Nothing is written or asked for; an executor of
     the user's own, which would have to be imported, has none. Raises LaunchError."""
     if not launcher["_target_"].startswith("cpdrun."):
         return {}
