@@ -91,24 +91,63 @@ def code_dtype(fmt: Format) -> torch.dtype:
     return torch.int32 if fmt.bits < 32 else torch.int64
 
 
+def dense(x: Tensor) -> Tensor:
+    """x as its memory says it: contiguous, and without the bit that torch negates the imaginary part of conj() by."""
+    x = x if x.is_contiguous() else x.contiguous()
+    return x.resolve_neg() if x.is_neg() else x
+
+
 def as_source(x: Tensor) -> Tensor:
-    """x as the backends take it: contiguous, float32 or float64 (the smaller types widen exactly)."""
-    if x.dtype in _NARROW:
-        x = x.float()
-    return x if x.is_contiguous() else x.contiguous()
+    """x as the backends take it: dense, float32 or float64 (the smaller types widen exactly)."""
+    return dense(x.float() if x.dtype in _NARROW else x)
 
 
-def destination(out: Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Where the backend writes: `out` itself if it is dense, else a new tensor, for `deliver` to copy."""
-    if out is None:
-        return torch.empty(shape, dtype=dtype, device=device)
+def check_out(out: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
     if not isinstance(out, Tensor) or out.dtype is not dtype:
         raise TypeError(f"out must be a tensor of {dtype}; got {kind(out)}")
     if out.shape != torch.Size(shape) or out.device != device:
         raise ValueError(
             f"out must have shape {list(shape)} on {device}; got {list(out.shape)} on {out.device}"
         )
-    return out if out.is_contiguous() else torch.empty(shape, dtype=dtype, device=device)
+
+
+def destination(
+    out: Tensor | None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    inputs: Sequence[Tensor] = (),
+) -> Tensor:
+    """Where the backend writes: `out` itself if it is dense, else a new tensor, for `deliver` to copy.
+
+    Raises RuntimeError, as torch does, where `out` shares some of its memory with an input and is not that input.
+    """
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    check_out(out, shape, dtype, device)
+    if any(_overlap_in_part(out, x) for x in inputs):
+        raise RuntimeError(
+            "out overlaps an input in memory without being that input; clone() one of them first"
+        )
+    return out if out.is_contiguous() and not out.is_neg() else torch.empty(shape, dtype=dtype, device=device)
+
+
+def _overlap_in_part(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors share memory and are not one and the same. Two with holes may lie in each other's."""
+    start_a, start_b = a.data_ptr(), b.data_ptr()
+    if start_a >= start_b + _extent(b) or start_b >= start_a + _extent(a) or a.device != b.device:
+        return False
+    if start_a == start_b and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()):
+        return False
+    return all(_extent(x) == x.numel() * x.element_size() for x in (a, b))
+
+
+def _extent(x: Tensor) -> int:
+    """Bytes from the first element of x to the end of the last one."""
+    if x.is_contiguous() or x.numel() == 0:
+        return x.numel() * x.element_size()
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return (last + 1) * x.element_size()
 
 
 def deliver(result: Tensor, out: Tensor | None) -> Tensor:
@@ -119,6 +158,19 @@ def deliver(result: Tensor, out: Tensor | None) -> Tensor:
     return out
 
 
+def check_seed(seed: object) -> int | None:
+    """A seed as an int64, which operators take: 64 bits, with or without a sign, as torch.manual_seed takes them."""
+    if seed is None:
+        return None
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise TypeError(f"seed is {seed!r}; a whole number or None is needed") from None
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(f"seed is {number}; allowed: -2**63 .. 2**64 - 1")
+    return number if number < 1 << 63 else number - (1 << 64)
+
+
 def draw_seed(seed: int | None) -> int:
-    """64 bits; drawn from torch's default generator where none is given."""
-    return int(torch.randint(-(2**63), 2**63 - 1, ()).item()) if seed is None else operator.index(seed)
+    """The seed given, else one drawn from torch's default generator."""
+    return int(torch.randint(-(2**63), 2**63 - 1, ()).item()) if seed is None else seed

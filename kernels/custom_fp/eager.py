@@ -20,6 +20,7 @@ from custom_fp.checks import (
     check_terms,
     code_dtype,
     deliver,
+    dense,
     destination,
     draw_seed,
     packed_size,
@@ -46,7 +47,7 @@ def quantize(
     if out is None and source.dtype is torch.float32:
         result = torch.empty_like(source)  # half the cost of naming shape, dtype and device
     else:
-        result = destination(out, x.shape, torch.float32, x.device)
+        result = destination(out, x.shape, torch.float32, x.device, (x,))
     seed = draw_seed(seed) if rounding == "stochastic" else 0
     for_device(x.device.type).quantize(source, fmt, rounding, overflow, seed, offset, result)
     return deliver(result, out)
@@ -54,7 +55,7 @@ def quantize(
 
 def scale_pow2(x: Tensor, shift: int, out: Tensor | None = None) -> Tensor:
     check_float(x)
-    result = destination(out, x.shape, torch.float32, x.device)
+    result = destination(out, x.shape, torch.float32, x.device, (x,))
     for_device(x.device.type).scale_pow2(as_source(x), int(shift), result)
     return deliver(result, out)
 
@@ -81,7 +82,7 @@ def accumulate(
     check_offset(offset)
     first = tensors[0]
     sources = [as_source(tensor) for tensor in tensors]
-    result = destination(out, first.shape, torch.float32, first.device)
+    result = destination(out, first.shape, torch.float32, first.device, tensors)
     if any(source.data_ptr() == result.data_ptr() for source in sources[1:]):
         result = torch.empty_like(result)  # out is one of the later terms, still to be read
     seed = draw_seed(seed) if rounding == "stochastic" else 0
@@ -94,15 +95,15 @@ def accumulate(
 def encode(x: Tensor, fmt: FormatLike, out: Tensor | None = None) -> Tensor:
     check_float(x)
     fmt = Format.parse(fmt)
-    result = destination(out, x.shape, code_dtype(fmt), x.device)
+    result = destination(out, x.shape, code_dtype(fmt), x.device, (x,))
     for_device(x.device.type).encode(as_source(x), fmt, result)
     return deliver(result, out)
 
 
 def decode(codes: Tensor, fmt: FormatLike, out: Tensor | None = None) -> Tensor:
     check_codes(codes)
-    result = destination(out, codes.shape, torch.float32, codes.device)
-    for_device(codes.device.type).decode(codes.contiguous(), Format.parse(fmt), result)
+    result = destination(out, codes.shape, torch.float32, codes.device, (codes,))
+    for_device(codes.device.type).decode(dense(codes), Format.parse(fmt), result)
     return deliver(result, out)
 
 
@@ -120,7 +121,7 @@ def pack(
     check_rule(rounding, overflow)
     check_offset(offset)
     fmt = Format.parse(fmt)
-    result = destination(out, (packed_size(x.numel(), fmt),), torch.uint8, x.device)
+    result = destination(out, (packed_size(x.numel(), fmt),), torch.uint8, x.device, (x,))
     seed = draw_seed(seed) if rounding == "stochastic" else 0
     for_device(x.device.type).pack(as_source(x), fmt, int(shift), rounding, overflow, seed, offset, result)
     return deliver(result, out)
@@ -131,8 +132,8 @@ def unpack(
 ) -> Tensor:
     fmt = Format.parse(fmt)
     check_bytes("unpack", data, math.prod(shape), fmt)
-    result = destination(out, shape, torch.float32, data.device)
-    for_device(data.device.type).unpack(data.contiguous(), fmt, int(shift), result)
+    result = destination(out, shape, torch.float32, data.device, (data,))
+    for_device(data.device.type).unpack(dense(data), fmt, int(shift), result)
     return deliver(result, out)
 
 
@@ -153,9 +154,9 @@ def accumulate_packed(
     check_terms("accumulate_packed", payloads)
     check_rule(rounding, overflow)
     check_offset(offset)
-    sources = [payload.contiguous() for payload in payloads]
+    sources = [dense(payload) for payload in payloads]
     device = payloads[0].device
-    result = destination(out, (packed_size(n, fmt),), torch.uint8, device)
+    result = destination(out, (packed_size(n, fmt),), torch.uint8, device, payloads)
     if any(source.data_ptr() == result.data_ptr() for source in sources[1:]):
         result = torch.empty_like(result)
     seed = draw_seed(seed) if rounding == "stochastic" else 0

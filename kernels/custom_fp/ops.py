@@ -2,9 +2,10 @@
 
 Rules for all of them. Inputs are float32, float64, float16 or bfloat16 tensors of any shape and strides, rounded
 once and never written; results are float32. `fmt` is a Format or its name. `out=` takes a tensor of the right
-shape, dtype and device (any strides) and returns it. NaN is positive and quiet in every result. A tensor, format or
-word that does not fit raises TypeError or ValueError, which say what was given and what is allowed. Gradients flow
-through quantize and matmul; the results of the others are cut from autograd's graph.
+shape, dtype and device (any strides) and returns it; it may be an input, but RuntimeError is raised where it shares
+only part of an input's memory. Seeds are whole numbers from -2**63 to 2**64 - 1. NaN is positive and quiet in every
+result. A tensor, format or word that does not fit raises TypeError or ValueError, which say what was given and what is
+allowed. Gradients flow through quantize and matmul; the results of the others are cut from autograd's graph.
 
 quantize, encode, decode, pack, unpack and packed_size take formats with scales too (codebooks, MX: see scaled.py).
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from custom_fp import eager, scaled, scaled_autograd
 from custom_fp.backends import backend
-from custom_fp.checks import check_rule, packed_size
+from custom_fp.checks import check_rule, check_seed, packed_size
 from custom_fp.eager import max_exponent as _max_exponent
 from custom_fp.format import Format
 from custom_fp.names import ScaledFormat, as_scaled
@@ -66,6 +67,7 @@ def quantize(
     Subnormals are kept, of the format and of x; -0 stays -0. inf and NaN stay what they are where the format has
     them; NaN becomes inf (or max) where it has no NaN. The gradient passes straight through.
     """
+    seed = check_seed(seed)
     if (with_scales := _with_scales(fmt)) is not None:
         check_rule(rounding, overflow)
         return _quantize_scaled(x, with_scales, rounding, out)
@@ -109,7 +111,7 @@ def accumulate(
     once t is not finite. Q is `quantize` with the same rounding and overflow, so that with "saturate" partial sums stop
     at the largest value; stochastic rounding draws anew in every step, by the index of an element, from `offset` on.
     """
-    tensors = list(tensors)
+    tensors, seed = list(tensors), check_seed(seed)
     if out is None and not _eager(*tensors):
         detached = [x.detach() for x in tensors]
         return torch.ops.custom_fp.accumulate(detached, _name(fmt), kahan, rounding, overflow, seed, offset)
@@ -158,6 +160,7 @@ def pack(
     8 codes fill k bytes, code j from bit j * k on, little-endian; zero codes fill up the last group. Of a format with
     scales, the scales' bytes come first; there is no shift, and rounding is to nearest even.
     """
+    seed = check_seed(seed)
     if (with_scales := _with_scales(fmt)) is not None:
         _no_shift(shift, with_scales)
         _nearest_only(rounding, with_scales)
@@ -198,7 +201,7 @@ def accumulate_packed(
     out: Tensor | None = None,
 ) -> Tensor:
     """pack(accumulate(unpack each payload)) without the float32 tensors in between; n values a payload."""
-    payloads = list(payloads)
+    payloads, seed = list(payloads), check_seed(seed)
     if out is None and not _eager(*payloads):
         return torch.ops.custom_fp.accumulate_packed(
             payloads, _name(fmt), n, kahan, rounding, overflow, seed, offset

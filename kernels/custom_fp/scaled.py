@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 
 from custom_fp import scaled_torch
-from custom_fp.checks import check_float, deliver, destination, kind
+from custom_fp.checks import check_float, deliver, dense, destination, kind
 from custom_fp.names import ScaledFormat
 
 
 def quantize(x: Tensor, fmt: ScaledFormat, out: Tensor | None = None) -> Tensor:
     """decode(encode(x)): float32 of x's shape."""
     check_float(x)
-    result = destination(out, x.shape, torch.float32, x.device)
+    result = destination(out, x.shape, torch.float32, x.device, (x,))
     _side(x).quantize_rows(_source(x).view(1, -1), fmt, result.view(1, -1))
     return deliver(result, out)
 
@@ -66,14 +66,14 @@ def decode(codes: Tensor, scales: Tensor, fmt: ScaledFormat) -> Tensor:
             f"{list(scales.shape)} of {scales.dtype}"
         )
     values = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
-    _side(codes).decode(codes.reshape(-1), scales.contiguous(), fmt, values.view(-1))
+    _side(codes).decode(dense(codes).view(-1), dense(scales), fmt, values.view(-1))
     return values
 
 
 def pack(x: Tensor, fmt: ScaledFormat, out: Tensor | None = None) -> Tensor:
     """The scales' bytes, little-endian, then ceil(n / 8) * k bytes of codes as `custom_fp.pack` lays them out."""
     check_float(x)
-    data = destination(out, (fmt.packed_size(x.numel()),), torch.uint8, x.device)
+    data = destination(out, (fmt.packed_size(x.numel()),), torch.uint8, x.device, (x,))
     _side(x).pack(_source(x).view(-1), fmt, *_parts(data, fmt, x.numel()))
     return deliver(data, out)
 
@@ -85,13 +85,13 @@ def unpack(data: Tensor, fmt: ScaledFormat, shape: Sequence[int], out: Tensor | 
         raise ValueError(
             f"unpack: {n} values of {fmt} are {fmt.packed_size(n)} bytes; got {kind(data)} of {list(data.shape)}"
         )
-    values = destination(out, shape, torch.float32, data.device)
-    _side(data).unpack(*_parts(data.contiguous(), fmt, n), fmt, values.view(-1))
+    values = destination(out, shape, torch.float32, data.device, (data,))
+    _side(data).unpack(*_parts(dense(data), fmt, n), fmt, values.view(-1))
     return deliver(values, out)
 
 
 def _source(x: Tensor) -> Tensor:
-    return x.detach().to(torch.float32).contiguous()
+    return dense(x.detach().to(torch.float32))
 
 
 def _parts(data: Tensor, fmt: ScaledFormat, n: int) -> tuple[Tensor, Tensor]:
