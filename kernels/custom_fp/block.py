@@ -31,11 +31,28 @@ INT8_FRACTION_BITS = 6
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """An MX format. element: the format of the elements; None: int8. Made by `parse`."""
+    """Blocks of elements of one format under a power of two: an MX format (`parse` makes those), or one like them.
+
+    element: a Format of at most 8 bits, or its name; None: int8. block: elements that share a scale, 1 and more.
+    Raises ValueError for anything else.
+    """
 
     name: str
     element: Format | None
     block: int = field(default=BLOCK)
+
+    def __post_init__(self) -> None:
+        if self.element is not None:
+            object.__setattr__(self, "element", Format.parse(self.element))
+            if self.element.bits > 8:
+                raise ValueError(
+                    f"block format {self.name!r} with elements of {self.element}, {self.element.bits} bits; "
+                    "allowed: formats of at most 8 bits, or None for int8"
+                )
+        if not isinstance(self.block, int) or isinstance(self.block, bool) or self.block < 1:
+            raise ValueError(
+                f"block format {self.name!r} with block={self.block!r}; allowed: a whole number from 1"
+            )
 
     @classmethod
     def parse(cls, name: str | BlockFormat) -> BlockFormat:

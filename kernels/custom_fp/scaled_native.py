@@ -1,6 +1,6 @@
 """The compiled side of scaled.py, for tensors on the CPU: codebooks (csrc/codebook.h) and MX (csrc/cpu_blocks.h).
 
-Same functions and same results as scaled_torch.py, which takes what is left: MX in blocks that are no multiple of 8.
+Same functions and same results as scaled_torch.py, which takes what is left: the bits of packed codebooks.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ def quantize_rows(x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
     if isinstance(fmt, Codebook):
         arguments, _ = _tables(fmt)
         _codebook.quantize(x_RxN.data_ptr(), out_RxN.data_ptr(), rows, n, _block_size(fmt, n), *arguments)
-    elif _knows(fmt):
-        _native.quantize_blocks(x_RxN.data_ptr(), out_RxN.data_ptr(), rows, n, *_blocks(fmt))
     else:
-        scaled_torch.quantize_rows(x_RxN, fmt, out_RxN)
+        _native.quantize_blocks(x_RxN.data_ptr(), out_RxN.data_ptr(), rows, n, *_blocks(fmt, n))
 
 
 def encode(x_n: Tensor, fmt: ScaledFormat, codes_n: Tensor, scales_B: Tensor) -> None:
@@ -38,10 +36,8 @@ def encode(x_n: Tensor, fmt: ScaledFormat, codes_n: Tensor, scales_B: Tensor) ->
         _codebook.encode(
             x_n.data_ptr(), codes_n.data_ptr(), scales_B.data_ptr(), n, _block_size(fmt, n), *arguments
         )
-    elif _knows(fmt):
-        _encode_blocks(x_n, fmt, scales_B, codes_n, dense=False)
     else:
-        scaled_torch.encode(x_n, fmt, codes_n, scales_B)
+        _encode_blocks(x_n, fmt, scales_B, codes_n, dense=False)
 
 
 def decode(codes_n: Tensor, scales_B: Tensor, fmt: ScaledFormat, out_n: Tensor) -> None:
@@ -56,54 +52,50 @@ def decode(codes_n: Tensor, scales_B: Tensor, fmt: ScaledFormat, out_n: Tensor) 
             _block_size(fmt, n),
             values.data_ptr(),
         )
-    elif _knows(fmt):
-        _decode_blocks(scales_B, codes_n, fmt, out_n, dense=False)
     else:
-        scaled_torch.decode(codes_n, scales_B, fmt, out_n)
+        _decode_blocks(scales_B, codes_n, fmt, out_n, dense=False)
 
 
 def pack(x_n: Tensor, fmt: ScaledFormat, head: Tensor, body: Tensor) -> None:
-    if _knows(fmt):
-        _encode_blocks(x_n, fmt, head, body, dense=True)
-    else:
+    if isinstance(fmt, Codebook):
         scaled_torch.pack(x_n, fmt, head, body, encode)
+    else:
+        _encode_blocks(x_n, fmt, head, body, dense=True)
 
 
 def unpack(head: Tensor, body: Tensor, fmt: ScaledFormat, out_n: Tensor) -> None:
-    if _knows(fmt):
-        _decode_blocks(head, body, fmt, out_n, dense=True)
-    else:
+    if isinstance(fmt, Codebook):
         scaled_torch.unpack(head, body, fmt, out_n, decode)
+    else:
+        _decode_blocks(head, body, fmt, out_n, dense=True)
+
+
+def _block_size(fmt: ScaledFormat, n: int) -> int:
+    """Of the blocks that n values are cut in: no longer than there are values."""
+    return max(1, min(fmt.block or n, n))
 
 
 # ---- MX
 
 
-def _knows(fmt: ScaledFormat) -> bool:
-    return isinstance(fmt, BlockFormat) and fmt.block % 8 == 0
-
-
-def _blocks(fmt: BlockFormat) -> tuple[int, int, int, int]:
-    return fmt.block, 0 if fmt.element is None else fmt.element.spec, fmt.emax, get_num_threads()
+def _blocks(fmt: BlockFormat, n: int) -> tuple[int, int, int, int]:
+    """The last arguments of the compiled functions for n values."""
+    size = _block_size(fmt, n)
+    return size, 0 if fmt.element is None else fmt.element.spec, fmt.emax, get_num_threads()
 
 
 def _encode_blocks(x_n: Tensor, fmt: BlockFormat, scales_B: Tensor, codes: Tensor, dense: bool) -> None:
     _native.encode_blocks(
-        x_n.data_ptr(), scales_B.data_ptr(), codes.data_ptr(), dense, x_n.numel(), *_blocks(fmt)
+        x_n.data_ptr(), scales_B.data_ptr(), codes.data_ptr(), dense, x_n.numel(), *_blocks(fmt, x_n.numel())
     )
 
 
 def _decode_blocks(scales_B: Tensor, codes: Tensor, fmt: BlockFormat, out_n: Tensor, dense: bool) -> None:
-    _native.decode_blocks(
-        scales_B.data_ptr(), codes.data_ptr(), dense, out_n.data_ptr(), out_n.numel(), *_blocks(fmt)
-    )
+    n = out_n.numel()
+    _native.decode_blocks(scales_B.data_ptr(), codes.data_ptr(), dense, out_n.data_ptr(), n, *_blocks(fmt, n))
 
 
 # ---- codebooks
-
-
-def _block_size(fmt: Codebook, n: int) -> int:
-    return fmt.block or max(n, 1)
 
 
 @cache

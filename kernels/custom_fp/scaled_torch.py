@@ -26,7 +26,7 @@ def quantize_rows(x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
     rows, n = x_RxN.shape
     if n == 0 or rows == 0:
         return
-    block = fmt.block or n
+    block = min(fmt.block or n, n)
     x_BxK = torch.nn.functional.pad(x_RxN, (0, -n % block)).view(-1, block)
     out_RxN.copy_(_round(fmt, x_BxK, x_BxK.abs().amax(1)).view(rows, -1)[:, :n])
 
@@ -71,7 +71,7 @@ def scales_of(head: Tensor, fmt: ScaledFormat) -> Tensor:
 
 def _in_blocks(x_n: Tensor, fmt: ScaledFormat) -> Tensor:
     """(B, K), the last block filled up with zeros."""
-    if fmt.block is None:
+    if fmt.block is None or fmt.block > x_n.numel() > 0:
         return x_n.reshape(1, -1)
     blocks = fmt.scales(x_n.numel())
     if missing := blocks * fmt.block - x_n.numel():

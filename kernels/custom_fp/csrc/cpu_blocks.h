@@ -44,8 +44,8 @@ inline u8 scale_block(const float* __restrict x, float* __restrict scaled, int64
 // A run of blocks at a time: long enough for the loops of single values.
 class BlockRun {
 public:
-    BlockRun(const Blocks& blocks)
-        : size(blocks.size), is_int8(blocks.spec == 0), most(size < long_piece ? long_piece / size : 1),
+    BlockRun(const Blocks& blocks, int64_t n)
+        : size(blocks.size), is_int8(blocks.spec == 0), most(smaller(blocks_at_once(size), (n + size - 1) / size)),
           rule{blocks.spec, nearest_even, true, 0, 0}, emax(blocks.emax),
           limit(is_int8 ? 2.0f : max_value(blocks.spec)), values(static_cast<size_t>(most * size)), rounded(values) {}
 
@@ -132,8 +132,8 @@ private:
 };
 
 void quantize_blocks(const float* x, float* out, int64_t n, int64_t begin, int64_t end, const Blocks& blocks) {
-    BlockRun run(blocks);
-    u8 scales[long_piece];
+    BlockRun run(blocks, n);
+    u8 scales[1024];
     run.over(n, begin, end, [&](int64_t, int64_t number, int64_t first, int64_t count) {
         run.scale_down(x + first, scales, number, count);
         run.round_values(count);
@@ -143,7 +143,7 @@ void quantize_blocks(const float* x, float* out, int64_t n, int64_t begin, int64
 
 void encode_blocks(const float* x, u8* scales, u8* codes, bool dense, int64_t n, int64_t begin, int64_t end,
                    const Blocks& blocks) {
-    BlockRun run(blocks);
+    BlockRun run(blocks, n);
     run.over(n, begin, end, [&](int64_t block, int64_t number, int64_t first, int64_t count) {
         run.scale_down(x + first, scales + block, number, count);
         run.write_codes(codes + run.place(first, dense), dense, count);
@@ -152,7 +152,7 @@ void encode_blocks(const float* x, u8* scales, u8* codes, bool dense, int64_t n,
 
 void decode_blocks(const u8* scales, const u8* codes, bool dense, float* out, int64_t n, int64_t begin, int64_t end,
                    const Blocks& blocks) {
-    BlockRun run(blocks);
+    BlockRun run(blocks, n);
     run.over(n, begin, end, [&](int64_t block, int64_t number, int64_t first, int64_t count) {
         run.read_codes(codes + run.place(first, dense), dense, count);
         run.scale_up(scales + block, out + first, number, count);

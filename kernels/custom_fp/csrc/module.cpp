@@ -183,8 +183,8 @@ void matmul(uintptr_t a, uintptr_t b, uintptr_t out, int64_t batch, int64_t M, i
 
 // body(begin, end) over the blocks of `rows` rows of n values.
 template <class Body> void over_blocks(int64_t rows, int64_t n, const Blocks& blocks, int threads, const Body& body) {
-    const int64_t run = std::max<int64_t>(1, 1024 / blocks.size);
-    parallel(rows * ((n + blocks.size - 1) / blocks.size), threads, std::max<int64_t>(1, grain / blocks.size), run, body);
+    parallel(rows * ((n + blocks.size - 1) / blocks.size), threads, std::max<int64_t>(1, grain / blocks.size),
+             blocks_at_once(blocks.size), body);
 }
 
 void quantize_blocks(uintptr_t x, uintptr_t out, int64_t rows, int64_t n, int64_t size, uint32_t spec, int emax,

@@ -1,0 +1,78 @@
+"""Block formats of one's own: any block from 1 on, elements of at most 8 bits, and what is refused."""
+
+import math
+
+import custom_fp
+import pytest
+import torch
+from custom_fp import BlockFormat, Format, _native, scaled, scaled_torch
+
+ELEMENTS = ["e2m1fn", "e4m3fn", "e2m2", "e3m0", None]
+
+
+def values() -> torch.Tensor:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(20_011, generator=g) * torch.exp2(torch.randint(-140, 100, (20_011,), generator=g))
+    x[1000:9000] = torch.randn(8000, generator=g)
+    x[5000], x[7001], x[7002:7100] = math.nan, math.inf, 0.0
+    return x
+
+
+def everything(x: torch.Tensor, fmt: BlockFormat) -> list[torch.Tensor]:
+    codes, scales = custom_fp.encode(x, fmt)
+    data = custom_fp.pack(x, fmt)
+    rows = scaled.quantize_rows(x[: x.numel() // 3 * 3].view(3, -1), fmt)
+    found = [custom_fp.quantize(x, fmt), custom_fp.decode((codes, scales), fmt), rows]
+    found.append(custom_fp.unpack(data, fmt, x.shape))
+    return [codes, scales, data, *(f.view(torch.int32) for f in found)]
+
+
+@pytest.mark.parametrize("element", ELEMENTS, ids=str)
+@pytest.mark.parametrize("block", [1, 3, 7, 8, 33, 100, 1001, 5003, 10**12])
+def test_any_block_equals_torch_on_every_instruction_set_and_two_threads(block, element, monkeypatch):
+    fmt, x = BlockFormat("mine", element, block), values()
+    sizes = (len(x), 7 * 33, 1, 0)
+    with monkeypatch.context() as m:
+        m.setattr(scaled, "_side", lambda x: scaled_torch)
+        expected = [everything(x[:n], fmt) for n in sizes]
+    used, threads = _native.isa(), torch.get_num_threads()
+    try:
+        for isa in _native.isas():
+            _native.use_isa(isa)
+            torch.set_num_threads(2 if isa == used else 1)
+            for n, by_torch in zip(sizes, expected, strict=True):
+                for ours, theirs in zip(everything(x[:n], fmt), by_torch, strict=True):
+                    assert torch.equal(ours, theirs), (isa, n)
+    finally:
+        _native.use_isa(used)
+        torch.set_num_threads(threads)
+
+
+def test_threads_begin_at_whole_bytes():
+    """Large enough for several threads: 400,000 values in blocks of 3, 4 bits each."""
+    fmt, x = BlockFormat("mine", "e2m1fn", 3), torch.randn(400_001)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = everything(x, fmt)
+        torch.set_num_threads(2)
+        for ours, theirs in zip(everything(x, fmt), expected, strict=True):
+            assert torch.equal(ours, theirs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("block", [0, -8, True, 32.0, None, "32"], ids=repr)
+def test_a_block_is_a_whole_number_from_1(block):
+    with pytest.raises(ValueError, match=r"allowed: a whole number from 1"):
+        BlockFormat("mine", Format.parse("e2m1fn"), block)
+
+
+def test_elements_have_at_most_8_bits():
+    with pytest.raises(
+        ValueError, match="e5m10, 16 bits; allowed: formats of at most 8 bits, or None for int8"
+    ):
+        BlockFormat("mine", Format.parse("fp16"))
+    with pytest.raises(ValueError, match="unknown format 'nonsense'"):
+        BlockFormat("mine", "nonsense")
+    assert BlockFormat("mine", "e4m3fn").element == Format.parse("e4m3fn")
