@@ -22,6 +22,9 @@ class GradientSync(ABC):
     nonfinite: int = 0
     """Elements of the latest result that are inf or NaN: equal on all ranks, and for any split."""
 
+    longest_chain: int | None = None
+    """The most rounded additions in series that a worker's value may pass; None where nobody knows."""
+
     @abstractmethod
     def reduce(self, grads_by_worker: Sequence[Sequence[Tensor]], *, step: int, epoch: int) -> list[Tensor]:
         """One gradient per parameter, the same bits on every rank.

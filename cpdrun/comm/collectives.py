@@ -10,7 +10,7 @@ from custom_fp.names import AnyFormat
 from torch import Tensor
 
 from cpdrun.comm.exchange import Exchange
-from cpdrun.comm.recipe import Recipe
+from cpdrun.comm.recipe import AUTO, Recipe
 from cpdrun.comm.requantised import Requantised, recipe_for, sum_layers
 from cpdrun.comm.scaling import APS, NoScaling
 
@@ -24,7 +24,7 @@ def all_reduce(
     aps: bool = False,
     kahan: bool = False,
     order: str = "rank",
-    group_size: int | None = None,
+    group_size: int | str | None = AUTO,
     rounding: str = "nearest_even",
     overflow: str = "infinity",
     seed: int = 0,
@@ -47,6 +47,7 @@ def all_reduce(
         rounding=rounding,
         overflow=overflow,
         scaled=aps,
+        n_workers=dist.get_world_size(group),
     )
     total = torch.empty_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
     _sum([tensor], [total], recipe, aps, seed, group)
@@ -60,7 +61,7 @@ def all_reduce_(
     aps: bool = False,
     kahan: bool = False,
     order: str = "rank",
-    group_size: int | None = None,
+    group_size: int | str | None = AUTO,
     rounding: str = "nearest_even",
     overflow: str = "infinity",
     seed: int = 0,
@@ -75,6 +76,7 @@ def all_reduce_(
         rounding=rounding,
         overflow=overflow,
         scaled=aps,
+        n_workers=dist.get_world_size(group),
     )
     in_place = tensor.dtype == torch.float32 and tensor.is_contiguous()
     total = (
@@ -93,7 +95,7 @@ def all_reduce_coalesced(
     aps: bool = False,
     kahan: bool = False,
     order: str = "rank",
-    group_size: int | None = None,
+    group_size: int | str | None = AUTO,
     rounding: str = "nearest_even",
     overflow: str = "infinity",
     seed: int = 0,
@@ -108,6 +110,7 @@ def all_reduce_coalesced(
         rounding=rounding,
         overflow=overflow,
         scaled=aps,
+        n_workers=dist.get_world_size(group),
     )
     sums = [
         torch.empty_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)

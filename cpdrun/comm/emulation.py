@@ -22,9 +22,9 @@ from custom_fp.names import AnyFormat
 from torch import Tensor
 
 from cpdrun.comm.codec import Draw, accumulate, quantize_scaled, scale
-from cpdrun.comm.recipe import Recipe
+from cpdrun.comm.recipe import AUTO, Level, Recipe
 from cpdrun.comm.requantised import Requantised, emulate, recipe_for
-from cpdrun.comm.scaling import APS, Magnitudes, NoScaling, ScalingRule, largest_magnitude
+from cpdrun.comm.scaling import APS, Magnitudes, NoScaling, ScalingRule, largest_magnitude, shifts_of_level
 
 
 def emulate_all_reduce(
@@ -34,7 +34,7 @@ def emulate_all_reduce(
     aps: bool = False,
     kahan: bool = False,
     order: str = "rank",
-    group_size: int | None = None,
+    group_size: int | str | None = AUTO,
     rounding: str = "nearest_even",
     overflow: str = "infinity",
     seed: int = 0,
@@ -55,6 +55,7 @@ def emulate_all_reduce(
         rounding=rounding,
         overflow=overflow,
         scaled=aps,
+        n_workers=len(tensors),
     )
     if isinstance(recipe, Requantised):
         return emulate([tensor.detach().to(torch.float32) for tensor in tensors], recipe)
@@ -70,38 +71,40 @@ def emulate_layers(
     """Sums stacks[p], the (N, n_p) float32 gradients of layer p.
 
     key: what stochastic rounding depends on besides a layer's name, a worker and an element, such as (seed,
-    step). Returns the (n_p,) sums and, for each group of the hierarchical order (one group in the other
-    orders), the shift of each layer with which its workers' gradients were rounded.
+    step). Returns the (n_p,) sums and, for each group of the order's first level (one group in rank and ring
+    order), the shift of each layer with which its workers' gradients were rounded.
     """
     if recipe.order == "native":
         return [stack.sum(0) for stack in stacks], [[0] * len(stacks)]
-    if recipe.order != "hierarchical":
-        sums, shifts = _sum_layers(stacks, names, recipe, rule, key)
-        return sums, [shifts]
-    n_workers = len(stacks[0])
-    group_sums, group_shifts = [], []
-    for workers, own_names in zip(
-        recipe.groups(n_workers), recipe.group_names(names, n_workers), strict=True
-    ):
-        members = [stack[workers.start : workers.stop] for stack in stacks]
-        sums, shifts = _sum_layers(members, own_names, recipe, rule, key)
-        group_sums.append(sums)
-        group_shifts.append(shifts)
-    stacks_of_groups = [torch.stack(sums) for sums in zip(*group_sums, strict=True)]
-    sums, _ = _sum_layers(stacks_of_groups, names, recipe, rule, key)
-    return sums, group_shifts
+    shifts_of_workers: list[list[int]] = []
+    for level in recipe.levels(len(stacks[0])):
+        stacks, shifts = _add_level(stacks, names, level, recipe, rule, key)
+        shifts_of_workers = shifts_of_workers or shifts
+    return [stack[0] for stack in stacks], shifts_of_workers
 
 
-def _sum_layers(
-    stacks: Sequence[Tensor], names: Sequence[str], recipe: Recipe, rule: ScalingRule, key: tuple
-) -> tuple[list[Tensor], list[int]]:
-    magnitudes = Magnitudes(lambda: [largest_magnitude(stack) for stack in stacks])
-    shifts = rule.shifts(names, magnitudes, len(stacks[0]), recipe.fmt)
+def _add_level(
+    stacks: Sequence[Tensor],
+    names: Sequence[str],
+    level: Level,
+    recipe: Recipe,
+    rule: ScalingRule,
+    key: tuple,
+) -> tuple[list[Tensor], list[list[int]]]:
+    """The sums of the level's G groups, (G, n_p) of each layer, and the shifts they were formed with."""
+    members = [[stack[group.start : group.stop] for stack in stacks] for group in level.groups]
+    magnitudes = Magnitudes(lambda: [largest_magnitude(rows) for of_group in members for rows in of_group])
+    shifts = shifts_of_level(rule, level, names, magnitudes, recipe.fmt)
     sums = [
-        _sum_layer(stack, shift, recipe, (*key, name))
-        for stack, shift, name in zip(stacks, shifts, names, strict=True)
+        [
+            rows[0] if level.passes_on(j) else _sum_layer(rows, shift, recipe, (*key, name))
+            for rows, shift, name in zip(of_group, shifts[j], level.names(names, j), strict=True)
+        ]
+        for j, of_group in enumerate(members)
     ]
-    return sums, shifts
+    if len(sums) == 1:
+        return [total[None] for total in sums[0]], shifts
+    return [torch.stack(of_layer) for of_layer in zip(*sums, strict=True)], shifts
 
 
 def _sum_layer(stack_Nxn: Tensor, shift: int, recipe: Recipe, key: tuple) -> Tensor:

@@ -8,9 +8,9 @@ bytes hold what.
 A shard travels in segments, through three stages a few segments apart, so that rounding, packing and adding
 overlap with the wire: (A) round, pack, send; (B) receive, add, pack, send; (C) receive, unpack.
 
-Every order travels this way: it is the order in which the owner adds. In the hierarchical one the owner adds
-up each group, then the groups; their sums have shifts of their own, for which all of them must be known, so
-stage B is cut in two.
+Every order travels this way: it is the order in which the owner adds. In an order of several levels (groups, pairs)
+the owner adds up each group, then the groups' sums; these have shifts of their own, for which all of them must be
+known, so stage B is cut at each level.
 
 Legend: N workers, P ranks, L = N/P workers of mine, T segments, B bytes of a worker's segment.
 """
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from cpdrun.comm import codec
 from cpdrun.comm.failure import naming_lost_ranks
-from cpdrun.comm.layout import Layout
-from cpdrun.comm.recipe import Recipe
-from cpdrun.comm.scaling import Magnitudes, ScalingRule, largest_magnitude
+from cpdrun.comm.layout import Layout, Piece
+from cpdrun.comm.recipe import Level, Recipe
+from cpdrun.comm.scaling import Magnitudes, ScalingRule, largest_magnitude, shifts_of_level
 from cpdrun.comm.transport import Transport, transport_for
 
 SEGMENT_VALUES = 512 * 1024  # smaller: more messages; larger: a longer start and end without overlap
@@ -103,21 +103,22 @@ class _Sum:
         self.n_workers = len(workers) * transport.ranks
         numels = tuple(layer.numel() for layer in workers[0])
         self.layout = _layout(numels, recipe.fmt.bits, transport.ranks, SEGMENT_VALUES)
-        self.groups = recipe.groups(self.n_workers)
-        self.group_names = recipe.group_names(names, self.n_workers)
+        self.first, *self.above = recipe.levels(self.n_workers)
         self.results = out
 
     def run(self) -> None:
-        self.shifts = self._agree_on_shifts()
+        self.shifts = self._agree_on_workers()
         self.transport.begin(self.layout, len(self.workers))
-        if self.recipe.order != "hierarchical":
+        if not self.above:
             self.result_shifts = self.shifts[0]
             self._pipeline(self._send_to_owners, self._add, self._unpack)
         else:
-            self.group_sums: list[list[list[Tensor]]] = []
-            self._pipeline(self._send_to_owners, self._add_groups)
-            self.result_shifts = self._agree_across_groups()
-            self._pipeline(self._add_across_groups, self._unpack)
+            self.held: list[list[list[Tensor]]] = []  # float32 sums: segment, group, piece
+            self._pipeline(self._send_to_owners, self._add_workers)
+            for level in self.above[:-1]:
+                self._add_held(level, self._agree_on_held(level))
+            (self.result_shifts,) = self._agree_on_held(self.above[-1])
+            self._pipeline(self._add_last, self._unpack)
         self.transport.finish()
 
     def _pipeline(self, *stages: Callable[[int], None]) -> None:
@@ -129,51 +130,46 @@ class _Sum:
 
     # ---- shifts
 
-    def _agree_on_shifts(self) -> list[list[int]]:
-        """shifts[j][p] of group j and layer p, from one agreement for all groups."""
+    def _agree_on_workers(self) -> list[list[int]]:
+        """shifts[j][p] of the first level's group j and layer p, from one agreement for all groups."""
         share = range(self.first_worker, self.first_worker + len(self.workers))
-        nothing = self.workers[0][0].new_zeros(())
-
-        def local_magnitudes() -> list[Tensor]:
-            return [
-                _largest([self.workers[w - share.start][p] for w in group if w in share], nothing)
-                for group in self.groups
-                for p in range(len(self.names))
-            ]
-
-        magnitudes = Magnitudes(local_magnitudes, self.transport.group, self.transport.ranks)
-        shifts = self.rule.shifts(
-            [name for names in self.group_names for name in names],
-            magnitudes,
-            len(self.groups[0]),
-            self.recipe.fmt,
+        return self._agree(
+            self.first,
+            lambda group, p: [self.workers[w - share.start][p] for w in group if w in share],
         )
-        return [shifts[j * len(self.names) :][: len(self.names)] for j in range(len(self.groups))]
 
-    def _agree_across_groups(self) -> list[int]:
-        """The shift of each layer with which the groups' sums are added."""
-        held: list[list[Tensor]] = [[] for _ in self.names]
-        for t, sums_of_groups in enumerate(self.group_sums):
-            for sums in sums_of_groups:
-                for piece, total in zip(self.layout.pieces(self.transport.rank, t), sums, strict=True):
-                    held[piece.layer].append(total)
+    def _agree_on_held(self, level: Level) -> list[list[int]]:
+        """The same for a level above, whose groups add up what is held of the level below."""
+        mine = [self.layout.pieces(self.transport.rank, t) for t in range(self.layout.segments)]
+        held: list[list[list[Tensor]]] = [[[] for _ in self.names] for _ in self.held[0]]
+        for pieces, sums_of_groups in zip(mine, self.held, strict=True):
+            for of_layers, sums in zip(held, sums_of_groups, strict=True):
+                for piece, total in zip(pieces, sums, strict=True):
+                    of_layers[piece.layer].append(total)
+        return self._agree(level, lambda group, p: [total for i in group for total in held[i][p]])
+
+    def _agree(self, level: Level, mine: Callable[[range, int], list[Tensor]]) -> list[list[int]]:
+        """mine: what this rank has of a group and a layer."""
         nothing = self.workers[0][0].new_zeros(())
+        layers = range(len(self.names))
         magnitudes = Magnitudes(
-            lambda: [_largest(totals, nothing) for totals in held], self.transport.group, self.transport.ranks
+            lambda: [_largest(mine(group, p), nothing) for group in level.groups for p in layers],
+            self.transport.group,
+            self.transport.ranks,
         )
-        return self.rule.shifts(self.names, magnitudes, len(self.groups), self.recipe.fmt)
+        return shifts_of_level(self.rule, level, self.names, magnitudes, self.recipe.fmt)
 
     # ---- stages
 
     def _send_to_owners(self, t: int) -> None:
         for owner in range(self.transport.ranks):
             for i, layers in enumerate(self.workers):
-                j, place = self.recipe.place(self.first_worker + i)
+                j, place = self.recipe.place(self.first_worker + i, self.n_workers)
                 message = self.transport.outgoing(t, owner, i)
                 for piece in self.layout.pieces(owner, t):
                     source = layers[piece.layer][piece.start : piece.stop]
                     shift = self.shifts[j][piece.layer]
-                    draw = self._draw(self.group_names[j][piece.layer], "worker", place, piece.start)
+                    draw = self._draw(self._name(self.first, j, piece), "worker", place, piece.start)
                     codec.round_and_pack(source, shift, self.recipe, draw, out=piece.of(message))
         self.transport.send_to_owners(t)
 
@@ -191,30 +187,56 @@ class _Sum:
                 )
         self.transport.send_to_all(t)
 
-    def _add_groups(self, t: int) -> None:
-        """The sum of each group as a float32 gradient, kept."""
+    def _add_workers(self, t: int) -> None:
+        """The sum of each group of workers as a float32 gradient, kept."""
         payload_NxB = self.transport.wait_for_workers(t)
         sums_of_groups = []
-        for j, group in enumerate(self.groups):
+        for j, group in enumerate(self.first.groups):
             sums = []
             for piece in self.layout.pieces(self.transport.rank, t):
                 values = [codec.unpack(piece.of(payload_NxB[w]), piece.numel, self.recipe) for w in group]
-                draw = self._draw(self.group_names[j][piece.layer], "sum", 0, piece.start)
+                draw = self._draw(self._name(self.first, j, piece), "sum", 0, piece.start)
                 total = codec.accumulate(values, self.recipe, draw)
                 sums.append(codec.scale(total, -self.shifts[j][piece.layer]))
             sums_of_groups.append(sums)
-        self.group_sums.append(sums_of_groups)
+        self.held.append(sums_of_groups)
 
-    def _add_across_groups(self, t: int) -> None:
-        for k, piece in enumerate(self.layout.pieces(self.transport.rank, t)):
-            name, shift = self.names[piece.layer], self.result_shifts[piece.layer]
-            values = [
-                codec.quantize_scaled(sums[k], shift, self.recipe, self._draw(name, "worker", j, piece.start))
-                for j, sums in enumerate(self.group_sums[t])
+    def _add_held(self, level: Level, shifts: Sequence[Sequence[int]]) -> None:
+        """The sums of the level's groups take the place of those that they add up."""
+        for t, below in enumerate(self.held):
+            pieces = self.layout.pieces(self.transport.rank, t)
+            self.held[t] = [
+                below[group.start]
+                if level.passes_on(j)
+                else [
+                    codec.scale(
+                        self._total(level, j, below, k, piece, shifts[j][piece.layer]),
+                        -shifts[j][piece.layer],
+                    )
+                    for k, piece in enumerate(pieces)
+                ]
+                for j, group in enumerate(level.groups)
             ]
-            total = codec.accumulate(values, self.recipe, self._draw(name, "sum", 0, piece.start))
+
+    def _add_last(self, t: int) -> None:
+        for k, piece in enumerate(self.layout.pieces(self.transport.rank, t)):
+            shift = self.result_shifts[piece.layer]
+            total = self._total(self.above[-1], 0, self.held[t], k, piece, shift)
             codec.pack(total, self.recipe, out=piece.of(self.transport.own_sum(t)))
         self.transport.send_to_all(t)
+
+    def _total(
+        self, level: Level, j: int, below: Sequence[Sequence[Tensor]], k: int, piece: Piece, shift: int
+    ) -> Tensor:
+        """The sum, in the format, of the k-th piece of what the level's group j adds up."""
+        name = self._name(level, j, piece)
+        values = [
+            codec.quantize_scaled(
+                below[i][k], shift, self.recipe, self._draw(name, "worker", place, piece.start)
+            )
+            for place, i in enumerate(level.groups[j])
+        ]
+        return codec.accumulate(values, self.recipe, self._draw(name, "sum", 0, piece.start))
 
     def _unpack(self, t: int) -> None:
         for owner, message in enumerate(self.transport.wait_for_sums(t)):
@@ -222,6 +244,9 @@ class _Sum:
                 out = self.results[piece.layer][piece.start : piece.stop]
                 shift = -self.result_shifts[piece.layer]
                 codec.unpack(piece.of(message), piece.numel, self.recipe, shift, out=out)
+
+    def _name(self, level: Level, j: int, piece: Piece) -> str:
+        return self.names[piece.layer] + level.marks[j]
 
     def _draw(self, layer: str, stage: str, index: int, start: int) -> codec.Draw | None:
         if self.recipe.rounding != "stochastic":

@@ -21,6 +21,7 @@ from custom_fp import Format
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from cpdrun.comm.recipe import AUTO
 from cpdrun.comm.scaling import APS, ScalingRule
 from cpdrun.comm.sync import AllReduceSync
 
@@ -77,7 +78,7 @@ def ddp_hook(
     scaling: ScalingRule | None = None,
     kahan: bool = False,
     order: str = "rank",
-    group_size: int | None = None,
+    group_size: int | str | None = AUTO,
     rounding: str = "nearest_even",
     overflow: str = "infinity",
     error_feedback: bool = False,

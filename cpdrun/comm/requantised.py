@@ -36,7 +36,7 @@ from custom_fp.scaled import quantize_rows
 from torch import Tensor
 
 from cpdrun.comm.failure import hang_up, naming_lost_ranks
-from cpdrun.comm.recipe import Recipe, ceil_div
+from cpdrun.comm.recipe import FP32, Level, Recipe, ceil_div
 
 REQUANTISE = ("hop", "once")
 PIECE_VALUES = 1 << 16  # of a layer that may be cut: smaller pieces, evener shares
@@ -59,52 +59,51 @@ class Requantised:
             raise ValueError(f"requantise={self.requantise!r}: choose one of {', '.join(REQUANTISE)}")
 
     @classmethod
-    def of(
-        cls, fmt: AnyFormat, *, order: str, group_size: int | None, kahan: bool, rounding: str, overflow: str
-    ) -> "Requantised":
+    def of(cls, recipe: Recipe, fmt: AnyFormat) -> "Requantised":
         """From the knobs of a sum in a format without scales; ValueError for those that have no meaning here."""
-        for key, value, allowed in (
-            ("order", order, "rank"),
-            ("group_size", group_size, None),
-            ("kahan", kahan, False),
-            ("rounding", rounding, "nearest_even"),
-        ):
-            if value != allowed:
+        for key, allowed in (("order", "rank"), ("kahan", False), ("rounding", "nearest_even")):
+            if (value := getattr(recipe, key)) != allowed:
+                hint = ": take order=rank, or sync=requantised" if key == "order" else ""
                 raise ValueError(
-                    f"{key}={value}: format {fmt} has scales of its own, which leaves only {allowed}"
+                    f"{key}={value}: format {fmt} has scales of its own, which leaves only {allowed}{hint}"
                 )
-        return cls(fmt, overflow=overflow)
+        return cls(fmt, overflow=recipe.overflow)
 
-    def groups(self, n_workers: int) -> list[range]:
-        return [range(n_workers)]
+    def levels(self, n_workers: int) -> tuple[Level, ...]:
+        return Recipe(FP32).levels(n_workers)
 
-    def place(self, worker: int) -> tuple[int, int]:
+    def place(self, worker: int, n_workers: int) -> tuple[int, int]:
         return 0, worker
 
-    def group_names(self, layers: Sequence[str], n_workers: int) -> list[list[str]]:
-        return [list(layers)]
+    def longest_chain(self, n_workers: int) -> int:
+        """requantise=once rounds to the format once, after all additions."""
+        return n_workers - 1 if self.requantise == "hop" else min(1, n_workers - 1)
 
 
 def recipe_for(
     fmt: str | AnyFormat | Requantised,
     *,
     order: str,
-    group_size: int | None,
+    group_size: int | str | None,
     kahan: bool,
     rounding: str,
     overflow: str,
+    n_workers: int,
     scaled: bool = False,
 ) -> Recipe | Requantised:
-    """How to add in a format with scales or without. scaled: by a rule such as APS. Raises ValueError."""
+    """How to add n_workers tensors in a format with scales or without. scaled: by a rule such as APS.
+
+    Raises ValueError for what does not fit together.
+    """
     if not isinstance(fmt, Requantised) and not is_scaled(fmt):
-        return Recipe(parse(fmt), order, group_size, kahan, rounding, overflow)
+        knobs = Recipe(parse(fmt), order, group_size, kahan, rounding, overflow)
+        return knobs.for_workers(n_workers)
     if scaled:
         raise ValueError(f"format {getattr(fmt, 'fmt', fmt)} has scales of its own: it takes aps=false")
     if isinstance(fmt, Requantised):
         return fmt
-    return Requantised.of(
-        parse(fmt), order=order, group_size=group_size, kahan=kahan, rounding=rounding, overflow=overflow
-    )
+    knobs = Recipe(FP32, order, group_size, kahan, rounding, overflow)
+    return Requantised.of(knobs.for_workers(n_workers), parse(fmt))
 
 
 @dataclass(frozen=True)

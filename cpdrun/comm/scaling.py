@@ -24,6 +24,8 @@ import torch.distributed as dist
 from custom_fp import Format
 from torch import Tensor
 
+from cpdrun.comm.recipe import Level
+
 
 def largest_magnitude(x: Tensor) -> Tensor:
     """max|x| over the finite elements of a float32 tensor, exact, 0-d; 0 where there are none."""
@@ -70,6 +72,41 @@ class Magnitudes:
             self._work = None
         return self._bits.view(torch.float32).tolist()
 
+    def part(self, start: int, stop: int) -> "Magnitudes":
+        """Those of layers [start, stop), from the same agreement."""
+        return _Part(self, start, stop)
+
+
+class _Part(Magnitudes):
+    def __init__(self, whole: Magnitudes, start: int, stop: int) -> None:
+        self._whole, self._start, self._stop = whole, start, stop
+
+    def start(self) -> None:
+        self._whole.start()
+
+    def wait(self) -> list[float]:
+        return self._whole.wait()[self._start : self._stop]
+
+    def part(self, start: int, stop: int) -> Magnitudes:
+        return _Part(self._whole, self._start + start, self._start + stop)
+
+
+def shifts_of_level(
+    rule: "ScalingRule", level: Level, layers: Sequence[str], magnitudes: Magnitudes, fmt: Format
+) -> list[list[int]]:
+    """shifts[j][p] of group j and layer p: the rule is asked once for each group, about that group alone.
+
+    magnitudes: len(layers) for each group, group after group. Collective where the rule waits.
+    """
+    shifts = []
+    for j, group in enumerate(level.groups):
+        if level.passes_on(j):
+            shifts.append([0] * len(layers))
+            continue
+        of_group = magnitudes.part(j * len(layers), (j + 1) * len(layers))
+        shifts.append(rule.shifts(level.names(layers, j), of_group, len(group), fmt))
+    return shifts
+
 
 class ScalingRule(ABC):
     """Chooses shifts; `g * 2^shift` is what a worker rounds and sends. One class and one yaml a rule."""
@@ -78,9 +115,9 @@ class ScalingRule(ABC):
     def shifts(self, layers: Sequence[str], magnitudes: Magnitudes, summands: int, fmt: Format) -> list[int]:
         """One shift per layer, equal on all ranks: a pure function of `magnitudes` and of earlier steps.
 
-        layers: names, the key of anything remembered between steps; the hierarchical order calls once more
-        for its groups, under names of their own. summands: how many values are added. Collective where it
-        waits.
+        layers: names, the key of anything remembered between steps. summands: how many values are added. Asked
+        once for each group of workers that is added up, at each level of the order, under names of its own.
+        Collective where it waits.
         """
 
     def state_dict(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class AllReduceSync(GradientSync):
         world_size: int,
         parameter_names: Sequence[str],
         order: str,
-        group_size: int | None,
+        group_size: int | str | None,
         kahan: bool,
         rounding: str,
         overflow: str,
@@ -73,8 +73,9 @@ class AllReduceSync(GradientSync):
             rounding=rounding,
             overflow=overflow,
             scaled=scaling is not None,
+            n_workers=world_size,
         )
-        self.recipe.groups(world_size)
+        self.longest_chain = self.recipe.longest_chain(world_size)
         self.rule = scaling or NoScaling()
         self.feedback = ErrorFeedback() if error_feedback else None
         self.world_size, self.seed, self.names = world_size, seed, list(parameter_names)
@@ -196,12 +197,12 @@ class AllReduceSync(GradientSync):
 
     def _keep_residual(self, name: str, sent_Lxn: Tensor, key: tuple) -> None:
         recipe, shifts = self._latest[name]
-        group_names = [names[0] for names in recipe.group_names([name], self.world_size)]
+        marks = recipe.levels(self.world_size)[0].marks
         for i, worker in enumerate(self.mine):
-            j, place = recipe.place(worker)
+            j, place = recipe.place(worker, self.world_size)
             draw = None
             if recipe.rounding == "stochastic":
-                draw = Draw((*key, group_names[j], "worker", place))
+                draw = Draw((*key, name + marks[j], "worker", place))
             self.feedback.keep(name, i, sent_Lxn, shifts[j], recipe, draw)
 
     def statistics(
@@ -209,8 +210,8 @@ class AllReduceSync(GradientSync):
     ) -> list[dict[str, str | int | float | None]]:
         rows = []
         for p, name in enumerate(self.names):
-            recipe, shifts = self._latest.get(name, (self.recipe, [0]))
-            own_shifts = [shifts[recipe.place(worker)[0]] for worker in self.mine]
+            recipe, shifts = self._latest.get(name, (self.recipe, [0] * self.world_size))
+            own_shifts = [shifts[recipe.place(worker, self.world_size)[0]] for worker in self.mine]
             gradients = stacks[p].detach()
             row = layer_statistics(gradients, mean_gradient[p], own_shifts, recipe, self.group, self.ranks)
             rows.append({"layer": name, "format": recipe.fmt.name, "shift": max(shifts), **row})

@@ -52,6 +52,10 @@ class Learner(ABC):
         """Who sends to whom, where workers gossip: `neighbours`, the most that a worker has, and `spectral_gap`."""
         return None
 
+    def longest_chain(self) -> int | None:
+        """The most rounded additions in series that a gradient may pass; None where nobody knows, or none is added."""
+        return None
+
     @abstractmethod
     def wire_bytes(self) -> dict[str, int]:
         """What the latest step sent, as `GradientSync.wire_bytes` counts it."""
@@ -118,6 +122,9 @@ class SharedWeights(Learner):
 
     def memory(self) -> dict[str, int]:
         return self.parts.precision.memory(self.parts.optimizer, self.parameters)
+
+    def longest_chain(self) -> int | None:
+        return self.parts.sync.longest_chain
 
     def wire_bytes(self) -> dict[str, int]:
         """Gradients, and what workers that share a model exchange forward and backward."""

@@ -104,6 +104,7 @@ def train(
         if asked and progress.epoch < epochs:
             raise Preempted
 
+    chain = learner.longest_chain()
     return {
         "status": status,
         "metrics": progress.metrics,
@@ -111,6 +112,7 @@ def train(
         "memory": learner.memory(),
         "wire": learner.wire_bytes(),
         "topology": learner.topology(),
+        **({} if chain is None else {"longest_chain": chain}),
         "weights_sha256": learner.weights_sha256(),
     }
 

@@ -12,7 +12,12 @@ from exact_sums import aps_shift, summed
 from cpdrun.comm import emulate_all_reduce
 
 FORMATS = ["e2m1", "e3m0", "e4m1", "e4m3", "e5m2", "e4m3fn", "e2m1fn", "e3m6", "e8m7"]
-ORDERS = [{"order": "rank"}, {"order": "ring"}, {"order": "hierarchical", "group_size": 2}]
+ORDERS = [
+    {"order": "rank"},
+    {"order": "ring"},
+    {"order": "hierarchical", "group_size": 2},
+    {"order": "tree"},
+]
 
 
 def gradients(n: int, scale: float, seed: int = 0) -> torch.Tensor:
@@ -61,6 +66,51 @@ def test_hierarchical_is_the_sum_of_its_groups_sums() -> None:
     assert not same_bits(ours, emulate_all_reduce(grads, "e4m1", aps=True))
 
 
+@pytest.mark.parametrize("n", [3, 4, 5, 6, 7, 9, 11])
+@pytest.mark.parametrize("kahan", [False, True])
+def test_tree_adds_pairs_of_pairs(n: int, kahan: bool) -> None:
+    options = {"aps": True, "kahan": kahan}
+    grads = list(gradients(n, 1e-3, seed=n))
+    pairs = [grads[first : first + 2] for first in range(0, n, 2)]
+    # of an odd number the last worker is rounded too, for what travels is
+    sums = [emulate_all_reduce(pair, "e4m1", **options) for pair in pairs]
+    while len(sums) > 1:
+        pairs = [sums[first : first + 2] for first in range(0, len(sums), 2)]
+        sums = [emulate_all_reduce(p, "e4m1", **options) if len(p) == 2 else p[0] for p in pairs]
+    ours = emulate_all_reduce(grads, "e4m1", order="tree", **options)
+    assert same_bits(ours, sums[0])
+    assert n == 3 or not same_bits(ours, emulate_all_reduce(grads, "e4m1", **options))
+
+
+def test_automatic_groups_of_a_prime_number_of_workers() -> None:
+    grads = list(gradients(11, 1e-3))
+    groups = [emulate_all_reduce(grads[a:b], "e4m1", aps=True) for a, b in ((0, 4), (4, 8), (8, 11))]
+    ours = emulate_all_reduce(grads, "e4m1", aps=True, order="hierarchical")
+    assert same_bits(ours, emulate_all_reduce(groups, "e4m1", aps=True))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 7, 8])
+@pytest.mark.parametrize("kahan", [False, True])
+@pytest.mark.parametrize("rounding", ["nearest_even", "stochastic"])
+def test_one_automatic_group_is_the_flat_chain(n: int, kahan: bool, rounding: str) -> None:
+    options = {"aps": True, "kahan": kahan, "rounding": rounding, "seed": 3}
+    grads = list(gradients(n, 1e-3))
+    flat = emulate_all_reduce(grads, "e3m0", order="rank", **options)
+    assert same_bits(emulate_all_reduce(grads, "e3m0", order="hierarchical", **options), flat)
+    assert same_bits(emulate_all_reduce(grads, "e3m0", order="hierarchical", group_size=n, **options), flat)
+
+
+def test_shorter_chains_lose_less() -> None:
+    """64 ones in e3m0. One chain leaves room for 64 summands, and each underflows; without, it stops at 4."""
+    sums = {
+        (order, aps): emulate_all_reduce([torch.ones(1)] * 64, "e3m0", aps=aps, order=order).item()
+        for order in ("rank", "hierarchical", "tree")
+        for aps in (False, True)
+    }
+    assert (sums["rank", True], sums["rank", False]) == (0.0, 4.0)
+    assert (sums["hierarchical", True], sums["tree", True]) == (16.0, 64.0)
+
+
 @pytest.mark.parametrize("fmt", [*FORMATS, "fp32"])
 @pytest.mark.parametrize("kahan", [False, True])
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order["order"])
@@ -92,7 +142,7 @@ class TestOddLayers:
         broken = [_with(g, 5, value if w == 2 else 0.0) for w, g in enumerate(grads)]
         result = emulate_all_reduce(broken, fmt, aps=True, kahan=kahan, **order)
         parsed = Format.parse(fmt)
-        if parsed.has_inf or parsed.has_nan or order["order"] != "hierarchical":
+        if parsed.has_inf or parsed.has_nan or order["order"] not in ("hierarchical", "tree"):
             others = torch.arange(40) != 5
             assert same_bits(result[others], clean[others])
         if parsed.has_inf and not math.isnan(value):
@@ -146,7 +196,9 @@ def test_inputs_are_not_written_and_shapes_are_kept() -> None:
         ({"order": "banana"}, "rank, hierarchical, ring, native"),
         ({"rounding": "up"}, "nearest_even"),
         ({"overflow": "wrap"}, "saturate"),
-        ({"order": "hierarchical"}, "group_size"),
+        ({"order": "hierarchical", "group_size": None}, "group_size=null: .* takes auto"),
+        ({"order": "hierarchical", "group_size": "half"}, "group_size=half: .* takes auto"),
+        ({"order": "hierarchical", "group_size": 0}, "group_size=0"),
         ({"order": "hierarchical", "group_size": 3}, "does not divide"),
         ({"group_size": 2}, "hierarchical"),
         ({"order": "native"}, "fp32"),

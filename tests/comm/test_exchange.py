@@ -8,12 +8,13 @@ import torch
 import torch.distributed as dist
 import yaml
 from bits import same_bits
+from custom_fp import Format
 from ranks import run_ranks
 
 from cpdrun.comm import AllReduceSync, all_reduce, all_reduce_, all_reduce_coalesced, emulate_all_reduce
 from cpdrun.comm import exchange as exchange_module
 from cpdrun.comm.exchange import Exchange
-from cpdrun.comm.scaling import APS, DelayedAPS
+from cpdrun.comm.scaling import APS, DelayedAPS, Magnitudes
 from cpdrun.comm.transport import Collectives
 
 KNOBS = yaml.safe_load((Path(__file__).parents[2] / "conf" / "sync" / "all_reduce.yaml").read_text())
@@ -29,7 +30,16 @@ SIZES = {
     "seven": 7,
     "none": 0,
 }
-RULES = {"none": lambda: None, "aps": APS, "aps_delayed": DelayedAPS}
+
+
+class OneForAll(APS):
+    """One shift for all layers that it is asked about together."""
+
+    def shifts(self, layers: list[str], magnitudes: Magnitudes, summands: int, fmt: Format) -> list[int]:
+        return [self.shift(max(magnitudes.wait()), summands, fmt)] * len(layers)
+
+
+RULES = {"none": lambda: None, "aps": APS, "aps_delayed": DelayedAPS, "one_for_all": OneForAll}
 
 
 def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
@@ -75,7 +85,12 @@ def assert_split_changes_no_bit(
                     assert same_bits(a, b), f"{ranks} ranks, rank {rank}, {case}, layer {name}"
 
 
-ORDERS = [{"order": "rank"}, {"order": "ring"}, {"order": "hierarchical", "group_size": 2}]
+ORDERS = [
+    {"order": "rank"},
+    {"order": "ring"},
+    {"order": "hierarchical", "group_size": 2},
+    {"order": "tree"},
+]
 FORMATS = ["e1m1", "e3m0", "e4m1", "e3m2", "e2m1fn", "e4m3fn", "e4m3", "e5m2", "e5m6", "e8m7", "fp32"]
 
 
@@ -111,6 +126,34 @@ def test_eight_workers_as_1_2_4_and_8_ranks_with_all_that_has_a_memory() -> None
     assert_split_changes_no_bit(8, [2, 4, 8], cases, steps=3)
 
 
+LEVELS = [
+    {
+        "format": "e3m0",
+        "kahan": kahan,
+        "rule": rule,
+        "rounding": rounding,
+        "error_feedback": feedback,
+        **order,
+    }
+    for kahan, rule, (rounding, feedback), order in itertools.product(
+        [False, True],
+        ["none", "aps", "aps_delayed", "one_for_all"],
+        [("nearest_even", False), ("stochastic", True)],
+        [{"order": "tree"}, {"order": "hierarchical"}],
+    )
+]
+
+
+def test_levels_of_an_order_know_nothing_of_the_split() -> None:
+    """12 workers: groups of 3; pairs, 6 of them, 3, 1 and one left over, 1."""
+    assert_split_changes_no_bit(12, [2, 4], LEVELS, steps=2)
+
+
+def test_a_prime_number_of_workers() -> None:
+    """11 workers: groups of 4, 4 and 3; a worker left over at once."""
+    assert_split_changes_no_bit(11, [11], LEVELS[2:8], steps=2)
+
+
 def large(rank: int) -> torch.Tensor:
     return torch.randn(100_003, generator=torch.Generator().manual_seed(rank)) * 1e-4
 
@@ -120,7 +163,7 @@ CALLS = [
     for fmt, aps, options in itertools.product(
         ["e2m0", "e2m1", "e5m2", "e5m10"],
         [False, True],
-        [*ORDERS[:2], {"kahan": True}, {"rounding": "stochastic", "seed": 9}],
+        [*ORDERS[:2], {"order": "tree"}, {"kahan": True}, {"rounding": "stochastic", "seed": 9}],
     )
 ]
 

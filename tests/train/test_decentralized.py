@@ -57,6 +57,7 @@ def test_gossip_leaves_the_metrics_of_all_workers(make_run, train_here):
     }
     values = done["memory"]["gossip_bytes"] // 4
     assert values == 0, "D-PSGD remembers nothing"
+    assert "longest_chain" not in done
 
 
 def test_complete_gossip_without_momentum_learns_as_all_reduce(make_run, train_here):

@@ -18,6 +18,7 @@ def test_a_run_leaves_its_whole_record(make_run, train_here):
     assert train_here(run) == 0
     done = read_json(run.done)
     assert done["status"] == "finished"
+    assert done["longest_chain"] == 7, "8 workers, one group"
     assert set(done["metrics"]) == {"test_accuracy", "test_loss", "train_loss"}
     assert 0 < done["train_seconds"] < done["wall_seconds"]
     rows = list(read_json_lines(run.metrics))
