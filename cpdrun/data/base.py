@@ -14,7 +14,9 @@ from torch.utils.data import Dataset, default_collate
 class Data(Protocol):
     """Two map-style datasets of (x, y), and what a model has to know of them.
 
-    A class of your own needs these attributes and nothing else: no base class, no registration.
+    A class of your own needs these attributes and nothing else: no base class, no registration. With `path`, the file
+    or folder that it was read from, or `sha256`, a digest of what it holds, the record tells one data from another;
+    else what its yaml names is looked at.
     """
 
     train: Dataset

@@ -33,7 +33,7 @@ class CIFAR10:
         test_samples: int | None,
     ):
         folder = Path(data_dir).expanduser()
-        folder = folder if folder.name == FOLDER else folder / FOLDER
+        self.path = folder = folder if folder.name == FOLDER else folder / FOLDER
         self.train = _images(folder, [f"data_batch_{i}" for i in range(1, 6)], train_samples)
         self.test = _images(folder, ["test_batch"], test_samples)
         self.augments, self.cutout = augment, cutout

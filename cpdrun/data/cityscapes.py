@@ -39,7 +39,7 @@ class Cityscapes:
     metrics = ("mean_iou",)
 
     def __init__(self, data_dir: str, crop: int):
-        folder = Path(data_dir).expanduser()
+        self.path = folder = Path(data_dir).expanduser()
         self.train, self.test = (Scenes(_find(folder, split), crop) for split in ("train", "val"))
 
     def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:

@@ -28,7 +28,7 @@ class FashionMNIST:
     def __init__(
         self, data_dir: str | None, augment: bool, train_samples: int | None, test_samples: int | None
     ):
-        folder = Path(data_dir).expanduser() if data_dir else DEBIAN_DIR
+        self.path = folder = Path(data_dir).expanduser() if data_dir else DEBIAN_DIR
         self.train = _images(folder, "train", train_samples)
         self.test = _images(folder, "t10k", test_samples)
         self.augments = augment

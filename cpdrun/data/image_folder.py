@@ -26,7 +26,7 @@ class ImageFolders:
     metrics = ("top5_accuracy",)
 
     def __init__(self, data_dir: str, size: int, smallest_area: float):
-        folder = Path(data_dir).expanduser()
+        self.path = folder = Path(data_dir).expanduser()
         train, test = (_find(folder / split) for split in ("train", "val"))
         if train.classes != test.classes:
             odd = sorted(set(train.classes) ^ set(test.classes))[0]

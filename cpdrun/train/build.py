@@ -60,7 +60,8 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     layout = torch.channels_last if config["channels_last"] else torch.preserve_format
     model = build_model(config, data).to(device, memory_format=layout)
     make_optimizer = build_optimizer(config, model)
-    model = precision.prepare(model)
+    with _naming("precision"):
+        model = precision.prepare(model)
     steps = len(data.train) // (config["world_size"] * config["batch_size"])
     if steps < 1:
         raise BuildError(

@@ -5,6 +5,7 @@ Rank 0 alone writes.
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,10 +25,16 @@ class Journal:
         self.started = time.time()
         self._status_written = 0.0
 
-    def environment(self, device: torch.device, data: Any) -> None:
-        """env.json: versions, machine, device, dataset, and the code of the folder the user works in."""
+    def environment(
+        self,
+        device: torch.device,
+        data: Any,
+        config: Mapping[str, Any],
+        products: Mapping[str, list[str]] | None,
+    ) -> None:
+        """env.json: versions, machine, device, dataset, code, and which products an accumulator does not reach."""
         if self.writes:
-            write_environment(self.run, device, data)
+            write_environment(self.run, device, data, config, products)
 
     def restart_at(self, epoch: int) -> None:
         """Drop the metrics of epochs after `epoch`, which will be trained again."""

@@ -2,27 +2,43 @@
 
 import hashlib
 import platform
+import site
 import socket
-from importlib.metadata import PackageNotFoundError, version
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cpdrun.record import RunDir, git, git_commit, write_json, write_text
+from cpdrun.record.fingerprint import OWN_PACKAGES, code_digest, data_digest, file_digest, own_digest
 
 PACKAGES = ("cpdrun", "torch", "torchvision", "numpy", "hydra-core", "omegaconf")
 DIFF_BYTES = 1 << 20  # of code.diff; a longer one is cut, and says so
 FOLDERS_AS_ONE = ("--directory", "--no-empty-directory")
 
 
-def write_environment(run: RunDir, device: torch.device, data: Any) -> None:
+def write_environment(
+    run: RunDir,
+    device: torch.device,
+    data: Any,
+    config: Mapping[str, Any] | None = None,
+    products: Mapping[str, list[str]] | None = None,
+) -> None:
     """env.json and, where the repository of the current folder is not as committed, code.diff.
 
-    env.json: versions, device, machine; `data_sha256`, where the dataset `data` knows a digest of itself;
-    `git_commit`, null outside a repository; `git_diff`, ten digits of the SHA-256 of code.diff, which tell apart
-    runs of different code, or "none" where every tracked file is as committed.
+    env.json: versions of every imported distribution, device, machine; `code`, digests of the user's modules that are
+    imported and of cpdrun, and `code_sha256` of them all; `data_path` and `data_sha256` of the dataset `data`, where it
+    was read from files or knows a digest of itself; `products`, where an accumulator is emulated: which run in it and
+    which do not (products.py); `git_commit`, null outside a repository; `git_diff`, ten digits of the SHA-256 of
+    code.diff, which tell apart runs of different code, or "none" where every tracked file is as committed.
     """
+    code = {"cpdrun": {"sha256": own_digest()}, **dict(_users_modules())}
+    path = _path_of(data, config or {})
     diff = git("diff", "--no-color", "--no-ext-diff", "HEAD")
     untracked = git("ls-files", "--others", "--exclude-standard", *FOLDERS_AS_ONE, "--full-name", ":/")
     run.code_diff.unlink(missing_ok=True)  # of an attempt with other code
@@ -33,12 +49,16 @@ def write_environment(run: RunDir, device: torch.device, data: Any) -> None:
         run.env,
         {
             "python": platform.python_version(),
-            "packages": {name: _version(name) for name in PACKAGES},
+            "packages": _versions(),
             "custom_fp_backend": _backend(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
             "platform": platform.platform(),
             "hostname": socket.gethostname(),
-            "data_sha256": getattr(data, "sha256", None),
+            "code": code,
+            "code_sha256": code_digest(code),
+            "data_path": str(path) if path else None,
+            "data_sha256": data_digest(path) if path else getattr(data, "sha256", None),
+            **({"products": dict(products)} if products is not None else {}),
             "git_commit": git_commit(),
             "git_diff": diff if diff is None else _digest(diff),
         },
@@ -55,6 +75,50 @@ def cut(diff: str) -> str:
 
 def _digest(diff: str) -> str:
     return hashlib.sha256(diff.encode()).hexdigest()[:10] if diff else "none"
+
+
+def _versions() -> dict[str, str | None]:
+    """Of every distribution from which something is imported, and of those that matter whether or not it is."""
+    imported = {name.partition(".")[0] for name in sys.modules}
+    distributions = {d for name in imported for d in distributions_by_module().get(name, ())}
+    return {name: _version(name) for name in sorted(distributions.union(PACKAGES), key=str.lower)}
+
+
+@cache
+def distributions_by_module() -> Mapping[str, list[str]]:
+    """The distributions that installed each top-level module. It reads all their records, which takes .2 s: the warm
+    engine asks once, before it forks."""
+    return packages_distributions()
+
+
+def _users_modules() -> Iterator[tuple[str, dict[str, str]]]:
+    """Imported modules that are of no distribution: name, file, digest."""
+    installed = [*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()]
+    roots = tuple({str(Path(folder)) + "/" for folder in installed} - {"/"})
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in (*OWN_PACKAGES, "__main__", "__mp_main__") or not isinstance(file, str):
+            continue
+        path = Path(file).absolute()
+        if path.suffix == ".py" and not _is_installed(path, roots) and (digest := file_digest(path)):
+            yield name, {"file": str(path), "sha256": digest}
+
+
+def _is_installed(path: Path, roots: tuple[str, ...]) -> bool:
+    parts = path.parts
+    return str(path).startswith(roots) or "site-packages" in parts or "dist-packages" in parts
+
+
+def _path_of(data: Any, config: Mapping[str, Any]) -> Path | None:
+    """Where the data was read from: what it says itself, or what its yaml names as a folder or file that is there."""
+    named = getattr(data, "path", None)
+    settings = config.get("data") or {}
+    places = [named] if named else [v for k, v in settings.items() if isinstance(v, str) and k != "cache_dir"]
+    for place in places:
+        path = Path(place).expanduser()
+        if place not in ("", ".") and path.exists():
+            return path.resolve()
+    return None
 
 
 def _version(package: str) -> str | None:

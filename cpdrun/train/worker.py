@@ -24,6 +24,7 @@ from cpdrun.train.device import device_of
 from cpdrun.train.gradients import CannotBatchError
 from cpdrun.train.journal import Journal
 from cpdrun.train.loop import Preempted, train
+from cpdrun.train.products import emulated_products
 from cpdrun.train.workers import Workers
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: not done, worth trying again
@@ -78,7 +79,7 @@ def _train(
     config: dict[str, Any], workers: Workers, device: torch.device, journal: Journal
 ) -> dict[str, Any]:
     parts = build(config, device)
-    journal.environment(device, parts.data)
+    journal.environment(device, parts.data, config, emulated_products(parts))
     return train(config, parts, workers, device, journal)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
@@ -80,14 +81,16 @@ class Quantizer(nn.Module):
 
 @dataclass(frozen=True)
 class _Arithmetic:
-    accumulator: str
-    backward_accumulator: str
+    accumulator: str | None
+    backward_accumulator: str | None
     kahan: bool
     operands: ScaledFormat | str | None
     gradients: ScaledFormat | str | None
 
     @classmethod
-    def of(cls, accumulator, backward_accumulator=None, kahan=False, operands=None, gradients=None):
+    def of(
+        cls, accumulator=None, backward_accumulator=None, kahan=False, operands=None, gradients=None
+    ) -> _Arithmetic:
         forward = _name(accumulator)
         return cls(
             forward,
@@ -101,13 +104,16 @@ class _Arithmetic:
         return x if self.operands is None else quantize(x, self.operands)
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
-        product = matmul(
-            a,
-            b,
-            accumulator=self.accumulator,
-            kahan=self.kahan,
-            backward_accumulator=self.backward_accumulator,
-        )
+        if self.backward_accumulator is None:  # then the forward one is None, too
+            product = a.float() @ b.float()
+        else:
+            product = matmul(
+                a,
+                b,
+                accumulator=self.accumulator or "fp32",
+                kahan=self.kahan,
+                backward_accumulator=self.backward_accumulator,
+            )
         return product if self.gradients is None else _RoundGradient.apply(product, self.gradients)
 
     def __str__(self) -> str:
@@ -239,7 +245,9 @@ def quantize_model(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic
 
     skip: names of layers to leave alone, with * and ? as in the shell ("head", "layers.0.*"). The other arguments
     are those of the layers: accumulator, backward_accumulator, kahan, operands, gradients. Layers of a subclass of
-    torch.nn's (transposed convolutions, say, or a user's own) are left alone: what they compute is theirs.
+    torch.nn's (transposed convolutions, say, or a user's own) are left alone: what they compute is theirs. So are
+    products that are no layer (attention's, a tied head). Raises ValueError where no layer is replaced, and for a
+    pattern of `skip` that matches none: the model would compute what it did before.
     """
     return quantize_model_(copy.deepcopy(model), skip=skip, **arithmetic)
 
@@ -247,8 +255,14 @@ def quantize_model(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic
 def quantize_model_(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic) -> nn.Module:
     """`quantize_model` on the model itself. Parameters stay the same objects, so an optimizer keeps its grip."""
     made: dict[nn.Module, nn.Module] = {}
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if type(module) not in _LAYERS or any(fnmatch(name, pattern) for pattern in skip):
+    layers = [item for item in model.named_modules(remove_duplicate=False) if type(item[1]) in _LAYERS]
+    for pattern in skip:
+        if not any(fnmatch(name, pattern) for name, _ in layers):
+            raise ValueError(
+                f"skip={pattern!r} matches none of the layers: {_some(name for name, _ in layers)}"
+            )
+    for name, module in layers:
+        if any(fnmatch(name, pattern) for pattern in skip):
             continue
         if module not in made:
             made[module] = _LAYERS[type(module)].from_module(module, **arithmetic)
@@ -256,4 +270,26 @@ def quantize_model_(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmeti
             return made[module]
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, made[module])
+    if not made:
+        kinds = ", ".join(kind.__name__ for kind in _LAYERS)
+        why = "all are skipped" if layers else f"none is exactly a {kinds}"
+        raise ValueError(
+            f"no layer of {type(model).__name__} can be replaced: {why}; nothing would be rounded"
+        )
+    _keep_off_fused_paths(model)
     return model
+
+
+def _keep_off_fused_paths(model: nn.Module) -> None:
+    """Evaluated, torch's encoder layers hand the weights of their Linear layers to one fused float32 operator and
+    never call the layers; these settings are among those that torch asks before it does."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+
+
+def _some(names: Iterable[str], most: int = 6) -> str:
+    listed = list(names)
+    return ", ".join(listed[:most]) + (", ..." if len(listed) > most else "") or "there are none"

@@ -1,0 +1,100 @@
+"""Digests of what a run is made of besides its configuration: code and data. Says what has changed since.
+
+The same command after a change of a model's file, or of the data, asks for the same runs: their names are hashes of
+their configurations alone. env.json holds these digests, so that whoever types it again is told.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+DIGITS = 10  # of SHA-256, in hexadecimal
+MOST_FILES = 20_000  # of a folder of data: listing ImageNet's 1.3 million over a network takes minutes
+MOST_BYTES = 64 << 20  # of data whose contents are read; of the files after these, names and sizes count
+OWN_PACKAGES = ("cpdrun", "custom_fp")
+COMPUTES = {".py", ".so", ".pyd", ".h", ".cu", ".cuh"}
+
+
+@cache
+def file_digest(path: Path) -> str | None:
+    """Of the file's bytes; None where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+    except OSError:
+        return None
+
+
+@cache
+def data_digest(path: Path) -> str | None:
+    """Of a file, or of a folder: the names and sizes of its files (in order, the first MOST_FILES) and the contents of
+    the first MOST_BYTES of them. None where there is neither."""
+    digest, left = hashlib.sha256(), MOST_BYTES
+    if not path.exists():
+        return None
+    for count, file in enumerate(_files(path)):
+        if count == MOST_FILES:
+            break
+        try:
+            size = file.stat().st_size
+            digest.update(f"{file.relative_to(path)}\0{size}\0".encode(errors="surrogateescape"))
+            if left > 0:
+                with file.open("rb") as opened:
+                    content = opened.read(left)
+                digest.update(content)
+                left -= len(content)
+        except OSError:
+            digest.update(b"unreadable\0")
+    return digest.hexdigest()[:DIGITS]
+
+
+@cache
+def own_digest() -> str:
+    """Of the Python, C++ and CUDA of cpdrun and custom_fp: another version may compute other bits."""
+    digest = hashlib.sha256()
+    for package in OWN_PACKAGES:
+        spec = find_spec(package)
+        for root in sorted(spec.submodule_search_locations or ()) if spec else ():
+            for file in _files(Path(root)):
+                if file.suffix in COMPUTES:
+                    digest.update(f"{package}/{file.relative_to(root)}\0{file_digest(file)}\0".encode())
+    return digest.hexdigest()[:DIGITS]
+
+
+def code_digest(code: dict[str, dict[str, str]]) -> str:
+    """One digest of all that `env.json` lists as code."""
+    text = "".join(f"{name}\0{entry['sha256']}\0" for name, entry in sorted(code.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def changes_since(env: Any) -> list[str]:
+    """What differs from when env.json was written: names of modules, `cpdrun`, `data`. What is no longer where it was
+    cannot be compared and is left out."""
+    if not isinstance(env, dict):
+        return []
+    changed = []
+    code = env.get("code")
+    for name, entry in code.items() if isinstance(code, dict) else ():
+        if not isinstance(entry, dict):
+            continue
+        file = entry.get("file")
+        now = file_digest(Path(file)) if isinstance(file, str) else own_digest() if name == "cpdrun" else None
+        if now is not None and now != entry.get("sha256"):
+            changed.append(str(name))
+    path = env.get("data_path")
+    if isinstance(path, str) and data_digest(Path(path)) not in (None, env.get("data_sha256")):
+        changed.append("data")
+    return changed
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """The file, or the files of a folder, in an order that no file system changes; caches and hidden ones left out."""
+    if path.is_file():
+        yield path
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+        yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))

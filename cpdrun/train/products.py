@@ -1,0 +1,96 @@
+"""Which of a model's products run in an emulated accumulator, and which torch computes in float32 all the same.
+
+Only layers that are exactly Linear or Conv can be replaced (custom_fp.modules). What a model multiplies elsewhere -
+attention, a tied head, recurrent layers, transposed convolutions, functions called in a `forward` - is seen by watching
+one sample go through: every operator of torch that multiplies is written down with the module that called it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from custom_fp.modules import QuantConv1d, QuantConv2d, QuantConv3d, QuantLinear
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cpdrun.train.build import Parts
+
+# aten's products, by the beginnings of their names; those of the replaced layers are custom_fp's own operators
+PRODUCTS = (
+    *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "addr"),
+    *("convolution", "conv_", "mkldnn_convolution", "cudnn_convolution", "_convolution"),
+    *("_scaled_dot_product", "_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
+    *("mkldnn_rnn", "_cudnn_rnn", "linear", "mkldnn_linear", "_trilinear"),
+)
+REPLACED = (QuantLinear, QuantConv1d, QuantConv2d, QuantConv3d)
+
+
+def emulated_products(parts: Parts) -> dict[str, list[str]] | None:
+    """`products_of` on the first training sample; None where no accumulator is emulated. Changes no bit of the run:
+    nothing is drawn and no statistic moves. Collective where the workers of a model lie on several ranks."""
+    if not getattr(parts.precision, "accumulator", None):
+        return None
+    x_BxF, _ = parts.batches.fetch(torch.tensor([0]), 0, 0)
+    return products_of(parts.model, x_BxF)
+
+
+def products_of(model: nn.Module, x_BxF: Any) -> dict[str, list[str]]:
+    """{"in the accumulator": [layers], "in float32": ["blocks.0 (Block): _scaled_dot_product_flash_attention", ...]}
+    of the forward pass on a batch. The model is evaluated, without gradients, and left in the mode it was in."""
+    replaced = [name or type(m).__name__ for name, m in model.named_modules() if isinstance(m, REPLACED)]
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), _entered(model) as innermost, _Products(innermost) as seen:
+            model(x_BxF)
+    finally:
+        model.train(training)
+    return {"in the accumulator": replaced, "in float32": list(seen.found)}
+
+
+class _Products(TorchDispatchMode):
+    """Writes down every product that is dispatched, once for each module."""
+
+    def __init__(self, innermost: Callable[[], str]) -> None:
+        super().__init__()
+        self.innermost = innermost
+        self.found: dict[str, None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func.overloadpacket.__name__
+        if func.namespace in ("aten", "mkldnn") and _is_product(name):
+            self.found[f"{self.innermost()}: {name}"] = None
+        return func(*args, **kwargs or {})
+
+
+def _is_product(name: str) -> bool:
+    return any(name == known or (len(known) > 4 and name.startswith(known)) for known in PRODUCTS)
+
+
+@contextmanager
+def _entered(model: nn.Module) -> Iterator[Callable[[], str]]:
+    """Gives a function that names the module entered last and not left."""
+    names = {module: name for name, module in model.named_modules()}
+    stack: list[nn.Module] = []
+
+    def enter(module: nn.Module, _: Any) -> None:
+        stack.append(module)
+
+    def leave(*_: Any) -> None:  # a hook that returned something would replace the layer's output
+        stack.pop()
+
+    def innermost() -> str:
+        module = stack[-1] if stack else model
+        name, kind = names.get(module, ""), type(module).__name__
+        return f"{name} ({kind})" if name else kind
+
+    hooks = [
+        torch.nn.modules.module.register_module_forward_pre_hook(enter),
+        torch.nn.modules.module.register_module_forward_hook(leave),
+    ]
+    try:
+        yield innermost
+    finally:
+        for hook in hooks:
+            hook.remove()
