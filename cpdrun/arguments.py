@@ -71,7 +71,8 @@ def _add_sweep(commands: argparse._SubParsersAction) -> None:
     sweep.add_argument("--jobs-per-gpu", type=_positive, metavar="K", help="processes that share a GPU")
     sweep.add_argument("--max-parallel", type=_positive, metavar="K", help="runs at once on a cluster")
     sweep.add_argument("--retries", type=_count, default=0, metavar="R", help="tries again after a failure")
-    sweep.add_argument("--rerun", choices=["failed", "all"], help="only failed runs, or all from the start")
+    rerun = "only failed runs; also those of other code or data than now; or all from the start"
+    sweep.add_argument("--rerun", choices=["failed", "changed", "all"], help=rerun)
     sweep.add_argument("--fail-fast", action="store_true", help="stop the sweep at the first failure")
     sweep.add_argument("--no-wait", action="store_true", help="hand the runs to the cluster and leave")
     sweep.set_defaults(command="sweep")

@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _sweep(arguments: argparse.Namespace) -> int:
     from cpdrun.config.errors import ConfigError
     from cpdrun.record import State, forget, garbage, record_of, state_of
+    from cpdrun.record.fingerprint import changed_runs, of_other_code
     from cpdrun.sweep import plan, write_manifest
 
     if not arguments.dry_run:
@@ -51,14 +52,20 @@ def _sweep(arguments: argparse.Namespace) -> int:
         return _usage_error(error)
 
     states = {run.name: state_of(sweep.directory.run(run.name)) for run in sweep.runs}
-    wanted = {"failed": {State.FAILED}, "all": set(State), None: set(State) - {State.DONE}}[arguments.rerun]
-    to_run = [run for run in sweep.runs if states[run.name] in wanted]
-    done = sum(state is State.DONE for state in states.values())
-    print(f"{sweep.describe()}: {done} done, {len(to_run)} to run", flush=True)
+    ended = [sweep.directory.run(name) for name, state in states.items() if state is State.DONE]
+    changed = changed_runs(
+        (sweep.directory.run(r.name), r.config) for r in sweep.runs if states[r.name] is State.DONE
+    )
+    not_done = set(State) - {State.DONE}
+    wanted = {"failed": {State.FAILED}, "all": set(State), "changed": not_done, None: not_done}
+    again = set(changed) if arguments.rerun == "changed" else set()
+    to_run = [run for run in sweep.runs if states[run.name] in wanted[arguments.rerun] or run.name in again]
+    print(f"{sweep.describe()}: {len(ended)} done, {len(to_run)} to run", flush=True)
+    if changed and not arguments.rerun:
+        print(of_other_code(changed), flush=True)
     if arguments.dry_run:
         _print_forecast(sweep.directory, [states[run.name] for run in to_run], arguments.jobs)
         return OK
-    ended = [sweep.directory.run(name) for name, state in states.items() if state is State.DONE]
     broken = [run for run in ended if record_of(run) is None and arguments.rerun != "all"]
     for run in broken:
         print(f"error: {garbage(run)}", file=sys.stderr)
@@ -83,8 +90,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
         if problems:
             return _usage_error(*problems)
         write_manifest(sweep)
-        if arguments.rerun == "all":
-            for job in jobs:
+        for job in jobs:
+            if arguments.rerun == "all" or job.run.name in again:
                 forget(job.run)
         summary = launch(sweep.directory, jobs, to_run[0].config["launcher"], options, Terminal())
     except LaunchError as error:

@@ -95,6 +95,12 @@ def plan(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool 
             _require_known(t, base, groups)
         cases = _cases(base.get("sweep"))
         axes, exclusions = _axes(base.get("sweep") or {}, typed, cases)
+        for key, values in axes.items():
+            if key.endswith("_dir") and len(values) > 1:
+                raise ConfigError(
+                    f"{key} cannot be an axis: where files lie is no part of what a run is, and these would be one; "
+                    f"make a sweep of each: name=NAME {key}={values[0]}"
+                )
         known = {*groups, *(t.key for t in typed if t.adds)}
         places = {"sweep": axes, "sweep.exclude": itertools.chain(*exclusions)}
         for place, keys in (places | {f"sweep.cases.{name}": case for name, case in cases.items()}).items():

@@ -170,3 +170,8 @@ def test_a_plan_without_imports_runs_no_module_that_a_yaml_names(tmp_path, monke
     assert sys.path == before
     with pytest.raises(ConfigError, match=r"format=evil.F: .*its module ends with SystemExit: ran"):
         plan(typed)
+
+
+def test_a_folder_of_data_is_no_axis():
+    with pytest.raises(ConfigError, match=r"data.data_dir cannot be an axis: .* name=NAME data.data_dir=A"):
+        plan(["data=fashion_mnist", "data.data_dir=A,B"])

@@ -6,11 +6,14 @@ their configurations alone. env.json holds these digests, so that whoever types 
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from cpdrun.record.files import read_json
+from cpdrun.record.layout import RunDir
 
 DIGITS = 10  # of SHA-256, in hexadecimal
 MOST_FILES = 20_000  # of a folder of data: listing ImageNet's 1.3 million over a network takes minutes
@@ -70,9 +73,9 @@ def code_digest(code: dict[str, dict[str, str]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
-def changes_since(env: Any) -> list[str]:
-    """What differs from when env.json was written: names of modules, `cpdrun`, `data`. What is no longer where it was
-    cannot be compared and is left out."""
+def changes_since(env: Any, config: Mapping[str, Any] | None = None) -> list[str]:
+    """What differs from when env.json was written: names of modules, `cpdrun`, `data` (where the run's `config` has it
+    now, if that is given). What is no longer where it was cannot be compared and is left out."""
     if not isinstance(env, dict):
         return []
     changed = []
@@ -84,10 +87,48 @@ def changes_since(env: Any) -> list[str]:
         now = file_digest(Path(file)) if isinstance(file, str) else own_digest() if name == "cpdrun" else None
         if now is not None and now != entry.get("sha256"):
             changed.append(str(name))
-    path = env.get("data_path")
-    if isinstance(path, str) and data_digest(Path(path)) not in (None, env.get("data_sha256")):
+    path = _data_path(env, config or {})
+    if path is not None and data_digest(path) not in (None, env.get("data_sha256")):
         changed.append("data")
     return changed
+
+
+def data_folders(config: Mapping[str, Any]) -> dict[str, str]:
+    """The folders that a run's `data` names (no part of its identity), absolute."""
+    data = config.get("data")
+    named = data.items() if isinstance(data, Mapping) else ()
+    return {
+        key: str(Path(value).expanduser().resolve())
+        for key, value in named
+        if key.endswith("_dir") and key != "cache_dir" and isinstance(value, str)
+    }
+
+
+def _data_path(env: Mapping[str, Any], config: Mapping[str, Any]) -> Path | None:
+    """Where the data was, or now is if the folder that holds it is another one."""
+    path, before = env.get("data_path"), env.get("data_folders")
+    if not isinstance(path, str):
+        return None
+    for key, folder in data_folders(config).items():
+        old = before.get(key) if isinstance(before, dict) else None
+        if isinstance(old, str) and folder != old and Path(path).is_relative_to(old):
+            return Path(folder) / Path(path).relative_to(old)
+    return Path(path)
+
+
+def changed_runs(runs: Iterable[tuple[RunDir, Mapping[str, Any]]]) -> dict[str, list[str]]:
+    """What has changed since each of `runs`, of a config each, was trained, by its name; only where something has."""
+    return {
+        run.name: changed for run, config in runs if (changed := changes_since(read_json(run.env), config))
+    }
+
+
+def of_other_code(changed: dict[str, list[str]]) -> str:
+    """`2 of the done runs are of other code or data (mine, data): --rerun changed trains them anew`."""
+    names = list(dict.fromkeys(name for names in changed.values() for name in names))
+    listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    are = "of the done runs is" if len(changed) == 1 else "of the done runs are"
+    return f"{len(changed)} {are} of other code or data than now ({listed}); --rerun changed trains them anew"
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -135,8 +135,18 @@ def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield name, json.dumps(value, default=str) if isinstance(value, list | dict) else value
 
 
+_DETAILS = (
+    "code",
+    "data_path",
+    "data_folders",
+    "products",
+)  # their digests tell runs apart, or nothing has to
+
+
 def _environment(env: Any) -> Iterator[tuple[str, Any]]:
     for key, value in _items(env):
+        if key in _DETAILS:
+            continue
         if isinstance(value, dict):  # the packages' versions
             yield from ((str(name), version) for name, version in value.items())
         else:

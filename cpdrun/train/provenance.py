@@ -15,7 +15,14 @@ from typing import Any
 import torch
 
 from cpdrun.record import RunDir, git, git_commit, write_json, write_text
-from cpdrun.record.fingerprint import OWN_PACKAGES, code_digest, data_digest, file_digest, own_digest
+from cpdrun.record.fingerprint import (
+    OWN_PACKAGES,
+    code_digest,
+    data_digest,
+    data_folders,
+    file_digest,
+    own_digest,
+)
 
 PACKAGES = ("cpdrun", "torch", "torchvision", "numpy", "hydra-core", "omegaconf")
 DIFF_BYTES = 1 << 20  # of code.diff; a longer one is cut, and says so
@@ -32,7 +39,7 @@ def write_environment(
     """env.json and, where the repository of the current folder is not as committed, code.diff.
 
     env.json: versions of every imported distribution, device, machine; `code`, digests of the user's modules that are
-    imported and of cpdrun, and `code_sha256` of them all; `data_path` and `data_sha256` of the dataset `data`, where it
+    imported and of cpdrun, and `code_sha256` of them all; `data_path`, `data_folders` and `data_sha256` of the dataset `data`, where it
     was read from files or knows a digest of itself; `products`, where an accumulator is emulated: which run in it and
     which do not (products.py); `git_commit`, null outside a repository; `git_diff`, ten digits of the SHA-256 of
     code.diff, which tell apart runs of different code, or "none" where every tracked file is as committed.
@@ -57,6 +64,7 @@ def write_environment(
             "code": code,
             "code_sha256": code_digest(code),
             "data_path": str(path) if path else None,
+            "data_folders": data_folders(config or {}),
             "data_sha256": data_digest(path) if path else getattr(data, "sha256", None),
             **({"products": dict(products)} if products is not None else {}),
             "git_commit": git_commit(),

@@ -53,6 +53,34 @@ def test_sweep_and_report_on_a_model_and_data_of_ones_own(project):
     assert "waves.network.Conv1d" in (folder / "report.html").read_text(encoding="utf-8")
 
 
+def test_changed_code_is_noticed_when_the_command_is_typed_again(project):
+    words = (
+        "sweep",
+        "--config-dir",
+        "conf",
+        "exp=mine",
+        "seed=0",
+        "format=fp32",
+        "aps=false",
+        "epochs=1",
+        "device=cpu",
+    )
+    assert cpdrun(*words, cwd=project).returncode == 0
+    assert "other code" not in cpdrun(*words, cwd=project).stdout
+    (run,) = SweepDir(project / "results" / "mine").runs()
+    assert {"cpdrun", "waves.network", "waves.signals"} <= set(read_json(run.env)["code"])
+    with (project / "waves" / "network.py").open("a") as file:
+        file.write("# changed\n")
+    again = cpdrun(*words, cwd=project).stdout
+    assert (
+        "1 of the done runs is of other code or data than now (waves.network)" in again
+        and "Nothing to do" in again
+    )
+    anew = cpdrun(*words, "--rerun", "changed", cwd=project)
+    assert anew.returncode == 0 and "1 done, 1 to run" in anew.stdout, anew.stdout + anew.stderr
+    assert "other code" not in cpdrun(*words, cwd=project).stdout
+
+
 def test_elsewhere_the_sweep_says_what_it_lacks(project, tmp_path):
     lost = cpdrun("sweep", "--config-dir", str(project / "conf"), "exp=mine", cwd=tmp_path)
     assert lost.returncode == 2

@@ -1,0 +1,107 @@
+"""Digests of code and data: the same for the same, others after a change, and who was trained with what."""
+
+import pytest
+
+from cpdrun.record import fingerprint
+from cpdrun.record.fingerprint import changes_since, code_digest, data_digest, file_digest, own_digest
+
+
+@pytest.fixture(autouse=True)
+def look_anew():
+    """A process looks at each file once; these tests change them between looks."""
+
+    def forget():
+        for kept in (file_digest, data_digest, own_digest):
+            kept.cache_clear()
+
+    forget()
+    yield forget
+    forget()
+
+
+def env_of(tmp_path) -> dict:
+    code = {
+        "cpdrun": {"sha256": own_digest()},
+        "mine": {"file": str(tmp_path / "mine.py"), "sha256": file_digest(tmp_path / "mine.py")},
+    }
+    data = tmp_path / "data"
+    return {
+        "code": code,
+        "code_sha256": code_digest(code),
+        "data_path": str(data),
+        "data_sha256": data_digest(data),
+    }
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "mine.py").write_text("width = 4\n")
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    (tmp_path / "data" / "train" / "a.bin").write_bytes(b"abc")
+    return tmp_path
+
+
+def test_nothing_changed(project, look_anew):
+    env = env_of(project)
+    look_anew()
+    assert changes_since(env) == [] and env_of(project) == env
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("mine.py", "width = 8\n", "mine"),
+        ("data/train/a.bin", "abd", "data"),
+        ("data/train/b.bin", "", "data"),
+    ],
+)
+def test_a_change_is_named(project, look_anew, file, content, named):
+    env = env_of(project)
+    (project / file).write_text(content)
+    look_anew()
+    assert changes_since(env) == [named]
+
+
+def test_the_same_run_in_another_folder_of_data_is_noticed(project, look_anew):
+    env = env_of(project) | {"data_folders": {"data_dir": str(project)}}
+    for name, content in (("same", "abc"), ("other", "abd")):
+        (project / name / "data" / "train").mkdir(parents=True)
+        (project / name / "data" / "train" / "a.bin").write_text(content)
+    for name, changed in (("same", []), ("other", ["data"]), ("absent", [])):
+        assert changes_since(env, {"data": {"data_dir": str(project / name)}}) == changed
+
+
+def test_another_cpdrun_is_named(project, monkeypatch):
+    env = env_of(project)
+    monkeypatch.setattr(fingerprint, "own_digest", lambda: "another")
+    assert changes_since(env) == ["cpdrun"]
+
+
+def test_what_is_gone_and_what_is_garbage_is_not_compared(project, look_anew):
+    env = env_of(project)
+    (project / "mine.py").unlink()
+    (project / "data").rename(project / "elsewhere")
+    look_anew()
+    assert changes_since(env) == []
+    for garbage in (
+        None,
+        [],
+        {"code": 3},
+        {"code": {"mine": 3}},
+        {"data_path": 7},
+        {"code": {"mine": {"file": 1}}},
+    ):
+        assert changes_since(garbage) == []
+
+
+def test_large_data_is_known_by_names_and_sizes(tmp_path, monkeypatch, look_anew):
+    monkeypatch.setattr(fingerprint, "MOST_BYTES", 4)
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"12345678")
+    whole = data_digest(tmp_path)
+    look_anew()
+    (tmp_path / "b").write_bytes(b"87654321")
+    assert data_digest(tmp_path) == whole  # its content is past what is read
+    look_anew()
+    (tmp_path / "b").write_bytes(b"8765432")
+    assert data_digest(tmp_path) != whole
