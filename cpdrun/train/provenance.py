@@ -39,10 +39,10 @@ def write_environment(
     """env.json and, where the repository of the current folder is not as committed, code.diff.
 
     env.json: versions of every imported distribution, device, machine; `code`, digests of the user's modules that are
-    imported and of cpdrun, and `code_sha256` of them all; `data_path`, `data_folders` and `data_sha256` of the dataset `data`, where it
-    was read from files or knows a digest of itself; `products`, where an accumulator is emulated: which run in it and
-    which do not (products.py); `git_commit`, null outside a repository; `git_diff`, ten digits of the SHA-256 of
-    code.diff, which tell apart runs of different code, or "none" where every tracked file is as committed.
+    imported and of cpdrun, and `code_sha256` of them all; `data_path`, `data_folders` and `data_sha256` of the dataset
+    `data`, where it was read from files or knows a digest of itself; `products`, where an accumulator is emulated:
+    which run in it and which do not (products.py); `git_commit`, null outside a repository; `git_diff`, ten digits of
+    the SHA-256 of code.diff, which tell apart runs of different code, or "none" where all is as committed.
     """
     code = {"cpdrun": {"sha256": own_digest()}, **dict(_users_modules())}
     path = _path_of(data, config or {})
