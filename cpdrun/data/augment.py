@@ -7,10 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def crop_and_flip(x_BxCxHxW: Tensor, padding: int, generator: torch.Generator) -> Tensor:
+def crop_and_flip(
+    x_BxCxHxW: Tensor, padding: int, generator: torch.Generator, *, reflect: bool = False
+) -> Tensor:
     """Pad by `padding` zeros, crop back at a random place, mirror half of the images (arXiv 1512.03385, 4.2).
 
-    Any float dtype and device; the generator lives on the CPU, so that every device draws the same numbers.
+    reflect: pad with the image mirrored at its edge, which itself is not repeated. Any float dtype and device; the
+    generator lives on the CPU, so that every device draws the same numbers.
     """
     B, _, H, W = x_BxCxHxW.shape
     device = x_BxCxHxW.device
@@ -19,7 +22,7 @@ def crop_and_flip(x_BxCxHxW: Tensor, padding: int, generator: torch.Generator) -
     row_BxH = top_B[:, None] + torch.arange(H)
     column_BxW = left_B[:, None] + torch.arange(W)
     column_BxW = torch.where(flip_B[:, None], column_BxW.flip(1), column_BxW)
-    padded = F.pad(x_BxCxHxW, (padding,) * 4)
+    padded = F.pad(x_BxCxHxW, (padding,) * 4, mode="reflect" if reflect else "constant")
     image_B = torch.arange(B, device=device)[:, None, None]
     cropped_BxHxWxC = padded.permute(0, 2, 3, 1)[
         image_B, row_BxH[:, :, None].to(device), column_BxW[:, None, :].to(device)
@@ -27,14 +30,19 @@ def crop_and_flip(x_BxCxHxW: Tensor, padding: int, generator: torch.Generator) -
     return cropped_BxHxWxC.permute(0, 3, 1, 2).contiguous()
 
 
-def cutout(x_BxCxHxW: Tensor, size: int, generator: torch.Generator) -> Tensor:
+def cutout(x_BxCxHxW: Tensor, size: int, generator: torch.Generator, *, whole: bool = False) -> Tensor:
     """A square of `size` pixels of each image set to 0, its centre anywhere, cut off at the edges (arXiv 1708.04552).
 
-    Any float dtype and device; the generator lives on the CPU. A new tensor.
+    whole: the square lies in the image with all of its pixels (size is then at most H and W). Any float dtype and
+    device; the generator lives on the CPU. A new tensor.
     """
     B, _, H, W = x_BxCxHxW.shape
-    top_B = torch.randint(0, H, (B, 1), generator=generator) - size // 2
-    left_B = torch.randint(0, W, (B, 1), generator=generator) - size // 2
+    if whole:
+        top_B = torch.randint(0, H - size + 1, (B, 1), generator=generator)
+        left_B = torch.randint(0, W - size + 1, (B, 1), generator=generator)
+    else:
+        top_B = torch.randint(0, H, (B, 1), generator=generator) - size // 2
+        left_B = torch.randint(0, W, (B, 1), generator=generator) - size // 2
     row_BxH = (torch.arange(H) >= top_B) & (torch.arange(H) < top_B + size)
     column_BxW = (torch.arange(W) >= left_B) & (torch.arange(W) < left_B + size)
     hole_BxHxW = row_BxH[:, :, None] & column_BxW[:, None, :]

@@ -29,6 +29,7 @@ class CIFAR10:
         data_dir: str,
         augment: bool,
         cutout: int,
+        dawnbench_augment: bool,
         train_samples: int | None,
         test_samples: int | None,
     ):
@@ -36,12 +37,12 @@ class CIFAR10:
         self.path = folder = folder if folder.name == FOLDER else folder / FOLDER
         self.train = _images(folder, [f"data_batch_{i}" for i in range(1, 6)], train_samples)
         self.test = _images(folder, ["test_batch"], test_samples)
-        self.augments, self.cutout = augment, cutout
+        self.augments, self.cutout, self.dawnbench = augment, cutout, dawnbench_augment
 
     def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
         if self.augments:
-            x = crop_and_flip(x, padding=4, generator=generator)
-        return cutout(x, self.cutout, generator) if self.cutout else x
+            x = crop_and_flip(x, padding=4, generator=generator, reflect=self.dawnbench)
+        return cutout(x, self.cutout, generator, whole=self.dawnbench) if self.cutout else x
 
 
 def _images(folder: Path, names: list[str], samples: int | None) -> ImageTensors:

@@ -1,11 +1,13 @@
 """torchvision's ResNet50 (arXiv 1512.03385) and FCN on ResNet50 (arXiv 1411.4038), returning logits alone.
 
-Weights start at random: nothing is fetched. FCN is without its auxiliary head.
+Weights start at random: nothing is fetched (init_from=PATH loads some).
 """
 
 from torch import Tensor, nn
 from torchvision.models import resnet50
 from torchvision.models.segmentation import fcn_resnet50
+
+from cpdrun.models.auxiliary import WithAuxiliary
 
 
 class ResNet50(nn.Module):
@@ -20,11 +22,20 @@ class ResNet50(nn.Module):
 
 
 class FcnResNet50(nn.Module):
-    """RGB images (B, 3, H, W) float32 -> logits (B, num_classes, H, W) float32."""
+    """RGB images (B, 3, H, W) float32 -> logits (B, num_classes, H, W) float32; WithAuxiliary while it trains, where
+    auxiliary_weight is above 0: a second head reads the last stage but one."""
 
-    def __init__(self, num_classes: int):
+    def __init__(self, num_classes: int, auxiliary_weight: float):
         super().__init__()
-        self.net = fcn_resnet50(weights=None, weights_backbone=None, num_classes=num_classes)
+        if auxiliary_weight < 0:
+            raise ValueError(f"model.auxiliary_weight must be at least 0, not {auxiliary_weight}")
+        self.auxiliary_weight = auxiliary_weight
+        self.net = fcn_resnet50(
+            weights=None, weights_backbone=None, num_classes=num_classes, aux_loss=auxiliary_weight > 0
+        )
 
-    def forward(self, x_Bx3xHxW: Tensor) -> Tensor:
-        return self.net(x_Bx3xHxW)["out"]
+    def forward(self, x_Bx3xHxW: Tensor) -> Tensor | WithAuxiliary:
+        outputs = self.net(x_Bx3xHxW)
+        if self.training and "aux" in outputs:
+            return WithAuxiliary(outputs["out"], outputs["aux"], self.auxiliary_weight)
+        return outputs["out"]

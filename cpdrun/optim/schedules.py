@@ -48,22 +48,30 @@ class Step:
 
 @dataclass(frozen=True)
 class Poly:
-    """Warm-up, then (1 - epoch / epochs) ** power (Chen et al., DeepLab, arXiv 1606.00915, section 4.1)."""
+    """Warm-up, then (1 - epoch / epochs) ** power (Chen et al., DeepLab, arXiv 1606.00915, section 4.1), from 1 down to
+    `final`. decay_after_warmup: epochs are counted from the end of the warm-up, not from the start."""
 
     warmup_epochs: float
     warmup_start: float
     power: float
+    final: float
+    decay_after_warmup: bool
 
     def __call__(self, epoch: float, epochs: float) -> float:
-        decay = max(0.0, 1.0 - epoch / epochs) ** self.power
+        first = self.warmup_epochs if self.decay_after_warmup else 0.0
+        done = max(0.0, epoch - first) / max(epochs - first, 1e-9)
+        decay = self.final + (1.0 - self.final) * max(0.0, 1.0 - done) ** self.power
         return linear_warmup(epoch, self.warmup_epochs, self.warmup_start) * decay
 
 
 @dataclass(frozen=True)
 class PiecewiseLinear:
-    """Straight lines between (epoch, factor) points; the first and last factor hold before and after them."""
+    """Straight lines between (epoch, factor) points; the first and last factor hold before and after them. A warm-up
+    multiplies them."""
 
     points: Sequence[Sequence[float]]
+    warmup_epochs: float
+    warmup_start: float
 
     def __post_init__(self) -> None:
         epochs = [point[0] for point in self.points]
@@ -73,6 +81,9 @@ class PiecewiseLinear:
             )
 
     def __call__(self, epoch: float, epochs: float) -> float:
+        return linear_warmup(epoch, self.warmup_epochs, self.warmup_start) * self._line(epoch)
+
+    def _line(self, epoch: float) -> float:
         for (e0, f0), (e1, f1) in itertools.pairwise(self.points):
             if epoch < e1:
                 return f0 + (f1 - f0) * max(0.0, epoch - e0) / (e1 - e0)

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -32,6 +31,7 @@ from cpdrun.train import checkpoint
 from cpdrun.train.build import Parts
 from cpdrun.train.gradients import Task, naming_the_layer
 from cpdrun.train.learner import Learner, evaluate_on, set_rates
+from cpdrun.train.loss import training_loss
 from cpdrun.train.seeds import seed_global
 from cpdrun.train.workers import Workers
 
@@ -56,7 +56,7 @@ class OwnWeights(Learner):
         self.optimizers = [parts.make_optimizer(parameters) for parameters in self.own]
         self.precisions = [copy.deepcopy(parts.precision) for _ in workers.mine]
         self.base_lrs = [group["lr"] for group in self.optimizers[0].param_groups]
-        loss = partial(F.cross_entropy, label_smoothing=config["label_smoothing"])
+        loss = partial(training_loss, label_smoothing=config["label_smoothing"])
         self.task = Task(parts.model, parts.batches, workers, loss)
         self.gradients = (BatchedOwn if config["emulation"] == "batched" else ExactOwn)(self)
         self.gossip.begin(self.rows, self.x_WxD)

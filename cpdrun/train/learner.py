@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cpdrun.comm.parallel import model_workers_of
@@ -20,6 +19,7 @@ from cpdrun.train import checkpoint
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import evaluate
 from cpdrun.train.gradients import EMULATIONS, Task
+from cpdrun.train.loss import training_loss
 from cpdrun.train.workers import Workers
 
 
@@ -81,7 +81,7 @@ class SharedWeights(Learner):
         self.clip_norm = config["clip_norm"]
         self.parameters = list(parts.model.parameters())
         self.base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
-        loss = partial(F.cross_entropy, label_smoothing=config["label_smoothing"])
+        loss = partial(training_loss, label_smoothing=config["label_smoothing"])
         task = Task(parts.model, parts.batches, workers, loss, parts.precision.scaled())
         self.gradients_of = EMULATIONS[config["emulation"]](task)
         self.model_workers = model_workers_of(parts.model)

@@ -79,7 +79,7 @@ def test_unknown_choices_are_named_with_the_nearest(composer):
         ConfigError, match=r"unknown experiment 'digit_bits' \(did you mean 'digits_bits'\?\)"
     ):
         composer.compose({"exp": "digit_bits"})
-    with pytest.raises(ConfigError, match="unknown choice of model 'resent'; there are: convnet"):
+    with pytest.raises(ConfigError, match="unknown choice of model 'resent'; there are: alexnet, convnet"):
         composer.compose({"model": "resent"})
 
 

@@ -36,7 +36,9 @@ def write_cifar10(folder, samples=20):
 
 def test_cifar10_reads_the_batches_in_order(tmp_path):
     folder = write_cifar10(tmp_path)
-    data = CIFAR10(str(tmp_path), augment=False, cutout=0, train_samples=50, test_samples=None)
+    data = CIFAR10(
+        str(tmp_path), augment=False, cutout=0, dawnbench_augment=False, train_samples=50, test_samples=None
+    )
     assert (len(data.train), len(data.test)) == (50, 20)
     second = pickle.loads((folder / "data_batch_2").read_bytes(), encoding="bytes")
     x, y = data.train[23]
@@ -45,13 +47,17 @@ def test_cifar10_reads_the_batches_in_order(tmp_path):
     std = torch.tensor([0.2470, 0.2435, 0.2616], dtype=torch.float64).view(3, 1, 1)
     assert torch.allclose(x.double(), (pixels - mean) / std, atol=1e-6) and y == second[b"labels"][3]
     assert x.dtype == torch.float32
-    inside = CIFAR10(str(folder), augment=False, cutout=0, train_samples=None, test_samples=None)
+    inside = CIFAR10(
+        str(folder), augment=False, cutout=0, dawnbench_augment=False, train_samples=None, test_samples=None
+    )
     assert len(inside.train) == 100  # the folder of the batches itself may be named too
 
 
 def test_cifar10_draws_crops_flips_and_holes_from_one_generator(tmp_path):
     write_cifar10(tmp_path)
-    data = CIFAR10(str(tmp_path), augment=True, cutout=8, train_samples=None, test_samples=None)
+    data = CIFAR10(
+        str(tmp_path), augment=True, cutout=8, dawnbench_augment=False, train_samples=None, test_samples=None
+    )
     x, _ = fetch_batch(data.train, torch.arange(16))
     same, other = data.augment(x, draws(1)), data.augment(x, draws(2))
     assert torch.equal(same, data.augment(x, draws(1))) and not torch.equal(same, other)
@@ -59,13 +65,34 @@ def test_cifar10_draws_crops_flips_and_holes_from_one_generator(tmp_path):
 
 
 def test_cifar10_that_is_absent_or_damaged_is_named_with_the_way_out(tmp_path):
-    arguments = {"augment": False, "cutout": 0, "train_samples": None, "test_samples": None}
+    arguments = {
+        "augment": False,
+        "cutout": 0,
+        "dawnbench_augment": False,
+        "train_samples": None,
+        "test_samples": None,
+    }
     with pytest.raises(DataError, match=r"no data_batch_1.*cifar-10-python\.tar\.gz.*data\.data_dir=PATH"):
         CIFAR10(str(tmp_path), **arguments)
     batch = write_cifar10(tmp_path) / "data_batch_3"
     batch.write_bytes(batch.read_bytes()[:1000])
     with pytest.raises(DataError, match="data_batch_3 is not a whole CIFAR-10 batch"):
         CIFAR10(str(tmp_path), **arguments)
+
+
+def test_the_augmentation_of_dawnbench_mirrors_edges_and_keeps_its_hole_inside(tmp_path):
+    write_cifar10(tmp_path)
+    arguments = {"augment": True, "train_samples": None, "test_samples": None, "dawnbench_augment": True}
+    data = CIFAR10(str(tmp_path), cutout=0, **arguments)
+    x, _ = fetch_batch(data.train, torch.arange(40))
+    padded = torch.nn.functional.pad(x, (4, 4, 4, 4), mode="reflect")
+    assert torch.equal(padded[0, 0, 4 - 1], padded[0, 0, 4 + 1]), "the edge itself is not repeated"
+    seen = data.augment(x, draws(1))
+    crops = [padded[:, :, i : i + 32, j : j + 32] for i in range(9) for j in range(9)]
+    crops += [crop.flip(3) for crop in crops]
+    assert torch.stack([(crop == seen).flatten(1).all(1) for crop in crops]).any(0).all()
+    holed = CIFAR10(str(tmp_path), cutout=8, **arguments).augment(x, draws(1))
+    assert ((holed == 0).all(dim=1).sum(dim=(1, 2)) == 64).all()
 
 
 def test_cutout_zeroes_one_square_and_leaves_its_input():

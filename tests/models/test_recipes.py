@@ -2,11 +2,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from cpdrun.models.alexnet import AlexNet
+from cpdrun.models.auxiliary import WithAuxiliary
 from cpdrun.models.davidnet import DavidNet
 from cpdrun.models.fcn_small import FcnSmall
 from cpdrun.models.gpt import GPT
 from cpdrun.models.resnet18_cifar import ResNet18Cifar
 from cpdrun.models.torchvision_nets import FcnResNet50, ResNet50
+from cpdrun.train.loss import training_loss
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 BYTES = torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -18,7 +21,8 @@ BYTES = torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(0
         (lambda: ResNet18Cifar(3, 10, width=4), IMAGES, (2,)),
         (lambda: DavidNet(3, 10, width=4, logit_scale=0.125), IMAGES, (2,)),
         (lambda: ResNet50(10, zero_init_residual=False), IMAGES, (2,)),
-        (lambda: FcnResNet50(10), IMAGES, (2, 32, 32)),
+        (lambda: FcnResNet50(10, auxiliary_weight=0.0), IMAGES, (2, 32, 32)),
+        (lambda: AlexNet(3, 10, width=4, hidden=16, dropout=0.5), IMAGES.repeat(1, 1, 2, 2), (2,)),
         (lambda: FcnSmall(3, 10, width=4), IMAGES, (2, 32, 32)),
         (lambda: GPT(256, context=16, layers=2, heads=2, width=8, dropout=0.1), BYTES, (2, 12)),
     ],
@@ -33,12 +37,28 @@ def test_logits_have_their_classes_second_and_every_parameter_a_gradient(model, 
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 
 
+def test_an_auxiliary_head_adds_its_share_of_the_loss_and_is_silent_in_evaluation():
+    torch.manual_seed(0)
+    net = FcnResNet50(10, auxiliary_weight=0.4)
+    y = torch.randint(0, 10, (2, 32, 32))
+    outputs = net(IMAGES)
+    assert isinstance(outputs, WithAuxiliary)
+    loss = training_loss(outputs, y)
+    main, other = F.cross_entropy(outputs.logits, y), F.cross_entropy(outputs.auxiliary, y)
+    assert torch.equal(loss, main + 0.4 * other)
+    loss.backward()
+    assert all(p.grad is not None for p in net.net.aux_classifier.parameters())
+    assert net.eval()(IMAGES).shape == (2, 10, 32, 32)
+
+
 def test_sizes_are_the_published_ones():
     def count(net):
         return sum(p.numel() for p in net.parameters())
 
     assert count(ResNet18Cifar(3, 10, width=64)) == 11_173_962, "pytorch-cifar's ResNet18()"
     assert count(DavidNet(3, 10, width=64, logit_scale=0.125)) == 6_573_120, "DAWNBench: 6.57 M"
+    alexnet = AlexNet(3, 1000, width=64, hidden=4096, dropout=0.5)
+    assert count(alexnet) == 61_100_840 + 2 * 1152, "torchvision's alexnet, and its norms' weights and biases"
 
 
 def test_a_gpt_does_not_look_ahead():

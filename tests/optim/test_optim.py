@@ -102,9 +102,13 @@ def test_optimizers_resume_bit_for_bit():
 
 
 def test_poly_and_piecewise_linear():
-    poly = Poly(warmup_epochs=0, warmup_start=0.1, power=0.9)
+    poly = Poly(warmup_epochs=0, warmup_start=0.1, power=0.9, final=0.0, decay_after_warmup=False)
     assert [poly(e, 10) for e in (0, 5, 10)] == pytest.approx([1, math.pow(0.5, 0.9), 0])
-    lines = PiecewiseLinear(points=[[0, 0.0], [5, 1.0], [24, 0.0]])
+    lines = PiecewiseLinear(points=[[0, 0.0], [5, 1.0], [24, 0.0]], warmup_epochs=0, warmup_start=0)
     assert [lines(e, 24) for e in (0, 2.5, 5, 14.5, 24, 30)] == pytest.approx([0, 0.5, 1, 0.5, 0, 0])
+    late = Poly(warmup_epochs=2, warmup_start=0, power=2, final=0.1, decay_after_warmup=True)
+    assert [late(e, 10) for e in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.5, 1, 0.1 + 0.9 / 4, 0.1])
+    twice = PiecewiseLinear(points=[[0, 0.0], [4, 1.0], [8, 0.0]], warmup_epochs=4, warmup_start=0)
+    assert [twice(e, 8) for e in (1, 2, 4, 6)] == pytest.approx([1 / 16, 1 / 4, 1, 0.5])
     with pytest.raises(ValueError, match=r"schedule\.points"):
-        PiecewiseLinear(points=[[5, 1.0], [0, 0.0]])
+        PiecewiseLinear(points=[[5, 1.0], [0, 0.0]], warmup_epochs=0, warmup_start=0)
