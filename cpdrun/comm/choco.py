@@ -13,10 +13,12 @@ from the seed, in place of 0. eta = 1 without compression is D-PSGD.
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from cpdrun.comm.gossip import Gossip
 from cpdrun.comm.rows import Rows
+from cpdrun.comm.topology import Topology
 
 
 class Choco(Gossip):
@@ -25,6 +27,16 @@ class Choco(Gossip):
     def __init__(self, *, eta: float, knows_start: bool, **common: Any) -> None:
         super().__init__(**common)
         self.eta, self.knows_start = checked_eta(eta), knows_start
+
+    def matrices(self, topology: Topology, world_size: int) -> list[np.ndarray]:
+        """One: the sums of copies are of neighbours that stay. Raises ValueError for graphs that change."""
+        weights = super().matrices(topology, world_size)
+        if len(weights) > 1:
+            raise ValueError(
+                f"topology: CHOCO-SGD keeps copies of neighbours that stay, those of {type(topology).__name__} change; "
+                "take sync=gossip_deep_squeeze, gossip_dpsgd or gossip_push_sum"
+            )
+        return weights
 
     def remembered(self) -> tuple[str, ...]:
         return "copy", "mean_copy"

@@ -6,6 +6,14 @@ sends to whom, and with which weights W; a compressor turns a layer into bytes. 
     quasi-global momentum (Lin, Karimireddy, Stich and Jaggi, arXiv 2102.04761, algorithm 1, QG-DSGDm): a step takes
     g + beta m in place of g, without momentum of the optimizer's own, and after the gossip of round t
     m = mu m + (1 - mu) (x_t - x_{t+1}) / lr, with mu = beta. What differs: a round whose learning rate is 0 leaves m.
+    nesterov (its QG-DSGDm-N, which Aketi, Kodge and Roy, arXiv 2111.09389, train with): with d = g + weight decay of x,
+    a step takes d + beta (beta m + d).
+
+    closing rounds: after the last step workers gossip without steps, so that the accuracy is that of weights which
+    agree better (the code of arXiv 2111.09389 has 51 of them).
+
+A topology may have another graph each round (`changing.py`): the round of step t is the one of place t mod their
+number, closing rounds going on from the last step.
 
 Legend: N workers, W of them on this rank, D values of all parameters in a row (`rows.py`), M bytes of a message.
 Sums over workers go in the order of their numbers and row by row, so that how the N workers are dealt to ranks changes
@@ -14,8 +22,10 @@ no bit. inf and NaN spread to the neighbours.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from custom_fp.names import parse
@@ -27,6 +37,15 @@ from cpdrun.comm.messages import Messages
 from cpdrun.comm.rows import Rows
 from cpdrun.comm.scaling import APS
 from cpdrun.comm.topology import Topology
+
+
+@dataclass(frozen=True)
+class Round:
+    """The graph of a round: W (N, N), whose messages each worker receives, and who carries them."""
+
+    matrix_NxN: np.ndarray
+    neighbours: list[list[int]]
+    messages: Messages
 
 
 class Gossip(ABC):
@@ -42,6 +61,8 @@ class Gossip(ABC):
         topology: Topology,
         compressor: Compressor,
         quasi_global_momentum: float | None,
+        nesterov: bool,
+        closing_rounds: int,
         worker_test_samples: int | None,
         world_size: int,
         parameter_names: Sequence[str],
@@ -56,6 +77,10 @@ class Gossip(ABC):
             raise ValueError(
                 f"sync.quasi_global_momentum must lie between 0 and 1 or be null, not {quasi_global_momentum}"
             )
+        if nesterov and quasi_global_momentum is None:
+            raise ValueError("sync.nesterov=true: of which momentum? type sync.quasi_global_momentum=0.9")
+        if not (isinstance(closing_rounds, int) and closing_rounds >= 0):
+            raise ValueError(f"sync.closing_rounds={closing_rounds}: must be a whole number, at least 0")
         if worker_test_samples is not None and not (
             isinstance(worker_test_samples, int) and worker_test_samples >= 1
         ):
@@ -73,12 +98,16 @@ class Gossip(ABC):
         if parse(format) != parse("fp32") and not compressor.in_format:
             raise ValueError(f"format={format}: {kind} sends values of its own kind; type format=fp32")
         self.names, self.seed, self.world_size = list(parameter_names), seed, world_size
-        self.matrix_NxN = topology.matrix(world_size)
-        self.neighbours = topology.neighbours(world_size)
+        self.rounds = [
+            Round(matrix, of_round, Messages(of_round, group))
+            for matrix in self.matrices(topology, world_size)
+            for of_round in [_neighbours(matrix)]
+        ]
+        self._enter(self.rounds[0])
         self.compressor, self.in_full = compressor, Rounded("fp32", False, "nearest_even")
         self.hybrid = FullPrecision(tuple(parameter_names), epochs=epochs, **dict(full_precision or {}))
-        self.beta, self.worker_test_samples = quasi_global_momentum, worker_test_samples
-        self.messages = Messages(self.neighbours, group)
+        self.beta, self.nesterov = quasi_global_momentum, nesterov
+        self.closing_rounds, self.worker_test_samples = closing_rounds, worker_test_samples
         self.mine = self.messages.mine
         self.memory: dict[str, Tensor] = {}
         self.bytes_sent = 0.0  # by a worker, on average, since the run began
@@ -100,10 +129,19 @@ class Gossip(ABC):
         if self.beta is not None:
             self.memory["before"].copy_(x_WxD)
 
-    def correct(self, i: int, gradient_P: Sequence[Tensor]) -> None:
-        """Changes the gradient of my i-th worker in place, before the optimizer sees it."""
-        if self.beta is not None:
+    def correct(self, i: int, gradient_P: Sequence[Tensor], decay_P: Sequence[Tensor] = ()) -> None:
+        """Changes the gradient of my i-th worker in place, before the optimizer sees it. decay_P: what the optimizer's
+        weight decay will add to it; nesterov counts it in."""
+        if self.beta is None:
+            return
+        if not self.nesterov:
             torch._foreach_add_(list(gradient_P), self._momenta[i], alpha=self.beta)
+            return
+        ahead_P = torch._foreach_mul(self._momenta[i], self.beta)
+        torch._foreach_add_(ahead_P, list(gradient_P))
+        if decay_P:
+            torch._foreach_add_(ahead_P, list(decay_P))
+        torch._foreach_add_(list(gradient_P), ahead_P, alpha=self.beta)
 
     def after_step(self, x_WxD: Tensor, *, lr: float, step: int, epoch: int) -> None:
         """From the weights after the workers' own steps to those after gossip, in place. Collective."""
@@ -113,7 +151,17 @@ class Gossip(ABC):
                 moved_D = torch.sub(before_D, x_D).div_(lr)
                 m_D.mul_(self.beta).add_(moved_D, alpha=1 - self.beta)
 
+    def close(self, x_WxD: Tensor, *, step: int, epoch: int) -> None:
+        """After the last step, `step`: the closing rounds, in place. Collective."""
+        for later in range(1, self.closing_rounds + 1):
+            self.before_step(x_WxD, step=step + later, epoch=epoch)
+            self.mix(x_WxD, step=step + later, epoch=epoch)
+
     # ---- what a rule says
+
+    def matrices(self, topology: Topology, world_size: int) -> list[np.ndarray]:
+        """W of each round; raises ValueError where the rule cannot use the graph."""
+        return topology.matrices(world_size)
 
     def remembered(self) -> tuple[str, ...]:
         """Names of the (W, D) tensors of `memory` that the rule needs; they begin at 0."""
@@ -126,7 +174,9 @@ class Gossip(ABC):
     # ---- what rules build on
 
     def exchange(self, x_WxD: Tensor, *, step: int, epoch: int) -> dict[int, Tensor]:
-        """Sends C(x) to the neighbours; C(x_j) (D,) of each j that is mine or a neighbour of one of mine."""
+        """Sends C(x) to the neighbours of this round; C(x_j) (D,) of each j that is mine or a neighbour of one of
+        mine."""
+        self._enter(self.rounds[step % len(self.rounds)])
         layers = [
             self.in_full if self.hybrid.covers(p, epoch) else self.compressor for p in range(len(self.names))
         ]
@@ -158,6 +208,10 @@ class Gossip(ABC):
             weight = float(self.matrix_NxN[worker, j])
             total = rows[j] * weight if total is None else total.add_(rows[j], alpha=weight)
         return total
+
+    def _enter(self, now: Round) -> None:
+        """The round whose graph holds until another is exchanged."""
+        self.matrix_NxN, self.neighbours, self.messages = now.matrix_NxN, now.neighbours, now.messages
 
     def _count(self, message: int) -> None:
         copies = [0] * self.world_size
@@ -222,6 +276,10 @@ class DPSGD(Gossip):
     def _means(self, x_WxD: Tensor, *, step: int, epoch: int) -> list[Tensor]:
         sent = self.exchange(x_WxD, step=step, epoch=epoch)
         return [self.weighted_sum(w, {**sent, w: x_WxD[i]}) for i, w in enumerate(self.mine)]
+
+
+def _neighbours(matrix_NxN: np.ndarray) -> list[list[int]]:
+    return [[j for j in np.flatnonzero(row).tolist() if j != i] for i, row in enumerate(matrix_NxN)]
 
 
 def _can_scale(compressor: Compressor) -> bool:

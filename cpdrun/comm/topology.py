@@ -7,11 +7,16 @@ round of gossip brings them nearer to their mean by that share at least (Lian et
     uniform     w_ij = 1 / (deg + 1) for the neighbours and for oneself; doubly stochastic where all degrees are equal
     metropolis  w_ij = 1 / (1 + max(deg_i, deg_j)), w_ii what is left: of any undirected graph (Xiao and Boyd 2004)
 
+Push-sum (`push_sum.py`) asks for less, columns that sum to 1: w_ij = 1 / (1 + how many j sends to), of any graph in
+which a way leads from each worker to every other. A graph may change from round to round (`changing.py`): then each
+round has a matrix, and the product of all has to connect the workers.
+
 Gaps in closed form, uniform weights: directed ring 1 - cos(pi / N); ring (N > 2) 2/3 (1 - cos(2 pi / N)); torus of
 sides a >= b > 2, 2/5 (1 - cos(2 pi / a)); exponential graph, even N, 2 / (1 + ceil(log2 N)) (Ying et al., arXiv
 2110.13363, theorem 1); complete 1.
 """
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -34,35 +39,63 @@ class Topology(ABC):
     def senders(self, N: int) -> list[set[int]]:
         """For each of N workers, those whose messages it receives; its own number may be among them."""
 
+    def rounds(self, N: int) -> list[list[set[int]]]:
+        """`senders` of one round after the other, and then again from the first; one for a graph that stands."""
+        return [self.senders(N)]
+
     def neighbours(self, N: int) -> list[list[int]]:
         """`senders` in ascending order, without oneself."""
-        return [sorted(of_i - {i}) for i, of_i in enumerate(self.senders(N))]
+        return _without_oneself(self.senders(N))
 
     def spectral_gap(self, N: int) -> float:
-        """Of the mixing matrix; larger: workers agree sooner."""
-        return spectral_gap(self.matrix(N))
+        """Of the mixing matrices; larger: workers agree sooner."""
+        return mean_gap(self.matrices(N))
 
     def matrix(self, N: int) -> np.ndarray:
-        """The mixing matrix W (N, N), float64.
+        """The mixing matrix W (N, N) of the first round, float64. Raises as `matrices` does."""
+        return self.matrices(N)[0]
 
-        Raises ValueError where it is not doubly stochastic or does not connect all workers.
+    def matrices(self, N: int) -> list[np.ndarray]:
+        """The mixing matrix W (N, N) of each round, float64.
+
+        Raises ValueError where one is not doubly stochastic or together they do not connect all workers.
         """
-        neighbours = self.neighbours(N)
+        weights = [self._mixed(_without_oneself(senders)) for senders in self.rounds(N)]
+        if N > 1 and mean_gap(weights) < TOLERANCE:
+            raise ValueError("topology: its links do not connect all workers")
+        return weights
+
+    def push_matrices(self, N: int) -> list[np.ndarray]:
+        """The same for push-sum: a worker deals its weights equally to itself and those it sends to, columns sum to 1.
+
+        Raises ValueError for another mixing than uniform and where no way leads from some worker to some other.
+        """
+        if self.mixing != "uniform":
+            raise ValueError(
+                "topology.mixing: push-sum deals a worker's weights equally to those it sends to; take uniform"
+            )
+        links = [_uniform(_without_oneself(senders)) > 0 for senders in self.rounds(N)]
+        reached = functools.reduce(lambda before, later: later.astype(float) @ before > 0, links)
+        for _ in range(N.bit_length()):
+            reached = reached.astype(float) @ reached > 0
+        if not reached.all():
+            raise ValueError("topology: no way leads along its links from each worker to every other")
+        return [link / link.sum(axis=0) for link in links]
+
+    def _mixed(self, neighbours: list[list[int]]) -> np.ndarray:
+        both_ways = all(i in neighbours[j] for i, of_i in enumerate(neighbours) for j in of_i)
         if self.mixing == "metropolis":
-            if any(i not in neighbours[j] for i in range(N) for j in neighbours[i]):
+            if not both_ways:
                 raise ValueError(
                     "topology.mixing=metropolis needs a graph whose links go both ways; take uniform"
                 )
-            weights = _metropolis(neighbours)
-        else:
-            weights = _uniform(neighbours)
+            return _metropolis(neighbours)
+        weights = _uniform(neighbours)
         if np.abs(weights.sum(axis=0) - 1).max() > TOLERANCE:
             raise ValueError(
                 "topology.mixing=uniform needs workers with equally many neighbours, or gossip would move their "
-                "mean; take metropolis"
+                "mean; take " + ("metropolis" if both_ways else "sync=gossip_push_sum")
             )
-        if N > 1 and spectral_gap(weights) < TOLERANCE:
-            raise ValueError("topology: its links do not connect all workers")
         return weights
 
 
@@ -121,12 +154,44 @@ class Links(Topology):
     def senders(self, N: int) -> list[set[int]]:
         of: list[set[int]] = [set() for _ in range(N)]
         for link in self.links:
-            if len(link) != 2 or not all(isinstance(i, int) and 0 <= i < N for i in link):
-                raise ValueError(f"topology.links: {list(link)} is no pair of workers below world_size={N}")
-            a, b = link
+            a, b = _pair("topology.links", link, N)
             of[a].add(b)
             of[b].add(a)
         return of
+
+
+class Arrows(Topology):
+    """Links of one's own that go one way: pairs (from, to). Where degrees differ it takes push-sum."""
+
+    def __init__(self, mixing: str, arrows: Sequence[Sequence[int]]):
+        super().__init__(mixing)
+        self.arrows = [tuple(arrow) for arrow in arrows]
+
+    def senders(self, N: int) -> list[set[int]]:
+        of: list[set[int]] = [set() for _ in range(N)]
+        for arrow in self.arrows:
+            sender, receiver = _pair("topology.arrows", arrow, N)
+            of[receiver].add(sender)
+        return of
+
+
+def _pair(key: str, link: Sequence[int], N: int) -> tuple[int, int]:
+    if len(link) != 2 or not all(isinstance(i, int) and 0 <= i < N for i in link):
+        raise ValueError(f"{key}: {list(link)} is no pair of workers below world_size={N}")
+    return link[0], link[1]
+
+
+def _without_oneself(senders: Sequence[set[int]]) -> list[list[int]]:
+    return [sorted(of_i - {i}) for i, of_i in enumerate(senders)]
+
+
+def mean_gap(weights: Sequence[np.ndarray]) -> float:
+    """The spectral gap a round, where rounds have matrices of their own: of their product, as a geometric mean."""
+    if len(weights) == 1:
+        return spectral_gap(weights[0])
+    product = functools.reduce(lambda before, later: later @ before, weights)
+    left = max(0.0, 1 - spectral_gap(product))
+    return 1 - left ** (1 / len(weights))
 
 
 def spectral_gap(weights: np.ndarray) -> float:

@@ -106,6 +106,8 @@ def _check_own_weights(config: dict[str, Any], precision: Precision, sync: Gossi
         )
     if sync.beta is not None and any("lr" in group for group in groups_of(config)):
         raise BuildError("sync.quasi_global_momentum knows one lr: parameter_groups must not set others")
+    if sync.nesterov and config["optim"]["_target_"] != "torch.optim.SGD":
+        raise BuildError("sync.nesterov=true looks a step of SGD ahead: type optim=sgd")
 
 
 def build_data(config: dict[str, Any]) -> Data:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from cpdrun.comm.rows import Rows
-from cpdrun.comm.topology import spectral_gap
+from cpdrun.comm.topology import mean_gap
 from cpdrun.train import checkpoint
 from cpdrun.train.build import Parts
 from cpdrun.train.gradients import Task, naming_the_layer
@@ -35,7 +35,7 @@ from cpdrun.train.loss import training_loss
 from cpdrun.train.seeds import seed_global
 from cpdrun.train.workers import Workers
 
-LOWER_IS_BETTER = ("loss", "bits_per")
+LOWER_IS_BETTER = ("loss", "bits_per", "perplexity")
 
 
 class OwnWeights(Learner):
@@ -56,6 +56,8 @@ class OwnWeights(Learner):
         self.optimizers = [parts.make_optimizer(parameters) for parameters in self.own]
         self.precisions = [copy.deepcopy(parts.precision) for _ in workers.mine]
         self.base_lrs = [group["lr"] for group in self.optimizers[0].param_groups]
+        N, B = config["world_size"], config["batch_size"]
+        self.last_step = config["epochs"] * (len(parts.data.train) // (N * B)) - 1
         loss = partial(training_loss, label_smoothing=config["label_smoothing"])
         self.task = Task(parts.model, parts.batches, workers, loss)
         self.gradients = (BatchedOwn if config["emulation"] == "batched" else ExactOwn)(self)
@@ -71,6 +73,8 @@ class OwnWeights(Learner):
             nonfinite += self._apply(w, gradient, scales[w], lr_factor)
         lr = self.base_lrs[0] * lr_factor
         self.gossip.after_step(self.x_WxD, lr=lr, step=step, epoch=epoch)
+        if step == self.last_step:
+            self.gossip.close(self.x_WxD, step=step, epoch=epoch)
         count = torch.tensor(nonfinite, dtype=torch.int64, device=self.device)
         self.nonfinite = int(self.workers.sum_of_disjoint(count))
         return torch.stack(losses)
@@ -88,15 +92,26 @@ class OwnWeights(Learner):
                 parameter.grad = g
             if self.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)
-            self.gossip.correct(w, gradient)
+            self.gossip.correct(w, gradient, self._decay(w) if self.gossip.nesterov else ())
             precision.step(optimizer, parameters)
         else:
             precision.skip()
         return nonfinite
 
+    def _decay(self, w: int) -> list[Tensor]:
+        """What weight decay adds to each gradient of my w-th worker."""
+        of = {
+            id(parameter): group["weight_decay"]
+            for group in self.optimizers[w].param_groups
+            for parameter in group["params"]
+        }
+        return [parameter.detach() * of[id(parameter)] for parameter in self.own[w]]
+
     def topology(self) -> dict[str, float]:
-        most = max(len(of_worker) for of_worker in self.gossip.neighbours)
-        return {"neighbours": most, "spectral_gap": spectral_gap(self.gossip.matrix_NxN)}
+        """Of all rounds, where the graph changes: the most neighbours in any, the spectral gap a round."""
+        rounds = self.gossip.rounds
+        most = max(len(of_worker) for graph in rounds for of_worker in graph.neighbours)
+        return {"neighbours": most, "spectral_gap": mean_gap([graph.matrix_NxN for graph in rounds])}
 
     def wire_bytes(self) -> dict[str, int]:
         return self.gossip.wire_bytes()

@@ -9,6 +9,7 @@ import torch
 from cpdrun.comm.bitpack import pack_codes, packed_bytes, unpack_codes
 from cpdrun.comm.compress import MinMax, Rounded
 from cpdrun.comm.qsgd import QSGD
+from cpdrun.comm.randk import RandomK
 from cpdrun.comm.topk import TopK, largest
 
 COMPRESSORS = {
@@ -20,6 +21,8 @@ COMPRESSORS = {
     "8 bits": MinMax(8, "nearest_even"),
     "top-k": TopK(0.1, "e4m3", True, "nearest_even"),
     "top-1": TopK(1e-9, "fp32", False, "nearest_even"),
+    "random-k": RandomK(0.3, False, "e4m3", True, "stochastic"),
+    "random-k unbiased": RandomK(0.3, True, "fp32", False, "nearest_even"),
     "qsgd 7": QSGD(7, contract=True),
     "qsgd 127": QSGD(127, contract=False),
 }
@@ -110,7 +113,21 @@ def test_99_percent_top_k_of_a_large_layer_costs_values_and_packed_indices() -> 
     assert c.kept(n) == k and c.message_bytes(n) == 2 + k + k * 16 // 8
 
 
-@pytest.mark.parametrize("name", ["e5m2 stochastic", "8 levels", "qsgd 127"])
+def test_random_k_sends_a_seed_and_values_from_places_that_the_key_draws() -> None:
+    c, n = RandomK(0.25, False, "fp32", False, "nearest_even"), 40
+    x, keys = rows(2, n)
+    received = c.decompress(c.compress(x, keys), n)
+    assert c.message_bytes(n) == 8 + 4 * 16 and (received != 0).sum(1).tolist() == [
+        10,
+        10,
+    ]  # padded to 8 values
+    assert torch.equal(received, torch.where(received != 0, x, 0.0))
+    assert not torch.equal(received[0] != 0, received[1] != 0)
+    drawn = sum((c.decompress(c.compress(x[:1], [(t,)]), n)[0] != 0).int() for t in range(400))
+    assert drawn.min() > 60 and drawn.max() < 140  # 100 on average, with a deviation of 9
+
+
+@pytest.mark.parametrize("name", ["e5m2 stochastic", "8 levels", "qsgd 127", "random-k unbiased"])
 def test_stochastic_rounding_is_unbiased(name: str) -> None:
     """The mean of T draws is off by sigma / sqrt(T) on average; six sigma are allowed for the 20 values."""
     c, T = COMPRESSORS[name], 4000

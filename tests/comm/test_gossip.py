@@ -9,17 +9,20 @@ import yaml
 from hydra.utils import instantiate
 from ranks import run_ranks
 
+from cpdrun.comm.changing import OnePeerExponential, RandomPairs
 from cpdrun.comm.compress import MinMax, Rounded
 from cpdrun.comm.qsgd import QSGD
+from cpdrun.comm.randk import RandomK
 from cpdrun.comm.rows import Rows
 from cpdrun.comm.topk import TopK
-from cpdrun.comm.topology import Complete, Exponential, Ring, Torus
+from cpdrun.comm.topology import Arrows, Complete, Exponential, Ring, Torus
 
 CONF = Path(__file__).parents[2] / "conf" / "sync"
 SHAPES = [torch.Size(shape) for shape in ((3, 5), (7,), (2, 2, 2), ())]
 NAMES = ["a.weight", "a.bias", "b.weight", "b.scale"]
 NONE = Rounded("fp32", False, "nearest_even")
 RING = Ring("uniform", directed=False)
+ARROWS = Arrows("uniform", [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 0], [0, 3], [0, 2], [4, 1]])
 
 
 def make(rule: str, N: int = 6, topology: Any = RING, compressor: Any = NONE, **knobs: Any) -> Any:
@@ -48,7 +51,7 @@ def own_steps(rows: Rows, x: torch.Tensor, workers: range, step: int, lr: float 
     return gradient
 
 
-def run(gossip: Any, steps: int, lr: float = 0.1) -> torch.Tensor:
+def run(gossip: Any, steps: int, lr: float = 0.1, decay: float = 0.0) -> torch.Tensor:
     """What the training loop does, with SGD on made-up gradients; the weights of this process's workers (W, D)."""
     rows = Rows(SHAPES)
     x = start(rows, len(gossip.mine), gossip.mine)
@@ -57,25 +60,41 @@ def run(gossip: Any, steps: int, lr: float = 0.1) -> torch.Tensor:
         gossip.before_step(x, step=step, epoch=0)
         gradient = own_steps(rows, x, gossip.mine, step)
         for i, row in enumerate(gradient):
-            gossip.correct(i, rows.parameters(row))
-        x -= lr * gradient
+            gossip.correct(
+                i, rows.parameters(row), [decay * p for p in rows.parameters(x[i])] if decay else ()
+            )
+        x -= lr * (gradient + decay * x)
         gossip.after_step(x, lr=lr, step=step, epoch=0)
+    gossip.close(x, step=steps - 1, epoch=0)
     return x
 
 
 def by_the_book(
-    rule: str, W: torch.Tensor, compress: Any, steps: int, lr: float = 0.1, eta: float = 1.0, **knobs: Any
+    rule: str,
+    matrices: list[torch.Tensor],
+    compress: Any,
+    steps: int,
+    lr: float = 0.1,
+    eta: float = 1.0,
+    **knobs: Any,
 ):
-    """The papers' algorithms in float64, (N, D)."""
-    rows, N = Rows(SHAPES), len(W)
+    """The papers' algorithms in float64, (N, D); W of each round in turn."""
+    rows, N = Rows(SHAPES), len(matrices[0])
+    decay, share = knobs.get("decay", 0.0), torch.ones(N, 1, dtype=torch.float64)
     x = start(rows, N, range(N)).double()
     hat = x.clone() if knobs.get("knows_start") else torch.zeros_like(x)
     error, m, beta = torch.zeros_like(x), torch.zeros_like(x), knobs.get("beta", 0.0)
-    for step in range(steps):
+    for step in range(steps + knobs.get("closing_rounds", 0)):
+        W = matrices[step % len(matrices)]
         before = x.clone()
-        gradient = own_steps(rows, x.float(), range(N), step).double()
-        x = x - lr * (gradient + beta * m)
-        if rule == "dpsgd":
+        if step < steps:
+            d = own_steps(rows, x.float(), range(N), step).double() + decay * x
+            x = x - lr * (d + beta * (beta * m + d if knobs.get("nesterov") else m))
+        if rule == "push_sum":
+            share_after = W @ share
+            x = W @ (before * share + (x - before)) / share_after
+            share = share_after
+        elif rule == "dpsgd":
             x = W @ (before if knobs.get("overlap") else x) + ((x - before) if knobs.get("overlap") else 0)
         elif rule == "choco":
             hat = hat + compress(x - hat)
@@ -100,21 +119,85 @@ def rounded_to_e5m2(x: torch.Tensor) -> torch.Tensor:
     [
         ("dpsgd", {"overlap": False}),
         ("dpsgd", {"overlap": True}),
+        ("dpsgd", {"overlap": True, "closing_rounds": 3}),
         ("choco", {"eta": 0.7, "knows_start": True}),
+        ("push_sum", {}),
         ("choco", {"eta": 1.0, "knows_start": False}),
         ("deep_squeeze", {"eta": 0.5}),
         ("dpsgd", {"overlap": False, "quasi_global_momentum": 0.9}),
         ("choco", {"eta": 1.0, "knows_start": True, "quasi_global_momentum": 0.5}),
+        ("choco", {"eta": 1.0, "knows_start": True, "quasi_global_momentum": 0.9, "nesterov": True}),
+        ("deep_squeeze", {"eta": 0.5, "quasi_global_momentum": 0.9, "nesterov": True, "closing_rounds": 4}),
     ],
 )
 def test_rules_follow_their_papers(rule: str, knobs: dict, topology: Any) -> None:
     """Five steps in float32 against float64: a few dozen roundings of 6e-8 of numbers near 1. With messages in e5m2 a
     value near a tie may fall the other way, so only lossless messages are compared through several steps."""
     gossip = make(rule, topology=topology, **knobs)
-    W = torch.from_numpy(gossip.matrix_NxN)
-    book = knobs | {"beta": knobs.get("quasi_global_momentum", 0.0)}
-    expected = by_the_book(rule, W, lambda x: x, steps=5, **book)
-    torch.testing.assert_close(run(gossip, 5).double(), expected, rtol=0, atol=2e-5)
+    book = knobs | {"beta": knobs.get("quasi_global_momentum", 0.0), "decay": 0.01}
+    expected = by_the_book(rule, matrices_of(gossip), lambda x: x, steps=5, **book)
+    torch.testing.assert_close(run(gossip, 5, decay=0.01).double(), expected, rtol=0, atol=2e-5)
+
+
+def matrices_of(gossip: Any) -> list[torch.Tensor]:
+    return [torch.from_numpy(graph.matrix_NxN) for graph in gossip.rounds]
+
+
+@pytest.mark.parametrize(
+    ("rule", "topology"),
+    [
+        ("dpsgd", OnePeerExponential("uniform")),
+        ("dpsgd", RandomPairs("uniform", 9, 3)),
+        ("deep_squeeze", RandomPairs("metropolis", 9, 3)),
+        ("push_sum", OnePeerExponential("uniform")),
+        ("push_sum", ARROWS),
+    ],
+)
+def test_rules_follow_graphs_that_change_and_links_that_go_one_way(rule: str, topology: Any) -> None:
+    """Seven steps and two closing rounds, which go on in the order of the graphs; tolerance as above."""
+    gossip = make(rule, topology=topology, closing_rounds=2)
+    expected = by_the_book(rule, matrices_of(gossip), lambda x: x, steps=7, closing_rounds=2)
+    torch.testing.assert_close(run(gossip, 7).double(), expected, rtol=0, atol=2e-5)
+
+
+def test_one_peer_a_round_makes_the_exact_mean_after_log2_of_the_workers() -> None:
+    gossip, rows = make("dpsgd", N=8, topology=OnePeerExponential("uniform")), Rows(SHAPES)
+    x = own_steps(rows, rows.zeros(8, torch.device("cpu")), range(8), 0)
+    mean = x.mean(0)
+    gossip.begin(rows, x)
+    for step in range(3):
+        gossip.after_step(x, lr=0.1, step=step, epoch=0)
+    torch.testing.assert_close(x, mean.expand(8, -1), rtol=0, atol=1e-6)
+    a_message = 4 * sum(-(-shape.numel() // 8) * 8 for shape in SHAPES)
+    assert gossip.bytes_sent == 3 * a_message
+
+
+@pytest.mark.parametrize("compressor", [NONE, RandomK(0.5, False, "e5m2", False, "nearest_even")])
+def test_push_sum_agrees_on_the_mean_where_workers_send_to_unequally_many(compressor: Any) -> None:
+    """Sums of numerators and of shares stay; D-PSGD refuses the graph. With few bits workers agree less well."""
+    gossip, rows = make("push_sum", topology=ARROWS, compressor=compressor), Rows(SHAPES)
+    x = own_steps(rows, rows.zeros(6, torch.device("cpu")), range(6), 0)
+    mean, far = x.mean(0), (x - x.mean(0)).norm()
+    gossip.begin(rows, torch.zeros_like(x))
+    for step in range(60):
+        gossip.after_step(x, lr=0.1, step=step, epoch=0)
+    torch.testing.assert_close(gossip.memory["numerator"].mean(0), mean, rtol=0, atol=1e-5)
+    assert (
+        gossip.share_N.sum() == pytest.approx(6) and gossip.share_N.max() > 1.2 > 0.8 > gossip.share_N.min()
+    )
+    assert (x - mean).norm() < (1e-4 if compressor is NONE else 0.9) * far
+    with pytest.raises(Exception, match=r"equally many neighbours, .*; take sync=gossip_push_sum"):
+        make("dpsgd", topology=ARROWS)
+
+
+def test_closing_rounds_bring_workers_together_and_are_counted() -> None:
+    far = []
+    for rounds in (0, 20):
+        gossip = make("choco", compressor=Rounded("e4m3", True, "nearest_even"), closing_rounds=rounds)
+        x = run(gossip, 2)
+        far.append(float((x - x.mean(0)).norm()))
+        assert gossip.bytes_sent == (2 + rounds) * 2 * sum(2 + -(-shape.numel() // 8) * 8 for shape in SHAPES)
+    assert far[1] < 0.01 * far[0]
 
 
 @pytest.mark.parametrize("rule", ["choco", "deep_squeeze"])
@@ -124,9 +207,7 @@ def test_what_compression_takes_is_made_up_for(rule: str) -> None:
     e5m2 = Rounded("e5m2", False, "nearest_even")
     gossip = make(rule, compressor=e5m2, eta=0.5)
     knobs = {"knows_start": True} if rule == "choco" else {}
-    expected = by_the_book(
-        rule, torch.from_numpy(gossip.matrix_NxN), rounded_to_e5m2, steps=1, eta=0.5, **knobs
-    )
+    expected = by_the_book(rule, matrices_of(gossip), rounded_to_e5m2, steps=1, eta=0.5, **knobs)
     torch.testing.assert_close(run(gossip, 1).double(), expected, rtol=0, atol=1e-5)
 
     gossip, rows = make(rule, compressor=e5m2, eta=0.5), Rows(SHAPES)
@@ -179,6 +260,17 @@ def test_bytes_are_those_of_the_messages_sent() -> None:
         ),
         ({"rule": "dpsgd", "compressor": QSGD(7, True), "scaling": object()}, "QSGD has a scale of its own"),
         ({"rule": "dpsgd", "topology": Torus("uniform", 4)}, "topology.rows=4 does not divide world_size=6"),
+        ({"rule": "dpsgd", "nesterov": True}, "sync.nesterov=true: of which momentum"),
+        ({"rule": "dpsgd", "closing_rounds": -1}, "sync.closing_rounds=-1: must be a whole number"),
+        (
+            {"rule": "choco", "topology": OnePeerExponential("uniform")},
+            "copies of neighbours that stay, those of OnePeerExponential change; take sync=gossip_deep_squeeze",
+        ),
+        ({"rule": "push_sum", "topology": Ring("metropolis", False)}, "topology.mixing: push-sum deals"),
+        (
+            {"rule": "push_sum", "topology": Arrows("uniform", [[i, i + 1] for i in range(5)])},
+            "no way leads along its links from each worker to every other",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(arguments: dict, message: str) -> None:
@@ -191,6 +283,18 @@ CASES = [
     ("deep_squeeze", {"quasi_global_momentum": 0.9}, QSGD(7, True), Exponential("uniform")),
     ("dpsgd", {"overlap": True}, MinMax(5, "stochastic"), Ring("uniform", True)),
     ("dpsgd", {"quasi_global_momentum": 0.9}, NONE, Torus("uniform", None)),
+    (
+        "push_sum",
+        {"closing_rounds": 2},
+        RandomK(0.5, True, "e4m3", True, "stochastic"),
+        Arrows("uniform", [[0, 1], [1, 2], [2, 3], [3, 0], [0, 2]]),
+    ),
+    (
+        "deep_squeeze",
+        {"quasi_global_momentum": 0.9, "nesterov": True},
+        NONE,
+        RandomPairs("uniform", 8, 1),
+    ),
 ]
 
 

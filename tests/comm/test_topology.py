@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from cpdrun.comm.topology import Complete, Exponential, Links, Ring, Torus, spectral_gap
+from cpdrun.comm.changing import OnePeerExponential, RandomPairs
+from cpdrun.comm.topology import Arrows, Complete, Exponential, Links, Ring, Torus, spectral_gap
 
 GRAPHS = {
     "ring": Ring("uniform", directed=False),
@@ -82,3 +83,41 @@ def test_what_cannot_gossip_is_named(topology, N: int, message: str) -> None:
 def test_an_unknown_mixing_is_named() -> None:
     with pytest.raises(ValueError, match=r"topology\.mixing must be one of uniform, metropolis, not best"):
         Ring("best", directed=False)
+
+
+@pytest.mark.parametrize("N", [1, 2, 5, 8, 12])
+@pytest.mark.parametrize("topology", [OnePeerExponential("uniform"), RandomPairs("uniform", 30, 0)])
+def test_each_round_of_a_changing_graph_keeps_the_mean_and_all_together_connect(topology, N: int) -> None:
+    rounds, matrices = topology.rounds(N), topology.matrices(N)
+    assert len(rounds) == len(matrices)
+    x = np.random.default_rng(0).normal(size=N)
+    mean = x.mean()
+    for senders, W in zip(rounds, matrices, strict=True):
+        np.testing.assert_allclose(W.sum(axis=0), 1, atol=1e-12)
+        np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-12)
+        assert all(len(of_i - {i}) <= 1 for i, of_i in enumerate(senders))
+        x = W @ x
+    assert x.mean() == pytest.approx(mean)
+    assert 0 < topology.spectral_gap(N) <= 1
+    if isinstance(topology, OnePeerExponential) and N in (2, 8):
+        np.testing.assert_allclose(x, mean, atol=1e-12)
+        assert topology.spectral_gap(N) > 0.99
+
+
+def test_pairs_are_drawn_from_the_seed_and_too_few_rounds_of_them_do_not_connect() -> None:
+    a, b, c = (RandomPairs("uniform", 20, seed).rounds(8) for seed in (0, 0, 1))
+    assert a == b != c
+    assert all(senders[next(iter(senders[i]))] == {i} for senders in a for i in range(8))
+    with pytest.raises(ValueError, match="do not connect all workers"):
+        RandomPairs("uniform", 1, 0).matrices(8)
+    with pytest.raises(ValueError, match=r"topology\.period=0"):
+        RandomPairs("uniform", 0, 0)
+
+
+def test_push_sum_s_columns_sum_to_one_on_links_that_go_one_way() -> None:
+    (P,) = Arrows("uniform", [[0, 1], [1, 2], [2, 0], [0, 2]]).push_matrices(3)
+    np.testing.assert_allclose(P, [[1 / 3, 0, 1 / 2], [1 / 3, 1 / 2, 0], [1 / 3, 1 / 2, 1 / 2]])
+    with pytest.raises(
+        ValueError, match=r"topology\.arrows: \[0, 3\] is no pair of workers below world_size=3"
+    ):
+        Arrows("uniform", [[0, 3]]).push_matrices(3)

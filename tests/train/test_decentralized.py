@@ -37,6 +37,18 @@ EVERYTHING = (
     "+data.test_fraction=0.2",
     "model.dropout=0.2",
 )
+PUSHED = (
+    *PLAIN,
+    "sync=gossip_push_sum",
+    "topology=arrows",
+    "topology.arrows=[[0,1],[1,2],[2,3],[3,0],[0,2]]",
+    "compressor=random_k",
+    "compressor.keep=0.5",
+    "sync.quasi_global_momentum=0.9",
+    "sync.nesterov=true",
+    "sync.closing_rounds=3",
+    "optim.momentum=0",
+)
 
 
 def test_gossip_leaves_the_metrics_of_all_workers(make_run, train_here):
@@ -73,6 +85,36 @@ def test_complete_gossip_without_momentum_learns_as_all_reduce(make_run, train_h
     assert read_json(gossip.done)["metrics"]["consensus_distance"] < 1e-5
 
 
+def test_closing_rounds_come_after_the_last_step_and_before_the_accuracy(make_run, train_here):
+    """30 rounds on a ring of four, each bringing workers nearer by 2/3; rounding leaves 1e-7 of weights near 1."""
+    runs = [make_run(*PLAIN, "sync=gossip_dpsgd", f"sync.closing_rounds={n}") for n in (0, 30)]
+    rows = []
+    for run in runs:
+        assert train_here(run) == 0
+        rows.append(list(read_json_lines(run.metrics)))
+    assert rows[0][0]["consensus_distance"] == rows[1][0]["consensus_distance"], "an earlier epoch"
+    plain, closed = (read_json(run.done)["metrics"] for run in runs)
+    assert closed["consensus_distance"] < 1e-5 < 1e-3 < plain["consensus_distance"]
+    steps = 2 * (1437 // 64)
+    assert closed["bytes_sent_per_worker"] * steps == plain["bytes_sent_per_worker"] * (steps + 30)
+
+
+def test_nesterov_looks_ahead_with_the_weight_decay_in():
+    """With momentum 0 at first, QG-DSGDm-N's first step is 1 + beta times that of SGD, weight decay and all."""
+    moved = []
+    for momentum in ("null", "0.9"):
+        typed = [f"sync.quasi_global_momentum={momentum}", f"sync.nesterov={momentum != 'null'}".lower()]
+        typed += ["optim.momentum=0", "optim.weight_decay=0.5", "optim.lr=1e-3", "sync=gossip_dpsgd"]
+        (planned,) = plan(["exp=digits_bits", *PLAIN, "seed=0", *typed]).runs
+        learner = OwnWeights(
+            planned.config, build(planned.config, torch.device("cpu")), Workers(4), torch.device("cpu")
+        )
+        before = learner.x_WxD.clone()
+        learner.step(torch.arange(64).view(4, 16), step=0, epoch=0, lr_factor=1.0, look=False)
+        moved.append(learner.x_WxD - before)
+    torch.testing.assert_close(moved[1], 1.9 * moved[0], rtol=1e-3, atol=1e-6)
+
+
 def test_batched_learns_as_exact(make_run, train_here):
     runs = [make_run(*PLAIN, "sync=gossip_choco", "epochs=1", f"emulation={e}") for e in ("exact", "batched")]
     for run in runs:
@@ -82,9 +124,10 @@ def test_batched_learns_as_exact(make_run, train_here):
     assert batched["bytes_sent_per_worker"] == exact["bytes_sent_per_worker"]
 
 
-def test_all_of_it_stopped_and_resumed_ends_with_the_same_bits(make_run, train_here, monkeypatch):
+@pytest.mark.parametrize("typed", [EVERYTHING, PUSHED], ids=["choco", "push-sum"])
+def test_all_of_it_stopped_and_resumed_ends_with_the_same_bits(make_run, train_here, monkeypatch, typed):
     monkeypatch.syspath_prepend(HERE)
-    straight, stopped = make_run(*EVERYTHING), make_run(*EVERYTHING)
+    straight, stopped = make_run(*typed), make_run(*typed)
     train_here(straight)
     stopped.preempt.touch()
     for _ in range(2):
@@ -163,7 +206,7 @@ def test_a_topology_a_compressor_and_a_rule_of_one_s_own(tmp_path, train_here, m
         "topology/star.yaml": "_target_: own_gossip.Star\nmixing: metropolis\n",
         "compressor/sign.yaml": "_target_: own_gossip.Sign\n",
         "sync/gossip_lazy.yaml": "_target_: own_gossip.Lazy\ntopology: ${topology}\ncompressor: ${compressor}\n"
-        "quasi_global_momentum: null\nworker_test_samples: null\nevery: 2\n",
+        "quasi_global_momentum: null\nnesterov: false\nclosing_rounds: 0\nworker_test_samples: null\nevery: 2\n",
     }
     for name, text in mine.items():
         path = tmp_path / "mine" / name
@@ -192,6 +235,10 @@ def test_a_topology_a_compressor_and_a_rule_of_one_s_own(tmp_path, train_here, m
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
+        (
+            ("sync.quasi_global_momentum=0.9", "sync.nesterov=true", "optim=adamw"),
+            "looks a step of SGD ahead: type optim=sgd",
+        ),
         (("sync.quasi_global_momentum=0.9",), "stands in for optim.momentum: type optim.momentum=0"),
         (("precision.weights=bf16",), "workers that gossip keep float32 weights"),
     ],
