@@ -30,16 +30,7 @@ SIZES = {
     "seven": 7,
     "none": 0,
 }
-
-
-class OneForAll(APS):
-    """One shift for all layers that it is asked about together."""
-
-    def shifts(self, layers: list[str], magnitudes: Magnitudes, summands: int, fmt: Format) -> list[int]:
-        return [self.shift(max(magnitudes.wait()), summands, fmt)] * len(layers)
-
-
-RULES = {"none": lambda: None, "aps": APS, "aps_delayed": DelayedAPS, "one_for_all": OneForAll}
+RULES = {"none": lambda: None, "aps": APS, "aps_delayed": DelayedAPS}
 
 
 def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
@@ -137,7 +128,7 @@ LEVELS = [
     }
     for kahan, rule, (rounding, feedback), order in itertools.product(
         [False, True],
-        ["none", "aps", "aps_delayed", "one_for_all"],
+        ["none", "aps", "aps_delayed"],
         [("nearest_even", False), ("stochastic", True)],
         [{"order": "tree"}, {"order": "hierarchical"}],
     )
@@ -152,6 +143,32 @@ def test_levels_of_an_order_know_nothing_of_the_split() -> None:
 def test_a_prime_number_of_workers() -> None:
     """11 workers: groups of 4, 4 and 3; a worker left over at once."""
     assert_split_changes_no_bit(11, [11], LEVELS[2:8], steps=2)
+
+
+class OneForAll(APS):
+    """One shift for all layers that it is asked about together."""
+
+    def shifts(self, layers: list[str], magnitudes: Magnitudes, summands: int, fmt: Format) -> list[int]:
+        return [self.shift(max(magnitudes.wait()), summands, fmt)] * len(layers)
+
+
+def reduce_with_one_shift() -> list[torch.Tensor]:
+    """Workers whose gradients differ so much that each group has a shift of its own."""
+    results = []
+    for order in ({"order": "hierarchical", "group_size": 2}, {"order": "tree"}):
+        sync = AllReduceSync(
+            format="e3m0", scaling=OneForAll(), world_size=4, parameter_names=["a", "b"], **KNOBS | order
+        )
+        workers = [[torch.full((9,), 0.11 * 8.0**w), torch.full((3,), 0.07 * 8.0**w)] for w in share(4)]
+        results += sync.reduce(workers, step=0, epoch=0)
+    return results
+
+
+def test_a_rule_with_one_shift_for_all_layers_is_asked_once_a_group() -> None:
+    expected = reduce_with_one_shift()
+    for ranks in (2, 4):
+        for results in run_ranks(ranks, reduce_with_one_shift):
+            assert all(same_bits(a, b) for a, b in zip(results, expected, strict=True))
 
 
 def large(rank: int) -> torch.Tensor:
