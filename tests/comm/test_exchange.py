@@ -157,9 +157,9 @@ def reduce_with_one_shift() -> list[torch.Tensor]:
     results = []
     for order in ({"order": "hierarchical", "group_size": 2}, {"order": "tree"}):
         sync = AllReduceSync(
-            format="e3m0", scaling=OneForAll(), world_size=4, parameter_names=["a", "b"], **KNOBS | order
+            format="e2m3", scaling=OneForAll(), world_size=4, parameter_names=["a", "b"], **KNOBS | order
         )
-        workers = [[torch.full((9,), 0.11 * 8.0**w), torch.full((3,), 0.07 * 8.0**w)] for w in share(4)]
+        workers = [[layer * 2.0**w for layer in torch.split(large(w)[:200], [150, 50])] for w in share(4)]
         results += sync.reduce(workers, step=0, epoch=0)
     return results
 
