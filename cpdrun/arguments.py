@@ -85,7 +85,9 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
         description="Tables and plots of accuracy against bits, from the runs of one or more sweeps.",
     )
     _add_names(report, "*", "name or folder of a sweep (default: the latest)")
-    report.add_argument("--metric", default="test_accuracy", help="what to report (default: test_accuracy)")
+    report.add_argument(
+        "--metric", help="what to report (default: what the data is judged by: accuracy, mean IoU ...)"
+    )
     report.add_argument("--format", type=_list, default=["md", "csv", "html"], metavar="F,F", help=_FORMATS)
     report.add_argument("--ci", type=float, default=95, help="confidence level of the intervals, per cent")
     report.add_argument("--tol", type=float, metavar="T", help="points below fp32 that still count as equal")

@@ -24,6 +24,8 @@ _YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten ti
 
 _RECORD = ("run:", "metric:", "wire:", "memory:", "env:")
 
+_FIGURES = ("wall_seconds", "train_seconds", "test_samples", "num_classes", "longest_chain")
+
 SEED, SCALING, CASE = "seed", "scaling", "case"
 CORE_AXES = ("format", "aps", "world_size")
 
@@ -34,7 +36,7 @@ def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
     rows = [_row(name, run) for name, sweep in names.items() for run in sweep.runs()]
     frame = pd.DataFrame(rows, dtype=object)
     for column in frame.columns:
-        if column.startswith(("metric:", "wire:", "memory:", "run:wall", "run:train")):
+        if column.startswith(("metric:", "wire:", "memory:")) or column.removeprefix("run:") in _FIGURES:
             frame[column] = pd.to_numeric(frame[column], errors="coerce")
     return frame
 
@@ -113,7 +115,7 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
         if done is None:
             row["run:problem"], done = f"{run.done.name} holds no record", {}
         row["run:status"] = done.get("status")
-        row |= {f"run:{key}": _number(done.get(key)) for key in ("wall_seconds", "train_seconds")}
+        row |= {f"run:{key}": _number(done.get(key)) for key in _FIGURES}
         row |= {f"metric:{key}": _number(value) for key, value in _items(done.get("metrics"))}
         for part in ("wire", "memory"):
             row |= {f"{part}:{key}": _number(value) for key, value in _items(done.get(part))}

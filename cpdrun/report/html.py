@@ -15,6 +15,7 @@ import pandas as pd
 
 from cpdrun.report import svg, tables
 from cpdrun.report.collect import CORE_AXES, SEED, config_keys, identity
+from cpdrun.report.group import Group
 from cpdrun.report.study import Study
 from cpdrun.report.style import FP32, WITH_APS, WITHOUT_APS
 from cpdrun.report.words import SWEEP, axis_text, axis_title
@@ -96,12 +97,12 @@ def _means(study: Study) -> str:
     return _table("means", shown.header, shown.rows, values, classes)
 
 
-def _sort_values(study: Study, group, n_labels: int, sizes: list[float]) -> list[Any]:
+def _sort_values(study: Study, group: Group, n_labels: int, sizes: list[float]) -> list[Any]:
     """What a column sorts by where that is not what it shows: numbers without their interval and unit."""
     gap = study.against_baseline(group)
     figures = [
         len(group.values),
-        study.interval(group)[0],
+        group.mean,
         gap.mean if gap else None,
         group.diverged,
         *sizes,

@@ -1,7 +1,10 @@
 """A metric: which way is better, and how its values are shown."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from cpdrun.stats.intervals import Interval
 
 # Metrics measured as a fraction 0..1, shown as points (per cent); everything else is shown as it is.
 _FRACTIONS = ("accuracy", "top1", "top5", "iou", "f1", "precision", "recall")
@@ -47,15 +50,29 @@ class Metric:
         """How much worse than fp32 still counts as equal, in shown units: half a point, or 0.05 of a loss."""
         return 0.5 if self.is_fraction else 0.05
 
+    @property
+    def digits(self) -> int:
+        """Decimals of a shown value."""
+        return 1 if self.is_fraction else 4
+
     def show(self, value: float, half_width: float = math.nan) -> str:
         """`98.9 ± 0.2`, `98.9` where there is no interval, `-` where there is no value."""
         if not math.isfinite(value):
             return "-"
-        digits = 1 if self.is_fraction else 4
-        text = f"{value * self.scale:.{digits}f}"
+        text = f"{value * self.scale:.{self.digits}f}"
         if math.isfinite(half_width):
-            text += f" ± {half_width * self.scale:.{digits}f}"
+            text += f" ± {half_width * self.scale:.{self.digits}f}"
         return text
+
+    def show_interval(self, interval: Interval) -> str:
+        """As `show`; `99.2 +0.6/−1.3` where the ends are not equally far, as near 100 %."""
+        if not (math.isfinite(interval.mean) and interval.is_known):
+            return self.show(interval.mean)
+        below, above = interval.mean - interval.low, interval.high - interval.mean
+        down, up = (f"{distance * self.scale:.{self.digits}f}" for distance in (below, above))
+        if down == up:
+            return self.show(interval.mean, below)
+        return f"{self.show(interval.mean)} +{up}/\N{MINUS SIGN}{down}"
 
     def show_difference(self, value: float, half_width: float = math.nan) -> str:
         """As `show`, with the sign always: `+0.1 ± 0.3`, `−0.2`."""
@@ -63,3 +80,12 @@ class Metric:
             return "-"
         sign = "\N{MINUS SIGN}" if value < 0 else "+"
         return sign + self.show(abs(value), half_width)
+
+
+# What a data set is judged by where it is not the accuracy: segmentation, text by bytes, text by tokens.
+_OWN = ("test_mean_iou", "test_bits_per_byte", "test_perplexity", "test_accuracy", "test_loss")
+
+
+def default_metric(known: Sequence[str]) -> str:
+    """The one of the metrics in the records that their data set is judged by."""
+    return next((name for name in _OWN if name in known), known[0] if known else "test_accuracy")

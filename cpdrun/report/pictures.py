@@ -20,10 +20,11 @@ def draw(study: Study) -> tuple[dict[str, Figure], list[str]]:
     figures, reasons = {}, []
     with _style():
         for name, draw_one in plots.available():
-            if not plots.suits(draw_one, study):
+            part = plots.part_for(draw_one, study)
+            if not part.groups:
                 continue
             try:
-                figures[name] = draw_one(study)
+                figures[name] = draw_one(part)
             except plots.NotDrawnError as reason:
                 reasons.append(f"no {name}: {reason}")
                 continue

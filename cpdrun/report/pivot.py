@@ -7,7 +7,8 @@ import pandas as pd
 from cpdrun.report import formats
 from cpdrun.report.collect import CORE_AXES, identity
 from cpdrun.report.errors import ReportUsageError
-from cpdrun.report.study import Group, Study
+from cpdrun.report.group import Group
+from cpdrun.report.study import Study
 from cpdrun.report.tables import Shown, column
 from cpdrun.report.words import axis_text, axis_title
 
@@ -32,7 +33,8 @@ def complete(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[li
 
 def shown(study: Study, down: list[str], along: list[str]) -> Shown:
     cells = {
-        key: study.metric.show(*study.interval(group)) for key, group in _cells(study, down, along).items()
+        key: study.metric.show_interval(study.interval(group))
+        for key, group in _cells(study, down, along).items()
     }
     top, side = _values(study, along), _values(study, down)
     header = [
@@ -48,7 +50,7 @@ def shown(study: Study, down: list[str], along: list[str]) -> Shown:
 
 def numbers(study: Study, down: list[str], along: list[str]) -> pd.DataFrame:
     """The means alone, in the metric's own unit."""
-    cells = {key: study.interval(group)[0] for key, group in _cells(study, down, along).items()}
+    cells = {key: study.interval(group).mean for key, group in _cells(study, down, along).items()}
     top, side = _values(study, along), _values(study, down)
     rows = []
     for here, values in side.items():

@@ -1,17 +1,16 @@
 """A study: the runs of one report, and the table of their means that every other part of the report reads."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from cpdrun.record import RunDir, SweepDir, read_json_lines
+from cpdrun.record import RunDir, State, SweepDir, read_json_lines
 from cpdrun.report import formats
 from cpdrun.report.collect import (
-    CASE,
     CORE_AXES,
     SEED,
     collect,
@@ -23,100 +22,23 @@ from cpdrun.report.collect import (
 from cpdrun.report.compare import Difference, difference
 from cpdrun.report.costmodel import Network
 from cpdrun.report.errors import ReportError, ReportUsageError
-from cpdrun.report.intervals import mean_interval
-from cpdrun.report.metric import Metric
+from cpdrun.report.group import Facet, Group
+from cpdrun.report.learnt import CLASSES_IF_UNKNOWN, learnt
+from cpdrun.report.metric import Metric, default_metric
 from cpdrun.report.style import Look, looks
-from cpdrun.report.words import SWEEP, axis_text, axis_title, is_scaling, is_strategy, plain
+from cpdrun.report.words import SWEEP, axis_text, axis_title, is_strategy
+from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
 
-WITH_APS, WITHOUT_APS = "with APS", "without APS"
-
-
-@dataclass(frozen=True, eq=False)  # a group is itself: it serves as a key
-class Group:
-    """The runs that differ in nothing but their seed: one row of the table.
-
-    `keys` holds the values of the axes by name, `by_seed` the metric of each finished run that has it.
-    """
-
-    keys: dict[str, Any]
-    by_seed: dict[Any, float]
-    n_finished: int
-    diverged: int
-    wire_bytes: float  # a real worker sends per step; NaN where the record has none
-    train_seconds: float  # mean; NaN where the record has none
-    model_bytes: float  # a worker keeps; NaN where the record has none
-    optimizer_bytes: float
-    runs: list[RunDir]
-
-    @property
-    def values(self) -> list[float]:
-        return list(self.by_seed.values())
-
-    @property
-    def format(self) -> Any:
-        return self.keys["format"]
-
-    @property
-    def name(self) -> str:
-        """The format as it is shown."""
-        return plain(str(self.format))
-
-    @property
-    def aps(self) -> bool:
-        return bool(self.keys["aps"])
-
-    @property
-    def strategy(self) -> str:
-        """`with APS`, `without APS`, or with the scaling rule's name and settings where those are an axis; of a
-        named case its name."""
-        if self.case is not None:
-            return plain(str(self.case))
-        if not self.aps:
-            return WITHOUT_APS
-        rules = [axis_text(value) for key, value in self.keys.items() if is_scaling(key)]
-        return f"{WITH_APS} ({', '.join(rules)})" if rules else WITH_APS
-
-    @property
-    def case(self) -> Any:
-        """Its name, where the study's runs are named cases; else None."""
-        return self.keys.get(CASE)
-
-    @property
-    def is_baseline(self) -> bool:
-        """fp32 without APS; among named cases the one of that name."""
-        if self.case is not None:
-            return formats.is_baseline(str(self.case))
-        return formats.is_baseline(self.format) and not self.aps
-
-    @cached_property
-    def mean(self) -> float:
-        """Over the seeds; NaN without a value."""
-        return mean_interval(self.values, 95)[0]
-
-
-@dataclass(frozen=True)
-class Facet:
-    """The groups that differ in format and scaling alone, so that they compare; one panel of a plot."""
-
-    keys: dict[str, Any]  # world_size and the other axes, those that vary in the study
-    groups: list[Group]
-
-    @property
-    def label(self) -> str:
-        return ", ".join(f"{axis_title(key)} {axis_text(value)}" for key, value in self.keys.items())
-
-    @property
-    def baseline(self) -> Group | None:
-        return next((group for group in self.groups if group.is_baseline and group.values), None)
-
-    @cached_property
-    def strategies(self) -> dict[str, list[Group]]:
-        """The reduced formats that have a value, fewest bits first, by how they are scaled; plain last."""
-        found: dict[str, list[Group]] = {}
-        chosen = [group for group in self.groups if not group.is_baseline and group.values]
-        for group in sorted(chosen, key=lambda group: (not group.aps, formats.order(group.format))):
-            found.setdefault(group.strategy, []).append(group)
-        return found
+# What the records say of a group's runs beside the metric, by the column of `collect`.
+_FIGURES = {
+    "wire_bytes": "wire:bytes_per_step_real_worker",
+    "train_seconds": "run:train_seconds",
+    "model_bytes": "memory:model_bytes",
+    "optimizer_bytes": "memory:optimizer_bytes",
+    "test_samples": "run:test_samples",
+    "num_classes": "run:num_classes",
+    "longest_chain": "run:longest_chain",
+}
 
 
 @dataclass(frozen=True)
@@ -128,49 +50,110 @@ class Study:
     tolerance: float  # in the metric's shown units (points)
     axes: list[str]  # beyond format, aps and world_size
     groups: list[Group] = field(repr=False)
+    facet_axes: list[str]  # what panels differ in
     networks: dict[str, Network] = field(default_factory=dict)  # asked for, of the predicted speed-up
+    is_default_metric: bool = True
 
     @cached_property
     def facets(self) -> list[Facet]:
         """The groups by world size and the other axes."""
-        names = [
-            name
-            for name in ("world_size", *self.axes)
-            if not is_strategy(name) and len({identity(g.keys[name]) for g in self.groups}) > 1
-        ]
         found: dict[tuple[str, ...], Facet] = {}
         for group in self.groups:
-            keys = {name: group.keys[name] for name in names}
+            keys = {name: group.keys[name] for name in self.facet_axes}
             facet = found.setdefault(tuple(map(identity, keys.values())), Facet(keys, []))
             facet.groups.append(group)
         return list(found.values())
 
-    @property
-    def has_cases(self) -> bool:
-        return CASE in self.axes
+    def of_facets(self, has_cases: bool) -> "Study":
+        """The study of those facets alone whose runs are named cases, or of the others."""
+        chosen = [facet for facet in self.facets if facet.has_cases == has_cases]
+        return replace(self, groups=[group for facet in chosen for group in facet.groups])
 
     @cached_property
     def looks(self) -> dict[str, Look]:
         """How each strategy is drawn, by its name."""
         return looks(group.strategy for group in self.groups if not group.is_baseline)
 
+    # ---- what is compared, and how sure that is
+
+    def baseline_problem(self, facet: Facet) -> str | None:
+        """Why fp32 is nothing to compare with; None where it is."""
+        fp32, baseline, metric = facet.fp32, facet.baseline, self.metric
+        if fp32 is not None and fp32.diverged:
+            return f"fp32 itself diverged in {fp32.diverged} of {fp32.n_finished} runs"
+        if baseline is None:
+            return "no finished fp32 run"
+        shown = metric.show(baseline.mean) + metric.unit
+        verdict = learnt(metric, baseline.mean, baseline.num_classes)
+        if verdict is False:
+            return f"fp32 itself did not learn: {shown} of {baseline.num_classes:.0f} classes"
+        if verdict is None and metric.is_fraction and not learnt(metric, baseline.mean, CLASSES_IF_UNKNOWN):
+            return f"fp32 itself reaches {shown}, and its record does not say of how many classes"
+        return None
+
+    def learnt(self, group: Group) -> bool:
+        """False where its metric is no better than a guess; where the record does not say how many classes there are,
+        where an accuracy is not a fifth of fp32's."""
+        verdict = learnt(self.metric, group.mean, group.num_classes)
+        baseline = self._baselines.get(group)
+        if verdict is None and self.metric.is_fraction and baseline is not None and group.values:
+            return group.mean >= 0.2 * baseline.mean
+        return verdict is not False
+
+    def may_be_within(self, group: Group) -> bool:
+        """Whether its runs trained at all: one that diverged, or did not learn, is never as good as fp32."""
+        return bool(group.values) and not group.diverged and self.learnt(group)
+
     def against_baseline(self, group: Group) -> Difference | None:
-        """How much better than its facet's fp32; None for fp32 itself, and where either has no value."""
+        """How much better than its facet's fp32; None for fp32 itself, where either has no value, and where fp32 is
+        nothing to compare with."""
         baseline = self._baselines.get(group)
         if baseline is None or baseline is group or not group.values:
             return None
-        better = self.metric.higher_is_better
-        return difference(group.by_seed, baseline.by_seed, ci=self.ci, higher_is_better=better)
+        return self._differences.setdefault(
+            group,
+            difference(
+                group.by_seed,
+                baseline.by_seed,
+                ci=self.ci,
+                higher_is_better=self.metric.higher_is_better,
+                samples=self.samples(group, baseline),
+            ),
+        )
+
+    def samples(self, *groups: Group) -> float:
+        """How many test samples the metric of `groups` is a share of; NaN where it is none, or that is not known."""
+        counts = [group.test_samples for group in groups]
+        known = self.metric.is_fraction and all(count > 0 for count in counts)
+        return min(counts) if known else math.nan
+
+    @cached_property
+    def _differences(self) -> dict[Group, Difference]:
+        return {}
 
     @cached_property
     def _baselines(self) -> dict[Group, Group | None]:
-        return {group: facet.baseline for facet in self.facets for group in facet.groups}
+        return {
+            group: None if self.baseline_problem(facet) else facet.baseline
+            for facet in self.facets
+            for group in facet.groups
+        }
+
+    def interval(self, group: Group) -> Interval:
+        """The mean over its seeds and its interval, with the test set's own error where that is known."""
+        return self._intervals[group]
+
+    @cached_property
+    def _intervals(self) -> dict[Group, Interval]:
+        if self.metric.is_fraction:
+            return {g: share_interval(g.values, self.samples(g), self.ci) for g in self.groups}
+        return {group: _of_seeds(group.values, self.ci) for group in self.groups}
+
+    # ---- words and rows
 
     def history(self, group: Group, runs: int | None = None) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, an epoch each, of the group's runs one after the other (or the first few)."""
-        return [
-            row for run in group.runs[:runs] for row in read_json_lines(run.metrics) if isinstance(row, dict)
-        ]
+        return [row for run in group.runs[:runs] for row in _rows(run)]
 
     def describe(self, group: Group) -> str:
         """One group in a line: `e4m3 with APS, workers 8: 98.7 ± 0.3 %, 3 seeds, −0.1 ± 0.2 vs fp32`."""
@@ -180,32 +163,29 @@ class Study:
             if not is_strategy(k)
         ]
         name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
-        parts = [self.metric.show(*self.interval(group)) + self.metric.unit]
+        parts = [self.metric.show_interval(self.interval(group)) + self.metric.unit]
         parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
         if gap := self.against_baseline(group):
             parts.append(f"{self.metric.show_difference(gap.mean, gap.half_width)} vs fp32")
         if group.diverged:
             parts.append(f"{group.diverged} diverged")
+        elif not self.learnt(group):
+            parts.append("did not learn")
         return f"{', '.join([name, *facet])}: {', '.join(parts)}"
-
-    def interval(self, group: Group) -> tuple[float, float]:
-        """Mean and half-width; NaN where there are too few seeds."""
-        return self._intervals[group]
-
-    @cached_property
-    def _intervals(self) -> dict[Group, tuple[float, float]]:
-        return {group: mean_interval(group.values, self.ci) for group in self.groups}
 
 
 def read_study(
     sweeps: list[SweepDir],
     *,
-    metric: str = "test_accuracy",
+    metric: str | None = None,
     ci: float = 95,
     tolerance: float | None = None,
     networks: dict[str, Network] | None = None,
 ) -> Study:
-    """Read every run of `sweeps`. Raises ReportError where no run has finished, or none has the metric."""
+    """Read every run of `sweeps`. `metric` None: the one that their data set is judged by.
+
+    Raises ReportError where no run has finished, or none has the metric.
+    """
     runs = collect(sweeps)
     names = list(sweep_names(sweeps))
     where = ", ".join(names) or "results"
@@ -217,13 +197,16 @@ def read_study(
     known = sorted(
         c.removeprefix("metric:") for c in done.columns if c.startswith("metric:") and done[c].notna().any()
     )
+    usual = default_metric(known)
+    metric = usual if metric is None else metric
     if metric not in known and known:
         raise ReportUsageError(
             f"no finished run in {where} has a metric {metric!r}; there are: {', '.join(known)}"
         )
-    done = done.assign(**{key: done.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
-    axes = ([SWEEP] if len(names) > 1 else []) + other_axes(done)
-    about = Metric(metric)
+    shown = pd.concat([done, _hopeless(runs)]) if len(done) < len(runs) else done
+    shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
+    axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
+    about, groups = Metric(metric), _groups(shown, axes, f"metric:{metric}")
     return Study(
         sweeps=names,
         runs=runs,
@@ -231,8 +214,10 @@ def read_study(
         ci=ci,
         tolerance=about.default_tolerance if tolerance is None else tolerance,
         axes=axes,
-        groups=_groups(done, axes, f"metric:{metric}"),
+        groups=groups,
+        facet_axes=_facet_axes(groups, axes),
         networks=networks or {},
+        is_default_metric=metric == usual,
     )
 
 
@@ -242,11 +227,30 @@ def count_states(runs: pd.DataFrame) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
-def _groups(done: pd.DataFrame, axes: list[str], metric: str) -> list[Group]:
+def _hopeless(runs: pd.DataFrame) -> pd.DataFrame:
+    """Failed runs of which no other seed is done, running or still to come: they get a row without a value."""
+    readable = runs[runs["run:problem"].isna()]
+    readable = readable.assign(**{key: readable.get(key) for key in CORE_AXES})
+    keys = ["run:sweep", *CORE_AXES, *other_axes(readable)]
+
+    def of(row: dict[str, Any]) -> tuple[str, ...]:
+        return tuple(identity(row.get(key)) for key in keys)
+
+    failed = readable[readable["run:state"] == State.FAILED]
+    others = {of(row) for row in readable[readable["run:state"] != State.FAILED].to_dict("records")}
+    return failed[[of(row) not in others for row in failed.to_dict("records")]]
+
+
+def _facet_axes(groups: list[Group], axes: list[str]) -> list[str]:
+    names = [name for name in ("world_size", *axes) if not is_strategy(name)]
+    return [name for name in names if len({identity(group.keys[name]) for group in groups}) > 1]
+
+
+def _groups(runs: pd.DataFrame, axes: list[str], metric: str) -> list[Group]:
     """Sorted for reading: by the other axes and world size, then most bits first, plain before APS."""
     names = [*CORE_AXES, *axes]
     members: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in done.to_dict("records"):
+    for row in runs.to_dict("records"):
         members.setdefault(tuple(identity(row[name]) for name in names), []).append(row)
     groups = [_group(rows, names, metric) for rows in members.values()]
 
@@ -260,19 +264,34 @@ def _groups(done: pd.DataFrame, axes: list[str], metric: str) -> list[Group]:
 
 def _group(rows: list[dict[str, Any]], names: list[str], metric: str) -> Group:
     # Two runs of one seed can differ in nothing that changes the result: they count once.
-    by_seed = {_seed(row): row for row in rows}
-    rows = list(by_seed.values())
+    done = {_seed(row): row for row in rows if row["run:state"] == State.DONE}
+    ended = list(done.values())
     return Group(
         keys={name: rows[0][name] for name in names},
-        by_seed={seed: row[metric] for seed, row in by_seed.items() if math.isfinite(row[metric])},
-        n_finished=len(rows),
-        diverged=sum(row["run:status"] == "diverged" for row in rows),
-        wire_bytes=_mean(rows, "wire:bytes_per_step_real_worker"),
-        train_seconds=_mean(rows, "run:train_seconds"),
-        model_bytes=_mean(rows, "memory:model_bytes"),
-        optimizer_bytes=_mean(rows, "memory:optimizer_bytes"),
-        runs=[RunDir(Path(row["run:path"])) for row in rows],
+        by_seed={seed: row[metric] for seed, row in done.items() if math.isfinite(row[metric])},
+        n_finished=len(ended),
+        diverged=sum(row["run:status"] == "diverged" for row in ended),
+        failed=sum(row["run:state"] == State.FAILED for row in rows),
+        figures={name: _mean(ended, column) for name, column in _FIGURES.items()},
+        runs=[RunDir(Path(row["run:path"])) for row in ended],
     )
+
+
+def _of_seeds(values: list[float], ci: float) -> Interval:
+    """Of a metric that is no share; equal values have measured no spread."""
+    mean, half = mean_interval(values, ci)
+    return (
+        Interval(mean)
+        if not math.isfinite(half) or is_zero(half)
+        else Interval(mean, mean - half, mean + half)
+    )
+
+
+def _rows(run: RunDir) -> list[dict[str, Any]]:
+    try:
+        return [row for row in read_json_lines(run.metrics) if isinstance(row, dict)]
+    except (OSError, RecursionError):  # a folder in its place, or no right to read it: curves do without it
+        return []
 
 
 def _mean(rows: list[dict[str, Any]], name: str) -> float:

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cpdrun.report import formats
-from cpdrun.report.study import Group, Study
+from cpdrun.report.collect import SEED, finished
+from cpdrun.report.group import Group
+from cpdrun.report.study import Study
 from cpdrun.report.words import SWEEP, axis_text, axis_title
+from cpdrun.stats.intervals import is_zero, mean_interval
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Shown:
 def frame(study: Study) -> pd.DataFrame:
     """table.csv: format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_ciNN, diverged.
 
-    Means and half-widths are in the metric's own unit (a fraction 0..1 for an accuracy). `n` counts the seeds
+    Means and half-widths are in the metric's own unit (a fraction 0..1 for an accuracy). The half-width is that of
+    Student's t over the seeds alone, empty where all seeds are equal: that is no certainty. `n` counts the seeds
     that the mean is over; `diverged`, the runs that ended so: their measured value is in the mean.
     """
     table = pd.DataFrame([_numbers(study, group) for group in study.groups])
@@ -31,24 +35,28 @@ def frame(study: Study) -> pd.DataFrame:
 
 
 def details(study: Study) -> pd.DataFrame:
-    """As `frame`, then the difference to fp32 and how it was judged, bytes on the wire, and seconds.
+    """As `frame`, then the ends of the interval with the test set's own error in it, the difference to fp32 and how it
+    was judged, whether it learnt, the longest chain of rounded additions, bytes on the wire, and seconds.
 
     vs_fp32 is positive where a format does better, whichever way the metric points; its interval is paired by
     seed where both sides ran the same seeds, Welch's otherwise (`vs_fp32_method`).
     """
     rows = []
     for group in study.groups:
-        gap = study.against_baseline(group)
+        gap, interval, name = study.against_baseline(group), study.interval(group), study.metric.name
         rows.append(
             _numbers(study, group)
             | {
+                f"{name}_low": interval.low,
+                f"{name}_high": interval.high,
+                "learnt": study.learnt(group) if group.values else None,
                 "vs_fp32": gap.mean if gap else math.nan,
                 f"vs_fp32_ci{study.ci:g}": gap.half_width if gap else math.nan,
                 "vs_fp32_method": gap.method if gap else "",
+                "test_samples": group.test_samples,
+                "longest_chain": group.longest_chain,
                 "bytes_per_step": group.wire_bytes,
-                "model_bytes": group.model_bytes,
-                "optimizer_bytes": group.optimizer_bytes,
-                "train_seconds": group.train_seconds,
+                **{key: group.figures[key] for key in ("model_bytes", "optimizer_bytes", "train_seconds")},
             }
         )
     table = pd.DataFrame(rows)
@@ -58,21 +66,55 @@ def details(study: Study) -> pd.DataFrame:
 
 def brief(study: Study) -> Shown:
     """For the terminal."""
-    axes = _axes(study)
+    axes, chain = _axes(study), _chain(study)
     header = [
         "format",
         "bits",
         *map(axis_title, axes),
+        *chain,
         "n",
         study.metric.title,
         study.metric.difference_title,
         "diverged",
     ]
     rows = [
-        [*_labels(group, axes), str(len(group.values)), *_result(study, group), str(group.diverged)]
-        for group in study.groups
+        [
+            *_labels(group, axes),
+            *(column[i] for column in chain.values()),
+            str(len(group.values)),
+            *_result(study, group),
+            outcome(study, group),
+        ]
+        for i, group in enumerate(study.groups)
     ]
-    return Shown(header, rows, 2 + len(axes))
+    return Shown(header, rows, 2 + len(axes) + len(chain))
+
+
+def outcome(study: Study, group: Group) -> str:
+    """How many runs diverged; in words, where none did and yet there is no result."""
+    if group.failed and not group.n_finished:
+        return f"{group.failed} failed"
+    if group.values and not group.diverged and not study.learnt(group):
+        return "did not learn"
+    return str(group.diverged)
+
+
+def runs(study: Study) -> pd.DataFrame:
+    """runs.csv: every finished run with the axes, its seed, how it ended, and all its metrics: what the means are
+    made of, so that anyone can make them again."""
+    done = finished(study.runs)
+    names = [SWEEP, "run:name", "format", *_axes(study), SEED, "run:status", "run:test_samples"]
+    metrics = [name for name in done.columns if name.startswith("metric:")]
+    names = [*dict.fromkeys(name for name in names if name in done.columns), *metrics]
+    return done[names].rename(columns=lambda name: name.split(":", 1)[-1])
+
+
+def _chain(study: Study) -> dict[str, list[str]]:
+    """The column that names the longest chain of rounded additions, where a record has it."""
+    lengths = [group.longest_chain for group in study.groups]
+    if not _known(lengths):
+        return {}
+    return {"chain": [f"{length:.0f}" if math.isfinite(length) else "-" for length in lengths]}
 
 
 def full(study: Study) -> Shown:
@@ -86,8 +128,8 @@ def byte_counts(study: Study) -> dict[str, list[float]]:
     """The columns of `full` that count bytes, by their heading: a number for each group."""
     sent = {"bytes sent a step": [group.wire_bytes for group in study.groups]}
     kept = {
-        "model": [group.model_bytes for group in study.groups],
-        "optimizer": [group.optimizer_bytes for group in study.groups],
+        "model": [group.figures["model_bytes"] for group in study.groups],
+        "optimizer": [group.figures["optimizer_bytes"] for group in study.groups],
     }
     return sent | {name: counts for name, counts in kept.items() if len(set(_known(counts))) > 1}
 
@@ -115,8 +157,8 @@ def column(axis: str) -> str:
 def _numbers(study: Study, group: Group) -> dict:
     row = {"format": group.format, "bits": formats.bits(group.format)}
     row |= {column(axis): group.keys[axis] for axis in _axes(study)} | {"n": len(group.values)}
-    mean, half_width = study.interval(group)
-    name = study.metric.name
+    mean, half_width = mean_interval(group.values, study.ci)
+    name, half_width = study.metric.name, math.nan if is_zero(half_width) else half_width
     return row | {f"{name}_mean": mean, f"{name}_ci{study.ci:g}": half_width, "diverged": group.diverged}
 
 
@@ -132,7 +174,7 @@ def _labels(group: Group, axes: list[str]) -> list[str]:
 def _result(study: Study, group: Group) -> list[str]:
     gap = study.against_baseline(group)
     difference = study.metric.show_difference(gap.mean, gap.half_width) if gap else "-"
-    return [study.metric.show(*study.interval(group)), difference]
+    return [study.metric.show_interval(study.interval(group)), difference]
 
 
 def _whole_if_possible(bits: pd.Series) -> pd.Series:

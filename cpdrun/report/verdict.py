@@ -1,15 +1,19 @@
 """The answer in a sentence: the smallest format that trains as well as fp32, and how sure that is.
 
-A format is within tolerance when its mean is at most `tolerance` worse than fp32's. The seeds then say
-whether that is settled: the interval of the difference (paired by seed where both ran the same seeds,
-Welch's otherwise) lies on one side of the tolerance, or it does not.
+A format is within tolerance when its mean is at most `tolerance` worse than fp32's, none of its runs diverged, and
+it learnt. The seeds then say whether that is settled: the interval of the difference (paired by seed where both ran
+the same seeds, Welch's otherwise) lies on one side of the tolerance, or it does not. An fp32 that diverged or did
+not learn is nothing to compare with: then there is no answer.
 """
 
 import math
 
 from cpdrun.report import formats
 from cpdrun.report.compare import Difference
-from cpdrun.report.study import Facet, Group, Study
+from cpdrun.report.group import Facet, Group
+from cpdrun.report.study import Study
+
+_ROUNDING = 1e-12  # a gap of exactly the tolerance is within, rounding aside
 
 
 def sentences(study: Study) -> list[str]:
@@ -23,23 +27,24 @@ def sentences(study: Study) -> list[str]:
 def smallest_within(study: Study, facet: Facet, strategy: str) -> tuple[Group, Difference] | None:
     """The group with fewest bits whose mean is within tolerance of fp32's; of equal bits the best one."""
     near = [
-        (group, gap)
-        for group, gap in _differences(study, facet, strategy)
-        if gap.mean >= -_tolerance(study) - 1e-12  # a gap of exactly the tolerance is within, rounding aside
+        (group, gap) for group, gap in _differences(study, facet, strategy) if is_within(study, group, gap)
     ]
     return min(near, key=lambda pair: (formats.order(pair[0].format)[0], -pair[1].mean), default=None)
 
 
+def is_within(study: Study, group: Group, gap: Difference) -> bool:
+    return study.may_be_within(group) and gap.mean >= -_tolerance(study) - _ROUNDING
+
+
 def _sentence(study: Study, facet: Facet) -> str:
-    metric = study.metric
-    if facet.baseline is None:
-        return _without_baseline(study, facet)
-    if study.has_cases:
+    if problem := study.baseline_problem(facet):
+        return _without_baseline(study, facet, problem)
+    if facet.has_cases:
         return _of_cases(study, facet)
-    parts = [f"fp32 {metric.show(*study.interval(facet.baseline))}{metric.unit}."]
-    if clauses := [_clause(study, facet, name, first=i == 0) for i, name in enumerate(facet.strategies)]:
-        parts.append("; ".join(clauses) + ".")
-    return " ".join([*parts, *_doubts(study, facet)])
+    fp32 = f"fp32: {study.metric.show_interval(study.interval(facet.baseline))}{study.metric.unit}."
+    clauses = [_clause(study, facet, name, first=i == 0) for i, name in enumerate(facet.strategies)]
+    answer = ["; ".join(clauses) + "."] if clauses else []
+    return " ".join([*answer, fp32, *_doubts(study, facet)])
 
 
 def _of_cases(study: Study, facet: Facet) -> str:
@@ -47,55 +52,118 @@ def _of_cases(study: Study, facet: Facet) -> str:
     metric, near, far = study.metric, [], []
     gaps = [pair for name in facet.strategies for pair in _differences(study, facet, name)]
     for group, gap in sorted(gaps, key=lambda pair: pair[1].mean):
-        shown = f"{group.strategy} ({metric.show_difference(gap.mean, gap.half_width)})"
-        (far if gap.mean < -_tolerance(study) - 1e-12 else near).append(shown)
-    within = f"within {study.tolerance:g}{_points(study)}"
-    parts = [f"fp32 {metric.show(*study.interval(facet.baseline))}{metric.unit}."]
-    parts.append(f"{len(near)} of {len(gaps)} other cases are {within} of it or better.")
+        shown = f"{group.strategy} ({_shown(study, group, gap)})"
+        (near if is_within(study, group, gap) else far).append(shown)
+    within = f"within {study.tolerance:g}{_points(study)} of fp32 or better"
+    parts = [f"{len(near)} of {len(gaps)} other cases {'is' if len(near) == 1 else 'are'} {within}."]
     parts += [f"Worse: {some(far, '; ', most=8)}."] if far else []
-    if any(len(group.values) < 2 for group, _ in gaps):
-        parts.append("Too few seeds to tell chance from effect: some cases have a single run.")
-    return " ".join(parts)
+    parts.append(f"fp32: {metric.show_interval(study.interval(facet.baseline))}{metric.unit}.")
+    return " ".join([*parts, *_doubts(study, facet)])
+
+
+def _shown(study: Study, group: Group, gap: Difference) -> str:
+    """The difference, or in words why it says nothing."""
+    if group.diverged:
+        return f"{group.diverged} of {group.n_finished} runs diverged"
+    if not study.learnt(group):
+        return "did not learn"
+    return study.metric.show_difference(gap.mean, gap.half_width)
 
 
 def _clause(study: Study, facet: Facet, strategy: str, first: bool) -> str:
     name = strategy[0].upper() + strategy[1:] if first else strategy
-    within = f"within {study.tolerance:g}{_points(study)}"
+    within = f"within {study.tolerance:g}{_points(study)}{' of fp32' if first else ''}"
     found = smallest_within(study, facet, strategy)
     if found is None:
-        group, gap = max(_differences(study, facet, strategy), key=lambda pair: pair[1].mean)
-        nearest = f"{_named(group)}, {study.metric.show(abs(gap.mean))}{_points(study)} worse"
-        return f"{name} no format is {within} (the nearest is {nearest})"
+        return f"{name} no format is {within} ({_nearest(study, facet, strategy)})"
     if first:
-        return f"{name} the smallest format {within} is {_named(found[0])}"
-    return f"{name} it is {_named(found[0])}"
+        return f"{name} the smallest format {within} is {named(found[0])}"
+    return f"{name} it is {named(found[0])}"
+
+
+def _nearest(study: Study, facet: Facet, strategy: str) -> str:
+    gaps = _differences(study, facet, strategy)
+    trained = [(group, gap) for group, gap in gaps if study.may_be_within(group)]
+    if not trained:
+        return "every one diverged or did not learn"
+    group, gap = max(trained, key=lambda pair: pair[1].mean)
+    return f"the nearest is {named(group)}, {study.metric.show(abs(gap.mean))}{_points(study)} worse"
 
 
 def _doubts(study: Study, facet: Facet) -> list[str]:
-    """What the seeds leave open about the formats just named, and about smaller ones that may do as well."""
+    """What the seeds and the test set leave open about the formats just named, and about smaller ones that may do as
+    well; of cases, about all."""
     compared = [facet.baseline, *(group for groups in facet.strategies.values() for group in groups)]
+    what = "cases" if facet.has_cases else "formats"
     if any(len(group.values) < 2 for group in compared):
-        return ["Too few seeds to tell chance from effect: some formats have a single run."]
-    tolerance, open_ = _tolerance(study), []
+        return [f"Too few seeds to tell chance from effect: some {what} have a single run."]
+    tolerance, open_, hangs = _tolerance(study), [], []
+    for group, gap in _decisive(study, facet):
+        hangs.append(_samples_to_turn(study, group, gap))
+        if not gap.settled(tolerance):
+            shown = study.metric.show_difference(gap.mean, gap.half_width)
+            name = group.strategy if facet.has_cases else f"{group.name} {group.strategy}"
+            open_.append(f"{name} {shown}{_points(study)}{_would_do(gap, tolerance)}")
+    lines = [f"Too few seeds to be sure, against fp32: {some(open_, '; ')}."] if open_ else []
+    return lines + _test_set(study, facet, min(hangs, default=math.inf))
+
+
+def _decisive(study: Study, facet: Facet) -> list[tuple[Group, Difference]]:
+    """The groups that the answer rests on: those named, and smaller ones that learnt and are not within."""
+    chosen = []
     for name in facet.strategies:
-        found = smallest_within(study, facet, name)
+        found = None if facet.has_cases else smallest_within(study, facet, name)
         most = formats.order(found[0].format)[0] if found else math.inf
         for group, gap in _differences(study, facet, name):
-            named = found is not None and group is found[0]
-            smaller = formats.order(group.format)[0] < most and gap.mean < -tolerance
-            if (named or smaller) and not gap.settled(tolerance):
-                shown = study.metric.show_difference(gap.mean, gap.half_width)
-                open_.append(f"{group.name} {name} {shown}{_points(study)}")
-    return [f"Too few seeds to be sure, against fp32: {some(open_, '; ')}."] if open_ else []
+            is_named = found is not None and group is found[0]
+            is_smaller = formats.order(group.format)[0] < most and not is_within(study, group, gap)
+            if study.may_be_within(group) and (facet.has_cases or is_named or is_smaller):
+                chosen.append((group, gap))
+    return chosen
 
 
-def _without_baseline(study: Study, facet: Facet) -> str:
+def _would_do(gap: Difference, tolerance: float) -> str:
+    seeds = gap.seeds_needed(tolerance)
+    if seeds is not None:
+        return f" (about {seeds} seeds would do)"
+    return (
+        " (equal in every seed, on an unknown number of test samples)" if math.isnan(gap.half_width) else ""
+    )
+
+
+def _samples_to_turn(study: Study, group: Group, gap: Difference) -> float:
+    """How many test samples, over all seeds, would have to be answered otherwise to put the format on the other side
+    of the tolerance; NaN where that is not known."""
+    judged = gap.samples * len(group.values)
+    if not math.isfinite(judged):
+        return math.inf
+    distance = (gap.mean + _tolerance(study)) * judged
+    return math.floor(distance + 1e-6) + 1 if distance >= -1e-6 else math.ceil(-distance - 1e-6)
+
+
+def _test_set(study: Study, facet: Facet, hangs: float) -> list[str]:
+    """What the tolerance is in test samples, and on how few the answer hangs."""
+    samples = study.samples(facet.baseline)
+    if not (math.isfinite(samples) and math.isfinite(hangs)):
+        return []
+    share = f"{_tolerance(study) * samples:.1f} of {samples:.0f} test samples"
+    times = (
+        "1 answered otherwise in one run"
+        if hangs == 1
+        else f"{hangs:.0f} answered otherwise, over all seeds,"
+    )
+    return [f"{study.tolerance:g}{_points(study)} are {share}; {times} would change the answer."]
+
+
+def _without_baseline(study: Study, facet: Facet, problem: str) -> str:
+    if facet.fp32 is not None and facet.fp32.n_finished:
+        return f"No answer: {problem}, so that there is nothing to compare with."
     groups = [group for group in facet.groups if group.values]
     if not groups:
         return f"No finished run has a value of {study.metric.name}."
     best = (max if study.metric.higher_is_better else min)(groups, key=lambda group: group.mean)
-    value = study.metric.show(*study.interval(best)) + study.metric.unit
-    return f"No finished fp32 run to compare with. The best is {_named(best)} {best.strategy}: {value}."
+    value = study.metric.show_interval(study.interval(best)) + study.metric.unit
+    return f"No finished fp32 run to compare with. The best is {named(best)} {best.strategy}: {value}."
 
 
 def _differences(study: Study, facet: Facet, strategy: str) -> list[tuple[Group, Difference]]:
@@ -108,7 +176,7 @@ def _tolerance(study: Study) -> float:
     return study.tolerance / study.metric.scale
 
 
-def _named(group: Group) -> str:
+def named(group: Group) -> str:
     bits = formats.bits(group.format)
     return f"{group.name} ({'unknown format' if bits is None else f'{bits} bits'})"
 

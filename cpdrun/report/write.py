@@ -34,7 +34,7 @@ class Report:
 def write_report(
     sweeps: Sequence[SweepDir],
     *,
-    metric: str = "test_accuracy",
+    metric: str | None = None,
     formats: Sequence[str] = ("md", "csv"),
     ci: float = 95,
     tolerance: float | None = None,
@@ -129,13 +129,15 @@ def _print(console: Console, study: Study, answer: list[str], notes: list[str]) 
 
 
 def _write_tables(study: Study, folder: Path, kinds: list[str], lines: list[str]) -> list[Path]:
-    """table.csv has the columns that others rely on; the other kinds, and details.csv, have all there is."""
+    """table.csv has the columns that others rely on; the other kinds, and details.csv, have all there is; runs.csv the
+    single runs."""
     shown, details, files = tables.full(study), tables.details(study), []
     for kind in kinds:
         numbers = tables.frame(study) if kind == "csv" else details
         files.append(TABLES[kind](folder / "table", numbers, shown))
         if kind == "csv":
             files.append(TABLES[kind](folder / "details", details, shown))
+            files.append(TABLES[kind](folder / "runs", tables.runs(study), shown))
         if kind == "md":
             head = "\n\n".join(markup.escape_markdown(line) for line in lines)
             write_text(files[-1], f"{head}\n\n{files[-1].read_text(encoding='utf-8')}")

@@ -107,6 +107,10 @@ class OwnWeights(Learner):
         }
         return [parameter.detach() * of[id(parameter)] for parameter in self.own[w]]
 
+    def test_samples(self) -> int:
+        """Of each worker; the averaged model is judged on all."""
+        return min(len(self.parts.data.test), self.gossip.worker_test_samples or len(self.parts.data.test))
+
     def topology(self) -> dict[str, float]:
         """Of all rounds, where the graph changes: the most neighbours in any, the spectral gap a round."""
         rounds = self.gossip.rounds

@@ -26,6 +26,8 @@ from cpdrun.train.workers import Workers
 class Learner(ABC):
     """One training run's weights and optimizer state, on all ranks together."""
 
+    parts: Parts
+
     nonfinite: int = 0
     """Elements of the latest step's gradients that are inf or NaN: equal on all ranks, and for any split."""
 
@@ -43,6 +45,10 @@ class Learner(ABC):
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
         """Metrics on held-out data, the same on every rank. Collective."""
+
+    def test_samples(self) -> int:
+        """How many samples of the test set `evaluate` judges (images, sequences), whatever each holds."""
+        return len(self.parts.data.test)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the model and of the optimizer that one worker keeps, each value in its format."""

@@ -108,6 +108,8 @@ def train(
     return {
         "status": status,
         "metrics": progress.metrics,
+        "test_samples": learner.test_samples(),
+        "num_classes": parts.data.num_classes,
         "train_seconds": progress.train_seconds,
         "memory": learner.memory(),
         "wire": learner.wire_bytes(),

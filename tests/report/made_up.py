@@ -48,9 +48,10 @@ class Sweep:
         env: dict[str, Any] | None = None,
         name: str | None = None,
         metrics: dict[str, Any] | None = None,
+        done: dict[str, Any] | None = None,
         **config: Any,
     ) -> RunDir:
-        """`status` None: not finished; `outcome`: how its one attempt ended."""
+        """`status` None: not finished; `outcome`: how its one attempt ended; `done`: more of done.json."""
         full = CONFIG | {"name": self.dir.name, "format": format, "aps": aps, "seed": seed} | config
         run = self.dir.run(name or f"run-{len(list(self.dir.runs())):05d}")
         run.path.mkdir(parents=True)
@@ -62,15 +63,15 @@ class Sweep:
         if outcome is not None:
             write_json(run.new_attempt().exit, {"outcome": outcome, "exit_code": 1, "reason": "it fell over"})
         if status is not None:
-            done = {
+            record = {
                 "status": status,
                 "metrics": metrics or {"test_accuracy": accuracy, "test_loss": 0.1, "train_loss": 0.05},
                 "wall_seconds": 3.0,
                 "train_seconds": 2.5,
             }
             if wire_bytes is not None:
-                done["wire"] = {"bytes_per_step_sent": wire_bytes, "bytes_per_step_real_worker": wire_bytes}
-            write_json(run.done, done)
+                record["wire"] = {"bytes_per_step_sent": wire_bytes, "bytes_per_step_real_worker": wire_bytes}
+            write_json(run.done, record | (done or {}))
         return run
 
 

@@ -1,5 +1,8 @@
 """The sentence, and the statistics behind it against scipy's own tests."""
 
+import math
+
+import pandas as pd
 import pytest
 import scipy.stats
 from made_up import fill_digits
@@ -51,11 +54,13 @@ def test_the_answer_comes_first_and_names_both_formats(new_sweep, report):
     sweep = new_sweep()
     for (format, aps), value in EXACT.items():
         for seed in range(3):
-            sweep.add(format, aps=aps, seed=seed, accuracy=value + 0.001 * seed)
+            about = {"test_samples": 10_000, "num_classes": 10}
+            sweep.add(format, aps=aps, seed=seed, accuracy=value + 0.001 * seed, done=about)
     made = report(sweep)
     assert made.sentences == [
-        "fp32 99.1 ± 0.2 %. With APS the smallest format within 0.5 points is e3m0 (4 bits); "
-        "without APS it is e4m1 (6 bits)."
+        "With APS the smallest format within 0.5 points of fp32 is e3m0 (4 bits); without APS it is e4m1 (6 bits). "
+        "fp32: 99.1 ± 0.3 %. 0.5 points are 50.0 of 10000 test samples; 61 answered otherwise, over all seeds, "
+        "would change the answer."
     ]
     assert made.printed.splitlines()[0] == made.sentences[0]
 
@@ -66,7 +71,7 @@ def test_the_tolerance_decides(new_sweep, report):
         for seed in range(2):
             sweep.add(format, aps=aps, seed=seed, accuracy=value)
     assert (
-        "With APS no format is within 0.1 points (the nearest is e3m0 (4 bits), 0.3 points worse)"
+        "With APS no format is within 0.1 points of fp32 (the nearest is e3m0 (4 bits), 0.3 points worse)"
         in (report(sweep, tolerance=0.1).sentences[0])
     )
 
@@ -112,3 +117,95 @@ def test_one_sentence_for_each_number_of_workers(new_sweep, report):
 )
 def test_every_metric_of_the_trainer_is_judged_the_right_way_round(name, higher):
     assert Metric(name).higher_is_better is higher
+
+
+def test_a_diverged_baseline_is_no_answer(new_sweep, report):
+    """A learning rate of 1e30: every run ends as diverged, at one guess of ten."""
+    sweep = new_sweep()
+    for format, aps in (("fp32", False), ("e4m3", False), ("e3m0", True)):
+        for seed in range(3):
+            sweep.add(format, aps=aps, seed=seed, accuracy=0.1, status="diverged")
+    made = report(sweep)
+    assert made.sentences == [
+        "No answer: fp32 itself diverged in 3 of 3 runs, so that there is nothing to compare with."
+    ]
+    assert pd.read_csv(made.folder / "details.csv")["vs_fp32"].isna().all()
+
+
+@pytest.mark.parametrize("about", [{"num_classes": 10}, {}])
+def test_an_unlearnt_baseline_is_no_answer(new_sweep, report, about):
+    sweep = new_sweep()
+    for format in ("fp32", "e3m0"):
+        for seed in range(3):
+            sweep.add(format, seed=seed, accuracy=0.1 + 0.01 * seed, done={"test_samples": 360} | about)
+    (sentence,) = report(sweep).sentences
+    assert sentence.startswith("No answer: fp32 itself") and "smallest format" not in sentence
+    assert (
+        "did not learn: 11.0 % of 10 classes" if about else "does not say of how many classes"
+    ) in sentence
+
+
+def test_one_in_twelve_of_a_thousand_classes_is_learnt(new_sweep, report):
+    sweep = new_sweep()
+    for format in ("fp32", "e3m0"):
+        for seed in range(3):
+            about = {"test_samples": 50_000, "num_classes": 1000}
+            sweep.add(format, seed=seed, accuracy=0.08 + 0.001 * seed, done=about)
+    assert (
+        report(sweep)
+        .sentences[0]
+        .startswith("Without APS the smallest format within 0.5 points of fp32 is e3m0")
+    )
+
+
+def test_a_diverged_run_is_never_within(new_sweep, report):
+    sweep = new_sweep()
+    for seed in range(3):
+        sweep.add(seed=seed, accuracy=0.98 + 0.001 * seed)
+        sweep.add("e4m3", seed=seed, accuracy=0.98 + 0.001 * seed)
+        sweep.add("e3m0", seed=seed, accuracy=0.99, status="diverged" if seed == 1 else "finished")
+    made = report(sweep)
+    assert "smallest format within 0.5 points of fp32 is e4m3" in made.sentences[0]
+    assert "e3m0" not in made.sentences[0]
+
+
+def test_equal_counts_of_every_seed_are_no_certainty(new_sweep, report):
+    """40 test samples: not one differs, and yet one in ten may."""
+    sweep = new_sweep()
+    for seed in range(3):
+        for format in ("fp32", "e3m0"):
+            sweep.add(format, seed=seed, accuracy=0.95, done={"test_samples": 40, "num_classes": 10})
+    made = report(sweep)
+    assert "Too few seeds to be sure, against fp32: e3m0 without APS +0.0 ± 2.5 points" in made.sentences[0]
+    assert "0.5 points are 0.2 of 40 test samples; 1 answered otherwise in one run" in made.sentences[0]
+    details = pd.read_csv(made.folder / "details.csv")
+    assert (details["test_accuracy_high"] <= 1).all() and (details["test_accuracy_low"] < 0.9).all()
+
+
+def test_it_says_how_many_seeds_would_do(new_sweep, report):
+    sweep = new_sweep()
+    for seed, gap in enumerate((-0.004, 0.0, 0.004)):
+        sweep.add(seed=seed, accuracy=0.97)
+        sweep.add("e3m0", seed=seed, accuracy=0.97 + gap)
+    # five points of a thousand are 1.25 standard deviations: 80 % power takes 8 pairs
+    assert "e3m0 without APS +0.0 ± 1.0 points (about 8 seeds would do)" in report(sweep).sentences[0]
+
+
+def test_what_did_not_learn_is_called_so(new_sweep, report):
+    sweep = new_sweep()
+    for seed in range(2):
+        sweep.add(seed=seed, accuracy=0.98 + 0.001 * seed)
+        sweep.add("e3m0", seed=seed, accuracy=0.019 + 0.001 * seed)
+    made = report(sweep)
+    row = next(line for line in made.printed.splitlines() if line.strip().startswith("e3m0"))
+    assert row.split("  ")[-1].strip() == "did not learn"
+    assert (
+        "Without APS no format is within 0.5 points of fp32 (every one diverged or did not learn)"
+        in (made.sentences[0])
+    )
+
+
+def test_equal_counts_leave_open_what_the_rule_of_three_says():
+    found = difference({0: 0.9, 1: 0.9, 2: 0.9}, {0: 0.9, 1: 0.9, 2: 0.9}, ci=95, samples=1000)
+    assert found.half_width == pytest.approx(1 - 0.05 ** (1 / 3000))
+    assert math.isnan(difference({0: 0.9, 1: 0.9}, {0: 0.9, 1: 0.9}, ci=95).half_width)

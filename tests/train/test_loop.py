@@ -20,6 +20,7 @@ def test_a_run_leaves_its_whole_record(make_run, train_here):
     assert done["status"] == "finished"
     assert done["longest_chain"] == 7, "8 workers, one group"
     assert set(done["metrics"]) == {"test_accuracy", "test_loss", "train_loss"}
+    assert (done["test_samples"], done["num_classes"]) == (360, 10)
     assert 0 < done["train_seconds"] < done["wall_seconds"]
     rows = list(read_json_lines(run.metrics))
     assert [row["epoch"] for row in rows] == [1, 2]

@@ -24,8 +24,9 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
-def suits(draw: "Callable[[Study], Figure]", study: "Study") -> bool:
-    return getattr(sys.modules.get(draw.__module__), "OF_CASES", False) == study.has_cases
+def part_for(draw: "Callable[[Study], Figure]", study: "Study") -> "Study":
+    """What a plot is for: the facets of named cases, or the others."""
+    return study.of_facets(getattr(sys.modules.get(draw.__module__), "OF_CASES", False))
 
 
 def available() -> Iterator[tuple[str, "Callable[[Study], Figure]"]]:

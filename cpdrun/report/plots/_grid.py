@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure, SubFigure
 
-from cpdrun.report.study import Facet
+from cpdrun.report.group import Facet
 from cpdrun.report.style import CAPTION, TITLE
 
 _MOST_PANELS = 12

@@ -4,7 +4,6 @@ Runs train about as well as fp32 or not at all: on one scale from 0 to 100 % the
 their error bars, cannot be seen.
 """
 
-import math
 from itertools import pairwise
 
 from matplotlib.axes import Axes
@@ -13,8 +12,9 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
+from cpdrun.report.group import Group
 from cpdrun.report.hover import hover
-from cpdrun.report.study import Group, Study
+from cpdrun.report.study import Study
 from cpdrun.report.style import FIGURE_SIZE, FP32, NAME, RC, Look
 
 Point = tuple[float, float]
@@ -139,13 +139,11 @@ def value_ranges(study: Study) -> list[tuple[float, float]]:
 
 
 def span(study: Study, group: Group) -> tuple[float, float, float]:
-    """A group's mean and the ends of its interval, in shown units; an accuracy's ends at 0 and 100 %."""
-    mean, half = (study.metric.scale * value for value in study.interval(group))
-    half = half if math.isfinite(half) else 0.0
-    low, high = mean - half, mean + half
-    if study.metric.is_fraction and 0.0 <= mean <= 100.0:
-        low, high = max(low, 0.0), min(high, 100.0)
-    return mean, low, high
+    """A group's mean and the ends of its interval, in shown units; the mean again where that is not known."""
+    interval, scale = study.interval(group), study.metric.scale
+    if not interval.is_known:
+        return scale * interval.mean, scale * interval.mean, scale * interval.mean
+    return scale * interval.mean, scale * interval.low, scale * interval.high
 
 
 def _padded(

@@ -10,10 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.report import formats
+from cpdrun.report.group import Facet, Group
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.study import Facet, Group, Study
+from cpdrun.report.study import Study
 from cpdrun.report.style import COLUMN_IN, FP32
 from cpdrun.report.words import plain
 

@@ -7,10 +7,11 @@ from itertools import pairwise
 
 from matplotlib.figure import Figure
 
+from cpdrun.report.group import Facet, Group
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.study import Facet, Group, Study
+from cpdrun.report.study import Study
 from cpdrun.report.style import COLUMN_IN, FP32, NAME, Look
 from cpdrun.report.tables import show_bytes
 

@@ -18,10 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.report import formats
+from cpdrun.report.group import Facet, Group
 from cpdrun.report.hover import hover
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
-from cpdrun.report.study import Facet, Group, Study
+from cpdrun.report.study import Study
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.words import plain
 

@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 
 from cpdrun.report import formats
 from cpdrun.report.collect import identity
+from cpdrun.report.group import Facet
 from cpdrun.report.hover import hover
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.study import Facet, Study
+from cpdrun.report.study import Study
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, NAME
 from cpdrun.report.verdict import smallest_within
 

@@ -22,11 +22,12 @@ from cpdrun.report.costmodel import (
     read_calibration,
     speedup,
 )
+from cpdrun.report.group import Facet
 from cpdrun.report.hover import hover
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.study import Facet, Study
+from cpdrun.report.study import Study
 from cpdrun.report.style import COLUMN_IN, FP32, NAME, TITLE, Look, shades
 
 WORKERS = [2**i for i in range(11)]

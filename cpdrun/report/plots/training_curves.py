@@ -9,13 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.report import formats
+from cpdrun.report.group import Group
 from cpdrun.report.hover import hover
-from cpdrun.report.intervals import mean_interval
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.study import Group, Study
+from cpdrun.report.study import Study
 from cpdrun.report.style import COLUMN_IN, FP32, NAME, shades
+from cpdrun.stats.intervals import mean_interval
 
 Curve = dict[int, list[float]]  # epoch -> the value of each seed, in shown units
 _MOST_NAMES = 14
