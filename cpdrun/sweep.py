@@ -21,11 +21,13 @@ sweep:
 """
 
 import contextlib
+import hashlib
 import itertools
 import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -291,7 +293,29 @@ def _planned(config: dict[str, Any], exp: str | None, overrides: list[str], impo
     config["name"] = config["name"] or exp or "adhoc"
     config = resolve(config)
     validate(config, imports=imports)
+    if config["init_from"] is not None:
+        _find_initial_weights(config)
     return PlannedRun(run_name(config), config, overrides)
+
+
+def _find_initial_weights(config: dict[str, Any]) -> None:
+    """init_from becomes absolute, for a run may be started elsewhere, and init_sha256 the digest of its contents."""
+    path = Path(config["init_from"]).expanduser().absolute()
+    digest = _sha256(path)
+    if digest is None:
+        raise ConfigError(f"init_from={config['init_from']}: there is no file that can be read at {path}")
+    if config["init_sha256"] not in (None, digest):
+        raise ConfigError(f"init_sha256={config['init_sha256']}: {path} has {digest}")
+    config["init_from"], config["init_sha256"] = str(path), digest
+
+
+@cache
+def _sha256(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
 
 
 def _one_name(number_format: str) -> str:

@@ -17,6 +17,7 @@ NOT_IDENTITY = (
     "case",
     "name",
     "results_dir",
+    "init_from",  # init_sha256 says what is in it
     "nproc",
     "loaders",
     "patience_s",
@@ -26,7 +27,7 @@ NOT_IDENTITY = (
     *PARTS_OF_OTHERS,
 )
 # keys that a run may leave as they are: there they are no part of it, so that a new one renames nothing
-UNUSED = {"parameter_groups": []}
+UNUSED = {"parameter_groups": [], "init_into": None, "init_skip": [], "init_sha256": None}
 
 
 def run_name(config: Mapping[str, Any]) -> str:

@@ -74,6 +74,17 @@ def _validate_together(config: Mapping[str, Any], knows_format: bool) -> None:
     for key, check in LAUNCHER_RULES.items():
         if key in config["launcher"] and (problem := check(config["launcher"][key])):
             raise ConfigError(f"launcher.{key}={typed_form(config['launcher'][key])}: {problem}")
+    compared = config["aps"] or config["format"] != "fp32"
+    if config["epochs"] == 0 and compared and "*" not in config["full_precision"]["layers"]:
+        raise ConfigError(
+            f"format={config['format']} with epochs=0 trains nothing, so no gradient is ever in that format: "
+            "type format=fp32 aps=false"
+        )
+    for key in ("init_into", "init_skip", "init_sha256"):
+        if config[key] and config["init_from"] is None:
+            raise ConfigError(
+                f"{key}={typed_form(config[key])} belongs to init_from=PATH, which is not given"
+            )
     world_size, nproc = config["world_size"], config["nproc"]
     if world_size % nproc:
         divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
@@ -127,6 +138,11 @@ def _folder_name(value: Any) -> str | None:
     return None if good else "must be the name of a folder, without slashes"
 
 
+def _sha256(value: Any) -> str | None:
+    good = isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+    return None if good else "must be 64 hexadecimal digits, as sha256sum prints them"
+
+
 def _one_of(*choices: str) -> Check:
     return lambda value: None if value in choices else f"must be one of {', '.join(choices)}"
 
@@ -167,7 +183,11 @@ RULES: dict[str, Check] = {
     "full_precision.last_epochs": _integer(0),
     "world_size": _integer(1),
     "batch_size": _integer(1),
-    "epochs": _integer(1),
+    "epochs": _integer(0),
+    "init_from": _optional(_text),
+    "init_into": _optional(_text),
+    "init_skip": _patterns,
+    "init_sha256": _optional(_sha256),
     "label_smoothing": _number(0, 1),
     "parameter_groups": _parameter_groups,
     "clip_norm": _optional(_above_zero),

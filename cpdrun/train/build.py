@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from cpdrun.data.skew import Partition
 from cpdrun.optim.groups import MakeOptimizer, ParameterGroups
 from cpdrun.train.batches import Batches
 from cpdrun.train.evaluate import EXTRA_METRICS
+from cpdrun.train.init_from import InitFrom
 from cpdrun.train.precision import Precision
 from cpdrun.train.seeds import derived_seed
 
@@ -58,12 +60,14 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     precision = _instantiate("precision", config["precision"])
     precision.seed = config["seed"]
     layout = torch.channels_last if config["channels_last"] else torch.preserve_format
-    model = build_model(config, data).to(device, memory_format=layout)
+    model = build_model(config, data)
+    load_initial_weights(config, model)
+    model = model.to(device, memory_format=layout)
     make_optimizer = build_optimizer(config, model)
     with _naming("precision"):
         model = precision.prepare(model)
     steps = len(data.train) // (config["world_size"] * config["batch_size"])
-    if steps < 1:
+    if steps < 1 and config["epochs"] > 0:
         raise BuildError(
             f"world_size * batch_size = {config['world_size'] * config['batch_size']} samples a step, "
             f"but the training set has {len(data.train)}: lower one of the two"
@@ -139,6 +143,14 @@ def build_model(config: dict[str, Any], data: Data) -> nn.Module:
 def _make_model(config: dict[str, Any], spec: dict[str, Any]) -> nn.Module:
     torch.manual_seed(derived_seed("weights", config["seed"]))
     return _instantiate("model", spec)
+
+
+def load_initial_weights(config: dict[str, Any], model: nn.Module) -> None:
+    """Those of init_from, where it is given (a config.yaml older than the key gives none). Raises BuildError."""
+    if config.get("init_from") is not None:
+        with _naming("init_from"):
+            path = Path(config["init_from"])
+            InitFrom(path, config["init_sha256"], config["init_into"], config["init_skip"]).load_into(model)
 
 
 def build_optimizer(

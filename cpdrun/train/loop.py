@@ -105,6 +105,10 @@ def train(
             raise Preempted
 
     chain = learner.longest_chain()
+    if epochs == 0:
+        journal.restart_at(-1)
+        progress.metrics = learner.evaluate()
+        journal.epoch_done({"epoch": 0, "step": 0, **progress.metrics, "train_seconds": 0.0})
     return {
         "status": status,
         "metrics": progress.metrics,

@@ -1,0 +1,177 @@
+"""Weights from a file, and evaluation without training."""
+
+import json
+import struct
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torchvision.models import resnet50
+
+from cpdrun.config.errors import ConfigError
+from cpdrun.models.convnet import ConvNet
+from cpdrun.record import read_json, read_json_lines
+from cpdrun.sweep import plan
+from cpdrun.train.build import BuildError, build, build_model, load_initial_weights
+from cpdrun.train.checkpoint import weights_sha256
+
+CPU = torch.device("cpu")
+SMALL = ("exp=digits_bits", "format=fp32", "aps=false", "seed=0", "model.width=4")
+
+
+def convnet(seed=3):
+    torch.manual_seed(seed)
+    return ConvNet(in_channels=1, num_classes=10, width=4, dropout=0.0)
+
+
+def saved(content, path):
+    torch.save(content, path)
+    return path
+
+
+def config_of(path, *typed):
+    (run,) = plan([*SMALL, f"init_from={path}", *typed]).runs
+    return run.config
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda state: state,
+        lambda state: {"state_dict": state, "epoch": 90},
+        lambda state: {"model": {f"module.{name}": value for name, value in state.items()}},
+        lambda state: {f"_orig_mod.{name}": value.clone() for name, value in state.items()},
+        lambda state: {name: value for name, value in state.items() if "num_batches" not in name},
+        lambda state: {name: value.double() for name, value in state.items()},
+    ],
+)
+def test_a_state_dict_is_taken_in_the_forms_in_which_they_are_saved(form, tmp_path):
+    state = convnet().state_dict()
+    model = build(config_of(saved(form(state), tmp_path / "w.pth")), CPU).model
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_safetensors_are_taken(tmp_path):
+    state, header, data = convnet().state_dict(), {"__metadata__": {"format": "pt"}}, b""
+    names = {torch.float32: "F32", torch.int64: "I64"}
+    for name, value in state.items():
+        raw = value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        place = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": names[value.dtype], "shape": list(value.shape), "data_offsets": place}
+        data += raw
+    text = json.dumps(header).encode()
+    (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    model = build(config_of(tmp_path / "w.safetensors"), CPU).model
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_torchvisions_resnet50_loads_as_a_whole_and_as_the_backbone_of_another(tmp_path):
+    def model_with(path, exp, classes, *typed):
+        (run,) = plan([f"exp={exp}", f"init_from={path}", "format=fp32", "aps=false", "seed=0", *typed]).runs
+        model = build_model(run.config, SimpleNamespace(num_classes=classes))
+        load_initial_weights(run.config, model)
+        return model
+
+    torch.manual_seed(9)
+    theirs = resnet50(weights=None)
+    path = saved(theirs.state_dict(), tmp_path / "resnet50.pth")
+    assert torch.equal(model_with(path, "resnet50_bits", 1000).net.fc.weight, theirs.fc.weight)
+    ours = model_with(path, "fcn_bits", 19, "init_into=net.backbone", "init_skip=['fc.*']")
+    assert torch.equal(ours.net.backbone.layer4[2].conv3.weight, theirs.layer4[2].conv3.weight)
+
+
+def test_what_does_not_fit_is_one_line_with_its_names(tmp_path):
+    state = convnet().state_dict()
+    state["head.weight"] = state.pop("classifier.weight")
+    state["classifier.bias"] = torch.zeros(7)
+    path = saved(state, tmp_path / "w.pth")
+    with pytest.raises(BuildError) as told:
+        build(config_of(path), CPU)
+    assert str(told.value) == (
+        f"init_from: {path} does not fit the model: 1 name is missing (classifier.weight), 1 name is unexpected "
+        "(head.weight), 1 name is of another shape (classifier.bias is 7, the model's 10); init_skip=['fc.*'] leaves "
+        "names out"
+    )
+    model = build(config_of(path, "init_skip=['classifier.*','head.*']"), CPU).model
+    assert torch.equal(model.features[0][0].weight, state["features.0.0.weight"])
+    with pytest.raises(BuildError, match=r"init_skip: 'hed\.\*' matches no name"):
+        build(config_of(path, "init_skip=['hed.*']"), CPU)
+    with pytest.raises(
+        BuildError, match=r"init_into=body is no part of the model; there are features, features\.0"
+    ):
+        build(config_of(path, "init_into=body"), CPU)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a file of torch's", "a module", [1, 2], {"epoch": 3}])
+def test_a_file_that_is_no_state_dict_is_one_line(content, tmp_path):
+    path = tmp_path / "w.pth"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(convnet() if content == "a module" else content, path)
+    with pytest.raises(BuildError, match=r"init_from: .*w\.pth is no state dict that torch\.save or") as told:
+        build(config_of(path), CPU)
+    assert "\n" not in str(told.value) and len(str(told.value)) < 400
+
+
+def test_a_run_is_named_by_the_files_contents(tmp_path):
+    def name(path, *typed):
+        return plan([*SMALL, f"init_from={path}", *typed]).runs[0].name
+
+    one, same = (saved(convnet(1).state_dict(), tmp_path / f"{n}.pth") for n in "ab")
+    same.write_bytes(one.read_bytes())
+    other = saved(convnet(2).state_dict(), tmp_path / "c.pth")
+    assert name(one) == name(same) != name(other)
+    assert name(one) != plan([*SMALL]).runs[0].name != name(one, "init_skip=['classifier.*']")
+    with pytest.raises(ConfigError, match=r"init_from=nowhere\.pth: there is no file that can be read at /"):
+        name("nowhere.pth")
+    with pytest.raises(ConfigError, match=r"init_sha256=0{64}: .* has [0-9a-f]{64}"):
+        name(one, f"init_sha256={'0' * 64}")
+    with pytest.raises(ConfigError, match=r"init_into=net belongs to init_from=PATH"):
+        plan([*SMALL, "init_into=net"])
+
+
+def test_a_file_that_changed_since_is_refused(tmp_path):
+    path = saved(convnet(1).state_dict(), tmp_path / "w.pth")
+    config = config_of(path)
+    saved(convnet(2).state_dict(), path)
+    with pytest.raises(BuildError, match="it has changed since the run was planned"):
+        build(config, CPU)
+
+
+@pytest.mark.parametrize("typed", [(), ("sync=gossip_dpsgd",), ("precision=pure_fp16",)])
+def test_no_epochs_evaluate_a_runs_own_checkpoint_to_the_same_figures(make_run, train_here, typed):
+    """What a trained run reports, an evaluation of its weights reports again, and weights stay as they are."""
+    trained = make_run("epochs=1", "format=fp32", "aps=false", *typed)
+    assert train_here(trained) == 0
+    known = read_json(trained.done)
+    if "sync=gossip_dpsgd" in typed:  # no single set of weights to load: the initial ones are evaluated
+        evaluated = make_run("epochs=0", "format=fp32", "aps=false", *typed)
+    else:
+        start = f"init_from={trained.checkpoint}"
+        evaluated = make_run("epochs=0", "format=fp32", "aps=false", start, *typed)
+    assert train_here(evaluated) == 0
+    done = read_json(evaluated.done)
+    assert done["status"] == "finished" and "train_loss" not in done["metrics"]
+    assert [row["epoch"] for row in read_json_lines(evaluated.metrics)] == [0]
+    if "sync=gossip_dpsgd" not in typed:
+        assert done["weights_sha256"] == known["weights_sha256"]
+        assert all(done["metrics"][key] == known["metrics"][key] for key in done["metrics"])
+
+
+def test_no_epochs_compare_no_formats():
+    with pytest.raises(ConfigError, match=r"epochs=0 trains nothing, .* type format=fp32 aps=false"):
+        plan(["exp=digits_bits", "epochs=0"])
+    formats = [r.config["format"] for r in plan(["exp=mlp_model_parallel_bits", "epochs=0", "seed=0"]).runs]
+    assert len(set(formats)) > 3, "activations within the model have the run's format"
+
+
+def test_initial_weights_are_those_of_the_file_for_every_seed(tmp_path):
+    path = saved(convnet(5).state_dict(), tmp_path / "w.pth")
+    digests = {
+        weights_sha256(build(run.config, CPU).model)
+        for run in plan(
+            ["exp=digits_bits", "format=fp32", "aps=false", "seed=0,1", "model.width=4", f"init_from={path}"]
+        ).runs
+    }
+    assert digests == {weights_sha256(convnet(5))}
