@@ -84,3 +84,52 @@ def test_a_network_of_each_has_gradients_for_all_its_weights(norm):
 def test_groups_must_divide_the_channels():
     with pytest.raises(ValueError, match=r"norm\.groups=3 does not divide 4 channels"):
         EvoNormS0(4, groups=3, eps=1e-5)
+
+
+# ---- the authors' own layers
+
+# EvoNormSample2d(8, groups=4), RangeEN(8, chunks=4, groups=4) and RangeBN(8, num_chunks=16) of quantized_training/ in
+# github.com/aparna-aketi/Low_Precision_DL (commit fab2528; arXiv 2111.09389), on a CPU with torch 2.15, rounding
+# replaced by the identity, on the images and weights below: outputs y and gradients of sum(y * cos(.29 i)) at every
+# 97th place, and the sum of y in float64.
+AUTHORS = {
+    "evonorm_s0": (
+        [0.00884242, -0.196225, 0.810751, 0.496302, -0.216597, -0.0182618],
+        [0.236007, 0.18734, 0.682474, -0.398124, 0.100294, -0.182642],
+        100.114892,
+    ),
+    "range_evonorm": (
+        [0.189496, -0.680646, 0.966343, 1.16336, -0.2, -0.0591442],
+        [1.17339, 0.69664, 0.733956, -1.05034, 0.0, -0.292277],
+        150.996978,
+    ),
+    "range_bn": (
+        [0.604016, -4.08593, 2.12847, 1.68891, -2.6588, -0.443241],
+        [1.08514, -0.563255, 1.01983, -0.952521, 0.936795, -0.837976],
+        -12.799999,
+    ),
+}
+OURS = {
+    "evonorm_s0": lambda: EvoNormS0(8, groups=4, eps=1e-5),
+    "range_evonorm": lambda: RangeEvoNorm(8, groups=4, chunks=4, eps=1e-5),
+    "range_bn": lambda: RangeBN(8, chunks=16, momentum=0.9, eps=1e-5),
+}
+
+
+@pytest.mark.parametrize("name", AUTHORS)
+def test_norms_are_those_of_the_authors(name):
+    """Six stored digits; sums of 512 values near 1 in another order."""
+    i = torch.arange(512, dtype=torch.float64)
+    x = (torch.sin(0.37 * i) * 2 + torch.cos(0.011 * i * i)).float().view(4, 8, 4, 4).requires_grad_()
+    norm, channel = OURS[name](), torch.arange(8, dtype=torch.float64)
+    with torch.no_grad():
+        norm.weight.copy_((0.5 + 0.1 * channel).view(norm.weight.shape))
+        norm.bias.copy_((-0.2 + 0.05 * channel).view(norm.bias.shape))
+        if hasattr(norm, "v"):
+            norm.v.copy_((1.5 - 0.15 * channel).view(norm.v.shape))
+    y = norm(x)
+    (dx,) = torch.autograd.grad((y * torch.cos(0.29 * i).float().view(y.shape)).sum(), x)
+    expected_y, expected_dx, expected_sum = AUTHORS[name]
+    for got, expected in ((y, expected_y), (dx, expected_dx)):
+        torch.testing.assert_close(got.detach().flatten()[::97], torch.tensor(expected), rtol=1e-5, atol=2e-6)
+    assert y.double().sum().item() == pytest.approx(expected_sum, abs=2e-4)
