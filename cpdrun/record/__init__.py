@@ -9,10 +9,12 @@ from cpdrun.record.files import (
     read_json,
     read_json_lines,
     read_object,
+    write_bytes,
     write_json,
     write_text,
 )
 from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs, split_results_dir
+from cpdrun.record.foreign import read_config, read_yaml
 from cpdrun.record.layout import Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, release
 from cpdrun.record.repository import git, git_commit
@@ -36,13 +38,16 @@ __all__ = [
     "git_commit",
     "heartbeat",
     "is_claimed",
+    "read_config",
     "read_json",
     "read_json_lines",
     "read_object",
+    "read_yaml",
     "record_of",
     "release",
     "split_results_dir",
     "state_of",
+    "write_bytes",
     "write_json",
     "write_text",
 ]

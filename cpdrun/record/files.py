@@ -18,7 +18,12 @@ os.umask(_UMASK)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text` in one step: a reader sees the old file or the new one, never a part.
+    """As `write_bytes`, of text in UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` in one step: a reader sees the old file or the new one, never a part.
 
     Raises OSError where the file system refuses (disk full, read-only); the old file is then untouched.
     """
@@ -28,8 +33,8 @@ def write_text(path: Path, text: str) -> None:
         error.filename = str(path)
         raise
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
             file.flush()
             os.fchmod(
                 file.fileno(), 0o666 & ~_UMASK
@@ -48,10 +53,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in `path`, or None where the file is absent or holds no valid JSON."""
+    """The JSON value in `path`, or None where the file is absent or holds no valid JSON (or is a folder, or brackets
+    nested past all reading)."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, IsADirectoryError, ValueError, RecursionError):
         return None
 
 
@@ -80,7 +86,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open("rb") as file:
         for line in file:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 row = json.loads(line)
                 if isinstance(row, dict):
                     yield row

@@ -3,6 +3,7 @@
 Columns: every key of the run's config, nested ones joined by dots (`model.depth`), under its own name. What
 the record adds carries a prefix that no config key has:
   run:sweep run:name run:state run:problem   where it lies, its State, what is wrong with its record (or None)
+  run:edited                                 whether config.yaml is not what the folder's name has the hash of
   run:status run:wall_seconds ...            done.json (status: finished or diverged)
   metric:NAME                                done.json's metrics, float, NaN where absent or not a number
   wire:NAME memory:NAME                      done.json's wire and memory, float
@@ -11,17 +12,28 @@ the record adds carries a prefix that no config key has:
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
-from cpdrun.config.identity import belongs_to_identity
-from cpdrun.record import RunDir, State, SweepDir, read_json, record_of, state_of
+from cpdrun.config.identity import belongs_to_identity, identity_hash
+from cpdrun.record import (
+    RunDir,
+    State,
+    SweepDir,
+    read_config,
+    read_json,
+    read_object,
+    record_of,
+    state_of,
+)
+from cpdrun.report import formats
 
-_YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
-
+UNREADABLE = "unreadable"  # in place of a State
+_HASH = re.compile(r"-([0-9a-f]{10})$")
 _RECORD = ("run:", "metric:", "wire:", "memory:", "env:")
 
 _FIGURES = ("wall_seconds", "train_seconds", "test_samples", "num_classes", "longest_chain")
@@ -102,25 +114,43 @@ def _settles(runs: pd.DataFrame, axis: str, key: str) -> bool:
 
 def _row(sweep: str, run: RunDir) -> dict[str, Any]:
     row: dict[str, Any] = {"run:sweep": sweep, "run:name": run.name, "run:path": str(run.path)}
-    row["run:state"], row["run:problem"] = state_of(run), None
+    row["run:state"], row["run:problem"], row["run:edited"] = UNREADABLE, None, False
     try:
-        config = yaml.load(run.config.read_bytes(), _YamlLoader)
-        if not isinstance(config, dict) or "format" not in config:
-            raise ValueError("holds no configuration")
+        row["run:state"] = state_of(run)
+        config = read_config(run)
         row |= {key: value for key, value in _flat(config) if _is_used(key, config)}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        row["run:problem"] = f"{run.config.name}: {_one_line(error)}"
-    if row["run:state"] is State.DONE:
-        done = record_of(run)
-        if done is None:
-            row["run:problem"], done = f"{run.done.name} holds no record", {}
-        row["run:status"] = done.get("status")
-        row |= {f"run:{key}": _number(done.get(key)) for key in _FIGURES}
-        row |= {f"metric:{key}": _number(value) for key, value in _items(done.get("metrics"))}
-        for part in ("wire", "memory"):
-            row |= {f"{part}:{key}": _number(value) for key, value in _items(done.get(part))}
-    row |= {f"env:{key}": value for key, value in _environment(read_json(run.env))}
+        row["run:edited"] = _is_edited(run, config)
+        if isinstance(row.get("format"), str):
+            row["format"] = formats.Recorded.of(row["format"], read_object(run.format_facts))
+        if row["run:state"] is State.DONE:
+            row |= _results(run)
+        row |= {f"env:{key}": value for key, value in _environment(read_json(run.env))}
+    except (OSError, ValueError, RecursionError) as error:
+        what = Path(error.filename).name if isinstance(error, OSError) and error.filename else run.config.name
+        row["run:problem"] = f"{what}: {_one_line(error)}"
     return row
+
+
+def _results(run: RunDir) -> dict[str, Any]:
+    """What done.json says."""
+    done = record_of(run)
+    if done is None:
+        return {"run:problem": f"{run.done.name} holds no record"}
+    row: dict[str, Any] = {"run:status": done.get("status")}
+    row |= {f"run:{key}": _number(done.get(key)) for key in _FIGURES}
+    row |= {f"metric:{key}": _number(value) for key, value in _items(done.get("metrics"))}
+    for part in ("wire", "memory"):
+        row |= {f"{part}:{key}": _number(value) for key, value in _items(done.get(part))}
+    return row
+
+
+def _is_edited(run: RunDir, config: dict[str, Any]) -> bool:
+    """Whether the configuration is not the one that the folder's name has the hash of."""
+    digest = _HASH.search(run.name)
+    try:
+        return digest is not None and digest[1] != identity_hash(config)
+    except (KeyError, TypeError):  # not even the keys that every configuration has
+        return digest is not None
 
 
 def _is_used(key: str, config: dict[Any, Any]) -> bool:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import pandas as pd
-import yaml
 
-from cpdrun.record import State, SweepDir
-from cpdrun.report.collect import finished, sweep_names
+from cpdrun.record import State, SweepDir, read_yaml
+from cpdrun.report.collect import UNREADABLE, finished, sweep_names
 from cpdrun.report.study import Study
 from cpdrun.report.verdict import some
 
+_MOST_NAMED = 12  # unreadable runs that get a line of their own
 _ANY_MACHINE = ("env:hostname", "env:platform")  # may differ and change nothing
 
 
@@ -18,6 +18,7 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
     return [
         *_unfinished(study.runs, _planned_absent(study.runs, sweeps)),
         *_unreadable(study.runs),
+        *_edited(study.runs),
         *_without_value(study),
         *_uneven_seeds(study),
         *_mixed_versions(study),
@@ -34,6 +35,7 @@ def _unfinished(runs: pd.DataFrame, absent: int) -> list[str]:
         State.FAILED: "failed",
         State.PREEMPTED: "preempted",
         State.PENDING: "pending",
+        UNREADABLE: "unreadable",
     }
     parts = [f"{counts[state]} {word}" for state, word in states.items() if counts.get(state, 0)]
     parts += [f"{absent} not started"] if absent else []
@@ -50,8 +52,8 @@ def _planned_absent(runs: pd.DataFrame, sweeps: Sequence[SweepDir]) -> int:
     absent = 0
     for name, sweep in sweep_names(sweeps).items():
         try:
-            manifest = yaml.safe_load(sweep.manifest.read_bytes())
-        except (OSError, yaml.YAMLError):
+            manifest = read_yaml(sweep.manifest)
+        except (OSError, ValueError):
             continue
         planned = manifest.get("runs") if isinstance(manifest, dict) else None
         if isinstance(planned, list):
@@ -61,11 +63,19 @@ def _planned_absent(runs: pd.DataFrame, sweeps: Sequence[SweepDir]) -> int:
 
 
 def _unreadable(runs: pd.DataFrame) -> list[str]:
-    bad = runs[runs["run:problem"].notna()]
-    return [
+    bad = runs[runs["run:problem"].notna()].to_dict("records")
+    lines = [
         f"left out, its record cannot be read: {row['run:name']} ({row['run:problem']})"
-        for _, row in bad.iterrows()
+        for row in bad[:_MOST_NAMED]
     ]
+    return [*lines, f"left out likewise: {len(bad) - _MOST_NAMED} more"] if len(bad) > _MOST_NAMED else lines
+
+
+def _edited(runs: pd.DataFrame) -> list[str]:
+    names = runs.loc[runs["run:edited"] & runs["run:problem"].isna(), "run:name"].tolist()
+    if not names:
+        return []
+    return [f"config.yaml is not the one that the folder's name was made of (edited since?): {some(names)}"]
 
 
 def _without_value(study: Study) -> list[str]:
