@@ -96,6 +96,10 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
     networks = "for the predicted speed-up: 1gbit, 10gbit, a yaml file ... (default: all)"
     report.add_argument("--network", type=_list, default=[], metavar="N,N", help=networks)
     report.add_argument("--to", type=_list, default=[], metavar="TOOL", help="export: tensorboard, mlflow")
+    claims = (
+        "what papers claim, judged by the runs here or by the committed references: held, contradicted, open"
+    )
+    report.add_argument("--claims", action="store_true", help=claims)
     report.set_defaults(command="report")
 
 

@@ -126,6 +126,8 @@ def _report(arguments: argparse.Namespace) -> int:
     from cpdrun.report import ReportError, ReportUsageError, write_report
     from cpdrun.terminal import Terminal
 
+    if arguments.claims:
+        return _claims(arguments)
     try:
         write_report(
             find_sweeps(arguments.names),
@@ -140,6 +142,24 @@ def _report(arguments: argparse.Namespace) -> int:
             console=Terminal(),
         )
     except (NotFoundError, ReportUsageError) as error:
+        return _error(error, USAGE)
+    except ReportError as error:
+        return _error(error, FAILED)
+    return OK
+
+
+def _claims(arguments: argparse.Namespace) -> int:
+    from cpdrun.record import split_results_dir
+    from cpdrun.report import ReportError, ReportUsageError
+    from cpdrun.report.claims import write_claims
+    from cpdrun.terminal import Terminal
+
+    results_dir, names = split_results_dir(arguments.names)
+    if names:
+        return _error(f"--claims judges all claims; it takes results_dir=PATH alone, not {names[0]!r}", USAGE)
+    try:
+        write_claims(results_dir, ci=arguments.ci, console=Terminal())
+    except ReportUsageError as error:
         return _error(error, USAGE)
     except ReportError as error:
         return _error(error, FAILED)

@@ -24,6 +24,7 @@ from cpdrun.config.keys import get_key, has_key
 CONF_MODULE = "cpdrun.conf"
 ROOT = "config"
 EXPERIMENT = "exp"
+NO_GROUPS = ("hydra", "claims")  # folders beside the groups: Hydra's own, and what papers claim
 MOST_REFERENCES = 8  # from one to the next; more go round in a circle, which OmegaConf reports
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
@@ -63,7 +64,7 @@ class Composer:
     def groups(self) -> dict[str, list[str]]:
         """Every group with its choices, the user's own included."""
         found = {name: set(self.loader.get_group_options(name)) for name in self.loader.list_groups("")}
-        return {name: sorted(choices) for name, choices in sorted(found.items()) if name != "hydra"}
+        return {name: sorted(choices) for name, choices in sorted(found.items()) if name not in NO_GROUPS}
 
     def compose(self, choices: Mapping[str, str]) -> dict[str, Any]:
         """The defaults under these group choices, as plain data with interpolations unresolved; a fresh copy.

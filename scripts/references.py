@@ -1,0 +1,256 @@
+"""Make the committed references, results/reference/NAME, from one clean commit.
+
+    python scripts/references.py                                      # all of references.yaml, then claims.md
+    python scripts/references.py digits_workers resnet50_bits_small   # these
+    python scripts/references.py claims                               # only judge the claims again
+
+Runs land in results/references-COMMIT, so that all are of the code that is checked out; killed and typed again it goes
+on. What is kept of each report is prepared there too, beside values.csv (one row a run; see
+cpdrun/report/claims/values.py) and made_by.txt (commands, commit, versions, processor, time), and copied to
+results/reference once all that was asked for is made. README.md there is written by hand and left alone. Refuses a
+working tree that differs from its commit, for then the commit says nothing; runs of other code are refused as well.
+"""
+
+import argparse
+import ctypes
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cpdrun.record import SweepDir, git, git_commit, read_object, record_of, write_text
+from cpdrun.report import ReportError
+from cpdrun.report.claims import write_claims
+from cpdrun.report.claims.values import VALUES, write_values
+
+DATA = Path(__file__).with_suffix(".yaml")
+CLAIMS = "claims"
+MADE_BY = "made_by.txt"
+OK, FAILED, USAGE = 0, 1, 2
+
+
+class NotMadeError(Exception):
+    """Why a reference could not be made; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One sweep of a reference: what is typed, and what is kept of its report under which name."""
+
+    sweep: list[str]
+    report: list[str]
+    keep: dict[str, str]
+    calibrate: list[str]
+
+    @property
+    def name(self) -> str:
+        named = dict(word.split("=", 1) for word in self.sweep if word.startswith(("exp=", "name=")))
+        return named.get("name", named["exp"])
+
+
+def read_parts(path: Path) -> dict[str, list[Part]]:
+    """references.yaml, by reference."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {
+        name: [_part(name, part) for part in about.get("parts", [about])] for name, about in content.items()
+    }
+
+
+def _part(name: str, about: Mapping[str, Any]) -> Part:
+    keep = about["keep"]
+    return Part(
+        sweep=list(about.get("sweep", [f"exp={name}"])),
+        report=list(about.get("report", [])),
+        keep=dict(keep) if isinstance(keep, Mapping) else {file: file for file in keep},
+        calibrate=list(about.get("calibrate", [])),
+    )
+
+
+class Maker:
+    """Makes references of one commit; `work` is where runs and finished references wait."""
+
+    def __init__(self, commit: str, results_dir: Path, config_dir: Path | None, jobs: str | None):
+        self.commit = commit
+        self.work = results_dir / f"references-{commit[:10]}"
+        self.config_dir = ["--config-dir", str(config_dir)] if config_dir else []
+        self.jobs = ["--jobs", jobs] if jobs else []
+        self.started = time.monotonic()
+
+    def is_made(self, name: str) -> bool:
+        """made_by.txt is written last."""
+        return (self.work / "made" / name / MADE_BY).exists()
+
+    def make(self, name: str, parts: list[Part]) -> None:
+        self.started = time.monotonic()
+        folder = self.work / "made" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        typed = []
+        for part in parts:
+            typed += [self._train(part), *self._calibrate(part), self._report(part, folder)]
+        sweeps = [SweepDir(self.work / part.name) for part in parts]
+        write_values(sweeps, folder / VALUES)
+        self._check_code(sweeps)
+        files = sorted(path.name for path in folder.iterdir())
+        write_text(folder / MADE_BY, self._made_by(typed, sweeps, [*files, MADE_BY]))
+
+    def _train(self, part: Part) -> str:
+        return self._cpdrun("sweep", [*part.sweep, *self.config_dir], self.jobs)
+
+    def _calibrate(self, part: Part) -> list[str]:
+        if not part.calibrate:
+            return []
+        if SweepDir(self.work / part.name).calibration.exists():
+            return [shlex.join(["cpdrun", "calibrate", *part.calibrate])]
+        return [self._cpdrun("calibrate", [*part.calibrate, *self.config_dir])]
+
+    def _report(self, part: Part, folder: Path) -> str:
+        typed = self._cpdrun("report", [part.name, *part.report])
+        report = SweepDir(self.work / part.name).report
+        if missing := [file for file in part.keep if not (report / file).is_file()]:
+            raise NotMadeError(f"the report on {part.name} wrote no {', '.join(missing)}")
+        for file, name in part.keep.items():
+            shutil.copyfile(report / file, folder / name)
+        return typed
+
+    def _cpdrun(self, command: str, words: list[str], of_this_machine: Sequence[str] = ()) -> str:
+        """Run it; gives back what a user would type for it. It stops when this script is killed."""
+        typed = shlex.join(["cpdrun", command, *words])
+        print(f"$ {typed}", flush=True)
+        argv = [
+            sys.executable,
+            "-m",
+            "cpdrun.cli",
+            command,
+            *words,
+            *of_this_machine,
+            f"results_dir={self.work}",
+        ]
+        code = subprocess.run(argv, preexec_fn=_end_with_parent).returncode
+        if code != OK:
+            raise NotMadeError(f"`{typed}` ended with {code}; typed again, this script goes on from there")
+        return typed
+
+    def _check_code(self, sweeps: list[SweepDir]) -> None:
+        """Every run's record must name this commit, with nothing beside it."""
+        for sweep in sweeps:
+            for run in sweep.runs():
+                env = read_object(run.env) or {}
+                if env.get("git_commit") != self.commit or env.get("git_diff") != "none":
+                    raise NotMadeError(
+                        f"{run.path} is of other code than commit {self.commit[:10]}; remove it"
+                    )
+
+    def _made_by(self, typed: list[str], sweeps: list[SweepDir], files: list[str]) -> str:
+        runs = {run.name: run for sweep in sweeps for run in sweep.runs()}
+        environments = [read_object(run.env) or {} for run in runs.values()]
+        packages = {json.dumps(env.get("packages"), sort_keys=True) for env in environments}
+        versions = ["; ".join(f"{k} {v}" for k, v in json.loads(text).items()) for text in sorted(packages)]
+        devices = sorted({str(env.get("device")) for env in environments})
+        pythons = sorted({str(env.get("python")) for env in environments})
+        trained = sum((record_of(run) or {}).get("wall_seconds") or 0 for run in runs.values())
+        lines = [
+            *(f"command    {line}" for line in typed),
+            f"commit     {self.commit}",
+            f"python     {', '.join(pythons)}",
+            *(f"versions   {line}" for line in versions),
+            *(f"processor  {line}" for line in devices),
+            f"runs       {len(runs)}, {trained:.0f} s of training together",
+            f"wall time  {time.monotonic() - self.started:.0f} s since the last start",
+            f"files      {' '.join(files)}",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: the sweep saves its runs and stops
+
+
+def put(made: Path, kept: Path) -> None:
+    """Copy a finished reference to where it is committed; files that an earlier one kept and this one does not go."""
+    kept.mkdir(parents=True, exist_ok=True)
+    before = _files(kept / MADE_BY)
+    now = sorted(path.name for path in made.iterdir())
+    for name in now:
+        shutil.copyfile(made / name, kept / f".{name}.new")
+        (kept / f".{name}.new").replace(kept / name)
+    for name in set(before) - set(now):
+        (kept / name).unlink(missing_ok=True)
+    others = sorted(path.name for path in kept.iterdir() if path.name not in (*now, "README.md"))
+    if others:
+        print(f"{kept}: not made here, left as it was: {', '.join(others)}")
+
+
+def _files(made_by: Path) -> list[str]:
+    """What a made_by.txt lists; names of files in its own folder alone."""
+    if not made_by.is_file():
+        return []
+    last = [line for line in made_by.read_text(encoding="utf-8").splitlines() if line.startswith("files ")]
+    return [name for line in last for name in line.split()[1:] if Path(name).name == name]
+
+
+def main() -> int:
+    arguments = _arguments()
+    parts = read_parts(arguments.data)
+    names = arguments.names or [*parts, CLAIMS]
+    if unknown := [name for name in names if name not in (*parts, CLAIMS)]:
+        return _refuse(f"no reference {unknown[0]!r}; there are: {', '.join([*parts, CLAIMS])}")
+    commit = git_commit()
+    if commit is None:
+        return _refuse("not in a git repository: a reference names the commit that it is of")
+    maker = Maker(commit, arguments.results_dir, arguments.config_dir, arguments.jobs)
+    wanted = [name for name in names if name != CLAIMS]
+    to_make = [name for name in wanted if not maker.is_made(name)]
+    changed = git("status", "--porcelain") if to_make else ""
+    if changed:
+        return _refuse(
+            f"the working tree differs from commit {commit[:10]}:\n{changed.rstrip()}\nCommit first."
+        )
+    try:
+        for name in to_make:
+            print(f"{name}: {wanted.index(name) + 1} of {len(wanted)}", flush=True)
+            maker.make(name, parts[name])
+        for name in wanted:
+            put(maker.work / "made" / name, arguments.out / name)
+        if CLAIMS in names:
+            write_claims(None, references=arguments.out, out=arguments.out / f"{CLAIMS}.md")
+    except (NotMadeError, ReportError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted; typed again, it goes on from here", file=sys.stderr)
+        return 130
+    return OK
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {DATA.name}, or {CLAIMS} (default: all)"
+    )
+    parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where runs land")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/reference"), help="where they are committed"
+    )
+    parser.add_argument("--data", type=Path, default=DATA, help="what is kept of each reference")
+    parser.add_argument("--config-dir", type=Path, help="a folder of yaml in front of conf/")
+    parser.add_argument("--jobs", help="processes at once")
+    return parser.parse_args()
+
+
+def _refuse(reason: str) -> int:
+    print(f"error: {reason}", file=sys.stderr)
+    return USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
