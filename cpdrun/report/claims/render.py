@@ -7,7 +7,7 @@ from itertools import groupby
 from rich.console import Console
 
 from cpdrun.report.claims.claim import Paper
-from cpdrun.report.claims.judge import CONTRADICTED, HELD, NOT_ASKED, OPEN, Finding, Judgement
+from cpdrun.report.claims.judgement import CONTRADICTED, HELD, NOT_ASKED, OPEN, Finding, Judgement
 from cpdrun.report.claims.power import seeds_needed, visible_effect
 from cpdrun.report.markup import encodable, escape_markdown
 from cpdrun.report.metric import Metric
@@ -58,8 +58,8 @@ def as_markdown(judgements: list[Judgement], ci: float) -> str:
         "Made by `cpdrun report --claims` from the claims in conf/claims and the values of single runs; no verdict is "
         "written by hand. Small networks on small data: these runs can contradict a claim or fail to, they cannot "
         f"confirm it at the papers' scale. Intervals are {ci:g} % over seeds, of differences with the same seed. "
-        "*Held*: every interval that the claim needs lies within its threshold; *contradicted*: one lies wholly outside "
-        "(a stricter interval, the more comparisons there are); *open*: neither.",
+        "*Held*: every interval that the claim needs lies within its threshold; *contradicted*: one lies wholly "
+        "outside (a stricter interval, the more comparisons there are); *open*: neither.",
         "",
         summary(judgements),
         "",

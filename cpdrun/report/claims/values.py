@@ -108,7 +108,8 @@ def _write(value: Any) -> str:
         return value if _read(value) == value else json.dumps(value)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
-    return json.dumps(value.item() if hasattr(value, "item") else value)
+    value = value.item() if hasattr(value, "item") else value
+    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _read(text: str) -> Any:

@@ -8,8 +8,8 @@ from rich.console import Console
 from cpdrun.record import SweepDir, write_text
 from cpdrun.report.claims import render, values
 from cpdrun.report.claims.claim import Claim, read_claims
-from cpdrun.report.claims.judge import Judgement, judge
-from cpdrun.report.errors import ReportError
+from cpdrun.report.claims.judgement import Judgement, judge
+from cpdrun.report.errors import ReportError, ReportUsageError
 
 FILE = "claims.md"
 
@@ -29,6 +29,10 @@ def write_claims(
 
     Raises ReportError where a file cannot be read or written.
     """
+    if not 0 < ci < 100:
+        raise ReportUsageError(
+            f"ci={ci:g} is not a confidence level; give per cent, between 0 and 100, e.g. 95"
+        )
     console = console or Console()
     found = _Sources(results_dir, references or _references(results_dir))
     judgements = [judge(claim, found, ci) for claim in (read_claims() if claims is None else claims)]

@@ -107,9 +107,14 @@ def _comparisons(ask: Ask, sources: Sources) -> list[_Pair]:
         if ask.count and ask.count not in values.rows:
             continue
         if pairs := list(_pairs(ask, values)):
-            return pairs
+            return sorted(pairs, key=_for_reading)
     nothing = pd.DataFrame()
     return [_Pair(ask, _in_words(ask.ours), f"{ask.sweep}, no runs", nothing, nothing)]
+
+
+def _for_reading(pair: _Pair) -> tuple:
+    """Most bits first, as in tables."""
+    return (-formats.order(pair.ours.iloc[0]["format"])[0], pair.cell)
 
 
 def _pairs(ask: Ask, values: Values) -> Iterator[_Pair]:
