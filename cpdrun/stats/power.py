@@ -2,9 +2,10 @@
 
 import math
 
-from cpdrun.stats.intervals import t_quantile, unseen_share
+from cpdrun.stats.intervals import t_quantile
 
 MOST_SEEDS = 1000
+USUAL = 0.8  # the power that studies are planned with (J. Cohen, "Statistical Power Analysis", 1988)
 
 
 def power(seeds: int, effect: float, ci: float) -> float:
@@ -21,25 +22,47 @@ def power(seeds: int, effect: float, ci: float) -> float:
     return 1 - float(nctdtr(seeds - 1, effect * math.sqrt(seeds), t_quantile(ci, seeds - 1)))
 
 
+def visible_effect(seeds: int, ci: float, wanted: float = USUAL) -> float:
+    """The smallest difference, in standard deviations of single ones, that `seeds` settle with probability `wanted`;
+    infinite below two seeds. The inverse of `power`."""
+    if seeds < 2:
+        return math.inf
+    low, high = 0.0, 1.0
+    while power(seeds, high, ci) < wanted:
+        high *= 2
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if power(seeds, middle, ci) >= wanted else (middle, high)
+    return high
+
+
 def seeds_needed(
-    distance: float, deviation: float, ci: float, *, samples: float = math.nan, wanted: float = 0.8
+    distance: float,
+    deviation: float,
+    ci: float,
+    *,
+    samples: float = math.nan,
+    wanted: float = USUAL,
+    most: int = MOST_SEEDS,
 ) -> int | None:
     """The fewest seeds that settle with probability `wanted`, were the measured figures the true ones.
 
     `distance`: from the mean to the boundary; `deviation`: of single values; both in one unit. `samples`: of the
     test set, for shares (see `unseen_share`): the interval is no narrower than what equal counts leave open. None
-    where MOST_SEEDS would not do, as when the mean lies on the boundary.
+    where `most` would not do, as when the mean lies on the boundary.
     """
     if not distance > 0:
         return None
     least = 2
-    if math.isfinite(samples):
-        least = next((k for k in range(2, MOST_SEEDS + 1) if unseen_share(k * samples, ci) <= distance), 0)
-    if deviation <= 0:
-        return least or None
-    if not least or power(MOST_SEEDS, distance / deviation, ci) < wanted:
+    if math.isfinite(samples) and distance < 1:  # where unseen_share(seeds * samples) falls to the distance
+        least = max(least, math.ceil(math.log1p(-ci / 100) / math.log1p(-distance) / samples))
+    if least > most:
         return None
-    low, high = 1, MOST_SEEDS  # power grows with the seeds
+    if deviation <= 0:
+        return least
+    if power(most, distance / deviation, ci) < wanted:
+        return None
+    low, high = 1, most  # power grows with the seeds
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if power(middle, distance / deviation, ci) >= wanted else (middle, high)

@@ -21,7 +21,7 @@ from cpdrun.report.claims.claim import Ask, Claim
 from cpdrun.report.claims.values import Values, key_of
 from cpdrun.report.collect import CASE, SEED, identity
 from cpdrun.report.compare import Difference, difference
-from cpdrun.report.intervals import deviation
+from cpdrun.report.learnt import CLASSES_IF_UNKNOWN, learnt
 from cpdrun.report.metric import Metric
 from cpdrun.report.words import axis_text, axis_title, is_scaling
 
@@ -43,7 +43,7 @@ class Finding:
     value: float = math.nan
     half_width: float = math.nan  # NaN where seeds are too few, or the value is counted
     deviation: float = math.nan  # of the differences, seed by seed
-    test_samples: int | None = None
+    test_samples: float = math.nan  # that the metric is a share of
     why: str = ""  # where it is not the interval that decides
 
     @property
@@ -189,30 +189,37 @@ def _finding(pair: _Pair, ci: float, shown_ci: float) -> Finding:
     ours, against = (_by_seed(rows, column) for rows in (pair.ours, pair.against))
     if ours is None or against is None:
         return Finding(**facts, verdict=OPEN, why="several runs of one seed")
-    seeds = [seed for seed in ours if seed in against]
-    facts |= {"seeds": len(seeds), "test_samples": _one(pair.ours["test_samples"])}
     lost = _diverged(pair.ours) - _diverged(pair.against)
-    if problem := _baseline_problem(pair.against):
+    if problem := _baseline_problem(pair.against, metric, against):
         return Finding(**facts, verdict=OPEN, why=problem)
+    seeds = [seed for seed in ours if seed in against]
+    samples = _samples(metric, pair.ours, pair.against)
+    facts |= {"seeds": len(seeds), "test_samples": samples}
     if seeds:
-        ours, against = ({seed: side[seed] for seed in seeds} for side in (ours, against))
-        shown, gap = (_gap(metric, ours, against, level) for level in (shown_ci, ci))
-        apart = [(ours[seed] - against[seed]) * metric.scale for seed in seeds]
+        sides = [{seed: side[seed] for seed in seeds} for side in (ours, against)]
+        shown, gap = (_gap(metric, *sides, level, samples) for level in (shown_ci, ci))
         facts |= {
             "value": shown.mean * metric.scale,
             "half_width": shown.half_width * metric.scale,
-            "deviation": deviation(apart) if len(apart) > 1 else math.nan,
+            "deviation": shown.deviation * metric.scale,
         }
     if lost and ask.at_least is not None:
         return Finding(**facts, verdict=CONTRADICTED, why=f"{len(lost)} of {len(pair.ours)} runs diverged")
     if len(seeds) < 2:
         return Finding(**facts, verdict=OPEN, why="one seed" if seeds else "no seed in common")
+    if not math.isfinite(gap.half_width):
+        return Finding(
+            **facts, verdict=OPEN, why="the same for every seed, over an unknown number of samples"
+        )
     half = gap.half_width * metric.scale
     return Finding(**facts, verdict=_against_bounds(ask, facts["value"] - half, facts["value"] + half))
 
 
-def _gap(metric: Metric, ours: dict[Any, float], against: dict[Any, float], ci: float) -> Difference:
-    return difference(ours, against, ci=ci, higher_is_better=metric.higher_is_better)
+def _gap(
+    metric: Metric, ours: dict[Any, float], against: dict[Any, float], ci: float, samples: float
+) -> Difference:
+    better = metric.higher_is_better
+    return difference(ours, against, ci=ci, higher_is_better=better, samples=samples)
 
 
 def _counted(pair: _Pair, facts: dict[str, Any]) -> Finding:
@@ -247,17 +254,27 @@ def _diverged(rows: pd.DataFrame) -> set[Any]:
     return set(rows.loc[[bool(flag) for flag in rows["diverged"]], SEED])
 
 
-def _baseline_problem(rows: pd.DataFrame) -> str:
-    """Why nothing can be measured against these rows, if they are fp32's."""
+def _baseline_problem(rows: pd.DataFrame, metric: Metric, by_seed: dict[Any, float]) -> str:
+    """Why nothing can be measured against these rows, if they are fp32's; the rules of the report's own answer."""
     first = rows.iloc[0]
-    is_fp32 = (
-        formats.is_baseline(str(first[CASE])) if first.get(CASE) else formats.is_baseline(first["format"])
+    case = first.get(CASE)
+    if not formats.is_baseline(str(case) if isinstance(case, str) else first["format"]):
+        return ""
+    if diverged := _diverged(rows):
+        return f"fp32 diverged itself in {len(diverged)} of {len(rows)} runs"
+    if not by_seed:
+        return ""
+    mean, classes = fmean(by_seed.values()), pd.to_numeric(rows["num_classes"]).min()
+    has_learnt = learnt(metric, mean, classes)
+    if has_learnt is None and metric.is_fraction:
+        has_learnt = learnt(metric, mean, CLASSES_IF_UNKNOWN)
+    return (
+        "" if has_learnt in (None, True) else f"fp32 did not learn itself: {metric.show(mean)}{metric.unit}"
     )
-    diverged = _diverged(rows)
-    return f"fp32 diverged itself in {len(diverged)} of {len(rows)} runs" if is_fp32 and diverged else ""
 
 
-def _one(column: pd.Series) -> int | None:
-    """The number that all rows share."""
-    values = {int(value) for value in column.dropna()}
-    return values.pop() if len(values) == 1 else None
+def _samples(metric: Metric, *sides: pd.DataFrame) -> float:
+    """The fewest test samples of any of the runs, where the metric is a share of them; NaN where one does not say."""
+    counts = [pd.to_numeric(rows["test_samples"]) for rows in sides]
+    known = metric.is_fraction and all(column.notna().all() for column in counts)
+    return float(min(column.min() for column in counts)) if known else math.nan

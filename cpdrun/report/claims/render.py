@@ -8,16 +8,18 @@ from rich.console import Console
 
 from cpdrun.report.claims.claim import Paper
 from cpdrun.report.claims.judgement import CONTRADICTED, HELD, NOT_ASKED, OPEN, Finding, Judgement
-from cpdrun.report.claims.power import seeds_needed, visible_effect
 from cpdrun.report.markup import encodable, escape_markdown
 from cpdrun.report.metric import Metric
 from cpdrun.report.words import plain
+from cpdrun.stats.intervals import unseen_share
+from cpdrun.stats.power import seeds_needed, visible_effect
 
 STYLES = {HELD: "green", CONTRADICTED: "red", OPEN: "yellow", NOT_ASKED: "dim"}
 MOST_ON_A_TERMINAL = 4  # comparisons of a claim; the file has all
 WIDEST_VERDICT = max(map(len, STYLES))
 NEEDED = {"every": "all", "most": "more than half", "some": "at least one"}
 NO_RUNS = "no runs"
+MOST_SEEDS = 10_000_000  # beyond it the sentence says that nobody has them
 
 
 def on_terminal(console: Console, judgements: list[Judgement], ci: float) -> None:
@@ -151,22 +153,33 @@ def _power_of(metric: str, findings: list[Finding], ci: float) -> str:
     """`3 seeds of 2,000 test samples see 1.9 to 12 points 4 times in 5; 0.05 points would take about 4,000 seeds.`"""
     points = " points" if Metric(metric).is_fraction else f" of {Metric(metric).title}"
     seeds = _range([f.seeds for f in findings])
-    samples = sorted({f.test_samples for f in findings if f.test_samples})
+    samples = [f.test_samples for f in findings if math.isfinite(f.test_samples)]
     tested = f" of {_range(samples)} test samples" if samples else ""
-    visible = [visible_effect(f.seeds, f.deviation, ci) for f in findings]
-    see = f"{seeds} seeds{tested} see {_range(visible)}{points} 4 times in 5"
+    see = f"{seeds} seeds{tested} see {_range([_visible(f, ci) for f in findings])}{points} 4 times in 5"
     needed = [(f, margin) for f in findings if (margin := _margin(f)) is not None]
     if not needed:
         return f"{see}."
     margins = _range([margin for _, margin in needed])
-    counts = [seeds_needed(margin, f.deviation, ci) for f, margin in needed]
+    counts = [_needed(f, margin, ci) for f, margin in needed]
     if None in counts:
         return f"{see}; {margins}{points} would take more seeds than anyone has."
-    enough = all(count <= f.seeds for count, (f, _) in zip(counts, needed, strict=True))
-    if enough:
+    if all(count <= f.seeds for count, (f, _) in zip(counts, needed, strict=True)):
         return f"{see}, so {margins}{points} too."
     return (
         f"{see}; {margins}{points} would take about {_range([_two_digits(count) for count in counts])} seeds."
+    )
+
+
+def _visible(finding: Finding, ci: float) -> float:
+    """The difference that the seeds see, in shown units; none smaller than what equal counts leave open."""
+    least = 100 * unseen_share(finding.seeds * finding.test_samples, ci)
+    return max(visible_effect(finding.seeds, ci) * finding.deviation, least if math.isfinite(least) else 0.0)
+
+
+def _needed(finding: Finding, margin: float, ci: float) -> int | None:
+    scale = Metric(finding.ask.metric).scale
+    return seeds_needed(
+        margin / scale, finding.deviation / scale, ci, samples=finding.test_samples, most=MOST_SEEDS
     )
 
 
