@@ -35,7 +35,7 @@ from cpdrun.report.claims.values import VALUES, write_values
 DATA = Path(__file__).with_suffix(".yaml")
 CLAIMS = "claims"
 MADE_BY = "made_by.txt"
-OK, FAILED, USAGE = 0, 1, 2
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class NotMadeError(Exception):
@@ -136,6 +136,8 @@ class Maker:
             f"results_dir={self.work}",
         ]
         code = subprocess.run(argv, preexec_fn=_end_with_parent).returncode
+        if code in (INTERRUPTED, -signal.SIGINT):
+            raise KeyboardInterrupt
         if code != OK:
             raise NotMadeError(f"`{typed}` ended with {code}; typed again, this script goes on from there")
         return typed
@@ -173,6 +175,19 @@ class Maker:
 
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: the sweep saves its runs and stops
+
+
+def _make_all(maker: Maker, parts: Mapping[str, list[Part]]) -> bool:
+    """Whether all could be made; one that cannot does not keep the others waiting."""
+    failed = []
+    for i, name in enumerate(parts, start=1):
+        print(f"{name}: {i} of {len(parts)}", flush=True)
+        try:
+            maker.make(name, parts[name])
+        except (NotMadeError, ReportError) as error:
+            print(f"error: {name}: {error}", file=sys.stderr, flush=True)
+            failed.append(name)
+    return not failed
 
 
 def put(made: Path, kept: Path) -> None:
@@ -216,19 +231,19 @@ def main() -> int:
             f"the working tree differs from commit {commit[:10]}:\n{changed.rstrip()}\nCommit first."
         )
     try:
-        for name in to_make:
-            print(f"{name}: {wanted.index(name) + 1} of {len(wanted)}", flush=True)
-            maker.make(name, parts[name])
+        if not _make_all(maker, {name: parts[name] for name in to_make}):
+            print(f"nothing is copied before all are made; those that are wait in {maker.work / 'made'}")
+            return FAILED
         for name in wanted:
             put(maker.work / "made" / name, arguments.out / name)
         if CLAIMS in names:
             write_claims(None, references=arguments.out, out=arguments.out / f"{CLAIMS}.md")
-    except (NotMadeError, ReportError, OSError) as error:
+    except (ReportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("interrupted; typed again, it goes on from here", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     return OK
 
 

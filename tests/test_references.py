@@ -1,0 +1,134 @@
+"""scripts/references.py on a tiny experiment in a repository of its own: killed, typed again, refused where it must."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cpdrun.report.claims import read_claims, values
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "references.py"
+TINY = """
+defaults:
+  - override /model: convnet
+  - override /data: digits
+model: {width: 2}
+epochs: 2
+sweep:
+  format: [fp32, e4m3]
+  seed: [0, 1]
+"""
+DATA = """
+tiny:
+  report: [--format, "md,csv"]
+  keep: {table.md: table.md, table.csv: numbers.csv}
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "conf" / "exp").mkdir(parents=True)
+    (tmp_path / "conf" / "exp" / "tiny.yaml").write_text(TINY)
+    (tmp_path / "kept.yaml").write_text(DATA)
+    (tmp_path / ".gitignore").write_text("results/*\n!results/reference/\n")
+    (tmp_path / "results" / "reference" / "tiny").mkdir(parents=True)
+    (tmp_path / "results" / "reference" / "tiny" / "README.md").write_text("by hand\n")
+    git(tmp_path, "init", "-q")
+    commit(tmp_path)
+    return tmp_path
+
+
+def git(folder: Path, *words: str) -> str:
+    user = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.org"]
+    return subprocess.run(
+        ["git", *user, *words], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def commit(folder: Path) -> str:
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "as it is")
+    return git(folder, "rev-parse", "HEAD").strip()
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, "--data", "kept.yaml", "--config-dir", "conf", "--jobs", "1", *words],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(folder: Path) -> list[Path]:
+    return sorted(folder.glob("results/references-*/tiny/runs/*/done.json"))
+
+
+def test_killed_it_goes_on_and_keeps_what_is_written_by_hand(repository):
+    script = start(repository, "tiny")
+    until = time.monotonic() + 120
+    while not finished(repository):
+        assert time.monotonic() < until and script.poll() is None
+        time.sleep(0.02)
+    script.send_signal(signal.SIGKILL)
+    script.communicate()
+    kept = repository / "results" / "reference" / "tiny"
+    assert sorted(path.name for path in kept.iterdir()) == ["README.md"]
+    (first, *_), times = (
+        finished(repository),
+        {path: path.stat().st_mtime_ns for path in finished(repository)},
+    )
+
+    script = start(repository, "tiny")
+    out, err = script.communicate(timeout=240)
+    assert script.returncode == 0, out + err
+    assert first.stat().st_mtime_ns == times[first], "a finished run was done again"
+    assert len(finished(repository)) == 4
+    assert (kept / "README.md").read_text() == "by hand\n"
+    made_by = (kept / "made_by.txt").read_text()
+    head = git(repository, "rev-parse", "HEAD").strip()
+    assert f"commit     {head}\n" in made_by
+    assert "command    cpdrun sweep exp=tiny --config-dir conf\n" in made_by
+    assert "files      numbers.csv table.md values.csv made_by.txt\n" in made_by
+    with (kept / "values.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["format"], row["seed"]) for row in rows] == [
+        ("e4m3", "0"),
+        ("e4m3", "1"),
+        ("fp32", "0"),
+        ("fp32", "1"),
+    ]
+    assert {row["commit"] for row in rows} == {head}
+    assert len({row["weights_sha256"] for row in rows}) == 4
+    assert len(values.of_reference(kept).rows) == 4
+
+    again = start(repository, "tiny")  # nothing to train: it may be typed beside its own uncommitted output
+    assert again.wait(60) == 0
+
+
+def test_what_differs_from_its_commit_is_refused(repository):
+    (repository / "conf" / "exp" / "tiny.yaml").write_text(TINY + "# changed\n")
+    script = start(repository, "tiny")
+    _, err = script.communicate(timeout=60)
+    assert script.returncode == 2
+    assert "conf/exp/tiny.yaml" in err and "Commit first" in err
+    script = start(repository, "nothing")
+    _, err = script.communicate(timeout=60)
+    assert script.returncode == 2
+    assert "no reference 'nothing'; there are: tiny, claims" in err
+
+
+def test_each_reference_has_its_experiment_and_each_claim_its_reference():
+    kept = yaml.safe_load(SCRIPT.with_suffix(".yaml").read_text())
+    experiments = {path.stem for path in (SCRIPT.parents[1] / "conf" / "exp").glob("*.yaml")}
+    assert kept.keys() <= experiments
+    asked = {ask.sweep for claim in read_claims() for ask in claim.asks}
+    assert asked <= kept.keys(), "its verdict could not be computed again from what is committed"
