@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from custom_fp.format import Format
-from custom_fp.names import ScaledFormat, as_scaled
+from custom_fp.names import ScaledFormat, parse
 
 ROUNDINGS = ("nearest_even", "toward_zero", "stochastic")
 OVERFLOWS = ("infinity", "saturate")
@@ -80,8 +80,8 @@ def check_matrices(a: object, b: object) -> None:
 
 def packed_size(n: int, fmt: Format | ScaledFormat | str) -> int:
     """Bytes of n packed values: ceil(n / 8) * k, and before them the scales of a format that has them."""
-    with_scales = as_scaled(fmt)
-    return -(-n // 8) * Format.parse(fmt).bits if with_scales is None else with_scales.packed_size(n)
+    fmt = parse(fmt)
+    return -(-n // 8) * fmt.bits if isinstance(fmt, Format) else fmt.packed_size(n)
 
 
 def code_dtype(fmt: Format) -> torch.dtype:

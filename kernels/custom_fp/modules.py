@@ -46,6 +46,18 @@ class _RoundGradient(torch.autograd.Function):
         return quantize(grad, ctx.fmt), None
 
 
+class _RoundGradientNotTangent(_RoundGradient):
+    """With the identity for tangents too; apart, for torch.compile takes no Function that has them."""
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor, _):
+        return tangent.view_as(tangent)
+
+
+def _round_gradient(x: Tensor, fmt: ScaledFormat | str) -> Tensor:
+    return (_RoundGradient if torch.compiler.is_compiling() else _RoundGradientNotTangent).apply(x, fmt)
+
+
 def _name(fmt: Format | str | None) -> str | None:
     return None if fmt is None else Format.parse(fmt).name
 
@@ -72,7 +84,7 @@ class Quantizer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.backward_format is not None:
-            x = _RoundGradient.apply(x, self.backward_format)
+            x = _round_gradient(x, self.backward_format)
         return x if self.forward_format is None else quantize(x, self.forward_format)
 
     def extra_repr(self) -> str:
@@ -114,7 +126,7 @@ class _Arithmetic:
                 kahan=self.kahan,
                 backward_accumulator=self.backward_accumulator,
             )
-        return product if self.gradients is None else _RoundGradient.apply(product, self.gradients)
+        return product if self.gradients is None else _round_gradient(product, self.gradients)
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in vars(self).items() if value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from functools import cache
@@ -50,6 +51,33 @@ def is_own(name: object) -> bool:
     """Whether `name` is that of a format in a module of the user's own, which `parse` would import and so run. This
     imports nothing: who reads names that others wrote asks here first."""
     return isinstance(name, str) and _PATH.fullmatch(name) is not None
+
+
+@cache
+def spelled(fmt: ScaledFormat) -> str:
+    """A text that `read` makes the format of again, in any process: its name if `parse` knows it, else all of it."""
+    try:
+        if _parse(fmt.name) == fmt:
+            return fmt.name
+    except ValueError:
+        pass
+    if isinstance(fmt, Codebook):
+        return json.dumps([fmt.name, fmt.block, [value.hex() for value in fmt.values]])
+    return json.dumps([fmt.name, fmt.block, None if fmt.element is None else fmt.element.name])
+
+
+@cache
+def read(text: str) -> ScaledFormat:
+    """The format with scales that `spelled` has written down. ValueError for any other."""
+    if text.startswith("["):
+        name, block, content = json.loads(text)
+        if isinstance(content, list):
+            return Codebook(name, tuple(map(float.fromhex, content)), block)
+        return BlockFormat(name, content, block)
+    found = as_scaled(text)
+    if found is None:
+        raise ValueError(f"{text} is no format with scales")
+    return found
 
 
 @cache

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from custom_fp import eager, scaled, scaled_autograd
 from custom_fp.backends import backend
-from custom_fp.checks import check_rule, check_seed, packed_size
-from custom_fp.eager import max_exponent as _max_exponent
+from custom_fp.checks import check_float, check_out, check_rule, check_seed, packed_size
 from custom_fp.format import Format
-from custom_fp.names import ScaledFormat, as_scaled
-from custom_fp.registration import Matmul, Quantize, is_plain
+from custom_fp.names import ScaledFormat, as_scaled, spelled
+from custom_fp.registration import NO_EXPONENT, Matmul, Quantize, forward_level, is_plain, read_integer
 
 __all__ = [
     "accumulate",
@@ -73,24 +72,30 @@ def quantize(
         return _quantize_scaled(x, with_scales, rounding, out)
     if out is None and _differentiated(x):
         return Quantize.apply(x, _name(fmt), rounding, overflow, seed, offset)
-    if _eager(x):
+    if _eager(x, out):
         return eager.quantize(x, fmt, rounding, overflow, seed, offset, out)
     if out is None:
         return torch.ops.custom_fp.quantize(x, _name(fmt), rounding, overflow, seed, offset)
-    torch.ops.custom_fp.quantize_out(x, _name(fmt), rounding, overflow, seed, offset, out)
-    return out
+    return _into(out, torch.ops.custom_fp.quantize(x.detach(), _name(fmt), rounding, overflow, seed, offset))
 
 
 def scale_pow2(x: Tensor, shift: int, *, out: Tensor | None = None) -> Tensor:
     """x * 2**shift as float32 for any integer shift, rounded once (where the result is subnormal or too large)."""
-    if out is None and not _eager(x):
-        return torch.ops.custom_fp.scale_pow2(x.detach(), shift)
+    if not _eager(x, out):
+        return _into(out, torch.ops.custom_fp.scale_pow2(x.detach(), shift))
     return eager.scale_pow2(x, shift, out)
 
 
 def max_exponent(x: Tensor) -> int | None:
-    """ceil(log2(max|x|)) over the finite elements of x; None where they are all zero, or there are none."""
-    return _max_exponent(x)
+    """ceil(log2(max|x|)) over the finite elements of x; None where they are all zero, or there are none.
+
+    A Python integer, so RuntimeError where x has no values to read: in FakeTensorMode, on the meta device, under vmap.
+    """
+    if _eager(x) and not (isinstance(x, Tensor) and x.is_meta):
+        return eager.max_exponent(x)
+    check_float(x)
+    exponent = read_integer("max_exponent", torch.ops.custom_fp.max_exponent(x.detach()))
+    return None if exponent == NO_EXPONENT else exponent
 
 
 def accumulate(
@@ -112,9 +117,10 @@ def accumulate(
     at the largest value; stochastic rounding draws anew in every step, by the index of an element, from `offset` on.
     """
     tensors, seed = list(tensors), check_seed(seed)
-    if out is None and not _eager(*tensors):
-        detached = [x.detach() for x in tensors]
-        return torch.ops.custom_fp.accumulate(detached, _name(fmt), kahan, rounding, overflow, seed, offset)
+    if not _eager(*tensors, out):
+        terms = [x.detach() for x in tensors]
+        total = torch.ops.custom_fp.accumulate(terms, _name(fmt), kahan, rounding, overflow, seed, offset)
+        return _into(out, total)
     return eager.accumulate(tensors, fmt, kahan, rounding, overflow, seed, offset, out)
 
 
@@ -125,22 +131,24 @@ def encode(x: Tensor, fmt: Format | str, *, out: Tensor | None = None) -> Tensor
     """
     if (with_scales := _with_scales(fmt)) is not None:
         if out is not None:
-            raise ValueError(f"{with_scales} has codes and scales: encode takes no out for it")
-        return scaled.encode(x, with_scales)
-    if out is None and not _eager(x):
-        return torch.ops.custom_fp.encode(x.detach(), _name(fmt))
+            raise ValueError(f"{fmt} has codes and scales: encode takes no out for it")
+        return scaled_autograd.run("encode", (x,), with_scales)
+    if not _eager(x, out):
+        return _into(out, torch.ops.custom_fp.encode(x.detach(), _name(fmt)))
     return eager.encode(x, fmt, out)
 
 
 def decode(codes: Tensor, fmt: Format | str, *, out: Tensor | None = None) -> Tensor:
     """The float32 values of integer codes, of which the low `fmt.bits` bits are read.
 
-    Of a format with scales, `codes` is the pair (codes, scales) that `encode` gave.
+    Of a format with scales, `codes` is the pair (codes, scales) that `encode` gave; there is no `out` then.
     """
     if (with_scales := _with_scales(fmt)) is not None:
-        return scaled.decode(*codes, with_scales)
-    if out is None and not _eager(codes):
-        return torch.ops.custom_fp.decode(codes, _name(fmt))
+        if out is not None:
+            raise ValueError(f"{fmt} has codes and scales: decode takes no out for it")
+        return scaled_autograd.run("decode", tuple(codes), with_scales)
+    if not _eager(codes, out):
+        return _into(out, torch.ops.custom_fp.decode(codes, _name(fmt)))
     return eager.decode(codes, fmt, out)
 
 
@@ -164,9 +172,12 @@ def pack(
     if (with_scales := _with_scales(fmt)) is not None:
         _no_shift(shift, with_scales)
         _nearest_only(rounding, with_scales)
-        return scaled.pack(x, with_scales, out)
-    if out is None and not _eager(x):
-        return torch.ops.custom_fp.pack(x.detach(), _name(fmt), shift, rounding, overflow, seed, offset)
+        if out is not None and _eager(x, out):
+            return scaled.pack(x, with_scales, out)
+        return _into(out, scaled_autograd.run("pack", (x,), with_scales))
+    if not _eager(x, out):
+        data = torch.ops.custom_fp.pack(x.detach(), _name(fmt), shift, rounding, overflow, seed, offset)
+        return _into(out, data)
     return eager.pack(x, fmt, shift, rounding, overflow, seed, offset, out)
 
 
@@ -182,9 +193,11 @@ def unpack(
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if (with_scales := _with_scales(fmt)) is not None:
         _no_shift(shift, with_scales)
-        return scaled.unpack(data, with_scales, shape, out)
-    if out is None and not _eager(data):
-        return torch.ops.custom_fp.unpack(data, _name(fmt), shape, shift)
+        if out is not None and _eager(data, out):
+            return scaled.unpack(data, with_scales, shape, out)
+        return _into(out, scaled_autograd.run("unpack", (data,), with_scales, shape))
+    if not _eager(data, out):
+        return _into(out, torch.ops.custom_fp.unpack(data, _name(fmt), shape, shift))
     return eager.unpack(data, fmt, shape, shift, out)
 
 
@@ -202,10 +215,11 @@ def accumulate_packed(
 ) -> Tensor:
     """pack(accumulate(unpack each payload)) without the float32 tensors in between; n values a payload."""
     payloads, seed = list(payloads), check_seed(seed)
-    if out is None and not _eager(*payloads):
-        return torch.ops.custom_fp.accumulate_packed(
+    if not _eager(*payloads, out):
+        total = torch.ops.custom_fp.accumulate_packed(
             payloads, _name(fmt), n, kahan, rounding, overflow, seed, offset
         )
+        return _into(out, total)
     return eager.accumulate_packed(payloads, fmt, n, kahan, rounding, overflow, seed, offset, out)
 
 
@@ -250,21 +264,23 @@ def _matmul(a: Tensor, b: Tensor, forward: str, kahan: bool, backward: str) -> T
 
 
 def _with_scales(fmt: Format | ScaledFormat | str) -> ScaledFormat | str | None:
-    """The format if it has scales, for a compiler its handle, a constant; else None."""
+    """The format if it has scales, for a compiler a text that stands for it; else None."""
     if type(fmt) is Format:
         return None
-    return scaled_autograd.handle_of(fmt) if torch.compiler.is_compiling() else as_scaled(fmt)
+    return scaled_autograd.spelled_if_scaled(fmt) if torch.compiler.is_compiling() else as_scaled(fmt)
 
 
 def _quantize_scaled(x: Tensor, fmt: ScaledFormat | str, rounding: str, out: Tensor | None) -> Tensor:
-    if isinstance(fmt, str):
-        return torch.ops.custom_fp.quantize_scaled(x, fmt)
     _nearest_only(rounding, fmt)
-    if out is None and _differentiated(x):
-        return scaled_autograd.QuantizeScaled.apply(x, scaled_autograd.handle(fmt))
-    if out is None and not _eager(x):
-        return torch.ops.custom_fp.quantize_scaled(x, scaled_autograd.handle(fmt))
-    return scaled.quantize(x, fmt, out)
+    if not isinstance(fmt, str):
+        if out is None and _differentiated(x):
+            return scaled_autograd.QuantizeScaled.apply(x, spelled(fmt))
+        if _eager(x, out):
+            return scaled.quantize(x, fmt, out)
+        fmt = spelled(fmt)
+    if out is None:
+        return torch.ops.custom_fp.quantize_scaled(x, fmt)
+    return _into(out, torch.ops.custom_fp.quantize_scaled(x.detach(), fmt))
 
 
 def _nearest_only(rounding: str, fmt: ScaledFormat | str) -> None:
@@ -286,15 +302,28 @@ def _name(fmt: Format | str) -> str:
 
 def _eager(*tensors: object) -> bool:
     """Whether to skip the dispatcher, which costs more than a small tensor's arithmetic. What is no tensor goes to
-    the eager functions too: they say what is wrong with it.
+    the eager functions too: they say what is wrong with it. None stands for no `out`.
     """
-    return is_plain(*tensors) or not all(isinstance(tensor, Tensor) for tensor in tensors)
+    given = [tensor for tensor in tensors if tensor is not None]
+    return is_plain(*given) or not all(isinstance(tensor, Tensor) for tensor in given)
+
+
+def _into(out: Tensor | None, result: Tensor) -> Tensor:
+    """What an op gave, copied to `out` if there is one: a compiler makes of that what it likes."""
+    if out is None:
+        return result
+    check_out(out, result.shape, result.dtype, result.device)
+    with torch.no_grad():
+        return out.copy_(result)
 
 
 def _differentiated(*tensors: object) -> bool:
-    """Whether autograd or torch.func looks on, outside a compiler."""
+    """Whether autograd, forwards or backwards, or torch.func looks on, outside a compiler."""
     if torch.compiler.is_compiling():
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is not None:
+        return interpreter.key() != torch._C._functorch.TransformType.Functionalize
+    if forward_level() >= 0:
         return True
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)

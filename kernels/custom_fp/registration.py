@@ -1,12 +1,15 @@
 """The operators as torch.library custom ops, torch.ops.custom_fp.*: what autograd, vmap and torch.compile see.
 
 Each op runs the eager function of its name; its fake kernel runs the same checks and knows shapes and dtypes.
-Gradients: `quantize` passes them straight through (Bengio, Leonard and Courville 2013, arXiv:1308.3432, section 4);
-`matmul` multiplies them with an accumulator of their own. The other operators have none.
+Gradients: `quantize` passes them straight through, forwards and backwards (Bengio, Leonard and Courville 2013,
+arXiv:1308.3432, section 4); `matmul` multiplies them with an accumulator of their own. The other operators have none.
+
+Ops that may draw a seed are tagged nondeterministic_seeded, for a compiler would make one of two equal calls.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -40,20 +43,55 @@ def is_plain(*tensors: Tensor) -> bool:
 _PLAIN = (Tensor, Parameter)
 
 
+def forward_level() -> int:
+    """The depth of torch.autograd.forward_ad's dual levels, from 0; -1 outside."""
+    return torch.autograd.forward_ad._current_level
+
+
+def one_at_a_time(op) -> None:
+    """vmap of an op: one call for each of the batch."""
+
+    def pick(argument, dim, i):
+        if isinstance(dim, list | tuple):
+            return [pick(a, d, i) for a, d in zip(argument, dim, strict=True)]
+        return argument if dim is None else argument.select(dim, i)
+
+    def rule(info, in_dims, *arguments):
+        each = [
+            op(*(pick(a, d, i) for a, d in zip(arguments, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        if isinstance(each[0], Tensor):
+            return torch.stack(each), 0
+        return tuple(torch.stack(parts) for parts in zip(*each, strict=True)), (0,) * len(each[0])
+
+    op.register_vmap(rule)
+
+
+def _all_at_once(op) -> None:
+    """vmap of an op of one tensor, elementwise."""
+    op.register_vmap(lambda info, in_dims, x, *rest: (op(x, *rest), in_dims[0]))
+
+
+# torch removes equal calls of ops without this tag, and so would make one draw of two.
+_DRAWS = (torch.Tag.nondeterministic_seeded,)
+
+
 # ---- quantize --------------------------------------------------------------------------------------------------
 
 # Registered by hand: `custom_op` wraps it in Python that costs a small tensor more than all else. The autograd kernel,
 # which every call meets, runs the eager function itself where nothing is to be recorded.
+vars(torch.ops).pop("custom_fp", None)  # what autoload.py put there
 _library = torch.library.Library("custom_fp", "FRAGMENT")
 _library.define(
     "quantize(Tensor x, str fmt, str rounding, str overflow, int? seed, int offset=0) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    tags=(torch.Tag.pt2_compliant_tag, *_DRAWS),
 )
 _library.impl("quantize", eager.quantize, "CompositeExplicitAutograd")
 
 
 def _quantize_autograd(x, fmt, rounding, overflow, seed, offset=0):
-    if torch.is_grad_enabled() and x.requires_grad:
+    if forward_level() >= 0 or (torch.is_grad_enabled() and x.requires_grad):
         return _QuantizeBelow.apply(x, fmt, rounding, overflow, seed, offset)
     if is_plain(x):
         return eager.quantize(x, fmt, rounding, overflow, seed, offset)
@@ -85,6 +123,10 @@ def _straight_through(ctx, grad):
     return grad.to(ctx.dtype), None, None, None, None, None
 
 
+def straight_tangent(ctx, tangent, *_):
+    return tangent.to(torch.float32, copy=True)
+
+
 def _quantize_vmap(info, in_dims, x, fmt, rounding, overflow, seed, offset=0):
     # Elementwise, so the whole batch at once. Stochastic rounding then draws by the index in the batched tensor.
     return Quantize.apply(x, fmt, rounding, overflow, seed, offset), in_dims[0]
@@ -99,6 +141,7 @@ class _QuantizeBelow(torch.autograd.Function):
     forward = staticmethod(_quantize_below)
     setup_context = staticmethod(_remember_dtype)
     backward = staticmethod(_straight_through)
+    jvp = staticmethod(straight_tangent)
 
 
 class Quantize(torch.autograd.Function):
@@ -111,10 +154,11 @@ class Quantize(torch.autograd.Function):
 
     setup_context = staticmethod(_remember_dtype)
     backward = staticmethod(_straight_through)
+    jvp = staticmethod(straight_tangent)
     vmap = staticmethod(_quantize_vmap)
 
 
-@custom_op("custom_fp::quantize_out", mutates_args=("out",))
+@custom_op("custom_fp::quantize_out", mutates_args=("out",), tags=_DRAWS)
 def quantize_out(
     x: Tensor, fmt: str, rounding: str, overflow: str, seed: int | None, offset: int, out: Tensor
 ) -> None:
@@ -137,6 +181,34 @@ def scale_pow2(x: Tensor, shift: int) -> Tensor:
 def _(x, shift):
     check_float(x)
     return torch.empty(x.shape, dtype=torch.float32, device=x.device)
+
+
+NO_EXPONENT = -(1 << 31)  # of a tensor of zeros
+
+
+@custom_op("custom_fp::max_exponent", mutates_args=())
+def max_exponent(x: Tensor) -> Tensor:
+    exponent = eager.max_exponent(x)
+    return torch.tensor(NO_EXPONENT if exponent is None else exponent)
+
+
+@max_exponent.register_fake
+def _(x):
+    check_float(x)
+    return torch.empty((), dtype=torch.int64, device="meta" if x.is_meta else "cpu")
+
+
+one_at_a_time(max_exponent)
+
+
+def read_integer(operator: str, x: Tensor) -> int:
+    """The value of an integer tensor; RuntimeError where there is none to read."""
+    try:
+        return x.item()
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{operator} returns a Python integer and needs a tensor's values here: {error}"
+        ) from None
 
 
 # ---- codes -----------------------------------------------------------------------------------------------------
@@ -165,7 +237,7 @@ def _(codes, fmt):
     return torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
 
 
-@custom_op("custom_fp::pack", mutates_args=())
+@custom_op("custom_fp::pack", mutates_args=(), tags=_DRAWS)
 def pack(
     x: Tensor, fmt: str, shift: int, rounding: str, overflow: str, seed: int | None, offset: int
 ) -> Tensor:
@@ -186,14 +258,14 @@ def unpack(data: Tensor, fmt: str, shape: Sequence[int], shift: int) -> Tensor:
 
 @unpack.register_fake
 def _(data, fmt, shape, shift):
-    Format.parse(fmt)
+    check_bytes("unpack", data, math.prod(shape), Format.parse(fmt))
     return torch.empty(shape, dtype=torch.float32, device=data.device)
 
 
 # ---- sums ------------------------------------------------------------------------------------------------------
 
 
-@custom_op("custom_fp::accumulate", mutates_args=())
+@custom_op("custom_fp::accumulate", mutates_args=(), tags=_DRAWS)
 def accumulate(
     tensors: Sequence[Tensor],
     fmt: str,
@@ -214,7 +286,7 @@ def _(tensors, fmt, kahan, rounding, overflow, seed, offset):
     return torch.empty(tensors[0].shape, dtype=torch.float32, device=tensors[0].device)
 
 
-@custom_op("custom_fp::accumulate_packed", mutates_args=())
+@custom_op("custom_fp::accumulate_packed", mutates_args=(), tags=_DRAWS)
 def accumulate_packed(
     payloads: Sequence[Tensor],
     fmt: str,
@@ -234,6 +306,22 @@ def _(payloads, fmt, n, kahan, rounding, overflow, seed, offset):
         check_bytes("accumulate_packed", payload, n, Format.parse(fmt))
     check_rule(rounding, overflow)
     return torch.empty_like(payloads[0])
+
+
+def _accumulate_vmap(info, in_dims, tensors, *rest):
+    # Elementwise, so the whole batch at once, as in quantize.
+    batched = [
+        x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip(tensors, in_dims[0], strict=True)
+    ]
+    return accumulate(batched, *rest), 0
+
+
+accumulate.register_vmap(_accumulate_vmap)
+for _op in (scale_pow2, encode, decode):
+    _all_at_once(_op)
+for _op in (pack, unpack, accumulate_packed):
+    one_at_a_time(_op)
 
 
 # ---- matmul ----------------------------------------------------------------------------------------------------

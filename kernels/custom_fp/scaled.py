@@ -57,6 +57,13 @@ def encode(x: Tensor, fmt: ScaledFormat) -> tuple[Tensor, Tensor]:
 
 def decode(codes: Tensor, scales: Tensor, fmt: ScaledFormat) -> Tensor:
     """The float32 values of codes with their scales, as `encode` gives them."""
+    check_encoded(codes, scales, fmt)
+    values = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+    _side(codes).decode(dense(codes).view(-1), dense(scales), fmt, values.view(-1))
+    return values
+
+
+def check_encoded(codes: Tensor, scales: Tensor, fmt: ScaledFormat) -> None:
     if codes.dtype is not torch.uint8:
         raise TypeError(f"decode takes uint8 codes; got {kind(codes)}")
     expected = scaled_torch.scale_dtype(fmt)
@@ -65,9 +72,6 @@ def decode(codes: Tensor, scales: Tensor, fmt: ScaledFormat) -> Tensor:
             f"{codes.numel()} values of {fmt} have {fmt.scales(codes.numel())} scales of {expected}; got "
             f"{list(scales.shape)} of {scales.dtype}"
         )
-    values = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
-    _side(codes).decode(dense(codes).view(-1), dense(scales), fmt, values.view(-1))
-    return values
 
 
 def pack(x: Tensor, fmt: ScaledFormat, out: Tensor | None = None) -> Tensor:
@@ -80,14 +84,19 @@ def pack(x: Tensor, fmt: ScaledFormat, out: Tensor | None = None) -> Tensor:
 
 def unpack(data: Tensor, fmt: ScaledFormat, shape: Sequence[int], out: Tensor | None = None) -> Tensor:
     """The values that `pack` wrote, float32 of the given shape."""
+    check_packed(data, fmt, shape)
+    n = math.prod(shape)
+    values = destination(out, shape, torch.float32, data.device, (data,))
+    _side(data).unpack(*_parts(dense(data), fmt, n), fmt, values.view(-1))
+    return deliver(values, out)
+
+
+def check_packed(data: Tensor, fmt: ScaledFormat, shape: Sequence[int]) -> None:
     n = math.prod(shape)
     if data.dtype is not torch.uint8 or data.shape != (fmt.packed_size(n),):
         raise ValueError(
             f"unpack: {n} values of {fmt} are {fmt.packed_size(n)} bytes; got {kind(data)} of {list(data.shape)}"
         )
-    values = destination(out, shape, torch.float32, data.device, (data,))
-    _side(data).unpack(*_parts(dense(data), fmt, n), fmt, values.view(-1))
-    return deliver(values, out)
 
 
 def _source(x: Tensor) -> Tensor:
