@@ -51,14 +51,18 @@ class ModelWorkers:
         ends = [size * m // self.workers for m in range(self.workers + 1)]
         return [slice(start, stop) for start, stop in pairwise(ends)]
 
-    def gather(self, parts: Sequence[Tensor], size: int, fmt: AnyFormat) -> Tensor:
-        """parts[i]: (B, n_m) float32 of my i-th worker, its slice of `size` columns; (B, size) of all. Collective."""
-        rows = parts[0].shape[0]
+    def gather(self, parts: Sequence[Tensor], size: int, fmt: AnyFormat, dim: int = 1) -> Tensor:
+        """parts[i]: (B, n_m) float32 of my i-th worker, its slice of `size` columns; (B, size) of all. Collective.
+
+        dim=0: slices of rows, (n_m, F), to (size, F).
+        """
+        across = parts[0].shape[1 - dim]
         widths = [part.stop - part.start for part in self.slices(size)]
-        packed = [custom_fp.packed_size(rows * width, fmt) for width in widths]
+        shapes = [(across, width) if dim == 1 else (width, across) for width in widths]
+        packed = [custom_fp.packed_size(across * width, fmt) for width in widths]
         self.real_worker_bytes += (self.workers - 1) * max(packed)
         if self.ranks == 1:
-            return torch.cat([custom_fp.quantize(part, fmt) for part in parts], dim=1)
+            return torch.cat([custom_fp.quantize(part, fmt) for part in parts], dim=dim)
         share = len(self.mine)
         own = torch.cat([custom_fp.pack(part, fmt) for part in parts])
         sizes = [sum(packed[r * share : (r + 1) * share]) for r in range(self.ranks)]
@@ -67,11 +71,8 @@ class ModelWorkers:
         self.sent_bytes += (self.ranks - 1) * own.numel()
         payloads = torch.cat(received).split(packed)
         return torch.cat(
-            [
-                custom_fp.unpack(data, fmt, (rows, width))
-                for data, width in zip(payloads, widths, strict=True)
-            ],
-            dim=1,
+            [custom_fp.unpack(data, fmt, shape) for data, shape in zip(payloads, shapes, strict=True)],
+            dim=dim,
         )
 
     def sum(self, parts: Sequence[Tensor], fmt: AnyFormat) -> Tensor:

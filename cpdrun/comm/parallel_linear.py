@@ -131,7 +131,8 @@ class ParallelMLP(nn.Module):
     """A perceptron of ParallelLinear layers: inputs (B, ...) of `in_features` values -> logits (B, num_classes).
 
     split: columns, rows, or alternate (columns, rows, columns ...). workers: their number, all played by this process;
-    or the `ModelWorkers` of a process group, whose ranks share them.
+    or the `ModelWorkers` of a process group, whose ranks share them. dropout: after every layer but the last; all
+    workers drop the same elements, which they draw from torch's generator.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class ParallelMLP(nn.Module):
         split: str,
         activations: str,
         errors: str,
+        dropout: float,
     ) -> None:
         super().__init__()
         if split not in (*SPLITS, "alternate"):
@@ -161,11 +163,12 @@ class ParallelMLP(nn.Module):
             )
             for i in range(depth + 1)
         )
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         if x.shape[1] != self.layers[0].in_features:
             raise ValueError(f"model.in_features must be {x.shape[1]} for this data")
         for layer in self.layers[:-1]:
-            x = F.relu(layer(x))
+            x = self.dropout(F.relu(layer(x)))
         return self.layers[-1](x)

@@ -81,7 +81,7 @@ def test_the_definition_by_hand(activations, errors):
 def train(workers: ModelWorkers, split: str, activations: str, errors: str) -> tuple[dict, list, dict]:
     """Three steps of SGD; my workers' parameters, the losses, the bytes."""
     torch.manual_seed(3)
-    model = ParallelMLP(INPUTS, OUTPUTS, 16, 2, workers, split, activations, errors)
+    model = ParallelMLP(INPUTS, OUTPUTS, 16, 2, workers, split, activations, errors, dropout=0.2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for step in range(3):
@@ -130,7 +130,7 @@ def test_errors_say_what_is_wrong():
     with pytest.raises(ValueError, match="split='diagonal': choose one of columns, rows"):
         layer(2, "diagonal")
     with pytest.raises(ValueError, match=r"model\.split=diagonal: choose one of columns, rows, alternate"):
-        ParallelMLP(4, 2, 4, 1, 2, "diagonal", "fp32", "fp32")
+        ParallelMLP(4, 2, 4, 1, 2, "diagonal", "fp32", "fp32", 0.0)
     with pytest.raises(ValueError, match="unknown format 'e4m33m'"):
         layer(2, "rows", "e4m33m")
     with pytest.raises(ValueError, match="cannot share 0 model workers"):

@@ -79,7 +79,9 @@ def test_unknown_choices_are_named_with_the_nearest(composer):
         ConfigError, match=r"unknown experiment 'digit_bits' \(did you mean 'digits_bits'\?\)"
     ):
         composer.compose({"exp": "digit_bits"})
-    with pytest.raises(ConfigError, match="unknown choice of model 'resent'; there are: alexnet, convnet"):
+    with pytest.raises(
+        ConfigError, match="unknown choice of model 'resent'; there are: alexnet, conv_parallel, convnet"
+    ):
         composer.compose({"model": "resent"})
 
 
