@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from cpdrun.arguments import read as arguments_of
 
 if TYPE_CHECKING:
-    from cpdrun.record import State, SweepDir
+    from pathlib import Path
+
+    from cpdrun.sweep import Plan, PlannedRun
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -37,43 +39,58 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     from cpdrun.config.errors import ConfigError
-    from cpdrun.record import State, forget, garbage, record_of, state_of
-    from cpdrun.record.fingerprint import changed_runs, of_other_code
-    from cpdrun.sweep import plan, write_manifest
+    from cpdrun.record import State
+    from cpdrun.record.fingerprint import of_other_code
+    from cpdrun.standing import standing
+    from cpdrun.sweep import listed, plan
 
+    if not arguments.overrides:
+        return _usage_error(_which_experiment(arguments.config_dir))
     if not arguments.dry_run:
         from cpdrun.launch import warm_up
 
         warm_up()  # importing torch takes longer than planning; it ends with this process
     launcher = [f"launcher={arguments.launcher}"] if arguments.launcher else []
+    words, imports = [*arguments.overrides, *launcher], not arguments.dry_run
     try:
-        sweep = plan([*arguments.overrides, *launcher], arguments.config_dir, imports=not arguments.dry_run)
+        sweep = plan(words, arguments.config_dir, imports=imports, on_many=_say_how_many)
+        listed(sweep.directory)
     except ConfigError as error:
         return _usage_error(error)
 
-    states = {run.name: state_of(sweep.directory.run(run.name)) for run in sweep.runs}
-    ended = [sweep.directory.run(name) for name, state in states.items() if state is State.DONE]
-    changed = changed_runs(
-        (sweep.directory.run(r.name), r.config) for r in sweep.runs if states[r.name] is State.DONE
-    )
+    found = standing(sweep)
     not_done = set(State) - {State.DONE}
     wanted = {"failed": {State.FAILED}, "all": set(State), "changed": not_done, None: not_done}
-    again = set(changed) if arguments.rerun == "changed" else set()
-    to_run = [run for run in sweep.runs if states[run.name] in wanted[arguments.rerun] or run.name in again]
-    print(f"{sweep.describe()}: {len(ended)} done, {len(to_run)} to run", flush=True)
-    if changed and not arguments.rerun:
-        print(of_other_code(changed), flush=True)
+    again = set(found.changed) if arguments.rerun == "changed" else set()
+    to_run = [r for r in sweep.runs if found.states.get(r.name) in wanted[arguments.rerun] or r.name in again]
+    print(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run", flush=True)
+    if found.changed and not arguments.rerun:
+        print(of_other_code(found.changed), flush=True)
+    here = bool(to_run) and to_run[0].config["launcher"]["_target_"] == "cpdrun.launch.local.LocalExecutor"
+    for note in found.notes(here=here):
+        print(f"note: {note}", file=sys.stderr)
+    odd = {
+        name: text for name, text in found.odd.items() if arguments.rerun != "all" or name not in found.states
+    }
+    for text in odd.values():
+        print(f"error: {text}", file=sys.stderr)
     if arguments.dry_run:
-        _print_forecast(sweep.directory, [states[run.name] for run in to_run], arguments.jobs)
+        from cpdrun.dry_run import print_dry_run
+
+        print_dry_run(sweep, found, to_run, arguments)
         return OK
-    broken = [run for run in ended if record_of(run) is None and arguments.rerun != "all"]
-    for run in broken:
-        print(f"error: {garbage(run)}", file=sys.stderr)
     if not to_run:
         print(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
-        return FAILED if broken else OK
+        return FAILED if odd else OK
+    return _launch(sweep, to_run, again, arguments) or (FAILED if odd else OK)
 
+
+def _launch(sweep: "Plan", to_run: "list[PlannedRun]", again: set[str], arguments: argparse.Namespace) -> int:
+    from cpdrun.config.errors import ConfigError
     from cpdrun.launch import Job, LaunchError, LaunchOptions, launch, preflight
+    from cpdrun.needs import missing_folders, twin
+    from cpdrun.record import forget
+    from cpdrun.sweep import write_manifest
     from cpdrun.terminal import Terminal
 
     jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
@@ -88,37 +105,38 @@ def _sweep(arguments: argparse.Namespace) -> int:
     try:
         problems = preflight([run.config for run in to_run])
         if problems:
+            missing = any(missing_folders(run.config) for run in to_run)
+            if missing and (instead := twin(to_run[0].config["exp"], arguments.config_dir)):
+                problems[-1] += f". Without it: {instead}"
             return _usage_error(*problems)
         write_manifest(sweep)
         for job in jobs:
             if arguments.rerun == "all" or job.run.name in again:
                 forget(job.run)
         summary = launch(sweep.directory, jobs, to_run[0].config["launcher"], options, Terminal())
-    except LaunchError as error:
+    except (LaunchError, ConfigError) as error:
         return _usage_error(error)
     except OSError as error:
         return _usage_error(f"cannot write {error.filename or sweep.directory.path}: {error.strerror}")
     if summary.exit_code == OK and not arguments.no_wait:
         print(f"For the report: cpdrun report {sweep.directory.path}")
-    return summary.exit_code or (FAILED if broken else OK)
+    return summary.exit_code
 
 
-def _print_forecast(sweep: "SweepDir", states: list["State"], jobs: int | None) -> None:
-    """What the runs to do are, and how long they would take, by those that are done."""
-    from collections import Counter
+def _which_experiment(config_dir: "Path | None") -> str:
+    from cpdrun.config.compose import Composer
+    from cpdrun.config.errors import ConfigError
 
-    from cpdrun.launch.display import duration
-    from cpdrun.launch.resources import cores
-    from cpdrun.launch.status import estimate_seconds
-    from cpdrun.record import State
+    try:
+        with Composer(config_dir) as composer:
+            names = ", ".join(composer.groups()["exp"])
+    except ConfigError as error:
+        return str(error)
+    return f"say what to run: cpdrun sweep exp=NAME, or key=value for one run of the defaults; experiments: {names}"
 
-    words = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
-    counts = Counter(words.get(state, str(state)) for state in states)
-    slots = jobs or cores()
-    seconds = estimate_seconds(sweep.runs(), len(states), slots) if states else None
-    if set(counts) - {"new"} or seconds is not None:
-        about = f"; about {duration(seconds)} with {slots} at once" if seconds is not None else ""
-        print(", ".join(f"{count} {word}" for word, count in counts.items()) + about)
+
+def _say_how_many(runs: int) -> None:
+    print(f"planning {runs:,} runs ...", file=sys.stderr, flush=True)
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -264,7 +282,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _usage_error(*problems: object) -> int:
-    lines = [f"error: {str(problem).rstrip('.')}." for problem in problems]
+    texts = [str(problem) for problem in problems]
+    lines = [f"error: {text if text.endswith(('.', '?', '!')) else f'{text}.'}" for text in texts]
     print("\n".join(lines) + " Nothing was started.", file=sys.stderr)
     return USAGE
 

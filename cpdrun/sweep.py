@@ -25,7 +25,7 @@ import hashlib
 import itertools
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
@@ -42,14 +42,17 @@ from cpdrun.config.compose import Composer, resolve
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.identity import run_name
 from cpdrun.config.keys import delete_key, flatten, get_key, has_key, set_key
-from cpdrun.config.overrides import Typed, parse, typed_form
+from cpdrun.config.overrides import MOST_VALUES, Typed, parse, typed_form
+from cpdrun.config.paths import check_path
 from cpdrun.config.schema import check_kind, validate
-from cpdrun.record import SweepDir, git_commit, write_text
+from cpdrun.record import SweepDir, git_commit, locked, read_yaml, write_text
 
 Axes = dict[str, list[Any]]
 Cases = Mapping[str, Mapping[str, Any]]  # by name, what each sets
 
 CASE = "case"
+BASELINE = "fp32"
+MANY = 5_000  # runs that take seconds to plan
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ class Plan:
     axes: Axes
     runs: list[PlannedRun]
     excluded: list[tuple[str, int]] = field(default_factory=list)  # (description, number of runs)
+    baselines: int = (
+        0  # runs of fp32 without APS in place of excluded ones: without, nothing could be compared
+    )
     duplicates: int = 0
 
     def describe(self) -> str:
@@ -80,14 +86,23 @@ class Plan:
         text = " x ".join(f"{key}({len(values)})" for key, values in self.axes.items()) + f" = {product}"
         for what, count in self.excluded:
             text += f", less {count} ({what})"
+        if self.baselines:
+            text += f", plus {self.baselines} ({BASELINE} without APS, the baseline)"
         if self.duplicates:
             text += f", less {self.duplicates} of the same content"
         return f"{text} -> {len(self.runs)} run{'s' if len(self.runs) != 1 else ''}"
 
 
-def plan(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> Plan:
+def plan(
+    texts: Sequence[str],
+    config_dir: Path | None = None,
+    *,
+    imports: bool = True,
+    on_many: Callable[[int], None] | None = None,
+) -> Plan:
     """The runs that these overrides ask for. Raises ConfigError; touches nothing on disk. Without `imports` no module
-    that the configuration names is run, and what a format of the user's own is stays open."""
+    that the configuration names is run, and what a format of the user's own is stays open. `on_many` is told how many
+    there will be where that takes seconds."""
     with Composer(config_dir) as composer:
         groups = composer.groups()
         typed = parse(texts, composer.loader)
@@ -111,16 +126,25 @@ def plan(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool 
                     raise ConfigError(
                         f"{place}: unknown key {key!r}{did_you_mean(key, _known(base, groups))}"
                     )
+        product = _count(axes)
+        if on_many is not None and product > MANY:
+            on_many(product)
         return _multiply(composer, texts, typed, choices, cases, axes, exclusions, imports)
 
 
 def write_manifest(sweep: Plan) -> None:
     """sweep.yaml: what was asked for. One that asks for all of it already is left as it is, and runs that another
-    command has made in the same folder stay listed. Raises OSError where the folder cannot be written."""
+    command has made in the same folder stay listed. Raises OSError where the folder cannot be written, and ConfigError
+    for a sweep.yaml that is not ours to replace."""
     sweep.directory.path.mkdir(parents=True, exist_ok=True)
+    with locked(sweep.directory.lock):  # two commands typed at once keep each other's runs
+        _add_to_manifest(sweep)
+
+
+def _add_to_manifest(sweep: Plan) -> None:
     names = [run.name for run in sweep.runs]
-    before = _listed(sweep.directory)
-    if set(names) <= set(before):
+    before = listed(sweep.directory)
+    if names and set(names) <= set(before):
         return
     made = [name for name in before if name not in names and sweep.directory.run(name).path.exists()]
     manifest = {
@@ -134,13 +158,24 @@ def write_manifest(sweep: Plan) -> None:
     write_text(sweep.directory.manifest, yaml.safe_dump(manifest, sort_keys=False))
 
 
-def _listed(directory: SweepDir) -> list[str]:
-    """The runs of the folder's sweep.yaml; none where there is none that can be read."""
+def listed(directory: SweepDir) -> list[str]:
+    """The runs of the folder's sweep.yaml; none where there is no such file, or nothing in it. Raises ConfigError for
+    one that cpdrun did not write."""
+    path = directory.manifest
     try:
-        manifest = yaml.safe_load(directory.manifest.read_bytes())
-        return [str(name) for name in manifest["runs"]]
-    except (OSError, yaml.YAMLError, TypeError, KeyError):
+        manifest = read_yaml(path)
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        manifest = "no yaml"
+    if manifest is None:
+        return []
+    runs = manifest.get("runs") if isinstance(manifest, Mapping) else None
+    if not isinstance(runs, list):
+        raise ConfigError(f"{path} is not cpdrun's: move it away, or choose another folder with name=NAME")
+    return [str(name) for name in runs]
 
 
 def _group_choices(typed: list[Typed], groups: Mapping[str, list[str]]) -> dict[str, str]:
@@ -230,9 +265,10 @@ def _multiply(
 ) -> Plan:
     groups = composer.groups()
     runs: dict[str, PlannedRun] = {}
+    baselines: dict[str, PlannedRun] = {}
     excluded = [0] * len(exclusions)
     duplicates = 0
-    fixed = [t.text for t in typed if not t.is_axis and t.key != CASE]
+    fixed = [t for t in typed if not t.is_axis and t.key != CASE]
     for values in itertools.product(*axes.values()):
         point = dict(zip(axes, values, strict=True))
         case = cases.get(point.get(CASE), {})
@@ -245,22 +281,43 @@ def _multiply(
         dropped = [i for i, rule in enumerate(exclusions) if _matches(rule, config, point)]
         if dropped:
             excluded[dropped[0]] += 1
-            continue
-        overrides = [*fixed, *(f"{k}={typed_form(v)}" for k, v in point.items())]
+            if config["format"] != BASELINE or not config["aps"]:
+                continue
+            config["aps"] = point["aps"] = False
+            if any(_matches(rule, config, point) for rule in exclusions):
+                continue
+        overrides = [t.text for t in fixed if t.key not in point]
+        overrides += [f"{k}={typed_form(v)}" for k, v in point.items()]
         run = _planned(config, choices.get("exp"), overrides, imports)
+        if dropped:
+            baselines.setdefault(run.name, run)
+            continue
         duplicates += run.name in runs
         runs.setdefault(run.name, run)
     if not runs:
         raise ConfigError("the exclusions leave no run of this sweep")
+    baselines = {name: run for name, run in baselines.items() if name not in runs}
     some = next(iter(runs.values())).config
+    directory = SweepDir(Path(some["results_dir"]) / some["name"])
+    check_path(directory.run(max((*baselines, *runs), key=len)).path)
     return Plan(
-        directory=SweepDir(Path(some["results_dir"]) / some["name"]),
+        directory=directory,
         typed=list(texts),
         axes=axes,
-        runs=list(runs.values()),
+        runs=[*baselines.values(), *runs.values()],
         excluded=[(_described(rule), n) for rule, n in zip(exclusions, excluded, strict=True) if n],
+        baselines=len(baselines),
         duplicates=duplicates,
     )
+
+
+def _count(axes: Axes) -> int:
+    """How many points the axes have. Raises ConfigError for more than can be."""
+    product = math.prod(len(values) for values in axes.values())
+    if product > MOST_VALUES:
+        grid = " x ".join(f"{key}({len(values):,})" for key, values in axes.items())
+        raise ConfigError(f"{grid} = {product:,} runs; one sweep has at most {MOST_VALUES:,}")
+    return product
 
 
 def _apply(config: dict[str, Any], typed: list[Typed], point: Mapping[str, Any]) -> None:

@@ -45,9 +45,47 @@ def test_help_names_the_commands_and_imports_no_torch(cpdrun):
 def test_dry_run_says_what_would_be_run_and_writes_nothing(cpdrun, tmp_path):
     result = cpdrun("sweep", "exp=digits_bits", "--dry-run")
     assert result.returncode == 0
+    first, *facts = result.stdout.splitlines()
     expected = "format(7) x aps(2) x seed(3) = 42, less 3 (fp32 with APS) -> 39 runs: 0 done, 39 to run"
-    assert result.stdout.strip() == expected
+    assert first == expected
+    assert "two minutes on two cores" in facts[0], "what the experiment says of itself"
+    assert "recipe: 15 epochs, 8 workers of 8 samples, 64 samples a step" in facts
+    assert any(line.split() == ["model", "ConvNet:", "width", "16,", "dropout", "0.0"] for line in facts)
+    assert any("fp32 7 MB, e5m2 1.75 MB" in line for line in facts)
+    rows = [line.split() for line in facts[-39:]]
+    assert rows[0][:4] == ["fp32", "false", "0", "new"] and rows[0][4].startswith("convnet-fp32-w8-s0-")
+    assert len({row[4] for row in rows}) == 39
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_names_missing_data_its_twin_and_the_script_for_slurm(cpdrun, tmp_path):
+    words = ("sweep", "exp=resnet50_bits", "--dry-run")
+    shown = cpdrun(*words, "launcher=slurm", "device=cuda", "--max-parallel", "2").stdout
+    assert "missing: data.data_dir=data/imagenet is not there" in shown
+    assert "exp=resnet50_bits_small needs " in shown
+    for line in ("array=0-6%2", "cpus-per-task=9", "gres=gpu:1", "mem=18G", "time=01:00:00"):
+        assert f"#SBATCH --{line}\n" in shown
+    (tmp_path / "data" / "imagenet").mkdir(parents=True)
+    assert "missing" not in (there := cpdrun(*words).stdout) and "SBATCH" not in there
+
+
+def test_a_dry_run_imports_nothing_that_a_yaml_names(cpdrun, tmp_path):
+    (tmp_path / "conf" / "exp").mkdir(parents=True)
+    (tmp_path / "evil.py").write_text("open('ran', 'w').close()\nraise SystemExit('ran')\n")
+    (tmp_path / "conf" / "exp" / "evil.yaml").write_text(
+        "launcher: {_target_: evil.Launcher}\nmodel: {_target_: evil.Net}\nsweep:\n  format: [fp32, evil.F]\n"
+    )
+    words = ("sweep", "--config-dir", "conf", "exp=evil")
+    shown = cpdrun(*words, "--dry-run", PYTHONPATH=str(tmp_path))
+    assert shown.returncode == 0, shown.stderr
+    assert (
+        "not looked at by a dry run: model._target_=evil.Net, launcher._target_=evil.Launcher" in shown.stdout
+    )
+    assert "format=evil.F" in shown.stdout
+    assert not (tmp_path / "ran").exists()
+    started = cpdrun(*words)
+    assert started.returncode == 2 and "its module ends with SystemExit: ran" in started.stderr
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_sweep_its_report_and_the_sweep_again(cpdrun, tmp_path):
@@ -79,7 +117,11 @@ def test_a_sweep_its_report_and_the_sweep_again(cpdrun, tmp_path):
     assert again.returncode == 0 and "3 done, 0 to run" in again.stdout and "Nothing to do" in again.stdout
 
     forecast = cpdrun(*words, "format=fp32,e4m3,e5m2", "--dry-run").stdout.splitlines()
-    assert forecast[0].endswith("5 runs: 3 done, 2 to run") and forecast[1].startswith("2 new; about ")
+    assert forecast[0].endswith("5 runs: 3 done, 2 to run")
+    assert any(line.startswith("2 new; about ") for line in forecast)
+    names = {line.split()[-1] for line in forecast if " done " in line}
+    assert names == {run.name for run in runs}
+    assert any(" bytes " in line for line in forecast[-5:]), "what a worker of a done run sent"
 
     status = cpdrun("status")
     assert status.returncode == 0 and "digits_bits: 3 done" in status.stdout

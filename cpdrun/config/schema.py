@@ -1,6 +1,7 @@
 """What a run's config may hold. Types and limits stand here, defaults in conf/: each is written once."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from custom_fp.names import is_own, is_scaled, parse
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
+from cpdrun.config.paths import MOST_NAME_BYTES
 
 SECTIONS = (
     "model",
@@ -25,6 +27,8 @@ SECTIONS = (
 )  # arguments of the class in _target_
 FREE = ("launcher",)  # checked by its executor, for the most part
 NUMBER_OR_WORD = ("precision.loss_scale",)  # or dynamic
+
+_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 Check = Callable[[Any], str | None]  # what is wrong with a value, or None
 
@@ -48,9 +52,12 @@ def validate(config: Mapping[str, Any], *, imports: bool = True) -> None:
             continue
         if problem := check(value):
             raise ConfigError(f"{key}={typed_form(value)}: {problem}")
-    for section in SECTIONS:
-        if not isinstance(config.get(section), Mapping) or not config[section].get("_target_"):
+    for section in (*SECTIONS, *FREE):
+        target = config[section].get("_target_") if isinstance(config.get(section), Mapping) else None
+        if not target:
             raise ConfigError(f"{section} must name its class: {section}._target_=package.module.Class")
+        if not isinstance(target, str) or not _CLASS.fullmatch(target):
+            raise ConfigError(f"{section}._target_={typed_form(target)}: must be package.module.Class")
     _validate_together(config, imports or not is_own(config["format"]))
 
 
@@ -134,8 +141,11 @@ def _text(value: Any) -> str | None:
 
 
 def _folder_name(value: Any) -> str | None:
-    good = isinstance(value, str) and value.strip(".") and not set(value) & set("/\\\0\n")
-    return None if good else "must be the name of a folder, without slashes"
+    good = isinstance(value, str) and value.strip(".") and not set(value) & set("/\\") and value.isprintable()
+    if not good:
+        return "must be the name of a folder, without slashes"
+    size = len(value.encode())
+    return None if size <= MOST_NAME_BYTES else f"at most {MOST_NAME_BYTES} bytes; this name has {size}"
 
 
 def _sha256(value: Any) -> str | None:

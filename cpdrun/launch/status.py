@@ -148,7 +148,7 @@ def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: in
 def estimate_seconds(runs: Iterable[RunDir], todo: int, slots: int) -> float | None:
     """Wall time that `todo` further runs like those done among `runs` would take; None where none is done."""
     done = ((read_object(run.done) or {}).get("wall_seconds") for run in runs)
-    seconds = [value for value in done if value is not None]
+    seconds = [value for value in done if isinstance(value, int | float)]
     return statistics.median(seconds) * todo / min(slots, max(1, todo)) if seconds else None
 
 

@@ -4,6 +4,7 @@ Every path of a sweep or a run is spelled in :mod:`cpdrun.record.layout`; launch
 meet nowhere else. Nothing here imports torch.
 """
 
+from cpdrun.record.cpu import described, differ, processor, processors
 from cpdrun.record.files import (
     append_json_line,
     read_json,
@@ -14,9 +15,9 @@ from cpdrun.record.files import (
     write_text,
 )
 from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs, split_results_dir
-from cpdrun.record.foreign import read_config, read_yaml
+from cpdrun.record.foreign import OutOfBoundsError, read_config, read_yaml
 from cpdrun.record.layout import Attempt, RunDir, SweepDir
-from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, release
+from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, locked, release
 from cpdrun.record.repository import git, git_commit
 from cpdrun.record.state import State, forget, garbage, record_of, state_of
 
@@ -24,11 +25,14 @@ __all__ = [
     "HEARTBEAT_S",
     "Attempt",
     "NotFoundError",
+    "OutOfBoundsError",
     "RunDir",
     "State",
     "SweepDir",
     "append_json_line",
     "claim",
+    "described",
+    "differ",
     "find_runs",
     "find_sweeps",
     "find_sweeps_or_runs",
@@ -38,6 +42,9 @@ __all__ = [
     "git_commit",
     "heartbeat",
     "is_claimed",
+    "locked",
+    "processor",
+    "processors",
     "read_config",
     "read_json",
     "read_json_lines",

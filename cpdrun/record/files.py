@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+MAX_JSON_BYTES = 256 << 20
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 _UMASK = os.umask(0)  # it can be read only by setting it
 os.umask(_UMASK)
 
@@ -53,11 +55,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in `path`, or None where the file is absent or holds no valid JSON (or is a folder, or brackets
-    nested past all reading)."""
+    """The JSON value in `path`, or None where the file is absent or holds no valid JSON: a folder of that name, a file
+    that may not be read, and JSON so deep or so long that nobody here wrote it hold none."""
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            return None
         return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError, ValueError, RecursionError):
+    except (*_NO_FILE, ValueError, RecursionError):
         return None
 
 
@@ -82,9 +86,11 @@ def append_json_line(path: Path, row: dict[str, Any]) -> None:
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a JSON-lines file; a line cut short by a kill, or damaged, is passed over."""
-    if not path.exists():
+    try:
+        file = path.open("rb")
+    except _NO_FILE:
         return
-    with path.open("rb") as file:
+    with file:
         for line in file:
             with contextlib.suppress(ValueError, RecursionError):
                 row = json.loads(line)

@@ -24,8 +24,10 @@ COMPUTES = {".py", ".so", ".pyd", ".h", ".cu", ".cuh"}
 
 @cache
 def file_digest(path: Path) -> str | None:
-    """Of the file's bytes; None where it cannot be read."""
+    """Of the file's bytes; None where it cannot be read, or is no file of a certain size (a device, a pipe)."""
     try:
+        if not path.is_file():
+            return None
         return hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
     except OSError:
         return None

@@ -12,11 +12,15 @@ import yaml
 
 from cpdrun.record.layout import RunDir
 
-MOST_BYTES = 1 << 20
-MOST_VALUES = 20_000  # with what aliases repeat
+MOST_BYTES = 16 << 20  # sweep.yaml names every run: 100,000 in 5 MB
+MOST_VALUES = 300_000  # with what aliases repeat
 MOST_DEPTH = 40
 _LEAST_OPENED = 200  # this many brackets or dashes, and the depth is counted before the text is read
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
+
+
+class OutOfBoundsError(ValueError):
+    """Yaml that is too large, too deep or without end to be anybody's configuration; one line says which."""
 
 
 def read_config(run: RunDir) -> dict[str, Any]:
@@ -32,15 +36,15 @@ def read_yaml(path: Path) -> Any:
     with path.open("rb") as file:
         text = file.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
-        raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
+        raise OutOfBoundsError(f"is larger than {MOST_BYTES >> 20} MiB")
     try:
-        if text.count(b"[") + text.count(b"{") + text.count(b"- ") >= _LEAST_OPENED:
+        if text.count(b"[") + text.count(b"{") + text.count(b"- ") + text.count(b"? ") >= _LEAST_OPENED:
             _check_depth(text)
         value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())[:200]) from None
     except RecursionError:
-        raise ValueError("is nested too deep") from None
+        raise OutOfBoundsError("is nested too deep") from None
     _check_values(value)
     return value
 
@@ -54,7 +58,7 @@ def _check_depth(text: bytes) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MOST_DEPTH:
-            raise ValueError("is nested too deep")
+            raise OutOfBoundsError("is nested too deep")
 
 
 def _check_values(whole: Any) -> None:
@@ -64,9 +68,9 @@ def _check_values(whole: Any) -> None:
         value, depth = waiting.pop()
         seen += 1
         if depth > MOST_DEPTH:
-            raise ValueError("is nested too deep, or holds itself")
+            raise OutOfBoundsError("is nested too deep, or holds itself")
         if seen > MOST_VALUES:
-            raise ValueError(f"stands for more than {MOST_VALUES} values")
+            raise OutOfBoundsError(f"stands for more than {MOST_VALUES} values")
         if isinstance(value, dict | list | tuple | set):
             within = value.values() if isinstance(value, dict) else value
             waiting.extend((item, depth + 1) for item in within)

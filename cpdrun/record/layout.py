@@ -147,6 +147,11 @@ class SweepDir:
         return self.path / "sweep.yaml"
 
     @property
+    def lock(self) -> Path:
+        """Held for the moment in which the sweep's own files are read and written anew."""
+        return self.path / ".lock"
+
+    @property
     def report(self) -> Path:
         return self.path / "report"
 

@@ -7,11 +7,13 @@ Some file systems of clusters have no flock. There the holder is whoever created
 it lives; one that was not touched for STALE_S seconds, by the file system's own clock, is taken over.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from cpdrun.record.layout import RunDir
@@ -47,6 +49,22 @@ def claim(run: RunDir) -> int | None:
             if error.errno in NO_FLOCK:
                 return None
             raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Alone with what `path` stands for: waits for whoever else is in here. Where the file system has no flock, nobody
+    waits."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_FLOCK:
+                raise
+        yield
+    finally:
+        os.close(fd)
 
 
 def heartbeat(run: RunDir) -> bool:

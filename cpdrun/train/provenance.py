@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cpdrun.record import RunDir, git, git_commit, write_json, write_text
+from cpdrun.record import RunDir, git, git_commit, processor, write_json, write_text
 from cpdrun.record.fingerprint import (
     OWN_PACKAGES,
     code_digest,
@@ -38,7 +38,8 @@ def write_environment(
 ) -> None:
     """env.json and, where the repository of the current folder is not as committed, code.diff.
 
-    env.json: versions of every imported distribution, device, machine; `code`, digests of the user's modules that are
+    env.json: versions of every imported distribution, device, machine; `cpu` and `cpu_vector`, the processor and the
+    vector instructions that choose the order of its sums; `code`, digests of the user's modules that are
     imported and of cpdrun, and `code_sha256` of them all; `data_path`, `data_folders` and `data_sha256` of the dataset
     `data`, where it was read from files or knows a digest of itself; `products`, where an accumulator is emulated:
     which run in it and which do not (products.py); `git_commit`, null outside a repository; `git_diff`, ten digits of
@@ -48,6 +49,7 @@ def write_environment(
     path = _path_of(data, config or {})
     diff = git("diff", "--no-color", "--no-ext-diff", "HEAD")
     untracked = git("ls-files", "--others", "--exclude-standard", *FOLDERS_AS_ONE, "--full-name", ":/")
+    cpu, vector = processor()
     run.code_diff.unlink(missing_ok=True)  # of an attempt with other code
     if diff or untracked:
         names = "".join(f"# not in the repository: {name}\n" for name in (untracked or "").splitlines())
@@ -58,7 +60,9 @@ def write_environment(
             "python": platform.python_version(),
             "packages": _versions(),
             "custom_fp_backend": _backend(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
+            "cpu": cpu,
+            "cpu_vector": vector,
             "platform": platform.platform(),
             "hostname": socket.gethostname(),
             "code": code,
@@ -140,12 +144,3 @@ def _backend() -> str:
     import custom_fp
 
     return custom_fp.backend()
-
-
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

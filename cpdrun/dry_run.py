@@ -1,0 +1,234 @@
+"""`cpdrun sweep --dry-run`: what would be run, said without starting or importing what a configuration names."""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from custom_fp.names import is_own
+from rich.table import Table
+from rich.text import Text
+
+from cpdrun.config.compose import CONF_MODULE, EXPERIMENT
+from cpdrun.config.formats import format_facts
+from cpdrun.config.keys import flatten, get_key, has_key
+from cpdrun.config.overrides import typed_form
+from cpdrun.launch import Job, LaunchError, LaunchOptions, would_write
+from cpdrun.launch.display import duration
+from cpdrun.launch.resources import cores
+from cpdrun.launch.status import estimate_seconds
+from cpdrun.needs import missing_folders, twin
+from cpdrun.record import State, read_object
+from cpdrun.standing import Standing
+from cpdrun.sweep import CASE, Plan, PlannedRun
+from cpdrun.terminal import Terminal
+
+WORDS = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
+PARTS = ("model", "data", "partition", "optim", "schedule", "precision", "sync", "scaling")
+MACHINE = ("device", "nproc", "threads", "loaders", "emulation")
+OURS = "cpdrun."
+WIDEST = 1000  # columns of a table
+SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.requantised_sync.RequantisedSync")
+
+
+def print_dry_run(
+    sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], arguments: argparse.Namespace
+) -> None:
+    """All of it, the table of the runs last: on a terminal with fewer lines than that has rows, in a pager."""
+    console = Terminal()
+    for line in (
+        *_purpose(sweep.runs[0].config["exp"], arguments.config_dir),
+        *_forecast(sweep, found, to_run, arguments.jobs),
+        *_recipe(sweep),
+        *_bytes(sweep),
+        *_missing(sweep, arguments),
+        *_not_looked_at(sweep),
+    ):
+        console.print(Text(line), soft_wrap=True)
+    for path, script in _scripts(sweep, to_run, arguments):
+        console.print(Text(f"\nwould write {path}:\n\n{script}"), soft_wrap=True)
+    table = _table(sweep, found, to_run)
+    lines = console.height - 3
+    console.width = max(console.width, _width(console, table))  # names are shown whole, to be copied
+    if console.is_terminal and len(sweep.runs) > lines:
+        with console.pager(styles=False):
+            console.print(table)
+    else:
+        console.print(table)
+
+
+def _width(console: Terminal, table: Table) -> int:
+    return console.measure(table, options=console.options.update(width=WIDEST)).maximum
+
+
+def _purpose(exp: str | None, config_dir: Path | None) -> Iterator[str]:
+    """What the experiment's yaml says of itself, in the comment below its command."""
+    if exp is None:
+        return
+    name = f"{exp}.yaml"
+    own = config_dir / EXPERIMENT / name if config_dir is not None else None
+    source = own if own is not None and own.exists() else files(CONF_MODULE).joinpath(EXPERIMENT, name)
+    for line in source.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            return
+        if not line.startswith("# cpdrun "):
+            yield line.removeprefix("#").strip()
+
+
+def _forecast(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], jobs: int | None) -> Iterator[str]:
+    """`2 new, 1 to be resumed; about 10 s with 2 at once`, by the runs of the folder that are done."""
+    if not to_run:
+        return
+    counts = Counter(WORDS.get(state, str(state)) for state in _states(found, to_run))
+    counted = ", ".join(f"{count} {word}" for word, count in counts.items())
+    if to_run[0].config["launcher"]["_target_"] != "cpdrun.launch.local.LocalExecutor":
+        slots, at_once = 1, "of computing in all"
+    else:
+        slots = jobs or to_run[0].config["launcher"].get("jobs") or cores()
+        at_once = f"with {slots} at once"
+    seconds = estimate_seconds(sweep.directory.runs(), len(to_run), slots)
+    if seconds is None:
+        yield f"{counted}; how long they take is known once one of them is done"
+    else:
+        yield f"{counted}; about {duration(seconds)} {at_once}"
+
+
+def _recipe(sweep: Plan) -> Iterator[str]:
+    """The parts of the first run with their settings; what the sweep varies is in the table."""
+    config = sweep.runs[0].config
+    varies = {key for key, _ in _varying(sweep)}
+
+    def value(key: str) -> str:
+        return "(varies)" if key in varies else _short(get_key(config, key))
+
+    workers, batch = config["world_size"], config["batch_size"]
+    step = "" if {"world_size", "batch_size"} & varies else f", {workers * batch:,} samples a step"
+    samples = f"{value('world_size')} workers of {value('batch_size')} samples"
+    yield f"recipe: {value('epochs')} epochs, {samples}{step}"
+    scales = any(run.config["aps"] for run in sweep.runs)
+    for part in PARTS if scales else PARTS[:-1]:
+        keys = [key for key, _ in flatten(config[part], f"{part}.") if not key.endswith("_target_")]
+        name = "(varies)" if f"{part}._target_" in varies else _class(config[part]["_target_"])
+        settings = ", ".join(f"{key.removeprefix(f'{part}.')} {value(key)}" for key in keys)
+        yield f"  {part:<10} {name}{f': {settings}' if settings else ''}"
+    yield "  " + ", ".join(f"{key} {value(key)}" for key in MACHINE)
+    kept = [
+        key for key, given in flatten(config["full_precision"], "full_precision.") if given or key in varies
+    ]
+    if kept:
+        yield "  in fp32 all the same: " + ", ".join(f"{key} {value(key)}" for key in kept)
+
+
+def _bytes(sweep: Plan) -> Iterator[str]:
+    """What a worker sends: 2 (N - 1) / N values of k bits for each gradient, by reduce-scatter and all-gather."""
+    configs = [run.config for run in sweep.runs]
+    if any(config["sync"]["_target_"] not in SUMS or config["world_size"] == 1 for config in configs):
+        return
+    sizes: dict[str, dict[str, None]] = {}
+    for config in configs:
+        if not is_own(config["format"]):
+            workers = config["world_size"]
+            bits = format_facts(config["format"])["bits"]
+            size = f"{2 * (workers - 1) / workers * bits / 8:.3g} MB"
+            sizes.setdefault(config["format"], {})[size] = None
+    said = ", ".join(f"{name} {' to '.join(_ends(list(found)))}" for name, found in sizes.items())
+    if said:
+        yield f"a worker sends each step, for a million gradients: {said}"
+
+
+def _missing(sweep: Plan, arguments: argparse.Namespace) -> Iterator[str]:
+    missing = dict.fromkeys(what for run in sweep.runs for what in missing_folders(run.config))
+    for what in missing:
+        yield f"missing: {what} is not there"
+    if missing and (instead := twin(sweep.runs[0].config["exp"], arguments.config_dir)):
+        yield f"without it: {instead}"
+
+
+def _not_looked_at(sweep: Plan) -> Iterator[str]:
+    """A dry run imports nothing that a configuration names; what it therefore does not know is said."""
+    targets = {
+        f"{key}={value}": None
+        for run in sweep.runs
+        for key, value in flatten(run.config)
+        if key.endswith("_target_") and isinstance(value, str) and not value.startswith((OURS, "torch."))
+    }
+    formats = {f"format={run.config['format']}": None for run in sweep.runs if is_own(run.config["format"])}
+    if names := [*targets, *formats]:
+        yield f"of your own modules, not looked at by a dry run: {', '.join(names)}"
+
+
+def _scripts(
+    sweep: Plan, to_run: Sequence[PlannedRun], arguments: argparse.Namespace
+) -> Iterator[tuple[Any, str]]:
+    if not to_run:
+        return
+    jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
+    options = LaunchOptions(max_parallel=arguments.max_parallel, retries=arguments.retries)
+    try:
+        yield from would_write(sweep.directory, jobs, to_run[0].config["launcher"], options).items()
+    except (LaunchError, TypeError) as error:  # a key that the launcher does not take
+        yield sweep.directory.path, f"nothing: {error}"
+
+
+def _table(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun]) -> Table:
+    """A row a run: the axes, how it stands, and its name."""
+    keys = [key for key in sweep.axes if key != CASE or has_key(sweep.runs[0].config, CASE)]
+    sent = any(state is State.DONE for state in found.states.values())
+    wanted = {run.name for run in to_run}
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for key in keys:
+        table.add_column(key, no_wrap=True, justify="right" if key in ("seed", "world_size") else "left")
+    table.add_column("state", no_wrap=True)
+    if sent:
+        table.add_column("sent a step", no_wrap=True, justify="right")
+    table.add_column("run", no_wrap=True, overflow="ignore")
+    for run in sweep.runs:
+        state = found.states.get(run.name)
+        words = "odd" if state is None else str(state) if run.name not in wanted else WORDS.get(state, state)
+        cells = [Text(_cell(run.config, key)) for key in keys]
+        more = [Text(_sent(sweep, run))] if sent else []
+        table.add_row(*cells, words, *more, Text(run.name))
+    return table
+
+
+def _sent(sweep: Plan, run: PlannedRun) -> str:
+    wire = (read_object(sweep.directory.run(run.name).done) or {}).get("wire")
+    size = wire.get("bytes_per_step_real_worker") if isinstance(wire, Mapping) else None
+    return f"{size:,.0f} bytes" if isinstance(size, int | float) else ""
+
+
+def _cell(config: Mapping[str, Any], key: str) -> str:
+    if not has_key(config, key):
+        return ""
+    value = get_key(config, key)
+    return _class(value["_target_"]) if isinstance(value, Mapping) and "_target_" in value else _short(value)
+
+
+def _varying(sweep: Plan) -> Iterator[tuple[str, Any]]:
+    """Keys whose value the sweep changes, by the first run's value."""
+    seen: dict[str, Any] = {}
+    varies: dict[str, Any] = {}
+    for run in sweep.runs:
+        for key, value in flatten(run.config):
+            if seen.setdefault(key, value) != value:
+                varies.setdefault(key, seen[key])
+    yield from varies.items()
+
+
+def _states(found: Standing, runs: Sequence[PlannedRun]) -> list[State]:
+    return [found.states[run.name] for run in runs]
+
+
+def _class(target: str) -> str:
+    return target.rsplit(".", 1)[-1] if target.startswith(OURS) else target
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else typed_form(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _ends(values: list[str]) -> list[str]:
+    return values if len(values) == 1 else [values[0], values[-1]]
