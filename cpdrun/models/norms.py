@@ -113,6 +113,23 @@ class BatchNorm(nn.BatchNorm2d):
         super().__init__(channels, eps=eps, momentum=momentum)
 
 
+class Sum(nn.Module):
+    """The sum of two branches, as a module, so that a precision can round what enters it."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+
+def activates(norm: nn.Module) -> bool:
+    """Whether it holds the activation, so that no ReLU follows."""
+    return bool(getattr(norm, "activates", False))
+
+
+def activated(norm: nn.Module) -> nn.Module:
+    """The norm and, where it needs one, a ReLU."""
+    return norm if activates(norm) else nn.Sequential(norm, nn.ReLU())
+
+
 def norms_of(model: nn.Module) -> list[nn.Module]:
     """Its normalisation layers, of torch or anyone's."""
     return [module for module in model.modules() if is_norm(module)]

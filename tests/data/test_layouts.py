@@ -1,4 +1,5 @@
-"""CIFAR-10, ImageNet and Cityscapes as they lie on disk: small data that the tests write, read by the real loaders."""
+"""CIFAR-10 and -100, Imagenette, ImageNet and Cityscapes as they lie on disk: small data that the tests write, read by
+the real loaders."""
 
 import pickle
 
@@ -10,9 +11,11 @@ from PIL import Image
 from cpdrun.data.augment import cutout, random_resized_crop
 from cpdrun.data.base import DataError, fetch_batch
 from cpdrun.data.cifar10 import CIFAR10
+from cpdrun.data.cifar100 import CIFAR100
 from cpdrun.data.cityscapes import Cityscapes
 from cpdrun.data.fashion_mnist import DEBIAN_DIR
 from cpdrun.data.image_folder import ImageFolders
+from cpdrun.data.imagenette import CLASSES, Imagenette
 from cpdrun.data.street_scenes import ROAD, SKY, StreetScenes, write_street_scenes
 
 
@@ -104,6 +107,68 @@ def test_cutout_zeroes_one_square_and_leaves_its_input():
     for hole in holes:
         rows, columns = hole.any(1).nonzero(), hole.any(0).nonzero()
         assert hole.sum() == len(rows) * len(columns)
+
+
+# ---- CIFAR-100
+
+
+def write_cifar100(folder):
+    rng = np.random.default_rng(1)
+    folder = folder / "cifar-100-python"
+    folder.mkdir()
+    for name, samples in (("train", 30), ("test", 20)):
+        batch = {b"data": rng.integers(0, 256, (samples, 3072), dtype=np.uint8)}
+        fine = rng.integers(0, 100, samples).tolist()
+        batch |= {b"fine_labels": fine, b"coarse_labels": [label // 5 for label in fine]}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [b"apple"] * 100}, protocol=2))
+    return folder
+
+
+def test_cifar100_reads_the_hundred_classes(tmp_path):
+    folder = write_cifar100(tmp_path)
+    data = CIFAR100(str(tmp_path), augment=True, train_samples=25, test_samples=None)
+    assert (len(data.train), len(data.test), data.num_classes) == (25, 20, 100)
+    test = pickle.loads((folder / "test").read_bytes(), encoding="bytes")
+    x, y = data.test[7]
+    pixels = torch.from_numpy(test[b"data"][7].reshape(3, 32, 32)).double() / 255
+    mean = torch.tensor([0.5071, 0.4867, 0.4408], dtype=torch.float64).view(3, 1, 1)
+    std = torch.tensor([0.2675, 0.2565, 0.2761], dtype=torch.float64).view(3, 1, 1)
+    assert torch.allclose(x.double(), (pixels - mean) / std, atol=1e-6) and y == test[b"fine_labels"][7]
+    x, _ = fetch_batch(data.train, torch.arange(16))
+    assert torch.equal(data.augment(x, draws(1)), data.augment(x, draws(1)))
+    plain = CIFAR100(str(folder), augment=False, train_samples=None, test_samples=None)
+    assert torch.equal(plain.augment(x, draws(1)), x)
+    (folder / "test").write_bytes(b"")
+    with pytest.raises(DataError, match="test is not a whole CIFAR-100 batch"):
+        CIFAR100(str(tmp_path), augment=False, train_samples=None, test_samples=None)
+    with pytest.raises(DataError, match=r"no train.*cifar-100-python\.tar\.gz.*data\.data_dir=PATH"):
+        CIFAR100(str(tmp_path / "nowhere"), augment=False, train_samples=None, test_samples=None)
+
+
+# ---- Imagenette
+
+
+def test_imagenettes_layout(tmp_path):
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 2), ("val", 1)):
+        for kind in CLASSES:
+            folder = tmp_path / split / kind
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = Image.fromarray(rng.integers(0, 256, (40, 52, 3), dtype=np.uint8))
+                pixels.save(folder / f"ILSVRC2012_val_{i:08d}.JPEG" if i else folder / f"{kind}_{i}.JPEG")
+        (tmp_path / split / ".DS_Store").touch()
+    (tmp_path / "noisy_imagenette.csv").write_text("path,noisy_labels_0\n")
+    data = Imagenette(str(tmp_path), size=28, smallest_area=0.08)
+    assert (len(data.train), len(data.test), data.num_classes) == (20, 10, 10)
+    x, y = fetch_batch(data.train, torch.tensor([19, 0]), lambda: draws(3))
+    assert x.shape == (2, 3, 28, 28) and y.tolist() == [9, 0]
+    (tmp_path / "val" / "n03000684").rename(tmp_path / "val" / "n03000685")
+    with pytest.raises(DataError, match=r"val: no n03000684 \(chain saw\); unpack imagenette2\.tgz"):
+        Imagenette(str(tmp_path), size=28, smallest_area=0.08)
+    with pytest.raises(DataError, match=r"Imagenette is not in .*train: no n01440764"):
+        Imagenette(str(tmp_path / "nowhere"), size=28, smallest_area=0.08)
 
 
 # ---- ImageNet

@@ -1,0 +1,48 @@
+"""The files of CIFAR-10 and CIFAR-100: pickled dicts of b"data" (n, 3072) uint8, channels first, and labels."""
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cpdrun.data.base import DataError, ImageTensors
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One of the two: its name and archive, under which key its labels stand, mean and deviation of its pixels."""
+
+    name: str
+    archive: str
+    labels: bytes
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def images(self, folder: Path, files: Sequence[str], samples: int | None) -> ImageTensors:
+        """The first `samples` images of these files, in order. Raises DataError where one is absent or damaged."""
+        parts = [self._read(folder / file) for file in files]
+        x_Nx3072, y_N = (
+            torch.from_numpy(np.concatenate(arrays))[:samples] for arrays in zip(*parts, strict=True)
+        )
+        return ImageTensors(x_Nx3072.view(-1, 3, 32, 32), y_N, scale=255, mean=self.mean, std=self.std)
+
+    def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
+        if not path.exists():
+            raise DataError(
+                f"{self.name} is not in {path.parent} (no {path.name}): unpack {self.archive} of "
+                "www.cs.toronto.edu/~kriz/cifar.html, and name the folder it lies in with data.data_dir=PATH"
+            )
+        try:
+            with path.open("rb") as file:
+                batch = pickle.load(file, encoding="bytes")
+            images, labels = batch[b"data"], np.asarray(batch[self.labels], dtype=np.int64)
+            if images.dtype != np.uint8 or images.shape != (len(labels), 3 * 32 * 32):
+                raise ValueError(f"data {images.shape} {images.dtype} for {len(labels)} labels")
+            return images, labels
+        except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(
+                f"{path} is not a whole {self.name} batch ({error or type(error).__name__})"
+            ) from None
