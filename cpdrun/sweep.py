@@ -45,7 +45,7 @@ from cpdrun.config.keys import delete_key, flatten, get_key, has_key, set_key
 from cpdrun.config.overrides import MOST_VALUES, Typed, parse, typed_form
 from cpdrun.config.paths import check_path
 from cpdrun.config.schema import check_kind, validate
-from cpdrun.record import SweepDir, git_commit, locked, read_yaml, write_text
+from cpdrun.record import SweepDir, git_commit, locked, read_manifest, write_text
 
 Axes = dict[str, list[Any]]
 Cases = Mapping[str, Mapping[str, Any]]  # by name, what each sets
@@ -163,7 +163,7 @@ def listed(directory: SweepDir) -> list[str]:
     one that cpdrun did not write."""
     path = directory.manifest
     try:
-        manifest = read_yaml(path)
+        manifest = read_manifest(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

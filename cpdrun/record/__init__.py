@@ -15,7 +15,7 @@ from cpdrun.record.files import (
     write_text,
 )
 from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs, split_results_dir
-from cpdrun.record.foreign import OutOfBoundsError, read_config, read_yaml
+from cpdrun.record.foreign import OutOfBoundsError, read_config, read_manifest, read_yaml
 from cpdrun.record.layout import Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, locked, release
 from cpdrun.record.repository import git, git_commit
@@ -48,6 +48,7 @@ __all__ = [
     "read_config",
     "read_json",
     "read_json_lines",
+    "read_manifest",
     "read_object",
     "read_yaml",
     "record_of",

@@ -10,10 +10,11 @@ from typing import Any
 
 import yaml
 
-from cpdrun.record.layout import RunDir
+from cpdrun.record.layout import RunDir, SweepDir
 
-MOST_BYTES = 16 << 20  # sweep.yaml names every run: 100,000 in 5 MB
-MOST_VALUES = 300_000  # with what aliases repeat
+MOST_BYTES = 1 << 20
+MOST_VALUES = 20_000  # with what aliases repeat
+RUNS_LISTED = 16  # times as much in a sweep.yaml, which names every run
 MOST_DEPTH = 40
 _LEAST_OPENED = 200  # this many brackets or dashes, and the depth is counted before the text is read
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
@@ -31,12 +32,17 @@ def read_config(run: RunDir) -> dict[str, Any]:
     return config
 
 
-def read_yaml(path: Path) -> Any:
-    """What the yaml in `path` says. Raises as `read_config`."""
+def read_manifest(sweep: SweepDir) -> Any:
+    """What the sweep.yaml of `sweep` says. Raises as `read_config`."""
+    return read_yaml(sweep.manifest, RUNS_LISTED)
+
+
+def read_yaml(path: Path, times: int = 1) -> Any:
+    """What the yaml in `path` says, which may be so many times as long as a configuration. Raises as `read_config`."""
     with path.open("rb") as file:
-        text = file.read(MOST_BYTES + 1)
-    if len(text) > MOST_BYTES:
-        raise OutOfBoundsError(f"is larger than {MOST_BYTES >> 20} MiB")
+        text = file.read(times * MOST_BYTES + 1)
+    if len(text) > times * MOST_BYTES:
+        raise OutOfBoundsError(f"is larger than {times * MOST_BYTES >> 20} MiB")
     try:
         if text.count(b"[") + text.count(b"{") + text.count(b"- ") + text.count(b"? ") >= _LEAST_OPENED:
             _check_depth(text)
@@ -45,7 +51,7 @@ def read_yaml(path: Path) -> Any:
         raise ValueError(" ".join(str(error).split())[:200]) from None
     except RecursionError:
         raise OutOfBoundsError("is nested too deep") from None
-    _check_values(value)
+    _check_values(value, times * MOST_VALUES)
     return value
 
 
@@ -61,7 +67,7 @@ def _check_depth(text: bytes) -> None:
             raise OutOfBoundsError("is nested too deep")
 
 
-def _check_values(whole: Any) -> None:
+def _check_values(whole: Any, most: int) -> None:
     waiting: list[tuple[Any, int]] = [(whole, 1)]
     seen = 0
     while waiting:
@@ -69,8 +75,8 @@ def _check_values(whole: Any) -> None:
         seen += 1
         if depth > MOST_DEPTH:
             raise OutOfBoundsError("is nested too deep, or holds itself")
-        if seen > MOST_VALUES:
-            raise OutOfBoundsError(f"stands for more than {MOST_VALUES} values")
+        if seen > most:
+            raise OutOfBoundsError(f"stands for more than {most} values")
         if isinstance(value, dict | list | tuple | set):
             within = value.values() if isinstance(value, dict) else value
             waiting.extend((item, depth + 1) for item in within)

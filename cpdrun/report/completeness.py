@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from cpdrun.record import State, SweepDir, read_yaml
+from cpdrun.record import State, SweepDir, read_manifest
 from cpdrun.report.collect import UNREADABLE, finished, sweep_names
 from cpdrun.report.study import Study
 from cpdrun.report.verdict import some
@@ -52,7 +52,7 @@ def _planned_absent(runs: pd.DataFrame, sweeps: Sequence[SweepDir]) -> int:
     absent = 0
     for name, sweep in sweep_names(sweeps).items():
         try:
-            manifest = read_yaml(sweep.manifest)
+            manifest = read_manifest(sweep)
         except (OSError, ValueError):
             continue
         planned = manifest.get("runs") if isinstance(manifest, dict) else None
