@@ -14,6 +14,8 @@ Training Without Mixed Precision" (arXiv 1911.07384):
     update           every operation of SGD's step (`rounded_sgd.py`)
     fp32_norms       normalisation layers keep float32 weights, statistics and optimizer state; what they read and give
                      is rounded all the same
+    aps              each tensor of weights, activations or errors is shifted by a power of two that fills its format
+                     (`tensor_aps.py`)
 
 Weights, activations and errors may be in any format of custom_fp; one with scales (MX, a codebook) takes them from each
 tensor, in blocks of elements that are neighbours in memory: for a Linear layer those of one dot product, as MX 1.0
@@ -42,6 +44,7 @@ from torch import Tensor, nn
 
 from cpdrun.models.norms import norms_of
 from cpdrun.optim.rounded_sgd import ORDERS, rounding_to, sgd_update
+from cpdrun.train.tensor_aps import ApsQuantizer, aps_quantize
 from cpdrun.train.weight_update import ROUNDINGS, WeightUpdate
 
 FP32 = Format.parse("fp32")
@@ -101,6 +104,7 @@ class Precision:
         update_rounding: str,
         kahan_weights: bool,
         fp32_norms: bool,
+        aps: bool,
     ):
         self.weights, self.activations, self.errors, self.accumulator, self.optimizer_state, self.update = (
             _named(key, name, scales)
@@ -125,6 +129,9 @@ class Precision:
                 f"precision.weights={weights} has scales, which every update would change: it takes "
                 "precision.master_weights=true"
             )
+        if aps:
+            _check_aps(self.weights, self.activations, self.errors, master_weights)
+        self.aps = aps
         self.kahan, self.master_weights, self.fp32_norms = kahan, master_weights, fp32_norms
         self.update_order, self.update_rounding, self.kahan_weights = (
             update_order,
@@ -210,7 +217,7 @@ class Precision:
     def memory(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, int]:
         """Bytes that a machine with these formats would keep from step to step.
 
-        model_bytes: weights and running statistics, each in its format. optimizer_bytes: the optimizer's state, the
+        model_bytes: weights and running statistics, each in its format, with aps a byte a tensor for its shift. optimizer_bytes: the optimizer's state, the
         float32 copies of weights and the compensations of Kahan's weights.
         """
         of_state = self.update or self.optimizer_state
@@ -219,6 +226,8 @@ class Precision:
         model = sum(_bytes(p, None if i in self.in_fp32 else self.weights) for i, p in enumerate(parameters))
         model += sum(_bytes(b, self.weights) for b in self.statistics)
         model += sum(_bytes(b, None) for b in self.fp32_statistics)
+        if self.aps and self.weights:
+            model += len(parameters) - len(self.in_fp32) + len(self.statistics)
         kept = sum(_bytes(master, None) for master in self.masters)
         if self.weight_update is not None:
             kept += sum(_bytes(c, self.weights) for c in self.weight_update.compensations)
@@ -253,8 +262,9 @@ class Precision:
     def _round_between_layers(self, model: nn.Module) -> None:
         """What functional operations between layers (a residual added) make of rounded values is rounded where the
         next layer reads it."""
-        rounding = Quantizer(forward=self.activations, backward=self.errors)
-        reading = Quantizer(forward=self.activations)
+        kind = ApsQuantizer if self.aps else Quantizer
+        rounding = kind(forward=self.activations, backward=self.errors)
+        reading = kind(forward=self.activations)
 
         def read(_module: nn.Module, inputs: tuple) -> tuple:
             return tuple(reading(x) if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
@@ -319,11 +329,14 @@ class Precision:
         with torch.no_grad():
             for i, parameter in enumerate(parameters):
                 if i not in self.in_fp32:
-                    parameter.copy_(custom_fp.quantize(parameter.detach(), self.weights))
+                    parameter.copy_(self._as_weights(parameter.detach()))
 
     def _round_statistics(self) -> None:
         for buffer in self.statistics:
-            buffer.copy_(custom_fp.quantize(buffer, self.weights))
+            buffer.copy_(self._as_weights(buffer))
+
+    def _as_weights(self, x: Tensor) -> Tensor:
+        return aps_quantize(x, self.weights) if self.aps else custom_fp.quantize(x, self.weights)
 
     def _round_state(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
         for i, parameter in enumerate(parameters):
@@ -349,6 +362,19 @@ def _bytes(tensor: Tensor, fmt: str | None) -> int:
     if scaled := as_scaled(fmt):
         return scaled.packed_size(tensor.numel())
     return -(-tensor.numel() * Format.parse(fmt).bits // 8)
+
+
+def _check_aps(
+    weights: str | None, activations: str | None, errors: str | None, master_weights: bool
+) -> None:
+    for key, name in (("weights", weights), ("activations", activations), ("errors", errors)):
+        if name and is_scaled(name):
+            raise ValueError(f"precision.{key}={name} has scales of its own: it takes precision.aps=false")
+    if weights and not master_weights:
+        raise ValueError(
+            "precision.aps=true gives every weight tensor a shift, which an update would change: it takes "
+            "precision.master_weights=true"
+        )
 
 
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:

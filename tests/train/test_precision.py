@@ -21,6 +21,7 @@ FP32 = {
     "update_rounding": "nearest_even",
     "kahan_weights": False,
     "fp32_norms": False,
+    "aps": False,
 }
 
 

@@ -18,6 +18,7 @@ PURE = {
     "update_rounding": "nearest_even",
     "kahan_weights": False,
     "fp32_norms": False,
+    "aps": False,
 }
 TYPED = (
     "precision=pure_fp16",
