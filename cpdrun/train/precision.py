@@ -217,8 +217,8 @@ class Precision:
     def memory(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, int]:
         """Bytes that a machine with these formats would keep from step to step.
 
-        model_bytes: weights and running statistics, each in its format, with aps a byte a tensor for its shift. optimizer_bytes: the optimizer's state, the
-        float32 copies of weights and the compensations of Kahan's weights.
+        model_bytes: weights and running statistics, each in its format, and with aps a byte a tensor for its shift.
+        optimizer_bytes: the optimizer's state, the float32 copies of weights and the compensations of Kahan's weights.
         """
         of_state = self.update or self.optimizer_state
         if self.update and self.optimizer_state:
