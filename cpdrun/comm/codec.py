@@ -13,6 +13,7 @@ import custom_fp
 import torch
 from torch import Tensor
 
+from cpdrun.comm.compat import add_unrounded
 from cpdrun.comm.recipe import Recipe
 
 
@@ -69,6 +70,8 @@ def _float32_will_do(shift: int, recipe: Recipe) -> bool:
 
 def accumulate(values: Sequence[Tensor], recipe: Recipe, draw: Draw | None = None) -> Tensor:
     """The sum of values of the format, in the order given, every partial sum rounded to the format."""
+    if recipe.unrounded:
+        return add_unrounded(values, recipe.fmt, kahan=recipe.kahan)
     return custom_fp.accumulate(values, recipe.fmt, kahan=recipe.kahan, **_rule(recipe, draw))
 
 

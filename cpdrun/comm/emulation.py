@@ -97,7 +97,7 @@ def _add_level(
     shifts = shifts_of_level(rule, level, names, magnitudes, recipe.fmt)
     sums = [
         [
-            rows[0] if level.passes_on(j) else _sum_layer(rows, shift, recipe, (*key, name))
+            rows[0] if level.passes_on(j) else _sum_layer(rows, shift, recipe.at(level), (*key, name))
             for rows, shift, name in zip(of_group, shifts[j], level.names(names, j), strict=True)
         ]
         for j, of_group in enumerate(members)
@@ -110,7 +110,9 @@ def _add_level(
 def _sum_layer(stack_Nxn: Tensor, shift: int, recipe: Recipe, key: tuple) -> Tensor:
     n_workers, numel = stack_Nxn.shape
     stochastic = recipe.rounding == "stochastic"
-    if stochastic:
+    if recipe.unrounded:
+        rows = stack_Nxn.unbind()
+    elif stochastic:
         rows = [
             quantize_scaled(grad_n, shift, recipe, Draw((*key, "worker", w)))
             for w, grad_n in enumerate(stack_Nxn)

@@ -102,7 +102,8 @@ class _Sum:
         self.first_worker, self.workers = transport.rank * len(workers), workers
         self.n_workers = len(workers) * transport.ranks
         numels = tuple(layer.numel() for layer in workers[0])
-        self.layout = _layout(numels, recipe.fmt.bits, transport.ranks, SEGMENT_VALUES)
+        self.wire = recipe.wire
+        self.layout = _layout(numels, self.wire.fmt.bits, transport.ranks, SEGMENT_VALUES)
         self.first, *self.above = recipe.levels(self.n_workers)
         self.results = out
 
@@ -170,7 +171,7 @@ class _Sum:
                     source = layers[piece.layer][piece.start : piece.stop]
                     shift = self.shifts[j][piece.layer]
                     draw = self._draw(self._name(self.first, j, piece), "worker", place, piece.start)
-                    codec.round_and_pack(source, shift, self.recipe, draw, out=piece.of(message))
+                    codec.round_and_pack(source, shift, self.wire, draw, out=piece.of(message))
         self.transport.send_to_owners(t)
 
     def _add(self, t: int) -> None:
@@ -182,6 +183,10 @@ class _Sum:
             for start, stop, order in self.recipe.spans(self.n_workers, numel, piece.start, piece.stop):
                 part = piece.part(start, stop)
                 draw = self._draw(self.names[piece.layer], "sum", 0, start)
+                if self.recipe.unrounded:
+                    values = [codec.unpack(payloads[w][part], stop - start, self.wire) for w in order]
+                    codec.pack(codec.accumulate(values, self.recipe), self.wire, out=out[part])
+                    continue
                 codec.add_packed(
                     [payloads[w][part] for w in order], stop - start, self.recipe, draw, out=out[part]
                 )
@@ -196,7 +201,7 @@ class _Sum:
             for piece in self.layout.pieces(self.transport.rank, t):
                 values = [codec.unpack(piece.of(payload_NxB[w]), piece.numel, self.recipe) for w in group]
                 draw = self._draw(self._name(self.first, j, piece), "sum", 0, piece.start)
-                total = codec.accumulate(values, self.recipe, draw)
+                total = codec.accumulate(values, self.recipe.at(self.first), draw)
                 sums.append(codec.scale(total, -self.shifts[j][piece.layer]))
             sums_of_groups.append(sums)
         self.held.append(sums_of_groups)
@@ -236,14 +241,14 @@ class _Sum:
             )
             for place, i in enumerate(level.groups[j])
         ]
-        return codec.accumulate(values, self.recipe, self._draw(name, "sum", 0, piece.start))
+        return codec.accumulate(values, self.recipe.at(level), self._draw(name, "sum", 0, piece.start))
 
     def _unpack(self, t: int) -> None:
         for owner, message in enumerate(self.transport.wait_for_sums(t)):
             for piece in self.layout.pieces(owner, t):
                 out = self.results[piece.layer][piece.start : piece.stop]
                 shift = -self.result_shifts[piece.layer]
-                codec.unpack(piece.of(message), piece.numel, self.recipe, shift, out=out)
+                codec.unpack(piece.of(message), piece.numel, self.wire, shift, out=out)
 
     def _name(self, level: Level, j: int, piece: Piece) -> str:
         return self.names[piece.layer] + level.marks[j]

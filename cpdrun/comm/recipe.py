@@ -22,6 +22,8 @@ whose first group is itself alone (the last of an odd number) is rounded with it
 `group_size: auto` is all of up to 8 workers, beyond that the divisor of N nearest its square root, for the shortest
 chains. A prime N has no such divisor: it takes groups of ceil(sqrt N), the last of them smaller (13: 4, 4, 4, 1).
 
+`compat=cpd` adds as the code of APS's authors does (see `compat.py`).
+
 What decides how much of a small value survives is the longest chain of rounded additions (`longest_chain`): once a
 partial sum is 2^(m+2) times as large as a value, in a format of m mantissa bits, adding that value changes nothing.
 """
@@ -37,6 +39,7 @@ FP32 = Format.parse("fp32")
 ORDERS = ("rank", "hierarchical", "ring", "native", "tree")
 ROUNDINGS = ("nearest_even", "stochastic", "toward_zero")
 OVERFLOWS = ("infinity", "saturate")
+COMPATS = (None, "cpd")
 
 AUTO = "auto"
 FLAT_UP_TO = 8  # workers that group_size=auto adds in one chain
@@ -57,6 +60,10 @@ class Level:
     groups: tuple[range, ...]
     marks: tuple[str, ...]
     first: bool
+
+    @property
+    def last(self) -> bool:
+        return len(self.groups) == 1
 
     def passes_on(self, j: int) -> bool:
         """Whether group j is a single sum of the level below, which goes up as it is."""
@@ -80,12 +87,15 @@ class Recipe:
     kahan: bool = False
     rounding: str = "nearest_even"
     overflow: str = "infinity"
+    compat: str | None = None
+    unrounded: bool = False  # of compat: gradients are added as they are, and travel in float32
 
     def __post_init__(self) -> None:
         for key, allowed in (("order", ORDERS), ("rounding", ROUNDINGS), ("overflow", OVERFLOWS)):
             if getattr(self, key) not in allowed:
                 raise ValueError(f"{key}={getattr(self, key)!r}: choose one of {', '.join(allowed)}")
         self._check_group_size()
+        self._check_compat()
         if self.order == "native" and (self.fmt != FP32 or self.kahan):
             raise ValueError(
                 f"order=native leaves the sum to the platform: only fp32 without kahan, not {self.fmt.name}"
@@ -103,6 +113,29 @@ class Recipe:
             raise ValueError(
                 f"group_size={given}: order=hierarchical takes auto, or a number of workers that divides world_size"
             )
+
+    def _check_compat(self) -> None:
+        if self.compat not in COMPATS:
+            raise ValueError(f"compat={self.compat}: choose cpd or null")
+        for key, theirs in (
+            ("order", ("rank", "hierarchical")),
+            ("rounding", ("nearest_even",)),
+            ("overflow", ("infinity",)),
+        ):
+            if self.compat and getattr(self, key) not in theirs:
+                raise ValueError(
+                    f"{key}={getattr(self, key)} with compat={self.compat}: its code has only {' and '.join(theirs)}"
+                )
+
+    @property
+    def wire(self) -> "Recipe":
+        """How values are encoded that travel."""
+        return Recipe(FP32) if self.unrounded else self
+
+    def at(self, level: "Level") -> "Recipe":
+        """How a level of the sum adds."""
+        plain = self.compat == "cpd" and self.kahan and not level.last
+        return replace(self, kahan=False) if plain else self
 
     def for_workers(self, n_workers: int) -> "Recipe":
         """The same sum of N tensors: order=rank where one group holds them all.

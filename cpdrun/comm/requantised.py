@@ -24,7 +24,7 @@ Legend: N workers, P ranks, L = N/P workers of mine, n elements of a layer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import custom_fp
@@ -90,16 +90,22 @@ def recipe_for(
     overflow: str,
     n_workers: int,
     scaled: bool = False,
+    compat: str | None = None,
 ) -> Recipe | Requantised:
     """How to add n_workers tensors in a format with scales or without. scaled: by a rule such as APS.
 
     Raises ValueError for what does not fit together.
     """
     if not isinstance(fmt, Requantised) and not is_scaled(fmt):
-        knobs = Recipe(parse(fmt), order, group_size, kahan, rounding, overflow)
-        return knobs.for_workers(n_workers)
+        knobs = Recipe(parse(fmt), order, group_size, kahan, rounding, overflow, compat).for_workers(
+            n_workers
+        )
+        unrounded = compat == "cpd" and not scaled and len(knobs.levels(n_workers)) == 1
+        return replace(knobs, unrounded=unrounded)
     if scaled:
         raise ValueError(f"format {getattr(fmt, 'fmt', fmt)} has scales of its own: it takes aps=false")
+    if compat:
+        raise ValueError(f"compat={compat}: its code has no formats with scales such as {fmt}")
     if isinstance(fmt, Requantised):
         return fmt
     knobs = Recipe(FP32, order, group_size, kahan, rounding, overflow)

@@ -59,6 +59,7 @@ class AllReduceSync(GradientSync):
         rounding: str,
         overflow: str,
         error_feedback: bool,
+        compat: str | None = None,
         scaling: ScalingRule | None = None,
         seed: int = 0,
         full_precision: Mapping[str, Any] | None = None,
@@ -74,7 +75,10 @@ class AllReduceSync(GradientSync):
             overflow=overflow,
             scaled=scaling is not None,
             n_workers=world_size,
+            compat=compat,
         )
+        if compat and error_feedback:
+            raise ValueError(f"error_feedback=true with compat={compat}: its code has none")
         self.longest_chain = self.recipe.longest_chain(world_size)
         self.rule = scaling or NoScaling()
         self.feedback = ErrorFeedback() if error_feedback else None
@@ -184,7 +188,7 @@ class AllReduceSync(GradientSync):
     ) -> list[list[int]]:
         """In a format without scales; the shifts with which the gradients were rounded, by group and layer."""
         numels = tuple(stack.shape[1] for stack in stacks)
-        self._real_worker_bytes += Layout(numels, recipe.fmt.bits, self.world_size, 1).sent_bytes()
+        self._real_worker_bytes += Layout(numels, recipe.wire.fmt.bits, self.world_size, 1).sent_bytes()
         if self.exchange:
             before = self.exchange.sent_bytes
             workers = [[stack[i] for stack in stacks] for i in range(self.share)]

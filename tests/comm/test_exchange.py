@@ -145,6 +145,19 @@ def test_a_prime_number_of_workers() -> None:
     assert_split_changes_no_bit(11, [11], LEVELS[2:8], steps=2)
 
 
+def test_sums_as_the_authors_of_aps_form_them_know_nothing_of_the_split() -> None:
+    cases = [
+        {"format": fmt, "kahan": kahan, "rule": rule, "compat": "cpd", **order}
+        for fmt, kahan, rule, order in itertools.product(
+            ["e4m1", "fp32"],
+            [False, True],
+            ["none", "aps"],
+            [{"order": "rank"}, {"order": "hierarchical", "group_size": 4}],
+        )
+    ]
+    assert_split_changes_no_bit(8, [2, 4], cases)
+
+
 class OneForAll(APS):
     """One shift for all layers that it is asked about together."""
 
