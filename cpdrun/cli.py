@@ -6,7 +6,9 @@ Exit codes: 0 all done, 1 some run failed, 2 usage or configuration error, 130 i
 """
 
 import argparse
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,9 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         "doctor": _doctor,
     }
     try:
+        _end_as_by_ctrl_c(signal.SIGTERM, signal.SIGHUP)
         return commands[arguments.command](arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _end_as_by_ctrl_c(*numbers: int) -> None:
+    """Until a launch handles these signals itself, they do what Ctrl-C does; one that nohup ignores stays ignored."""
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, signal.default_int_handler)
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
@@ -89,10 +100,11 @@ def _launch(sweep: "Plan", to_run: "list[PlannedRun]", again: set[str], argument
     from cpdrun.config.errors import ConfigError
     from cpdrun.launch import Job, LaunchError, LaunchOptions, launch, preflight
     from cpdrun.needs import missing_folders, twin
-    from cpdrun.record import forget
+    from cpdrun.record import cancellation, forget
     from cpdrun.sweep import write_manifest
     from cpdrun.terminal import Terminal
 
+    cancelled_before = cancellation(sweep.directory)
     jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
     options = LaunchOptions(
         jobs=arguments.jobs,
@@ -109,11 +121,15 @@ def _launch(sweep: "Plan", to_run: "list[PlannedRun]", again: set[str], argument
             if missing and (instead := twin(to_run[0].config["exp"], arguments.config_dir)):
                 problems[-1] += f". Without it: {instead}"
             return _usage_error(*problems)
+        if cancellation(sweep.directory) != cancelled_before:
+            print("Cancelled from another shell. Nothing was started.")
+            return INTERRUPTED
         write_manifest(sweep)
         for job in jobs:
             if arguments.rerun == "all" or job.run.name in again:
                 forget(job.run)
-        summary = launch(sweep.directory, jobs, to_run[0].config["launcher"], options, Terminal())
+        launcher = to_run[0].config["launcher"]
+        summary = launch(sweep.directory, jobs, launcher, options, Terminal(), cancelled_before)
     except (LaunchError, ConfigError) as error:
         return _usage_error(error)
     except OSError as error:

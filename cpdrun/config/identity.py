@@ -21,6 +21,7 @@ NOT_IDENTITY = (
     "nproc",
     "loaders",
     "patience_s",
+    "limit_s",
     "launcher",
     "statistics",
     "checkpoint",

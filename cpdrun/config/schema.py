@@ -210,6 +210,7 @@ RULES: dict[str, Check] = {
     "eval_batch": _integer(1),
     "channels_last": _boolean,
     "patience_s": _integer(1),
+    "limit_s": _optional(_above_zero),
     "statistics.every_steps": _integer(1),
     "checkpoint.every_epochs": _integer(1),
 }

@@ -27,6 +27,7 @@ from typing import IO, Any
 import yaml
 
 from cpdrun.launch.engine import answer_of_tasks, ask, cold_connection, start_tasks, warm_connection
+from cpdrun.launch.watchdog import NAMING_S, Watchdog
 from cpdrun.record import (
     HEARTBEAT_S,
     Attempt,
@@ -43,9 +44,12 @@ from cpdrun.record import (
 ENVIRON = ["CUDA_VISIBLE_DEVICES"]  # what differs from run to run, so that a warm engine needs to be told
 TAIL_BYTES = 16384
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory", re.IGNORECASE)
+WATCH_S = 1.0
+OVERTIME_S = 30.0  # to save and stop, once a run's limit is over
 PR_SET_PDEATHSIG = 1
 START_NOTE = "agent {} on"  # begins the log of every attempt
-HELD_BACK = (signal.SIGTERM, signal.SIGINT)  # whoever starts an agent may block them until it can handle them
+# Whoever starts an agent may block them until it can handle them.
+HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Agent:
@@ -58,35 +62,65 @@ class Agent:
         self.tasks = tasks  # of Slurm, over which the ranks are spread
         self.out_of_time = False
         self.stopping = self.stopping_now = False
+        self.overdue = ""  # why the watchdog ends the attempt
+        self.watchdog: Watchdog | None = None
         self.connection: socket.socket | None = None
+        self.engine: int | None = None
         self.step: subprocess.Popen | None = None
 
     def execute(self) -> dict[str, Any]:
         """Bring the run to its end, with up to `retries` further attempts, and return the last outcome."""
+        asked_before = _changed(self.run.preempt)
         lock = claim(self.run)
         if lock is None:
             return {"outcome": "elsewhere", "reason": "another launcher has this run"}
-        threading.Thread(target=self._beat, daemon=True).start()
+        if asked_before and asked_before == _changed(self.run.preempt):
+            self.run.preempt.unlink(missing_ok=True)  # ours, or of an attempt that was killed
+        self._start_watching()
         try:
             return self._attempts(lock)
         finally:
             release(self.run, lock)
 
-    def _beat(self) -> None:
+    def _start_watching(self) -> None:
+        # A signal that the kernel hands to another thread does not wake the one that waits for the engine.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        threading.Thread(target=self._watch, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _watch(self) -> None:
+        beaten = -HEARTBEAT_S
         while True:
+            now = time.monotonic()
+            if now - beaten >= HEARTBEAT_S:
+                beaten = now
+                with contextlib.suppress(OSError):
+                    if not heartbeat(self.run):  # this process slept for so long that it was taken for dead
+                        os.kill(os.getpid(), signal.SIGINT)
+                        return
+            if (watchdog := self.watchdog) is not None:
+                self._look(watchdog)
+            time.sleep(WATCH_S)
+
+    def _look(self, watchdog: Watchdog) -> None:
+        watchdog.look()
+        if watchdog.overtime_s > 0 and not self.overdue:
+            self.overdue = (
+                f"took longer than limit_s={watchdog.limit_s:g}; with more it goes on from its checkpoint"
+            )
             with contextlib.suppress(OSError):
-                if not heartbeat(self.run):  # this process slept for so long that it was taken for dead
-                    os.kill(os.getpid(), signal.SIGINT)
-                    return
-            time.sleep(HEARTBEAT_S)
+                self.run.preempt.touch()
+        if watchdog.overtime_s > OVERTIME_S or watchdog.hangs:
+            self.overdue = self.overdue or watchdog.hangs
+            self._kill_ranks()
 
     def _attempts(self, lock: int) -> dict[str, Any]:
         if record_of(self.run) is not None:
             return {"outcome": "elsewhere", "reason": "another launcher has finished this run"}
         if self.run.done.exists():
             return {"outcome": "failed", "exit_code": None, "reason": garbage(self.run)}
-        self.run.preempt.unlink(missing_ok=True)  # ours, or of an attempt that was killed
-        if self.stopping:
+        if self.stopping or self.run.preempt.exists():
+            self.run.preempt.unlink(missing_ok=True)
             return {"outcome": "preempted", "exit_code": None, "reason": "stopped before it had begun"}
         before: dict[str, Any] = {}
         while True:
@@ -104,10 +138,17 @@ class Agent:
     def stop_now(self, *_: Any) -> None:
         """Signal handler: have the ranks killed."""
         self.stopping = self.stopping_now = True
-        if self.connection is not None:
-            self.connection.shutdown(socket.SHUT_WR)  # the engine dies of it; we read until all are gone
-        elif self.step is not None:
-            self.step.terminate()  # srun then kills its tasks
+        self._kill_ranks()
+
+    def _kill_ranks(self) -> None:
+        if (connection := self.connection) is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)  # the engine dies of it; we read until all are gone
+            if self.engine is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.engine, signal.SIGKILL)  # it may be stopped, and hear nothing
+        elif (step := self.step) is not None:
+            step.terminate()  # srun then kills its tasks
 
     def time_is_up(self, *_: Any) -> None:
         """Signal handler: save, stop, and have Slurm run this element again."""
@@ -133,9 +174,13 @@ class Agent:
                 "nodes": self.tasks,
                 "environ": {name: os.environ[name] for name in ENVIRON if name in os.environ},
             }
+            naming_s = NAMING_S if config["nproc"] > 1 else 0.0
+            self.overdue = ""
+            self.watchdog = Watchdog(attempt.pulse, config["patience_s"] + naming_s, config["limit_s"])
             answer = self._srun(request, log) if self.tasks > 1 else self._engine(request, lock, log)
+            self.watchdog = None
             outcome = {
-                **classify(self.run, attempt, answer, stopped_now=self.stopping_now),
+                **classify(self.run, attempt, answer, stopped_now=self.stopping_now, overdue=self.overdue),
                 "attempt": attempt.number,
                 "started": started,
                 "ended": time.time(),
@@ -152,11 +197,16 @@ class Agent:
 
     def _engine(self, request: dict[str, Any], lock: int, log: IO[str]) -> dict[str, Any] | None:
         """Have an engine beside us start the ranks, and wait until they are gone."""
-        self.connection = (self.warm and warm_connection(self.warm)) or cold_connection(log)
-        with self.connection:
-            answer = ask(self.connection, request, [lock, log.fileno()]) if not self.stopping_now else None
-        self.connection = None
+        with (self.warm and warm_connection(self.warm)) or cold_connection(log) as connection:
+            self.connection = connection
+            answer = None
+            if not self.stopping_now:
+                answer = ask(connection, request, [lock, log.fileno()], self._engine_started)
+            self.engine = self.connection = None
         return answer
+
+    def _engine_started(self, pid: int) -> None:
+        self.engine = pid
 
     def _srun(self, request: dict[str, Any], log: IO[str]) -> dict[str, Any]:
         """Have srun start an engine in each task; they meet at a port of this node."""
@@ -167,7 +217,9 @@ class Agent:
         return answer
 
     def _worth_a_retry(self, outcome: dict[str, Any], before: dict[str, Any]) -> bool:
-        if self.retries <= 0 or self.stopping or outcome["outcome"] in ("finished", "diverged", "preempted"):
+        if self.retries <= 0 or self.stopping or self.overdue.startswith("took"):
+            return False
+        if outcome["outcome"] in ("finished", "diverged", "preempted"):
             return False
         # What fails twice in the same way will fail a third time; a kill has its reason outside the run.
         return outcome["outcome"] == "killed" or outcome["reason"] != before.get("reason")
@@ -185,11 +237,11 @@ def where(run: RunDir, started: float) -> dict[str, Any]:
 
 
 def classify(
-    run: RunDir, attempt: Attempt, answer: dict[str, Any] | None, *, stopped_now: bool
+    run: RunDir, attempt: Attempt, answer: dict[str, Any] | None, *, stopped_now: bool, overdue: str = ""
 ) -> dict[str, Any]:
     """Name the end of an attempt, {"outcome", "exit_code", "rank", "reason"}: from done.json, exit and logs.
 
-    `answer` is the engine's, or None where it was killed.
+    `answer` is the engine's, or None where it was killed; `overdue` says why the watchdog had the attempt ended.
     """
     code = answer and answer["exit_code"]
     done = record_of(run)
@@ -197,6 +249,8 @@ def classify(
         outcome, reason = done["status"], ""
     elif run.done.exists():
         outcome, reason = "failed", garbage(run)
+    elif overdue and not stopped_now:
+        outcome, reason = "failed", overdue
     elif code == os.EX_TEMPFAIL:
         outcome, reason = "preempted", "stopped at a step, on request"
     elif stopped_now:
@@ -218,6 +272,14 @@ def classify(
         reason = reason or f"rank {rank} ended with exit code {code}"
         outcome = "out of memory" if OUT_OF_MEMORY.search(reason) else "failed"
     return {"outcome": outcome, "exit_code": code, "rank": answer and answer["rank"], "reason": reason}
+
+
+def _changed(path: Path) -> int | None:
+    """When `path` was last touched; None where it is absent."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def last_line(log: Path) -> str:

@@ -23,11 +23,3 @@ def cancel_sweep(sweep: SweepDir) -> tuple[int, int]:
     for run in running:
         run.preempt.touch()
     return len(running), waiting
-
-
-def cancellation(sweep: SweepDir) -> int | None:
-    """A value that changes whenever `cpdrun cancel` was used on `sweep`."""
-    try:
-        return sweep.stop.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import IO, Any
 
 ENGINE = "cpdrun.train.engine"
@@ -34,13 +35,18 @@ class WarmEngine:
 
     def check(self, configs: list[dict[str, Any]]) -> list[str]:
         """What cpdrun.train.preflight finds wrong with `configs`, one line a problem."""
-        answer = None
+        answer, began = None, []
         if (connection := warm_connection(self.control)) is not None:
             with connection:
-                answer = ask(connection, {"do": "check", "configs": configs}, [])
-        if answer is None:
-            return ["the trainer could not be imported (its message is above)"]
-        return answer["problems"]
+                answer = ask(connection, {"do": "check", "configs": configs}, [], began.append)
+        if answer is not None:
+            return answer["problems"]
+        if began and self.is_alive():
+            return [
+                "out of memory, probably: the process that tried out model and data was killed (by hand, or by the "
+                "kernel for want of memory)"
+            ]
+        return ["the trainer could not be imported (its message is above)"]
 
     def close(self) -> None:
         self._control.close()
@@ -68,20 +74,31 @@ def cold_connection(log: IO[str]) -> socket.socket:
     return ours
 
 
-def ask(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+def ask(
+    connection: socket.socket,
+    request: dict[str, Any],
+    descriptors: list[int],
+    on_start: Callable[[int], None] = lambda pid: None,
+) -> dict[str, Any] | None:
     """Put `request` and wait for the answer and then for the last process behind it to be gone.
 
-    Returns None when there was no answer: the engine was killed or could not start.
+    `on_start` is told the engine's process. Returns None when there was no answer: the engine was killed or could
+    not start.
     """
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         data = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(connection, [data], descriptors) if descriptors else 0
         connection.sendall(data[sent:])
-    answer = b""
+    answer, received = None, b""
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(65536):
-            answer += part
-    return json.loads(answer) if answer.endswith(b"\n") else None
+            *lines, received = (received + part).split(b"\n")
+            for line in map(json.loads, lines):
+                if "pid" in line:
+                    on_start(line["pid"])
+                else:
+                    answer = line
+    return answer
 
 
 def start_tasks(request: dict[str, Any], tasks: int, log: IO[str]) -> subprocess.Popen:

@@ -14,10 +14,9 @@ from rich.console import Console
 
 from cpdrun.config.formats import format_facts
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions, Summary
-from cpdrun.launch.cancel import cancellation
 from cpdrun.launch.display import Display, print_summary
 from cpdrun.launch.engine import WarmEngine
-from cpdrun.record import SweepDir, read_json, record_of, write_json, write_text
+from cpdrun.record import SweepDir, cancellation, read_json, record_of, write_json, write_text
 
 POLL_S = 0.25
 STOPPING = "stopping: runs save at their next step (Ctrl-C again: at once)"
@@ -50,11 +49,17 @@ def preflight(configs: list[dict[str, Any]]) -> list[str]:
 
 
 def launch(
-    sweep: SweepDir, jobs: list[Job], launcher: dict[str, Any], options: LaunchOptions, console: Console
+    sweep: SweepDir,
+    jobs: list[Job],
+    launcher: dict[str, Any],
+    options: LaunchOptions,
+    console: Console,
+    cancelled_before: int | None,
 ) -> Summary:
     """Run `jobs`, show their progress and their end on `console`, and return the counts.
 
-    `launcher` is the config's group of that name: an Executor by `_target_`, and its arguments. Ctrl-C
+    `launcher` is the config's group of that name: an Executor by `_target_`, and its arguments. `cancelled_before` is
+    what `cancellation` said of the sweep before anything was looked at. Ctrl-C
     stops gently (runs save and can be resumed), a second one at once. Raises LaunchError when the sweep as a
     whole cannot go on: results_dir cannot be written, the scheduler is not there.
     """
@@ -68,7 +73,7 @@ def launch(
         executor.submit(jobs)
         if options.wait:
             with Display(console, len(jobs)) as display:
-                for event in _events(executor, sweep, options, display):
+                for event in _events(executor, sweep, options, display, cancelled_before):
                     display.event(event)
                     _count(summary, event)
                     name = event.job.run.name
@@ -142,13 +147,18 @@ def write_configs(jobs: list[Job]) -> None:
             raise LaunchError(f"cannot write {job.run.path}: {error.strerror}") from error
 
 
-def _events(executor: Executor, sweep: SweepDir, options: LaunchOptions, display: Display) -> Iterator[Event]:
+def _events(
+    executor: Executor,
+    sweep: SweepDir,
+    options: LaunchOptions,
+    display: Display,
+    cancelled_before: int | None,
+) -> Iterator[Event]:
     """Every event of the sweep, as it happens.
 
     Stops the executor on Ctrl-C, on `cpdrun cancel` from another shell and, if asked to, on a failure.
     """
     presses = 0
-    cancelled_before = cancellation(sweep)
     with _stop_signals() as signals:
         while executor.unfinished:
             for event in executor.poll(POLL_S):
@@ -168,12 +178,14 @@ def _events(executor: Executor, sweep: SweepDir, options: LaunchOptions, display
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of dying of them."""
+    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of dying of them; a SIGHUP that nohup ignores stays so."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     before = [signal.signal(number, lambda number, _: received.append(number)) for number in numbers]
     try:
         yield received

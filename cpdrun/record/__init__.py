@@ -19,7 +19,7 @@ from cpdrun.record.foreign import OutOfBoundsError, read_config, read_manifest, 
 from cpdrun.record.layout import Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, locked, release
 from cpdrun.record.repository import git, git_commit
-from cpdrun.record.state import State, forget, garbage, record_of, state_of
+from cpdrun.record.state import State, cancellation, forget, garbage, record_of, state_of
 
 __all__ = [
     "HEARTBEAT_S",
@@ -30,6 +30,7 @@ __all__ = [
     "State",
     "SweepDir",
     "append_json_line",
+    "cancellation",
     "claim",
     "described",
     "differ",

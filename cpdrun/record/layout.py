@@ -42,6 +42,11 @@ class Attempt:
     def exit(self) -> Path:
         return self.path / "exit.json"
 
+    @property
+    def pulse(self) -> Path:
+        """Touched as the run gets on."""
+        return self.path / ".pulse"
+
     def rank_log(self, rank: int) -> Path:
         return self.path / f"rank{rank}.log"
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Any
 
 from cpdrun.record.files import read_object, remove
-from cpdrun.record.layout import RunDir
+from cpdrun.record.layout import RunDir, SweepDir
 from cpdrun.record.lock import claim, is_claimed, release
 
 
@@ -51,3 +51,11 @@ def forget(run: RunDir) -> None:
     for path in (run.done, run.status, run.metrics, *run.checkpoint.parent.glob("*.pt")):
         remove(path)
     release(run, fd)
+
+
+def cancellation(sweep: SweepDir) -> int | None:
+    """A value that changes whenever `cpdrun cancel` was used on `sweep`."""
+    try:
+        return sweep.stop.stat().st_mtime_ns
+    except OSError:
+        return None

@@ -15,7 +15,8 @@ goes one request, a line of JSON, with the descriptors of the run's lock and of 
     {"do": "run", "run_dir": PATH, "attempt_dir": PATH, "nproc": 2, "threads": 1, "nodes": 1, "environ": {}}
     {"do": "check", "configs": [...]}
 
-and back comes one answer, `{"exit_code": 0, "rank": null}` or `{"problems": [...]}`. The ranks inherit the
+and back come `{"pid": 4711}`, the engine's, and one answer, `{"exit_code": 0, "rank": null}` or
+`{"problems": [...]}`. The ranks inherit the
 connection, so its end of file tells the agent that every process of the run is gone; the other way round,
 the engine kills its ranks and itself when the agent's side closes. No rank outlives its engine, no engine its
 warm process, no warm process its launcher (PR_SET_PDEATHSIG).
@@ -39,14 +40,13 @@ import uuid
 from typing import Any
 
 FIRST_STEP_IMPORTS = [
-    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
     "torch.distributed.launcher.api",
     "torch._dynamo",  # 1.5 s that the first optimizer made would spend
     "cpdrun.train.preflight",
+    "cpdrun.train.rendezvous",
     "cpdrun.train.worker",
     "custom_fp.ops",
 ]
-FREE_PORT_TRIES = 3  # another program may take the port between our asking for a free one and its use
 MONITOR_INTERVAL_S = 0.02
 PR_SET_PDEATHSIG = 1
 
@@ -97,6 +97,7 @@ def _serve(connection: socket.socket) -> None:
     code = 1
     try:
         request, descriptors = _receive(connection)
+        _answer(connection, {"pid": os.getpid()})  # so that it can be killed when it is stopped itself
         if request["do"] == "check":
             answer: dict[str, Any] = {"problems": _check(request["configs"])}
         else:
@@ -105,8 +106,7 @@ def _serve(connection: socket.socket) -> None:
             os.dup2(log, 2)
             threading.Thread(target=_die_when_closed, args=(connection,), daemon=True).start()
             answer = start_ranks(request)
-        with contextlib.suppress(BrokenPipeError):
-            connection.sendall(json.dumps(answer).encode() + b"\n")
+        _answer(connection, answer)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -119,9 +119,10 @@ def _serve(connection: socket.socket) -> None:
 def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
     """Run the ranks to their end: {"exit_code": 0, or of the first to fail (-n: signal n), "rank": which}."""
     _import_what_a_first_step_imports()
-    from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
+
+    from cpdrun.train.rendezvous import Gate
 
     os.environ.update(request["environ"])
     os.environ["CPDRUN_ATTEMPT_DIR"] = request["attempt_dir"]
@@ -130,31 +131,29 @@ def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # It only repeats that a rank failed, and its formatter imports sympy for that, which takes 1.5 s.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
-    for left in reversed(range(FREE_PORT_TRIES)):
-        try:
-            codes = elastic_launch(_launch_config(request), _rank)(request["run_dir"], request["threads"])
-            return {"exit_code": max(codes.values()), "rank": None}
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            return {"exit_code": failure.exitcode, "rank": rank}
-        except DistNetworkError:
-            if left == 0 or request["nodes"] > 1:
-                raise
-    raise AssertionError("unreachable")
+    gate = Gate(request["nproc"] // request["nodes"])
+    try:
+        codes = elastic_launch(_launch_config(request), _rank)(request["run_dir"], request["threads"], gate)
+        return {"exit_code": max(codes.values()), "rank": None}
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        return {"exit_code": failure.exitcode, "rank": rank}
+    finally:
+        gate.close()
 
 
 def _launch_config(request: dict[str, Any]) -> Any:
-    """torchrun's settings: a static rendezvous on one node, c10d's over several."""
+    """torchrun's settings: a store on loopback on one node, c10d's rendezvous over several."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
+
+    from cpdrun.train.rendezvous import LOOPBACK, LoopbackRendezvous
 
     nodes = request["nodes"]
     if nodes == 1:
         rendezvous: dict[str, Any] = {
-            "rdzv_backend": "static",
-            "rdzv_endpoint": f"127.0.0.1:{_free_port()}",
-            "rdzv_configs": {"rank": 0},
-            "local_addr": "127.0.0.1",
+            "rdzv_backend": LoopbackRendezvous.BACKEND,
+            "local_addr": LOOPBACK,
         }
     else:
         rendezvous = {"rdzv_backend": "c10d", "rdzv_endpoint": request["rendezvous"]}
@@ -170,18 +169,20 @@ def _launch_config(request: dict[str, Any]) -> Any:
         start_method="fork",
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # a rank opens its own log, see cpdrun.train.worker
         shutdown_timeout=5,
+        signals_to_handle=",".join(number.name for number in _handled_signals()),
         **rendezvous,
     )
 
 
-def _rank(run_dir: str, threads: int) -> int:
+def _rank(run_dir: str, threads: int, gate: Any) -> int:
     """What a forked rank does: the worker's entry, with an end that the engine and the log both see.
 
     A rank that stops on request returns, since torch's agent ends the others when one exits with an error.
     """
     _die_with(os.getppid())
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    for number in _handled_signals():
         signal.signal(number, signal.SIG_DFL)  # torch's agent left handlers that only make sense in itself
+    gate.pass_through(int(os.environ["LOCAL_RANK"]))
     try:
         import torch
 
@@ -227,6 +228,17 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(data), descriptors
 
 
+def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _handled_signals() -> list[signal.Signals]:
+    """What torch's agent handles in the engine, less a SIGHUP that nohup ignores: it stays ignored."""
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
+    return numbers if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*numbers, signal.SIGHUP]
+
+
 def _die_when_closed(connection: socket.socket) -> None:
     """Kill this engine, and through PR_SET_PDEATHSIG its ranks, once the agent's side is closed."""
     with contextlib.suppress(OSError):
@@ -240,12 +252,6 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

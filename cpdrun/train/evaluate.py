@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from cpdrun.train import pulse
 from cpdrun.train.batches import fetched
 from cpdrun.train.workers import Workers
 
@@ -49,6 +50,7 @@ def evaluate(
         sums_Bx4[i] = _sums(logits, y, "top5_accuracy" in extra)
         if "mean_iou" in extra:
             confusion_KxK += _confusion(logits, y)
+        pulse.beat()
     model.train()
     totals = workers.sum_of_disjoint(sums_Bx4).sum(dim=0).tolist()
     seen = max(totals[SEEN], 1.0)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.gossip import Gossip
-from cpdrun.train import checkpoint
+from cpdrun.train import checkpoint, pulse
 from cpdrun.train.build import Parts
 from cpdrun.train.decentralized import OwnWeights
 from cpdrun.train.journal import Journal
@@ -51,7 +51,7 @@ def train(
     S = len(parts.data.train) // (N * B)
     kind = OwnWeights if isinstance(parts.sync, Gossip) else SharedWeights
     learner: Learner = kind(config, parts, workers, device)
-    stop = StopVote(workers, journal.stop_requested)
+    stop = StopVote(workers, journal.stop_requested, config["patience_s"])
     progress = _restore(learner, journal, workers, device)
     clock = time.perf_counter() - progress.train_seconds
     status = "finished"
@@ -75,6 +75,7 @@ def train(
             progress.losses_SxN[s, workers.mine.start : workers.mine.stop] = losses_W
             progress.nonfinite += learner.nonfinite
             progress.step = s + 1
+            pulse.beat()
             if s + 1 < S and stop.asked():
                 progress.train_seconds = time.perf_counter() - clock
                 _save(learner, journal, workers, progress)

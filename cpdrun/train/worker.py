@@ -8,8 +8,8 @@ workers. The launcher calls :func:`run_rank` in a process that already is a rank
 
 import os
 import sys
+import traceback
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ import yaml
 
 from cpdrun.comm import naming_lost_ranks
 from cpdrun.record import Attempt, RunDir
+from cpdrun.train import pulse
 from cpdrun.train.build import BuildError, build
 from cpdrun.train.device import device_of
 from cpdrun.train.gradients import CannotBatchError
 from cpdrun.train.journal import Journal
 from cpdrun.train.loop import Preempted, train
 from cpdrun.train.products import emulated_products
+from cpdrun.train.rendezvous import meet
 from cpdrun.train.workers import Workers
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: not done, worth trying again
@@ -46,7 +48,10 @@ def run_rank(run_dir: str) -> int:
     2 when a part cannot be made; anything else raises, and its traceback is the log's last lines."""
     rank = int(os.environ.get("RANK", "0"))
     if "CPDRUN_ATTEMPT_DIR" in os.environ:
-        _log_to(Attempt(Path(os.environ["CPDRUN_ATTEMPT_DIR"])).rank_log(rank))
+        attempt = Attempt(Path(os.environ["CPDRUN_ATTEMPT_DIR"]))
+        _log_to(attempt.rank_log(rank))
+        if rank == 0:
+            pulse.start(attempt.pulse)
     run = RunDir(Path(run_dir))
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     torch.set_num_threads(config["threads"])
@@ -58,21 +63,34 @@ def run_rank(run_dir: str) -> int:
     torch.backends.cudnn.benchmark = False  # the fastest kernel of the day sums in an order of its own
     torch.backends.cudnn.deterministic = True
     journal = Journal(run, rank, config["epochs"])
-    if workers.nproc > 1:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=config["patience_s"]))
     try:
+        if workers.nproc > 1:
+            meet("nccl" if device.type == "cuda" else "gloo", config["patience_s"])
         with naming_lost_ranks() if workers.nproc > 1 else nullcontext():
             result = _train(config, workers, device, journal)
         journal.done(result)
-        return 0
+        code = 0
     except Preempted:
-        return EXIT_PREEMPTED
+        code = EXIT_PREEMPTED
     except (BuildError, CannotBatchError) as error:
-        return _refused(error)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        return _leave(_refused(error), workers)
+    except Exception:
+        if workers.nproc == 1:
+            raise
+        traceback.print_exc()
+        return _leave(1, workers)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return code
+
+
+def _leave(code: int, workers: Workers) -> int:
+    """End after an error: at once where there are other ranks, for gloo's destructor waits for one that hangs."""
+    if workers.nproc > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _train(

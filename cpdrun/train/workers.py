@@ -6,6 +6,7 @@ Rank r of nproc plays workers r*N/nproc .. (r+1)*N/nproc - 1, so rank-major orde
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -48,9 +49,10 @@ class StopVote:
     over gloo, and so never wait for a GPU.
     """
 
-    def __init__(self, workers: Workers, requested: Callable[[], bool]):
+    def __init__(self, workers: Workers, requested: Callable[[], bool], patience_s: float):
         self.requested = requested
-        self.group = dist.new_group(backend="gloo") if workers.nproc > 1 else None
+        patience = timedelta(seconds=patience_s)
+        self.group = dist.new_group(backend="gloo", timeout=patience) if workers.nproc > 1 else None
         self._vote: tuple[dist.Work, Tensor] | None = None
 
     def asked(self) -> bool:

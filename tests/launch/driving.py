@@ -21,7 +21,16 @@ DEADLINE_S = 60
 
 
 def make_job(sweep: SweepDir, name: str, **config: Any) -> Job:
-    defaults = {"nproc": 1, "threads": 1, "device": "cpu", "epochs": 1, "epoch_s": 0.01, "act": "finish"}
+    defaults = {
+        "nproc": 1,
+        "threads": 1,
+        "patience_s": 600,
+        "limit_s": None,
+        "device": "cpu",
+        "epochs": 1,
+        "epoch_s": 0.01,
+        "act": "finish",
+    }
     defaults["format"] = "e4m3"
     job = Job(sweep.run(name), {**defaults, **config}, [f"name={name}"])
     write_configs([job])
@@ -105,3 +114,16 @@ def processes_of(path: Path) -> list[int]:
         if any(str(path) in name for name in names):
             found.append(int(process.name))
     return found
+
+
+def family(job) -> dict[str, int]:
+    """The processes of a running job: the rank names itself in its log, its parents are engine and agent."""
+    log = wait_for(lambda: job.run.last_attempt().rank_log(0).read_text().split(), "the rank's first line")
+    rank = int(log[log.index("pid") + 1])
+    agent = job.run.last_attempt().agent_log.read_text().split("agent ")[1].split()[0]
+    return {"rank": rank, "engine": _parent(rank), "agent": int(agent)}
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+        return int(file.read().rsplit(")", 1)[1].split()[1])

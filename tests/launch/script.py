@@ -11,9 +11,19 @@ from pathlib import Path
 from rich.console import Console
 
 from cpdrun.launch import Job, LaunchError, LaunchOptions, launch, preflight
-from cpdrun.record import SweepDir, state_of
+from cpdrun.record import SweepDir, cancellation, state_of
 
-DEFAULTS = {"nproc": 1, "threads": 1, "device": "cpu", "epochs": 1, "epoch_s": 0.01, "act": "finish"}
+DEFAULTS = {
+    "nproc": 1,
+    "format": "fp32",
+    "threads": 1,
+    "patience_s": 600,
+    "limit_s": None,
+    "device": "cpu",
+    "epochs": 1,
+    "epoch_s": 0.01,
+    "act": "finish",
+}
 LOCAL = {"_target_": "cpdrun.launch.local.LocalExecutor", "jobs": 2, "jobs_per_gpu": 1, "warm_start": True}
 
 
@@ -23,6 +33,7 @@ def main(folder: str, text: str) -> int:
     jobs = [Job(sweep.run(name), {**DEFAULTS, **config}, []) for name, config in request["jobs"].items()]
     if not request.get("all"):
         jobs = [job for job in jobs if not sweep.path.is_dir() or state_of(job.run) != "done"]
+    cancelled_before = cancellation(sweep)
     console = Console(force_terminal=request.get("terminal"), width=100)
     if problems := preflight([job.config for job in jobs]):
         print(*problems, sep="\n", file=sys.stderr)
@@ -34,6 +45,7 @@ def main(folder: str, text: str) -> int:
             {**LOCAL, **request.get("launcher", {})},
             LaunchOptions(**request.get("options", {})),
             console,
+            cancelled_before,
         )
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)

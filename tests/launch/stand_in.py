@@ -5,7 +5,8 @@
 `act` is finish, diverge, crash, out_of_memory, exit (with `code`), kill (itself), silent (leaves no result)
 or once_killed (kills itself on the first attempt). Each of `epochs` takes `epoch_s` seconds. It counts, in
 `trace.txt` of the run, each epoch it did, continues from there, and stops for the preempt file, as the real
-one does.
+one does. With `meet` the ranks form a process group and each adds its number to a sum; the rank `absent` does
+not come. The check before the start waits while the file `slow_check` exists, and dies of `kill_check`.
 """
 
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 import yaml
 
 from cpdrun.record import Attempt, RunDir, append_json_line, write_json
-from cpdrun.train import engine
+from cpdrun.train import engine, pulse
 
 
 def run_rank(run_dir: str) -> int:
@@ -33,7 +34,14 @@ def run_rank(run_dir: str) -> int:
     write_json(run.path / f"seen{rank}.json", {key: os.environ.get(key) for key in config.get("show", [])})
     trace = run.path / "trace.txt"
     done = len(trace.read_text().splitlines()) if trace.exists() else 0
+    if rank == 0:
+        pulse.start(attempt.pulse)
+    while rank == config.get("absent"):
+        time.sleep(1)
+    if config.get("meet"):
+        meet_and_add(rank, config["patience_s"])
     for epoch in range(done + 1, config["epochs"] + 1):
+        pulse.beat()
         if run.preempt.exists():
             run.checkpoint.parent.mkdir(exist_ok=True)
             run.checkpoint.touch()
@@ -63,6 +71,22 @@ def run_rank(run_dir: str) -> int:
     return 0
 
 
+def meet_and_add(rank: int, patience_s: float) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from cpdrun.train.rendezvous import meet
+
+    torch.set_num_threads(1)
+    meet("gloo", patience_s)
+    total = torch.tensor([rank])
+    dist.all_reduce(total)
+    ranks = dist.get_world_size()
+    assert total.item() == ranks * (ranks - 1) // 2
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def end(config: dict, rank: int) -> None:
     if rank != config.get("failing_rank", 0):
         return
@@ -77,6 +101,11 @@ def end(config: dict, rank: int) -> None:
 
 
 def check(configs: list[dict]) -> list[str]:
+    for config in configs:
+        if config.get("kill_check"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        while config.get("slow_check") and Path(config["slow_check"]).exists():
+            time.sleep(0.05)
     return [f"no such data: {config['data']}" for config in configs if config.get("data") == "missing"]
 
 
@@ -87,5 +116,8 @@ if __name__ == "__main__":
     import cpdrun.train
 
     cpdrun.train.worker, cpdrun.train.preflight = worker, preflight
-    engine.FIRST_STEP_IMPORTS = ["torch.distributed.launcher.api"]  # no step is made here
+    engine.FIRST_STEP_IMPORTS = [
+        "torch.distributed.launcher.api",
+        "cpdrun.train.rendezvous",
+    ]  # no step is made here
     engine.main(sys.argv[1:])

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from driving import drive, processes_of, wait_for
+from driving import drive, family, processes_of, wait_for
 
 from cpdrun.launch.display import telling_log
 from cpdrun.launch.engine import answer_of_tasks
@@ -85,7 +85,7 @@ def test_no_process_outlives_a_kill(job, local, victim):
     executor.submit([one])
     executor.poll(0)
     wait_for(one.run.status.exists, "the first epoch")
-    os.kill(_family(one)[victim], signal.SIGKILL)
+    os.kill(family(one)[victim], signal.SIGKILL)
     wait_for(lambda: not processes_of(one.run.path), "the end of every process")
     wait_for(lambda: not is_claimed(one.run), "the release of the run")
     events = wait_for(lambda: executor.poll(0.1), "the end of the run")
@@ -138,16 +138,3 @@ def _agent(job) -> dict:
         check=False,
     )
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def _family(job) -> dict[str, int]:
-    """The processes of a running job: the rank names itself in its log, its parents are engine and agent."""
-    log = wait_for(lambda: job.run.last_attempt().rank_log(0).read_text().split(), "the rank's first line")
-    rank = int(log[log.index("pid") + 1])
-    agent = job.run.last_attempt().agent_log.read_text().split("agent ")[1].split()[0]
-    return {"rank": rank, "engine": _parent(rank), "agent": int(agent)}
-
-
-def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
-        return int(file.read().rsplit(")", 1)[1].split()[1])

@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from driving import HERE, processes_of, wait_for
+from driving import HERE, family, processes_of, wait_for
 
+from cpdrun.launch.base import Job
 from cpdrun.launch.cancel import cancel_sweep
 from cpdrun.launch.run import training_share
 from cpdrun.launch.status import sweep_status
@@ -258,3 +260,78 @@ def test_a_thousand_pending_runs_fit_in_little_memory(launcher, sweep):
 def test_on_a_terminal_there_is_a_live_table(launcher, sweep):
     _, _, text = result(launcher(jobs={"a": {"epochs": 20, "epoch_s": 0.1}}, terminal=True))
     assert "50.0 %" in text and "0/1 runs" in text and "left" in text
+
+
+def test_cancelled_while_it_still_looks_whether_the_runs_can_start(launcher, sweep, tmp_path):
+    gate = tmp_path / "slow"
+    gate.touch()
+    sweep.runs_folder.mkdir(parents=True)
+    process = launcher(jobs={"a": {"slow_check": str(gate), "epochs": 400, "epoch_s": 0.05}})
+    time.sleep(1.0)
+    cancel_sweep(sweep)
+    gate.unlink()
+    code, summary, _ = result(process)
+    assert (code, summary["interrupted"], summary["done"]) == (130, 1, 0)
+
+
+def test_a_check_that_is_killed_is_called_so(launcher, sweep):
+    process = launcher(jobs={"a": {"kill_check": True}})
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "killed (by hand, or by the kernel for want of memory)" in err
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored(sweep):
+    """By the launcher, the engine and the rank alike."""
+    request = {"jobs": {"a": {"epochs": 30, "epoch_s": 0.05}}}
+    nohup = subprocess.Popen(
+        ["nohup", sys.executable, str(HERE / "script.py"), str(sweep.path), json.dumps(request)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(sweep.run("a").status.exists, "the first epoch")
+    others = family(Job(sweep.run("a"), {}, []))
+    for pid in (nohup.pid, others["engine"], others["rank"]):
+        os.kill(pid, signal.SIGHUP)
+    code, summary, _ = result(nohup)
+    assert (code, summary["done"]) == (0, 1)
+
+
+def test_no_thread_of_an_agent_takes_a_signal_from_the_one_that_waits(launcher, sweep):
+    """A signal that another thread takes does not end the wait for the ranks: 8 of 32 stops were lost so."""
+    process = launcher(jobs={"a": {"epochs": 400, "epoch_s": 0.05}})
+    wait_for(sweep.run("a").status.exists, "the first epoch")
+    agent = family(Job(sweep.run("a"), {}, []))["agent"]
+    blocked = {}
+    for thread in Path(f"/proc/{agent}/task").iterdir():
+        lines = (thread / "status").read_text().splitlines()
+        blocked[int(thread.name)] = int(next(ln for ln in lines if ln.startswith("SigBlk")).split()[1], 16)
+    wanted = sum(1 << (number - 1) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))
+    assert len(blocked) > 1 and blocked.pop(agent) & wanted == 0
+    assert all(mask & wanted == wanted for mask in blocked.values())
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    assert result(process)[0] == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_stopped_before_anything_has_begun_it_ends_with_130(tmp_path, number):
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "cpdrun.cli",
+            "sweep",
+            "exp=digits_bits",
+            f"results_dir={tmp_path / 'results'}",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.readline()  # the plan; now it looks whether the runs can start
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")

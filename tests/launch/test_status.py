@@ -10,9 +10,9 @@ from driving import drive, finish, wait_for
 from rich.console import Console
 
 from cpdrun.launch import logs, status
-from cpdrun.launch.cancel import cancel_run, cancel_sweep, cancellation
+from cpdrun.launch.cancel import cancel_run, cancel_sweep
 from cpdrun.launch.status import as_json, estimate_seconds, print_status, run_status, sweep_status
-from cpdrun.record import State, write_json
+from cpdrun.record import State, cancellation, write_json
 from cpdrun.sweep import plan
 
 

@@ -1,0 +1,117 @@
+"""Runs that stand still or take too long end by themselves, and ranks that are left over leave at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from driving import drive, family, finish, processes_of, wait_for
+
+from cpdrun.launch.watchdog import ASLEEP_S, Watchdog
+from cpdrun.record import State, state_of
+
+
+@pytest.mark.parametrize("victim", ["rank", "engine"])
+def test_a_stopped_process_ends_the_run(job, local, victim):
+    one = job(epochs=4000, epoch_s=0.05, patience_s=4)
+    executor = local()
+    executor.submit([one])
+    executor.poll(0)
+    wait_for(one.run.status.exists, "the first epoch")
+    others = family(one)
+    os.kill(others["rank"], signal.SIGSTOP)
+    os.kill(others[victim], signal.SIGSTOP)
+    outcome = finish(executor)["one"]
+    assert (outcome["outcome"], outcome["reason"]) == (
+        "failed",
+        "hung or stopped: no step in 4 s (patience_s)",
+    )
+    assert state_of(one.run) is State.FAILED
+    wait_for(lambda: not processes_of(one.run.path), "the end of every process")
+
+
+def test_a_run_past_its_limit_saves_and_is_not_tried_again(job, local):
+    one = job(epochs=4000, epoch_s=0.05, limit_s=1.5)
+    outcome = drive(local(retries=3), [one])["one"]
+    assert outcome["outcome"] == "failed"
+    assert outcome["reason"] == "took longer than limit_s=1.5; with more it goes on from its checkpoint"
+    assert one.run.checkpoint.exists() and not one.run.preempt.exists()
+    assert len(one.run.attempts()) == 1
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def watch(watchdog, clock, seconds):
+    for _ in range(seconds):
+        clock.now += 1
+        watchdog.look()
+
+
+def test_the_watchdog_counts_from_the_last_sign_of_life(tmp_path, clock):
+    watchdog = Watchdog(tmp_path / "pulse", patience_s=30, limit_s=None, clock=clock)
+    watch(watchdog, clock, 29)
+    (tmp_path / "pulse").touch()
+    watch(watchdog, clock, 30)
+    assert not watchdog.hangs
+    os.utime(tmp_path / "pulse", (5, 5))  # another time, whichever: clocks of machines need not agree
+    watch(watchdog, clock, 31)
+    assert not watchdog.hangs
+    watch(watchdog, clock, 1)
+    assert "no step in 30 s" in watchdog.hangs
+    assert watchdog.overtime_s <= 0
+
+
+def test_a_watchdog_that_slept_charges_it_to_nobody(tmp_path, clock):
+    """Slurm suspends a job with its agent."""
+    watchdog = Watchdog(tmp_path / "pulse", patience_s=30, limit_s=50, clock=clock)
+    watch(watchdog, clock, 20)
+    clock.now += 100 * ASLEEP_S
+    watch(watchdog, clock, 9)
+    assert not watchdog.hangs and watchdog.overtime_s <= 0
+    watch(watchdog, clock, 25)
+    assert watchdog.hangs and 0 < watchdog.overtime_s < 10
+
+
+LEFT_OVER = """
+import sys, time
+import torch.distributed as dist
+from cpdrun.comm import RankLost
+from cpdrun.train import worker
+
+def lose(*_):
+    raise RankLost("rank 1 did not come to an exchange in time; rank 0 stops")
+
+worker.meet = lambda *_: None
+worker._train = lose
+dist.is_initialized = lambda: True
+dist.destroy_process_group = lambda: time.sleep(600)  # as gloo's destructor in half of all tries
+worker.run_rank(sys.argv[1])
+"""
+
+
+def test_a_rank_that_lost_another_leaves_whatever_gloo_waits_for(make_run):
+    run = make_run()
+    environ = os.environ | {"RANK": "0", "WORLD_SIZE": "2"}
+    environ.pop("CPDRUN_ATTEMPT_DIR", None)
+    began = time.monotonic()
+    left = subprocess.run(
+        [sys.executable, "-c", LEFT_OVER, str(run.path)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert left.returncode == 1 and time.monotonic() - began < 60
+    assert left.stderr.splitlines()[-1].endswith("rank 1 did not come to an exchange in time; rank 0 stops")
