@@ -36,6 +36,7 @@ _TITLES = {
     "accuracy_vs_bits": "Accuracy against bits",
     "accuracy_vs_bytes": "Accuracy against bytes on the wire",
     "exponent_ranges": "Why: the gradients' exponents",
+    "fewest_bits_vs_chain": "Fewest bits against the longest chain of additions",
     "min_bits_vs_workers": "Fewest bits against workers",
     "speedup_vs_workers": "Predicted speed-up against workers",
     "training_curves": "Training curves",
@@ -43,9 +44,15 @@ _TITLES = {
 
 
 def page(
-    study: Study, answer: list[str], notes: list[str], reasons: list[str], pictures: dict[str, str]
+    study: Study,
+    answer: list[str],
+    matrix: tables.Shown | None,
+    notes: list[str],
+    reasons: list[str],
+    pictures: dict[str, str],
 ) -> str:
-    """The page's text. `answer`, `notes` and `reasons` (why a plot is missing) are sentences.
+    """The page's text. `answer`, `notes` and `reasons` (why a plot is missing) are sentences; `matrix`, the answers of
+    many combinations of axes.
 
     `pictures` holds the SVGs of `svg.render` by the name of their plot.
     """
@@ -62,6 +69,7 @@ def page(
         f"<title>{escape(title)}</title><style>{css}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
         *(f'<p class="answer">{escape(line)}</p>' for line in answer),
+        *([_table("answers", matrix.header, matrix.rows)] if matrix is not None else []),
         *(f'<p class="note">{escape(line)}</p>' for line in notes),
         *(_picture(name, pictures[name]) for name in sorted(pictures)),
         *(f'<p class="reason">{escape(line)}</p>' for line in reasons),

@@ -33,6 +33,8 @@ _OTHERS = (  # scaling rules beyond the two, in the order in which a study names
     ("#56B4E9", "X", "solid"),
 )
 
+OTHER_COLORS = [WITH_APS.color, WITHOUT_APS.color, *(color for color, _, _ in _OTHERS)]
+
 
 def looks(strategies: Iterable[str]) -> dict[str, Look]:
     """The look of each of a study's strategies, by its name; plain last."""

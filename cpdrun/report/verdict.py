@@ -16,14 +16,6 @@ from cpdrun.report.study import Study
 _ROUNDING = 1e-12  # a gap of exactly the tolerance is within, rounding aside
 
 
-def sentences(study: Study) -> list[str]:
-    """One for each facet (world size, model ...), the answer first."""
-    facets = study.facets
-    if len(facets) == 1:
-        return [_sentence(study, facets[0])]
-    return [f"{facet.label}: {_sentence(study, facet)}" for facet in facets]
-
-
 def smallest_within(study: Study, facet: Facet, strategy: str) -> tuple[Group, Difference] | None:
     """The group with fewest bits whose mean is within tolerance of fp32's; of equal bits the best one."""
     near = [
@@ -36,7 +28,8 @@ def is_within(study: Study, group: Group, gap: Difference) -> bool:
     return study.may_be_within(group) and gap.mean >= -_tolerance(study) - _ROUNDING
 
 
-def _sentence(study: Study, facet: Facet) -> str:
+def sentence(study: Study, facet: Facet) -> str:
+    """The answer of one facet (world size, model ...), then how sure it is."""
     if problem := study.baseline_problem(facet):
         return _without_baseline(study, facet, problem)
     if facet.has_cases:
@@ -54,7 +47,7 @@ def _of_cases(study: Study, facet: Facet) -> str:
     for group, gap in sorted(gaps, key=lambda pair: pair[1].mean):
         shown = f"{group.strategy} ({_shown(study, group, gap)})"
         (near if is_within(study, group, gap) else far).append(shown)
-    within = f"within {study.tolerance:g}{_points(study)} of fp32 or better"
+    within = f"within {study.tolerance:g}{points(study)} of fp32 or better"
     parts = [f"{len(near)} of {len(gaps)} other cases {'is' if len(near) == 1 else 'are'} {within}."]
     parts += [f"Worse: {some(far, '; ', most=8)}."] if far else []
     parts.append(f"fp32: {metric.show_interval(study.interval(facet.baseline))}{metric.unit}.")
@@ -72,7 +65,7 @@ def _shown(study: Study, group: Group, gap: Difference) -> str:
 
 def _clause(study: Study, facet: Facet, strategy: str, first: bool) -> str:
     name = strategy[0].upper() + strategy[1:] if first else strategy
-    within = f"within {study.tolerance:g}{_points(study)}{' of fp32' if first else ''}"
+    within = f"within {study.tolerance:g}{points(study)}{' of fp32' if first else ''}"
     found = smallest_within(study, facet, strategy)
     if found is None:
         return f"{name} no format is {within} ({_nearest(study, facet, strategy)})"
@@ -87,7 +80,7 @@ def _nearest(study: Study, facet: Facet, strategy: str) -> str:
     if not trained:
         return "every one diverged or did not learn"
     group, gap = max(trained, key=lambda pair: pair[1].mean)
-    return f"the nearest is {named(group)}, {study.metric.show(abs(gap.mean))}{_points(study)} worse"
+    return f"the nearest is {named(group)}, {study.metric.show(abs(gap.mean))}{points(study)} worse"
 
 
 def _doubts(study: Study, facet: Facet) -> list[str]:
@@ -103,7 +96,7 @@ def _doubts(study: Study, facet: Facet) -> list[str]:
         if not gap.settled(tolerance):
             shown = study.metric.show_difference(gap.mean, gap.half_width)
             name = group.strategy if facet.has_cases else f"{group.name} {group.strategy}"
-            open_.append(f"{name} {shown}{_points(study)}{_would_do(gap, tolerance)}")
+            open_.append(f"{name} {shown}{points(study)}{_would_do(gap, tolerance)}")
     lines = [f"Too few seeds to be sure, against fp32: {some(open_, '; ')}."] if open_ else []
     return lines + _test_set(study, facet, min(hangs, default=math.inf))
 
@@ -120,6 +113,14 @@ def _decisive(study: Study, facet: Facet) -> list[tuple[Group, Difference]]:
             if study.may_be_within(group) and (facet.has_cases or is_named or is_smaller):
                 chosen.append((group, gap))
     return chosen
+
+
+def is_open(study: Study, facet: Facet, strategy: str) -> bool:
+    """Whether the seeds leave the answer open: single seeds, or an interval across the tolerance."""
+    if any(len(group.values) < 2 for group in (facet.baseline, *facet.strategies[strategy])):
+        return True
+    decisive = [gap for group, gap in _decisive(study, facet) if group.strategy == strategy]
+    return any(not gap.settled(_tolerance(study)) for gap in decisive)
 
 
 def _would_do(gap: Difference, tolerance: float) -> str:
@@ -152,7 +153,7 @@ def _test_set(study: Study, facet: Facet, hangs: float) -> list[str]:
         if hangs == 1
         else f"{hangs:.0f} answered otherwise, over all seeds,"
     )
-    return [f"{study.tolerance:g}{_points(study)} are {share}; {times} would change the answer."]
+    return [f"{study.tolerance:g}{points(study)} are {share}; {times} would change the answer."]
 
 
 def _without_baseline(study: Study, facet: Facet, problem: str) -> str:
@@ -181,7 +182,7 @@ def named(group: Group) -> str:
     return f"{group.name} ({'unknown format' if bits is None else f'{bits} bits'})"
 
 
-def _points(study: Study) -> str:
+def points(study: Study) -> str:
     return " points" if study.metric.is_fraction else ""
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 from rich.console import Console
 
 from cpdrun.record import SweepDir, write_text
-from cpdrun.report import completeness, export, html, markup, pictures, pivot, tables, verdict
+from cpdrun.report import answers, completeness, export, html, markup, pictures, pivot, tables
 from cpdrun.report.collect import sweep_names
 from cpdrun.report.costmodel import CalibrationError, Network, network
 from cpdrun.report.errors import ReportError, ReportUsageError
@@ -58,8 +58,8 @@ def write_report(
     _check(formats, ci, tolerance, export_to)
     study = read_study(list(sweeps), metric=metric, ci=ci, tolerance=tolerance, networks=_networks(networks))
     pivoted = pivot.complete(study, rows, cols) if rows or cols else None
-    answer, notes = verdict.sentences(study), completeness.notes(study, sweeps)
-    _print(console, study, answer, notes)
+    (answer, matrix), notes = answers.answer(study), completeness.notes(study, sweeps)
+    _print(console, study, answer, matrix, notes)
 
     figures, reasons = pictures.draw(study)
     _say(console, *reasons, style="dim")
@@ -68,13 +68,15 @@ def write_report(
     kinds = [kind for kind in formats if kind in pictures.KINDS] or list(DEFAULT_PICTURES)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = _write_tables(study, folder, [kind for kind in formats if kind in TABLES], answer + notes)
+        files = _write_tables(
+            study, folder, [kind for kind in formats if kind in TABLES], answer, matrix, notes
+        )
         if pivoted is not None:
             files += _write_pivot(study, folder, [kind for kind in formats if kind in TABLES], *pivoted)
         rendered = pictures.render(figures if "svg" in kinds or "html" in formats else {})
         files += pictures.write(folder, figures, rendered, kinds)
         if "html" in formats:
-            write_text(folder / "report.html", html.page(study, answer, notes, reasons, rendered))
+            write_text(folder / "report.html", html.page(study, answer, matrix, notes, reasons, rendered))
             files.append(folder / "report.html")
         files += [export.write(tool, study, folder) for tool in export_to]
     except OSError as error:
@@ -114,11 +116,18 @@ def _folder(sweeps: Sequence[SweepDir]) -> Path:
     return SweepDir(once[0].path.parent / "+".join(sweep.name for sweep in once)).report
 
 
-def _print(console: Console, study: Study, answer: list[str], notes: list[str]) -> None:
+def _print(
+    console: Console, study: Study, answer: list[str], matrix: tables.Shown | None, notes: list[str]
+) -> None:
     _say(console, *answer, style="bold")
+    if matrix is not None:
+        _print_table(console, matrix, [False] * len(matrix.rows))
     _say(console, *(f"note: {note}" for note in notes), style="yellow")
-    bold = [group.is_baseline for group in study.groups]
-    table = markup.terminal(tables.brief(study), bold, console.encoding)
+    _print_table(console, tables.brief(study), [group.is_baseline for group in study.groups])
+
+
+def _print_table(console: Console, shown: tables.Shown, bold: list[bool]) -> None:
+    table = markup.terminal(shown, bold, console.encoding)
     width = console.width
     if not console.is_terminal:  # a file takes a table of any width; a terminal's is folded into its own
         console.width = max(
@@ -128,7 +137,14 @@ def _print(console: Console, study: Study, answer: list[str], notes: list[str]) 
     console.width = width
 
 
-def _write_tables(study: Study, folder: Path, kinds: list[str], lines: list[str]) -> list[Path]:
+def _write_tables(
+    study: Study,
+    folder: Path,
+    kinds: list[str],
+    answer: list[str],
+    matrix: tables.Shown | None,
+    notes: list[str],
+) -> list[Path]:
     """table.csv has the columns that others rely on; the other kinds, and details.csv, have all there is; runs.csv the
     single runs."""
     shown, details, files = tables.full(study), tables.details(study), []
@@ -139,8 +155,10 @@ def _write_tables(study: Study, folder: Path, kinds: list[str], lines: list[str]
             files.append(TABLES[kind](folder / "details", details, shown))
             files.append(TABLES[kind](folder / "runs", tables.runs(study), shown))
         if kind == "md":
-            head = "\n\n".join(markup.escape_markdown(line) for line in lines)
-            write_text(files[-1], f"{head}\n\n{files[-1].read_text(encoding='utf-8')}")
+            parts = [markup.escape_markdown(line) for line in answer]
+            parts += [markup.markdown(matrix).rstrip()] if matrix is not None else []
+            parts += [markup.escape_markdown(line) for line in notes]
+            write_text(files[-1], "\n\n".join([*parts, files[-1].read_text(encoding="utf-8")]))
     return files
 
 

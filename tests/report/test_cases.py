@@ -64,3 +64,34 @@ def test_a_hostile_case_is_only_text(new_sweep, report):
             sweep.add(seed=seed, accuracy=0.9, case=case, optim={"lr": len(case)})
     folder = report(sweep, formats=["md", "html", "tex", "svg"]).folder
     assert "<b>$x" not in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_cases_beside_an_ordinary_sweep_keep_both(ablation, new_sweep, report):
+    ordinary = new_sweep("digits_bits")
+    for seed in range(3):
+        for format, aps, accuracy in (("fp32", False, 0.98), ("e3m0", True, 0.978), ("e3m0", False, 0.1)):
+            ordinary.add(format, aps=aps, seed=seed, accuracy=accuracy + 0.001 * seed)
+    made = report(ablation, ordinary, formats=["csv", "md", "svg"])
+    said = {line.split(":")[0]: line for line in made.sentences}
+    assert set(said) == {
+        "workers 8, sweep ablation",
+        "workers 128, sweep ablation",
+        "workers 8, sweep digits_bits",
+    }
+    assert (
+        "With APS the smallest format within 0.5 points of fp32 is e3m0 (4 bits)"
+        in (said["workers 8, sweep digits_bits"])
+    )
+    assert "Worse: pure (−2.0 ± 0.0)." in said["workers 8, sweep ablation"]
+    assert {"accuracy_by_case.svg", "accuracy_vs_bits.svg"} <= {file.name for file in made.files}
+    assert "None" not in (made.folder / "accuracy_by_case.svg").read_text(encoding="utf-8")
+    assert len(made.table) == 9
+
+
+def test_cases_are_doubted_as_formats_are(new_sweep, report, no_pictures):
+    sweep = new_sweep("ablation")
+    for seed, gap in enumerate((-0.02, 0.0, 0.03)):
+        sweep.add(seed=seed, accuracy=0.9, case="fp32", tag=1)
+        sweep.add("fp16", seed=seed, accuracy=0.9 + gap, case="half", tag=2)
+    (sentence,) = report(sweep).sentences
+    assert "Too few seeds to be sure, against fp32: half +0.3 ± 6.3 points (about" in sentence

@@ -166,3 +166,17 @@ def test_labels_are_moved_apart_and_stay_inside():
     assert apart([5.0, 9.0, 8.9], least=1.0, floor=0.0) == [9.0, 8.0, 5.0]
     assert apart([0.0, 0.1], least=1.0, floor=0.0) == pytest.approx([1.0, 0.0])
     assert apart([], least=1.0, floor=0.0) == []
+
+
+def test_no_format_was_enough_is_no_number_of_bits(new_sweep):
+    from cpdrun.report.plots import min_bits_vs_workers
+
+    sweep = new_sweep()
+    for world_size, low in ((4, 0.989), (8, 0.5)):
+        for format, value in (("fp32", 0.99), ("e4m3", low)):
+            for seed in range(2):
+                sweep.add(format, seed=seed, accuracy=value + 0.001 * seed, world_size=world_size)
+    figure = min_bits_vs_workers.draw(read_study([sweep.dir]))
+    (axes,) = figure.subfigs[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["8", "none tried"]
+    assert not [line for line in axes.lines if len(line.get_xdata()) == 2 and set(line.get_xdata()) == {4, 8}]

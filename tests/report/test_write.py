@@ -147,3 +147,15 @@ def test_a_format_of_a_newer_version_is_shown_without_bits(new_sweep, report):
         sweep.add("posit8", seed=seed, accuracy=0.9)
     made = report(sweep)
     assert made.table.set_index("format")["bits"].isna()["posit8"]
+
+
+def test_a_group_whose_runs_all_failed_has_a_row(new_sweep, report, no_pictures):
+    sweep = fill_digits(new_sweep(), seeds=2)
+    for seed in range(2):
+        sweep.add("e2m1", seed=seed, status=None, outcome="failed")
+    sweep.add("e2m3", seed=0, status=None, outcome="failed")
+    sweep.add("e2m3", seed=1, status=None)  # still to come
+    made = report(sweep)
+    rows = made.table.set_index("format")
+    assert rows.loc["e2m1", "n"] == 0 and "e2m3" not in rows.index
+    assert "2 failed" in made.printed

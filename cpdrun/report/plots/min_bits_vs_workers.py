@@ -1,8 +1,10 @@
 """The fewest bits that are enough, against the number of workers.
 
-Enough: the mean is within the tolerance of the same workers' fp32. Where no format is, the mark is an open one
-above the largest that was tried.
+Enough: the mean is within the tolerance of the same workers' fp32. Where no format is, the mark is an open one in a
+row of its own: how many bits it would take, nobody has tried.
 """
+
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,6 +14,7 @@ from cpdrun.report.collect import identity
 from cpdrun.report.group import Facet
 from cpdrun.report.hover import hover
 from cpdrun.report.plots import NotDrawnError
+from cpdrun.report.plots._fewest import BitsAxis
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
 from cpdrun.report.study import Study
@@ -26,11 +29,11 @@ def draw(study: Study) -> Figure:
     series = [one for one in _series(study) if len(one) > 1]
     if not series:
         raise NotDrawnError("it needs runs with fp32 and other formats at two numbers of workers or more")
-    most = max(bits for group in study.groups if (bits := _bits(group.format)) and bits < 32)
+    axis = BitsAxis(study)
     panels = [_without_workers(next(iter(one.values()))) for one in series]
     figure, parts = grid(panels, COLUMN_IN, 2.4)
     for (part, facet), one in zip(parts, series, strict=False):
-        _panel(part.subplots(), study, one, most + 1)
+        _panel(part.subplots(), study, one, axis)
         title(part, facet, panels)
     unit = " points" if study.metric.is_fraction else ""
     caption(
@@ -43,7 +46,7 @@ def _series(study: Study) -> list[Series]:
     found: dict[tuple[str, ...], Series] = {}
     for facet in study.facets:
         workers = facet.groups[0].keys["world_size"]
-        if facet.baseline is not None and facet.strategies and isinstance(workers, int):
+        if facet.strategies and not study.baseline_problem(facet) and isinstance(workers, int):
             rest = tuple(identity(value) for key, value in facet.keys.items() if key != "world_size")
             found.setdefault(rest, {})[workers] = facet
     return list(found.values())
@@ -53,15 +56,17 @@ def _without_workers(facet: Facet) -> Facet:
     return Facet({key: value for key, value in facet.keys.items() if key != "world_size"}, facet.groups)
 
 
-def _panel(axes: Axes, study: Study, series: Series, none: int) -> None:
+def _panel(axes: Axes, study: Study, series: Series, axis: BitsAxis) -> None:
     ends = []
     for place, (name, look) in enumerate(study.looks.items()):
         workers = sorted(n for n, facet in series.items() if name in facet.strategies)
         if not workers:
             continue
         found = [smallest_within(study, series[n], name) for n in workers]
-        heights = [none if one is None else _bits(one[0].format) or none for one in found]
-        axes.plot(workers, heights, color=look.color, linestyle=look.dash, zorder=3)
+        heights = [axis.none if one is None else _bits(one[0].format) or axis.none for one in found]
+        for here, there in pairwise(zip(workers, heights, strict=True)):
+            if axis.none not in (here[1], there[1]):  # no line to where nobody knows how many bits it takes
+                axes.plot(*zip(here, there, strict=True), color=look.color, linestyle=look.dash, zorder=3)
         for n, height, one in zip(workers, heights, found, strict=True):
             face = "white" if one is None else look.color
             (mark,) = axes.plot([n], [height], look.marker, color=look.color, markerfacecolor=face, zorder=4)
@@ -83,10 +88,11 @@ def _panel(axes: Axes, study: Study, series: Series, none: int) -> None:
     axes.minorticks_off()
     axes.margins(x=0.12)
     axes.set_xlabel("workers")
-    axes.set_ylabel("fewest bits that are enough")
-    axes.set_ylim(0, none + 1)
+    axis.apply(axes)
     ends.sort(key=lambda end: -end[0])
-    for y, (_, look) in zip(apart([y for y, _ in ends], 0.09 * none, 0.0), ends, strict=True):
+    for y, (_, look) in zip(
+        apart([y for y, _ in ends], 0.09 * (axes.get_ylim()[1] - axes.get_ylim()[0]), 0.0), ends, strict=True
+    ):
         axes.annotate(
             look.label, (1.0, y), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
             va="center", color=look.color, annotation_clip=False, **NAME,

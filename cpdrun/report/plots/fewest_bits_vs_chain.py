@@ -1,0 +1,162 @@
+"""The fewest bits that are enough, against the longest chain of rounded additions that a gradient passes.
+
+A point a number of workers and order of summation (who is added to whom, when); its marker is the order, the figure
+beside it the workers. Enough: the mean is within the tolerance of fp32 with the same workers and order.
+"""
+
+import math
+from itertools import cycle
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from cpdrun.report.answers import ORDER, needed_bits
+from cpdrun.report.collect import identity
+from cpdrun.report.group import Facet
+from cpdrun.report.hover import hover
+from cpdrun.report.plots import NotDrawnError
+from cpdrun.report.plots._fewest import BitsAxis
+from cpdrun.report.plots._grid import caption, grid, title
+from cpdrun.report.study import Study
+from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS
+from cpdrun.report.verdict import smallest_within
+from cpdrun.report.words import axis_text
+
+_REMEDIES = (
+    "sync.rounding",
+    "sync.kahan",
+)  # what else lets small values survive a long chain: colours, not panels
+_MARKERS = {"rank": "o", "ring": "D", "hierarchical": "s", "tree": "^"}
+_DODGE = 0.16  # between points of a row, in doublings of the chain
+
+
+class Point(NamedTuple):
+    chain: float
+    bits: float  # infinite where no format was enough
+    workers: int
+    order: str
+    series: str
+    text: str
+
+
+def draw(study: Study) -> Figure:
+    panels: dict[tuple[str, ...], tuple[Facet, list[Point]]] = {}
+    for facet in study.facets:
+        rest = {k: v for k, v in facet.keys.items() if k not in ("world_size", *ORDER, *_REMEDIES)}
+        points = panels.setdefault(tuple(map(identity, rest.values())), (Facet(rest, []), []))[1]
+        points.extend(_points(study, facet))
+    drawn = [
+        (facet, points) for facet, points in panels.values() if len({point.chain for point in points}) > 1
+    ]
+    if not drawn:
+        raise NotDrawnError(
+            "it needs runs whose longest chains of rounded additions differ, recorded, with fp32"
+        )
+    series = dict.fromkeys(point.series for _, points in drawn for point in points)
+    colors = dict(zip(series, cycle(OTHER_COLORS), strict=False))
+    facets, axis = [facet for facet, _ in drawn], BitsAxis(study)
+    figure, parts = grid(facets, 1.6 * COLUMN_IN, 2.7, columns=1)
+    for (part, facet), (_, points) in zip(parts, drawn, strict=False):
+        _panel(part.subplots(), points, colors, axis)
+        title(part, facet, facets)
+    unit = " points" if study.metric.is_fraction else ""
+    caption(
+        figure,
+        facets,
+        f"enough: mean within {study.tolerance:g}{unit} of fp32 in the same order",
+        "number: workers",
+        "side by side where they would overlap",
+        "open: no format tried was enough"
+        if any(math.isinf(p.bits) for _, some in drawn for p in some)
+        else "",
+    )
+    return figure
+
+
+def _points(study: Study, facet: Facet) -> list[Point]:
+    keys, points = facet.groups[0].keys, []
+    workers, order = keys["world_size"], str(keys.get(ORDER[0]) or "")
+    for name, groups in facet.strategies.items():
+        lengths = [group.longest_chain for group in groups if math.isfinite(group.longest_chain)]
+        bits = needed_bits(study, facet, name)
+        if lengths and not math.isnan(bits) and isinstance(workers, int):
+            found = smallest_within(study, facet, name)
+            text = study.describe(found[0]) if found else f"{facet.label} {name}: no format tried was enough"
+            points.append(Point(max(lengths), bits, workers, order, _series(facet, name), text))
+    return points
+
+
+def _series(facet: Facet, strategy: str) -> str:
+    """`with APS, stochastic, Kahan`."""
+    rounding, kahan = (facet.keys.get(key) for key in _REMEDIES)
+    parts = [strategy, axis_text(rounding) if rounding not in (None, "nearest_even") else ""]
+    return ", ".join(part for part in [*parts, "Kahan" if kahan else ""] if part)
+
+
+def spread(places: list[float], least: float) -> list[float]:
+    """The places, moved apart to `least`; those that crowd together keep their common middle."""
+    crowds: list[list[float]] = []  # [middle, number]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    for i in order:
+        crowds.append([places[i], 1])
+        while len(crowds) > 1 and crowds[-1][0] - crowds[-2][0] < least * (crowds[-1][1] + crowds[-2][1]) / 2:
+            (a, n), (b, m) = crowds[-2], crowds.pop()
+            crowds[-1] = [(a * n + b * m) / (n + m), n + m]
+    moved = [middle + least * (k - (number - 1) / 2) for middle, number in crowds for k in range(int(number))]
+    return [place for _, place in sorted(zip(order, moved, strict=True))]
+
+
+def _panel(axes: Axes, points: list[Point], colors: dict[str, str], axis: BitsAxis) -> None:
+    for height in dict.fromkeys(axis.height(point.bits) for point in points):
+        row = sorted(
+            (p for p in points if axis.height(p.bits) == height), key=lambda p: (p.chain, p.order, p.series)
+        )
+        for point, place in zip(row, spread([math.log2(p.chain) for p in row], _DODGE), strict=True):
+            _point(axes, point, 2**place, height, colors[point.series])
+    axes.set_xscale("log", base=2)
+    chains = sorted({point.chain for point in points})
+    kept = [chains[0]]
+    for chain in chains[1:]:
+        if chain >= kept[-1] * 1.35:
+            kept.append(chain)
+    axes.set_xticks(kept, [f"{chain:.0f}" for chain in kept])
+    axes.minorticks_off()
+    axes.margins(x=0.08)
+    axes.set_xlabel("longest chain of rounded additions")
+    axis.apply(axes)
+    _legend(axes, points, colors)
+
+
+def _point(axes: Axes, point: Point, x: float, height: float, color: str) -> None:
+    face, marker = "white" if math.isinf(point.bits) else color, _MARKERS.get(point.order, "o")
+    (mark,) = axes.plot([x], [height], marker, color=color, markerfacecolor=face, markersize=4.5, zorder=4)
+    hover(mark, f"chain {point.chain:.0f}, {point.order}: {point.text}")
+    axes.annotate(
+        str(point.workers),
+        (x, height),
+        (0, 4),
+        textcoords="offset points",
+        ha="center",
+        fontsize=FIGURE_SIZE,
+        color="#333333",
+    )
+
+
+def _legend(axes: Axes, points: list[Point], colors: dict[str, str]) -> None:
+    """Markers by order, then colours by how gradients are scaled and rounded; above the picture."""
+    orders = dict.fromkeys(point.order for point in points if point.order)
+    series = [name for name in colors if any(point.series == name for point in points)]
+    handles = [
+        Line2D([], [], marker=_MARKERS.get(name, "o"), color="#333333", linestyle="none", label=name)
+        for name in orders
+    ]
+    handles += [
+        Line2D([], [], color=colors[name], linewidth=3, label=name) for name in series if len(series) > 1
+    ]
+    if len(handles) > 1:
+        axes.legend(
+            handles=handles, loc="lower left", bbox_to_anchor=(0, 1.07), ncols=4, fontsize=5.5, frameon=False,
+            borderpad=0, handletextpad=0.3, columnspacing=1.0, handlelength=1.2,
+        )  # fmt: skip

@@ -1,0 +1,138 @@
+"""Orders of summation: the chain's length in the table, the picture against it, and when to reorder; many facets."""
+
+import math
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+
+import pandas as pd
+import pytest
+
+from cpdrun.report.plots.fewest_bits_vs_chain import spread
+
+CHAINS = {"rank": 63, "ring": 63, "hierarchical": 14, "tree": 6}
+
+
+def fill(sweep, enough: dict[str, str], workers: int = 64, chains: dict[str, int] | None = None) -> None:
+    """Orders, each with the smallest format that does as well as fp32; the smaller ones do not learn."""
+    formats = ["fp32", "e4m3", "e3m2", "e3m1", "e3m0"]
+    for order, smallest in enough.items():
+        for format in formats:
+            for seed in range(2):
+                trains = smallest in formats[formats.index(format) :]
+                about = {"test_samples": 10_000, "num_classes": 10}
+                if chains is not None:
+                    about["longest_chain"] = chains[order]
+                sweep.add(
+                    format,
+                    aps=format != "fp32",
+                    seed=seed,
+                    accuracy=0.98 + 0.001 * seed if trains else 0.1,
+                    world_size=workers,
+                    done=about,
+                    sync={"_target_": "cpdrun.comm.AllReduceSync", "order": order},
+                )
+
+
+ENOUGH = {"rank": "e4m3", "ring": "e4m3", "hierarchical": "e3m1", "tree": "e3m0"}
+
+
+def test_the_chain_is_in_the_table_and_in_details(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    fill(sweep, ENOUGH, chains=CHAINS)
+    made = report(sweep)
+    details = pd.read_csv(made.folder / "details.csv")
+    assert dict(zip(details["sync.order"], details["longest_chain"], strict=True)) == CHAINS
+    lines = (made.folder / "table.md").read_text(encoding="utf-8").splitlines()
+    (header,) = [line for line in lines if line.startswith("| format")]
+    (row,) = [line for line in lines if line.startswith("| e3m0") and "| tree |" in line]
+    assert "| sync.order | chain | n |" in header and "| tree | 6 | 2 |" in row
+    assert list(made.table.columns) == [
+        "format", "bits", "aps", "world_size", "sync.order",
+        "n", "test_accuracy_mean", "test_accuracy_ci95", "diverged",
+    ]  # fmt: skip
+
+
+def test_without_chains_in_the_records_there_is_no_column(new_sweep, report):
+    sweep = new_sweep()
+    fill(sweep, ENOUGH)
+    made = report(sweep, formats=["md", "svg"])
+    assert "chain" not in (made.folder / "table.md").read_text(encoding="utf-8")
+    assert "no fewest_bits_vs_chain: " in made.printed
+
+
+def test_it_says_reorder_where_that_saves_more_than_a_bit(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    fill(sweep, ENOUGH, chains=CHAINS)
+    reorder = [line for line in report(sweep).sentences if line.startswith("Reorder")]
+    assert reorder == [
+        "Reorder: with APS, tree (chain 6) needs e3m0 (4 bits), rank (chain 63) 8, ring (chain 63) 8."
+    ]
+
+
+def test_a_format_that_no_order_but_one_trains_is_a_reason_to_reorder(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    fill(sweep, {"rank": "fp32", "tree": "e3m1"}, chains=CHAINS)
+    (line,) = [line for line in report(sweep).sentences if line.startswith("Reorder")]
+    assert line.endswith("tree (chain 6) needs e3m1 (5 bits), rank (chain 63) more than any tried (8).")
+
+
+def test_one_bit_is_no_reason_to_reorder(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    fill(sweep, {"rank": "e3m1", "tree": "e3m0"}, chains=CHAINS)
+    assert not [line for line in report(sweep).sentences if "Reorder" in line]
+
+
+def test_fewest_bits_against_the_chain(new_sweep, report):
+    sweep = new_sweep()
+    fill(sweep, ENOUGH | {"ring": "fp32"}, chains=CHAINS)
+    made = report(sweep, formats=["svg"])
+    root = ElementTree.parse(made.folder / "fewest_bits_vs_chain.svg").getroot()
+    found = sorted(element.text for element in root.iter("{http://www.w3.org/2000/svg}title"))
+    assert [text.split(", workers")[0] for text in found] == [
+        "chain 14, hierarchical: e3m1 with APS",
+        "chain 6, tree: e3m0 with APS",
+        "chain 63, rank: e4m3 with APS",
+        "chain 63, ring: sync.order ring with APS: no format tried was enough",
+    ]
+
+
+@pytest.mark.parametrize("places", [[1.0, 1.0, 1.0], [0.0, 0.1, 2.0], [3.0, 1.0, 1.1, 1.2, 1.25], [5.0], []])
+def test_points_that_would_overlap_stand_side_by_side(places):
+    moved = spread(places, 0.2)
+    ordered = sorted(moved)
+    assert all(b - a >= 0.2 - 1e-9 for a, b in pairwise(ordered))
+    assert math.isclose(sum(moved), sum(places), abs_tol=1e-9)
+    assert all(
+        a == pytest.approx(b)
+        for a, b in zip(moved, places, strict=True)
+        if places.count(b) == len(places) == 1
+    )
+
+
+def test_many_facets_are_one_matrix_and_one_sentence(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    for workers in (4, 16, 64):
+        fill(sweep, ENOUGH | {"ring": "fp32"}, workers=workers)
+    made = report(sweep, formats=["md", "csv", "html"])
+    first, *rest = made.sentences
+    assert first.startswith(
+        "With APS the smallest format within 0.5 points of fp32 is e3m0 (4 bits) to e4m3 (8 bits)"
+    )
+    assert "and none in 3 of 12, over 12 combinations of workers and sync.order." in first
+    assert all(line.startswith("Reorder: workers ") for line in rest) and len(rest) == 3
+    text = (made.folder / "table.md").read_text(encoding="utf-8")
+    assert text.count("| e3m1 (5 bits) |") == 3 and text.count("| none |") == 3
+    assert 'id="answers"' in (made.folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_facet_without_a_baseline_says_so_in_its_row(new_sweep, report, no_pictures):
+    sweep, sync = new_sweep(), {"_target_": "cpdrun.comm.AllReduceSync", "order": "tree"}
+    for workers in (4, 8, 16):
+        fill(sweep, {"tree": "e3m0"}, workers=workers)
+    for seed in range(2):
+        sweep.add(seed=seed, status="diverged", accuracy=0.1, world_size=32, sync=sync)
+        sweep.add("e4m3", aps=True, seed=seed, accuracy=0.98, world_size=32, sync=sync)
+    made = report(sweep)
+    assert "over 4 combinations of workers." in made.sentences[0]
+    assert "No answer in 1 of them." in made.sentences[0]
+    assert "fp32 itself diverged in 2 of 2 runs" in made.printed
