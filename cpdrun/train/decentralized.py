@@ -27,7 +27,9 @@ from torch.func import functional_call, grad, vmap
 
 from cpdrun.comm.rows import Rows
 from cpdrun.comm.topology import mean_gap
+from cpdrun.data.base import fetch_batch
 from cpdrun.train import checkpoint
+from cpdrun.train.activations import activation_bytes
 from cpdrun.train.build import Parts
 from cpdrun.train.gradients import Task, naming_the_layer
 from cpdrun.train.learner import Learner, evaluate_on, set_rates
@@ -57,6 +59,7 @@ class OwnWeights(Learner):
         self.precisions = [copy.deepcopy(parts.precision) for _ in workers.mine]
         self.base_lrs = [group["lr"] for group in self.optimizers[0].param_groups]
         N, B = config["world_size"], config["batch_size"]
+        self.batch_size = B
         self.last_step = config["epochs"] * (len(parts.data.train) // (N * B)) - 1
         loss = partial(training_loss, label_smoothing=config["label_smoothing"])
         self.task = Task(parts.model, parts.batches, workers, loss)
@@ -179,9 +182,15 @@ class OwnWeights(Learner):
         return self.workers.sum_of_disjoint(squares_N).mean().sqrt().item()
 
     def memory(self) -> dict[str, int]:
-        """With what the gossip rule remembers, gossip_bytes."""
-        remembered = 4 * sum(self.rows.numels) * len(self.gossip.memory)
-        return self.precisions[0].memory(self.optimizers[0], self.own[0]) | {"gossip_bytes": remembered}
+        """With what the gossip rule remembers, gossip_bytes, and what a batch leaves for the backward pass,
+        activation_bytes."""
+        self.play(0)
+        x_BxF, _ = fetch_batch(self.parts.data.train, torch.arange(self.batch_size))
+        bits = getattr(self.precisions[0], "activation_bits", None)
+        return self.precisions[0].memory(self.optimizers[0], self.own[0]) | {
+            "gossip_bytes": 4 * sum(self.rows.numels) * len(self.gossip.memory),
+            "activation_bytes": activation_bytes(self.model, x_BxF.to(self.device), bits),
+        }
 
     # ---- the checkpoint
 

@@ -8,9 +8,15 @@ as Aketi, Kodge and Roy (arXiv 2111.09389, section 3) train decentralised networ
     dx = e8 * Q(w);  dw = Q(e * Q(x))                 gradient_bits, stochastic; with e8 for e where
                                                       float_errors_for_weights is off ("gradient bifurcation")
 
-and what enters a normalisation layer, and the error that leaves it, is rounded the same way. Products and sums, biases,
-the weights' own copy, optimizer state and all other layers are float32. What differs from the authors' code: the range
-is that of the tensor at hand, not an average over samples (activations) or over steps (evaluation).
+and what enters a normalisation layer or a sum of branches (`models.norms.Sum`), and the error that leaves it, is
+rounded the same way. Products and sums, biases, the weights' own copy, optimizer state and all other layers are
+float32.
+
+The authors' code (github.com/aparna-aketi/Low_Precision_DL, quantized_training/quantize.py) gives activations the mean
+over samples of each one's smallest and largest value for a range and clips what lies beyond (activation_range:
+samples), and rounds them stochastically, since `num_chunks=16` reaches the place of `stochastic` (activation_rounding:
+stochastic). What differs from it: evaluation takes the range of the batch at hand, not an average over steps, and
+rounds to nearest; biases and the weights of norms stay float32.
 
 inf and NaN make their whole tensor NaN: a diverged run stays visible. A tensor of equal values is kept as it is.
 """
@@ -22,17 +28,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cpdrun.comm.bitpack import packed_bytes
 from cpdrun.comm.compress import check_rounding
-from cpdrun.models.norms import is_norm
+from cpdrun.models.norms import Sum, is_norm
 from cpdrun.train.precision import Precision
 
 
-def min_max_quantize(x: Tensor, bits: int | None, stochastic: bool = False) -> Tensor:
+def min_max_quantize(
+    x: Tensor, bits: int | None, stochastic: bool = False, by_sample: bool = False
+) -> Tensor:
     """x rounded to 2^bits levels between its smallest and largest value; None: x itself. Any shape; draws come from
-    torch's global generator."""
+    torch's global generator. by_sample: between the mean of the samples' smallest values and that of their largest,
+    what lies beyond clipped; the first dimension counts them."""
     if bits is None:
         return x
     low, high = x.amin(), x.amax()
+    if by_sample:
+        low, high = x.flatten(1).amin(dim=1).mean(), x.flatten(1).amax(dim=1).mean()
     step = (high - low) / (2**bits - 1)
     step = torch.where(step == 0, 1.0, step)
     level = (x - low) / step
@@ -49,17 +61,24 @@ class Bits:
     errors: int | None
     gradients: int | None
     stochastic_errors: bool
+    stochastic_activations: bool
+    clipped_activations: bool
     float_errors_for_weights: bool
+
+    def activation(self, x: Tensor, training: bool) -> Tensor:
+        """x as a layer reads it; straight through for the gradient."""
+        stochastic = self.stochastic_activations and training
+        return _RoundForward.apply(x, self.activations, stochastic, self.clipped_activations)
 
 
 class _RoundForward(torch.autograd.Function):
-    """Rounded to the nearest level forward; the gradient passes straight through."""
+    """Rounded to a level forward; the gradient passes straight through."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, bits: int | None) -> Tensor:
-        return x.clone() if bits is None else min_max_quantize(x, bits)
+    def forward(x: Tensor, bits: int | None, stochastic: bool, by_sample: bool) -> Tensor:
+        return x.clone() if bits is None else min_max_quantize(x, bits, stochastic, by_sample)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -67,7 +86,7 @@ class _RoundForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
-        return grad, None
+        return grad, None, None, None
 
 
 class _RoundBackward(torch.autograd.Function):
@@ -126,8 +145,8 @@ class _Layer:
         return layer
 
     def multiply(self, x: Tensor) -> Tensor:
-        x8 = _RoundForward.apply(x, self.bits.activations)
-        w8 = _RoundForward.apply(self.weight, self.bits.weights)
+        x8 = self.bits.activation(x, self.training)
+        w8 = _RoundForward.apply(self.weight, self.bits.weights, False, False)
         return _Product.apply(x8, w8, self)
 
 
@@ -170,13 +189,15 @@ class Int8Conv2d(_Layer, nn.Conv2d):
         )
 
 
+RANGES = ("tensor", "samples")
 KINDS = {nn.Linear: Int8Linear, nn.Conv2d: Int8Conv2d}
 
 
 class Int8(Precision):
     """Layers that compute in 8-bit tensors; all else is float32. Bits of null leave a tensor alone.
 
-    Raises ValueError for bits out of 1..16, an unknown rounding, and a convolution that pads with anything but zeros.
+    Raises ValueError for bits out of 1..16, an unknown rounding or range, and a convolution that pads with anything but
+    zeros.
     """
 
     def __init__(
@@ -185,6 +206,8 @@ class Int8(Precision):
         activation_bits: int | None,
         error_bits: int | None,
         gradient_bits: int | None,
+        activation_rounding: str,
+        activation_range: str,
         error_rounding: str,
         float_errors_for_weights: bool,
         loss_scale: float | str,
@@ -202,6 +225,11 @@ class Int8(Precision):
             fp32_norms=False,
         )
         check_rounding("precision.error_rounding", error_rounding)
+        check_rounding("precision.activation_rounding", activation_rounding)
+        if activation_range not in RANGES:
+            raise ValueError(
+                f"precision.activation_range must be one of {', '.join(RANGES)}, not {activation_range}"
+            )
         given = {
             "weight": weight_bits,
             "activation": activation_bits,
@@ -211,8 +239,15 @@ class Int8(Precision):
         for name, bits in given.items():
             if bits is not None and not 1 <= bits <= 16:
                 raise ValueError(f"precision.{name}_bits must lie between 1 and 16, or be null, not {bits}")
-        stochastic = error_rounding == "stochastic"
-        self.bits = Bits(*given.values(), stochastic, float_errors_for_weights)
+        self.bits = Bits(
+            *given.values(),
+            stochastic_errors=error_rounding == "stochastic",
+            stochastic_activations=activation_rounding == "stochastic",
+            clipped_activations=activation_range == "samples",
+            float_errors_for_weights=float_errors_for_weights,
+        )
+        self.activation_bits = activation_bits
+        self.rounded_weights: list[int] = []  # how many values each has
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model with its Linear and Conv2d layers replaced and its norms watched; its parameters stay."""
@@ -225,13 +260,27 @@ class Int8(Precision):
                     )
                 if type(child) in KINDS:
                     setattr(parent, name, KINDS[type(child)].of(child, self.bits))
-                elif is_norm(child):
-                    child.register_forward_pre_hook(self._round_input)
+                    self.rounded_weights.append(child.weight.numel())
+                elif is_norm(child) or isinstance(child, Sum):
+                    child.register_forward_pre_hook(self._round_inputs)
                     child.register_forward_hook(self._round_error)
         return model
 
-    def _round_input(self, _module: nn.Module, inputs: tuple) -> tuple:
-        return _RoundForward.apply(inputs[0], self.bits.activations), *inputs[1:]
+    def memory(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, int]:
+        """As `Precision.memory`, with the rounded weights in their bits and two float32 ends of their range each in
+        model_bytes, and the float32 weights that are updated, of which they are made, in optimizer_bytes."""
+        kept = super().memory(optimizer, parameters)
+        if self.bits.weights is None:
+            return kept
+        full = sum(4 * n for n in self.rounded_weights)
+        few = sum(packed_bytes(n, self.bits.weights) + 8 for n in self.rounded_weights)
+        return {
+            "model_bytes": kept["model_bytes"] - full + few,
+            "optimizer_bytes": kept["optimizer_bytes"] + full,
+        }
+
+    def _round_inputs(self, module: nn.Module, inputs: tuple) -> tuple:
+        return tuple(self.bits.activation(x, module.training) for x in inputs)
 
     def _round_error(self, _module: nn.Module, _inputs: tuple, output: Tensor) -> Tensor:
         return _RoundBackward.apply(output, self.bits)

@@ -32,6 +32,8 @@ EVERYTHING = (
     "compressor=qsgd",
     "partition=skewed",
     "precision=int8",
+    "precision.activation_rounding=stochastic",
+    "precision.activation_range=samples",
     "data=custom",
     "data._target_=own_digits.AugmentedDigits",
     "+data.test_fraction=0.2",
@@ -258,6 +260,10 @@ def test_what_makes_no_sense_with_weights_of_one_s_own_is_named(make_run, train_
         (
             ("model=normed_convnet", "norm=evonorm_s0", "norm.groups=3"),
             "model: norm.groups=3 does not divide 16",
+        ),
+        (
+            ("precision=int8", "precision.activation_range=all"),
+            "activation_range must be one of tensor, samples",
         ),
         (("precision=int8", "precision.error_bits=40"), "precision: precision.error_bits must lie between"),
     ],

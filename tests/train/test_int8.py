@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from cpdrun.models.norms import RangeEvoNorm
+from cpdrun.models.norms import RangeEvoNorm, Sum
 from cpdrun.record import read_json
+from cpdrun.train.activations import activation_bytes
 from cpdrun.train.int8 import Int8, Int8Conv2d, Int8Linear, min_max_quantize
 
 BITS = {
@@ -11,6 +12,8 @@ BITS = {
     "activation_bits": 8,
     "error_bits": 8,
     "gradient_bits": 8,
+    "activation_rounding": "nearest_even",
+    "activation_range": "tensor",
     "error_rounding": "stochastic",
     "float_errors_for_weights": True,
     "loss_scale": 1.0,
@@ -117,6 +120,81 @@ def test_norms_read_rounded_values_and_pass_rounded_errors():
     model[0].register_forward_hook(lambda _m, _i, y: y.register_hook(seen.append) and None)
     loss_of(model).backward()
     assert levels(seen[0]) <= 256
+
+
+def test_ranges_and_levels_are_those_of_the_authors():
+    """UniformQuantize of quantized_training/quantize.py (github.com/aparna-aketi/Low_Precision_DL, commit fab2528) with
+    3 bits and stochastic=False, on a CPU: with the ends that its QuantMeasure takes, the means over four samples of
+    their smallest and largest values, and with those of the whole tensor."""
+    i = torch.arange(24, dtype=torch.float64)
+    x = (torch.sin(0.9 * i) * (1 + torch.floor(i / 6))).float().view(4, 6)
+    low, high, level = (
+        -2.35053,
+        2.4138,
+        [3, 5, 5, 4, 3, 2, 1, 4, 6, 6, 5, 2, 0, 0, 4, 7, 7, 5, 1, 0, 0, 4, 7, 7],
+    )
+    clipped = torch.tensor([low + (high - low) / 7 * n for n in level]).view(4, 6)
+    torch.testing.assert_close(min_max_quantize(x, 3, by_sample=True), clipped, rtol=0, atol=2e-5)
+    low, high, level = (
+        -3.93626,
+        3.84461,
+        [4, 4, 4, 4, 3, 3, 2, 4, 5, 5, 4, 3, 1, 1, 4, 6, 6, 5, 2, 0, 1, 4, 6, 7],
+    )
+    whole = torch.tensor([low + (high - low) / 7 * n for n in level]).view(4, 6)
+    torch.testing.assert_close(min_max_quantize(x, 3), whole, rtol=0, atol=2e-5)
+
+
+def test_activations_are_rounded_stochastically_in_training_alone_and_clipped():
+    switched = BITS | {
+        "activation_rounding": "stochastic",
+        "activation_range": "samples",
+        "weight_bits": None,
+    }
+    layer = Int8(**switched).prepare(nn.Sequential(nn.Linear(6, 6, bias=False)))[0]
+    layer.weight.data = torch.eye(6)
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [1], [1], [9]])
+    torch.manual_seed(0)
+    first, second = layer(x), layer(x)
+    assert not torch.equal(first, second)
+    ends = x.amin(1).mean(), x.amax(1).mean()
+    assert first.min() >= ends[0] - 1e-5 and first.max() <= ends[1] + 1e-5 < x.max()
+    layer.eval()
+    torch.testing.assert_close(layer(x), min_max_quantize(x, 8, by_sample=True))
+    assert torch.equal(layer(x), layer(x))
+
+
+def test_sums_of_branches_read_rounded_values():
+    model = nn.Sequential()
+    model.add_module("sum", Sum())
+    Int8(**BITS | {"activation_bits": 2}).prepare(model)
+    a, b = (
+        torch.randn(2, 64, generator=torch.Generator().manual_seed(0)),
+        torch.linspace(0, 3, 128).view(2, 64),
+    )
+    torch.testing.assert_close(model.sum(a, b), min_max_quantize(a, 2) + min_max_quantize(b, 2))
+
+
+def test_memory_counts_weights_and_activations_in_their_bits():
+    def built(**bits):
+        precision = Int8(**BITS | bits)
+        model = precision.prepare(net())
+        return (
+            precision,
+            model,
+            precision.memory(torch.optim.SGD(model.parameters(), 0.1), list(model.parameters())),
+        )
+
+    precision, model, eight = built()
+    _, _, full = built(weight_bits=None)
+    rounded = (
+        36 + 640
+    )  # the convolution's and the Linear layer's weights; their biases and the norm stay float32
+    assert full == {"model_bytes": 4 * (rounded + 4 + 10 + 12), "optimizer_bytes": 0}
+    assert eight == {"model_bytes": full["model_bytes"] - 3 * rounded + 16, "optimizer_bytes": 4 * rounded}
+    x = torch.randn(6, 1, 8, 8)
+    values = 6 * 64 + 6 * 64 + 6 * 64  # what enters the convolution, the norm and the Linear layer
+    assert activation_bytes(model, x, precision.activation_bits) == values
+    assert activation_bytes(model, x, None) == 4 * values and model.training
 
 
 def test_a_padding_that_eight_bits_do_not_know_is_named():
