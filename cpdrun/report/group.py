@@ -26,6 +26,7 @@ class Group:
     n_finished: int
     diverged: int
     failed: int = 0
+    hybrid: str = ""  # what is exchanged in fp32 whatever the format says; empty: nothing
     figures: dict[str, float] = field(default_factory=dict)
     runs: list[RunDir] = field(default_factory=list)
 

@@ -1,6 +1,7 @@
 """Every plot drawn once, and written as the kinds of file that are asked for."""
 
 import contextlib
+import io
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from cpdrun.record import write_text
+from cpdrun.record import write_bytes, write_text
 from cpdrun.report import plots, style, svg
 from cpdrun.report.study import Study
 
@@ -42,7 +43,8 @@ def render(figures: dict[str, Figure]) -> dict[str, str]:
 def write(
     folder: Path, figures: dict[str, Figure], rendered: dict[str, str], kinds: Sequence[str]
 ) -> list[Path]:
-    """Write `figures` as each of `kinds`; pictures that an earlier report left and this one lacks are removed."""
+    """Write `figures` as each of `kinds`, whole or not at all; pictures that an earlier report left and this
+    one lacks are removed."""
     for name in plots.names():
         for kind in KINDS:
             if name not in figures or kind not in kinds:
@@ -55,8 +57,9 @@ def write(
                 if kind == "svg":
                     write_text(files[-1], svg.standalone(rendered[name]))
                 else:  # without a date: the same runs give the same file
-                    undated = {"CreationDate": None} if kind == "pdf" else None
-                    figure.savefig(files[-1], dpi=style.PNG_DPI, metadata=undated)
+                    undated, content = {"CreationDate": None} if kind == "pdf" else None, io.BytesIO()
+                    figure.savefig(content, format=kind, dpi=style.PNG_DPI, metadata=undated)
+                    write_bytes(files[-1], content.getvalue())
     return files
 
 

@@ -26,7 +26,7 @@ from cpdrun.report.group import Facet, Group
 from cpdrun.report.learnt import CLASSES_IF_UNKNOWN, learnt
 from cpdrun.report.metric import Metric, default_metric
 from cpdrun.report.style import Look, looks
-from cpdrun.report.words import SWEEP, axis_text, axis_title, is_strategy
+from cpdrun.report.words import SWEEP, axis_text, axis_title, hybrid, is_strategy
 from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
 
 # What the records say of a group's runs beside the metric, by the column of `collect`.
@@ -163,6 +163,7 @@ class Study:
             if not is_strategy(k)
         ]
         name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
+        facet += [f"{group.hybrid} in fp32"] if group.hybrid else []
         parts = [self.metric.show_interval(self.interval(group)) + self.metric.unit]
         parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
         if gap := self.against_baseline(group):
@@ -272,6 +273,7 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str) -> Group:
         n_finished=len(ended),
         diverged=sum(row["run:status"] == "diverged" for row in ended),
         failed=sum(row["run:state"] == State.FAILED for row in rows),
+        hybrid="" if formats.is_baseline(rows[0]["format"]) else hybrid(rows[0]),
         figures={name: _mean(ended, column) for name, column in _FIGURES.items()},
         runs=[RunDir(Path(row["run:path"])) for row in ended],
     )

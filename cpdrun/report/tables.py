@@ -53,6 +53,7 @@ def details(study: Study) -> pd.DataFrame:
                 "vs_fp32": gap.mean if gap else math.nan,
                 f"vs_fp32_ci{study.ci:g}": gap.half_width if gap else math.nan,
                 "vs_fp32_method": gap.method if gap else "",
+                "hybrid": group.hybrid,
                 "test_samples": group.test_samples,
                 "longest_chain": group.longest_chain,
                 "bytes_per_step": group.wire_bytes,
@@ -65,7 +66,7 @@ def details(study: Study) -> pd.DataFrame:
 
 
 def brief(study: Study) -> Shown:
-    """For the terminal."""
+    """For the terminal. Bits of a hybrid run, parts of which are exchanged in fp32: `4 + 32`."""
     axes, chain = _axes(study), _chain(study)
     header = [
         "format",
@@ -168,7 +169,8 @@ def _axes(study: Study) -> list[str]:
 
 def _labels(group: Group, axes: list[str]) -> list[str]:
     bits = formats.bits(group.format)
-    return [group.name, "-" if bits is None else str(bits), *(axis_text(group.keys[a]) for a in axes)]
+    size = "-" if bits is None else f"{bits} + 32" if group.hybrid else str(bits)
+    return [group.name, size, *(axis_text(group.keys[a]) for a in axes)]
 
 
 def _result(study: Study, group: Group) -> list[str]:

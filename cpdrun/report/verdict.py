@@ -179,7 +179,10 @@ def _tolerance(study: Study) -> float:
 
 def named(group: Group) -> str:
     bits = formats.bits(group.format)
-    return f"{group.name} ({'unknown format' if bits is None else f'{bits} bits'})"
+    size = "unknown format" if bits is None else f"{bits} bits"
+    return (
+        f"{group.name} (hybrid: {size}, {group.hybrid} in fp32)" if group.hybrid else f"{group.name} ({size})"
+    )
 
 
 def points(study: Study) -> str:

@@ -3,6 +3,7 @@
 import math
 import re
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 from cpdrun.report.collect import CASE, SCALING
@@ -41,3 +42,15 @@ def axis_text(value: Any) -> str:
         return "-"
     text = plain(str(value))
     return text.rsplit(".", 1)[-1] if _DOTTED.fullmatch(text) else text
+
+
+def hybrid(config: Mapping[str, Any]) -> str:
+    """What a run of a reduced format exchanges in fp32 all the same (`full_precision`), in words; empty for nothing."""
+    layers = str(config.get("full_precision.layers") or "")
+    first, last = (config.get(f"full_precision.{which}_epochs") for which in ("first", "last"))
+    named = plain(layers.strip("[] ")).replace('"', "")
+    parts = [f"layers {named}"] if named not in ("", "nan") else []
+    for which, count in (("first", first), ("last", last)):
+        if isinstance(count, int | float) and count > 0:
+            parts.append(f"the {which} {f'{count:.0f} epochs' if count > 1 else 'epoch'}")
+    return " and ".join(parts)

@@ -1,5 +1,6 @@
 """`cpdrun report`: read the runs of a sweep, say the answer, write tables, pictures and the page."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,8 @@ def write_report(
 ) -> Report:
     """Write the report on `sweeps` and print its answer and table on `console`.
 
-    One sweep's report goes into its report folder; that of several into the folder `A+B` beside the first.
+    One sweep's report goes into its report folder; that of several into the folder `A+B` beside the first. `metric` is
+    by default the one that the data is judged by; a report of another goes into a folder of its name within.
     `formats` are kinds of table, `html` for the page, and kinds of picture (png and svg where none is named).
     `ci` is the interval's width in per cent; `tolerance`, how much worse than fp32 counts as equal, in shown
     units (points for an accuracy, default 0.5). `rows` and `cols` name axes for one more table, pivot.*;
@@ -64,7 +66,7 @@ def write_report(
     figures, reasons = pictures.draw(study)
     _say(console, *reasons, style="dim")
 
-    folder = _folder(sweeps)
+    folder = _folder(sweeps, study)
     kinds = [kind for kind in formats if kind in pictures.KINDS] or list(DEFAULT_PICTURES)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,11 +111,14 @@ def _networks(names: Sequence[str]) -> dict[str, Network]:
         raise ReportUsageError(str(error)) from None
 
 
-def _folder(sweeps: Sequence[SweepDir]) -> Path:
+def _folder(sweeps: Sequence[SweepDir], study: Study) -> Path:
+    """The report's; of another metric than the usual one a folder of its own within, so that neither overwrites the
+    other."""
     once = list(sweep_names(sweeps).values())
-    if len(once) == 1:
-        return once[0].report
-    return SweepDir(once[0].path.parent / "+".join(sweep.name for sweep in once)).report
+    folder = once[0].report
+    if len(once) > 1:
+        folder = SweepDir(once[0].path.parent / "+".join(sweep.name for sweep in once)).report
+    return folder if study.is_default_metric else folder / re.sub(r"[^\w-]", "_", study.metric.name)[:100]
 
 
 def _print(

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from made_up import fill_digits
 
-from cpdrun.report import ReportUsageError, markup
+from cpdrun.report import ReportUsageError, files, markup
 from cpdrun.report.tables import Shown
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -37,7 +37,7 @@ def hostile(new_sweep):
 
 def test_csv_gives_the_names_back(hostile, report):
     with (report(hostile).folder / "table.csv").open(encoding="utf-8", newline="") as file:
-        assert {row["tag"] for row in csv.DictReader(file)} == set(HOSTILE)
+        assert {row["tag"].removeprefix("'") for row in csv.DictReader(file)} == set(HOSTILE)
 
 
 def test_markdown_cells_do_not_break_out(hostile, report):
@@ -46,7 +46,7 @@ def test_markdown_cells_do_not_break_out(hostile, report):
     columns = [len(row.replace("\\|", "").split("|")) for row in rows]
     assert sorted(set(columns)) == [5, 12] and columns == sorted(
         columns
-    )  # the answers' table, then the means'
+    )  # the answers' table, then the means
     assert "<script" not in text and "](h)" not in text.replace("\\]", "")
 
 
@@ -165,3 +165,24 @@ def test_pivot_never_mixes_configs(new_sweep, report):
 def test_pivot_over_an_axis_that_is_not_there(digits, report):
     with pytest.raises(ReportUsageError, match=r"no axis 'colour'.*format, aps, world_size"):
         report(digits, rows=["colour"])
+
+
+def test_csv_cells_are_no_formulas_and_numbers_stay_numbers(tmp_path):
+    cells = ["=1+1", "+cmd", "-x", "@SUM(1)", "\tx", "-0.5", "plain", -0.5, None]
+    path = files.csv(
+        tmp_path / "table", pd.DataFrame({"=name": pd.Series(cells, dtype=object)}), Shown([], [])
+    )
+    with path.open(encoding="utf-8", newline="") as file:
+        (head,), *rows = csv.reader(file)
+    assert head == "'=name"
+    assert [cell for cell, *_ in rows] == [
+        "'=1+1",
+        "'+cmd",
+        "'-x",
+        "'@SUM(1)",
+        "'\tx",
+        "-0.5",
+        "plain",
+        "-0.5",
+        "",
+    ]

@@ -159,3 +159,47 @@ def test_a_group_whose_runs_all_failed_has_a_row(new_sweep, report, no_pictures)
     rows = made.table.set_index("format")
     assert rows.loc["e2m1", "n"] == 0 and "e2m3" not in rows.index
     assert "2 failed" in made.printed
+
+
+def test_another_metric_does_not_overwrite_the_first_report(digits, report):
+    usual = report(digits, formats=["csv", "png"])
+    before = {file: file.read_bytes() for file in usual.files}
+    other = report(digits, metric="test_loss", formats=["csv", "png"])
+    assert {file: file.read_bytes() for file in usual.files} == before
+    assert other.folder == usual.folder / "test_loss" and (other.folder / "table.csv").is_file()
+    assert report(digits, metric="test_accuracy", formats=["csv"]).folder == usual.folder
+
+
+@pytest.mark.parametrize("own", ["test_mean_iou", "test_bits_per_byte", "test_accuracy"])
+def test_the_metric_is_by_default_the_datas_own(new_sweep, report, no_pictures, own):
+    sweep = new_sweep()
+    sweep.add(metrics={"test_accuracy": 0.9, "test_loss": 1.5, own: 0.4})
+    assert f"{own}_mean" in report(sweep).table.columns
+
+
+def test_a_picture_is_written_whole_or_not_at_all(digits, report, monkeypatch):
+    before = (report(digits).folder / "accuracy_vs_bits.png").read_bytes()
+
+    def die(self, content, **_):
+        if hasattr(content, "write"):
+            content.write(b"\x89PNG half of")
+        else:
+            content.write_bytes(b"\x89PNG half of")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", die)
+    with pytest.raises(KeyboardInterrupt):
+        report(digits, formats=["png"])
+    assert (digits.dir.report / "accuracy_vs_bits.png").read_bytes() == before
+
+
+def test_hybrid_runs_are_called_so(new_sweep, report):
+    sweep = new_sweep()
+    for seed in range(2):
+        sweep.add(seed=seed, accuracy=0.98 + 0.001 * seed)
+        parts = {"layers": ["fc.*"], "first_epochs": 2, "last_epochs": 0}
+        sweep.add("e3m0", aps=True, seed=seed, accuracy=0.98, full_precision=parts)
+    made = report(sweep, formats=["csv", "md"])
+    hybrid = "e3m0 (hybrid: 4 bits, layers fc.* and the first 2 epochs in fp32)"
+    assert hybrid in made.printed and "(4 bits)" not in made.printed
+    assert "| e3m0 | 4 + 32 |" in (made.folder / "table.md").read_text(encoding="utf-8")

@@ -44,9 +44,15 @@ def draw(study: Study) -> Figure:
         "line: the best format of each size",
         f"bars: {study.ci:g} % interval over seeds" if any(len(g.values) > 1 for g in study.groups) else "",
         "y axis broken" if len(axis.parts) > 1 else "",
+        _hybrid(study),
         f"{DIVERGED} runs diverged" if any(group.diverged for group in study.groups) else "",
     )
     return figure
+
+
+def _hybrid(study: Study) -> str:
+    parts = dict.fromkeys(group.hybrid for group in study.groups if group.hybrid)
+    return f"hybrid: {'; '.join(parts)} in fp32" if parts else ""
 
 
 def _slots(names: set) -> dict[str, float]:
