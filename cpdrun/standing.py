@@ -13,7 +13,7 @@ from cpdrun.record import (
     garbage,
     processor,
     processors,
-    read_yaml,
+    read_config,
     record_of,
     state_of,
 )
@@ -82,7 +82,7 @@ def standing(sweep: Plan) -> Standing:
 
 def _look_at_config(run: RunDir, found: Standing) -> None:
     try:
-        config = read_yaml(run.config)
+        config = read_config(run)
         same = isinstance(config, Mapping) and run_name(config) == run.name
     except (FileNotFoundError, NotADirectoryError):
         return

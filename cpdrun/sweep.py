@@ -113,7 +113,7 @@ def plan(
         cases = _cases(base.get("sweep"))
         axes, exclusions = _axes(base.get("sweep") or {}, typed, cases)
         for key, values in axes.items():
-            if key.endswith("_dir") and len(values) > 1:
+            if str(key).endswith("_dir") and len(values) > 1:
                 raise ConfigError(
                     f"{key} cannot be an axis: where files lie is no part of what a run is, and these would be one; "
                     f"make a sweep of each: name=NAME {key}={values[0]}"
@@ -122,6 +122,8 @@ def plan(
         places = {"sweep": axes, "sweep.exclude": itertools.chain(*exclusions)}
         for place, keys in (places | {f"sweep.cases.{name}": case for name, case in cases.items()}).items():
             for key in keys:
+                if not isinstance(key, str):
+                    raise ConfigError(f"{place}: {key!r} is no key; a key is text")
                 if key not in known and not has_key(base, key):
                     raise ConfigError(
                         f"{place}: unknown key {key!r}{did_you_mean(key, _known(base, groups))}"
@@ -347,7 +349,7 @@ def _is_section_choice(config: Mapping[str, Any], t: Typed) -> bool:
 
 def _planned(config: dict[str, Any], exp: str | None, overrides: list[str], imports: bool) -> PlannedRun:
     config["exp"] = exp
-    config["name"] = config["name"] or exp or "adhoc"
+    config["name"] = config.get("name") or exp or "adhoc"
     config = resolve(config)
     validate(config, imports=imports)
     if config["init_from"] is not None:

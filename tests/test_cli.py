@@ -186,6 +186,14 @@ def test_a_record_of_garbage_is_named_by_the_sweep_and_fails_it(cpdrun, tmp_path
     assert cpdrun(*words).returncode == 0
 
 
+def test_a_bare_sweep_trains_nothing_and_names_the_experiments(cpdrun, tmp_path):
+    for words in (("sweep",), ("sweep", "--dry-run")):
+        result = cpdrun(*words)
+        assert result.returncode == 2 and "say what to run: cpdrun sweep exp=NAME" in result.stderr
+        assert "digits_bits, " in result.stderr and result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_words_may_follow_options(cpdrun):
     result = cpdrun("sweep", "exp=digits_bits", "--dry-run", "seed=0", "--retries", "1", "aps=false")
     assert result.returncode == 0 and "-> 7 runs" in result.stdout
@@ -205,6 +213,8 @@ def test_words_may_follow_options(cpdrun):
         (("results_dir=/dev/null/here",), "/dev/null/here"),
         (("model._target_=no.such.Net",), "no.such.Net"),
         (("exp=broken", "--config-dir", "conf"), "broken.yaml, line 2"),
+        (("exp=resnet50_bits",), "data.data_dir=PATH. Without it: exp=resnet50_bits_small needs "),
+        (("launcher=slurm",), "is this a node that can submit to Slurm? Nothing was started."),
         (("--config-dir", "nowhere"), "nowhere is not a folder"),
         (("--jobs", "0"), "must be a whole number"),
         (("exp=digits_bits", "sync.error_feedback=no"), "sync.error_feedback=no: must be true or false"),

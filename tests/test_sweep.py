@@ -1,4 +1,5 @@
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -175,3 +176,55 @@ def test_a_plan_without_imports_runs_no_module_that_a_yaml_names(tmp_path, monke
 def test_a_folder_of_data_is_no_axis():
     with pytest.raises(ConfigError, match=r"data.data_dir cannot be an axis: .* name=NAME data.data_dir=A"):
         plan(["data=fashion_mnist", "data.data_dir=A,B"])
+
+
+@pytest.mark.parametrize("typed", [["aps=true"], ["aps=true", "format=fp32,e4m3"]])
+def test_a_baseline_that_is_excluded_is_run_without_aps(typed):
+    sweep = plan(["exp=digits_bits", "seed=0,1", *typed])
+    baselines = [run for run in sweep.runs if run.config["format"] == "fp32"]
+    assert [(run.config["aps"], run.config["seed"]) for run in baselines] == [(False, 0), (False, 1)]
+    assert all(run.config["aps"] for run in sweep.runs if run not in baselines)
+    assert "less 2 (fp32 with APS), plus 2 (fp32 without APS, the baseline) ->" in sweep.describe()
+    assert len(sweep.runs) == sum(1 for _ in sweep.runs) and sweep.duplicates == 0
+    (again,) = plan(baselines[1].overrides).runs
+    assert again.name == baselines[1].name
+
+
+def test_a_baseline_is_kept_in_an_experiment_derived_with_aps_alone(tmp_path):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_text("defaults: [digits_bits]\nsweep: {aps: [true], seed: [0]}\n")
+    sweep = plan(["exp=mine"], tmp_path)
+    assert sweep.describe() == (
+        "format(7) x aps(1) x seed(1) = 7, less 1 (fp32 with APS), plus 1 (fp32 without APS, the baseline) -> 7 runs"
+    )
+
+
+def test_alone_an_excluded_baseline_stays_excluded():
+    with pytest.raises(ConfigError, match="leave no run"):
+        plan(["exp=digits_bits", "format=fp32", "aps=true", "seed=0"])
+
+
+@pytest.mark.parametrize("text", ["runs: 3\n", "- a\n", "sweep: {seed: [0]}\n", "a: [", "\tx\n", "&a [*a]"])
+def test_a_sweep_yaml_that_is_not_ours_is_left_alone(tmp_path, text):
+    sweep = plan(["exp=digits_bits", "seed=0", f"results_dir={tmp_path}"])
+    sweep.directory.path.mkdir()
+    sweep.directory.manifest.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"sweep\.yaml is not cpdrun's: move it away, or choose another folder"
+    ):
+        write_manifest(sweep)
+    assert sweep.directory.manifest.read_text() == text
+
+
+def test_two_commands_at_once_keep_each_others_runs(tmp_path):
+    """Eight write their runs into one sweep.yaml; without the lock, who reads before another writes drops its runs."""
+    sweeps = [
+        plan(["exp=digits_bits", f"seed={i}", "aps=false", f"results_dir={tmp_path}"]) for i in range(8)
+    ]
+    for sweep in sweeps:
+        for run in sweep.runs:
+            sweep.directory.run(run.name).path.mkdir(parents=True)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write_manifest, sweeps))
+    listed = yaml.safe_load(sweeps[0].directory.manifest.read_text())["runs"]
+    assert sorted(listed) == sorted(run.name for sweep in sweeps for run in sweep.runs)

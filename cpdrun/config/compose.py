@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from cpdrun.bounded_yaml import OutOfBoundsError, read_yaml
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import get_key, has_key
 
@@ -50,6 +51,8 @@ class Composer:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> "Composer":
+        if self._user_dir is not None:
+            _check_bounds(self._user_dir)
         self._open.enter_context(initialize_config_module(CONF_MODULE, version_base="1.3"))
         self.loader = GlobalHydra.instance().config_loader()
         if self._user_dir is not None:  # hydra.searchpath would put it behind ours
@@ -98,9 +101,34 @@ class Composer:
             mark = error.context_mark or error.problem_mark
             where = f"{mark.name}, line {mark.line + 1}" if mark else "a yaml file"
             raise ConfigError(f"{where}: {error.problem or error.context}") from None
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{_not_utf8(self._user_dir)} is not UTF-8: {error.reason}; save it so"
+            ) from None
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(" ".join(str(error).split())) from None
         return OmegaConf.to_container(config, resolve=False)
+
+
+def _check_bounds(folder: Path) -> None:
+    """Hydra reads whatever a yaml stands for. Raises ConfigError for a file of `folder` that stands for too much."""
+    for path in sorted(folder.rglob("*.yaml")):
+        try:
+            read_yaml(path)
+        except OutOfBoundsError as error:
+            raise ConfigError(f"{path} {error}") from None
+        except (OSError, ValueError):  # told where it is used
+            continue
+
+
+def _not_utf8(folder: Path | None) -> str:
+    """The first file of `folder` that is not UTF-8."""
+    for path in sorted(folder.rglob("*.yaml")) if folder is not None else ():
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            return str(path)
+    return "a yaml file"
 
 
 def resolve(config: dict[str, Any]) -> dict[str, Any]:

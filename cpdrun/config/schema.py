@@ -1,5 +1,6 @@
 """What a run's config may hold. Types and limits stand here, defaults in conf/: each is written once."""
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.paths import MOST_NAME_BYTES
 
+MOST_TRIED = 100_000  # divisors of a world size that nobody meant need not all be found
 SECTIONS = (
     "model",
     "norm",
@@ -94,7 +96,8 @@ def _validate_together(config: Mapping[str, Any], knows_format: bool) -> None:
             )
     world_size, nproc = config["world_size"], config["nproc"]
     if world_size % nproc:
-        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
+        near = sorted(range(1, min(world_size, MOST_TRIED) + 1), key=lambda n: (abs(n - nproc), n))
+        divisors = sorted(itertools.islice((n for n in near if world_size % n == 0), 6))
         raise ConfigError(
             f"nproc={nproc} does not divide world_size={world_size}: each process plays the same number of "
             f"workers; possible: {', '.join(map(str, divisors))}"
@@ -102,6 +105,8 @@ def _validate_together(config: Mapping[str, Any], knows_format: bool) -> None:
 
 
 def _number_format(value: Any) -> str | None:
+    if isinstance(value, list):
+        return f"must be one name; for an axis type format={','.join(map(str, value))}"
     try:
         parse(value)
     except (ValueError, TypeError) as error:
@@ -177,6 +182,16 @@ def _parameter_groups(value: Any) -> str | None:
     return None
 
 
+def _word_or_number(value: Any) -> str | None:
+    good = isinstance(value, str | int) and not isinstance(value, bool) and str(value).isprintable()
+    return None if good and value != "" else "must be a word or a number, or null"
+
+
+def _lines(value: Any) -> str | None:
+    good = isinstance(value, list) and all(isinstance(item, str) and "\n" not in item for item in value)
+    return None if good else "must be a list of lines of text, such as ['module load cuda']"
+
+
 def _optional(check: Check) -> Check:
     return lambda value: None if value is None else check(value)
 
@@ -215,4 +230,14 @@ RULES: dict[str, Check] = {
     "checkpoint.every_epochs": _integer(1),
 }
 
-LAUNCHER_RULES: dict[str, Check] = {"jobs": _optional(_integer(1)), "jobs_per_gpu": _integer(1)}  # of local
+LAUNCHER_RULES: dict[str, Check] = {
+    "jobs": _optional(_integer(1)),
+    "jobs_per_gpu": _integer(1),
+    **dict.fromkeys(("partition", "account", "time", "gres", "mem"), _optional(_word_or_number)),
+    "nodes": _integer(1),
+    "tasks_per_node": _integer(1),
+    "max_parallel": _optional(_integer(1)),
+    "warning_s": _integer(0),
+    "setup": _lines,
+    "sbatch": _lines,
+}

@@ -15,7 +15,7 @@ from cpdrun.record.files import (
     write_text,
 )
 from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs, split_results_dir
-from cpdrun.record.foreign import OutOfBoundsError, read_config, read_manifest, read_yaml
+from cpdrun.record.foreign import read_config, read_manifest
 from cpdrun.record.layout import Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, locked, release
 from cpdrun.record.repository import git, git_commit
@@ -25,7 +25,6 @@ __all__ = [
     "HEARTBEAT_S",
     "Attempt",
     "NotFoundError",
-    "OutOfBoundsError",
     "RunDir",
     "State",
     "SweepDir",
@@ -51,7 +50,6 @@ __all__ = [
     "read_json_lines",
     "read_manifest",
     "read_object",
-    "read_yaml",
     "record_of",
     "release",
     "split_results_dir",

@@ -31,7 +31,11 @@ def parse(name: str | AnyFormat) -> AnyFormat:
 
     Raises ValueError, which tells what is allowed.
     """
-    return name if isinstance(name, _KINDS) else _parse(name)
+    if isinstance(name, _KINDS):
+        return name
+    if not isinstance(name, str):
+        raise _unknown(name)
+    return _parse(name)
 
 
 def as_scaled(fmt: str | AnyFormat) -> ScaledFormat | None:
@@ -89,7 +93,11 @@ def _parse(name: str) -> AnyFormat:
         raise ValueError(f"unknown format {name!r} (did you mean {instead!r}?)")
     if is_own(name):
         return _imported(name)
-    raise ValueError(
+    raise _unknown(name)
+
+
+def _unknown(name: object) -> ValueError:
+    return ValueError(
         f"unknown format {name!r}; allowed: e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..., {next(iter(ELEMENTS))} ..., "
         f"{next(iter(TABLES))} ..., package.module.NAME of your own"
     )

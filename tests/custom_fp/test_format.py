@@ -124,7 +124,9 @@ def test_other_libraries_names_and_capitals_are_told_ours(typed, meant):
     assert names.parse(meant.split(" or ")[0])
 
 
-@pytest.mark.parametrize("name", ["banana", "float8_e4m3fnuz", "e4m3fnuz"])
+@pytest.mark.parametrize(
+    "name", ["banana", "float8_e4m3fnuz", "e4m3fnuz", None, 8, ["e4m3", "e5m2"], {"e4m3": 1}]
+)
 def test_an_unknown_name_gets_a_short_line(name):
     with pytest.raises(ValueError, match="allowed: ") as raised:
         names.parse(name)

@@ -1,0 +1,91 @@
+"""What a yaml or a command line of anyone's may hold: each mistake is one line, said at once."""
+
+import time
+
+import pytest
+
+from cpdrun.bounded_yaml import OutOfBoundsError, read_yaml
+from cpdrun.config.errors import ConfigError
+from cpdrun.sweep import plan
+
+NINES = "\n".join(
+    ["b0: &b0 [1,2,3,4,5,6,7,8,9]"] + [f"b{i}: &b{i} [{','.join([f'*b{i - 1}'] * 9)}]" for i in range(1, 10)]
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NINES,
+        "a: &a [*a]",
+        "&a [&b [*a]]",
+        *(mark * 100_000 for mark in ("[", "- ", "? ", "{a: ")),
+        "a: " + "x" * (2 << 20),
+    ],
+    ids=["nine to the tenth", "itself", "itself, within", "brackets", "dashes", "keys", "braces", "2 MB"],
+)
+def test_yaml_without_end_is_refused_at_once(tmp_path, text):
+    (tmp_path / "exp").mkdir()
+    file = tmp_path / "exp" / "mine.yaml"
+    file.write_text(text)
+    started = time.monotonic()
+    with pytest.raises(OutOfBoundsError):
+        read_yaml(file)
+    with pytest.raises(ConfigError, match=r"exp/mine\.yaml (is|stands for)"):
+        plan(["exp=mine"], tmp_path)
+    assert time.monotonic() - started < 20, "one second where nothing else runs"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"epochs: 2 # \xe9t\xe9\n", r"exp/mine\.yaml is not UTF-8"),
+        (b"defaults: 3\n", "Invalid defaults list in 'exp/mine'"),
+        (b"sweep: {2: [1]}\n", "sweep: 2 is no key; a key is text"),
+        (b"sweep: {cases: {a: {1: 2}}}\n", r"sweep\.cases\.a: 1 is no key"),
+        (b"sweep: {seed: [0], exclude: [{1: 2}]}\n", r"sweep\.exclude: 1 is no key"),
+        (b"launcher: null\n", "launcher must name its class"),
+        (b"model: {_target_: a/b.c}\n", "model._target_=a/b.c: must be package.module.Class"),
+        (b"format: {a: 1}\n", "unknown key 'format.a'"),
+    ],
+    ids=str,
+)
+def test_odd_yaml_gets_a_line(tmp_path, text, message):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_bytes(text)
+    with pytest.raises(ConfigError, match=message):
+        plan(["exp=mine"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("format=[e4m3,e5m2]", r"must be one name; for an axis type format=e4m3,e5m2"),
+        ("format=E4M3", r"did you mean 'e4m3'"),
+        ("format=fp8", r"did you mean 'e4m3 or e5m2'"),
+        ("name=" + "a" * 300, "at most 255 bytes; this name has 300"),
+        ("name=" + "é" * 200, "at most 255 bytes; this name has 400"),
+        ("name=a\tb", "holds what no terminal shows"),
+        (
+            "model._target_=mine." + "N" * 300,
+            r"would be called n{40}\.\.\., 3\d\d bytes; file systems take 255",
+        ),
+        ("results_dir=" + "a/" * 2500, "results_dir: the paths of runs would be 5"),
+        ("seed=range(0,1000000)", r"seed=range\(0,1000000\): an axis has at most 100,000 values"),
+        ("seed=range(0,90000)", r"seed\(90,000\) = 1,260,000 runs; one sweep has at most 100,000"),
+        ("launcher.warning_s=-1", "launcher.warning_s=-1"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_what_is_too_much_is_said_at_once(typed, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(["exp=digits_bits", "launcher=slurm", typed])
+
+
+def test_many_runs_are_announced():
+    said = []
+    plan(["exp=digits_bits", "seed=range(0,3)"], on_many=said.append)
+    assert said == []
+    with pytest.raises(ConfigError):  # by the first of them: nothing is planned for long
+        plan(["exp=digits_bits", "seed=range(0,1000)", "world_size=0"], on_many=said.append)
+    assert said == [14_000]
