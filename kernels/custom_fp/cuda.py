@@ -90,8 +90,8 @@ def _table(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _clamp(shift: int) -> np.int32:
-    """Past 300 in either direction every float32 result is the same."""
-    return np.int32(max(-300, min(300, shift)))
+    """Past 400 in either direction every float32 result is the same."""
+    return np.int32(max(-400, min(400, shift)))
 
 
 def quantize(

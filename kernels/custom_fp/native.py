@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, get_num_threads
 
-from custom_fp import _native, reference
+from custom_fp import _native
 from custom_fp.format import Format
+from custom_fp.reference import clamp_shift
 
 MODES = {"nearest_even": 0, "toward_zero": 1, "stochastic": 2}
 _U64 = (1 << 64) - 1
@@ -35,10 +36,8 @@ def quantize(
 
 
 def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
-    if x.dtype is torch.float64:
-        reference.scale_pow2(x, shift, out)
-    else:
-        _native.scale(x.data_ptr(), out.data_ptr(), x.numel(), _clamp(shift), get_num_threads())
+    scale = _native.scale_f64 if x.dtype is torch.float64 else _native.scale
+    scale(x.data_ptr(), out.data_ptr(), x.numel(), clamp_shift(shift), get_num_threads())
 
 
 def max_exponent(x: Tensor) -> int | None:
@@ -55,12 +54,12 @@ def accumulate(
     offset: int,
     out: Tensor,
 ) -> None:
-    if any(tensor.dtype is torch.float64 for tensor in tensors):
-        reference.accumulate(tensors, fmt, kahan, rounding, overflow, seed, offset, out)
-        return
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    _native.accumulate(
-        addresses,
+    terms = [[tensor.data_ptr() for tensor in tensors]]
+    is_wide = [tensor.dtype is torch.float64 for tensor in tensors]
+    if any(is_wide):
+        terms.append(is_wide)
+    (_native.accumulate_f64 if any(is_wide) else _native.accumulate)(
+        *terms,
         out.data_ptr(),
         out.numel(),
         fmt.spec,
@@ -74,12 +73,8 @@ def accumulate(
 
 
 def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
-    if x.dtype is torch.float64:
-        reference.encode(x, fmt, out)
-    else:
-        _native.encode(
-            x.data_ptr(), out.data_ptr(), out.element_size(), x.numel(), fmt.spec, get_num_threads()
-        )
+    encode = _native.encode_f64 if x.dtype is torch.float64 else _native.encode
+    encode(x.data_ptr(), out.data_ptr(), out.element_size(), x.numel(), fmt.spec, get_num_threads())
 
 
 def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
@@ -92,15 +87,13 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
 def pack(
     x: Tensor, fmt: Format, shift: int, rounding: str, overflow: str, seed: int, offset: int, out: Tensor
 ) -> None:
-    if x.dtype is torch.float64:
-        reference.pack(x, fmt, shift, rounding, overflow, seed, offset, out)
-        return
-    _native.pack(
+    pack = _native.pack_f64 if x.dtype is torch.float64 else _native.pack
+    pack(
         x.data_ptr(),
         out.data_ptr(),
         x.numel(),
         fmt.spec,
-        _clamp(shift),
+        clamp_shift(shift),
         MODES[rounding],
         overflow == "saturate",
         seed & _U64,
@@ -110,7 +103,9 @@ def pack(
 
 
 def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
-    _native.unpack(data.data_ptr(), out.data_ptr(), out.numel(), fmt.spec, _clamp(shift), get_num_threads())
+    _native.unpack(
+        data.data_ptr(), out.data_ptr(), out.numel(), fmt.spec, clamp_shift(shift), get_num_threads()
+    )
 
 
 def accumulate_packed(
@@ -155,8 +150,3 @@ def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
         kahan,
         get_num_threads(),
     )
-
-
-def _clamp(shift: int) -> int:
-    """Past 300 in either direction every float32 result is the same."""
-    return max(-300, min(300, shift))

@@ -188,8 +188,19 @@ def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
     out.copy_(acc)
 
 
+def clamp_shift(shift: int) -> int:
+    """Past 1300 in either direction every result is that of 1300: infinity, or nothing that a rounding could see."""
+    return max(-1300, min(1300, shift))
+
+
+def _times_power(x: Tensor, shift: int) -> Tensor:
+    """x * 2**shift in float64, in two steps, for one power may pass its range; exact where float32 is in its own."""
+    shift = clamp_shift(shift)
+    return x.double() * 2.0 ** (shift // 2) * 2.0 ** (shift - shift // 2)
+
+
 def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
-    out.copy_(x.double() * 2.0 ** max(-300, min(300, shift)))
+    out.copy_(_times_power(x, shift))
     out.masked_fill_(out.isnan(), float("nan"))
 
 
@@ -245,7 +256,7 @@ def pack(
     """Codes of x * 2**shift: 8 codes in k bytes, code j from bit j * k on, little-endian; zero codes fill up."""
     k, n = fmt.bits, x.numel()
     codes = torch.zeros(-(-n // 8) * 8, dtype=torch.int64, device=x.device)
-    scaled = x.reshape(-1).double() * 2.0 ** max(-300, min(300, shift))
+    scaled = _times_power(x.reshape(-1), shift)
     _encode_values(_round(scaled, fmt, rounding, overflow, seed, offset), fmt, codes[:n])
     bits = codes[:, None] >> torch.arange(k, device=x.device) & 1
     weights = 1 << torch.arange(8, device=x.device)

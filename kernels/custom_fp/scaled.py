@@ -24,7 +24,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from custom_fp import scaled_torch
+from custom_fp import eager, scaled_torch
 from custom_fp.checks import check_float, deliver, dense, destination, kind
 from custom_fp.names import ScaledFormat
 
@@ -100,7 +100,9 @@ def check_packed(data: Tensor, fmt: ScaledFormat, shape: Sequence[int]) -> None:
 
 
 def _source(x: Tensor) -> Tensor:
-    return dense(x.detach().to(torch.float32))
+    if x.dtype is torch.float64:  # torch's own conversion follows the caller's flush-to-zero setting
+        return eager.quantize(x.detach(), "fp32")
+    return dense(x.detach().float())
 
 
 def _parts(data: Tensor, fmt: ScaledFormat, n: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <type_traits>
 
 #include "cpu_elementwise.h"
 
@@ -35,10 +36,12 @@ public:
           quick(mode == nearest_even && NearRounder::allowed(spec)), told_members(of_members) {}
 
     // Leaves the sum of terms 0..tensors - 1 in acc; term(r) gives the address of the block's elements of the r-th,
-    // good until term(r + at_once) is called. True if all of them are finite.
+    // good until term(r + at_once) is called, of doubles until the next one. True if all of them are finite.
     template <class Term> bool sum(int64_t begin, int64_t count, int tensors, bool kahan, const Term& term) {
         const Terms<Term> terms = {begin, count, tensors, kahan, term};
-        if (is_float32) {
+        if constexpr (std::is_same<decltype(term(0)), const double*>::value) {
+            attempt<general>(terms);
+        } else if (is_float32) {
             attempt<float32>(terms);
         } else if (mode == stochastic) {
             if (RandomRounder::allowed(spec) && attempt<randomly>(terms)) return true;
@@ -87,7 +90,7 @@ private:
             if (terms.kahan) {
                 add_kahan<way>(terms.at(r), count, met);
                 r += 1;
-            } else if (way != general && way != randomly) {
+            } else if constexpr (way != general && way != randomly) {
                 const float* g[at_once];
                 const int some = terms.tensors - r < at_once ? terms.tensors - r : at_once;
                 for (int j = 0; j < some; ++j) g[j] = terms.at(r + j);
@@ -126,18 +129,22 @@ private:
         RandomRounder random;
     };
 
-    // Q(a + b)
-    template <Sum way> static CFP_MEMBER float rounded_sum(float a, float b, const Rounders& q, u32 random, Met<float>& met) {
-        if (way == randomly) return round_randomly(a + b, q.random, random, met);
-        if (way != general) return near_sum<way>(a, b, q.near, met);
-        return static_cast<float>(round<mode>(add_to_odd(static_cast<F>(a), static_cast<F>(b)), q.general, random));
+    // Q(a + b); G: float, or double where a term is one
+    template <Sum way, class G>
+    static CFP_MEMBER float rounded_sum(G a, float b, const Rounders& q, u32 random, Met<float>& met) {
+        if constexpr (way == randomly)
+            return round_randomly(a + b, q.random, random, met);
+        else if constexpr (way != general)
+            return near_sum<way>(a, b, q.near, met);
+        else
+            return static_cast<float>(round<mode>(add_to_odd(static_cast<F>(a), static_cast<F>(b)), q.general, random));
     }
 
     // acc = Q(acc + g)
-    template <Sum way> void add(const float* g, int64_t count, Met<float>& all) {
+    template <Sum way, class G> void add(const G* g, int64_t count, Met<float>& all) {
         const Rounders q = {rounder, near, random_rounder};
         Met<float> met = all;
-        for (int64_t i = 0; i < count; ++i) acc[i] = rounded_sum<way>(acc[i], g[i], q, word(0, i), met);
+        for (int64_t i = 0; i < count; ++i) acc[i] = rounded_sum<way>(g[i], acc[i], q, word(0, i), met);
         all = met;
     }
 
@@ -187,12 +194,12 @@ private:
     }
 
     // y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t; c = 0 once t is not finite
-    template <Sum way> void add_kahan(const float* g, int64_t count, Met<float>& all) {
+    template <Sum way, class G> void add_kahan(const G* g, int64_t count, Met<float>& all) {
         constexpr Sum inner = way == ties ? members : way;  // y, t, acc and c are values of the format
         const Rounders q = {rounder, near, random_rounder};
         Met<float> met = all;
         for (int64_t i = 0; i < count; ++i) {
-            if (way == members) met.digits |= to_bits(g[i]);
+            if constexpr (way == members) met.digits |= to_bits(g[i]);
             const float old = acc[i];
             const float y = rounded_sum<way>(g[i], -c[i], q, word(0, i), met);
             const float t = rounded_sum<inner>(old, y, q, word(1, i), met);
@@ -229,6 +236,31 @@ void accumulate_range(const float* const* x, int tensors, float* out, int64_t be
             std::memcpy(out + start, accumulator.acc, static_cast<size_t>(count) * sizeof(float));
         }
     });
+}
+
+// Terms some of which are doubles, the others floats.
+void accumulate_wide_range(const void* const* x, const uint8_t* is_wide, int tensors, float* out, int64_t begin,
+                           int64_t end, const Rule& rule, bool kahan) {
+    constexpr int64_t step = 128;
+    double widened[step];
+    const auto body = [&](auto& accumulator) {
+        for (int64_t start = begin; start < end; start += step) {
+            const int64_t count = end - start < step ? end - start : step;
+            accumulator.sum(start, count, tensors, kahan, [&](int r) -> const double* {
+                if (is_wide[r]) return static_cast<const double*>(x[r]) + start;
+                const float* narrow = static_cast<const float*>(x[r]) + start;
+                for (int64_t i = 0; i < count; ++i) widened[i] = narrow[i];
+                return widened;
+            });
+            std::memcpy(out + start, accumulator.acc, static_cast<size_t>(count) * sizeof(float));
+        }
+    };
+    if (rule.mode == toward_zero)
+        body(*std::make_unique<Accumulator<toward_zero, double>>(rule, false));
+    else if (rule.mode == stochastic)
+        body(*std::make_unique<Accumulator<stochastic, double>>(rule, false));
+    else
+        body(*std::make_unique<Accumulator<nearest_even, double>>(rule, false));
 }
 
 }  // namespace

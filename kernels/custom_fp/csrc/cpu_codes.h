@@ -27,6 +27,23 @@ void encode_range(const float* x, void* codes, int code_bytes, int64_t begin, in
     if (code_bytes == 8) encode_as(x + begin, static_cast<u64*>(codes) + begin, end - begin, rounder, coder);
 }
 
+template <class Code> void encode_values(const float* values, Code* codes, int64_t count, const Coder& coder) {
+    for (int64_t i = 0; i < count; ++i) codes[i] = static_cast<Code>(encode(values[i], coder));
+}
+
+void encode_wide_range(const double* x, void* codes, int code_bytes, int64_t begin, int64_t end, uint32_t packed_spec) {
+    const Coder coder = make_coder(unpack_spec(packed_spec));
+    const Rule rule = {packed_spec, nearest_even, false, 0, 0};
+    float values[codes_block];
+    for (int64_t start = begin; start < end; start += codes_block) {
+        const int64_t count = end - start < codes_block ? end - start : codes_block;
+        quantize_range<nearest_even>(x + start, values, 0, count, rule);
+        if (code_bytes == 1) encode_values(values, static_cast<u8*>(codes) + start, count, coder);
+        if (code_bytes == 4) encode_values(values, static_cast<u32*>(codes) + start, count, coder);
+        if (code_bytes == 8) encode_values(values, static_cast<u64*>(codes) + start, count, coder);
+    }
+}
+
 template <class Code> void decode_as(const Code* codes, float* out, int64_t count, const Coder& coder) {
     for (int64_t i = 0; i < count; ++i) out[i] = decode(static_cast<u32>(codes[i]), coder);
 }
@@ -226,11 +243,11 @@ private:
     }
 };
 
-// x * 2^shift with any other rounding: of the exact product, in double
-template <class Code>
-void pack_otherwise(const float* x, u8* bytes, int64_t begin, int64_t end, const Rule& rule, int shift) {
+// x * 2^shift with any other rounding, or of doubles: of the exact product, in double
+template <class Code, class F>
+void pack_otherwise(const F* x, u8* bytes, int64_t begin, int64_t end, const Rule& rule, int shift) {
     Codec<Code> codec(unpack_spec(rule.spec));
-    const double power = power_of_two<double>(clamp_shift(shift));
+    const WidePower power(shift);
     double scaled[codes_block];
     float values[codes_block];
     Rule of_block = rule;
@@ -238,10 +255,10 @@ void pack_otherwise(const float* x, u8* bytes, int64_t begin, int64_t end, const
         const int64_t count = end - start < codes_block ? end - start : codes_block;
         of_block.offset = rule.offset + static_cast<u64>(start);
         if (shift == 0) {
-            quantize<float>(x + start, values, 0, count, of_block);
+            quantize(x + start, values, 0, count, of_block);
         } else {
-            for (int64_t i = 0; i < count; ++i) scaled[i] = static_cast<double>(x[start + i]) * power;
-            quantize<double>(scaled, values, 0, count, of_block);
+            for (int64_t i = 0; i < count; ++i) scaled[i] = power.times(static_cast<double>(x[start + i]));
+            quantize(scaled, values, 0, count, of_block);
         }
         codec.pack_values(values, bytes + start / 8 * codec.k, count, false);
     }
@@ -266,6 +283,13 @@ void pack_range(const float* x, u8* bytes, int64_t begin, int64_t end, const Rul
         pack_as<u8>(x, bytes, begin, end, rule, shift);
     else
         pack_as<u32>(x, bytes, begin, end, rule, shift);
+}
+
+void pack_wide_range(const double* x, u8* bytes, int64_t begin, int64_t end, const Rule& rule, int shift) {
+    if (unpack_spec(rule.spec).bits <= 8)
+        pack_otherwise<u8>(x, bytes, begin, end, rule, shift);
+    else
+        pack_otherwise<u32>(x, bytes, begin, end, rule, shift);
 }
 
 template <class Code>

@@ -88,7 +88,19 @@ template <class F> void quantize(const F* x, float* out, int64_t begin, int64_t 
     if (rule.mode == stochastic) quantize_randomly(x, out, begin, end, rule);
 }
 
-inline int clamp_shift(int shift) { return shift < -300 ? -300 : shift > 300 ? 300 : shift; }
+inline int clamp_shift(int shift) { return shift < -400 ? -400 : shift > 400 ? 400 : shift; }
+
+// 2^shift for doubles, in two factors, for one may pass the range of a double. Exact but where every float32 rounding of
+// the result is that of 0 or infinity, as it is past 1300 in either direction.
+struct WidePower {
+    double a, b;
+    explicit WidePower(int shift) {
+        const int clamped = shift < -1300 ? -1300 : shift > 1300 ? 1300 : shift;
+        a = power_of_two<double>(clamped / 2);
+        b = power_of_two<double>(clamped - clamped / 2);
+    }
+    CFP_MEMBER double times(double x) const { return x * a * b; }
+};
 
 void scale_range(const float* x, float* out, int64_t begin, int64_t end, int shift) {
     if (shift >= -126 && shift <= 127) {  // one float32 multiplication, hence one rounding
@@ -98,6 +110,11 @@ void scale_range(const float* x, float* out, int64_t begin, int64_t end, int shi
     }
     const double power = power_of_two<double>(clamp_shift(shift));
     for (int64_t i = begin; i < end; ++i) out[i] = scale(x[i], power);
+}
+
+void scale_wide_range(const double* x, float* out, int64_t begin, int64_t end, int shift) {
+    const WidePower power(shift);
+    for (int64_t i = begin; i < end; ++i) out[i] = canonical(static_cast<float>(power.times(x[i])));
 }
 
 template <class F> uint64_t max_magnitude(const F* x, int64_t begin, int64_t end) {

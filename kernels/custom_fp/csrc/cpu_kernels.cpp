@@ -12,10 +12,17 @@ namespace custom_fp {
 
 const Kernels& CFP_NAME(CFP_ISA)() {
     static const Kernels kernels = {
-        quantize<float>,  quantize<double>,     scale_range,      max_magnitude<float>, max_magnitude<double>,
-        accumulate_range, encode_range,         decode_range,     pack_range,           unpack_range,
-        accumulate_packed_range,               matmul_range,
-        quantize_blocks,  encode_blocks,        decode_blocks,
+        quantize<float>,         quantize<double>,
+        scale_range,             scale_wide_range,
+        max_magnitude<float>,    max_magnitude<double>,
+        accumulate_range,        accumulate_wide_range,
+        encode_range,            encode_wide_range,
+        decode_range,
+        pack_range,              pack_wide_range,
+        unpack_range,
+        accumulate_packed_range,
+        matmul_range,
+        quantize_blocks,         encode_blocks,         decode_blocks,
     };
     return kernels;
 }

@@ -31,17 +31,23 @@ struct Kernels {
     void (*quantize_f32)(const float* x, float* out, int64_t begin, int64_t end, const Rule& rule);
     void (*quantize_f64)(const double* x, float* out, int64_t begin, int64_t end, const Rule& rule);
     void (*scale)(const float* x, float* out, int64_t begin, int64_t end, int shift);
+    void (*scale_f64)(const double* x, float* out, int64_t begin, int64_t end, int shift);
     // the largest magnitude among finite values, as float64 bits
     uint64_t (*max_magnitude_f32)(const float* x, int64_t begin, int64_t end);
     uint64_t (*max_magnitude_f64)(const double* x, int64_t begin, int64_t end);
     // out[i] = sum over tensors, each partial sum rounded
     void (*accumulate)(const float* const* x, int count, float* out, int64_t begin, int64_t end, const Rule& rule,
                        bool kahan);
+    // the same of tensors of which some (is_wide) are doubles
+    void (*accumulate_f64)(const void* const* x, const uint8_t* is_wide, int count, float* out, int64_t begin,
+                           int64_t end, const Rule& rule, bool kahan);
 
     void (*encode)(const float* x, void* codes, int code_bytes, int64_t begin, int64_t end, uint32_t spec);
+    void (*encode_f64)(const double* x, void* codes, int code_bytes, int64_t begin, int64_t end, uint32_t spec);
     void (*decode)(const void* codes, int code_bytes, float* out, int64_t begin, int64_t end, uint32_t spec);
     // x * 2^shift, rounded, to dense bytes; and back, then * 2^shift
     void (*pack)(const float* x, uint8_t* bytes, int64_t begin, int64_t end, const Rule& rule, int shift);
+    void (*pack_f64)(const double* x, uint8_t* bytes, int64_t begin, int64_t end, const Rule& rule, int shift);
     void (*unpack)(const uint8_t* bytes, float* out, int64_t begin, int64_t end, uint32_t spec, int shift);
     // dense bytes of several tensors -> dense bytes of their accumulated sum
     void (*accumulate_packed)(const uint8_t* const* bytes, int count, uint8_t* out, int64_t begin, int64_t end,

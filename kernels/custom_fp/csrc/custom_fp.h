@@ -209,7 +209,7 @@ template <class F> CFP_FN F add_to_odd(F a, F b) {
     return make_odd(sum, error);
 }
 
-// x * 2^shift in one rounding, for |shift| <= 300 (float32 results of larger shifts are those of 300).
+// x * 2^shift in one rounding, for |shift| <= 400 (float32 results of larger shifts are those of 400).
 CFP_FN float scale(float x, double power) { return canonical(static_cast<float>(static_cast<double>(x) * power)); }
 
 // ---- codes -----------------------------------------------------------------------------------------------------

@@ -107,6 +107,12 @@ void scale(uintptr_t x, uintptr_t out, int64_t n, int shift, int threads) {
     });
 }
 
+void scale_f64(uintptr_t x, uintptr_t out, int64_t n, int shift, int threads) {
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        isa.kernels->scale_f64(at<const double>(x), at<float>(out), begin, end, shift);
+    });
+}
+
 // None where no value is finite and nonzero
 nb::object max_exponent(uintptr_t x, bool wide, int64_t n) {
     uint64_t largest = 0;
@@ -129,9 +135,26 @@ void accumulate(const std::vector<uintptr_t>& x, uintptr_t out, int64_t n, uint3
     });
 }
 
+// is_wide: which of the tensors hold doubles
+void accumulate_f64(const std::vector<uintptr_t>& x, const std::vector<uint8_t>& is_wide, uintptr_t out, int64_t n,
+                    uint32_t spec, int mode, bool saturate, bool kahan, uint64_t seed, uint64_t offset, int threads) {
+    const Rule rule = {spec, mode, saturate, seed, offset};
+    const std::vector<const void*> tensors = all_at<void>(x);
+    parallel(n, threads, grain / 4, [&](int64_t begin, int64_t end) {
+        isa.kernels->accumulate_f64(tensors.data(), is_wide.data(), static_cast<int>(tensors.size()), at<float>(out),
+                                    begin, end, rule, kahan);
+    });
+}
+
 void encode(uintptr_t x, uintptr_t codes, int code_bytes, int64_t n, uint32_t spec, int threads) {
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
         isa.kernels->encode(at<const float>(x), at<void>(codes), code_bytes, begin, end, spec);
+    });
+}
+
+void encode_f64(uintptr_t x, uintptr_t codes, int code_bytes, int64_t n, uint32_t spec, int threads) {
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        isa.kernels->encode_f64(at<const double>(x), at<void>(codes), code_bytes, begin, end, spec);
     });
 }
 
@@ -146,6 +169,14 @@ void pack(uintptr_t x, uintptr_t bytes, int64_t n, uint32_t spec, int shift, int
     const Rule rule = {spec, mode, saturate, seed, offset};
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
         isa.kernels->pack(at<const float>(x), at<uint8_t>(bytes), begin, end, rule, shift);
+    });
+}
+
+void pack_f64(uintptr_t x, uintptr_t bytes, int64_t n, uint32_t spec, int shift, int mode, bool saturate,
+              uint64_t seed, uint64_t offset, int threads) {
+    const Rule rule = {spec, mode, saturate, seed, offset};
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        isa.kernels->pack_f64(at<const double>(x), at<uint8_t>(bytes), begin, end, rule, shift);
     });
 }
 
@@ -253,11 +284,15 @@ NB_MODULE(_native, m) {
     m.doc() = "CPU kernels of custom_fp; addresses and sizes in, nothing out. Use custom_fp's functions instead.";
     m.def("quantize", &custom_fp::bindings::quantize);
     m.def("scale", &custom_fp::bindings::scale);
+    m.def("scale_f64", &custom_fp::bindings::scale_f64);
     m.def("max_exponent", &custom_fp::bindings::max_exponent);
     m.def("accumulate", &custom_fp::bindings::accumulate);
+    m.def("accumulate_f64", &custom_fp::bindings::accumulate_f64);
     m.def("encode", &custom_fp::bindings::encode);
+    m.def("encode_f64", &custom_fp::bindings::encode_f64);
     m.def("decode", &custom_fp::bindings::decode);
     m.def("pack", &custom_fp::bindings::pack);
+    m.def("pack_f64", &custom_fp::bindings::pack_f64);
     m.def("unpack", &custom_fp::bindings::unpack);
     m.def("accumulate_packed", &custom_fp::bindings::accumulate_packed);
     m.def("matmul", &custom_fp::bindings::matmul);
