@@ -223,6 +223,7 @@ class Int8(Precision):
             update_rounding="nearest_even",
             kahan_weights=False,
             fp32_norms=False,
+            aps=False,
         )
         check_rounding("precision.error_rounding", error_rounding)
         check_rounding("precision.activation_rounding", activation_rounding)
