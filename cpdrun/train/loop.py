@@ -38,6 +38,16 @@ class Progress:
     losses_SxN: Tensor | None = None  # of this epoch; this rank's workers are set, the others zero
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)  # this epoch's last statistics
     metrics: dict[str, float] = field(default_factory=dict)  # of the last whole epoch
+    wire: dict[str, int] = field(default_factory=dict)  # sums of the learner's `wire_bytes` over ...
+    wire_steps: int = 0  # ... so many steps
+
+    def count_bytes(self, of_step: dict[str, int]) -> None:
+        self.wire = {key: self.wire.get(key, 0) + n for key, n in of_step.items()}
+        self.wire_steps += 1
+
+    def bytes_per_step(self) -> dict[str, int]:
+        """The mean: a step whose gradients travel in fp32 (full_precision) sends more than others."""
+        return {key: round(n / self.wire_steps) for key, n in self.wire.items()}
 
 
 def train(
@@ -74,6 +84,7 @@ def train(
                 progress.layers = learner.layers
             progress.losses_SxN[s, workers.mine.start : workers.mine.stop] = losses_W
             progress.nonfinite += learner.nonfinite
+            progress.count_bytes(learner.wire_bytes())
             progress.step = s + 1
             pulse.beat()
             if s + 1 < S and stop.asked():
@@ -117,7 +128,7 @@ def train(
         "num_classes": parts.data.num_classes,
         "train_seconds": progress.train_seconds,
         "memory": learner.memory(),
-        "wire": learner.wire_bytes(),
+        "wire": progress.bytes_per_step(),
         "topology": learner.topology(),
         **({} if chain is None else {"longest_chain": chain}),
         "weights_sha256": learner.weights_sha256(),

@@ -126,6 +126,23 @@ def test_clipping_and_label_smoothing_change_the_run_as_they_say(make_run, train
     assert losses[2][1] > losses[0][1] + 0.3
 
 
+def test_the_record_counts_the_bytes_of_a_mean_step_also_after_a_stop(make_run, train_here):
+    """Two epochs, the last of them in fp32: half of the steps send four times as much."""
+    hybrid, plain, full = (
+        make_run("epochs=2", *typed)
+        for typed in (("full_precision.last_epochs=1",), (), ("format=fp32", "aps=false"))
+    )
+    hybrid.preempt.touch()
+    train_here(hybrid)
+    hybrid.preempt.unlink()
+    for run in (hybrid, plain, full):
+        assert train_here(run) == 0
+    mean, few, many = (
+        read_json(run.done)["wire"]["bytes_per_step_real_worker"] for run in (hybrid, plain, full)
+    )
+    assert few < many and mean == round((few + many) / 2)
+
+
 def test_the_record_counts_what_a_split_model_exchanges(make_run, train_here):
     """A perceptron 64-32-10 over 2 workers, a batch of 8 samples: see cpdrun/comm/parallel_linear.py."""
     split = (
