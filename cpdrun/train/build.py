@@ -24,6 +24,7 @@ from cpdrun.data.base import Data, DataError
 from cpdrun.data.skew import Partition
 from cpdrun.optim.groups import MakeOptimizer, ParameterGroups
 from cpdrun.train.batches import Batches
+from cpdrun.train.datasets import unfit_data, unfit_model
 from cpdrun.train.evaluate import EXTRA_METRICS
 from cpdrun.train.init_from import InitFrom
 from cpdrun.train.precision import Precision
@@ -61,6 +62,8 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     precision.seed = config["seed"]
     layout = torch.channels_last if config["channels_last"] else torch.preserve_format
     model = build_model(config, data)
+    if problem := unfit_model(model):
+        raise BuildError(f"model: {problem}")
     load_initial_weights(config, model)
     model = model.to(device, memory_format=layout)
     make_optimizer = build_optimizer(config, model)
@@ -119,6 +122,8 @@ def build_data(config: dict[str, Any]) -> Data:
     data = _instantiate("data", config["data"])
     if unknown := sorted(set(getattr(data, "metrics", ())) - set(EXTRA_METRICS)):
         raise BuildError(f"data: unknown metric {unknown[0]!r}; there are: {', '.join(EXTRA_METRICS)}")
+    if problem := unfit_data(data):
+        raise BuildError(f"data: {problem}")
     return data
 
 

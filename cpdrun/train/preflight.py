@@ -1,27 +1,54 @@
 """What would make a run fail before its first step: looked at before anything is started."""
 
 import json
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
 from custom_fp.names import is_scaled
 
+import cpdrun
 from cpdrun.train.build import BuildError, build
 from cpdrun.train.sample import check_sample
 
 NOT_PARTS = ("seed", "format", "nproc", "threads")  # cannot keep a part from being made
+INSTALLED = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
+OURS = (str(Path(cpdrun.__file__).parent), "<", *INSTALLED)
 
 
 def check(configs: list[dict[str, Any]]) -> list[str]:
     """One line for each way in which a run of `configs` cannot be built: data missing, a class that does not
-    import, arguments it does not take. Configs that differ in nothing that matters here are tried once."""
+    import, arguments it does not take. Configs that differ in nothing that matters here are tried once. Whatever
+    classes of the user's own do, an exit of the process included, becomes a line."""
     problems: dict[str, None] = {}
     for config in _distinct(configs):
         try:
             check_sample(config, build(config, torch.device("cpu")))
         except BuildError as error:
-            problems[str(error)] = None
+            problems[f"{error}{_place(error)}"] = None
+        except (Exception, SystemExit) as error:
+            problems[_unforeseen(error)] = None
     return list(problems)
+
+
+def _unforeseen(error: BaseException) -> str:
+    text = str(error).splitlines()[0] if str(error) else ""
+    if isinstance(error, MemoryError) or "out of memory" in text:
+        return f"out of memory while one run is built and given a sample: {text or type(error).__name__}"
+    if isinstance(error, SystemExit):
+        return f"the code of the run ends the process (sys.exit({text})){_place(error)}"
+    return f"{type(error).__name__}: {text}".rstrip(": ") + _place(error)
+
+
+def _place(error: BaseException) -> str:
+    """` (mine.py, line 7)`: the last line of the user's own files on the way to `error`; "" where there is none."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(OURS)]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def _distinct(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -30,7 +57,14 @@ def _distinct(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         parts = {key: value for key, value in config.items() if key not in NOT_PARTS}
         parts["kind of format"] = (
             config["format"] == "fp32",
-            is_scaled(config["format"]),
-        )  # some parts take one only
+            _is_scaled(config["format"]),
+        )  # some take one only
         seen.setdefault(json.dumps(parts, sort_keys=True, default=str), config)
     return list(seen.values())
+
+
+def _is_scaled(number_format: str) -> bool | None:
+    try:
+        return is_scaled(number_format)
+    except ValueError:  # told where it is used
+        return None
