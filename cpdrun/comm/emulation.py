@@ -61,26 +61,29 @@ def emulate_all_reduce(
         return emulate([tensor.detach().to(torch.float32) for tensor in tensors], recipe)
     stack_Nxn = torch.stack([tensor.detach().to(torch.float32).reshape(-1) for tensor in tensors])
     rule = APS() if aps else NoScaling()
-    (result_n,), _ = emulate_layers([stack_Nxn], ["0"], recipe, rule, key=(seed,))
+    (result_n,), _, _ = emulate_layers([stack_Nxn], ["0"], recipe, rule, key=(seed,))
     return result_n.reshape(tensors[0].shape)
 
 
 def emulate_layers(
     stacks: Sequence[Tensor], names: Sequence[str], recipe: Recipe, rule: ScalingRule, *, key: tuple = ()
-) -> tuple[list[Tensor], list[list[int]]]:
+) -> tuple[list[Tensor], list[list[int]], int]:
     """Sums stacks[p], the (N, n_p) float32 gradients of layer p.
 
     key: what stochastic rounding depends on besides a layer's name, a worker and an element, such as (seed,
-    step). Returns the (n_p,) sums and, for each group of the order's first level (one group in rank and ring
-    order), the shift of each layer with which its workers' gradients were rounded.
+    step). Returns the (n_p,) sums; for each group of the order's first level (one group in rank and ring
+    order) the shift of each layer with which its workers' gradients were rounded; and how many magnitudes the
+    workers agreed on.
     """
     if recipe.order == "native":
-        return [stack.sum(0) for stack in stacks], [[0] * len(stacks)]
+        return [stack.sum(0) for stack in stacks], [[0] * len(stacks)], 0
     shifts_of_workers: list[list[int]] = []
+    agreed = 0
     for level in recipe.levels(len(stacks[0])):
-        stacks, shifts = _add_level(stacks, names, level, recipe, rule, key)
+        stacks, shifts, asked = _add_level(stacks, names, level, recipe, rule, key)
         shifts_of_workers = shifts_of_workers or shifts
-    return [stack[0] for stack in stacks], shifts_of_workers
+        agreed += asked
+    return [stack[0] for stack in stacks], shifts_of_workers, agreed
 
 
 def _add_level(
@@ -90,8 +93,8 @@ def _add_level(
     recipe: Recipe,
     rule: ScalingRule,
     key: tuple,
-) -> tuple[list[Tensor], list[list[int]]]:
-    """The sums of the level's G groups, (G, n_p) of each layer, and the shifts they were formed with."""
+) -> tuple[list[Tensor], list[list[int]], int]:
+    """The sums of the level's G groups, (G, n_p) of each layer, their shifts, how many magnitudes were agreed on."""
     members = [[stack[group.start : group.stop] for stack in stacks] for group in level.groups]
     magnitudes = Magnitudes(lambda: [largest_magnitude(rows) for of_group in members for rows in of_group])
     shifts = shifts_of_level(rule, level, names, magnitudes, recipe.fmt)
@@ -103,8 +106,8 @@ def _add_level(
         for j, of_group in enumerate(members)
     ]
     if len(sums) == 1:
-        return [total[None] for total in sums[0]], shifts
-    return [torch.stack(of_layer) for of_layer in zip(*sums, strict=True)], shifts
+        return [total[None] for total in sums[0]], shifts, magnitudes.agreed
+    return [torch.stack(of_layer) for of_layer in zip(*sums, strict=True)], shifts, magnitudes.agreed
 
 
 def _sum_layer(stack_Nxn: Tensor, shift: int, recipe: Recipe, key: tuple) -> Tensor:

@@ -26,7 +26,7 @@ from cpdrun.comm import codec
 from cpdrun.comm.failure import naming_lost_ranks
 from cpdrun.comm.layout import Layout, Piece
 from cpdrun.comm.recipe import Level, Recipe
-from cpdrun.comm.scaling import Magnitudes, ScalingRule, largest_magnitude, shifts_of_level
+from cpdrun.comm.scaling import Magnitudes, ScalingRule, agreement_bytes, largest_magnitude, shifts_of_level
 from cpdrun.comm.transport import Transport, transport_for
 
 SEGMENT_VALUES = 512 * 1024  # smaller: more messages; larger: a longer start and end without overlap
@@ -41,7 +41,8 @@ class Exchange:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.sent_bytes = 0
+        self.sent_bytes = 0  # payloads and agreements on shifts
+        self.agreed = 0  # magnitudes, over all calls
         self._transports: dict[torch.device, Transport] = {}
 
     def sum_layers(
@@ -70,7 +71,8 @@ class Exchange:
         with naming_lost_ranks(self.group):
             work = _Sum(self._transports[device], workers, names, recipe, rule, key, out)
             work.run()
-        self.sent_bytes += work.layout.sent_bytes(len(workers))
+        self.sent_bytes += work.layout.sent_bytes(len(workers)) + agreement_bytes(work.agreed, self.ranks)
+        self.agreed += work.agreed
         return work.shifts
 
     def _native_sum(self, workers: Sequence[Sequence[Tensor]], out: Sequence[Tensor]) -> None:
@@ -104,6 +106,7 @@ class _Sum:
         numels = tuple(layer.numel() for layer in workers[0])
         self.wire = recipe.wire
         self.layout = _layout(numels, self.wire.fmt.bits, transport.ranks, SEGMENT_VALUES)
+        self.agreed = 0
         self.first, *self.above = recipe.levels(self.n_workers)
         self.results = out
 
@@ -158,7 +161,9 @@ class _Sum:
             self.transport.group,
             self.transport.ranks,
         )
-        return shifts_of_level(self.rule, level, self.names, magnitudes, self.recipe.fmt)
+        shifts = shifts_of_level(self.rule, level, self.names, magnitudes, self.recipe.fmt)
+        self.agreed += magnitudes.agreed
+        return shifts
 
     # ---- stages
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from custom_fp import Format
 from torch import Tensor
 
-from cpdrun.comm.recipe import Level
+from cpdrun.comm.recipe import Level, ceil_div
 
 
 def largest_magnitude(x: Tensor) -> Tensor:
@@ -76,6 +76,11 @@ class Magnitudes:
         """Those of layers [start, stop), from the same agreement."""
         return _Part(self, start, stop)
 
+    @property
+    def agreed(self) -> int:
+        """How many magnitudes took part in the agreement; 0 where nobody has asked."""
+        return 0 if self._bits is None else self._bits.numel()
+
 
 class _Part(Magnitudes):
     def __init__(self, whole: Magnitudes, start: int, stop: int) -> None:
@@ -89,6 +94,11 @@ class _Part(Magnitudes):
 
     def part(self, start: int, stop: int) -> Magnitudes:
         return _Part(self._whole, self._start + start, self._start + stop)
+
+
+def agreement_bytes(values: int, machines: int) -> int:
+    """What each of some machines sends to agree on so many magnitudes: a ring all-reduce of int32, rounded up."""
+    return ceil_div(2 * (machines - 1) * 4 * values, machines)
 
 
 def shifts_of_level(

@@ -21,7 +21,7 @@ from cpdrun.comm.hybrid import FullPrecision
 from cpdrun.comm.layout import Layout
 from cpdrun.comm.recipe import FP32, Recipe
 from cpdrun.comm.requantised import Requantised, recipe_for, sum_layers
-from cpdrun.comm.scaling import NoScaling, ScalingRule
+from cpdrun.comm.scaling import NoScaling, ScalingRule, agreement_bytes
 from cpdrun.comm.statistics import layer_statistics
 
 
@@ -190,13 +190,15 @@ class AllReduceSync(GradientSync):
         numels = tuple(stack.shape[1] for stack in stacks)
         self._real_worker_bytes += Layout(numels, recipe.wire.fmt.bits, self.world_size, 1).sent_bytes()
         if self.exchange:
-            before = self.exchange.sent_bytes
+            before, agreed_before = self.exchange.sent_bytes, self.exchange.agreed
             workers = [[stack[i] for stack in stacks] for i in range(self.share)]
             shifts = self.exchange.sum_layers(workers, names, recipe, rule, key=key, out=out)
             self._sent_bytes += self.exchange.sent_bytes - before
+            agreed = self.exchange.agreed - agreed_before
         else:
-            sums, shifts = emulate_layers(stacks, names, recipe, rule, key=key)
+            sums, shifts, agreed = emulate_layers(stacks, names, recipe, rule, key=key)
             torch._foreach_copy_(list(out), sums)
+        self._real_worker_bytes += agreement_bytes(agreed, self.world_size)
         return shifts
 
     def _keep_residual(self, name: str, sent_Lxn: Tensor, key: tuple) -> None:

@@ -1,6 +1,7 @@
 """The exchange between real processes equals the emulation in one process, bit for bit, on every rank."""
 
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -294,6 +295,34 @@ def test_bytes_sent_and_bytes_of_a_real_worker() -> None:
             "bytes_per_step_real_worker": 2 * 3 * 20_000,
         }
         assert four_bits == {key: value // 2 for key, value in eight_bits.items()}
+
+
+def count_bytes_with_a_rule(rule: str, order: str) -> dict[str, int]:
+    sync = AllReduceSync(
+        format="e4m3",
+        scaling=RULES[rule](),
+        world_size=9,
+        parameter_names=["a", "b"],
+        **KNOBS | {"order": order},
+    )
+    for step in range(2):
+        sync.reduce([[torch.ones(7200), torch.ones(720)] for _ in share(9)], step=step, epoch=0)
+    return sync.wire_bytes()
+
+
+@pytest.mark.parametrize(("order", "groups"), [("rank", 1), ("hierarchical", 3 + 1), ("tree", 5 + 3 + 2 + 1)])
+@pytest.mark.parametrize("rule", ["aps", "aps_delayed"])
+def test_the_agreement_on_shifts_is_counted(order: str, groups: int, rule: str) -> None:
+    """2 layers and 4 bytes for every group: each of P machines sends 2 (P-1)/P of that, whatever the split."""
+    payload, agreement = 2 * 8 * 880, 2 * 4 * groups
+    alone = count_bytes_with_a_rule(rule, order)
+    assert alone == {
+        "bytes_per_step_sent": 0,
+        "bytes_per_step_real_worker": payload + math.ceil(2 * 8 * agreement / 9),
+    }
+    for sent in run_ranks(3, count_bytes_with_a_rule, rule, order):
+        assert sent["bytes_per_step_real_worker"] == alone["bytes_per_step_real_worker"]
+        assert sent["bytes_per_step_sent"] == 2 * 2640 * (3 + 1) + math.ceil(2 * 2 * agreement / 3)
 
 
 def mismatched_world() -> str:
