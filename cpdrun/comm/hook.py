@@ -3,17 +3,22 @@
     model = DistributedDataParallel(model)
     model.register_comm_hook(*cpdrun.comm.ddp_hook(model, "e4m3", aps=True))
 
-Each rank is one worker. DDP hands over its gradients in buckets while backward still runs; a thread of the
-hook's own exchanges them, one bucket after the other, and completes the future that DDP waits for. Layers
-are known by their parameter, not by bucket, for DDP rebuilds its buckets after the first step: what a
-scaling rule or error feedback remembers stays with its layer, and each layer of a bucket has its own shift.
-Steps whose gradients DDP accumulates locally (no_sync) never reach the hook.
+Each rank of DDP's process group is one worker, in the order of the group. DDP hands over its gradients in buckets
+while backward still runs; a thread of the hook's own exchanges them, one bucket after the other, and completes the
+future that DDP waits for. Layers are known by their parameter, not by bucket, for DDP rebuilds its buckets after the
+first step: what a scaling rule or error feedback remembers stays with its layer, and each layer of a bucket has its own
+shift. Steps whose gradients DDP accumulates locally (no_sync) never reach the hook.
 
 On a GPU the exchange is queued on the current stream instead, by the thread of backward.
+
+What scaling and error feedback remember, and the number of the step, which keys stochastic rounding, go into a
+checkpoint with the model: `state.state_dict()` and `state.load_state_dict(...)`.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +31,7 @@ from cpdrun.comm.scaling import APS, ScalingRule
 from cpdrun.comm.sync import AllReduceSync
 
 TensorFuture = torch.futures.Future[Tensor]
+_DENSE = "make the embedding with sparse=False"
 
 
 class HookState:
@@ -37,9 +43,31 @@ class HookState:
         self._index = {id(parameter): p for p, parameter in enumerate(parameters)}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ddp_hook")
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed script needs to continue bit for bit; whole on the group's first rank. Collective.
+
+        Tensors, numbers, strings, lists and dicts only: `torch.load(weights_only=True)` reads them.
+        """
+        return {"step": self.step, "sync": self._thread.submit(self.sync.state_dict).result()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave on the first rank, on every rank, before the first backward."""
+        self.step = state["step"]
+        self._thread.submit(self.sync.load_state_dict, state["sync"]).result()
+
     def average(self, bucket: dist.GradBucket) -> Callable[[], Tensor]:
-        """The work of one bucket: its buffer becomes the mean over the ranks."""
+        """The work of one bucket: its buffer becomes the mean over the ranks.
+
+        Raises ValueError for parameters of another model, and for sparse gradients.
+        """
         buffer, parameters, step = bucket.buffer(), bucket.parameters(), self.step
+        if any(id(parameter) not in self._index for parameter in parameters):
+            raise ValueError(
+                "this ddp_hook was made for another model: make one for each, and register it on its own"
+            )
+        if buffer.layout != torch.strided:
+            name = self.sync.names[self._index[id(parameters[0])]]
+            raise ValueError(f"the gradient of {name} is sparse, ddp_hook sums dense ones: {_DENSE}")
         layers = [self._index[id(parameter)] for parameter in parameters]
 
         def run() -> Tensor:
@@ -89,14 +117,21 @@ def ddp_hook(
     """(state, hook) for `DistributedDataParallel.register_comm_hook`. Collective; the options of
     `AllReduceSync`.
 
-    model: the DDP module, or the module it wraps. scaling: a rule of one's own instead of aps=True.
-    full_precision_layers: glob patterns of parameter names, without DDP's "module.". group: the ranks of
-    DDP's process group; None makes a group of all ranks, where the hook's messages meet nobody else's.
-    state.sync.wire_bytes() tells what the latest step sent.
+    model: the DDP module, or the module it wraps, compiled or not. scaling: a rule of one's own instead of aps=True.
+    full_precision_layers: glob patterns of parameter names, without DDP's "module." and torch.compile's "_orig_mod.".
+    group: of the ranks of DDP's process group, in its order; None makes one, where the hook's messages meet nobody
+    else's (of all ranks where `model` is not the DDP module). state.sync.wire_bytes() tells what the latest step sent;
+    state.state_dict() is for checkpoints.
+
+    Raises ValueError for options that do not fit together, a group of other ranks than DDP's, FSDP and layers with
+    sparse gradients.
     """
+    model = getattr(model, "_orig_mod", model)
+    _check_kind(model)
     module = model.module if isinstance(model, DistributedDataParallel) else model
     names, parameters = zip(*module.named_parameters(), strict=True)
-    group = group or dist.new_group()
+    names = [name.replace("_orig_mod.", "") for name in names]
+    group = _group_of(model, group)
     sync = AllReduceSync(
         format=fmt,
         world_size=dist.get_world_size(group),
@@ -113,6 +148,41 @@ def ddp_hook(
         group=group,
     )
     return HookState(sync, parameters), _exchange_bucket
+
+
+def _check_kind(model: nn.Module) -> None:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for name, module in model.named_modules():
+        if fsdp and isinstance(module, fsdp.FullyShardedDataParallel):
+            raise ValueError(
+                "ddp_hook cannot serve FullyShardedDataParallel, which keeps a part of each gradient a rank: "
+                "wrap the model in DistributedDataParallel"
+            )
+        if fsdp and isinstance(module, fsdp.FSDPModule):
+            raise ValueError(
+                "ddp_hook cannot serve fully_shard (FSDP2), which takes no communication hook: "
+                "wrap the model in DistributedDataParallel"
+            )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ValueError(
+                f"{name or 'the model'} has sparse gradients, ddp_hook sums dense ones: {_DENSE}"
+            )
+
+
+def _group_of(model: nn.Module, given: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group to exchange in: the given one, or a new one of the same ranks in the same order as DDP's."""
+    if not isinstance(model, DistributedDataParallel):
+        return given or dist.new_group()
+    ranks = dist.get_process_group_ranks(model.process_group)
+    if given is not None:
+        if (others := dist.get_process_group_ranks(given)) != ranks:
+            raise ValueError(f"group holds ranks {others}, DDP's process group {ranks}: leave group out")
+        return given
+    backend = None if model.process_group is dist.group.WORLD else dist.get_backend(model.process_group)
+    unsorted = (
+        {} if ranks == sorted(ranks) else {"sort_ranks": False}
+    )  # where torch has such groups, it takes this
+    return dist.new_group(ranks, backend=backend, use_local_synchronization=True, **unsorted)
 
 
 def _exchange_bucket(state: HookState, bucket: dist.GradBucket) -> TensorFuture:

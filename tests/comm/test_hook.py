@@ -1,12 +1,14 @@
 """The DDP communication hook: the emulation's bits whatever the buckets, accuracy, memory, errors."""
 
 import copy
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,11 @@ import torch.nn.functional as F
 from bits import same_bits
 from ranks import run_ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from cpdrun.comm import ddp_hook, emulate_all_reduce
+from cpdrun.comm import AllReduceSync, ddp_hook, emulate_all_reduce
 from cpdrun.comm.scaling import DelayedAPS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_digits.py"
@@ -79,6 +83,94 @@ def test_gradients_have_the_emulated_bits(ranks: int, bucket_cap_mb: float) -> N
 
 def test_accumulated_gradients_are_exchanged_once() -> None:
     run_ranks(2, compare_with_emulation, 25, 3)
+
+
+STATEFUL = {"scaling": DelayedAPS, "rounding": "stochastic", "error_feedback": True}
+
+
+def two_pairs(pairs: list[list[int]], compiled: bool) -> tuple[list[torch.Tensor], list[str]]:
+    """Two models on four ranks, each trained by a pair; three steps, resumed from a checkpoint before the last."""
+    groups = [dist.new_group(ranks, sort_ranks=False) for ranks in pairs]
+    j = next(j for j, ranks in enumerate(pairs) if dist.get_rank() in ranks)
+    place = pairs[j].index(dist.get_rank())
+    net = small_net()
+    torch.compiler.set_stance("force_eager")  # the wrapper and its names are what matters
+    inside = torch.compile(net) if compiled else net
+    model = DistributedDataParallel(inside, process_group=groups[j], bucket_cap_mb=0.01)
+    options = STATEFUL | {"scaling": DelayedAPS()}
+    state, hook = ddp_hook(model, "e3m1", full_precision_layers=["5.*"], **options)
+    model.register_comm_hook(state, hook)
+    for step in range(3):
+        if step == 2:
+            kept = [state.state_dict()]
+            dist.broadcast_object_list(kept, src=pairs[j][0], group=groups[j])
+            state.load_state_dict(_of_another_start(kept[0]))
+        x, y = batch(10 * j + place, step)
+        net.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+    return [parameter.grad for parameter in net.parameters()], state.sync.names
+
+
+def _of_another_start(state: dict) -> dict:
+    """What a file keeps of it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def expected_of_pair(j: int) -> list[torch.Tensor]:
+    net = small_net()
+    knobs = {"order": "rank", "group_size": None, "kahan": False, "overflow": "infinity"}
+    options = STATEFUL | {"scaling": DelayedAPS(), "full_precision": {"layers": ["5.*"]}}
+    names = [name for name, _ in net.named_parameters()]
+    sync = AllReduceSync(format="e3m1", world_size=2, parameter_names=names, **knobs | options)
+    for step in range(3):
+        workers = [own_gradients(net, [batch(10 * j + place, step)]) for place in range(2)]
+        result = sync.reduce([[g / 2 for g in grads] for grads in workers], step=step, epoch=0)
+    return result
+
+
+@pytest.mark.parametrize(("pairs", "compiled"), [([[0, 2], [1, 3]], True), ([[3, 0], [2, 1]], False)])
+def test_two_pairs_on_four_ranks(pairs: list[list[int]], compiled: bool) -> None:
+    """The order of a group shows in the stochastic draws, its memory in delayed APS and error feedback."""
+    expected = [expected_of_pair(j) for j in range(2)]
+    for rank, (gradients, names) in enumerate(run_ranks(4, two_pairs, pairs, compiled)):
+        j = 0 if rank in pairs[0] else 1
+        assert names[0] == "0.weight" and not any("_orig_mod" in name for name in names)
+        assert all(same_bits(a, b) for a, b in zip(gradients, expected[j], strict=True)), rank
+
+
+def what_is_refused() -> dict[str, str]:
+    said = {}
+
+    def catch(what: str, call: Callable[[], object]) -> None:
+        with pytest.raises(ValueError) as caught:
+            call()
+        said[what] = str(caught.value)
+
+    model, other = DistributedDataParallel(small_net()), DistributedDataParallel(small_net())
+    model.register_comm_hook(*ddp_hook(other, "e4m3"))
+    x, y = batch(0, 0)
+    catch("other model", lambda: F.cross_entropy(model(x), y).backward())
+    half = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    catch("other group", lambda: ddp_hook(model, "e4m3", group=half))
+    sparse = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    catch("sparse", lambda: ddp_hook(sparse, "e4m3"))
+    fsdp1 = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+    catch("FSDP1", lambda: ddp_hook(fsdp1, "e4m3"))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    catch("FSDP2", lambda: ddp_hook(fully_shard(nn.Linear(4, 4), mesh=mesh), "e4m3"))
+    return said
+
+
+def test_what_the_hook_cannot_serve_gets_one_line() -> None:
+    for rank, said in enumerate(run_ranks(2, what_is_refused)):
+        assert "made for another model" in said["other model"]
+        assert said["other group"].startswith(f"group holds ranks [{rank}], DDP's process group [0, 1]")
+        assert said["sparse"].startswith("0 has sparse gradients") and "sparse=False" in said["sparse"]
+        assert "FullyShardedDataParallel" in said["FSDP1"] and "fully_shard (FSDP2)" in said["FSDP2"]
+        assert not any("\n" in line for line in said.values())
 
 
 def train_digits(fmt: str | None) -> float:
