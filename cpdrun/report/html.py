@@ -6,6 +6,7 @@ page's own, and nothing be loaded.
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
@@ -13,11 +14,10 @@ from typing import Any
 
 import pandas as pd
 
-from cpdrun.report import svg, tables
+from cpdrun.report import style, svg, tables
 from cpdrun.report.collect import CORE_AXES, SEED, config_keys, identity
 from cpdrun.report.group import Group
 from cpdrun.report.study import Study
-from cpdrun.report.style import FP32, WITH_APS, WITHOUT_APS
 from cpdrun.report.words import SWEEP, axis_text, axis_title
 
 # Colours of the pictures that follow the page's theme, as page.css defines them.
@@ -27,10 +27,12 @@ _THEME = {
     "#e4e4e4": "--grid",
     "#666666": "--muted",
     "#333333": "--muted",
-    FP32.color.lower(): "--fp32",
-    WITH_APS.color.lower(): "--aps",
-    WITHOUT_APS.color.lower(): "--plain",
 }
+_AS_THEY_ARE = {"#fefefe", "#010101"}  # on a picture's own ground
+_DARK = "#15181b"  # --bg of page.css
+_TEXT = re.compile(r'g style="fill: (#[0-9a-f]{6})')
+_MARK = re.compile(r"fill: (#[0-9a-f]{6}); stroke: \1(?![0-9a-f])")
+_STROKE = re.compile(r"stroke: (#[0-9a-f]{6})")
 _TITLES = {
     "accuracy_by_case": "Accuracy of each case",
     "accuracy_vs_bits": "Accuracy against bits",
@@ -66,18 +68,19 @@ def page(
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{css}</style></head><body>",
+        f"<title>{escape(title)}</title><style>{css}{_colors(pictures)}</style></head><body>",
+        '<a class="skip" href="#table">To the table</a><main>',
         f"<h1>{escape(title)}</h1>",
         *(f'<p class="answer">{escape(line)}</p>' for line in answer),
-        *([_table("answers", matrix.header, matrix.rows)] if matrix is not None else []),
+        *([_table("answers", "Answers", matrix.header, matrix.rows)] if matrix is not None else []),
         *(f'<p class="note">{escape(line)}</p>' for line in notes),
         *(_picture(name, pictures[name]) for name in sorted(pictures)),
         *(f'<p class="reason">{escape(line)}</p>' for line in reasons),
-        "<h2>Table</h2>",
+        '<h2 id="table" tabindex="-1">Table</h2>',
         _means(study),
         "<h2>Runs</h2>",
         _runs(study),
-        f'<div id="tip" role="status"></div><script>{script}</script></body></html>',
+        f'</main><div id="tip" role="status"></div><script>{script}</script></body></html>',
     ]
     return "\n".join(parts) + "\n"
 
@@ -89,9 +92,29 @@ def _asset(name: str) -> str:
 def _picture(name: str, rendered: str) -> str:
     title = _TITLES.get(name, name.replace("_", " "))
     text = svg.inline(rendered, prefix=name, description=title)
+    text = _TEXT.sub(lambda found: _variable("t", found, 'g style="fill: '), text)
+    text = _MARK.sub(lambda found: f"fill: var(--s-{found[1][1:]}); stroke: var(--s-{found[1][1:]})", text)
+    text = _STROKE.sub(lambda found: _variable("s", found, "stroke: "), text)
     for color, variable in _THEME.items():
         text = text.replace(f": {color}", f": var({variable})")
     return f"<h2>{escape(title)}</h2><figure>{text}</figure>"
+
+
+def _variable(kind: str, found: re.Match[str], before: str) -> str:
+    color = found[1]
+    return found[0] if color in _THEME or color in _AS_THEY_ARE else f"{before}var(--{kind}-{color[1:]})"
+
+
+def _colors(pictures: dict[str, str]) -> str:
+    """The colours of the pictures' lines (s) and letters (t) as variables: legible on a dark page, and as drawn on a
+    light one and on paper."""
+    found = {
+        color for text in pictures.values() for color in re.findall(r": (#[0-9a-f]{6})", text)
+    } - _AS_THEY_ARE
+    light = "".join(f"--s-{c[1:]}:{c};--t-{c[1:]}:{style.ink(c)};" for c in sorted(found))
+    on_dark = {c: (style.readable(c, _DARK, 3), style.readable(c, _DARK, 4.5)) for c in sorted(found)}
+    dark = "".join(f"--s-{c[1:]}:{line};--t-{c[1:]}:{letter};" for c, (line, letter) in on_dark.items())
+    return f":root{{{light}}}@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}"
 
 
 def _means(study: Study) -> str:
@@ -102,7 +125,7 @@ def _means(study: Study) -> str:
         for i, group in enumerate(study.groups)
     ]
     classes = ["fp32" if group.is_baseline else "" for group in study.groups]
-    return _table("means", shown.header, shown.rows, values, classes)
+    return _table("means", "Means", shown.header, shown.rows, values, classes)
 
 
 def _sort_values(study: Study, group: Group, n_labels: int, sizes: list[float]) -> list[Any]:
@@ -136,9 +159,9 @@ def _runs(study: Study) -> str:
     same = [column for column in environment if column not in columns]
     return "\n".join(
         [
-            f"<details><summary>{len(runs)} runs</summary>{_table('runs', header, rows)}</details>",
-            f"<details><summary>Configuration of all runs</summary>{_listing(runs, common)}</details>",
-            f"<details><summary>Versions and machine</summary>{_listing(runs, same)}</details>",
+            f"<details><summary>{len(runs)} runs</summary>{_table('runs', 'Runs', header, rows)}</details>",
+            f"<details><summary>Configuration of all runs</summary>{_listing('Configuration', runs, common)}</details>",
+            f"<details><summary>Versions and machine</summary>{_listing('Versions', runs, same)}</details>",
         ]
     )
 
@@ -153,13 +176,14 @@ def _cell(value: Any) -> str:
     return axis_text(value)
 
 
-def _listing(runs: pd.DataFrame, columns: Iterable[str]) -> str:
+def _listing(name: str, runs: pd.DataFrame, columns: Iterable[str]) -> str:
     lines = [f"{c.removeprefix('env:')}: {next(iter(runs[c].dropna()), None)}" for c in columns]
-    return f"<pre>{escape(chr(10).join(lines))}</pre>"
+    return f'<pre tabindex="0" role="region" aria-label="{name}">{escape(chr(10).join(lines))}</pre>'
 
 
 def _table(
     name: str,
+    title: str,
     header: list[str],
     rows: list[list[str]],
     values: list[list[Any]] | None = None,
@@ -179,4 +203,5 @@ def _table(
         mark = f' class="{classes[i]}"' if classes and classes[i] else ""
         body.append(f"<tr{mark}>{''.join(cells)}</tr>")
     table = f'<table id="{name}"><thead><tr>{head}</tr></thead>'
-    return "\n".join([f'<div class="wide">{table}<tbody>', *body, "</tbody></table></div>"])
+    scrolled = f'<div class="wide" tabindex="0" role="region" aria-label="{title}">'
+    return "\n".join([f"{scrolled}{table}<tbody>", *body, "</tbody></table></div>"])

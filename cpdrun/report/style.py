@@ -6,6 +6,7 @@ same again for a printout in grey. Sizes are for a paper's column (3.5 in) at 7-
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle
 from typing import Any
 
@@ -19,6 +20,11 @@ class Look:
     color: str
     marker: str
     dash: str | tuple
+
+    @property
+    def ink(self) -> str:
+        """The colour of its name and figures."""
+        return ink(self.color)
 
 
 FP32 = Look("fp32", "#555555", "D", "solid")
@@ -49,7 +55,41 @@ def shades(count: int) -> list[str]:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    return [to_hex(colormaps["viridis"](0.25 + 0.6 * i / max(count - 1, 1))) for i in range(count)]
+    return [to_hex(colormaps["viridis"](0.15 + 0.6 * i / max(count - 1, 1))) for i in range(count)]
+
+
+@cache
+def readable(color: str, background: str, least: float) -> str:
+    """`color` (#rrggbb), or as much darker or lighter as it takes for a contrast of `least` on `background`."""
+    away = 0.0 if luminance(background) > 0.18 else 1.0
+    parts = _parts(color)
+    for share in range(21):
+        mixed = [part + (away - part) * share / 20 for part in parts]
+        found = "#" + "".join(f"{round(255 * part):02x}" for part in mixed)
+        if contrast(found, background) >= least:
+            break
+    return found
+
+
+def ink(color: str) -> str:
+    """For small text on white in a line's colour: contrast 4.5, as the Web Content Accessibility Guidelines ask."""
+    return readable(color, "#ffffff", 4.5)
+
+
+def contrast(one: str, other: str) -> float:
+    """1 (equal) to 21 (black on white): WCAG 2.2, "contrast ratio"."""
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(color: str) -> float:
+    """0..1: WCAG 2.2, "relative luminance" of sRGB."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in _parts(color)]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def _parts(color: str) -> list[float]:
+    return [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
 
 
 NAME = {"fontweight": "bold", "fontsize": 6.5}  # of a line

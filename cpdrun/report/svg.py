@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from cpdrun.report.hover import MARK, text_of
 
+_LEAST_PX_PER_PT = 1.25  # on a phone: letters of 7 pt are then 9 px, and a wide picture is scrolled
 _PX_PER_PT = 2.4  # on a page, where a picture made for a paper's column would be small
 
 
@@ -25,13 +26,23 @@ def standalone(rendered: str) -> str:
 
 
 def inline(rendered: str, prefix: str, description: str) -> str:
-    """For a page: no XML head, ids that no other picture has, points as class `point` with `data-tip`."""
-    text = _resolve(rendered, lambda tip: f'<g class="point" tabindex="0" data-tip="{html.escape(tip)}">')
+    """For a page: no XML head, ids that no other picture has, points as class `point` with `data-tip`.
+
+    A picture is one stop of the tabulator; the page's script moves on from point to point with the arrow keys.
+    """
+    first = iter(("0",))
+
+    def point(tip: str) -> str:
+        text, stop = html.escape(tip), next(first, "-1")
+        return f'<g class="point" tabindex="{stop}" role="img" aria-label="{text}" data-tip="{text}">'
+
+    text = _resolve(rendered, point)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
-    width_px = _PX_PER_PT * float(re.search(r'width="([0-9.]+)pt"', text)[1])
-    opening = f'<svg role="img" aria-label="{html.escape(description)}" style="max-width: {width_px:.0f}px"'
+    width_pt = float(re.search(r'width="([0-9.]+)pt"', text)[1])
+    size = f"max-width: {_PX_PER_PT * width_pt:.0f}px; min-width: {_LEAST_PX_PER_PT * width_pt:.0f}px"
+    opening = f'<svg role="group" aria-label="{html.escape(description)}" style="{size}"'
     return text.replace("<svg", opening, 1)
 
 

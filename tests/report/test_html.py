@@ -1,10 +1,16 @@
 """report.html in a real browser: it sorts, it tells what a point is, it runs nothing of a hostile name's."""
 
 import base64
+import io
+import re
 
 import browser
 import pytest
-from made_up import fill_digits
+from made_up import Sweep, fill_digits
+from rich.console import Console
+
+from cpdrun.report import write_report
+from cpdrun.report.style import contrast
 
 PROGRAM = browser.find()
 needs_browser = pytest.mark.skipif(
@@ -131,3 +137,102 @@ def test_nothing_is_loaded_from_elsewhere(digits, report):
     assert "default-src 'none'" in text
     for outside in ("src=", "@import", "<link"):
         assert outside not in text
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory):
+    """The page on formats with curves and bytes, whose pictures have one panel and two, and a table as wide as they
+    come; made once."""
+    sweep = Sweep(tmp_path_factory.mktemp("results") / "rich")
+    rows = [{"epoch": i, "test_accuracy": 0.3 * i} for i in (1, 2, 3)]
+    about = {"test_samples": 360, "num_classes": 10, "longest_chain": 63, "memory": {"model_bytes": 10**6}}
+    shared = {"rows": rows, "wire_bytes": 4000, "done": about}
+    for i, format in enumerate(("fp32", "e5m2", "e4m3", "e3m4", "e4m1", "e3m2", "e3m0")):
+        for aps in (False, True)[: 1 if format == "fp32" else 2]:
+            for order, tag in (("hierarchical", "a-rather-long-name"), ("tree", "another-long-name")):
+                config = {"sync": {"order": order}, "tag": tag}
+                sweep.add(format, aps=aps, accuracy=0.9 - 0.01 * i, **config, **shared)
+    write_report([sweep.dir], formats=["html"], console=Console(file=io.StringIO()))
+    return sweep.dir.report / "report.html"
+
+
+@pytest.fixture
+def rich_page(chromium, rich):
+    chromium.events.clear()
+    chromium.open(rich)
+    return chromium
+
+
+LETTERS = """[...document.querySelectorAll('figure svg g[style*="fill: var(--t-"]')]
+    .map(letters => getComputedStyle(letters).fill)"""
+
+
+def hexadecimal(rgb: str) -> str:
+    return "#" + "".join(f"{int(part):02x}" for part in re.findall(r"\d+", rgb)[:3])
+
+
+@needs_browser
+def test_letters_of_pictures_can_be_read_on_light_and_dark(rich_page):
+    page = rich_page
+    for scheme in ("light", "dark"):
+        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        ground = hexadecimal(page.run("getComputedStyle(document.body).backgroundColor"))
+        found = {hexadecimal(color) for color in page.run(LETTERS)}
+        assert len(found) > 7
+        assert min(contrast(color, ground) for color in found) >= 4.5, scheme
+    page.call("Emulation.setEmulatedMedia", media="", features=[])
+
+
+@needs_browser
+def test_a_keyboard_reaches_everything_in_few_named_stops(rich_page):
+    page = rich_page
+    assert page.run("document.querySelectorAll('main').length") == 1
+    assert page.run("document.querySelector('main h1') !== null")
+    stops = page.run(
+        """[...document.querySelectorAll('a[href], button, summary, [tabindex="0"]')]
+        .filter(e => e.checkVisibility()).map(e => e.ariaLabel || e.textContent.trim())"""
+    )
+    assert all(stops)
+    pictures = page.run("document.querySelectorAll('figure svg').length")
+    headings = page.run("document.querySelectorAll('#means th').length")
+    assert (
+        pictures >= 2 and len(stops) <= 1 + pictures + 1 + headings + 3
+    )  # skip, pictures, table, its head, folded
+    assert page.run("document.querySelector('a').textContent") == "To the table"
+    page.run("document.querySelector('a').click()")
+    assert page.run("location.hash") == "#table"
+    page.run("document.querySelector('figure .point').focus()")
+    first = page.run("document.getElementById('tip').textContent")
+    page.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight")
+    second = page.run("document.getElementById('tip').textContent")
+    assert first and second and first != second
+    assert page.run("document.activeElement.ariaLabel") == second
+    assert page.run("[...document.querySelectorAll('pre')].every(e => e.tabIndex === 0 && e.ariaLabel)")
+    assert page.complaints() == []
+
+
+@needs_browser
+def test_tables_fit_on_a4(rich_page):
+    page = rich_page
+    page.call("Emulation.setEmulatedMedia", media="print")
+    page.call("Emulation.setDeviceMetricsOverride", width=703, height=1000, deviceScaleFactor=1, mobile=False)
+    widths = page.run(
+        "[...document.querySelectorAll('#means, figure svg')].map(e => e.getBoundingClientRect().right)"
+    )
+    page.call("Emulation.clearDeviceMetricsOverride")
+    page.call("Emulation.setEmulatedMedia", media="")
+    assert len(widths) >= 3 and max(widths) <= 703  # 186 mm between the margins, at 96 dots an inch
+
+
+@needs_browser
+def test_two_panels_stay_legible_on_a_phone(rich_page):
+    page = rich_page
+    page.call("Emulation.setDeviceMetricsOverride", width=375, height=800, deviceScaleFactor=2, mobile=True)
+    scales = page.run(
+        "[...document.querySelectorAll('figure svg')]"
+        ".map(s => s.getBoundingClientRect().width / s.viewBox.baseVal.width)"
+    )
+    overflow = page.run("document.documentElement.scrollWidth")
+    page.call("Emulation.clearDeviceMetricsOverride")
+    assert min(scales) >= 1.2  # letters of 7 points are 8.4 pixels or more
+    assert overflow <= 375  # the picture is scrolled within its frame, the page is not

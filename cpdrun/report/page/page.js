@@ -37,3 +37,17 @@ for (const point of document.querySelectorAll(".point")) {
   });
   point.addEventListener("blur", hide);
 }
+// A picture is one stop of the tabulator; arrow keys, Home and End go from point to point.
+for (const picture of document.querySelectorAll("figure svg")) {
+  const points = [...picture.querySelectorAll(".point")];
+  picture.addEventListener("keydown", (event) => {
+    const here = points.indexOf(document.activeElement), last = points.length - 1;
+    const steps = { ArrowRight: here + 1, ArrowDown: here + 1, ArrowLeft: here - 1, ArrowUp: here - 1, Home: 0, End: last };
+    if (here < 0 || !(event.key in steps)) return;
+    event.preventDefault();
+    const next = points[Math.min(Math.max(steps[event.key], 0), last)];
+    points[here].tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  });
+}

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from cpdrun.report.group import Group
 from cpdrun.report.hover import hover
 from cpdrun.report.study import Study
-from cpdrun.report.style import FIGURE_SIZE, FP32, NAME, RC, Look
+from cpdrun.report.style import FIGURE_SIZE, FP32, NAME, RC, Look, ink
 
 Point = tuple[float, float]
 _HALO = [withStroke(linewidth=1.6, foreground="white")]
@@ -93,7 +93,7 @@ class MetricAxis:
             ha="center",
             va="bottom" if above else "top",
             fontsize=FIGURE_SIZE,
-            color=color,
+            color=ink(color),
             path_effects=_HALO,
             zorder=5,
         )
@@ -108,7 +108,7 @@ class MetricAxis:
             for y, (_, look) in zip(
                 apart([y for y, _ in here], least, low + least / 2), _descending(here), strict=True
             ):
-                axes.text(x, y, look.label, ha="right", va="center", color=look.color, **NAME)
+                axes.text(x, y, look.label, ha="right", va="center", color=look.ink, **NAME)
 
 
 def apart(heights: list[float], least: float, floor: float) -> list[float]:

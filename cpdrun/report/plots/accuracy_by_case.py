@@ -57,7 +57,7 @@ def _row(axes: Axes, study: Study, group: Group, y: int) -> None:
     text = study.metric.show(group.mean) + (" \N{MULTIPLICATION SIGN}" if group.diverged else "")
     axes.annotate(
         text, (1.0, y), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-        va="center", fontsize=FIGURE_SIZE, color=look.color, annotation_clip=False,
+        va="center", fontsize=FIGURE_SIZE, color=look.ink, annotation_clip=False,
     )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
     for i, look in enumerate(study.looks[name] for name in facet.strategies):
         axes = axis.parts[0]
         axes.text(
-            0.98, 0.14 - 0.08 * i, look.label, transform=axes.transAxes, ha="right", color=look.color, **NAME
+            0.98, 0.14 - 0.08 * i, look.label, transform=axes.transAxes, ha="right", color=look.ink, **NAME
         )
     axes = axis.parts[-1]
     axes.set_xscale("log")

@@ -79,7 +79,7 @@ def _panel(axes: Axes, study: Study, series: Series, axis: BitsAxis) -> None:
                     (n, height),
                     offset,
                     textcoords="offset points",
-                    color=look.color,
+                    color=look.ink,
                     **text,
                 )
         ends.append((heights[-1], look))
@@ -95,7 +95,7 @@ def _panel(axes: Axes, study: Study, series: Series, axis: BitsAxis) -> None:
     ):
         axes.annotate(
             look.label, (1.0, y), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-            va="center", color=look.color, annotation_clip=False, **NAME,
+            va="center", color=look.ink, annotation_clip=False, **NAME,
         )  # fmt: skip
 
 

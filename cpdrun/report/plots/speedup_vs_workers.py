@@ -146,5 +146,5 @@ def _name_lines(axes: Axes, ends: list[tuple[float, Look]]) -> None:
     for y, (_, look) in zip(moved, heights, strict=True):
         axes.annotate(
             look.label, (1.0, y), (3, 0), xycoords="axes fraction", textcoords="offset points",
-            va="center", color=look.color, annotation_clip=False, **NAME,
+            va="center", color=look.ink, annotation_clip=False, **NAME,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
 from cpdrun.report.study import Study
-from cpdrun.report.style import COLUMN_IN, FP32, NAME, shades
+from cpdrun.report.style import COLUMN_IN, FP32, NAME, ink, shades
 from cpdrun.stats.intervals import mean_interval
 
 Curve = dict[int, list[float]]  # epoch -> the value of each seed, in shown units
@@ -37,9 +37,7 @@ def draw(study: Study) -> Figure:
             drawn[axes] = _panel(
                 axes, study, [facet.baseline, *facet.strategies.get(name, [])], curves, colors
             )
-            axes.set_title(
-                name, loc="right", color=study.looks[name].color if name in study.looks else "black"
-            )
+            axes.set_title(name, loc="right", color=study.looks[name].ink if name in study.looks else "black")
         for axes in panels[len(facet.strategies) or 1 :]:
             axes.set_visible(False)
         for axes, ends in drawn.items():  # once the shared y axis has its limits
@@ -102,7 +100,7 @@ def _name(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
             xytext=(2, 0),
             textcoords="offset points",
             va="center",
-            color=color,
+            color=ink(color),
             annotation_clip=False,
             **NAME,
         )
