@@ -58,10 +58,16 @@ def _exponent(magnitude: Tensor, fmt: Format) -> Tensor:
     return torch.where(magnitude == 0, fmt.emin, exponent.clamp(fmt.emin, 1000))
 
 
+def write(value: Tensor, out: Tensor) -> None:
+    """To float32, NaN as the one NaN: a GPU makes it 0x7fffffff, a CPU keeps its sign and payload."""
+    out.copy_(value)
+    out.masked_fill_(out.isnan(), float("nan"))
+
+
 def quantize(
     x: Tensor, fmt: Format, rounding: str, overflow: str, seed: int, offset: int, out: Tensor
 ) -> None:
-    out.copy_(_round(x.double(), fmt, rounding, overflow, seed, offset))
+    write(_round(x.double(), fmt, rounding, overflow, seed, offset), out)
 
 
 def _round(
@@ -163,7 +169,7 @@ def accumulate(
         c = rounded_sum(gained, -y, 4 * r + 3)
         c = torch.where(t.isfinite(), c, 0.0)
         acc = t
-    out.copy_(acc)
+    write(acc, out)
 
 
 def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
@@ -185,7 +191,7 @@ def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
         c = rounded_sum(rounded_sum(t, -acc), -y)
         c = torch.where(t.isfinite(), c, 0.0)
         acc = t
-    out.copy_(acc)
+    write(acc, out)
 
 
 def clamp_shift(shift: int) -> int:
@@ -200,8 +206,7 @@ def _times_power(x: Tensor, shift: int) -> Tensor:
 
 
 def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
-    out.copy_(_times_power(x, shift))
-    out.masked_fill_(out.isnan(), float("nan"))
+    write(_times_power(x, shift), out)
 
 
 def max_exponent(x: Tensor) -> int | None:
@@ -247,7 +252,7 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
     if fmt.has_inf:
         value = torch.where(magnitude == fmt.inf_code, INFINITY, value)
     negative = (code >> (fmt.bits - 1) & 1).bool() & ~value.isnan()
-    out.copy_(torch.where(negative, -value, value))
+    write(torch.where(negative, -value, value), out)
 
 
 def pack(

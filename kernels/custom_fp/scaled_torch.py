@@ -17,6 +17,7 @@ from custom_fp import eager
 from custom_fp.block import INT8_FRACTION_BITS, BlockFormat
 from custom_fp.codebook import Codebook
 from custom_fp.names import ScaledFormat
+from custom_fp.reference import write
 
 Encoded = tuple[Tensor, Tensor]  # codes or values of elements (B, K), scales (B,)
 
@@ -28,7 +29,7 @@ def quantize_rows(x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
         return
     block = min(fmt.block or n, n)
     x_BxK = torch.nn.functional.pad(x_RxN, (0, -n % block)).view(-1, block)
-    out_RxN.copy_(_round(fmt, x_BxK, x_BxK.abs().amax(1)).view(rows, -1)[:, :n])
+    write(_round(fmt, x_BxK, x_BxK.abs().amax(1)).view(rows, -1)[:, :n], out_RxN)
 
 
 def encode(x_n: Tensor, fmt: ScaledFormat, codes_n: Tensor, scales_B: Tensor) -> None:
@@ -40,7 +41,7 @@ def encode(x_n: Tensor, fmt: ScaledFormat, codes_n: Tensor, scales_B: Tensor) ->
 
 
 def decode(codes_n: Tensor, scales_B: Tensor, fmt: ScaledFormat, out_n: Tensor) -> None:
-    out_n.copy_(_decode(fmt, _in_blocks(codes_n, fmt), scales_B).reshape(-1)[: codes_n.numel()])
+    write(_decode(fmt, _in_blocks(codes_n, fmt), scales_B).reshape(-1)[: codes_n.numel()], out_n)
 
 
 def pack(

@@ -23,6 +23,10 @@ static void __syncthreads() {}
 static unsigned long long __shfl_down_sync(unsigned, unsigned long long, int) { return 0; }
 static void atomicMax(unsigned long long* at, unsigned long long value) { *at = value > *at ? value : *at; }
 
+// A GPU's conversion of float64 to float32: a NaN loses its sign and payload to this pattern (PTX ISA, cvt).
+static float gpu_cast(double x) { return x == x ? static_cast<float>(x) : __builtin_bit_cast(float, 0x7fffffffu); }
+#define CFP_CAST(x) gpu_cast(x)
+
 #include "custom_fp.cu"
 
 extern "C" void be_thread(int thread, int threads_in_block) {

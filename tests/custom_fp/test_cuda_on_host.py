@@ -2,6 +2,7 @@
 bit. No GPU is needed; that a GPU's compiler and hardware keep to the same arithmetic is what test_gpu.py is for.
 """
 
+import math
 import shutil
 import subprocess
 from ctypes import CDLL, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
@@ -71,6 +72,42 @@ def test_quantize_and_accumulate(kernels, name, rounding, overflow):
             kernel(address(table), c_int(len(terms)), *common, c_int(kahan), *drawn)
             expected = custom_fp.accumulate(list(terms), fmt, kahan=kahan, **rule)
             assert torch.equal(out.view(torch.int32), expected.view(torch.int32)), kahan
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("overflow", OVERFLOWS)
+def test_quantize_of_doubles(kernels, name, rounding, overflow):
+    """NaN among them, which a GPU's conversion to float32 gives other bits."""
+    fmt, n = Format.parse(name), 2003
+    rule = {"rounding": rounding, "overflow": overflow, "seed": SEED, "offset": OFFSET}
+    saturate, drawn = c_int(overflow == "saturate"), (c_ulonglong(SEED), c_ulonglong(OFFSET))
+    kernels.be_thread(0, 1)
+    g = torch.Generator().manual_seed(1)
+    patterns = torch.randint(-(2**63), 2**63 - 1, (n,), generator=g).view(torch.float64)
+    for x in (patterns, torch.randn(n, generator=g, dtype=torch.float64)):
+        x[[0, 5, 2000]] = torch.tensor([math.nan, -math.nan, math.inf], dtype=torch.float64)
+        out = torch.empty(n)
+        kernel = getattr(kernels, f"quantize_{rounding}_f64")
+        kernel(address(x), address(out), c_longlong(n), c_uint(fmt.spec), saturate, *drawn)
+        assert torch.equal(out.view(torch.int32), custom_fp.quantize(x, fmt, **rule).view(torch.int32))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_scale_and_codes(kernels, name):
+    fmt, n = Format.parse(name), 2003
+    kernels.be_thread(0, 1)
+    out, spec = torch.empty(n), c_uint(fmt.spec)
+    for x in rows(n, fmt)[0]:
+        for shift in (0, 5, -140, 200):
+            kernels.scale_f32(address(x), address(out), c_longlong(n), c_int(shift))
+            assert torch.equal(out.view(torch.int32), custom_fp.scale_pow2(x, shift).view(torch.int32))
+        expected = custom_fp.encode(x, fmt)
+        codes, size = torch.empty_like(expected), expected.element_size()
+        getattr(kernels, f"encode_{size}")(address(x), address(codes), c_longlong(n), spec)
+        assert torch.equal(codes, expected)
+        getattr(kernels, f"decode_{size}")(address(codes), address(out), c_longlong(n), spec)
+        assert torch.equal(out.view(torch.int32), custom_fp.decode(codes, fmt).view(torch.int32))
 
 
 @pytest.mark.parametrize("name", ["e5m2", "e4m3fn", "e3m0", "e2m1fn", "e3m2", "bf16", "fp32"])

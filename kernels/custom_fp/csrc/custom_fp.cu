@@ -50,7 +50,7 @@ CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, bool saturate, u64
     float result[4];
     for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
         load4(x, i, n, wide, v);
-        for (int j = 0; j < 4; ++j) result[j] = static_cast<float>(round<mode>(v[j], rounder, 0));
+        for (int j = 0; j < 4; ++j) result[j] = to_float32(round<mode>(v[j], rounder, 0));
         store4(out, i, n, wide, result);
     }
 }
@@ -78,7 +78,7 @@ CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, bool satu
             const i64 i = static_cast<i64>(here * group + 16 * place + lane - index);
             if (i < 0 || i >= n) continue;
             const u32 random = half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place);
-            out[i] = static_cast<float>(round<stochastic>(x[i], rounder, random));
+            out[i] = to_float32(round<stochastic>(x[i], rounder, random));
         }
     }
 }
@@ -145,13 +145,13 @@ template <Mode mode> struct Arithmetic {
         if (is_float32) return a + b;
         if (by_near) return round_near_checked(member ? a + b : add_to_odd(a, b), near);
         const double exact = add_to_odd(static_cast<double>(a), static_cast<double>(b));
-        return static_cast<float>(round<mode>(exact, wide, random));
+        return CFP_CAST(round<mode>(exact, wide, random));
     }
 
     CFP_MEMBER float product(float a, float b) const {
         if (is_float32) return a * b;
         if (by_near) return multiply_near_checked(a, b, near);
-        return static_cast<float>(round<mode>(static_cast<double>(a) * static_cast<double>(b), wide, 0));
+        return CFP_CAST(round<mode>(static_cast<double>(a) * static_cast<double>(b), wide, 0));
     }
 
     // acc = Q(acc + g), or Kahan's form of it; member: g is a value of the format
@@ -290,7 +290,7 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, b
             draw<mode>(random, index + static_cast<u64>(i + j), 0, false, seed);
             codes[j] = directly     ? round_and_encode(v[j], narrow, coder)
                        : shift == 0 ? encode(round<mode>(v[j], narrow, random[0]), coder)
-                                    : encode(static_cast<float>(round<mode>(v[j] * power, rounder, random[0])), coder);
+                                    : encode(CFP_CAST(round<mode>(v[j] * power, rounder, random[0])), coder);
             if (i + j >= n) codes[j] = 0;
         }
         join_codes(codes, staged + threadIdx.x * k, k);

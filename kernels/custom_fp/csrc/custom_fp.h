@@ -67,6 +67,14 @@ template <class F> CFP_FN F power_of_two(int n) {
 // NaN as the one NaN
 CFP_FN float canonical(float x) { return from_bits(select(static_cast<u32>(x != x), 0x7fc00000u, to_bits(x))); }
 
+// float64 to float32, of values that float32 holds. CFP_CAST: the conversion itself, for a test to stand in a GPU's,
+// which makes any NaN 0x7fffffff.
+#if !defined(CFP_CAST)
+#define CFP_CAST(x) static_cast<float>(x)
+#endif
+CFP_FN float to_float32(double x) { return canonical(CFP_CAST(x)); }
+CFP_FN float to_float32(float x) { return x; }
+
 // ---- formats ---------------------------------------------------------------------------------------------------
 
 // A format as format.py's Format.spec packs it.
@@ -210,7 +218,7 @@ template <class F> CFP_FN F add_to_odd(F a, F b) {
 }
 
 // x * 2^shift in one rounding, for |shift| <= 400 (float32 results of larger shifts are those of 400).
-CFP_FN float scale(float x, double power) { return canonical(static_cast<float>(static_cast<double>(x) * power)); }
+CFP_FN float scale(float x, double power) { return to_float32(static_cast<double>(x) * power); }
 
 // ---- codes -----------------------------------------------------------------------------------------------------
 
