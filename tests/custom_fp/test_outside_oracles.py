@@ -78,3 +78,12 @@ def test_rounding_equals_ml_dtypes(name):
     theirs = torch.from_numpy(x.numpy().astype(dtype).astype("float32"))
     same = (ours.view(torch.int32) == theirs.view(torch.int32)) | (ours.isnan() & theirs.isnan())
     assert same.all(), (x[~same][:5], ours[~same][:5], theirs[~same][:5])
+
+
+@pytest.mark.parametrize("name", ["e2m1fn", "e2m3fn", "e3m2fn"])
+def test_nan_in_a_format_without_one_is_the_largest_value_here_and_a_zero_in_ml_dtypes(name):
+    """What the README's table says. So a NaN is to be counted before it is rounded."""
+    x = torch.tensor([math.nan])
+    assert custom_fp.quantize(x, name).item() == Format.parse(name).max
+    theirs = x.numpy().astype(ML_DTYPES[name]).astype("float32").item()
+    assert oracle.same(theirs, -0.0)

@@ -84,6 +84,34 @@ def test_vmap_and_grad():
     assert torch.equal(got, custom_fp.matmul(a, b, accumulator="e4m3"))
 
 
+# ---- torch's own conversions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("e5m2", torch.float8_e5m2),
+        ("e4m3fn", torch.float8_e4m3fn),
+        ("fp16", torch.float16),
+        ("bf16", torch.bfloat16),
+    ],
+)
+def test_torchs_conversions(name, dtype):
+    """The same but for e4m3fn past its largest value: NaN to torch at first, and the largest value from 2.15 on."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(-(2**31), 2**31, (1 << 18,), generator=g).to(torch.int32).view(torch.float32)
+    x = torch.cat([x, torch.linspace(-1000, 1000, 20_001), torch.tensor([torch.inf, -torch.inf, torch.nan])])
+    theirs = x.to(dtype).float()
+    saturates = name == "e4m3fn" and torch.tensor(1e9).to(dtype).isfinite().item()
+    ours = custom_fp.quantize(x, name, overflow="saturate" if saturates else "infinity")
+    assert torch.equal(ours.nan_to_num(7e37), theirs.nan_to_num(7e37))
+    assert torch.equal(ours.isnan(), theirs.isnan())
+    if name == "e4m3fn":
+        past = x.abs() > 464
+        assert custom_fp.quantize(x, name)[past].isnan().all()
+        assert torch.equal(theirs[past].isnan(), x[past].isnan()) is saturates
+
+
 # ---- layers ----------------------------------------------------------------------------------------------------
 
 CONVOLUTIONS = [
