@@ -30,7 +30,9 @@ _THEME = {
 }
 _AS_THEY_ARE = {"#fefefe", "#010101"}  # on a picture's own ground
 _DARK = "#15181b"  # --bg of page.css
-_TEXT = re.compile(r'g style="fill: (#[0-9a-f]{6})')
+_TEXT = re.compile(
+    r'style="fill: (#[0-9a-f]{6})(?="|; stroke: #ffffff; stroke-width)'
+)  # with a halo or without
 _MARK = re.compile(r"fill: (#[0-9a-f]{6}); stroke: \1(?![0-9a-f])")
 _STROKE = re.compile(r"stroke: (#[0-9a-f]{6})")
 _TITLES = {
@@ -92,7 +94,7 @@ def _asset(name: str) -> str:
 def _picture(name: str, rendered: str) -> str:
     title = _TITLES.get(name, name.replace("_", " "))
     text = svg.inline(rendered, prefix=name, description=title)
-    text = _TEXT.sub(lambda found: _variable("t", found, 'g style="fill: '), text)
+    text = _TEXT.sub(lambda found: _variable("t", found, 'style="fill: '), text)
     text = _MARK.sub(lambda found: f"fill: var(--s-{found[1][1:]}); stroke: var(--s-{found[1][1:]})", text)
     text = _STROKE.sub(lambda found: _variable("s", found, "stroke: "), text)
     for color, variable in _THEME.items():

@@ -163,7 +163,7 @@ def rich_page(chromium, rich):
     return chromium
 
 
-LETTERS = """[...document.querySelectorAll('figure svg g[style*="fill: var(--t-"]')]
+LETTERS = """[...document.querySelectorAll('figure svg [style*="fill: var(--t-"]')]
     .map(letters => getComputedStyle(letters).fill)"""
 
 
@@ -179,6 +179,9 @@ def test_letters_of_pictures_can_be_read_on_light_and_dark(rich_page):
         ground = hexadecimal(page.run("getComputedStyle(document.body).backgroundColor"))
         found = {hexadecimal(color) for color in page.run(LETTERS)}
         assert len(found) > 7
+        raw = page.run("""[...document.querySelectorAll('figure svg [style^="fill: #"]')]
+            .filter(e => !e.style.fillOpacity && !e.style.opacity).length""")
+        assert raw == 0  # letters with a halo are paths
         assert min(contrast(color, ground) for color in found) >= 4.5, scheme
     page.call("Emulation.setEmulatedMedia", media="", features=[])
 

@@ -34,6 +34,8 @@ def caption(figure: Figure, facets: list[Facet], *parts: str) -> None:
     figure.supxlabel("\n".join(textwrap.wrap(text, width)), **CAPTION)
 
 
-def title(part: SubFigure, facet: Facet, study_facets: list[Facet]) -> None:
+def title(part: SubFigure, facet: Facet, study_facets: list[Facet], above: int = 0) -> None:
+    """The facet's axes over its first panel; `above`: lines to leave below it, for what panels say at their right."""
     if len(study_facets) > 1:
-        part.axes[0].set_title("\n".join(textwrap.wrap(facet.label, 50, max_lines=3)), loc="left", **TITLE)
+        lines = textwrap.wrap(facet.label, 50, max_lines=3) + [" "] * above
+        part.axes[0].set_title("\n".join(lines), loc="left", **TITLE)

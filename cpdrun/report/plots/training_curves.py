@@ -43,7 +43,7 @@ def draw(study: Study) -> Figure:
         for axes, ends in drawn.items():  # once the shared y axis has its limits
             _name(axes, ends)
         panels[0].set_ylabel(study.metric.title)
-        title(part, facet, facets)
+        title(part, facet, facets, above=1)
     caption(figure, facets, "line: mean over seeds", "band: from the worst seed to the best")
     return figure
 
