@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cpdrun.cli import USAGE, _usage_error
 from cpdrun.record import State, SweepDir, read_json, state_of
 
 CPDRUN = Path(sys.executable).with_name("cpdrun")
@@ -214,7 +215,6 @@ def test_words_may_follow_options(cpdrun):
         (("model._target_=no.such.Net",), "no.such.Net"),
         (("exp=broken", "--config-dir", "conf"), "broken.yaml, line 2"),
         (("exp=resnet50_bits",), "data.data_dir=PATH. Without it: exp=resnet50_bits_small needs "),
-        (("launcher=slurm",), "is this a node that can submit to Slurm? Nothing was started."),
         (("--config-dir", "nowhere"), "nowhere is not a folder"),
         (("--jobs", "0"), "must be a whole number"),
         (("exp=digits_bits", "sync.error_feedback=no"), "sync.error_feedback=no: must be true or false"),
@@ -247,6 +247,13 @@ def test_a_mistake_gets_one_line_and_nothing_is_started(cpdrun, tmp_path, words,
     lines = [line for line in result.stderr.splitlines() if not line.startswith(("usage:", " "))]
     assert len(lines) == 1, result.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_mistake_that_ends_in_a_question_keeps_its_mark(capsys):
+    assert _usage_error("one thing", "sbatch is not here: is this a node that can submit to Slurm?") == USAGE
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "error: one thing."
+    assert second.endswith("to Slurm? Nothing was started.")
 
 
 def test_a_report_on_nothing_says_what_to_do(cpdrun):

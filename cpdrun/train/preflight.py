@@ -14,8 +14,12 @@ from cpdrun.train.build import BuildError, build
 from cpdrun.train.sample import check_sample
 
 NOT_PARTS = ("seed", "format", "nproc", "threads")  # cannot keep a part from being made
-INSTALLED = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
-OURS = (str(Path(cpdrun.__file__).parent), "<", *INSTALLED)
+NOT_THE_USERS = (
+    str(Path(cpdrun.__file__).parent),
+    "<",
+    *sysconfig.get_paths().values(),
+)  # where its code begins
+INSTALLED = {"site-packages", "dist-packages"}
 
 
 def check(configs: list[dict[str, Any]]) -> list[str]:
@@ -47,7 +51,11 @@ def _place(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(OURS)]
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith(NOT_THE_USERS) and not INSTALLED & set(Path(frame.filename).parts)
+    ]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 

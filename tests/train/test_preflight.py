@@ -115,6 +115,12 @@ def test_whatever_happens_is_one_line(typed, message):
     assert message in problem and "\n" not in problem
 
 
+def test_a_mistake_in_a_setting_of_ours_names_no_line():
+    (run,) = plan(["data=imagenet", "data.data_dir=/nowhere"]).runs
+    (problem,) = check([run.config])
+    assert problem.startswith("data: no images in /nowhere/train") and ", line " not in problem
+
+
 def test_data_that_fits_has_no_problem():
     (run,) = plan(["data=custom", f"data._target_={__name__}.Data"]).runs
     assert check([run.config]) == []
