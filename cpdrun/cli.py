@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cpdrun.arguments import read as arguments_of
+from cpdrun.visible import visible, visible_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +99,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 def _launch(sweep: "Plan", to_run: "list[PlannedRun]", again: set[str], arguments: argparse.Namespace) -> int:
     from cpdrun.config.errors import ConfigError
-    from cpdrun.launch import Job, LaunchError, LaunchOptions, launch, preflight
+    from cpdrun.launch import FolderGoneError, Job, LaunchError, LaunchOptions, launch, preflight
     from cpdrun.needs import missing_folders, twin
     from cpdrun.record import cancellation, forget
     from cpdrun.sweep import write_manifest
@@ -130,6 +131,8 @@ def _launch(sweep: "Plan", to_run: "list[PlannedRun]", again: set[str], argument
                 forget(job.run)
         launcher = to_run[0].config["launcher"]
         summary = launch(sweep.directory, jobs, launcher, options, Terminal(), cancelled_before)
+    except FolderGoneError as error:
+        return _error(error, FAILED)
     except (LaunchError, ConfigError) as error:
         return _usage_error(error)
     except OSError as error:
@@ -224,7 +227,7 @@ def _logs(arguments: argparse.Namespace) -> int:
     try:
         for run in find_runs(arguments.names):
             for line in lines(run, arguments.rank, follow=arguments.follow):
-                print(line, end="", flush=arguments.follow)
+                print(visible_line(line) if sys.stdout.isatty() else line, end="", flush=arguments.follow)
     except (NotFoundError, NoLogError) as error:
         return _error(error, USAGE)
     except BrokenPipeError:  # `cpdrun logs RUN | head`
@@ -242,9 +245,9 @@ def _cancel(arguments: argparse.Namespace) -> int:
         for sweep in sweeps:
             asked, waiting = cancel_sweep(sweep)
             queue = f", {waiting} taken out of Slurm's queue" if waiting else ""
-            print(f"{sweep.name}: {asked} running runs asked to save and stop{queue}")
+            print(f"{visible(sweep.name)}: {asked} running runs asked to save and stop{queue}")
         for run in runs:
-            print(f"{run.name}: {'asked to save and stop' if cancel_run(run) else 'is not running'}")
+            print(f"{visible(run.name)}: {'asked to save and stop' if cancel_run(run) else 'is not running'}")
     except NotFoundError as error:
         return _error(error, USAGE)
     except LaunchError as error:
@@ -298,14 +301,14 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _usage_error(*problems: object) -> int:
-    texts = [str(problem) for problem in problems]
+    texts = [visible_line(str(problem)) for problem in problems]
     lines = [f"error: {text if text.endswith(('.', '?', '!')) else f'{text}.'}" for text in texts]
     print("\n".join(lines) + " Nothing was started.", file=sys.stderr)
     return USAGE
 
 
 def _error(error: object, code: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {visible_line(str(error))}", file=sys.stderr)
     return code
 
 

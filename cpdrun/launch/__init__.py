@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "FolderGoneError": "base",
     "Job": "base",
     "LaunchError": "base",
     "LaunchOptions": "base",

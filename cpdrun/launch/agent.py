@@ -320,7 +320,9 @@ def main(argv: list[str]) -> int:
     try:
         outcome = agent.execute()
     except (OSError, yaml.YAMLError, KeyError) as error:
-        outcome = {"outcome": "failed", "exit_code": None, "reason": f"{type(error).__name__}: {error}"}
+        gone = f"{run.path} was moved or deleted while it ran"
+        reason = f"{type(error).__name__}: {error}" if run.path.is_dir() else gone
+        outcome = {"outcome": "failed", "exit_code": None, "reason": reason}
     print(json.dumps(outcome), flush=True)
     if agent.out_of_time and outcome["outcome"] == "preempted":
         return requeue(run, outcome)

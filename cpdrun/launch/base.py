@@ -12,6 +12,10 @@ class LaunchError(Exception):
     """The sweep as a whole cannot go on (nowhere to write, no Slurm here): one line that says what to do."""
 
 
+class FolderGoneError(Exception):
+    """The sweep's folder was moved or deleted under its runs."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One run to execute: where, what, and what was typed for it."""

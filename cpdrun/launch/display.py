@@ -1,6 +1,9 @@
 """What the user sees while a sweep runs: a live table on a terminal, else a line a start and an end."""
 
+import errno
+import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from cpdrun.launch.agent import tail
+from cpdrun.launch.axes import IN_NAMES, values_in
 from cpdrun.launch.base import Event, Job, Summary
 from cpdrun.record import RunDir, read_object, record_of
+from cpdrun.visible import visible, visible_line
 
 REFRESH_S = 0.5
+DISK_FULL = os.strerror(errno.ENOSPC)
 LOG_LINES = 12  # of a failed run, at the end
 FAILURES_SHOWN = 5
 STYLES = {"finished": "green", "diverged": "yellow", "preempted": "yellow"}
@@ -23,9 +29,10 @@ STYLES = {"finished": "green", "diverged": "yellow", "preempted": "yellow"}
 class Display:
     """Follows the events of a sweep; a context manager, because a live table must be taken down again."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, axes: Sequence[str] = ()) -> None:
         self.console = console
         self.total = total
+        self.axes = [key for key in axes if key not in IN_NAMES]
         self.message = ""
         self._ended = 0
         self._executed = 0.0  # runs' worth of work done here, fractions included
@@ -50,17 +57,15 @@ class Display:
         if event.kind == "started":
             self._started[name] = time.monotonic()
             if self._live is None:
-                self.console.print(f"start {name}", highlight=False, soft_wrap=True)
+                self.console.print(f"start {self._called(event.job)}", highlight=False, soft_wrap=True)
             return
         self._ended += 1
         self._executed += not event.outcome.get("elsewhere", False)
         outcome = event.outcome["outcome"]
         if self._live is None or outcome not in ("finished", "diverged"):
             took = time.monotonic() - self._started.get(name, time.monotonic())
-            line = Text.assemble(
-                (outcome, STYLES.get(outcome, "red")),
-                f" {name}  {_result(event)}  {duration(took)}  [{self._ended}/{self.total}]",
-            )
+            how = f"{visible(_result(event))}  {duration(took)}  [{self._ended}/{self.total}]"
+            line = Text.assemble((outcome, STYLES.get(outcome, "red")), f" {self._called(event.job)}  {how}")
             self.console.print(line, highlight=False, soft_wrap=True)
 
     def say(self, message: str) -> None:
@@ -74,19 +79,25 @@ class Display:
         if self._live is None or time.monotonic() - self._refreshed < REFRESH_S:
             return
         self._refreshed = time.monotonic()
-        progress = [(job.run.name, read_object(job.run.status) or {}) for job in running]
+        progress = [(job, read_object(job.run.status) or {}) for job in running]
         self._live.update(self._table(progress), refresh=True)
 
-    def _table(self, progress: list[tuple[str, dict[str, Any]]]) -> Group:
+    def _called(self, job: Job) -> str:
+        """The run's name, and its values on axes that the name does not tell."""
+        values = values_in(job.overrides, self.axes)
+        return visible(" ".join([job.run.name, *(f"{key}={value}" for key, value in values.items())]))
+
+    def _table(self, progress: list[tuple[Job, dict[str, Any]]]) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         table.add_column("run", no_wrap=True, overflow="ellipsis")
         for column in ("epoch", "accuracy", "time"):
             table.add_column(column, justify="right", no_wrap=True)
         fractions = 0.0
-        for name, status in progress[: max(1, self.console.height - 6)]:
+        for job, status in progress[: max(1, self.console.height - 6)]:
+            name = job.run.name
             accuracy = status.get("test_accuracy")
             table.add_row(
-                name,
+                Text(self._called(job)),
                 f"{status['epoch']}/{status['epochs']}" if "epochs" in status else "-",
                 "-" if accuracy is None else f"{100 * accuracy:.1f} %",
                 duration(time.monotonic() - self._started.get(name, time.monotonic())),
@@ -112,11 +123,16 @@ class Display:
 
 def print_summary(console: Console, summary: Summary) -> None:
     """The end of a sweep: the logs of what failed, then one line of counts and one of efficiency."""
-    for run, reason in summary.failed[:FAILURES_SHOWN]:
+    full = [run for run, reason in summary.failed if DISK_FULL in reason]
+    others = [(run, reason) for run, reason in summary.failed if DISK_FULL not in reason]
+    for run, reason in others[:FAILURES_SHOWN]:
         _print_failure(console, run, reason)
-    if len(summary.failed) > FAILURES_SHOWN:
-        rest = ", ".join(run.name for run, _ in summary.failed[FAILURES_SHOWN:])
+    if len(others) > FAILURES_SHOWN:
+        rest = ", ".join(visible(run.name) for run, _ in others[FAILURES_SHOWN:])
         console.print(f"failed too: {rest}", highlight=False, markup=False)
+    if full:
+        words = f"{DISK_FULL}: {full[0].sweep.path}; {len(full)} failed of it. Make room, then type the command again"
+        console.print(Text.assemble(("failed ", "red"), visible(words)), highlight=False, soft_wrap=True)
     counts = [f"{summary.done} done"]
     for count, word in (
         (summary.diverged, "diverged"),
@@ -147,11 +163,15 @@ def telling_log(run: RunDir) -> Path | None:
 
 
 def _print_failure(console: Console, run: RunDir, reason: str) -> None:
-    console.print(Text.assemble(("failed ", "red"), f"{run.name}: {reason}"), highlight=False, soft_wrap=True)
+    console.print(
+        Text.assemble(("failed ", "red"), visible(f"{run.name}: {reason}")), highlight=False, soft_wrap=True
+    )
     if (log := telling_log(run)) is not None:
         for line in tail(log, LOG_LINES):
-            console.print(f"    {line}", highlight=False, markup=False, soft_wrap=True)
-        console.print(f"    the rest is in {log}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"    {visible_line(line)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"    the rest is in {visible(str(log))}", highlight=False, markup=False, soft_wrap=True
+        )
 
 
 def _result(event: Event) -> str:

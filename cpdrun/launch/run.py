@@ -13,8 +13,9 @@ import yaml
 from rich.console import Console
 
 from cpdrun.config.formats import format_facts
-from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions, Summary
-from cpdrun.launch.display import Display, print_summary
+from cpdrun.launch.axes import axes_of
+from cpdrun.launch.base import Event, Executor, FolderGoneError, Job, LaunchError, LaunchOptions, Summary
+from cpdrun.launch.display import DISK_FULL, Display, print_summary
 from cpdrun.launch.engine import WarmEngine
 from cpdrun.record import SweepDir, cancellation, read_json, record_of, write_json, write_text
 
@@ -59,9 +60,9 @@ def launch(
     """Run `jobs`, show their progress and their end on `console`, and return the counts.
 
     `launcher` is the config's group of that name: an Executor by `_target_`, and its arguments. `cancelled_before` is
-    what `cancellation` said of the sweep before anything was looked at. Ctrl-C
-    stops gently (runs save and can be resumed), a second one at once. Raises LaunchError when the sweep as a
-    whole cannot go on: results_dir cannot be written, the scheduler is not there.
+    what `cancellation` said of the sweep before anything was looked at. Ctrl-C stops gently (runs save and can be
+    resumed), a second one at once. Raises LaunchError when the sweep as a whole cannot go on: results_dir cannot be
+    written, the scheduler is not there; FolderGoneError where its folder is gone.
     """
     began = _Warm.began or time.monotonic()
     executor = _executor(sweep, launcher, options)
@@ -72,7 +73,7 @@ def launch(
         write_configs(jobs)
         executor.submit(jobs)
         if options.wait:
-            with Display(console, len(jobs)) as display:
+            with Display(console, len(jobs), axes_of(sweep)) as display:
                 for event in _events(executor, sweep, options, display, cancelled_before):
                     display.event(event)
                     _count(summary, event)
@@ -156,17 +157,26 @@ def _events(
 ) -> Iterator[Event]:
     """Every event of the sweep, as it happens.
 
-    Stops the executor on Ctrl-C, on `cpdrun cancel` from another shell and, if asked to, on a failure.
+    Stops the executor on Ctrl-C, on `cpdrun cancel` from another shell, where the disk is full and, if asked to, on a
+    failure. Raises FolderGoneError.
     """
     presses = 0
     with _stop_signals() as signals:
         while executor.unfinished:
             for event in executor.poll(POLL_S):
+                _check_folder(sweep, executor)
                 yield event
-                if options.fail_fast and event.kind == "ended" and _failed(event) and not presses:
-                    display.say("stopping at the first failure; runs save at their next step")
+                if (
+                    event.kind == "ended"
+                    and _failed(event)
+                    and not presses
+                    and (why := _stops(event, options))
+                ):
+                    display.say(f"stopping {why}; runs save at their next step")
                     executor.cancel(now=False)
+                    signals.append(signal.SIGTERM)
                     presses = 1
+            _check_folder(sweep, executor)
             if not presses and cancellation(sweep) != cancelled_before:
                 signals.append(signal.SIGTERM)
             while len(signals) > presses:
@@ -192,6 +202,20 @@ def _stop_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def _check_folder(sweep: SweepDir, executor: Executor) -> None:
+    if not sweep.path.is_dir():
+        with contextlib.suppress(OSError, LaunchError):
+            executor.cancel(now=True)
+        raise FolderGoneError(f"{sweep.path} was moved or deleted while its runs trained; they were stopped")
+
+
+def _stops(event: Event, options: LaunchOptions) -> str:
+    """Why a failed run stops the others, or ""."""
+    if DISK_FULL in event.outcome["reason"]:
+        return "because the disk is full"
+    return "at the first failure" if options.fail_fast else ""
 
 
 def _failed(event: Event) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from cpdrun.train.batches import Batches
+from cpdrun.train.memory import in_short, shortage
 from cpdrun.train.seeds import seed_global
 from cpdrun.train.workers import SharedBuffers, Workers
 
@@ -149,6 +150,10 @@ def naming_the_layer(model: nn.Module) -> Iterator[None]:
     except (RuntimeError, ValueError, TypeError) as error:
         name, module = entered[-1] if entered else ("", model)
         where = f"layer {name!r} ({type(module).__name__})" if name else type(module).__name__
+        if (cause := shortage(error)) is not None:
+            raise MemoryError(
+                f"emulation=batched: {where}: {in_short(cause)}; emulation=exact takes one worker at a time"
+            ) from error
         reason = str(error).split(". ")[0].splitlines()[0]
         raise CannotBatchError(
             f"emulation=batched: {where} cannot be batched over workers ({reason}); use emulation=exact"

@@ -11,6 +11,7 @@ from custom_fp.names import is_scaled
 
 import cpdrun
 from cpdrun.train.build import BuildError, build
+from cpdrun.train.memory import in_short, shortage
 from cpdrun.train.sample import check_sample
 
 NOT_PARTS = ("seed", "format", "nproc", "threads")  # cannot keep a part from being made
@@ -31,16 +32,23 @@ def check(configs: list[dict[str, Any]]) -> list[str]:
         try:
             check_sample(config, build(config, torch.device("cpu")))
         except BuildError as error:
-            problems[f"{error}{_place(error)}"] = None
+            problems[_told(error)] = None
         except (Exception, SystemExit) as error:
             problems[_unforeseen(error)] = None
     return list(problems)
 
 
+def _told(error: BuildError) -> str:
+    """What it says; where memory was short, that and not what was being tried."""
+    if (cause := shortage(error)) is not None:
+        return f"{str(error).partition(':')[0]}: out of memory: {in_short(cause)}"
+    return f"{error}{_place(error)}"
+
+
 def _unforeseen(error: BaseException) -> str:
     text = str(error).splitlines()[0] if str(error) else ""
-    if isinstance(error, MemoryError) or "out of memory" in text:
-        return f"out of memory while one run is built and given a sample: {text or type(error).__name__}"
+    if (cause := shortage(error)) is not None:
+        return f"out of memory while one run is built and given a sample: {in_short(cause)}"
     if isinstance(error, SystemExit):
         return f"the code of the run ends the process (sys.exit({text})){_place(error)}"
     return f"{type(error).__name__}: {text}".rstrip(": ") + _place(error)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from driving import HERE, family, processes_of, wait_for
 
 from cpdrun.launch.base import Job
 from cpdrun.launch.cancel import cancel_sweep
+from cpdrun.launch.engine import MODULE_VARIABLE
 from cpdrun.launch.run import training_share
 from cpdrun.launch.status import sweep_status
 from cpdrun.record import State, read_json, state_of, write_json
@@ -223,7 +225,8 @@ def test_a_full_disk_is_one_clear_line(launcher, sweep):
                 pass
         code, summary, text = result(process)
         assert (code, summary["failed"], summary["done"]) == (1, ["a"], 1)
-        assert "No space left on device" in text
+        assert "stopping because the disk is full" in text and "Traceback" not in text
+        assert text.count("1 failed of it. Make room, then type the command again") == 1
         filler.unlink()
         code, summary, _ = result(launcher(jobs=jobs))
         assert (code, summary["done"]) == (0, 1)
@@ -335,3 +338,29 @@ def test_stopped_before_anything_has_begun_it_ends_with_130(tmp_path, number):
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
+
+
+@pytest.mark.parametrize("act", ["moved", "deleted"])
+def test_a_sweep_whose_folder_goes_is_one_line(tmp_path, act):
+    results = tmp_path / "results"
+    typed = ["exp=digits_bits", "format=e4m3,e3m0", "aps=true", "seed=0", "epochs=400", "device=cpu"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cpdrun.cli", "sweep", *typed, f"results_dir={results}"],
+        env={key: value for key, value in os.environ.items() if key != MODULE_VARIABLE},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: list(results.glob("digits_bits/runs/*/metrics.jsonl")), "the first epoch")
+    if act == "moved":
+        (results / "digits_bits").rename(results / "elsewhere")
+    else:
+        while (results / "digits_bits").exists():  # files may be made while it is emptied
+            shutil.rmtree(results / "digits_bits", ignore_errors=True)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    gone = f"{results / 'digits_bits'} was moved or deleted while its runs trained; they were stopped"
+    assert err == f"error: {gone}\n", err
+    assert "failed" not in out
+    assert not (results / "digits_bits").exists()
+    wait_for(lambda: not processes_of(results), "the end of every process")

@@ -3,16 +3,23 @@
 import io
 import json
 import os
+import pty
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from driving import drive, finish, wait_for
 from rich.console import Console
 
 from cpdrun.launch import logs, status
+from cpdrun.launch.base import Summary
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
+from cpdrun.launch.display import print_summary
 from cpdrun.launch.status import as_json, estimate_seconds, print_status, run_status, sweep_status
-from cpdrun.record import State, cancellation, write_json
+from cpdrun.record import State, SweepDir, cancellation, write_json
 from cpdrun.sweep import plan
 
 
@@ -144,3 +151,96 @@ def test_cancelling_a_sweep_is_seen_by_its_launchers(sweep, job):
     before = cancellation(sweep)
     assert cancel_sweep(sweep) == (0, 0)
     assert cancellation(sweep) != before
+
+
+ODD = {
+    "a folder in place of done.json": lambda run: (run.done.unlink(), run.done.mkdir()),
+    "where.json without a process": lambda run: write_json(run.last_attempt().where, {"host": "here"}),
+    "where.json of another kind": lambda run: write_json(run.last_attempt().where, {"host": 5, "pid": []}),
+    "progress of another kind": lambda run: write_json(run.status, {"epoch": "x", "epochs": None}),
+    "deep JSON": lambda run: run.done.write_text("[" * 100_000),
+    "metrics alone": lambda run: run.done.write_text('{"metrics": {}}'),
+    "an attempt without end": lambda run: (run.done.unlink(), write_json(run.last_attempt().exit, [])),
+    "an attempt that is a file": lambda run: (run.path / "attempts" / "7").write_text(""),
+}
+
+
+@pytest.mark.parametrize("damage", ODD.values(), ids=ODD)
+def test_an_odd_run_has_its_line_and_the_others_theirs(job, local, sweep, damage):
+    jobs = [job("one"), job("other")]
+    drive(local(), jobs)
+    damage(jobs[0].run)
+    out = io.StringIO()
+    print_status(Console(file=out, width=140), sweep)
+    lines = out.getvalue().splitlines()
+    assert any(line.startswith("one ") for line in lines)
+    assert next(line for line in lines if line.startswith("other ")).split()[1:4] == ["done", "1/1", "50.0"]
+    json.loads(as_json(sweep_status(sweep)))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not read")
+def test_a_run_that_may_not_be_read_has_its_line(open_sweep):
+    sweep = open_sweep
+    for name in ("one", "other"):
+        sweep.run(name).path.mkdir(parents=True)
+        write_json(sweep.run(name).done, {"status": "finished"})
+    sweep.run("one").path.chmod(0o700)
+    os.seteuid(65534)
+    try:
+        rows = {row.name: row for row in sweep_status(sweep)}
+    finally:
+        os.seteuid(0)
+    assert (rows["one"].state, rows["other"].state) == (State.FAILED, State.DONE)
+    assert rows["one"].reason.startswith("cannot be read: Permission denied: ")
+
+
+@pytest.fixture
+def open_sweep():
+    """A sweep where everybody may look: pytest's own folders are closed to others."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield SweepDir(Path(folder) / "sweep")
+
+
+def test_the_axes_are_columns_where_the_name_does_not_tell_them(job, sweep):
+    for i, rate in enumerate(("0.1", "0.2")):
+        one = job(f"r{i}")
+        one.run.overrides.write_text(f"exp=digits_bits\noptim.lr=0.1,0.2\nformat=e4m3\noptim.lr={rate}\n")
+        write_json(one.run.done, {"status": "finished", "metrics": {"test_accuracy": 0.5}})
+    sweep.manifest.write_text("axes: {optim.lr: [0.1, 0.2], format: [e4m3, e5m2], seed: [0]}\n")
+    assert [row.axes for row in sweep_status(sweep)] == [
+        {"optim.lr": rate, "format": "e4m3"} for rate in ("0.1", "0.2")
+    ]
+    for width, headings in ((140, ["run", "lr", "format", "state"]), (80, ["run", "lr", "state", "epoch"])):
+        out = io.StringIO()
+        print_status(Console(file=out, width=width), sweep)
+        lines = out.getvalue().splitlines()
+        assert lines[0].split()[:4] == headings
+        assert [line.split()[1] for line in lines[1:3]] == ["0.1", "0.2"]
+
+
+def test_nothing_of_a_hostile_name_reaches_the_terminal(job, local, sweep, monkeypatch):
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e"
+    drive(local(), [job(f"a{evil}", act="crash")])
+    run = next(sweep.runs())
+    write_json(run.last_attempt().exit, {"outcome": "failed", "reason": f"sour {evil}"})
+    out = io.StringIO()
+    for width in (70, 300):
+        print_status(Console(file=out, width=width, force_terminal=True, color_system=None), sweep)
+    print_summary(Console(file=out, width=300), Summary(failed=[(run, f"sour {evil}")]))
+    text = out.getvalue()
+    assert not set(text) & set(evil[:1] + "\x07\u202e")
+    assert r"sour \x1b]0;owned\x07\x1b[2J\u202e" in text
+
+
+def test_logs_show_a_terminal_no_escapes_and_a_pipe_the_bytes(job, local, sweep):
+    one = job(act="crash")
+    drive(local(), [one])
+    with one.run.last_attempt().rank_log(0).open("a") as log:
+        log.write("\x1b[2Jcleared\tof all\n")
+    command = [sys.executable, "-m", "cpdrun.cli", "logs", str(one.run.path)]
+    assert b"\x1b[2Jcleared\tof all\n" in subprocess.check_output(command)
+    ours, theirs = pty.openpty()
+    subprocess.run(command, stdout=theirs, check=True)
+    shown = os.read(ours, 65536).decode()
+    assert "\x1b" not in shown and r"\x1b[2Jcleared" in shown

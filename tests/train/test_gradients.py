@@ -67,6 +67,21 @@ def test_a_layer_that_cannot_be_batched_is_named(digits):
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+class Huge(nn.Module):
+    def forward(self, x):
+        return x.new_empty(1 << 50)
+
+
+def test_want_of_memory_is_not_called_a_layer_that_cannot_be_batched(digits):
+    model = nn.Sequential(nn.Flatten(), Huge())
+    with pytest.raises(
+        MemoryError, match=r"layer '1' \(Huge\): .*can't allocate memory.*emulation=exact takes one"
+    ):
+        BatchedGradients(Task(model, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W)))(
+            torch.arange(W * B).view(W, B), 0
+        )
+
+
 def test_a_batched_run_learns_as_an_exact_one(make_run, train_here):
     exact, batched = (
         make_run("model.dropout=0.1", f"emulation={e}", "epochs=5") for e in ("exact", "batched")

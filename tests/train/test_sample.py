@@ -56,6 +56,11 @@ class Broken(Line):
         return self.nothing_of_this_name(x)
 
 
+class Huge(Line):
+    def forward(self, x):
+        return super().forward(x).new_empty(1 << 50)
+
+
 def create(name: str, **options) -> nn.Module:
     """As timm.create_model: what is not named here goes on to the model."""
     return {"thousand": lambda num_classes=1000: nn.Linear(3, num_classes), "fixed": lambda: Line()}[name](
@@ -93,6 +98,7 @@ def test_what_fits_is_accepted():
         ("OneOutput", "classes", "OneOutput has one output, of which every cross-entropy is 0"),
         ("Thousand", "classes", "Thousand has 1000 outputs for the 10 classes of data Points"),
         ("Pair", "classes", "Pair gives a tuple; the loss takes one tensor"),
+        ("Huge", "classes", "model: out of memory: [enforce fail"),
         ("Broken", "classes", "Broken does not take the samples of data Points: AttributeError"),
     ],
 )
