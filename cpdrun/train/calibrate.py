@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from custom_fp import Format
 from torch import Tensor
 
@@ -34,6 +33,7 @@ from cpdrun.record import write_json
 from cpdrun.train.build import BuildError, Parts, build
 from cpdrun.train.device import device_of
 from cpdrun.train.gradients import ExactGradients, Task
+from cpdrun.train.loss import training_loss
 from cpdrun.train.workers import Workers
 
 FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")
@@ -75,7 +75,7 @@ def measure_workload(
 ) -> dict[str, Any]:
     """A step of the training loop without its exchange, one worker. Trains `parts.model` a little."""
     parameters = list(parts.model.parameters())
-    loss = partial(F.cross_entropy, label_smoothing=config["label_smoothing"])
+    loss = partial(training_loss, label_smoothing=config["label_smoothing"])
     task = Task(parts.model, parts.batches, workers, loss, parts.precision.scaled())
     gradients_of = ExactGradients(task)
     index_NxB = torch.arange(workers.world_size * config["batch_size"]).view(workers.world_size, -1)

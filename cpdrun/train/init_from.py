@@ -55,7 +55,11 @@ class InitFrom:
         """
         try:
             state = _state_dict(self._content())
-        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        except OSError as error:
+            raise ValueError(
+                f"{self.path} cannot be read: {error.strerror or type(error).__name__}"
+            ) from None
+        except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
             reason = " ".join(str(error).split(". ")[0].split())
             raise ValueError(
                 f"{self.path} is no state dict that torch.save or safetensors wrote ({reason})"

@@ -123,7 +123,7 @@ def test_a_run_is_named_by_the_files_contents(tmp_path):
     other = saved(convnet(2).state_dict(), tmp_path / "c.pth")
     assert name(one) == name(same) != name(other)
     assert name(one) != plan([*SMALL]).runs[0].name != name(one, "init_skip=['classifier.*']")
-    with pytest.raises(ConfigError, match=r"init_from=nowhere\.pth: there is no file that can be read at /"):
+    with pytest.raises(ConfigError, match=r"init_from=nowhere\.pth: /.* cannot be read: No such file or"):
         name("nowhere.pth")
     with pytest.raises(ConfigError, match=r"init_sha256=0{64}: .* has [0-9a-f]{64}"):
         name(one, f"init_sha256={'0' * 64}")
@@ -136,6 +136,10 @@ def test_a_file_that_changed_since_is_refused(tmp_path):
     config = config_of(path)
     saved(convnet(2).state_dict(), path)
     with pytest.raises(BuildError, match="it has changed since the run was planned"):
+        build(config, CPU)
+    assert config_of(path)["init_sha256"] != config["init_sha256"]
+    path.unlink()
+    with pytest.raises(BuildError, match=r"init_from: .*w\.pth cannot be read: No such file"):
         build(config, CPU)
 
 
