@@ -23,7 +23,7 @@ from cpdrun.report.compare import Difference, difference
 from cpdrun.report.costmodel import Network
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.group import Facet, Group
-from cpdrun.report.learnt import CLASSES_IF_UNKNOWN, learnt
+from cpdrun.report.learnt import CLASSES_IF_UNKNOWN, guess, learnt
 from cpdrun.report.metric import Metric, default_metric
 from cpdrun.report.style import Look, looks
 from cpdrun.report.words import SWEEP, axis_text, axis_title, hybrid, is_strategy
@@ -87,7 +87,8 @@ class Study:
         shown = metric.show(baseline.mean) + metric.unit
         verdict = learnt(metric, baseline.mean, baseline.num_classes)
         if verdict is False:
-            return f"fp32 itself did not learn: {shown} of {baseline.num_classes:.0f} classes"
+            by_chance = metric.show(guess(metric, baseline.num_classes)) + metric.unit
+            return f"fp32 itself did not learn ({shown}; a guess among {baseline.num_classes:.0f} classes {by_chance})"
         if verdict is None and metric.is_fraction and not learnt(metric, baseline.mean, CLASSES_IF_UNKNOWN):
             return f"fp32 itself reaches {shown}, and its record does not say of how many classes"
         return None
@@ -155,6 +156,13 @@ class Study:
     def interval(self, group: Group) -> Interval:
         """The mean over its seeds and its interval, with the test set's own error where that is known."""
         return self._intervals[group]
+
+    @property
+    def interval_title(self) -> str:
+        """What the bars of a picture are; empty where single seeds leave it open."""
+        known = [group for group in self.groups if self.interval(group).is_known]
+        samples = " and test samples" if any(self.samples(group) > 0 for group in known) else ""
+        return f"bars: {self.ci:g} % interval over seeds{samples}" if known else ""
 
     @cached_property
     def _intervals(self) -> dict[Group, Interval]:

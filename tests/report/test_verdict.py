@@ -141,7 +141,9 @@ def test_an_unlearnt_baseline_is_no_answer(new_sweep, report, about):
     (sentence,) = report(sweep).sentences
     assert sentence.startswith("No answer: fp32 itself") and "smallest format" not in sentence
     assert (
-        "did not learn: 11.0 % of 10 classes" if about else "does not say of how many classes"
+        "did not learn (11.0 %; a guess among 10 classes 10.0 %)"
+        if about
+        else "does not say of how many classes"
     ) in sentence
 
 

@@ -25,8 +25,7 @@ def draw(study: Study) -> Figure:
     for part, facet in parts:
         _panel(part.subplots(), study, facet)
         title(part, facet, facets)
-    few = all(len(group.values) < 2 for group in study.groups)
-    caption(figure, facets, "band: the case fp32", "" if few else f"bars: {study.ci:g} % interval over seeds")
+    caption(figure, facets, "band: the case fp32", study.interval_title)
     return figure
 
 

@@ -42,7 +42,7 @@ def draw(study: Study) -> Figure:
         figure,
         facets,
         "line: the best format of each size",
-        f"bars: {study.ci:g} % interval over seeds" if any(len(g.values) > 1 for g in study.groups) else "",
+        study.interval_title,
         "y axis broken" if len(axis.parts) > 1 else "",
         _hybrid(study),
         f"{DIVERGED} runs diverged" if any(group.diverged for group in study.groups) else "",
