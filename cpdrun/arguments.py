@@ -65,6 +65,7 @@ def _add_sweep(commands: argparse._SubParsersAction) -> None:
         ),
     )
     sweep.add_argument("--dry-run", action="store_true", help="say what would be run, and stop")
+    sweep.add_argument("--json", action="store_true", help="with --dry-run: the same for programs")
     sweep.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yaml in front of conf/")
     sweep.add_argument("--launcher", metavar="NAME", help="where to run: local (default) or slurm")
     sweep.add_argument("--jobs", type=_positive, metavar="N", help="processes at once (default: all cores)")

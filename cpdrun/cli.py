@@ -56,6 +56,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from cpdrun.standing import standing
     from cpdrun.sweep import listed, plan
 
+    if arguments.json and not arguments.dry_run:
+        return _usage_error("--json is for --dry-run; of a sweep that runs, `cpdrun status --json` tells")
     if not arguments.overrides:
         return _usage_error(_which_experiment(arguments.config_dir))
     if not arguments.dry_run:
@@ -75,6 +77,11 @@ def _sweep(arguments: argparse.Namespace) -> int:
     wanted = {"failed": {State.FAILED}, "all": set(State), "changed": not_done, None: not_done}
     again = set(found.changed) if arguments.rerun == "changed" else set()
     to_run = [r for r in sweep.runs if found.states.get(r.name) in wanted[arguments.rerun] or r.name in again]
+    if arguments.json:
+        from cpdrun.dry_run import as_json
+
+        print(as_json(sweep, found, to_run, arguments))
+        return OK
     print(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run", flush=True)
     if found.changed and not arguments.rerun:
         print(of_other_code(found.changed), flush=True)

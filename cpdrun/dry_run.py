@@ -1,6 +1,7 @@
 """`cpdrun sweep --dry-run`: what would be run, said without starting or importing what a configuration names."""
 
 import argparse
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -46,9 +47,9 @@ def print_dry_run(
         *_missing(sweep, arguments),
         *_not_looked_at(sweep),
     ):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(_shown(line)), soft_wrap=True)
     for path, script in _scripts(sweep, to_run, arguments):
-        console.print(Text(f"\nwould write {path}:\n\n{script}"), soft_wrap=True)
+        console.print(Text(_shown(f"\nwould write {path}:\n\n{script}")), soft_wrap=True)
     table = _table(sweep, found, to_run)
     lines = console.height - 3
     console.width = max(console.width, _width(console, table))  # names are shown whole, to be copied
@@ -57,6 +58,38 @@ def print_dry_run(
             console.print(table)
     else:
         console.print(table)
+
+
+def as_json(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], arguments: argparse.Namespace) -> str:
+    """The same for programs: counts, every run with its state and overrides, what is missing, scripts by path."""
+    wanted = {run.name for run in to_run}
+    runs = [
+        {
+            "name": run.name,
+            "state": found.states.get(run.name),
+            "to_run": run.name in wanted,
+            "problem": found.odd.get(run.name),
+            "overrides": run.overrides,
+        }
+        for run in sweep.runs
+    ]
+    slots = arguments.jobs or cores()
+    facts = {
+        "sweep": str(sweep.directory.path),
+        "plan": sweep.describe(),
+        "done": found.count(State.DONE),
+        "to_run": len(to_run),
+        "seconds": estimate_seconds(sweep.directory.runs(), len(to_run), slots) if to_run else 0.0,
+        "missing": _missing_folders(sweep),
+        "scripts": {str(path): script for path, script in _scripts(sweep, to_run, arguments)},
+        "runs": runs,
+    }
+    return json.dumps(facts, indent=2)
+
+
+def _shown(text: str) -> str:
+    """Without what would steer a terminal: a yaml of anyone's may hold it."""
+    return "".join(c for c in text if c.isprintable() or c == "\n")
 
 
 def _width(console: Terminal, table: Table) -> int:
@@ -139,11 +172,15 @@ def _bytes(sweep: Plan) -> Iterator[str]:
 
 
 def _missing(sweep: Plan, arguments: argparse.Namespace) -> Iterator[str]:
-    missing = dict.fromkeys(what for run in sweep.runs for what in missing_folders(run.config))
+    missing = _missing_folders(sweep)
     for what in missing:
         yield f"missing: {what} is not there"
     if missing and (instead := twin(sweep.runs[0].config["exp"], arguments.config_dir)):
         yield f"without it: {instead}"
+
+
+def _missing_folders(sweep: Plan) -> list[str]:
+    return list(dict.fromkeys(what for run in sweep.runs for what in missing_folders(run.config)))
 
 
 def _not_looked_at(sweep: Plan) -> Iterator[str]:
@@ -226,7 +263,7 @@ def _class(target: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else typed_form(value)
+    text = _shown(value if isinstance(value, str) else typed_form(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -248,11 +248,12 @@ def _axes(block: Any, typed: list[Typed], cases: Cases) -> tuple[Axes, list[dict
 
 def _choose_cases(axes: Axes, t: Typed, cases: Cases) -> None:
     """`case=a,b` runs some of the experiment's cases; one or several, they stay an axis."""
-    for name in t.values:
+    names = [value if isinstance(value, str) else typed_form(value) for value in t.values]
+    for name in names:
         if name not in cases:
             there = f"; there are: {', '.join(cases)}" if cases else ": the experiment names no cases"
-            raise ConfigError(f"unknown case {name!r}{did_you_mean(str(name), cases)}{there}")
-    axes[CASE] = list(t.values)
+            raise ConfigError(f"unknown case {name!r}{did_you_mean(name, cases)}{there}")
+    axes[CASE] = names
 
 
 def _multiply(

@@ -63,6 +63,10 @@ def test_a_dry_run_names_missing_data_its_twin_and_the_script_for_slurm(cpdrun, 
     words = ("sweep", "exp=resnet50_bits", "--dry-run")
     shown = cpdrun(*words, "launcher=slurm", "device=cuda", "--max-parallel", "2").stdout
     assert "missing: data.data_dir=data/imagenet is not there" in shown
+    facts = json.loads(cpdrun(*words, "launcher=slurm", "--json").stdout)
+    assert facts["missing"] == ["data.data_dir=data/imagenet"] and facts["to_run"] == len(facts["runs"]) == 7
+    assert list(facts["scripts"]) == ["results/resnet50_bits/array.sbatch"] and facts["seconds"] is None
+    assert facts["runs"][0]["state"] == "pending" and "format=fp32" in facts["runs"][0]["overrides"]
     assert "exp=resnet50_bits_small needs " in shown
     for line in ("array=0-6%2", "cpus-per-task=9", "gres=gpu:1", "mem=18G", "time=01:00:00"):
         assert f"#SBATCH --{line}\n" in shown
@@ -85,8 +89,20 @@ def test_a_dry_run_imports_nothing_that_a_yaml_names(cpdrun, tmp_path):
     assert "format=evil.F" in shown.stdout
     assert not (tmp_path / "ran").exists()
     started = cpdrun(*words)
+    assert (tmp_path / "ran").exists()
+    (tmp_path / "ran").unlink()
     assert started.returncode == 2 and "its module ends with SystemExit: ran" in started.stderr
     assert not (tmp_path / "results").exists()
+
+    run = SweepDir(tmp_path / "results" / "received").run("net-evil.F-w8-s0-0123456789")
+    run.new_attempt().agent_log.write_text("as it was\n")
+    run.config.write_text(
+        "format: evil.F\nlauncher: {_target_: evil.Launcher}\nmodel: {_target_: evil.Net}\n"
+    )
+    status = cpdrun("status", "received", PYTHONPATH=str(tmp_path))
+    assert status.returncode == 0 and "received: 1 preempted" in status.stdout
+    assert cpdrun("logs", "evil.F", PYTHONPATH=str(tmp_path)).stdout == "as it was\n"
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_sweep_its_report_and_the_sweep_again(cpdrun, tmp_path):
