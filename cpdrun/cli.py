@@ -123,12 +123,14 @@ def _launch(sweep: "Plan", to_run: "list[PlannedRun]", again: set[str], argument
         wait=not arguments.no_wait,
     )
     try:
-        problems = preflight([run.config for run in to_run])
+        problems, notes = preflight([run.config for run in to_run])
         if problems:
             missing = any(missing_folders(run.config) for run in to_run)
             if missing and (instead := twin(to_run[0].config["exp"], arguments.config_dir)):
                 problems[-1] += f". Without it: {instead}"
             return _usage_error(*problems)
+        for note in notes:
+            print(f"note: {note}", flush=True)
         if cancellation(sweep.directory) != cancelled_before:
             print("Cancelled from another shell. Nothing was started.")
             return INTERRUPTED

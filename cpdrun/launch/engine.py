@@ -33,20 +33,20 @@ class WarmEngine:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def check(self, configs: list[dict[str, Any]]) -> list[str]:
-        """What cpdrun.train.preflight finds wrong with `configs`, one line a problem."""
+    def look(self, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+        """The problems and the notes that cpdrun.train.preflight has about `configs`, a line each."""
         answer, began = None, []
         if (connection := warm_connection(self.control)) is not None:
             with connection:
                 answer = ask(connection, {"do": "check", "configs": configs}, [], began.append)
         if answer is not None:
-            return answer["problems"]
+            return answer["problems"], answer["notes"]
         if began and self.is_alive():
             return [
                 "out of memory, probably: the process that tried out model and data was killed (by hand, or by the "
                 "kernel for want of memory)"
-            ]
-        return ["the trainer could not be imported (its message is above)"]
+            ], []
+        return ["the trainer could not be imported (its message is above)"], []
 
     def close(self) -> None:
         self._control.close()

@@ -37,16 +37,17 @@ def warm_up() -> None:
         _Warm.engine = WarmEngine()
 
 
-def preflight(configs: list[dict[str, Any]]) -> list[str]:
-    """What keeps `configs` from being trained here (a model that does not import, missing data): a line each.
+def preflight(configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """What keeps `configs` from being trained here (a model that does not import, missing data), and what their users
+    should know before they are (products that stay in float32): a line each.
 
     Writes nothing. The process that looks is the one the runs are forked from afterwards.
     """
     for target in {config["launcher"]["_target_"] for config in configs if "launcher" in config}:
         if problem := _executor_class(target).unavailable(configs):
-            return [problem]
+            return [problem], []
     warm_up()
-    return _Warm.engine.check(configs)
+    return _Warm.engine.look(configs)
 
 
 def launch(

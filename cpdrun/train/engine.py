@@ -15,11 +15,10 @@ goes one request, a line of JSON, with the descriptors of the run's lock and of 
     {"do": "run", "run_dir": PATH, "attempt_dir": PATH, "nproc": 2, "threads": 1, "nodes": 1, "environ": {}}
     {"do": "check", "configs": [...]}
 
-and back come `{"pid": 4711}`, the engine's, and one answer, `{"exit_code": 0, "rank": null}` or
-`{"problems": [...]}`. The ranks inherit the
-connection, so its end of file tells the agent that every process of the run is gone; the other way round,
-the engine kills its ranks and itself when the agent's side closes. No rank outlives its engine, no engine its
-warm process, no warm process its launcher (PR_SET_PDEATHSIG).
+and back come `{"pid": 4711}`, the engine's, and one answer, `{"exit_code": 0, "rank": null}` or `{"problems": [...],
+"notes": [...]}`. The ranks inherit the connection, so its end of file tells the agent that every process of the run is
+gone; the other way round, the engine kills its ranks and itself when the agent's side closes. No rank outlives its
+engine, no engine its warm process, no warm process its launcher (PR_SET_PDEATHSIG).
 """
 
 import argparse
@@ -99,7 +98,7 @@ def _serve(connection: socket.socket) -> None:
         request, descriptors = _receive(connection)
         _answer(connection, {"pid": os.getpid()})  # so that it can be killed when it is stopped itself
         if request["do"] == "check":
-            answer: dict[str, Any] = {"problems": _check(request["configs"])}
+            answer: dict[str, Any] = _look(request["configs"])
         else:
             _lock, log = descriptors  # the lock need only stay open: the ranks inherit it
             os.dup2(log, 1)
@@ -201,10 +200,10 @@ def _rank(run_dir: str, threads: int, gate: Any) -> int:
     return code
 
 
-def _check(configs: list[dict[str, Any]]) -> list[str]:
+def _look(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
     from cpdrun.train import preflight
 
-    return preflight.check(configs)
+    return preflight.look(configs)
 
 
 def _import_what_a_first_step_imports() -> None:

@@ -12,6 +12,7 @@ from custom_fp.names import is_scaled
 import cpdrun
 from cpdrun.train.build import BuildError, build
 from cpdrun.train.memory import in_short, shortage
+from cpdrun.train.products import emulated_products
 from cpdrun.train.sample import check_sample
 
 NOT_PARTS = ("seed", "format", "nproc", "threads")  # cannot keep a part from being made
@@ -24,18 +25,39 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 
 def check(configs: list[dict[str, Any]]) -> list[str]:
-    """One line for each way in which a run of `configs` cannot be built: data missing, a class that does not
-    import, arguments it does not take. Configs that differ in nothing that matters here are tried once. Whatever
-    classes of the user's own do, an exit of the process included, becomes a line."""
+    """The problems of `look`."""
+    return look(configs)["problems"]
+
+
+def look(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """`problems`: one line for each way in which a run of `configs` cannot be built (data missing, a class that does
+    not import, arguments it does not take). `notes`: what a run will not do though its settings sound like it. Configs
+    that differ in nothing that matters here are tried once. Whatever classes of the user's own do, an exit of the
+    process included, becomes a line."""
     problems: dict[str, None] = {}
+    notes: dict[str, None] = {}
     for config in _distinct(configs):
         try:
-            check_sample(config, build(config, torch.device("cpu")))
+            parts = build(config, torch.device("cpu"))
+            check_sample(config, parts)
+            if products := emulated_products(parts):
+                notes |= dict.fromkeys(_left_in_float32(parts.precision.accumulator, products))
         except BuildError as error:
             problems[_told(error)] = None
         except (Exception, SystemExit) as error:
             problems[_unforeseen(error)] = None
-    return list(problems)
+    return {"problems": list(problems), "notes": list(notes)}
+
+
+def _left_in_float32(accumulator: str, products: dict[str, list[str]]) -> list[str]:
+    left, layers = products["in float32"], len(products["in the accumulator"])
+    if not left:
+        return []
+    listed = "; ".join(left[:4]) + (f"; and {len(left) - 4} more" if len(left) > 4 else "")
+    stay = "product stays" if len(left) == 1 else "products stay"
+    return [
+        f"precision.accumulator={accumulator} reaches {layers} layers; {len(left)} {stay} in float32: {listed}"
+    ]
 
 
 def _told(error: BuildError) -> str:

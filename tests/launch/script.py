@@ -35,7 +35,8 @@ def main(folder: str, text: str) -> int:
         jobs = [job for job in jobs if not sweep.path.is_dir() or state_of(job.run) != "done"]
     cancelled_before = cancellation(sweep)
     console = Console(force_terminal=request.get("terminal"), width=100)
-    if problems := preflight([job.config for job in jobs]):
+    problems, _ = preflight([job.config for job in jobs])
+    if problems:
         print(*problems, sep="\n", file=sys.stderr)
         return 2
     try:

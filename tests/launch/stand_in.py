@@ -100,18 +100,19 @@ def end(config: dict, rank: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def check(configs: list[dict]) -> list[str]:
+def look(configs: list[dict]) -> dict[str, list[str]]:
     for config in configs:
         if config.get("kill_check"):
             os.kill(os.getpid(), signal.SIGKILL)
         while config.get("slow_check") and Path(config["slow_check"]).exists():
             time.sleep(0.05)
-    return [f"no such data: {config['data']}" for config in configs if config.get("data") == "missing"]
+    problems = [f"no such data: {config['data']}" for config in configs if config.get("data") == "missing"]
+    return {"problems": problems, "notes": []}
 
 
 if __name__ == "__main__":
     worker, preflight = types.ModuleType("cpdrun.train.worker"), types.ModuleType("cpdrun.train.preflight")
-    worker.run_rank, preflight.check = run_rank, check
+    worker.run_rank, preflight.look = run_rank, look
     sys.modules |= {"cpdrun.train.worker": worker, "cpdrun.train.preflight": preflight}
     import cpdrun.train
 

@@ -6,6 +6,8 @@ from torch import nn
 
 from cpdrun.models.gpt import GPT
 from cpdrun.record import read_json
+from cpdrun.sweep import plan
+from cpdrun.train.preflight import look
 from cpdrun.train.products import products_of
 
 
@@ -66,3 +68,20 @@ def test_env_says_which_products_are_emulated(make_run, train_here):
     assert train_here(run) == 0
     products = read_json(run.env)["products"]
     assert products["in float32"] == [] and len(products["in the accumulator"]) > 1
+
+
+def test_what_stays_in_float32_is_said_before_the_start():
+    words = [
+        "exp=transformer_bits_small",
+        "precision.accumulator=e5m10",
+        "format=fp32",
+        "aps=false",
+        "seed=0",
+    ]
+    (run,) = plan(words).runs
+    (note,) = look([run.config])["notes"]
+    assert note.startswith(
+        "precision.accumulator=e5m10 reaches 8 layers; 3 products stay in float32: blocks.0 (Block)"
+    )
+    (plain,) = plan([*words, "precision.accumulator=fp32"]).runs
+    assert look([plain.config]) == {"problems": [], "notes": []}
