@@ -20,7 +20,8 @@ class GradientSync(ABC):
     """
 
     nonfinite: int = 0
-    """Elements of the latest result that are inf or NaN: equal on all ranks, and for any split."""
+    """Elements of the latest result that are inf or NaN, and values of workers' gradients that were but that the format
+    made numbers of (one without inf and NaN, or overflow=saturate): equal on all ranks, and for any split."""
 
     longest_chain: int | None = None
     """The most rounded additions in series that a worker's value may pass; None where nobody knows."""

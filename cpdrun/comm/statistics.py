@@ -1,17 +1,58 @@
 """What a format does to a layer's gradients in one step: cheap enough to look at every so many steps."""
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
+import custom_fp
 import torch
 import torch.distributed as dist
+from custom_fp import Format
+from custom_fp.names import AnyFormat
 from torch import Tensor
 
 from cpdrun.comm.codec import quantize_scaled
 from cpdrun.comm.recipe import Recipe
+from cpdrun.comm.requantised import Requantised
 
 _NO_EXPONENT = -1000  # below that of any float32
+
+
+def count_nonfinite(tensors: Sequence[Tensor]) -> int:
+    """How many elements are inf or NaN; waits for a GPU once. Nearly always none are, and then no sum is."""
+    if not tensors or math.isfinite(functools.reduce(torch.add, [tensor.sum() for tensor in tensors])):
+        return 0
+    return sum(int(torch.count_nonzero(~torch.isfinite(tensor))) for tensor in tensors)
+
+
+@lru_cache(maxsize=64)
+def _hides(fmt: AnyFormat, overflow: str) -> tuple[bool, bool]:
+    """Whether the format makes a number of inf, and of NaN."""
+    if not isinstance(fmt, Format):
+        return False, False  # a scale becomes NaN, and its whole block with it
+    values = torch.tensor([math.inf, math.nan])
+    for _ in range(
+        2
+    ):  # as a worker's gradient, and in the sum: NaN may become inf, and that the largest value
+        values = custom_fp.quantize(values, fmt, overflow=overflow)
+    hidden = torch.isfinite(values)
+    return bool(hidden[0]), bool(hidden[1])
+
+
+def hides_nonfinite(recipe: Recipe | Requantised) -> bool:
+    """Whether there are values, inf or NaN, that the format makes numbers of."""
+    return any(_hides(recipe.fmt, recipe.overflow))
+
+
+def count_hidden(tensors: Sequence[Tensor], recipe: Recipe | Requantised) -> int:
+    """How many elements are inf or NaN that the format makes numbers of."""
+    if not hides_nonfinite(recipe) or not count_nonfinite(tensors):
+        return 0
+    kinds = zip(_hides(recipe.fmt, recipe.overflow), (torch.isinf, torch.isnan), strict=True)
+    return sum(int(is_kind(tensor).sum()) for hidden, is_kind in kinds if hidden for tensor in tensors)
 
 
 def layer_statistics(
@@ -30,7 +71,7 @@ def layer_statistics(
     exponent_min, exponent_max  floor(log2|g|) of the finite values but zeros; None where there are none
     underflow                   share of the finite values but zeros that the format rounds to zero
     overflow                    share of the finite values that it rounds to inf or NaN
-    nonfinite                   number of values that are inf or NaN
+    nonfinite                   number of values that are inf or NaN, whatever the format makes of them
     sum_error                   ||total - S|| / ||S||, S the float64 sum; None where S is zero or not finite
 
     With error feedback the workers sent gradients and residuals; these are the statistics of the gradients.

@@ -1,7 +1,5 @@
 """Gradient synchronisation in a number format: the training loop calls it once a step, DDP once a bucket."""
 
-import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,14 +20,7 @@ from cpdrun.comm.layout import Layout
 from cpdrun.comm.recipe import FP32, Recipe
 from cpdrun.comm.requantised import Requantised, recipe_for, sum_layers
 from cpdrun.comm.scaling import NoScaling, ScalingRule, agreement_bytes
-from cpdrun.comm.statistics import layer_statistics
-
-
-def count_nonfinite(tensors: Sequence[Tensor]) -> int:
-    """How many elements are inf or NaN; waits for a GPU once. Nearly always none are, and then no sum is."""
-    if not tensors or math.isfinite(functools.reduce(torch.add, [tensor.sum() for tensor in tensors])):
-        return 0
-    return sum(int(torch.count_nonzero(~torch.isfinite(tensor))) for tensor in tensors)
+from cpdrun.comm.statistics import count_hidden, count_nonfinite, hides_nonfinite, layer_statistics
 
 
 def in_full_precision(recipe: Recipe | Requantised) -> Recipe:
@@ -99,6 +90,7 @@ class AllReduceSync(GradientSync):
         self._latest: dict[str, tuple[Recipe, list[int]]] = {}  # how each layer went, last time
         self._real_worker_bytes = 0
         self._sent_bytes = 0
+        self._hidden = 0  # inf and NaN of this rank's workers that the format made numbers of
 
     def reduce(self, grads_by_worker: Sequence[Sequence[Tensor]], *, step: int, epoch: int) -> list[Tensor]:
         stacks = [torch.stack(grads) for grads in zip(*grads_by_worker, strict=True)]
@@ -111,9 +103,18 @@ class AllReduceSync(GradientSync):
             raise ValueError(f"{len(stacks[0])} workers on a rank that plays {self.share}")
         flat = [stack.detach().reshape(self.share, -1) for stack in stacks]
         sums = [torch.empty_like(stack_Lxn[0]) for stack_Lxn in flat]
+        self._hidden = 0
         self.reduce_layers(range(len(self.names)), flat, step=step, epoch=epoch, out=sums)
-        self.nonfinite = count_nonfinite(sums)
+        self.nonfinite = count_nonfinite(sums) + self._hidden_of_all(stacks[0].device)
         return [total.view(stack.shape[1:]) for total, stack in zip(sums, stacks, strict=True)]
+
+    def _hidden_of_all(self, device: torch.device) -> int:
+        """What inf and NaN all workers had that the sums do not show. Collective where the format hides them."""
+        if self.ranks == 1 or not hides_nonfinite(self.recipe):
+            return self._hidden
+        hidden = torch.tensor(self._hidden, dtype=torch.int64, device=device)
+        dist.all_reduce(hidden, group=self.group)
+        return int(hidden)
 
     def _own_gradient(self, stacks: Sequence[Tensor]) -> list[Tensor]:
         """The definition's +0 + g, for all layers at once: a step of a small model is a matter of overhead."""
@@ -161,6 +162,7 @@ class AllReduceSync(GradientSync):
         out: Sequence[Tensor],
     ) -> None:
         key = (self.seed, self._step)
+        self._hidden += count_hidden(stacks, recipe)
         if self.feedback:
             stacks = [
                 self.feedback.compensate(name, stack) for name, stack in zip(names, stacks, strict=True)

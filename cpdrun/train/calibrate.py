@@ -28,7 +28,7 @@ from cpdrun.comm import codec
 from cpdrun.comm.exchange import SEGMENT_VALUES
 from cpdrun.comm.recipe import Recipe
 from cpdrun.comm.scaling import largest_magnitude
-from cpdrun.comm.sync import count_nonfinite
+from cpdrun.comm.statistics import count_nonfinite
 from cpdrun.record import write_json
 from cpdrun.train.build import BuildError, Parts, build
 from cpdrun.train.device import device_of

@@ -297,32 +297,31 @@ def test_bytes_sent_and_bytes_of_a_real_worker() -> None:
         assert four_bits == {key: value // 2 for key, value in eight_bits.items()}
 
 
-def count_bytes_with_a_rule(rule: str, order: str) -> dict[str, int]:
-    sync = AllReduceSync(
-        format="e4m3",
-        scaling=RULES[rule](),
-        world_size=9,
-        parameter_names=["a", "b"],
-        **KNOBS | {"order": order},
-    )
-    for step in range(2):
-        sync.reduce([[torch.ones(7200), torch.ones(720)] for _ in share(9)], step=step, epoch=0)
-    return sync.wire_bytes()
+AGREEMENTS = {("aps", "rank"): 1, ("aps_delayed", "hierarchical"): 3 + 1, ("aps", "tree"): 5 + 3 + 2 + 1}
 
 
-@pytest.mark.parametrize(("order", "groups"), [("rank", 1), ("hierarchical", 3 + 1), ("tree", 5 + 3 + 2 + 1)])
-@pytest.mark.parametrize("rule", ["aps", "aps_delayed"])
-def test_the_agreement_on_shifts_is_counted(order: str, groups: int, rule: str) -> None:
+def count_bytes_with_a_rule() -> list[dict[str, int]]:
+    """9 workers, for each of AGREEMENTS; of the second step."""
+    found = []
+    for rule, order in AGREEMENTS:
+        knobs = KNOBS | {"format": "e4m3", "scaling": RULES[rule](), "order": order}
+        sync = AllReduceSync(world_size=9, parameter_names=["a", "b"], **knobs)
+        for step in range(2):
+            sync.reduce([[torch.ones(7200), torch.ones(720)] for _ in share(9)], step=step, epoch=0)
+        found.append(sync.wire_bytes())
+    return found
+
+
+def test_the_agreement_on_shifts_is_counted() -> None:
     """2 layers and 4 bytes for every group: each of P machines sends 2 (P-1)/P of that, whatever the split."""
-    payload, agreement = 2 * 8 * 880, 2 * 4 * groups
-    alone = count_bytes_with_a_rule(rule, order)
-    assert alone == {
-        "bytes_per_step_sent": 0,
-        "bytes_per_step_real_worker": payload + math.ceil(2 * 8 * agreement / 9),
-    }
-    for sent in run_ranks(3, count_bytes_with_a_rule, rule, order):
-        assert sent["bytes_per_step_real_worker"] == alone["bytes_per_step_real_worker"]
-        assert sent["bytes_per_step_sent"] == 2 * 2640 * (3 + 1) + math.ceil(2 * 2 * agreement / 3)
+    alone, *ranks = count_bytes_with_a_rule(), *run_ranks(3, count_bytes_with_a_rule)
+    for k, groups in enumerate(AGREEMENTS.values()):
+        agreement = 2 * 4 * groups
+        of_a_worker = 2 * 8 * 880 + math.ceil(2 * 8 * agreement / 9)
+        assert alone[k] == {"bytes_per_step_sent": 0, "bytes_per_step_real_worker": of_a_worker}
+        sent = 2 * 2640 * (3 + 1) + math.ceil(2 * 2 * agreement / 3)
+        for rank in ranks:
+            assert rank[k] == {"bytes_per_step_sent": sent, "bytes_per_step_real_worker": of_a_worker}
 
 
 def mismatched_world() -> str:
@@ -346,6 +345,46 @@ def test_statistics_are_those_of_all_workers_on_every_rank() -> None:
     assert [row["nonfinite"] for row in expected] == [0, 0, 0, 0, 0, 4, 4, 0, 0]
     assert 0 < expected[0]["sum_error"] < 0.5 and 0 < expected[0]["underflow"] < 0.5
     assert run_ranks(2, statistics_of_this_split) == [expected, expected]
+
+
+def count_nonfinite_of(fmt: str, overflow: str, order: str) -> tuple[int, list[int]]:
+    """Worker 1 has a NaN and two inf in one layer, worker 3 a NaN in the other, which is in full precision."""
+    sync = AllReduceSync(
+        format=fmt,
+        scaling=APS(),
+        world_size=4,
+        parameter_names=["a", "b"],
+        full_precision={"layers": ["b"]},
+        **KNOBS | {"overflow": overflow, "order": order},
+    )
+    workers = [[torch.ones(20), torch.ones(5)] for _ in range(4)]
+    workers[1][0][:3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    workers[3][1][2] = float("nan")
+    mine = [workers[w] for w in share(4)]
+    result = sync.reduce(mine, step=0, epoch=0)
+    stacks = [torch.stack(grads) for grads in zip(*mine, strict=True)]
+    return sync.nonfinite, [row["nonfinite"] for row in sync.statistics(stacks, result)]
+
+
+@pytest.mark.parametrize("order", ["rank", "tree"])
+@pytest.mark.parametrize(
+    ("fmt", "overflow"),
+    [
+        ("e2m1fn", "infinity"),  # has neither: 6.0
+        ("e3m0", "infinity"),  # has no NaN: inf
+        ("e4m3fn", "infinity"),  # has no inf: NaN
+        ("e4m3", "saturate"),  # inf becomes the largest value, NaN stays
+        ("e3m0", "saturate"),  # NaN becomes inf, and that the largest value
+        ("e4m3", "infinity"),
+    ],
+)
+def test_inf_and_nan_are_counted_where_the_format_makes_numbers_of_them(
+    fmt: str, overflow: str, order: str
+) -> None:
+    assert count_nonfinite_of(fmt, overflow, order) == (4, [3, 1])
+    if (fmt, order) in (("e2m1fn", "tree"), ("e4m3", "rank")):
+        for counted in run_ranks(2, count_nonfinite_of, fmt, overflow, order):
+            assert counted == (4, [3, 1])
 
 
 def continue_run(state: dict | None, steps: range) -> tuple[list[torch.Tensor], dict]:

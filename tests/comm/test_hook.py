@@ -95,7 +95,7 @@ def two_pairs(pairs: list[list[int]], compiled: bool) -> tuple[list[torch.Tensor
     place = pairs[j].index(dist.get_rank())
     net = small_net()
     torch.compiler.set_stance("force_eager")  # the wrapper and its names are what matters
-    inside = torch.compile(net) if compiled else net
+    inside = torch.compile(net, backend="eager") if compiled else net
     model = DistributedDataParallel(inside, process_group=groups[j], bucket_cap_mb=0.01)
     options = STATEFUL | {"scaling": DelayedAPS()}
     state, hook = ddp_hook(model, "e3m1", full_precision_layers=["5.*"], **options)
