@@ -29,6 +29,14 @@ from cpdrun.terminal import Terminal
 WORDS = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
 PARTS = ("model", "data", "partition", "optim", "schedule", "precision", "sync", "scaling")
 MACHINE = ("device", "nproc", "threads", "loaders", "emulation")
+FURTHER = (
+    "parameter_groups",
+    "clip_norm",
+    "label_smoothing",
+    "init_from",
+    "init_into",
+    "init_skip",
+)  # where they are set
 OURS = "cpdrun."
 WIDEST = 1000  # columns of a table
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.requantised_sync.RequantisedSync")
@@ -152,6 +160,8 @@ def _recipe(sweep: Plan) -> Iterator[str]:
     ]
     if kept:
         yield "  in fp32 all the same: " + ", ".join(f"{key} {value(key)}" for key in kept)
+    if further := [key for key in FURTHER if config[key] or key in varies]:
+        yield "  " + ", ".join(f"{key} {value(key)}" for key in further)
 
 
 def _bytes(sweep: Plan) -> Iterator[str]:

@@ -68,6 +68,7 @@ def test_a_dry_run_names_missing_data_its_twin_and_the_script_for_slurm(cpdrun, 
     assert list(facts["scripts"]) == ["results/resnet50_bits/array.sbatch"] and facts["seconds"] is None
     assert facts["runs"][0]["state"] == "pending" and "format=fp32" in facts["runs"][0]["overrides"]
     assert "exp=resnet50_bits_small needs " in shown
+    assert "\n  parameter_groups [{modules:['BatchNorm*'],weight_decay:0.0}]\n" in shown
     for line in ("array=0-6%2", "cpus-per-task=9", "gres=gpu:1", "mem=18G", "time=01:00:00"):
         assert f"#SBATCH --{line}\n" in shown
     (tmp_path / "data" / "imagenet").mkdir(parents=True)
