@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from cpdrun.report import formats
 from cpdrun.report.collect import identity
+from cpdrun.report.completeness import mixture
 from cpdrun.report.group import Facet
 from cpdrun.report.study import Study
 from cpdrun.report.tables import Shown
@@ -18,7 +19,14 @@ _OPEN = " ?"
 
 
 def answer(study: Study) -> tuple[list[str], Shown | None]:
-    """The sentences, and the matrix where there is one."""
+    """The sentences, and the matrix where there is one. That the runs are a mixture is said first of all."""
+    sentences, matrix = _answer(study)
+    if mixed := mixture(study):
+        sentences[0] = f"{mixed}: {sentences[0]}"
+    return sentences, matrix
+
+
+def _answer(study: Study) -> tuple[list[str], Shown | None]:
     matrix = [facet for facet in study.facets if not facet.has_cases]
     if len(matrix) <= MOST_SENTENCES:
         return [*_sentences(study, study.facets), *reorder(study)], None

@@ -167,19 +167,23 @@ def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield name, json.dumps(value, default=str) if isinstance(value, list | dict) else value
 
 
-_DETAILS = (
-    "code",
-    "data_path",
-    "data_folders",
-    "products",
-)  # their digests tell runs apart, or nothing has to
+# what it spells out is told apart by digests, or need not be
+_DETAILS = ("code_sha256", "data_path", "data_folders", "products")
+CODE, DATA = (
+    "env:code:",
+    "env:data_sha256",
+)  # columns: the digest of each module by its name; that of the data
 
 
 def _environment(env: Any) -> Iterator[tuple[str, Any]]:
     for key, value in _items(env):
         if key in _DETAILS:
             continue
-        if isinstance(value, dict):  # the packages' versions
+        if key == "code":
+            yield from (
+                (f"code:{name}", entry.get("sha256")) for name, entry in _items(value) if _items(entry)
+            )
+        elif isinstance(value, dict):  # the packages' versions
             yield from ((str(name), version) for name, version in value.items())
         else:
             yield key, value if isinstance(value, str | int | float | None) else json.dumps(value)

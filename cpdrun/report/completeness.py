@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from cpdrun.record import State, SweepDir, read_manifest
-from cpdrun.report.collect import UNREADABLE, finished, sweep_names
+from cpdrun.report.collect import CODE, DATA, UNREADABLE, finished, sweep_names
 from cpdrun.report.study import Study
 from cpdrun.report.verdict import some
 
@@ -23,6 +23,21 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
         *_uneven_seeds(study),
         *_mixed_versions(study),
     ]
+
+
+def mixture(study: Study) -> str:
+    """Whether the finished runs are of different code, or of different data where their settings are the same: then no
+    difference between rows is a format's alone. "" where they are not, or no record says."""
+    done = finished(study.runs)
+    mixed = [c.removeprefix(CODE) for c in done.columns if c.startswith(CODE) and done[c].nunique() > 1]
+    settings = [c for c in done.columns if c.startswith("data.") and not c.endswith("_dir")]
+    if DATA in done.columns:
+        same_settings = done[settings].astype(str).agg(" ".join, axis=1) if settings else done["run:state"]
+        if (done.groupby(same_settings)[DATA].nunique() > 1).any():
+            mixed.append("data")
+    if not mixed:
+        return ""
+    return f"A mixture, for its runs are not all of one code and data ({some(mixed)} differ between them)"
 
 
 def _unfinished(runs: pd.DataFrame, absent: int) -> list[str]:

@@ -1,0 +1,40 @@
+"""A report of runs of different code or data says so in its first sentence."""
+
+import pytest
+
+from cpdrun.report.answers import answer
+from cpdrun.report.study import read_study
+
+
+def environment(code: str = "aa", data: str | None = "dd", module: str = "mine") -> dict:
+    return {
+        "code": {module: {"file": "/x/mine.py", "sha256": code}},
+        "code_sha256": code,
+        "data_sha256": data,
+    }
+
+
+def first_sentence(sweep) -> str:
+    return answer(read_study([sweep.dir]))[0][0]
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [({"code": "bb"}, "mine"), ({"data": "ee"}, "data"), ({"code": "bb", "data": "ee"}, "mine, data")],
+)
+def test_the_first_sentence_says_it(new_sweep, other, named):
+    sweep = new_sweep()
+    for seed in range(3):
+        sweep.add("fp32", seed=seed, accuracy=0.98, env=environment())
+        sweep.add("e4m3", seed=seed, accuracy=0.98, env=environment(**other) if seed else environment())
+    start = f"A mixture, for its runs are not all of one code and data ({named} differ between them): "
+    assert first_sentence(sweep).startswith(start)
+
+
+def test_other_modules_other_data_and_older_records_are_no_mixture(new_sweep):
+    sweep = new_sweep()
+    for seed, env in enumerate([environment(), environment("bb", module="another"), {"python": "3.11"}, {}]):
+        sweep.add("fp32", seed=seed, accuracy=0.98, env=env)
+        sweep.add("e4m3", seed=seed, accuracy=0.98, env=env)
+    sweep.add("fp32", seed=9, accuracy=0.98, env=environment(data="ee"), data={"_target_": "mine.Other"})
+    assert "mixture" not in first_sentence(sweep)
