@@ -32,7 +32,11 @@ def mixture(study: Study) -> str:
     mixed = [c.removeprefix(CODE) for c in done.columns if c.startswith(CODE) and done[c].nunique() > 1]
     settings = [c for c in done.columns if c.startswith("data.") and not c.endswith("_dir")]
     if DATA in done.columns:
-        same_settings = done[settings].astype(str).agg(" ".join, axis=1) if settings else done["run:state"]
+        same_settings = (
+            done[settings].apply(lambda row: " ".join(map(str, row)), axis=1)
+            if settings
+            else done["run:state"]
+        )
         if (done.groupby(same_settings)[DATA].nunique() > 1).any():
             mixed.append("data")
     if not mixed:
