@@ -3,6 +3,7 @@
 Columns: every key of the run's config, nested ones joined by dots (`model.depth`), under its own name. What
 the record adds carries a prefix that no config key has:
   run:sweep run:name run:state run:problem   where it lies, its State, what is wrong with its record (or None)
+  run:judged_by                              the metric that its data is judged by
   run:edited                                 whether config.yaml is not what the folder's name has the hash of
   run:status run:wall_seconds ...            done.json (status: finished or diverged)
   metric:NAME                                done.json's metrics, float, NaN where absent or not a number
@@ -31,6 +32,7 @@ from cpdrun.record import (
     state_of,
 )
 from cpdrun.report import formats
+from cpdrun.report.metric import own_metric
 
 UNREADABLE = "unreadable"  # in place of a State
 _HASH = re.compile(r"-([0-9a-f]{10})$")
@@ -136,7 +138,7 @@ def _results(run: RunDir) -> dict[str, Any]:
     done = record_of(run)
     if done is None:
         return {"run:problem": f"{run.done.name} holds no record"}
-    row: dict[str, Any] = {"run:status": done.get("status")}
+    row: dict[str, Any] = {"run:status": done.get("status"), "run:judged_by": own_metric(done["metrics"])}
     row |= {f"run:{key}": _number(done.get(key)) for key in _FIGURES}
     row |= {f"metric:{key}": _number(value) for key, value in _items(done.get("metrics"))}
     for part in ("wire", "memory"):

@@ -1,7 +1,7 @@
 """A metric: which way is better, and how its values are shown."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cpdrun.stats.intervals import Interval
@@ -20,6 +20,11 @@ class Metric:
     @property
     def is_fraction(self) -> bool:
         return any(word in self.name.lower() for word in _FRACTIONS)
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether it is the share of the test samples that were answered right; an IoU, say, is another fraction."""
+        return any(word in self.name.lower() for word in ("accuracy", "top1", "top5"))
 
     @property
     def higher_is_better(self) -> bool:
@@ -86,6 +91,7 @@ class Metric:
 _OWN = ("test_mean_iou", "test_bits_per_byte", "test_perplexity", "test_accuracy", "test_loss")
 
 
-def default_metric(known: Sequence[str]) -> str:
-    """The one of the metrics in the records that their data set is judged by."""
-    return next((name for name in _OWN if name in known), known[0] if known else "test_accuracy")
+def own_metric(names: Iterable[str]) -> str | None:
+    """Of the metrics of a run, the one that its data is judged by; None where we know none of them."""
+    known = set(names)
+    return next((name for name in _OWN if name in known), None)

@@ -24,7 +24,7 @@ from cpdrun.report.costmodel import Network
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.group import Facet, Group
 from cpdrun.report.learnt import CLASSES_IF_UNKNOWN, guess, learnt
-from cpdrun.report.metric import Metric, default_metric
+from cpdrun.report.metric import Metric, own_metric
 from cpdrun.report.style import Look, looks
 from cpdrun.report.words import SWEEP, axis_text, axis_title, hybrid, is_strategy
 from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
@@ -138,7 +138,7 @@ class Study:
     def samples(self, *groups: Group) -> float:
         """How many test samples the metric of `groups` is a share of; NaN where it is none, or that is not known."""
         counts = [group.test_samples for group in groups]
-        known = self.metric.is_fraction and all(count > 0 for count in counts)
+        known = self.metric.counts_samples and all(count > 0 for count in counts)
         return min(counts) if known else math.nan
 
     @cached_property
@@ -219,7 +219,7 @@ def read_study(
     known = sorted(
         c.removeprefix("metric:") for c in done.columns if c.startswith("metric:") and done[c].notna().any()
     )
-    usual = default_metric(known)
+    usual = _usual_metric(done, known)
     metric = usual if metric is None else metric
     if metric not in known and known:
         raise ReportUsageError(
@@ -241,6 +241,15 @@ def read_study(
         networks=networks or {},
         is_default_metric=metric == usual,
     )
+
+
+def _usual_metric(done: pd.DataFrame, known: list[str]) -> str:
+    """What the data is judged by; of several data sets, of most runs."""
+    judged_by = done["run:judged_by"]
+    most = judged_by[judged_by.isin(known)].value_counts()
+    if len(most):
+        return most.index[0]
+    return own_metric(known) or (known[0] if known else "test_accuracy")
 
 
 def count_states(runs: pd.DataFrame) -> str:

@@ -39,7 +39,8 @@ def details(study: Study) -> pd.DataFrame:
     was judged, whether it learnt, the longest chain of rounded additions, bytes on the wire, and seconds.
 
     vs_fp32 is positive where a format does better, whichever way the metric points; its interval is paired by
-    seed where both sides ran the same seeds, Welch's otherwise (`vs_fp32_method`).
+    seed where both sides ran the same seeds, Welch's otherwise (`vs_fp32_method`). `seeds_needed` is about how many
+    would settle on which side of the tolerance it lies; empty where no practical number would.
     """
     rows = []
     for group in study.groups:
@@ -53,6 +54,7 @@ def details(study: Study) -> pd.DataFrame:
                 "vs_fp32": gap.mean if gap else math.nan,
                 f"vs_fp32_ci{study.ci:g}": gap.half_width if gap else math.nan,
                 "vs_fp32_method": gap.method if gap else "",
+                "seeds_needed": gap.seeds_needed(study.tolerance / study.metric.scale) if gap else None,
                 "hybrid": group.hybrid,
                 "test_samples": group.test_samples,
                 "longest_chain": group.longest_chain,

@@ -97,7 +97,7 @@ def _doubts(study: Study, facet: Facet) -> list[str]:
         if not gap.settled(tolerance):
             shown = study.metric.show_difference(gap.mean, gap.half_width)
             name = group.strategy if facet.has_cases else f"{group.name} {group.strategy}"
-            open_.append(f"{name} {shown}{points(study)}{_would_do(gap, tolerance)}")
+            open_.append(f"{name} {shown}{points(study)}{_would_do(study, gap)}")
     lines = [f"Too few seeds to be sure, against fp32: {some(open_, '; ')}."] if open_ else []
     return lines + _test_set(study, facet, min(hangs, default=math.inf))
 
@@ -124,13 +124,14 @@ def is_open(study: Study, facet: Facet, strategy: str) -> bool:
     return any(not gap.settled(_tolerance(study)) for gap in decisive)
 
 
-def _would_do(gap: Difference, tolerance: float) -> str:
-    seeds = gap.seeds_needed(tolerance)
+def _would_do(study: Study, gap: Difference) -> str:
+    seeds = gap.seeds_needed(_tolerance(study))
     if seeds is not None:
         return f" (about {seeds} seeds would do)"
-    return (
-        " (equal in every seed, on an unknown number of test samples)" if math.isnan(gap.half_width) else ""
-    )
+    if not math.isnan(gap.half_width):
+        return ""
+    unknown = ", on an unknown number of test samples" if study.metric.counts_samples else ""
+    return f" (equal in every seed{unknown})"
 
 
 def _samples_to_turn(study: Study, group: Group, gap: Difference) -> float:

@@ -5,6 +5,7 @@ import math
 from cpdrun.stats.intervals import t_quantile
 
 MOST_SEEDS = 1000
+_MOST_NONCENTRALITY = 1e6  # where the power is 1 to the last bit; scipy's function gives NaN from 1e10 on
 USUAL = 0.8  # the power that studies are planned with (J. Cohen, "Statistical Power Analysis", 1988)
 
 
@@ -19,7 +20,8 @@ def power(seeds: int, effect: float, ci: float) -> float:
 
     if seeds < 2:
         return 0.0
-    return 1 - float(nctdtr(seeds - 1, effect * math.sqrt(seeds), t_quantile(ci, seeds - 1)))
+    noncentrality = min(effect * math.sqrt(seeds), _MOST_NONCENTRALITY)
+    return 1 - float(nctdtr(seeds - 1, noncentrality, t_quantile(ci, seeds - 1)))
 
 
 def visible_effect(seeds: int, ci: float, wanted: float = USUAL) -> float:

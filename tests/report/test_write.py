@@ -203,3 +203,20 @@ def test_hybrid_runs_are_called_so(new_sweep, report):
     hybrid = "e3m0 (hybrid: 4 bits, layers fc.* and the first 2 epochs in fp32)"
     assert hybrid in made.printed and "(4 bits)" not in made.printed
     assert "| e3m0 | 4 + 32 |" in (made.folder / "table.md").read_text(encoding="utf-8")
+
+
+def test_of_several_data_sets_the_metric_that_most_runs_have(new_sweep, report, no_pictures):
+    images, text = fill_digits(new_sweep("images"), seeds=1), new_sweep("text")
+    for seed in range(2):
+        text.add(seed=seed, metrics={"test_accuracy": 0.5, "test_bits_per_byte": 2.0})
+    assert "test_accuracy_mean" in report(images, text).table.columns
+    assert "test_bits_per_byte_mean" in report(text).table.columns
+
+
+def test_an_iou_counts_no_samples(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    for seed in range(3):
+        for format in ("fp32", "e4m3"):
+            value = {"test_mean_iou": 0.6 + 0.01 * seed, "test_accuracy": 0.9}
+            sweep.add(format, seed=seed, metrics=value, done={"test_samples": 100, "num_classes": 19})
+    assert "test samples" not in report(sweep).sentences[0]

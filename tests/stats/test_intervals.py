@@ -70,5 +70,6 @@ def test_seeds_needed():
     assert seeds_needed(0.0, 1.0, 95) is None
     assert seeds_needed(0.005, 0.0, 95, samples=100) == 6  # 3 / 600: no spread, and a small test set
     assert seeds_needed(1e-9, 1.0, 95) is None
+    assert seeds_needed(1.0, 1e-11, 95) == seeds_needed(1.0, 1e-3, 95) == 2
     n = seeds_needed(0.7, 1.3, 95)
     assert power(n, 0.7 / 1.3, 95) >= 0.8 > power(n - 1, 0.7 / 1.3, 95)
