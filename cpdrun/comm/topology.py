@@ -160,6 +160,13 @@ class Links(Topology):
         return of
 
 
+class Hub(Topology):
+    """A directed ring whose worker 0 sends to everyone: degrees differ and links go one way, so it takes push-sum."""
+
+    def senders(self, N: int) -> list[set[int]]:
+        return [{(i - 1) % N, 0} for i in range(N)]
+
+
 class Arrows(Topology):
     """Links of one's own that go one way: pairs (from, to). Where degrees differ it takes push-sum."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from cpdrun.models.normed_resnet import STEMS
 from cpdrun.models.norms import Sum, activated
 
 BLOCKS = (  # how much wider inside, channels, how many, stride of the first
@@ -21,25 +22,27 @@ BLOCKS = (  # how much wider inside, channels, how many, stride of the first
     (6, 160, 3, 2),
     (6, 320, 1, 1),
 )
-STEM, HEAD = 32, 1280
+FIRST, HEAD = 32, 1280
 
 
 class MobileNetV2(nn.Module):
     """Images (B, in_channels, H, W) float32 -> logits (B, num_classes) float32.
 
-    small_images: the first convolution and the second group of blocks keep the size, for 32x32 in place of 224x224.
+    stem small: the first convolution and the second group of blocks keep the size, for 32x32 in place of 224x224.
+    Raises ValueError for an unknown stem.
     """
 
-    def __init__(
-        self, in_channels: int, num_classes: int, small_images: bool, norm: Callable[[int], nn.Module]
-    ):
+    def __init__(self, in_channels: int, num_classes: int, stem: str, norm: Callable[[int], nn.Module]):
         super().__init__()
-        stem = nn.Conv2d(in_channels, STEM, 3, stride=1 if small_images else 2, padding=1, bias=False)
-        layers: list[nn.Module] = [stem, activated(norm(STEM))]
-        channels = STEM
+        if stem not in STEMS:
+            raise ValueError(f"model.stem must be one of {', '.join(STEMS)}, not {stem}")
+        small = stem == "small"
+        conv = nn.Conv2d(in_channels, FIRST, 3, stride=1 if small else 2, padding=1, bias=False)
+        layers: list[nn.Module] = [conv, activated(norm(FIRST))]
+        channels = FIRST
         for wider, out, count, stride in BLOCKS:
             for block in range(count):
-                first = 1 if block or (small_images and out == 24) else stride
+                first = 1 if block or (small and out == 24) else stride
                 layers.append(InvertedResidual(channels, wider * channels, out, first, norm))
                 channels = out
         layers += [nn.Conv2d(channels, HEAD, 1, bias=False), activated(norm(HEAD))]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cpdrun.comm.changing import OnePeerExponential, RandomPairs
-from cpdrun.comm.topology import Arrows, Complete, Exponential, Links, Ring, Torus, spectral_gap
+from cpdrun.comm.topology import Arrows, Complete, Exponential, Hub, Links, Ring, Torus, spectral_gap
 
 GRAPHS = {
     "ring": Ring("uniform", directed=False),
@@ -112,6 +112,15 @@ def test_pairs_are_drawn_from_the_seed_and_too_few_rounds_of_them_do_not_connect
         RandomPairs("uniform", 1, 0).matrices(8)
     with pytest.raises(ValueError, match=r"topology\.period=0"):
         RandomPairs("uniform", 0, 0)
+
+
+def test_a_hub_sends_to_all_and_receives_from_one() -> None:
+    (P,) = Hub("uniform").push_matrices(4)
+    np.testing.assert_allclose(P[:, 0], [1 / 4] * 4)
+    np.testing.assert_allclose(P[0], [1 / 4, 0, 0, 1 / 2])
+    np.testing.assert_allclose(P.sum(axis=0), 1)
+    with pytest.raises(ValueError, match="take sync=gossip_push_sum"):
+        Hub("uniform").matrices(4)
 
 
 def test_push_sum_s_columns_sum_to_one_on_links_that_go_one_way() -> None:

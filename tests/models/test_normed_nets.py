@@ -17,8 +17,8 @@ BATCH = partial(BatchNorm, momentum=0.1, eps=1e-5)
 NETS = {
     "resnet20": lambda norm: NormedResNet(3, 10, [3, 3, 3], 16, "small", False, norm),
     "vgg11": lambda norm: NormedVGG11(3, 10, 64, 0.5, norm),
-    "mobilenet": lambda norm: MobileNetV2(3, 10, True, norm),
-    "mobilenet 224": lambda norm: MobileNetV2(3, 10, False, norm),
+    "mobilenet": lambda norm: MobileNetV2(3, 10, "small", norm),
+    "mobilenet 224": lambda norm: MobileNetV2(3, 10, "imagenet", norm),
     "resnet18": lambda norm: NormedResNet(3, 10, [2, 2, 2, 2], 64, "imagenet", False, norm),
 }
 # ResNet_cifar10(depth 20), vgg11, MobileNetV2 and ResNet_imagenet([2, 2, 2, 2]) of quantized_training/ in
@@ -68,7 +68,7 @@ def test_logits_are_those_of_the_authors_networks(name):
         lambda norm: NormedResNet(1, 5, [1, 1], 8, "small", False, norm),
         lambda norm: NormedResNet(1, 5, [1, 1], 8, "imagenet", False, norm),
         lambda norm: NormedVGG11(1, 5, 8, 0.5, norm),
-        lambda norm: MobileNetV2(1, 5, True, norm),
+        lambda norm: MobileNetV2(1, 5, "small", norm),
     ],
 )
 def test_each_trains_with_each_norm_and_no_relu_follows_one_that_activates(make, norm):
@@ -94,5 +94,7 @@ def test_a_network_that_begins_at_zero_begins_as_its_shortcuts():
 def test_bad_settings_are_named():
     with pytest.raises(ValueError, match=r"model\.stem must be one of small, imagenet, not big"):
         NormedResNet(3, 10, [1], 8, "big", False, EVONORM)
+    with pytest.raises(ValueError, match=r"model\.stem must be one of small, imagenet, not 32"):
+        MobileNetV2(3, 10, "32", EVONORM)
     with pytest.raises(ValueError, match=r"model\.stages must be blocks a stage"):
         NormedResNet(3, 10, [], 8, "small", False, EVONORM)
