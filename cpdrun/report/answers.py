@@ -107,7 +107,7 @@ def chain(facet: Facet) -> float:
 def _summary(study: Study, facets: list[Facet]) -> str:
     """From the fewest bits to the most, by how gradients are scaled."""
     clauses, open_, cells = [], 0, 0
-    for i, name in enumerate(study.looks):
+    for name in study.looks:
         known = [facet for facet in facets if not math.isnan(needed_bits(study, facet, name))]
         if not known:
             continue
@@ -124,7 +124,7 @@ def _summary(study: Study, facets: list[Facet]) -> str:
             if not clauses
             else ""
         )
-        clauses.append(f"{name[0].upper() + name[1:] if i == 0 else name} {what}{text}")
+        clauses.append(f"{name if clauses else name[0].upper() + name[1:]} {what}{text}")
     if not clauses:
         return f"No answer for any of {len(facets)} combinations: {study.baseline_problem(facets[0])} in the first."
     lines = [

@@ -110,6 +110,8 @@ def _uneven_seeds(study: Study) -> list[str]:
     seeds = {seed for group in study.groups for seed in group.by_seed}
     lines = []
     for group in study.groups:
+        if group.failed and not group.n_finished:  # told already
+            continue
         missing = sorted(seeds - group.by_seed.keys(), key=str)
         if missing:
             where = f"{group.name} {group.strategy}"
