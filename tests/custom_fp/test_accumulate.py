@@ -10,7 +10,23 @@ import torch
 from custom_fp import native, reference
 from custom_fp.format import Format
 
-NAMES = ["e5m2", "e4m3", "e4m3fn", "e3m0", "e2m1fn", "e1m2", "bf16", "fp16", "e5m11", "e6m22", "e7m3", "fp32"]
+NAMES = [
+    "e5m2",
+    "e4m3",
+    "e4m3fn",
+    "e3m0",
+    "e2m1fn",
+    "e1m2",
+    "bf16",
+    "fp16",
+    "e5m11",
+    "e8m11",
+    "e6m22",
+    "e8m22",
+    "e5m23",
+    "e7m3",
+    "fp32",
+]
 
 
 def rounded(value, fmt):
@@ -83,7 +99,7 @@ def test_native_equals_reference(name, kahan):
         native._native.use_isa(native._native.isas()[-1])
 
 
-@pytest.mark.parametrize("name", ["e5m2", "e4m3", "bf16", "fp16"])
+@pytest.mark.parametrize("name", ["e5m2", "e4m3", "bf16", "fp16", "e5m11", "e6m14", "e5m23"])
 def test_sums_that_float32_makes_a_tie_of(name):
     """A sum just beside a midpoint, which float32 cannot tell from it: in one element of many, and in all of them."""
     fmt = Format.parse(name)

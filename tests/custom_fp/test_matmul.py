@@ -9,7 +9,7 @@ import torch
 from custom_fp import native, reference
 from custom_fp.format import Format
 
-NAMES = ["e5m10", "e5m2", "e4m3fn", "e3m0", "e2m1fn", "bf16", "e6m12", "fp32"]
+NAMES = ["e5m10", "e5m2", "e4m3fn", "e3m0", "e2m1fn", "bf16", "e6m12", "e5m23", "fp32"]
 
 
 def equal_bits(a, b):

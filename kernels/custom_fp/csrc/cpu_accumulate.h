@@ -18,6 +18,7 @@ enum Sum {
     float32,  // the format is float32 itself
     members,  // NearRounder, all terms being values of the format
     ties,     // NearRounder, any terms: right while no float32 sum is a tie
+    wide_members, wide,  // WideNearRounder, where NearRounder is not allowed: terms of the format; any, to odd first
     randomly, // RandomRounder, any terms: that float32 rounds the sum is no more to it than a digit rounded by lifting
     general,  // the general Rounder, to odd first; F = double where m > 21 or the rounding is not to nearest
 };
@@ -30,7 +31,7 @@ public:
     // `of_members`: all terms are values of the format
     Accumulator(const Rule& rule, bool of_members)
         : spec(unpack_spec(rule.spec)), rounder(make_rounder<F>(spec, mode, rule.saturate)),
-          near(make_near_rounder(spec, rule.saturate)), random_rounder(make_random_rounder(spec)), seed(rule.seed),
+          near(make_near_rounder(spec, rule.saturate)), wide_near(make_wide_near_rounder(spec)), random_rounder(make_random_rounder(spec)), seed(rule.seed),
           offset(rule.offset),
           is_float32(mode == nearest_even && !rule.saturate && spec.exponent_bits == 8 && spec.mantissa_bits == 23),
           quick(mode == nearest_even && NearRounder::allowed(spec)), told_members(of_members) {}
@@ -46,8 +47,11 @@ public:
         } else if (mode == stochastic) {
             if (RandomRounder::allowed(spec) && attempt<randomly>(terms)) return true;
             attempt<general>(terms);
+        } else if (mode == toward_zero) {
+            attempt<general>(terms);
         } else {
-            if (quick && may_be_members && attempt<members>(terms)) return true;
+            if (may_be_members && (quick ? attempt<members>(terms) : attempt<wide_members>(terms))) return true;
+            if (!quick && !told_members && attempt<wide>(terms)) return true;
             if (quick && patience > 0 && !told_members && NearRounder::tells_ties(spec)) {
                 const bool done = attempt<ties>(terms);
                 patience = done ? most_patience : patience - 1;
@@ -64,6 +68,7 @@ private:
     Spec spec;
     Rounder<F> rounder;
     NearRounder near;
+    WideNearRounder wide_near;
     RandomRounder random_rounder;
     u64 seed, offset;
     bool is_float32, quick, told_members;
@@ -90,7 +95,7 @@ private:
             if (terms.kahan) {
                 add_kahan<way>(terms.at(r), count, met);
                 r += 1;
-            } else if constexpr (way != general && way != randomly) {
+            } else if constexpr (way == float32 || way == members || way == ties) {
                 const float* g[at_once];
                 const int some = terms.tensors - r < at_once ? terms.tensors - r : at_once;
                 for (int j = 0; j < some; ++j) g[j] = terms.at(r + j);
@@ -101,7 +106,8 @@ private:
                 r += 1;
             }
         }
-        if (way == members && (met.digits & near.beyond)) return may_be_members = false;
+        if ((way == members || way == wide_members) && (met.digits & near.beyond)) return may_be_members = false;
+        if (way == wide_members || way == wide) return met.wide_largest <= wide_near.limit;
         if (way == randomly) return random_rounder.sure(met);
         return way == float32 || way == general || (met.largest <= near.limit && met.tie != NearRounder::tie);
     }
@@ -126,6 +132,7 @@ private:
     struct Rounders {  // local copies: a store to acc could change a member, for all the compiler knows
         Rounder<F> general;
         NearRounder near;
+        WideNearRounder wide_near;
         RandomRounder random;
     };
 
@@ -134,6 +141,11 @@ private:
     static CFP_MEMBER float rounded_sum(G a, float b, const Rounders& q, u32 random, Met<float>& met) {
         if constexpr (way == randomly)
             return round_randomly(a + b, q.random, random, met);
+        else if constexpr (way == wide_members)
+            return static_cast<float>(round_near_wide(static_cast<double>(a) + b, q.wide_near, met.wide_largest));
+        else if constexpr (way == wide)
+            return static_cast<float>(round_near_wide(
+                add_to_odd(static_cast<double>(a), static_cast<double>(b)), q.wide_near, met.wide_largest));
         else if constexpr (way != general)
             return near_sum<way>(a, b, q.near, met);
         else
@@ -142,8 +154,10 @@ private:
 
     // acc = Q(acc + g)
     template <Sum way, class G> void add(const G* g, int64_t count, Met<float>& all) {
-        const Rounders q = {rounder, near, random_rounder};
+        const Rounders q = {rounder, near, wide_near, random_rounder};
         Met<float> met = all;
+        if constexpr (way == wide_members)
+            for (int64_t i = 0; i < count; ++i) met.digits |= to_bits(g[i]);
         for (int64_t i = 0; i < count; ++i) acc[i] = rounded_sum<way>(g[i], acc[i], q, word(0, i), met);
         all = met;
     }
@@ -195,9 +209,11 @@ private:
 
     // y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t; c = 0 once t is not finite
     template <Sum way, class G> void add_kahan(const G* g, int64_t count, Met<float>& all) {
-        constexpr Sum inner = way == ties ? members : way;  // y, t, acc and c are values of the format
-        const Rounders q = {rounder, near, random_rounder};
+        constexpr Sum inner = way == ties ? members : way == wide ? wide_members : way;  // y, t, acc and c are values of the format
+        const Rounders q = {rounder, near, wide_near, random_rounder};
         Met<float> met = all;
+        if constexpr (way == wide_members)
+            for (int64_t i = 0; i < count; ++i) met.digits |= to_bits(g[i]);
         for (int64_t i = 0; i < count; ++i) {
             if constexpr (way == members) met.digits |= to_bits(g[i]);
             const float old = acc[i];

@@ -10,15 +10,18 @@ namespace {
 
 constexpr int panel = 64;
 
-// A fused multiply-add that is one instruction makes NearRounder's product one rounding; without it (baseline x86-64)
-// float64 does, where a product of two float32 is exact.
+// A fused multiply-add that is one instruction makes NearRounder's product one rounding; without it (baseline x86-64),
+// and above 10 mantissa bits, float64 does, where a product of two float32 is exact.
 #if defined(__FMA__) || defined(__aarch64__)
 constexpr bool has_fma = true;
 #else
 constexpr bool has_fma = false;
 #endif
 
+// `Value`: of partial sums; `Seen`: the largest magnitude met, as bits.
 struct NearArithmetic {
+    typedef float Value;
+    typedef i32 Seen;
     NearRounder r;
     explicit NearArithmetic(const Spec& s) : r(make_near_rounder(s, false)) {}
     CFP_MEMBER float product(float a, float b, i32& seen) const {
@@ -38,13 +41,29 @@ struct NearArithmetic {
     bool trusted(i32 seen) const { return seen <= r.limit; }
 };
 
+struct WideNearArithmetic {
+    typedef double Value;
+    typedef i64 Seen;
+    WideNearRounder r;
+    explicit WideNearArithmetic(const Spec& s) : r(make_wide_near_rounder(s)) {}
+    CFP_MEMBER double product(float a, float b, i64& seen) const {
+        return round_near_wide(static_cast<double>(a) * static_cast<double>(b), r, seen);
+    }
+    CFP_MEMBER double sum(double a, double b, i64& seen) const { return round_near_wide(a + b, r, seen); }
+    bool trusted(i64 seen) const { return seen <= r.limit; }
+};
+
 struct Float32Arithmetic {
+    typedef float Value;
+    typedef i32 Seen;
     CFP_MEMBER float product(float a, float b, i32&) const { return a * b; }
     CFP_MEMBER float sum(float a, float b, i32&) const { return a + b; }
     bool trusted(i32) const { return true; }
 };
 
 struct WideArithmetic {
+    typedef float Value;
+    typedef i32 Seen;
     Rounder<double> r;
     explicit WideArithmetic(const Spec& s) : r(make_rounder<double>(s, nearest_even, false)) {}
     CFP_MEMBER float product(float a, float b, i32&) const {
@@ -60,14 +79,14 @@ struct WideArithmetic {
 // One row of a times a panel of b: 64 results. False if they cannot be trusted.
 template <class Arithmetic>
 bool one_row(const float* a, const float* b_Kx64, float* out, int64_t K, const Arithmetic& arithmetic) {
-    float acc[panel] = {};
-    i32 seen[panel] = {};
+    typename Arithmetic::Value acc[panel] = {};
+    typename Arithmetic::Seen seen[panel] = {};
     for (int64_t k = 0; k < K; ++k)
         for (int j = 0; j < panel; ++j)
             acc[j] = arithmetic.sum(acc[j], arithmetic.product(a[k], b_Kx64[k * panel + j], seen[j]), seen[j]);
-    i32 largest = 0;
+    typename Arithmetic::Seen largest = 0;
     for (int j = 0; j < panel; ++j) {
-        out[j] = canonical(acc[j]);
+        out[j] = canonical(static_cast<float>(acc[j]));
         largest = largest > seen[j] ? largest : seen[j];
     }
     return arithmetic.trusted(largest);
@@ -75,24 +94,28 @@ bool one_row(const float* a, const float* b_Kx64, float* out, int64_t K, const A
 
 template <class Arithmetic>
 bool one_row_kahan(const float* a, const float* b_Kx64, float* out, int64_t K, const Arithmetic& arithmetic) {
-    float acc[panel] = {}, c[panel] = {};
-    i32 seen[panel] = {};
+    typedef typename Arithmetic::Value Value;
+    typedef typename Arithmetic::Seen Seen;
+    typedef Bits<Value> B;
+    Value acc[panel] = {}, c[panel] = {};
+    Seen seen[panel] = {};
     for (int64_t k = 0; k < K; ++k)
         for (int j = 0; j < panel; ++j) {
-            i32 largest = seen[j];
-            const float old = acc[j];
-            const float term = arithmetic.product(a[k], b_Kx64[k * panel + j], largest);
-            const float y = arithmetic.sum(term, -c[j], largest);
-            const float t = arithmetic.sum(old, y, largest);
-            const float lost = arithmetic.sum(arithmetic.sum(t, -old, largest), -y, largest);
-            const u32 finite = static_cast<u32>(static_cast<i32>(to_bits(t) & 0x7fffffffu) < 0x7f800000);
+            Seen largest = seen[j];
+            const Value old = acc[j];
+            const Value term = arithmetic.product(a[k], b_Kx64[k * panel + j], largest);
+            const Value y = arithmetic.sum(term, -c[j], largest);
+            const Value t = arithmetic.sum(old, y, largest);
+            const Value lost = arithmetic.sum(arithmetic.sum(t, -old, largest), -y, largest);
+            const typename B::U finite = static_cast<typename B::I>(to_bits(t) & ~B::sign) <
+                                         static_cast<typename B::I>(B::infinity);
             acc[j] = t;
-            c[j] = from_bits(to_bits(lost) & (0u - finite));
+            c[j] = from_bits(to_bits(lost) & (typename B::U(0) - finite));
             seen[j] = largest;
         }
-    i32 largest = 0;
+    typename Arithmetic::Seen largest = 0;
     for (int j = 0; j < panel; ++j) {
-        out[j] = canonical(acc[j]);
+        out[j] = canonical(static_cast<float>(acc[j]));
         largest = largest > seen[j] ? largest : seen[j];
     }
     return arithmetic.trusted(largest);
@@ -131,7 +154,7 @@ void matmul_range(const float* a, const float* b, float* out, int64_t begin, int
     else if (has_fma && NearRounder::allowed(spec))
         run(NearArithmetic(spec), WideArithmetic(spec));
     else
-        run(WideArithmetic(spec), WideArithmetic(spec));
+        run(WideNearArithmetic(spec), WideArithmetic(spec));
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ template <class F> struct Met {
     I tie = I{} - 0x7fffffff;         // how near to a tie, see NearRounder::tie
     U digits = U{};                   // all terms' bits, or'ed
     U carry = ~U{};                   // how near to an undecided carry, see RandomRounder
+    i64 wide_largest = 0;             // magnitude, as bits of a double
 };
 
 // ---- rounding to nearest ---------------------------------------------------------------------------------------
@@ -134,6 +135,33 @@ CFP_FN u32 round_and_encode_near(float x, const NearRounder& r, const Coder& c, 
     const u32 quanta = to_bits(from_bits(bits & 0x7fffffffu) + magic) - to_bits(magic);
     const u32 binade = to_bits(magic) - static_cast<u32>(r.min_exponent + r.offset);
     return ((binade >> c.drop) + quanta) | (bits & 0x80000000u) >> c.sign_shift;
+}
+
+// The same in double, for any m: 53 >= 2 p + 2 for the 24 digits of float32 and fewer. Right for products of two floats,
+// which double holds, for sums of two values of the format, and for any sum to odd. Counts where magnitudes do not pass
+// `limit`, the largest value.
+struct WideNearRounder {
+    i64 min_exponent, offset, limit;
+};
+
+CFP_FN WideNearRounder make_wide_near_rounder(const Spec& s) {
+    WideNearRounder r;
+    r.min_exponent = static_cast<i64>(s.emin + 1023) << 52;
+    r.offset = (static_cast<i64>(52 - s.mantissa_bits) << 52) | 0x0008000000000000ll;
+    r.limit = static_cast<i64>(magnitude_of<double>(s, s.max_code));
+    return r;
+}
+
+CFP_FN double with_sign(double x, double sign_of) {
+    return from_bits(to_bits(x) | (to_bits(sign_of) & Bits<double>::sign));
+}
+
+CFP_FN double round_near_wide(double x, const WideNearRounder& r, i64& largest) {
+    const i64 magnitude = static_cast<i64>(to_bits(x) & ~Bits<double>::sign);
+    largest = larger(largest, magnitude);
+    const i64 exponent = larger<i64>(magnitude & 0x7ff0000000000000ll, r.min_exponent);
+    const double magic = from_bits(static_cast<u64>(exponent + r.offset));
+    return with_sign((x + magic) - magic, x);
 }
 
 // ---- codes of finite values ------------------------------------------------------------------------------------
