@@ -56,7 +56,10 @@ def print_dry_run(
         *_not_looked_at(sweep),
     ):
         console.print(Text(_shown(line)), soft_wrap=True)
-    for path, script in _scripts(sweep, to_run, arguments):
+    scripts, problem = _scripts(sweep, to_run, arguments)
+    if problem:
+        console.print(Text(_shown(f"would not start: {problem}")), soft_wrap=True)
+    for path, script in scripts.items():
         console.print(Text(_shown(f"\nwould write {path}:\n\n{script}")), soft_wrap=True)
     table = _table(sweep, found, to_run)
     lines = console.height - 3
@@ -82,6 +85,7 @@ def as_json(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], argument
         for run in sweep.runs
     ]
     slots = arguments.jobs or cores()
+    scripts, problem = _scripts(sweep, to_run, arguments)
     facts = {
         "sweep": str(sweep.directory.path),
         "plan": sweep.describe(),
@@ -89,7 +93,8 @@ def as_json(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], argument
         "to_run": len(to_run),
         "seconds": estimate_seconds(sweep.directory.runs(), len(to_run), slots) if to_run else 0.0,
         "missing": _missing_folders(sweep),
-        "scripts": {str(path): script for path, script in _scripts(sweep, to_run, arguments)},
+        "scripts": {str(path): script for path, script in scripts.items()},
+        "problem": problem,
         "runs": runs,
     }
     return json.dumps(facts, indent=2)
@@ -208,15 +213,18 @@ def _not_looked_at(sweep: Plan) -> Iterator[str]:
 
 def _scripts(
     sweep: Plan, to_run: Sequence[PlannedRun], arguments: argparse.Namespace
-) -> Iterator[tuple[Any, str]]:
+) -> tuple[dict[Path, str], str | None]:
+    """What the launcher would write, by path, or what it would refuse."""
     if not to_run:
-        return
+        return {}, None
     jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
-    options = LaunchOptions(max_parallel=arguments.max_parallel, retries=arguments.retries)
+    options = LaunchOptions(
+        max_parallel=arguments.max_parallel, retries=arguments.retries, wait=not arguments.no_wait
+    )
     try:
-        yield from would_write(sweep.directory, jobs, to_run[0].config["launcher"], options).items()
-    except (LaunchError, TypeError) as error:  # a key that the launcher does not take
-        yield sweep.directory.path, f"nothing: {error}"
+        return would_write(sweep.directory, jobs, to_run[0].config["launcher"], options), None
+    except LaunchError as error:
+        return {}, str(error)
 
 
 def _table(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun]) -> Table:

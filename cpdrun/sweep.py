@@ -284,7 +284,7 @@ def _multiply(
         dropped = [i for i, rule in enumerate(exclusions) if _matches(rule, config, point)]
         if dropped:
             excluded[dropped[0]] += 1
-            if config["format"] != BASELINE or not config["aps"]:
+            if config.get("format") != BASELINE or not config.get("aps"):
                 continue
             config["aps"] = point["aps"] = False
             if any(_matches(rule, config, point) for rule in exclusions):
@@ -332,7 +332,7 @@ def _apply(config: dict[str, Any], typed: list[Typed], point: Mapping[str, Any])
             _set(config, t.key, t.values[0])
     for key, value in point.items():
         _set(config, key, value)
-    with contextlib.suppress(ValueError):  # validate says what is wrong with it
+    with contextlib.suppress(ValueError, KeyError):  # validate says what is wrong with it
         config["format"] = _one_name(config["format"])
 
 

@@ -247,6 +247,7 @@ def test_words_may_follow_options(cpdrun):
         (("topology=links", "sync=gossip_choco"), "topology.links must be given: topology.links=VALUE"),
         (("model=resnet50", "epochs=1"), "ResNet50 does not take the samples of data Digits"),
         (("+data.size=3",), "unknown key 'data.size'"),
+        (("+launcher.colour=red",), "launcher: LocalExecutor: got an unexpected keyword argument 'colour'"),
         (("schedule=step", "schedule.milestones=3"), "schedule.milestones=3: must be a list, such as [3]"),
         (("digits_bits",), "the experiment of that name is exp=digits_bits"),
     ],

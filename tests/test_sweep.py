@@ -94,6 +94,9 @@ def test_mistakes_in_an_experiment_are_named(tmp_path, block, message):
         ("seed=range(0,0)", "axis is empty"),
         ("model=custom", "model._target_ must be given"),
         ("~epochs", "epochs is missing"),
+        ("~format", "key .format. not found"),
+        ("~aps", "key .aps. not found"),
+        ("case=[1,2]", "unknown case '\\[1,2\\]': the experiment names no cases"),
     ],
 )
 def test_mistakes_on_the_command_line_are_named(typed, message):

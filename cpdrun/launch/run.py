@@ -1,6 +1,8 @@
 """Run a sweep's jobs to their ends: write their configs, drive an executor, show it, count the outcomes."""
 
 import contextlib
+import inspect
+import json
 import signal
 import threading
 import time
@@ -41,10 +43,17 @@ def preflight(configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """What keeps `configs` from being trained here (a model that does not import, missing data), and what their users
     should know before they are (products that stay in float32): a line each.
 
-    Writes nothing. The process that looks is the one the runs are forked from afterwards.
+    Writes nothing. The process that looks is the one the runs are forked from afterwards. Raises LaunchError for a
+    launcher that cannot be had.
     """
-    for target in {config["launcher"]["_target_"] for config in configs if "launcher" in config}:
-        if problem := _executor_class(target).unavailable(configs):
+    launchers = {
+        json.dumps(config["launcher"], default=str): config["launcher"]
+        for config in configs
+        if "launcher" in config
+    }
+    for launcher in launchers.values():
+        make, _ = _executor_class(launcher)
+        if problem := make.unavailable(configs):
             return [problem], []
     warm_up()
     return _Warm.engine.look(configs)
@@ -122,14 +131,23 @@ def training_share(jobs: list[tuple[Job, float]], slots: int, wall_seconds: floa
 
 
 def _executor(sweep: SweepDir, launcher: dict[str, Any], options: LaunchOptions) -> Executor:
-    arguments = dict(launcher)
-    make = _executor_class(arguments.pop("_target_"))
+    make, arguments = _executor_class(launcher)
     return make(**arguments, sweep=sweep, options=options, warm=_Warm.engine)
 
 
-def _executor_class(target: str) -> type[Executor]:
+def _executor_class(launcher: dict[str, Any]) -> tuple[type[Executor], dict[str, Any]]:
+    """The class that `launcher` names, and what it is given. Raises LaunchError where they do not fit."""
+    arguments = dict(launcher)
+    target = arguments.pop("_target_")
     module, _, name = target.rpartition(".")
-    return getattr(import_module(module), name)
+    try:
+        make = getattr(import_module(module), name)
+        inspect.signature(make).bind(**arguments, sweep=None, options=None, warm=None)
+    except (ImportError, AttributeError) as error:
+        raise LaunchError(f"launcher: cannot import {target}: {error}") from None
+    except TypeError as error:
+        raise LaunchError(f"launcher: {name}: {error}") from None
+    return make, arguments
 
 
 def write_configs(jobs: list[Job]) -> None:

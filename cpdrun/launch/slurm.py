@@ -88,15 +88,19 @@ class SlurmExecutor(Executor):
         return None
 
     def would_write(self, jobs: list[Job]) -> dict[Path, str]:
+        self._check_tasks(jobs)
         groups = enumerate(_by_resources(jobs), start=1)
         return {self._sweep.array_script(number): self.script(group) for number, group in groups}
 
-    def submit(self, jobs: list[Job]) -> None:
+    def _check_tasks(self, jobs: list[Job]) -> None:
         for job in jobs:
             if job.nproc % self._tasks:
                 raise LaunchError(
                     f"launcher.nodes * launcher.tasks_per_node = {self._tasks} does not divide nproc={job.nproc}"
                 )
+
+    def submit(self, jobs: list[Job]) -> None:
+        self._check_tasks(jobs)
         waiting = {run: element for element, run in elements_of(self._sweep).items()}
         new = [job for job in jobs if job.run.name not in waiting]
         self._jobs = {waiting[job.run.name]: job for job in jobs if job.run.name in waiting}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpdrun.launch import Job, LaunchOptions, would_write
+from cpdrun.launch import Job, LaunchError, LaunchOptions, would_write
 from cpdrun.sweep import plan
 
 
@@ -40,6 +40,23 @@ def test_an_array_asks_for_what_its_runs_use(typed, expected):
     (text,) = scripts(*typed).values()
     found = asked(text)
     assert {key: found.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("launcher.tasks_per_node=2", "launcher.nodes . launcher.tasks_per_node = 2 does not divide nproc=1"),
+        ("+launcher.colour=red", "launcher: SlurmExecutor: .*'colour'"),
+        (
+            "launcher._target_=cpdrun.launch.slurm.Nothing",
+            "launcher: cannot import cpdrun.launch.slurm.Nothing",
+        ),
+        ("launcher._target_=cpdrun.nowhere.Nothing", "launcher: cannot import cpdrun.nowhere.Nothing"),
+    ],
+)
+def test_a_launcher_that_cannot_be_had_is_one_line(typed, message):
+    with pytest.raises(LaunchError, match=message):
+        scripts(typed)
 
 
 def test_the_flagship_gets_its_loaders_and_runs_of_other_needs_a_script_of_their_own():
