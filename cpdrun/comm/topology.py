@@ -193,12 +193,22 @@ def _without_oneself(senders: Sequence[set[int]]) -> list[list[int]]:
 
 
 def mean_gap(weights: Sequence[np.ndarray]) -> float:
-    """The spectral gap a round, where rounds have matrices of their own: of their product, as a geometric mean."""
+    """`spectral_gap`; where rounds have matrices of their own, 1 - |their product but for the mean|^(1 / rounds), the
+    share by which a round of one period brings workers nearer at least, as a geometric mean: 1 where they end equal, 0
+    where some stay apart."""
     if len(weights) == 1:
         return spectral_gap(weights[0])
-    product = functools.reduce(lambda before, later: later @ before, weights)
-    left = max(0.0, 1 - spectral_gap(product))
-    return 1 - left ** (1 / len(weights))
+    N, log_left = len(weights[0]), 0.0
+    apart_NxN = np.eye(N) - 1 / N
+    for weights_NxN in weights:
+        apart_NxN = weights_NxN @ apart_NxN
+        apart_NxN -= apart_NxN.mean(axis=0)  # 0 but for rounding, which would grow
+        length = np.linalg.norm(apart_NxN, 2)
+        if length < TOLERANCE:
+            return 1.0
+        # back to length 1, or what is left after many rounds would be lost in rounding
+        apart_NxN, log_left = apart_NxN / length, log_left + math.log(length)
+    return max(0.0, 1 - math.exp(log_left / len(weights)))
 
 
 def spectral_gap(weights: np.ndarray) -> float:

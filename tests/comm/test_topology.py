@@ -104,6 +104,23 @@ def test_each_round_of_a_changing_graph_keeps_the_mean_and_all_together_connect(
         assert topology.spectral_gap(N) > 0.99
 
 
+@pytest.mark.parametrize("period", [4, 25, 400])
+def test_the_gap_a_round_of_many_rounds_is_not_lost_in_rounding(period: int) -> None:
+    """Against the product of few rounds, and against how fast workers agree in 800 rounds; it is what they do at
+    least, from the worst beginning. Ten workers, for eight may come to agree exactly."""
+    topology = RandomPairs("uniform", period, 0)
+    matrices, gap = topology.matrices(10), topology.spectral_gap(10)
+    if period == 4:
+        product = matrices[3] @ matrices[2] @ matrices[1] @ matrices[0]
+        assert gap == pytest.approx(1 - np.linalg.norm(product - 1 / 10, 2) ** (1 / 4))
+        return
+    apart, logs = np.random.default_rng(0).normal(size=10), 0.0
+    for t in range(800):
+        apart = matrices[t % period] @ (apart - apart.mean())
+        logs, apart = logs + math.log(np.linalg.norm(apart)), apart / np.linalg.norm(apart)
+    assert gap == pytest.approx(1 - math.exp(logs / 800), abs=0.05) and 0.1 < gap < 0.5
+
+
 def test_pairs_are_drawn_from_the_seed_and_too_few_rounds_of_them_do_not_connect() -> None:
     a, b, c = (RandomPairs("uniform", 20, seed).rounds(8) for seed in (0, 0, 1))
     assert a == b != c
