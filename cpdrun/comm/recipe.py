@@ -103,7 +103,10 @@ class Recipe:
 
     def _check_group_size(self) -> None:
         size, given = self.group_size, "null" if self.group_size is None else self.group_size
-        if size == AUTO or (size is None and self.order != "hierarchical"):
+        if size is None and self.order != "hierarchical":
+            object.__setattr__(self, "group_size", AUTO)  # one spelling of what plays no part
+            return
+        if size == AUTO:
             return
         if self.order != "hierarchical":
             raise ValueError(

@@ -74,3 +74,7 @@ def test_formats_with_scales_take_one_chain_alone() -> None:
         ValueError, match=r"order=hierarchical: format mxfp4 .*order=rank, or sync=requantised"
     ):
         recipe_for("mxfp4", order="hierarchical", n_workers=16, **knobs)
+
+
+def test_a_group_size_that_plays_no_part_has_one_spelling() -> None:
+    assert Recipe(FP32, "tree", group_size=None) == Recipe(FP32, "tree")
