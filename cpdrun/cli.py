@@ -125,9 +125,8 @@ def _launch(sweep: "Plan", to_run: "list[PlannedRun]", again: set[str], argument
     try:
         problems, notes = preflight([run.config for run in to_run])
         if problems:
-            missing = any(missing_folders(run.config) for run in to_run)
-            if missing and (instead := twin(to_run[0].config["exp"], arguments.config_dir)):
-                problems[-1] += f". Without it: {instead}"
+            if any(missing_folders(run.config) for run in to_run):
+                problems[-1] += f". Without it: {twin(to_run[0].config['exp'], arguments.config_dir)}"
             return _usage_error(*problems)
         for note in notes:
             print(f"note: {note}", flush=True)

@@ -190,8 +190,8 @@ def _missing(sweep: Plan, arguments: argparse.Namespace) -> Iterator[str]:
     missing = _missing_folders(sweep)
     for what in missing:
         yield f"missing: {what} is not there"
-    if missing and (instead := twin(sweep.runs[0].config["exp"], arguments.config_dir)):
-        yield f"without it: {instead}"
+    if missing:
+        yield f"without it: {twin(sweep.runs[0].config['exp'], arguments.config_dir)}"
 
 
 def _missing_folders(sweep: Plan) -> list[str]:

@@ -23,20 +23,19 @@ def missing_folders(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def twin(exp: str | None, config_dir: Path | None) -> str | None:
-    """`exp=resnet50_bits_small needs nothing that is not here`; None where there is no such experiment."""
-    if exp is None:
-        return None
+def twin(exp: str | None, config_dir: Path | None) -> str:
+    """`exp=resnet50_bits_small needs nothing that is not here`: the experiment's twin or, where it has none that does
+    without what is missing, the one that needs nothing anywhere."""
     name = f"{exp}{TWIN}"
     try:
         with Composer(config_dir) as composer:
             if name not in composer.groups()["exp"]:
-                return None
+                return f"{NEEDS_NOTHING} needs nothing"
             config = composer.compose({"exp": name})
             config.pop("sweep", None)
             data = resolve(config)["data"]
     except ConfigError:
-        return None
+        return f"{NEEDS_NOTHING} needs nothing"
     if missing := missing_folders({"data": data}):
         return f"exp={name} needs {' and '.join(missing)} alone, {NEEDS_NOTHING} nothing"
     ships = not any(_names_a_folder(key) for key, _ in flatten(data))

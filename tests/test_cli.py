@@ -75,6 +75,23 @@ def test_a_dry_run_names_missing_data_its_twin_and_the_script_for_slurm(cpdrun, 
     assert "missing" not in (there := cpdrun(*words).stdout) and "SBATCH" not in there
 
 
+def test_a_long_table_pages_on_a_terminal(tmp_path):
+    """What comes behind the facts goes through $PAGER, here one that says so."""
+    command = f"stty rows 12 cols 90; {CPDRUN} sweep exp=digits_bits seed=0 --dry-run"
+    script = f"import os, pty; os.chdir({str(tmp_path)!r}); pty.spawn(['/bin/sh', '-c', {command!r}])"
+    environment = {**os.environ, "PAGER": "sed s/^/PAGED:/", "TERM": "xterm"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=100,
+    )
+    lines = done.stdout.decode().splitlines()
+    assert sum(line.startswith("PAGED:") and " new " in line for line in lines) == 13
+    assert any(line.startswith("recipe: 15 epochs") for line in lines), "and the facts do not"
+
+
 def test_a_dry_run_imports_nothing_that_a_yaml_names(cpdrun, tmp_path):
     (tmp_path / "conf" / "exp").mkdir(parents=True)
     (tmp_path / "evil.py").write_text("open('ran', 'w').close()\nraise SystemExit('ran')\n")
