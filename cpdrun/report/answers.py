@@ -127,9 +127,7 @@ def _summary(study: Study, facets: list[Facet]) -> str:
         clauses.append(f"{name if clauses else name[0].upper() + name[1:]} {what}{text}")
     if not clauses:
         return f"No answer for any of {len(facets)} combinations: {study.baseline_problem(facets[0])} in the first."
-    lines = [
-        f"{'; '.join(clauses)}, over {len(facets)} combinations of {_axes(facets)}{study.mixture(facets)}."
-    ]
+    lines = [f"{'; '.join(clauses)}, over {len(facets)} combinations of {_axes(facets)}."]
     if without := sum(study.baseline_problem(facet) is not None for facet in facets):
         lines.append(f"No answer in {without} of them.")
     if open_:

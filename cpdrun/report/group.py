@@ -27,7 +27,6 @@ class Group:
     diverged: int
     failed: int = 0
     hybrid: str = ""  # what is exchanged in fp32 whatever the format says; empty: nothing
-    made_of: dict[str, set[str]] = field(default_factory=dict)  # digests of `code` and `data`, as recorded
     figures: dict[str, float] = field(default_factory=dict)
     runs: list[RunDir] = field(default_factory=list)
 

@@ -39,7 +39,6 @@ _FIGURES = {
     "num_classes": "run:num_classes",
     "longest_chain": "run:longest_chain",
 }
-_MADE_OF = {"code": "env:code_sha256", "data": "env:data_sha256"}
 
 
 @dataclass(frozen=True)
@@ -92,18 +91,6 @@ class Study:
         if verdict is None and metric.is_fraction and not learnt(metric, baseline.mean, CLASSES_IF_UNKNOWN):
             return f"fp32 itself reaches {shown}, and its record does not say of how many classes"
         return None
-
-    def mixture(self, facets: list[Facet]) -> str:
-        """`, from runs of different code`, where what is compared was not made of the same; else empty. Named cases may
-        differ in both from case to case."""
-        compared = [[group] for facet in facets if facet.has_cases for group in facet.groups]
-        compared += [facet.groups for facet in facets if not facet.has_cases]
-        kinds = [
-            kind
-            for kind in _MADE_OF
-            if any(len(set().union(*(group.made_of[kind] for group in groups))) > 1 for groups in compared)
-        ]
-        return f", from runs of different {' and '.join(kinds)}" if kinds else ""
 
     def learnt(self, group: Group) -> bool:
         """False where its metric is no better than a guess; where the record does not say how many classes there are,
@@ -304,7 +291,6 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str) -> Group:
         diverged=sum(row["run:status"] == "diverged" for row in ended),
         failed=sum(row["run:state"] == State.FAILED for row in rows),
         hybrid="" if formats.is_baseline(rows[0]["format"]) else hybrid(rows[0]),
-        made_of={kind: _recorded(ended, column) for kind, column in _MADE_OF.items()},
         figures={name: _mean(ended, column) for name, column in _FIGURES.items()},
         runs=[RunDir(Path(row["run:path"])) for row in ended],
     )
@@ -330,10 +316,6 @@ def _rows(run: RunDir) -> list[dict[str, Any]]:
 def _mean(rows: list[dict[str, Any]], name: str) -> float:
     values = [row.get(name, math.nan) for row in rows]
     return mean_interval([value for value in values if math.isfinite(value)], 95)[0]
-
-
-def _recorded(rows: list[dict[str, Any]], name: str) -> set[str]:
-    return {value for row in rows if isinstance(value := row.get(name), str)}
 
 
 def _seed(row: dict[str, Any]) -> Any:

@@ -36,7 +36,7 @@ def sentence(study: Study, facet: Facet) -> str:
         return _of_cases(study, facet)
     fp32 = f"fp32: {study.metric.show_interval(study.interval(facet.baseline))}{study.metric.unit}."
     clauses = [_clause(study, facet, name, first=i == 0) for i, name in enumerate(facet.strategies)]
-    answer = [f"{'; '.join(clauses)}{study.mixture([facet])}."] if clauses else []
+    answer = [f"{'; '.join(clauses)}."] if clauses else []
     return " ".join([*answer, fp32, *_doubts(study, facet)])
 
 
@@ -48,8 +48,7 @@ def _of_cases(study: Study, facet: Facet) -> str:
         shown = f"{group.strategy} ({_shown(study, group, gap)})"
         (near if is_within(study, group, gap) else far).append(shown)
     within = f"within {study.tolerance:g}{points(study)} of fp32 or better"
-    mixed = study.mixture([facet])
-    parts = [f"{len(near)} of {len(gaps)} other cases {'is' if len(near) == 1 else 'are'} {within}{mixed}."]
+    parts = [f"{len(near)} of {len(gaps)} other cases {'is' if len(near) == 1 else 'are'} {within}."]
     parts += [f"Worse: {some(far, '; ', most=8)}."] if far else []
     parts.append(f"fp32: {metric.show_interval(study.interval(facet.baseline))}{metric.unit}.")
     return " ".join([*parts, *_doubts(study, facet)])

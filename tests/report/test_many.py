@@ -80,24 +80,3 @@ def test_a_folder_that_cannot_be_written_is_one_line(new_sweep, report):
     sweep.dir.report.write_text("a file stands in its place", encoding="utf-8")
     with pytest.raises(ReportError, match=r"cannot write .*report"):
         report(sweep)
-
-
-@pytest.mark.parametrize("kind", ["code", "data"])
-def test_an_answer_from_a_mixture_says_so_in_its_first_sentence(new_sweep, report, no_pictures, kind):
-    sweep = new_sweep()
-    for seed in range(2):
-        for format, digest in (("fp32", "a1"), ("e3m0", "b2")):
-            env = {"code_sha256": "same", "data_sha256": "same"} | {f"{kind}_sha256": digest}
-            sweep.add(format, seed=seed, accuracy=0.98 + 0.001 * seed, env=env)
-    first = report(sweep).sentences[0].split(". ")[0]
-    assert first.endswith(f"is e3m0 (4 bits), from runs of different {kind}")
-
-
-def test_models_of_different_code_are_no_mixture(new_sweep, report, no_pictures):
-    sweep = new_sweep()
-    for model in ("mine.A", "mine.B"):
-        for seed in range(2):
-            for format in ("fp32", "e3m0"):
-                env = {"code_sha256": model}
-                sweep.add(format, seed=seed, accuracy=0.98 + 0.001 * seed, env=env, model={"_target_": model})
-    assert "different code" not in " ".join(report(sweep).sentences)
