@@ -7,25 +7,24 @@ and decodes them, and knows which label ids are trained. Training: scaled by a f
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision import datasets
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional as tv
 
 from cpdrun.data.augment import randint
 from cpdrun.data.base import DataError
-from cpdrun.data.image_folder import normalised
+from cpdrun.data.image_folder import normalised, on_images
+
+if TYPE_CHECKING:
+    from torchvision import datasets
 
 IGNORED = -100  # as cross_entropy has it
-TRAIN_ID_OF_LABEL = torch.full((256,), IGNORED)
-for _kind in datasets.Cityscapes.classes:
-    if 0 <= _kind.train_id < 19:
-        TRAIN_ID_OF_LABEL[_kind.id] = _kind.train_id
 
 
 class Cityscapes:
@@ -50,7 +49,7 @@ class Cityscapes:
 class Scenes(Dataset):
     """The images of one split, decoded when fetched."""
 
-    def __init__(self, found: datasets.Cityscapes, crop: int):
+    def __init__(self, found: "datasets.Cityscapes", crop: int):
         self.found, self.crop = found, crop
 
     def __len__(self) -> int:
@@ -59,7 +58,7 @@ class Scenes(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """As for evaluation."""
         image, labels = self.found[index]
-        return normalised(image), _train_ids(tv.pil_to_tensor(labels)[0])
+        return normalised(image), _train_ids(on_images().pil_to_tensor(labels)[0])
 
     def fetch_augmented(
         self, indices: Sequence[int] | Tensor, draws: torch.Generator
@@ -70,6 +69,9 @@ class Scenes(Dataset):
         return torch.stack(images), torch.stack(labels)
 
     def _part(self, index: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+        from torchvision.transforms import InterpolationMode
+
+        tv = on_images()
         image, labels = self.found[index]
         factor = math.exp2(2 * float(torch.rand((), generator=draws)) - 1)
         size = [max(1, round(image.height * factor)), max(1, round(image.width * factor))]
@@ -84,14 +86,28 @@ class Scenes(Dataset):
 
 
 def _train_ids(labels_HxW: Tensor) -> Tensor:
-    return TRAIN_ID_OF_LABEL[labels_HxW.long()]
+    return train_id_of_label()[labels_HxW.long()]
 
 
-def _find(folder: Path, split: str) -> datasets.Cityscapes:
-    try:
-        found = datasets.Cityscapes(str(folder), split=split, mode="fine", target_type="semantic")
-    except (RuntimeError, FileNotFoundError):
-        found = []
+@cache
+def train_id_of_label() -> Tensor:
+    """(256,): the class that is trained for each label id, IGNORED for the others."""
+    from torchvision.datasets import Cityscapes as Labelled
+
+    train_id_256 = torch.full((256,), IGNORED)
+    for kind in Labelled.classes:
+        if 0 <= kind.train_id < 19:
+            train_id_256[kind.id] = kind.train_id
+    return train_id_256
+
+
+def _find(folder: Path, split: str) -> "datasets.Cityscapes":
+    found = []
+    if folder.is_dir():
+        from torchvision import datasets
+
+        with suppress(RuntimeError, FileNotFoundError):
+            found = datasets.Cityscapes(str(folder), split=split, mode="fine", target_type="semantic")
     if len(found) == 0:
         raise DataError(
             f"Cityscapes is not in {folder} (no leftImg8bit/{split} or gtFine/{split} with images): "

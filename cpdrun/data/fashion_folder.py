@@ -6,11 +6,10 @@ Written once, from the idx files, and read by the loader of ImageNet itself.
 from pathlib import Path
 
 from torch import Tensor
-from torchvision.transforms.v2.functional import to_pil_image
 
 from cpdrun.data.cache import written_once
 from cpdrun.data.fashion_mnist import FashionMNIST
-from cpdrun.data.image_folder import ImageFolders
+from cpdrun.data.image_folder import ImageFolders, on_images
 
 CLASSES = ["T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Boot"]
 
@@ -40,4 +39,6 @@ def _write(folder: Path, x_Nx1xHxW: Tensor, y_N: Tensor) -> None:
     for name in CLASSES:
         (folder / name).mkdir(parents=True)
     for i, (x_1xHxW, y) in enumerate(zip(x_Nx1xHxW, y_N.tolist(), strict=True)):
-        to_pil_image(x_1xHxW).convert("RGB").save(folder / CLASSES[y] / f"{i:06d}.JPEG", quality=95)
+        on_images().to_pil_image(x_1xHxW).convert("RGB").save(
+            folder / CLASSES[y] / f"{i:06d}.JPEG", quality=95
+        )

@@ -5,16 +5,20 @@ torchvision finds and decodes them. Training: a random part of the image scaled 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.datasets import ImageFolder
-from torchvision.transforms.v2 import functional as tv
 
 from cpdrun.data.augment import randint, random_resized_crop
 from cpdrun.data.base import DataError
+
+if TYPE_CHECKING:
+    from torchvision.datasets import ImageFolder
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -42,7 +46,7 @@ class ImageFolders:
 class Decoded(Dataset):
     """The images of one split, decoded when fetched."""
 
-    def __init__(self, found: ImageFolder, size: int, smallest_area: float):
+    def __init__(self, found: "ImageFolder", size: int, smallest_area: float):
         self.found, self.size, self.smallest_area = found, size, smallest_area
 
     def __len__(self) -> int:
@@ -50,6 +54,7 @@ class Decoded(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """As for evaluation."""
+        tv = on_images()
         image, label = self.found[index]
         image = tv.resize(image, [self.size * 8 // 7], antialias=True)
         return normalised(tv.center_crop(image, [self.size, self.size])), label
@@ -58,6 +63,7 @@ class Decoded(Dataset):
         self, indices: Sequence[int] | Tensor, draws: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """A batch as for training: (B, 3, size, size) float32, (B,) int64."""
+        tv = on_images()
         images, labels = [], []
         for index in torch.as_tensor(indices).tolist():
             image, label = self.found[index]
@@ -70,18 +76,28 @@ class Decoded(Dataset):
         return torch.stack(images), torch.tensor(labels)
 
 
+def on_images() -> ModuleType:
+    """torchvision's functions on images. Its import takes longer than torch's: not before there are images."""
+    from torchvision.transforms.v2 import functional
+
+    return functional
+
+
 def normalised(image: object) -> Tensor:
     """(3, H, W) float32 of a PIL image, with ImageNet's mean and deviation."""
+    tv = on_images()
     return tv.normalize(
         tv.to_dtype(tv.pil_to_tensor(image), torch.float32, scale=True), list(MEAN), list(STD)
     )
 
 
-def _find(folder: Path) -> ImageFolder:
-    try:
-        return ImageFolder(str(folder))
-    except FileNotFoundError:
-        raise DataError(
-            f"no images in {folder}: they lie as train/<class>/*.JPEG and val/<class>/*.JPEG; name the folder above "
-            "with data.data_dir=PATH"
-        ) from None
+def _find(folder: Path) -> "ImageFolder":
+    if folder.is_dir():
+        from torchvision.datasets import ImageFolder
+
+        with suppress(FileNotFoundError):
+            return ImageFolder(str(folder))
+    raise DataError(
+        f"no images in {folder}: they lie as train/<class>/*.JPEG and val/<class>/*.JPEG; name the folder above "
+        "with data.data_dir=PATH"
+    )

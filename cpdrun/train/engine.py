@@ -29,6 +29,7 @@ import importlib
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -38,10 +39,10 @@ import traceback
 import uuid
 from typing import Any
 
+CHECK_IMPORTS = ["cpdrun.train.preflight"]
 FIRST_STEP_IMPORTS = [
     "torch.distributed.launcher.api",
     "torch._dynamo",  # 1.5 s that the first optimizer made would spend
-    "cpdrun.train.preflight",
     "cpdrun.train.rendezvous",
     "cpdrun.train.worker",
     "custom_fp.ops",
@@ -69,26 +70,37 @@ def main(argv: list[str]) -> None:
     if arguments.once is not None:
         _serve(socket.socket(fileno=arguments.once))
     else:
-        _import_what_a_first_step_imports()
         serve_warm(socket.socket(fileno=arguments.warm))
 
 
 def serve_warm(control: socket.socket) -> None:
-    """Fork one engine for every connection that arrives over `control`, until its other end closes."""
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_IGN
-    )  # an engine answers over its connection; nobody waits for it
+    """Fork one engine for every connection that arrives over `control`, until its other end closes.
+
+    A check that waits already is begun before the longer half of the imports: most of what it finds needs none of it.
+    """
+    # An engine answers over its connection; nobody waits for it.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    _import(CHECK_IMPORTS)
+    if select.select([control], [], [], 0)[0] and not _fork_an_engine(control):
+        return
+    _import_what_a_first_step_imports()
+    while _fork_an_engine(control):
+        pass
+
+
+def _fork_an_engine(control: socket.socket) -> bool:
+    """False where the other end of `control` is closed."""
     this = os.getpid()
-    while True:
-        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not descriptors:
-            return
-        if os.fork() == 0:
-            control.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _die_with(this)
-            _serve(socket.socket(fileno=descriptors[0]))
-        os.close(descriptors[0])
+    _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    if not descriptors:
+        return False
+    if os.fork() == 0:
+        control.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _die_with(this)
+        _serve(socket.socket(fileno=descriptors[0]))
+    os.close(descriptors[0])
+    return True
 
 
 def _serve(connection: socket.socket) -> None:
@@ -201,18 +213,27 @@ def _rank(run_dir: str, threads: int, gate: Any) -> int:
 
 
 def _look(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """This process does nothing else, and compiles nothing: its optimizers need not import torch._dynamo."""
+    from torch.optim import Optimizer
+
     from cpdrun.train import preflight
 
+    Optimizer.add_param_group = getattr(Optimizer.add_param_group, "__wrapped__", Optimizer.add_param_group)
     return preflight.look(configs)
 
 
 def _import_what_a_first_step_imports() -> None:
-    """Import once, for all ranks; without the garbage collector that takes a fifth less time."""
-    gc.disable()
-    for module in FIRST_STEP_IMPORTS:
-        importlib.import_module(module)
+    """Import once, for all ranks."""
+    _import(CHECK_IMPORTS + FIRST_STEP_IMPORTS)
     importlib.import_module("cpdrun.train.provenance").distributions_by_module()  # .2 s, kept for all runs
     gc.freeze()  # what a rank's collector never visits, it does not copy either
+
+
+def _import(modules: list[str]) -> None:
+    """Without the garbage collector, which takes a fifth of the time."""
+    gc.disable()
+    for module in modules:
+        importlib.import_module(module)
     gc.enable()
 
 

@@ -4,10 +4,12 @@
 is broken enough to end the interpreter is one line of the table and not its end.
 """
 
-import importlib
+import importlib.util
 import json
 import warnings
 from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,9 +21,10 @@ def probe() -> dict[str, Any]:
     A value under "errors" says why a part is missing.
     """
     found: dict[str, Any] = {"errors": {}}
-    for name in ("torch", "torchvision", "cupy", "custom_fp", "numpy", "sklearn"):
+    looks = dict.fromkeys(("torch", "cupy", "custom_fp", "numpy"), _imported)
+    for name, look in (looks | {"torchvision": _torchvision, "sklearn": _sklearn}).items():
         try:
-            found[name] = getattr(importlib.import_module(name), "__version__", "present")
+            found[name] = look(name)
         except Exception as error:  # a broken wheel raises anything
             found["errors"][name] = f"{type(error).__name__}: {error}".splitlines()[0]
     if "torch" in found:
@@ -30,6 +33,32 @@ def probe() -> dict[str, Any]:
         found["backend"] = _backend()
     found["data"] = _data()
     return found
+
+
+def _imported(name: str) -> str:
+    return getattr(importlib.import_module(name), "__version__", "present")
+
+
+def _torchvision(name: str) -> str:
+    """Without its import, which takes longer than torch's: a wheel that does not fit torch cannot be loaded into it."""
+    import torch
+
+    for library in sorted(_folder(name).glob("_C*.so")):
+        torch.ops.load_library(str(library))
+    return version(name)
+
+
+def _sklearn(name: str) -> str:
+    """Without its import, which takes as long as torch's; that its digits can be read, the dataset of them shows."""
+    _folder(name)
+    return version("scikit-learn")
+
+
+def _folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"No module named {package!r}")
+    return Path(spec.origin).parent
 
 
 def _cuda() -> dict[str, Any]:
@@ -48,7 +77,10 @@ def _backend() -> str:
 
 
 def _data() -> dict[str, str | None]:
-    """Each dataset of conf/data that names a class: None where it can be read, else what is missing."""
+    """Each dataset of conf/data that names a class: None where it can be read, else what is missing.
+
+    One that writes what it reads, on its first use, is not made here: what it is written from says enough.
+    """
     from cpdrun.train.build import BuildError, build_data
 
     state: dict[str, str | None] = {}
@@ -57,6 +89,10 @@ def _data() -> dict[str, str | None]:
         if not spec or "???" in spec.values():
             continue
         name = choice.name.removesuffix(".yaml")
+        if "cache_dir" in spec:
+            folder = Path(spec.get("data_dir") or ".").expanduser()
+            state[name] = None if folder.is_dir() else f"it is written from the files of {folder}: not there"
+            continue
         try:
             build_data({"data": spec})
             state[name] = None
