@@ -51,6 +51,7 @@ def _end_as_by_ctrl_c(*numbers: int) -> None:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     from cpdrun.config.errors import ConfigError
+    from cpdrun.idle import idle_settings
     from cpdrun.record import State
     from cpdrun.record.fingerprint import of_other_code
     from cpdrun.standing import standing
@@ -86,7 +87,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
     if found.changed and not arguments.rerun:
         print(of_other_code(found.changed), flush=True)
     here = bool(to_run) and to_run[0].config["launcher"]["_target_"] == "cpdrun.launch.local.LocalExecutor"
-    for note in found.notes(here=here):
+    idle = idle_settings(arguments.overrides, [run.config for run in sweep.runs])
+    for note in [*found.notes(here=here), *idle]:
         print(f"note: {note}", file=sys.stderr)
     odd = {
         name: text for name, text in found.odd.items() if arguments.rerun != "all" or name not in found.states
