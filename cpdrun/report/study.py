@@ -82,7 +82,8 @@ class Study:
         if fp32 is not None and fp32.diverged:
             return f"fp32 itself diverged in {fp32.diverged} of {fp32.n_finished} runs"
         if baseline is None:
-            return "no finished fp32 run"
+            finished_ones = fp32 is not None and fp32.n_finished
+            return f"fp32 has no value of {metric.name}" if finished_ones else "no finished fp32 run"
         shown = metric.show(baseline.mean) + metric.unit
         verdict = learnt(metric, baseline.mean, baseline.num_classes)
         if verdict is False:

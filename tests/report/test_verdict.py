@@ -211,3 +211,13 @@ def test_equal_counts_leave_open_what_the_rule_of_three_says():
     found = difference({0: 0.9, 1: 0.9, 2: 0.9}, {0: 0.9, 1: 0.9, 2: 0.9}, ci=95, samples=1000)
     assert found.half_width == pytest.approx(1 - 0.05 ** (1 / 3000))
     assert math.isnan(difference({0: 0.9, 1: 0.9}, {0: 0.9, 1: 0.9}, ci=95).half_width)
+
+
+def test_an_fp32_without_a_value_is_no_answer(new_sweep, report):
+    sweep = new_sweep()
+    for seed in range(2):
+        sweep.add(seed=seed, accuracy=None)
+        sweep.add("e4m3", seed=seed, accuracy=0.98)
+    assert report(sweep).sentences == [
+        "No answer: fp32 has no value of test_accuracy, so that there is nothing to compare with."
+    ]
