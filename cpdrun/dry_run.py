@@ -38,6 +38,7 @@ FURTHER = (
     "init_skip",
 )  # where they are set
 OURS = "cpdrun."
+MOST_SHOWN = 4  # values of a key that varies
 WIDEST = 1000  # columns of a table
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.requantised_sync.RequantisedSync")
 
@@ -144,19 +145,25 @@ def _forecast(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], jobs: 
 def _recipe(sweep: Plan) -> Iterator[str]:
     """The parts of the first run with their settings; what the sweep varies is in the table."""
     config = sweep.runs[0].config
-    varies = {key for key, _ in _varying(sweep)}
+    varies = _varying(sweep)
 
     def value(key: str) -> str:
-        return "(varies)" if key in varies else _short(get_key(config, key))
+        if key not in varies:
+            return _short(get_key(config, key))
+        return "/".join(varies[key]) if len(varies[key]) <= MOST_SHOWN else "(varies)"
 
     workers, batch = config["world_size"], config["batch_size"]
-    step = "" if {"world_size", "batch_size"} & varies else f", {workers * batch:,} samples a step"
+    step = "" if {"world_size", "batch_size"} & varies.keys() else f", {workers * batch:,} samples a step"
     samples = f"{value('world_size')} workers of {value('batch_size')} samples"
-    yield f"recipe: {value('epochs')} epochs, {samples}{step}"
+    epochs = "1 epoch" if value("epochs") == "1" else f"{value('epochs')} epochs"
+    yield f"recipe: {epochs}, {samples}{step}"
     scales = any(run.config["aps"] for run in sweep.runs)
     for part in PARTS if scales else PARTS[:-1]:
         keys = [key for key, _ in flatten(config[part], f"{part}.") if not key.endswith("_target_")]
-        name = "(varies)" if f"{part}._target_" in varies else _class(config[part]["_target_"])
+        if classes := varies.get(f"{part}._target_"):
+            yield f"  {part:<10} {' or '.join(map(_class, classes))}"
+            continue
+        name = _class(config[part]["_target_"])
         settings = ", ".join(f"{key.removeprefix(f'{part}.')} {value(key)}" for key in keys)
         yield f"  {part:<10} {name}{f': {settings}' if settings else ''}"
     yield "  " + ", ".join(f"{key} {value(key)}" for key in MACHINE)
@@ -230,6 +237,8 @@ def _scripts(
 def _table(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun]) -> Table:
     """A row a run: the axes, how it stands, and its name."""
     keys = [key for key in sweep.axes if key != CASE or has_key(sweep.runs[0].config, CASE)]
+    if sweep.baselines and "aps" not in keys:
+        keys.append("aps")  # typed for all runs, and not so for these
     sent = any(state is State.DONE for state in found.states.values())
     wanted = {run.name for run in to_run}
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
@@ -261,15 +270,13 @@ def _cell(config: Mapping[str, Any], key: str) -> str:
     return _class(value["_target_"]) if isinstance(value, Mapping) and "_target_" in value else _short(value)
 
 
-def _varying(sweep: Plan) -> Iterator[tuple[str, Any]]:
-    """Keys whose value the sweep changes, by the first run's value."""
-    seen: dict[str, Any] = {}
-    varies: dict[str, Any] = {}
+def _varying(sweep: Plan) -> dict[str, list[str]]:
+    """Keys whose value the sweep changes, with the values as they are shown."""
+    found: dict[str, dict[str, None]] = {}
     for run in sweep.runs:
         for key, value in flatten(run.config):
-            if seen.setdefault(key, value) != value:
-                varies.setdefault(key, seen[key])
-    yield from varies.items()
+            found.setdefault(key, {})[_short(value)] = None
+    return {key: list(values) for key, values in found.items() if len(values) > 1}
 
 
 def _states(found: Standing, runs: Sequence[PlannedRun]) -> list[State]:

@@ -71,6 +71,21 @@ def test_a_dry_run_names_missing_data_its_twin_and_the_script_for_slurm(cpdrun, 
     assert "\n  parameter_groups [{modules:['BatchNorm*'],weight_decay:0.0}]\n" in shown
     for line in ("array=0-6%2", "cpus-per-task=9", "gres=gpu:1", "mem=18G", "time=01:00:00"):
         assert f"#SBATCH --{line}\n" in shown
+    varied = cpdrun(
+        "sweep",
+        "exp=digits_bits",
+        "seed=0",
+        "aps=true",
+        "world_size=4,8",
+        "data=digits,pydoc_text",
+        "--dry-run",
+    )
+    assert "recipe: 15 epochs, 4/8 workers of 8 samples\n" in varied.stdout
+    assert "  data       Digits or PydocText\n" in varied.stdout
+    rows = [line.split() for line in varied.stdout.splitlines()[-28:]]
+    assert [row[3] for row in rows if row[0] == "fp32"] == ["false"] * 4, (
+        "the baselines, in a column of their own"
+    )
     (tmp_path / "data" / "imagenet").mkdir(parents=True)
     assert "missing" not in (there := cpdrun(*words).stdout) and "SBATCH" not in there
 
