@@ -67,6 +67,11 @@ class SlurmExecutor(Executor):
         self._warning_s = warning_s
         self._setup = setup
         self._more = sbatch
+        for key, value in (*self._asked.items(), *(("sbatch", line) for line in sbatch)):
+            if not str(
+                value
+            ).isprintable():  # the rest of a line that is broken would be a command of the script
+                raise LaunchError(f"launcher.{key}={value!r}: no line breaks or control characters")
         self._sweep = sweep
         self._options = options
         self._jobs: dict[str, Job] = {}  # by array element
@@ -171,7 +176,7 @@ class SlurmExecutor(Executor):
         options = {
             "job-name": f"cpdrun-{self._sweep.name}",
             "array": f"0-{len(jobs) - 1}{limit}",
-            "output": self._sweep.slurm_logs.absolute() / "%A_%a.log",
+            "output": f"{str(self._sweep.slurm_logs.absolute()).replace('%', '%%')}/%A_%a.log",
             "open-mode": "append",
             "nodes": self._nodes,
             "ntasks-per-node": self._tasks // self._nodes,
@@ -182,7 +187,7 @@ class SlurmExecutor(Executor):
         command = [sys.executable, "-m", "cpdrun.launch.agent"]
         flags = ["--retries", str(self._options.retries), "--tasks", str(self._tasks)]
         return SCRIPT.format(
-            options="\n".join(f"#SBATCH --{key}={value}" for key, value in options.items()),
+            options="\n".join(f"#SBATCH --{key}={shlex.quote(str(value))}" for key, value in options.items()),
             more="".join(f"#SBATCH {line}\n" for line in self._more),
             setup="".join(f"{line}\n" for line in self._setup),
             names=names,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from driving import dawdling, finish, make_training_job, training, wait_for
+from driving import dawdling, finish, make_job, make_training_job, training, wait_for
 
 from cpdrun.launch.base import LaunchError, LaunchOptions
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
@@ -120,6 +120,24 @@ def test_cancelled_from_another_shell(job, slurm, sweep):
     assert state_of(jobs[0].run) is State.PREEMPTED
     assert state_of(jobs[1].run) is State.PENDING
     assert elements_of(sweep) == {}
+
+
+def test_odd_names_and_values_reach_slurm_as_they_are(job, node, tmp_path):
+    sweep = SweepDir(tmp_path / "two words %j # 'quoted'")
+    one = make_job(sweep, "one")
+    executor = SlurmExecutor(
+        **{**DEFAULTS, "sbatch": ["--comment='of ours'"]}, sweep=sweep, options=LaunchOptions()
+    )
+    executor.submit([one])
+    assert finish(executor)["one"]["outcome"] == "finished"
+    array = read_json(sweep.slurm)[0]["job"]
+    assert (sweep.slurm_logs / f"{array}_0.log").exists()
+
+
+def test_a_value_that_would_end_its_line_is_refused(slurm):
+    for settings in ({"partition": "debug\nrm -rf /"}, {"sbatch": ["--qos=low\ntouch evil"]}):
+        with pytest.raises(LaunchError, match="no line breaks"):
+            slurm(**settings)
 
 
 def test_ranks_that_cannot_be_spread_are_refused(job, slurm):
