@@ -28,7 +28,18 @@ NOT_IDENTITY = (
     *PARTS_OF_OTHERS,
 )
 # keys that a run may leave as they are: there they are no part of it, so that a new one renames nothing
-UNUSED = {"parameter_groups": [], "init_into": None, "init_skip": [], "init_sha256": None}
+UNUSED = {
+    "parameter_groups": [],
+    "init_into": None,
+    "init_skip": [],
+    "init_sha256": None,
+    "precision.aps": False,
+    "sync.compat": None,
+    "sync.nesterov": False,
+    "sync.closing_rounds": 0,
+    "precision.activation_rounding": "nearest_even",
+    "precision.activation_range": "tensor",
+}
 
 
 def run_name(config: Mapping[str, Any]) -> str:

@@ -45,3 +45,15 @@ def test_one_format_has_one_name():
         == config("aps=false", "format=fp32")["format"]
         == "fp32"
     )
+
+
+def test_switches_that_are_off_rename_no_run():
+    """Runs of before they existed keep their names, so that what is finished is found; on, they are part of it."""
+    typed = ("precision=int8", "sync=gossip_choco", "sync.quasi_global_momentum=0.9", "optim.momentum=0")
+    now = config(*typed)
+    before = {**now, "sync": dict(now["sync"]), "precision": dict(now["precision"])}
+    del before["sync"]["nesterov"], before["sync"]["closing_rounds"]
+    del before["precision"]["activation_rounding"], before["precision"]["activation_range"]
+    assert identity_hash(before) == identity_hash(now)
+    on = ("sync.nesterov=true", "sync.closing_rounds=5", "precision.activation_range=samples")
+    assert len({identity_hash(now), *(identity_hash(config(*typed, one)) for one in on)}) == 4
