@@ -20,6 +20,8 @@ import torch
 from custom_fp import Format
 from torch import Tensor
 
+from cpdrun.comm.scaling import largest_magnitude, sum_exponent
+
 FLOAT64_BIAS, FLOAT64_FRACTION = 1023, 52
 
 
@@ -42,11 +44,14 @@ class ApsQuantizer:
 
 
 class _ApsQuantize(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x: Tensor, fmt: str) -> Tensor:
-        return _quantize(x, fmt)
+        return on_device(x, fmt) if x.is_cuda else on_cpu(x, fmt)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, x: Tensor, fmt: str):
+        rows = x.movedim(in_dims[0], 0)
+        return torch.stack([_ApsQuantize.apply(row, fmt) for row in rows]), 0
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -73,7 +78,15 @@ class _ApsRoundGradient(torch.autograd.Function):
         return aps_quantize(grad, ctx.fmt), None
 
 
-def _quantize(x: Tensor, fmt: str) -> Tensor:
+def on_cpu(x: Tensor, fmt: str) -> Tensor:
+    """By the compiled operators that gradients go through on their way, which shift as they round."""
+    largest = largest_magnitude(x).item()
+    shift = Format.parse(fmt).emax - sum_exponent(largest, 1) if largest else 0
+    return custom_fp.unpack(custom_fp.pack(x, fmt, shift=shift), fmt, tuple(x.shape), shift=-shift)
+
+
+def on_device(x: Tensor, fmt: str) -> Tensor:
+    """The same bits by torch's operators, on any device, without waiting for the largest value to arrive here."""
     if x.numel() == 0:
         return custom_fp.quantize(x, fmt)
     shift = Format.parse(fmt).emax - _exponent(x)

@@ -12,7 +12,7 @@ from torch import nn
 
 from cpdrun.record import read_json
 from cpdrun.train.precision import Precision
-from cpdrun.train.tensor_aps import ApsQuantizer, aps_quantize
+from cpdrun.train.tensor_aps import ApsQuantizer, aps_quantize, on_device
 
 
 def by_hand(x: torch.Tensor, fmt: str) -> list[Fraction]:
@@ -33,6 +33,7 @@ def by_hand(x: torch.Tensor, fmt: str) -> list[Fraction]:
 def test_the_shift_fills_the_format(fmt, scale):
     x = torch.randn(200, generator=torch.Generator().manual_seed(1)) * scale
     found = aps_quantize(x, fmt)
+    assert torch.equal(found, on_device(x, fmt))
     exact = torch.tensor([float(v) for v in by_hand(x, fmt)], dtype=torch.float64)
     assert torch.equal(found, exact.float())
     largest = x.abs().argmax()
@@ -44,6 +45,7 @@ def test_the_shift_fills_the_format(fmt, scale):
 def test_powers_of_two_subnormals_and_huge_values_keep_their_shift_exact(largest):
     x = torch.tensor([largest, largest / 4, 0.0, -0.0])
     found = aps_quantize(x, "e5m2")
+    assert torch.equal(found, on_device(x, "e5m2"))
     expected = torch.tensor([float(v) for v in by_hand(x, "e5m2")], dtype=torch.float64).float()
     assert torch.equal(found, expected)
     assert math.copysign(1, found[3]) == -1
@@ -55,6 +57,7 @@ def test_what_is_not_finite_stays_and_takes_no_part():
     assert (
         found[1] == math.inf and found[3].isnan() and torch.equal(found[[0, 2]], alone) and (alone != 0).all()
     )
+    assert torch.equal(on_device(x, "e4m3").nan_to_num(7.0), found.nan_to_num(7.0))
     zeros = torch.zeros(3)
     assert torch.equal(aps_quantize(zeros, "e4m3"), zeros) and aps_quantize(torch.ones(0), "e4m3").shape == (
         0,
