@@ -25,6 +25,7 @@ from cpdrun.record import State, read_object
 from cpdrun.standing import Standing
 from cpdrun.sweep import CASE, Plan, PlannedRun
 from cpdrun.terminal import Terminal
+from cpdrun.visible import visible, visible_line
 
 WORDS = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
 PARTS = ("model", "data", "partition", "optim", "schedule", "precision", "sync", "scaling")
@@ -56,12 +57,12 @@ def print_dry_run(
         *_missing(sweep, arguments),
         *_not_looked_at(sweep),
     ):
-        console.print(Text(_shown(line)), soft_wrap=True)
+        console.print(Text(visible_line(line)), soft_wrap=True)
     scripts, problem = _scripts(sweep, to_run, arguments)
     if problem:
-        console.print(Text(_shown(f"would not start: {problem}")), soft_wrap=True)
+        console.print(Text(visible_line(f"would not start: {problem}")), soft_wrap=True)
     for path, script in scripts.items():
-        console.print(Text(_shown(f"\nwould write {path}:\n\n{script}")), soft_wrap=True)
+        console.print(Text(visible_line(f"\nwould write {path}:\n\n{script}")), soft_wrap=True)
     table = _table(sweep, found, to_run)
     lines = console.height - 3
     console.width = max(console.width, _width(console, table))  # names are shown whole, to be copied
@@ -99,11 +100,6 @@ def as_json(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], argument
         "runs": runs,
     }
     return json.dumps(facts, indent=2)
-
-
-def _shown(text: str) -> str:
-    """Without what would steer a terminal: a yaml of anyone's may hold it."""
-    return "".join(c for c in text if c.isprintable() or c == "\n")
 
 
 def _width(console: Terminal, table: Table) -> int:
@@ -288,7 +284,7 @@ def _class(target: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = _shown(value if isinstance(value, str) else typed_form(value))
+    text = visible(value if isinstance(value, str) else typed_form(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
