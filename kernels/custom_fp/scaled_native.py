@@ -23,7 +23,9 @@ def quantize_rows(x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
     rows, n = x_RxN.shape
     if isinstance(fmt, Codebook):
         arguments, _ = _tables(fmt)
-        _codebook.quantize(x_RxN.data_ptr(), out_RxN.data_ptr(), rows, n, _block_size(fmt, n), *arguments)
+        size = _block_size(fmt, n)
+        addresses = x_RxN.data_ptr(), out_RxN.data_ptr()
+        _codebook.quantize(*addresses, rows, n, size, *arguments, get_num_threads())
     else:
         _native.quantize_blocks(x_RxN.data_ptr(), out_RxN.data_ptr(), rows, n, *_blocks(fmt, n))
 
@@ -33,9 +35,8 @@ def encode(x_n: Tensor, fmt: ScaledFormat, codes_n: Tensor, scales_B: Tensor) ->
     if isinstance(fmt, Codebook):
         scales_B.zero_()  # of a tensor without elements, too
         arguments, _ = _tables(fmt)
-        _codebook.encode(
-            x_n.data_ptr(), codes_n.data_ptr(), scales_B.data_ptr(), n, _block_size(fmt, n), *arguments
-        )
+        addresses = x_n.data_ptr(), codes_n.data_ptr(), scales_B.data_ptr()
+        _codebook.encode(*addresses, n, _block_size(fmt, n), *arguments, get_num_threads())
     else:
         _encode_blocks(x_n, fmt, scales_B, codes_n, dense=False)
 
@@ -51,13 +52,19 @@ def decode(codes_n: Tensor, scales_B: Tensor, fmt: ScaledFormat, out_n: Tensor) 
             n,
             _block_size(fmt, n),
             values.data_ptr(),
+            get_num_threads(),
         )
     else:
         _decode_blocks(scales_B, codes_n, fmt, out_n, dense=False)
 
 
 def pack(x_n: Tensor, fmt: ScaledFormat, head: Tensor, body: Tensor) -> None:
-    if isinstance(fmt, Codebook):
+    if isinstance(fmt, Codebook) and fmt.code_bits == 8:
+        scales_B = torch.empty(fmt.scales(x_n.numel()))
+        encode(x_n, fmt, body[: x_n.numel()], scales_B)
+        head.copy_(scales_B.view(torch.uint8))
+        body[x_n.numel() :].zero_()
+    elif isinstance(fmt, Codebook):
         scaled_torch.pack(x_n, fmt, head, body, encode)
     else:
         _encode_blocks(x_n, fmt, head, body, dense=True)

@@ -255,3 +255,29 @@ def test_the_compiled_search_equals_torch(book, monkeypatch):
             if ours.is_floating_point()
             else torch.equal(ours, theirs)
         )
+
+
+@pytest.mark.parametrize("block", [None, 64, 100_003, 300_000])
+def test_several_threads_give_the_bits_of_one(block):
+    """Blocks spread over the threads, and blocks so long that one is spread."""
+    book = custom_fp.Codebook("mine", custom_fp.parse("dynamic_tree").values, block)
+    x = torch.randn(700_001, generator=torch.Generator().manual_seed(0))
+    x[650_000] = math.nan  # in a block, or in the whole tensor
+    threads = torch.get_num_threads()
+    try:
+        for source in (x, x[:600_000]):
+            expected = torch.empty_like(source)
+            scaled_torch.quantize_rows(source.view(1, -1), book, expected.view(1, -1))
+            found = []
+            for number in (1, 2, 3):
+                torch.set_num_threads(number)
+                codes, scales = custom_fp.encode(source, book)
+                data = custom_fp.pack(source, book)
+                values = custom_fp.quantize(source, book), custom_fp.decode((codes, scales), book)
+                for value in (*values, custom_fp.unpack(data, book, source.shape)):
+                    assert torch.equal(value.view(torch.int32), expected.view(torch.int32)), number
+                found.append((codes, scales.view(torch.int32), data))
+            for others in found[1:]:
+                assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+    finally:
+        torch.set_num_threads(threads)

@@ -37,26 +37,30 @@ inline uint32_t largest_bits(const float* x, int64_t n) {
     return largest;
 }
 
-// Calls emit(i, index, scale) for each element of one block. Where one is not finite, the scale is NaN and the index
-// that of -1.
-template <class Emit> inline float each_nearest(const float* x, int64_t n, const CodebookTables& t, const Emit& emit) {
-    const uint32_t largest = largest_bits(x, n);
-    const bool finite = largest < 0x7f800000u;
-    const uint32_t scale_bits = finite ? largest : 0x7fc00000u;
+// A block's scale, from its largest magnitude: NaN where one is not finite.
+inline float scale_of(uint32_t largest) {
+    const uint32_t bits = largest < 0x7f800000u ? largest : 0x7fc00000u;
     float scale;
-    std::memcpy(&scale, &scale_bits, 4);
+    std::memcpy(&scale, &bits, 4);
+    return scale;
+}
+
+// Calls emit(i, index) for the elements begin..end of one block. Where the scale is NaN the index is that of -1.
+template <class Emit>
+inline void each_nearest(const float* x, int64_t begin, int64_t end, float scale, const CodebookTables& t,
+                         const Emit& emit) {
+    const bool finite = scale == scale;
     const float divisor = scale > 0.0f ? scale : 1.0f;
     float y[codebook_chunk];
-    for (int64_t begin = 0; begin < n; begin += codebook_chunk) {
-        const int64_t count = n - begin < codebook_chunk ? n - begin : codebook_chunk;
+    for (; begin < end; begin += codebook_chunk) {
+        const int64_t count = end - begin < codebook_chunk ? end - begin : codebook_chunk;
         for (int64_t i = 0; i < count; i++) y[i] = finite ? x[begin + i] / divisor : -1.0f;
         for (int64_t i = 0; i < count; i++) {
             uint32_t index = t.first[bits_of(y[i]) >> 16];
             for (int step = 0; step < t.steps; step++) index += y[i] > t.thresholds[index];
-            emit(begin + i, index, scale);
+            emit(begin + i, index);
         }
     }
-    return scale;
 }
 
 }  // namespace custom_fp

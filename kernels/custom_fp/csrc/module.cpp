@@ -11,8 +11,7 @@
 
 #include "cpu_kernels.h"
 #include "custom_fp.h"
-#include "fp_environment.h"
-#include "team.h"
+#include "parallel.h"
 
 namespace nb = nanobind;
 
@@ -56,31 +55,6 @@ std::vector<std::string> isa_names() {
     for (const Isa& candidate : isas) names.push_back(candidate.name);
     return names;
 }
-
-// Runs body(begin, end) over 0..n, in chunks that start at multiples of `align`, on several threads where each has at
-// least `grain` of the n.
-template <class Body> void parallel(int64_t n, int threads, int64_t grain, int64_t align, const Body& body) {
-    nb::gil_scoped_release release;
-    const int64_t useful = std::min<int64_t>(threads, n / grain);
-    if (useful <= 1) {
-        FpEnvironment environment;
-        body(int64_t(0), n);
-        return;
-    }
-    const int64_t share = (n + useful - 1) / useful;
-    const int64_t chunk = (std::max((share + 3) / 4, grain) + align - 1) / align * align;
-    std::atomic<int64_t> next(0);
-    run_team(static_cast<unsigned>(useful), [&] {
-        FpEnvironment environment;
-        for (int64_t begin; (begin = next.fetch_add(chunk)) < n;) body(begin, std::min(n, begin + chunk));
-    });
-}
-
-template <class Body> void parallel(int64_t n, int threads, int64_t grain, const Body& body) {
-    parallel(n, threads, grain, 1024, body);
-}
-
-constexpr int64_t grain = 1 << 17;
 
 template <class T> T* at(uintptr_t address) { return reinterpret_cast<T*>(address); }
 
