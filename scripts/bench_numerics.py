@@ -69,8 +69,38 @@ def elementwise(x: torch.Tensor) -> Calls:
         calls[f"unpack {name} ({bits} bits)"] = lambda name=name, data=data: custom_fp.unpack(
             data, name, x.shape, out=out
         )
+    calls["quantize e5m2, into a new tensor"] = lambda: custom_fp.quantize(x, "e5m2")
+    codes = custom_fp.encode(x, "e5m2")
+    calls["encode e5m2"] = lambda: custom_fp.encode(x, "e5m2", out=codes)
     calls["scale + quantize + pack e5m2"] = lambda: custom_fp.pack(x, "e5m2", shift=5, out=packed)
     calls["torch float8_e5m2 there and back"] = lambda: out.copy_(x.to(torch.float8_e5m2))
+    return calls
+
+
+def doubles(x: torch.Tensor) -> Calls:
+    """float64 input; the first row copies as many values, and rounds them to float32."""
+    x, out = x.double(), torch.empty_like(x)
+    codes, data = custom_fp.encode(x, "e5m2"), custom_fp.pack(x, "e5m2")
+    terms = [x, x.flip(0)] * 2
+    return {
+        "torch copy_, float64 to float32": lambda: out.copy_(x),
+        "quantize e5m2, float64": lambda: custom_fp.quantize(x, "e5m2", out=out),
+        "scale_pow2, float64": lambda: custom_fp.scale_pow2(x, 3, out=out),
+        "encode e5m2, float64": lambda: custom_fp.encode(x, "e5m2", out=codes),
+        "pack e5m2, float64": lambda: custom_fp.pack(x, "e5m2", out=data),
+        "accumulate 4, e5m2, float64": lambda: custom_fp.accumulate(terms, "e5m2", out=out),
+    }
+
+
+def codebooks(x: torch.Tensor) -> Calls:
+    out = torch.empty_like(x)
+    calls: Calls = {"torch copy_": lambda: out.copy_(x)}
+    for name in ("dynamic_tree", "linear_b64"):
+        data = custom_fp.pack(x, name)
+        calls[f"quantize {name}"] = lambda name=name: custom_fp.quantize(x, name, out=out)
+        calls[f"encode {name}"] = lambda name=name: custom_fp.encode(x, name)
+        calls[f"pack {name}"] = lambda name=name, data=data: custom_fp.pack(x, name, out=data)
+        calls[f"unpack {name}"] = lambda name=name, data=data: custom_fp.unpack(data, name, x.shape, out=out)
     return calls
 
 
@@ -110,6 +140,8 @@ def sums(x: torch.Tensor) -> Calls:
         "accumulate 8, e5m2": lambda: custom_fp.accumulate(rounded, "e5m2", out=out),
         "accumulate 8, e5m2, of any float32 values": lambda: custom_fp.accumulate(terms, "e5m2", out=out),
         "accumulate 8, fp32": lambda: custom_fp.accumulate(terms, "fp32", out=out),
+        "accumulate 8, e8m11, of any float32 values": lambda: custom_fp.accumulate(terms, "e8m11", out=out),
+        "accumulate 8, e8m11, kahan": lambda: custom_fp.accumulate(terms, "e8m11", kahan=True, out=out),
         "accumulate 8, e5m2, kahan": lambda: custom_fp.accumulate(terms, "e5m2", kahan=True, out=out),
         "unpack + accumulate 8 + pack, e5m2": lambda: custom_fp.accumulate_packed(
             payloads, "e5m2", x.numel(), out=data
@@ -123,6 +155,8 @@ def products(device: str) -> Calls:
         "torch mm fp32, 256^3": lambda: torch.mm(a, b),
         "matmul e5m10": lambda: custom_fp.matmul(a, b, accumulator="e5m10"),
         "matmul e5m10, kahan": lambda: custom_fp.matmul(a, b, accumulator="e5m10", kahan=True),
+        "matmul e8m11": lambda: custom_fp.matmul(a, b, accumulator="e8m11"),
+        "matmul e8m11, kahan": lambda: custom_fp.matmul(a, b, accumulator="e8m11", kahan=True),
         "matmul bf16": lambda: custom_fp.matmul(a, b, accumulator="bf16"),
     }
 
@@ -183,6 +217,11 @@ def main() -> None:
         where = f"{threads} thread{'s'[: threads > 1]}" if device == "cpu" else "GPU"
         seconds = time_in_turns(elementwise(x), device, options.repeats)
         lines += table(f"elementwise, {where}", seconds, 1e-3, "ms")
+        if device == "cpu":
+            seconds = time_in_turns(doubles(x), device, options.repeats)
+            lines += table(f"float64, {where}", seconds, 1e-3, "ms")
+            seconds = time_in_turns(codebooks(x), device, options.repeats)
+            lines += table(f"codebooks, {where}", seconds, 1e-3, "ms")
         lines += table(f"sums, {where}", time_in_turns(sums(x), device, options.repeats), 1e-3, "ms")
         lines += table(
             f"products, {where}", time_in_turns(products(device), device, options.repeats), 1e-3, "ms"

@@ -15,12 +15,13 @@ constexpr int at_once = 8;  // terms added in one pass
 
 // How a sum is made that ends up rounded once.
 enum Sum {
-    float32,  // the format is float32 itself
-    members,  // NearRounder, all terms being values of the format
-    ties,     // NearRounder, any terms: right while no float32 sum is a tie
-    wide_members, wide,  // WideNearRounder, where NearRounder is not allowed: terms of the format; any, to odd first
-    randomly, // RandomRounder, any terms: that float32 rounds the sum is no more to it than a digit rounded by lifting
-    general,  // the general Rounder, to odd first; F = double where m > 21 or the rounding is not to nearest
+    float32,      // the format is float32 itself
+    members,      // NearRounder, all terms being values of the format
+    ties,         // NearRounder, any terms: right while no float32 sum is a tie
+    wide_members, // WideNearRounder, where NearRounder is not allowed, all terms being values of the format
+    wide,         // WideNearRounder, any terms, to odd first
+    randomly,     // RandomRounder, any terms: that float32 rounds the sum is no more to it than a digit rounded by lifting
+    general,      // the general Rounder, to odd first; F = double where m > 21 or the rounding is not to nearest
 };
 
 // Partial sums over blocks of elements.
@@ -50,8 +51,11 @@ public:
         } else if (mode == toward_zero) {
             attempt<general>(terms);
         } else {
-            if (may_be_members && (quick ? attempt<members>(terms) : attempt<wide_members>(terms))) return true;
-            if (!quick && !told_members && attempt<wide>(terms)) return true;
+            // one float32 sum to odd, where that is enough, is as quick as one in double; four of them are not
+            const bool widely = !quick && (kahan || spec.mantissa_bits > 21);
+            if (quick && may_be_members && attempt<members>(terms)) return true;
+            if (widely && may_be_members && attempt<wide_members>(terms)) return true;
+            if (widely && !told_members && attempt<wide>(terms)) return true;
             if (quick && patience > 0 && !told_members && NearRounder::tells_ties(spec)) {
                 const bool done = attempt<ties>(terms);
                 patience = done ? most_patience : patience - 1;
