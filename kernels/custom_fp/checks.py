@@ -105,7 +105,7 @@ def as_source(x: Tensor) -> Tensor:
 def check_out(out: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
     if not isinstance(out, Tensor) or out.dtype is not dtype:
         raise TypeError(f"out must be a tensor of {dtype}; got {kind(out)}")
-    if out.shape != torch.Size(shape) or out.device != device:
+    if out.shape != tuple(shape) or out.device != device:
         raise ValueError(
             f"out must have shape {list(shape)} on {device}; got {list(out.shape)} on {out.device}"
         )
@@ -135,17 +135,20 @@ def destination(
 def _overlap_in_part(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors share memory and are not one and the same. Two with holes may lie in each other's."""
     start_a, start_b = a.data_ptr(), b.data_ptr()
-    if start_a >= start_b + _extent(b) or start_b >= start_a + _extent(a) or a.device != b.device:
+    apart = start_b - start_a if start_a <= start_b else start_a - start_b
+    if apart >= _extent(a if start_a <= start_b else b) or a.device != b.device:
         return False
-    if start_a == start_b and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()):
+    if apart == 0 and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()):
         return False
-    return all(_extent(x) == x.numel() * x.element_size() for x in (a, b))
+    if a.numel() == 0 or b.numel() == 0:
+        return False
+    return all(_extent(x) == x.nbytes for x in (a, b))
 
 
 def _extent(x: Tensor) -> int:
     """Bytes from the first element of x to the end of the last one."""
-    if x.is_contiguous() or x.numel() == 0:
-        return x.numel() * x.element_size()
+    if x.is_contiguous():
+        return x.nbytes
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return (last + 1) * x.element_size()
 

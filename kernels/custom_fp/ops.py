@@ -304,8 +304,7 @@ def _eager(*tensors: object) -> bool:
     """Whether to skip the dispatcher, which costs more than a small tensor's arithmetic. What is no tensor goes to
     the eager functions too: they say what is wrong with it. None stands for no `out`.
     """
-    given = [tensor for tensor in tensors if tensor is not None]
-    return is_plain(*given) or not all(isinstance(tensor, Tensor) for tensor in given)
+    return is_plain(*tensors) or not all(isinstance(tensor, Tensor | None) for tensor in tensors)
 
 
 def _into(out: Tensor | None, result: Tensor) -> Tensor:

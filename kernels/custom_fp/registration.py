@@ -40,7 +40,7 @@ def is_plain(*tensors: Tensor) -> bool:
     return all(type(tensor) in _PLAIN for tensor in tensors)
 
 
-_PLAIN = (Tensor, Parameter)
+_PLAIN = (Tensor, Parameter, type(None))  # None: no `out`
 
 
 def forward_level() -> int:

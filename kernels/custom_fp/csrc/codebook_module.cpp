@@ -42,8 +42,9 @@ template <class Body> void over_elements(int64_t count, bool alone, int threads,
 }
 
 float scale_of_block(const float* x, int64_t count, bool alone, int threads) {
+    if (!alone) return scale_of(largest_bits(x, count));
     std::atomic<uint32_t> largest(0);
-    over_elements(count, alone, threads, [&](int64_t begin, int64_t end) {
+    parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
         const uint32_t here = largest_bits(x + begin, end - begin);
         for (uint32_t seen = largest; seen < here && !largest.compare_exchange_weak(seen, here);) {
         }
