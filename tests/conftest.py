@@ -48,6 +48,7 @@ def torchrun():
 
     def start(run: RunDir, nproc: int, **environment: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+        command += ["--log-dir", str(run.path / "torchrun")]  # else torchelastic_* in the temporary folder
         return subprocess.run(
             [*command, "-m", "cpdrun.train.worker", str(run.path)],
             env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},

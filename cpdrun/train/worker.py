@@ -97,6 +97,7 @@ def _train(
     config: dict[str, Any], workers: Workers, device: torch.device, journal: Journal
 ) -> dict[str, Any]:
     parts = build(config, device)
+    pulse.beat()  # data and model are there; the first step has the whole patience again
     journal.environment(device, parts.data, config, emulated_products(parts))
     return train(config, parts, workers, device, journal)
 

@@ -364,3 +364,23 @@ def test_a_sweep_whose_folder_goes_is_one_line(tmp_path, act):
     assert "failed" not in out
     assert not (results / "digits_bits").exists()
     wait_for(lambda: not processes_of(results), "the end of every process")
+
+
+def test_what_is_killed_or_stopped_at_once_leaves_no_temporary_folders(
+    launcher, sweep, tmp_path, monkeypatch
+):
+    """torchrun leaves torchelastic_* where it is killed; our engine, of the same machinery, makes none."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    process = launcher(
+        jobs={name: {"epochs": 400, "epoch_s": 0.05, "nproc": 2} for name in "ab"}, options={"jobs": 4}
+    )
+    for name in "ab":
+        wait_for(sweep.run(name).status.exists, "the first epoch")
+    os.kill(family(Job(sweep.run("a"), {}, []))["engine"], signal.SIGKILL)
+    wait_for(lambda: state_of(sweep.run("a")) is State.FAILED, "the end of the first")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    assert result(process)[0] in (1, 130)
+    assert not [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
