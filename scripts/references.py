@@ -115,12 +115,18 @@ class Maker:
 
     def _report(self, part: Part, folder: Path) -> str:
         typed = self._cpdrun("report", [part.name, *part.report])
-        report = SweepDir(self.work / part.name).report
-        if missing := [file for file in part.keep if not (report / file).is_file()]:
+        found = {file: self._written(part, file) for file in part.keep}
+        if missing := [file for file, path in found.items() if path is None]:
             raise NotMadeError(f"the report on {part.name} wrote no {', '.join(missing)}")
         for file, name in part.keep.items():
-            shutil.copyfile(report / file, folder / name)
+            shutil.copyfile(found[file], folder / name)
         return typed
+
+    def _written(self, part: Part, file: str) -> Path | None:
+        """Where the report has it: on a metric that is not the data's own it lies in a folder of that name."""
+        report = SweepDir(self.work / part.name).report
+        metric = part.report[part.report.index("--metric") + 1] if "--metric" in part.report else ""
+        return next((path for path in (report / metric / file, report / file) if path.is_file()), None)
 
     def _cpdrun(self, command: str, words: list[str], of_this_machine: Sequence[str] = ()) -> str:
         """Run it; gives back what a user would type for it. It stops when this script is killed."""

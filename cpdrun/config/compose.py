@@ -105,8 +105,16 @@ class Composer:
             raise ConfigError(
                 f"{_not_utf8(self._user_dir)} is not UTF-8: {error.reason}; save it so"
             ) from None
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ConfigError(" ".join(str(error).split())) from None
+        except (
+            HydraException,
+            OmegaConfBaseException,
+            yaml.YAMLError,
+            ValueError,
+            OSError,
+            RecursionError,
+        ) as error:
+            silent = "a value holds ${ and is no interpolation: write ${key}"  # OmegaConf has no words for it
+            raise ConfigError(" ".join(str(error).split()) or silent) from None
         return OmegaConf.to_container(config, resolve=False)
 
 

@@ -140,13 +140,11 @@ def summary(judgements: list[Judgement]) -> str:
 def power_sentence(judgement: Judgement, ci: float) -> str:
     """What the seeds that ran can see, and how many the threshold would take; empty where nothing has an interval."""
     seen = [f for f in judgement.findings if f.seeds > 1 and math.isfinite(f.deviation)]
-    return " ".join(
-        _power_of(metric, [f for f in seen if f.ask.metric == metric], ci) for metric in _metrics(seen)
-    )
-
-
-def _metrics(findings: list[Finding]) -> list[str]:
-    return list(dict.fromkeys(finding.ask.metric for finding in findings))
+    metrics = list(dict.fromkeys(finding.ask.metric for finding in seen))
+    texts = {name: _power_of(name, [f for f in seen if f.ask.metric == name], ci) for name in metrics}
+    if len(texts) == 1:
+        return next(iter(texts.values()))
+    return " ".join(f"{name.replace('_', ' ')}: {text}" for name, text in texts.items())
 
 
 def _power_of(metric: str, findings: list[Finding], ci: float) -> str:
