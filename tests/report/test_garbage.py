@@ -36,8 +36,12 @@ CUT = [
 
 def fill(sweep, draw: random.Random) -> None:
     for _ in range(draw.randrange(1, 12)):
-        keys = ("world_size", "seed", "model", "optim", "aps", "extra", "case")
+        keys = ("world_size", "seed", "model", "optim", "aps", "extra", "case", "sync", "full_precision")
         config = {key: draw.choice(ODD) for key in keys if draw.random() < 0.25}
+        if draw.random() < 0.3:
+            config["sync"] = {"order": draw.choice(["tree", "rank", *ODD])}
+        about = ("test_samples", "num_classes", "longest_chain")
+        done = {key: draw.choice([10, 360, *ODD]) for key in about if draw.random() < 0.5}
         epochs = range(draw.randrange(4))
         run = sweep.add(
             draw.choice(["fp32", "e4m3", "e3m0", *ODD]),
@@ -49,6 +53,7 @@ def fill(sweep, draw: random.Random) -> None:
                 for i in epochs
             ],
             env=draw.choice([None, {"a": draw.choice(ODD)}, {"packages": {"torch": draw.choice(ODD)}}]),
+            done=done,
             **config,
         )
         if draw.random() < 0.1:
