@@ -24,6 +24,12 @@ x_5x7 = torch.randn(5, 7)
             "accumulate_packed",
             ([torch.zeros(8, dtype=torch.uint8)] * 2, "e5m2", 8, False, "nearest_even", "saturate", None, 0),
         ),
+        ("max_exponent", (x_5x7,)),
+        ("quantize_scaled", (x_5x7.clone().requires_grad_(), "mxfp4")),
+        ("encode_scaled", (x_5x7, "linear_b64")),
+        ("decode_scaled", (torch.zeros(40, dtype=torch.uint8), torch.ones(2, dtype=torch.uint8), "mxfp4")),
+        ("pack_scaled", (x_5x7, "mxfp4")),
+        ("unpack_scaled", (torch.zeros(17, dtype=torch.uint8), "mxfp4", (4, 8))),
         ("matmul", (x_5x7.clone().requires_grad_(), torch.randn(2, 7, 3), "e5m10", False, "e5m2")),
     ],
 )
