@@ -15,9 +15,9 @@ from driving import drive, finish, wait_for
 from rich.console import Console
 
 from cpdrun.launch import logs, status
-from cpdrun.launch.base import Summary
+from cpdrun.launch.base import Event, Job, Summary
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
-from cpdrun.launch.display import print_summary
+from cpdrun.launch.display import Display, print_summary
 from cpdrun.launch.status import as_json, estimate_seconds, print_status, run_status, sweep_status
 from cpdrun.record import State, SweepDir, cancellation, write_json
 from cpdrun.sweep import plan
@@ -244,3 +244,15 @@ def test_logs_show_a_terminal_no_escapes_and_a_pipe_the_bytes(job, local, sweep)
     subprocess.run(command, stdout=theirs, check=True)
     shown = os.read(ours, 65536).decode()
     assert "\x1b" not in shown and r"\x1b[2Jcleared" in shown
+
+
+def test_lines_of_a_launch_tell_runs_apart_that_have_like_names(sweep):
+    out = io.StringIO()
+    display = Display(Console(file=out, width=200), total=1, axes=["precision.accumulator", "format"])
+    typed = ["precision.accumulator=fp32,e5m2", "format=e4m3", "precision.accumulator=e5m2"]
+    one = Job(sweep.run("convnet-e4m3-w8-s0-1f0c2d3e4a"), {}, typed)
+    display.event(Event(one, "started"))
+    display.event(Event(one, "ended", {"outcome": "failed", "reason": "sour"}))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "start convnet-e4m3-w8-s0-1f0c2d3e4a precision.accumulator=e5m2"
+    assert lines[1].startswith("failed convnet-e4m3-w8-s0-1f0c2d3e4a precision.accumulator=e5m2  sour ")
