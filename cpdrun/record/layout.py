@@ -1,6 +1,7 @@
 """Where everything lies. Only this module spells a file name of the record.
 
 <results_dir>/<sweep>/sweep.yaml                  axes, overrides, runs, git commit, versions
+<results_dir>/<sweep>/.lock                       held while the sweep's own files are written anew
 <results_dir>/<sweep>/report/                     what `cpdrun report` writes
 <results_dir>/<sweep>/calibration.json            what `cpdrun calibrate` measured, for the cost model
 <results_dir>/<sweep>/array.sbatch  slurm.json    what was handed to Slurm; its own logs are in slurm/
