@@ -228,6 +228,17 @@ def test_runs_here_come_before_committed_values(new_sweep, tmp_path):
     assert write_claims(None, references=reference.parent, out=out, **quiet)[0].verdict == HELD
 
 
+def test_equal_seeds_on_an_unknown_number_of_samples_settle_nothing_and_see_nothing(new_sweep):
+    sweep = new_sweep()
+    for seed in range(3):
+        sweep.add("fp32", seed=seed, accuracy=0.9)
+        sweep.add("e4m3", aps=True, seed=seed, accuracy=0.8)
+    judgement = judged(sweep, {"at_least": -0.05})
+    assert judgement.verdict == OPEN
+    assert judgement.findings[0].why.startswith("the same for every seed")
+    assert power_sentence(judgement, 95) == ""
+
+
 def test_power_is_said(new_sweep):
     sweep = fill(new_sweep(), {("e4m3", True): 0.0}, seeds=3)
     sentence = power_sentence(judged(sweep, {"at_least": -0.05}), 95)

@@ -116,7 +116,8 @@ def _finding_row(finding: Finding) -> list[str]:
 def _result(finding: Finding) -> str:
     about = [f"{finding.seeds} seeds"] if finding.seeds and finding.why != "counted" else []
     about += [finding.why] if finding.why else []
-    return f"{finding.figure}{f' ({chr(44).join(about)})' if about else ''}: {finding.verdict}"
+    brackets = f" ({'; '.join(about)})" if about else ""
+    return f"{finding.figure}{brackets}: {finding.verdict}"
 
 
 def tally(judgement: Judgement) -> str:
@@ -139,7 +140,7 @@ def summary(judgements: list[Judgement]) -> str:
 
 def power_sentence(judgement: Judgement, ci: float) -> str:
     """What the seeds that ran can see, and how many the threshold would take; empty where nothing has an interval."""
-    seen = [f for f in judgement.findings if f.seeds > 1 and math.isfinite(f.deviation)]
+    seen = [f for f in judgement.findings if f.seeds > 1 and math.isfinite(f.half_width)]
     metrics = list(dict.fromkeys(finding.ask.metric for finding in seen))
     texts = {name: _power_of(name, [f for f in seen if f.ask.metric == name], ci) for name in metrics}
     if len(texts) == 1:
