@@ -1,7 +1,7 @@
 """Images in folders by class, as ImageNet's are laid out: train/<class>/*.JPEG and val/<class>/*.JPEG.
 
 torchvision finds and decodes them. Training: a random part of the image scaled to size x size, half of them mirrored
-(arXiv 1409.4842, section 6). Evaluation: the shorter side scaled to size * 8 / 7, the middle size x size.
+where `mirror` (arXiv 1409.4842, section 6). Evaluation: the shorter side scaled to size * 8 / 7, the middle of it.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,32 @@ class ImageFolders:
     in_channels = 3
     metrics = ("top5_accuracy",)
 
-    def __init__(self, data_dir: str, size: int, smallest_area: float):
+    def __init__(
+        self,
+        data_dir: str,
+        size: int,
+        smallest_area: float,
+        *,
+        mirror: bool = True,
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
+        train_folder: str = "train",
+        test_folder: str = "val",
+    ):
+        for name, value in (("mean", mean), ("std", std)):
+            if len(value) != 3:
+                raise ValueError(f"data.{name} must be three numbers, of red, green and blue, not {value}")
         self.path = folder = Path(data_dir).expanduser()
-        train, test = (_find(folder / split) for split in ("train", "val"))
+        train, test = (_find(folder, split) for split in (train_folder, test_folder))
         if train.classes != test.classes:
             odd = sorted(set(train.classes) ^ set(test.classes))[0]
-            raise DataError(f"{folder}: train and val have different classes ({odd} is in one of them alone)")
+            raise DataError(
+                f"{folder}: {train_folder} and {test_folder} have different classes ({odd} is in one of them alone)"
+            )
         self.num_classes = len(train.classes)
-        self.train, self.test = (Decoded(found, size, smallest_area) for found in (train, test))
+        self.train, self.test = (
+            Decoded(found, size, smallest_area, mirror, mean, std) for found in (train, test)
+        )
 
     def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Nothing more: parts of images are drawn while they are decoded."""
@@ -46,8 +64,17 @@ class ImageFolders:
 class Decoded(Dataset):
     """The images of one split, decoded when fetched."""
 
-    def __init__(self, found: "ImageFolder", size: int, smallest_area: float):
-        self.found, self.size, self.smallest_area = found, size, smallest_area
+    def __init__(
+        self,
+        found: "ImageFolder",
+        size: int,
+        smallest_area: float,
+        mirror: bool,
+        mean: Sequence[float],
+        std: Sequence[float],
+    ):
+        self.found, self.size, self.smallest_area, self.mirror = found, size, smallest_area, mirror
+        self.mean, self.std = mean, std
 
     def __len__(self) -> int:
         return len(self.found)
@@ -57,7 +84,7 @@ class Decoded(Dataset):
         tv = on_images()
         image, label = self.found[index]
         image = tv.resize(image, [self.size * 8 // 7], antialias=True)
-        return normalised(tv.center_crop(image, [self.size, self.size])), label
+        return normalised(tv.center_crop(image, [self.size, self.size]), self.mean, self.std), label
 
     def fetch_augmented(
         self, indices: Sequence[int] | Tensor, draws: torch.Generator
@@ -71,7 +98,9 @@ class Decoded(Dataset):
                 image.height, image.width, self.smallest_area, draws
             )
             image = tv.resized_crop(image, top, left, height, width, [self.size, self.size], antialias=True)
-            images.append(normalised(tv.horizontal_flip(image) if randint(2, draws) else image))
+            if self.mirror and randint(2, draws):
+                image = tv.horizontal_flip(image)
+            images.append(normalised(image, self.mean, self.std))
             labels.append(label)
         return torch.stack(images), torch.tensor(labels)
 
@@ -83,21 +112,21 @@ def on_images() -> ModuleType:
     return functional
 
 
-def normalised(image: object) -> Tensor:
-    """(3, H, W) float32 of a PIL image, with ImageNet's mean and deviation."""
+def normalised(image: object, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
+    """(3, H, W) float32 of a PIL image: (pixel / 255 - mean) / std of each channel, ImageNet's where none are given."""
     tv = on_images()
     return tv.normalize(
-        tv.to_dtype(tv.pil_to_tensor(image), torch.float32, scale=True), list(MEAN), list(STD)
+        tv.to_dtype(tv.pil_to_tensor(image), torch.float32, scale=True), list(mean), list(std)
     )
 
 
-def _find(folder: Path) -> "ImageFolder":
-    if folder.is_dir():
+def _find(parent: Path, name: str) -> "ImageFolder":
+    if (folder := parent / name).is_dir():
         from torchvision.datasets import ImageFolder
 
         with suppress(FileNotFoundError):
             return ImageFolder(str(folder))
     raise DataError(
-        f"no images in {folder}: they lie as train/<class>/*.JPEG and val/<class>/*.JPEG; name the folder above "
-        "with data.data_dir=PATH"
+        f"no images in {folder}: they lie as train/<class>/*.JPEG and val/<class>/*.JPEG; name the folder above with "
+        "data.data_dir=PATH, and data.train_folder and data.test_folder where they are called otherwise"
     )

@@ -201,6 +201,28 @@ def test_imagenets_layout(image_folder):
     assert not torch.equal(x, fetch_batch(data.train, torch.tensor([5, 0]), lambda: draws(4))[0])
 
 
+def test_mirrors_normalisation_and_folders_are_the_users_to_set(image_folder):
+    for old, new in (("train", "training"), ("val", "testing")):
+        (image_folder / old).rename(image_folder / new)
+    named = {"train_folder": "training", "test_folder": "testing"}
+
+    def batch(seed: int, **settings):
+        data = ImageFolders(str(image_folder), size=28, smallest_area=1.0, **named, **settings)
+        return fetch_batch(data.train, torch.tensor([0]), lambda: draws(seed))[0]
+
+    plain = batch(0, mirror=False)
+    mirrored = [torch.equal(batch(seed), batch(seed, mirror=False)) for seed in range(12)]
+    assert set(mirrored) == {True, False}
+    pixels = batch(0, mirror=False, mean=[0.0] * 3, std=[1.0] * 3)
+    assert pixels.min() >= 0 and pixels.max() <= 1
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    assert torch.allclose((pixels - mean) / std, plain, atol=1e-6)
+    with pytest.raises(ValueError, match=r"data.mean must be three numbers"):
+        batch(0, mean=[0.5])
+    with pytest.raises(DataError, match=r"data.train_folder and data.test_folder"):
+        ImageFolders(str(image_folder), size=28, smallest_area=1.0)
+
+
 def test_imagenet_that_is_absent_or_uneven_is_named(image_folder, tmp_path_factory):
     with pytest.raises(DataError, match=r"no images in .*train: .*data\.data_dir=PATH"):
         ImageFolders(str(tmp_path_factory.mktemp("empty")), size=28, smallest_area=0.08)
