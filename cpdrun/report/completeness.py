@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from cpdrun.record import State, SweepDir, read_manifest
+from cpdrun.record import State, SweepDir, described, differ, processors, read_manifest
 from cpdrun.report.collect import CODE, DATA, UNREADABLE, finished, sweep_names
 from cpdrun.report.study import Study
 from cpdrun.report.verdict import some
 
 _MOST_NAMED = 12  # unreadable runs that get a line of their own
 _ANY_MACHINE = ("env:hostname", "env:platform")  # may differ and change nothing
+_PROCESSOR = ("env:device", "env:cpu", "env:cpu_vector")  # have a line of their own
 
 
 def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
@@ -21,6 +22,7 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
         *_edited(study.runs),
         *_without_value(study),
         *_uneven_seeds(study),
+        *_mixed_processors(study),
         *_mixed_versions(study),
     ]
 
@@ -121,11 +123,20 @@ def _uneven_seeds(study: Study) -> list[str]:
     return [] if not lines else [f"not every mean is over the same seeds: {some(lines, '; ')}"]
 
 
+def _mixed_processors(study: Study) -> list[str]:
+    """Their vector instructions decide the order of float32 sums in the libraries below torch."""
+    kinds = processors(run for group in study.groups for run in group.runs)
+    if not differ(kinds):
+        return []
+    shares = some([f"{count} on {described(kind)}" for kind, count in kinds.most_common()], "; ", most=3)
+    return [f"runs are of more than one processor ({shares}): equal settings need not give equal bits there"]
+
+
 def _mixed_versions(study: Study) -> list[str]:
     """Other software or another device can make other results; no config tells such runs apart."""
     done = finished(study.runs)
     mixed = []
-    for column in (c for c in done.columns if c.startswith("env:") and c not in _ANY_MACHINE):
+    for column in (c for c in done.columns if c.startswith("env:") and c not in (*_ANY_MACHINE, *_PROCESSOR)):
         counts = done[column].dropna().map(str).value_counts()
         if len(counts) > 1:
             values = some([f"{value} ({count} runs)" for value, count in counts.items()], most=3)

@@ -3,6 +3,7 @@
 import pytest
 
 from cpdrun.report.answers import answer
+from cpdrun.report.completeness import notes
 from cpdrun.report.study import read_study
 
 
@@ -38,3 +39,15 @@ def test_other_modules_other_data_and_older_records_are_no_mixture(new_sweep):
         sweep.add("e4m3", seed=seed, accuracy=0.98, env=env)
     sweep.add("fp32", seed=9, accuracy=0.98, env=environment(data="ee"), data={"_target_": "mine.Other"})
     assert "mixture" not in first_sentence(sweep)
+
+
+def test_runs_of_several_processors_are_named(new_sweep):
+    sweep = new_sweep()
+    for seed, vector in enumerate(["avx2", "avx2", "avx2 avx512f"]):
+        env = {"device": "Xeon", "cpu": "Xeon", "cpu_vector": vector}
+        sweep.add("fp32", seed=seed, accuracy=0.98, env=env)
+        sweep.add("e4m3", seed=seed, accuracy=0.98, env=env)
+    (line,) = [line for line in notes(read_study([sweep.dir]), [sweep.dir]) if "processor" in line]
+    assert line.startswith(
+        "runs are of more than one processor (4 on Xeon (avx2); 2 on Xeon (avx2 avx512f)): equal"
+    )
