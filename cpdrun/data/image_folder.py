@@ -127,6 +127,6 @@ def _find(parent: Path, name: str) -> "ImageFolder":
         with suppress(FileNotFoundError):
             return ImageFolder(str(folder))
     raise DataError(
-        f"no images in {folder}: they lie as train/<class>/*.JPEG and val/<class>/*.JPEG; name the folder above with "
-        "data.data_dir=PATH, and data.train_folder and data.test_folder where they are called otherwise"
+        f"no images in {folder}: they lie as train/<class>/*.JPEG and val/<class>/*.JPEG (data.train_folder and "
+        "data.test_folder where they are called otherwise); name the folder above with data.data_dir=PATH"
     )
