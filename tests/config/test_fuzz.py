@@ -15,7 +15,7 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.keys import flatten
 from cpdrun.sweep import plan
 
-COUNT = int(os.environ.get("CPDRUN_FUZZ", "25"))
+COUNT = int(os.environ.get("CPDRUN_FUZZ", "12"))
 SEED = time.time_ns() if "CPDRUN_FUZZ" in os.environ else 0
 GIVEN = """
 1 0 -1 1e9 1.5 null true no [] {} [1,2] {a:1} '' 'x' a,b 1,2 range(0,2) choice(1,2) glob(*) ${seed} ${nope}

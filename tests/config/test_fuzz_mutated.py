@@ -1,7 +1,7 @@
 """As test_fuzz.py, by hypothesis, which shrinks what falls: odd words, and our experiments with a few values, keys,
 lines or bytes replaced, so that most of a file is as it should be.
 
-CPDRUN_FUZZ=10000 tries as many of each (scripts/soak.py --fuzz 10000); without it the same hundred each time.
+CPDRUN_FUZZ=10000 tries as many of each (scripts/soak.py --fuzz 10000); without it the same few each time.
 """
 
 import os
@@ -72,7 +72,7 @@ def no_traceback(words: list[str], config_dir: Path | None = None) -> None:
         assert message.count("\n") < MOST_LINES, message
 
 
-@at_length(60)
+@at_length(25)
 @given(st.lists(overrides, max_size=4))
 @example(["format=[e4m3,e5m2]"])
 @example(["format=e4m3,"])
@@ -127,7 +127,7 @@ def config_dir(tmp_path_factory) -> Path:
     return folder
 
 
-@at_length(40)
+@at_length(15)
 @given(experiments())
 @example(b"\xff\xfe")
 @example(b"sweep: {format: [e4m3], exclude: 3}")
