@@ -1,6 +1,7 @@
 """Accuracy against the bytes that a worker sends each step, with the Pareto front.
 
-On the front are the runs that no other beats in both: nothing sends less and does as well.
+On the front are the runs that no other beats in both: nothing sends less and does as well. What diverged or did not
+learn is no choice.
 """
 
 import math
@@ -67,7 +68,8 @@ def _place(group: Group, groups: list[Group]) -> float:
 def _panel(axis: MetricAxis, facet: Facet) -> None:
     study, groups = axis.study, _points(facet)
     sign = 1.0 if study.metric.higher_is_better else -1.0
-    on_front = [groups[i] for i in front([(group.wire_bytes, sign * group.mean) for group in groups])]
+    trained = [group for group in groups if study.may_be_within(group)]
+    on_front = [trained[i] for i in front([(group.wire_bytes, sign * group.mean) for group in trained])]
     for here, there in pairwise(on_front):
         corner = (there.wire_bytes, axis.y(here))  # between two sizes the smaller one is what can be had
         axis.segment((here.wire_bytes, axis.y(here)), corner, _FRONT)
