@@ -61,7 +61,8 @@ def as_markdown(judgements: list[Judgement], ci: float) -> str:
         "written by hand. Small networks on small data: these runs can contradict a claim or fail to, they cannot "
         f"confirm it at the papers' scale. Intervals are {ci:g} % over seeds, of differences with the same seed. "
         "*Held*: every interval that the claim needs lies within its threshold; *contradicted*: one lies wholly "
-        "outside (a stricter interval, the more comparisons there are); *open*: neither.",
+        "outside (a stricter interval, the more comparisons there are); *open*: neither. *No runs*: neither runs nor "
+        "committed values of single runs are here; an older reference of that name may still have a table of means.",
         "",
         summary(judgements),
         "",
