@@ -49,6 +49,10 @@ def hybrid(config: Mapping[str, Any]) -> str:
     layers = str(config.get("full_precision.layers") or "")
     first, last = (config.get(f"full_precision.{which}_epochs") for which in ("first", "last"))
     named = plain(layers.strip("[] ")).replace('"', "")
+    if (
+        named == "*"
+    ):  # all of them: the format is of something else, such as what workers exchange that share a model
+        return ""
     parts = [f"layers {named}"] if named not in ("", "nan") else []
     for which, count in (("first", first), ("last", last)):
         if isinstance(count, int | float) and count > 0:

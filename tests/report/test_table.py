@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from cpdrun.report.words import hybrid
+
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 CORE = ["format", "bits", "aps", "world_size"]
@@ -131,3 +133,10 @@ def test_scaling_rules_are_strategies_not_panels(new_sweep, report):
     assert len(made.sentences) == 1
     assert "With APS (APS) the smallest format within 1 points" in report(sweep, tolerance=1).sentences[0]
     assert len(made.table) == 4
+
+
+def test_a_run_whose_gradients_are_all_in_fp32_is_no_hybrid():
+    assert hybrid({"full_precision.layers": '["*"]'}) == ""
+    assert hybrid({"full_precision.layers": '["fc.*"]', "full_precision.last_epochs": 1}) == (
+        "layers fc.* and the last epoch"
+    )
