@@ -214,7 +214,7 @@ def _claims(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from cpdrun.launch.status import as_json, print_status, sweep_status
+    from cpdrun.launch.progress.status import as_json, print_status, sweep_status
     from cpdrun.record import NotFoundError, find_sweeps
     from cpdrun.terminal import Terminal
 
@@ -231,7 +231,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    from cpdrun.launch.logs import NoLogError, lines
+    from cpdrun.launch.progress.logs import NoLogError, lines
     from cpdrun.record import NotFoundError, find_runs
 
     try:
@@ -268,7 +268,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    from custom_fp.names import is_scaled
+    from custom_fp.formats.names import is_scaled
 
     from cpdrun.config.errors import ConfigError
     from cpdrun.launch import LaunchError

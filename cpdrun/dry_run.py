@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from custom_fp.names import is_own
+from custom_fp.formats.names import is_own
 from rich.table import Table
 from rich.text import Text
 
@@ -17,9 +17,9 @@ from cpdrun.config.formats import format_facts
 from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.launch import Job, LaunchError, LaunchOptions, would_write
-from cpdrun.launch.display import duration
+from cpdrun.launch.progress.display import duration
+from cpdrun.launch.progress.status import estimate_seconds
 from cpdrun.launch.resources import cores
-from cpdrun.launch.status import estimate_seconds
 from cpdrun.needs import missing_folders, twin
 from cpdrun.record import State, read_object
 from cpdrun.standing import Standing

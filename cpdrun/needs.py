@@ -1,5 +1,5 @@
 """What a run needs that is not here, as far as that shows without running any code: folders of data, and twins that do
-with less. What is in a folder, and whether a model takes it, is looked at before a start (cpdrun.train.preflight)."""
+with less. What is in a folder, and whether a model takes it, is looked at before a start (train/preflight/look.py)."""
 
 from collections.abc import Mapping
 from pathlib import Path

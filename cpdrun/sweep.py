@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from custom_fp.format import ALIASES
-from custom_fp.names import is_own, is_scaled
-from custom_fp.names import parse as parse_format
+from custom_fp.formats.names import is_own, is_scaled
+from custom_fp.formats.names import parse as parse_format
+from custom_fp.formats.scalar import ALIASES
 
 from cpdrun import __version__
 from cpdrun.config.compose import Composer, resolve

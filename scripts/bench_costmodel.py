@@ -107,7 +107,7 @@ def loop_step(config: dict[str, Any], method: Method) -> Callable[[], None]:
     import torch.distributed as dist
 
     from cpdrun.train.build import build
-    from cpdrun.train.gradients import ExactGradients, Task
+    from cpdrun.train.learners.gradients import ExactGradients, Task
     from cpdrun.train.workers import Workers
 
     ranks = dist.get_world_size()
@@ -255,7 +255,7 @@ def draw_speedup(calibration: Calibration, path: Path) -> None:
     """The forecast for this model and processor, over named networks and the measured link."""
     import matplotlib
 
-    from cpdrun.report import style
+    from cpdrun.report.page import style
     from cpdrun.report.plots.speedup_vs_workers import picture
 
     with matplotlib.rc_context(style.RC):

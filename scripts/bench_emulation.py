@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
-from cpdrun.train.gradients import EMULATIONS, Task
+from cpdrun.train.learners.gradients import EMULATIONS, Task
 from cpdrun.train.workers import Workers
 
 CPU = torch.device("cpu")

@@ -31,8 +31,8 @@ from torch import Tensor
 from cpdrun.record import RunDir
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
-from cpdrun.train.journal import Journal
 from cpdrun.train.loop import train
+from cpdrun.train.state.journal import Journal
 from cpdrun.train.workers import Workers
 
 LIMIT, FIXED_S = 1.03, 2e-4

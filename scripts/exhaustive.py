@@ -17,7 +17,7 @@ from pathlib import Path
 import custom_fp
 import torch
 from custom_fp import reference
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 CHUNK = 1 << 15  # small enough for the reference to stay in the cache
 

@@ -33,7 +33,7 @@ def make_run(tmp_path):
 @pytest.fixture
 def train_here(monkeypatch):
     """Train a run in this process, which plays all of its workers; returns the exit status."""
-    from cpdrun.train.worker import run_rank
+    from cpdrun.train.rank import run_rank
 
     for name in ("RANK", "WORLD_SIZE", "CPDRUN_ATTEMPT_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -50,7 +50,7 @@ def torchrun():
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
         command += ["--log-dir", str(run.path / "torchrun")]  # else torchelastic_* in the temporary folder
         return subprocess.run(
-            [*command, "-m", "cpdrun.train.worker", str(run.path)],
+            [*command, "-m", "cpdrun.train.rank", str(run.path)],
             env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
             cwd=run.path,
             capture_output=True,

@@ -2,10 +2,10 @@
 
 from cpdrun.comm.base import GradientSync
 from cpdrun.comm.collectives import all_reduce, all_reduce_, all_reduce_coalesced
-from cpdrun.comm.emulation import emulate_all_reduce
-from cpdrun.comm.failure import RankLost, naming_lost_ranks
 from cpdrun.comm.hook import ddp_hook
+from cpdrun.comm.sums.emulation import emulate_all_reduce
 from cpdrun.comm.sync import AllReduceSync
+from cpdrun.comm.wire.failure import RankLost, naming_lost_ranks
 
 __all__ = [
     "AllReduceSync",

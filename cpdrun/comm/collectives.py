@@ -6,13 +6,13 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from custom_fp.checks import check_float
-from custom_fp.names import AnyFormat
+from custom_fp.formats.names import AnyFormat
 from torch import Tensor
 
-from cpdrun.comm.exchange import Exchange
-from cpdrun.comm.recipe import AUTO, Recipe
-from cpdrun.comm.requantised import Requantised, recipe_for, sum_layers
-from cpdrun.comm.scaling import APS, NoScaling
+from cpdrun.comm.sums.exchange import Exchange
+from cpdrun.comm.sums.recipe import AUTO, Recipe
+from cpdrun.comm.sums.requantised import Requantised, recipe_for, sum_layers
+from cpdrun.comm.sums.scaling import APS, NoScaling
 
 _exchanges: WeakKeyDictionary[dist.ProcessGroup, Exchange] = WeakKeyDictionary()
 

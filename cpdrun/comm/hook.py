@@ -26,8 +26,8 @@ from custom_fp import Format
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cpdrun.comm.recipe import AUTO
-from cpdrun.comm.scaling import APS, ScalingRule
+from cpdrun.comm.sums.recipe import AUTO
+from cpdrun.comm.sums.scaling import APS, ScalingRule
 from cpdrun.comm.sync import AllReduceSync
 
 TensorFuture = torch.futures.Future[Tensor]

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from custom_fp.names import AnyFormat, parse
+from custom_fp.formats.names import AnyFormat, parse
 
-from cpdrun.comm.requantised import Requantised
-from cpdrun.comm.scaling import ScalingRule
+from cpdrun.comm.sums.requantised import Requantised
+from cpdrun.comm.sums.scaling import ScalingRule
 from cpdrun.comm.sync import AllReduceSync
 
 

@@ -11,12 +11,12 @@ import custom_fp
 import torch
 import torch.distributed as dist
 from custom_fp import Format
-from custom_fp.names import AnyFormat
+from custom_fp.formats.names import AnyFormat
 from torch import Tensor
 
-from cpdrun.comm.codec import quantize_scaled
-from cpdrun.comm.recipe import Recipe
-from cpdrun.comm.requantised import Requantised
+from cpdrun.comm.sums.codec import quantize_scaled
+from cpdrun.comm.sums.recipe import Recipe
+from cpdrun.comm.sums.requantised import Requantised
 
 _NO_EXPONENT = -1000  # below that of any float32
 

@@ -6,21 +6,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from custom_fp.names import AnyFormat
+from custom_fp.formats.names import AnyFormat
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from cpdrun.comm.base import GradientSync
-from cpdrun.comm.codec import Draw
-from cpdrun.comm.emulation import emulate_layers
-from cpdrun.comm.exchange import Exchange
-from cpdrun.comm.feedback import ErrorFeedback
 from cpdrun.comm.hybrid import FullPrecision
-from cpdrun.comm.layout import Layout
-from cpdrun.comm.recipe import FP32, Recipe
-from cpdrun.comm.requantised import Requantised, recipe_for, sum_layers
-from cpdrun.comm.scaling import NoScaling, ScalingRule, agreement_bytes
 from cpdrun.comm.statistics import count_hidden, count_nonfinite, hides_nonfinite, layer_statistics
+from cpdrun.comm.sums.codec import Draw
+from cpdrun.comm.sums.emulation import emulate_layers
+from cpdrun.comm.sums.exchange import Exchange
+from cpdrun.comm.sums.feedback import ErrorFeedback
+from cpdrun.comm.sums.recipe import FP32, Recipe
+from cpdrun.comm.sums.requantised import Requantised, recipe_for, sum_layers
+from cpdrun.comm.sums.scaling import NoScaling, ScalingRule, agreement_bytes
+from cpdrun.comm.wire.layout import Layout
 
 
 def in_full_precision(recipe: Recipe | Requantised) -> Recipe:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from custom_fp.format import Format
-from custom_fp.names import parse
+from custom_fp.formats.names import parse
+from custom_fp.formats.scalar import Format
 
 
 def format_facts(name: str) -> dict[str, Any]:

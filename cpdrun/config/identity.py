@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpdrun.config.keys import flatten
+from cpdrun.config.moved import FIRST_NAME
 
 # others take them in (sync: ${topology}, model: ${norm}) where they have a use for them
 PARTS_OF_OTHERS = ("norm", "topology", "compressor")
@@ -54,7 +55,7 @@ def identity_hash(config: Mapping[str, Any]) -> str:
     """The first ten hexadecimal digits of the SHA-256 of the config's identity."""
     unused = () if config["aps"] else ("scaling",)
     identity = {
-        key: value
+        key: FIRST_NAME.get(value, value) if key.endswith("_target_") else value
         for key, value in flatten(config)
         if belongs_to_identity(key) and key.split(".")[0] not in unused and not _is_unused(key, value)
     }

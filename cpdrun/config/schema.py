@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from custom_fp.names import is_own, is_scaled, parse
+from custom_fp.formats.names import is_own, is_scaled, parse
 
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import flatten, get_key, has_key

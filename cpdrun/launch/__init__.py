@@ -1,7 +1,7 @@
 """Launching: jobs in, finished run directories out, on this machine or through Slurm.
 
 The main path: `launch` (run.py) hands jobs to an Executor (base.py; local.py, slurm.py); the executor starts
-one agent a run (agent.py); the agent asks an engine (engine.py here is its client, cpdrun.train.engine the
+one agent a run (agent.py); the agent asks an engine (engine.py here is its client, cpdrun.train.ranks.engine the
 program) to start the ranks. Nothing here imports torch. Names are imported on first use, so that an agent
 does not pay for the display.
 """

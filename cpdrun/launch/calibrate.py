@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from custom_fp.names import is_scaled
+from custom_fp.formats.names import is_scaled
 
 from cpdrun.launch.base import LaunchError
 from cpdrun.record import read_json, write_json

@@ -17,7 +17,7 @@ from rich.text import Text
 from cpdrun import __version__
 from cpdrun.launch.base import LaunchError
 from cpdrun.launch.resources import cores, gpus
-from cpdrun.launch.squeue import slurm
+from cpdrun.launch.slurm.squeue import slurm
 
 PROBE_TIMEOUT_S = 120
 FREE_GB_WANTED = 1
@@ -60,8 +60,8 @@ def examine(results_dir: Path) -> list[Finding]:
 
 
 def probe() -> dict[str, Any]:
-    """What cpdrun.train.probe finds; {"failure": its last line} where it ends without an answer."""
-    command = [sys.executable, "-m", "cpdrun.train.probe"]
+    """What cpdrun.train.preflight.probe finds; {"failure": its last line} where it ends without an answer."""
+    command = [sys.executable, "-m", "cpdrun.train.preflight.probe"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
         return json.loads(done.stdout.splitlines()[-1])

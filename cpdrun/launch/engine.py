@@ -1,4 +1,4 @@
-"""The asking side of cpdrun.train.engine: a connection to an engine, warm or cold, and a request over it."""
+"""The asking side of cpdrun.train.ranks.engine: a connection to an engine, warm or cold, and a request over it."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import IO, Any
 
-ENGINE = "cpdrun.train.engine"
+ENGINE = "cpdrun.train.ranks.engine"
 # Tests of the launcher put a stand-in here whose "training" they control.
 MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
 
@@ -34,7 +34,7 @@ class WarmEngine:
         return self._process.poll() is None
 
     def look(self, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
-        """The problems and the notes that cpdrun.train.preflight has about `configs`, a line each."""
+        """The problems and the notes that cpdrun.train.preflight.look has about `configs`, a line each."""
         answer, began = None, []
         if (connection := warm_connection(self.control)) is not None:
             with connection:

@@ -15,10 +15,10 @@ import yaml
 from rich.console import Console
 
 from cpdrun.config.formats import format_facts
-from cpdrun.launch.axes import axes_of
 from cpdrun.launch.base import Event, Executor, FolderGoneError, Job, LaunchError, LaunchOptions, Summary
-from cpdrun.launch.display import DISK_FULL, Display, print_summary
 from cpdrun.launch.engine import WarmEngine
+from cpdrun.launch.progress.axes import axes_of
+from cpdrun.launch.progress.display import DISK_FULL, Display, print_summary
 from cpdrun.record import SweepDir, cancellation, read_json, record_of, write_json, write_text
 
 POLL_S = 0.25

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from cpdrun.models.normed_resnet import STEMS
-from cpdrun.models.norms import Sum, activated
+from cpdrun.models.normed.norms import Sum, activated
+from cpdrun.models.normed.resnet import STEMS
 
 BLOCKS = (  # how much wider inside, channels, how many, stride of the first
     (1, 16, 1, 1),

@@ -4,11 +4,11 @@ of summation would save bits."""
 import math
 from collections.abc import Iterator
 
-from cpdrun.report import formats
-from cpdrun.report.collect import identity
-from cpdrun.report.completeness import mixture
-from cpdrun.report.group import Facet
-from cpdrun.report.study import Study
+from cpdrun.report.read import formats
+from cpdrun.report.read.collect import identity
+from cpdrun.report.read.completeness import mixture
+from cpdrun.report.read.group import Facet
+from cpdrun.report.read.study import Study
 from cpdrun.report.tables import Shown
 from cpdrun.report.verdict import is_open, named, points, sentence, smallest_within, some
 from cpdrun.report.words import axis_text, axis_title

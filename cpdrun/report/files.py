@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.record import write_bytes, write_text
-from cpdrun.report import markup
 from cpdrun.report.errors import ReportUsageError
+from cpdrun.report.page import markup
 from cpdrun.report.tables import Shown
 
 # What a writer gets: the file without its suffix, the numbers, and the table as shown.

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from cpdrun.report import formats
-from cpdrun.report.collect import CORE_AXES, identity
 from cpdrun.report.errors import ReportUsageError
-from cpdrun.report.group import Group
-from cpdrun.report.study import Study
+from cpdrun.report.read import formats
+from cpdrun.report.read.collect import CORE_AXES, identity
+from cpdrun.report.read.group import Group
+from cpdrun.report.read.study import Study
 from cpdrun.report.tables import Shown, column
 from cpdrun.report.words import axis_text, axis_title
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from cpdrun.report import formats
-from cpdrun.report.collect import SEED, finished
-from cpdrun.report.group import Group
-from cpdrun.report.study import Study
+from cpdrun.report.read import formats
+from cpdrun.report.read.collect import SEED, finished
+from cpdrun.report.read.group import Group
+from cpdrun.report.read.study import Study
 from cpdrun.report.words import SWEEP, axis_text, axis_title
 from cpdrun.stats.intervals import is_zero, mean_interval
 

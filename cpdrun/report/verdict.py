@@ -8,10 +8,10 @@ not learn is nothing to compare with: then there is no answer.
 
 import math
 
-from cpdrun.report import formats
-from cpdrun.report.compare import Difference
-from cpdrun.report.group import Facet, Group
-from cpdrun.report.study import Study
+from cpdrun.report.read import formats
+from cpdrun.report.read.compare import Difference
+from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.study import Study
 
 _ROUNDING = 1e-12  # a gap of exactly the tolerance is within, rounding aside
 

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from cpdrun.report.collect import CASE, SCALING
+from cpdrun.report.read.collect import CASE, SCALING
 
 SWEEP = "run:sweep"  # the sweep as an axis, when a report is on several
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")

@@ -19,16 +19,16 @@ from hydra.utils import instantiate
 from torch import nn
 
 from cpdrun.comm import GradientSync
-from cpdrun.comm.gossip import Gossip
+from cpdrun.comm.gossip.base import Gossip
 from cpdrun.data.base import Data, DataError
-from cpdrun.data.skew import Partition
+from cpdrun.data.partition import Partition
 from cpdrun.optim.groups import MakeOptimizer, ParameterGroups
 from cpdrun.train.batches import Batches
-from cpdrun.train.datasets import unfit_data, unfit_model
 from cpdrun.train.evaluate import EXTRA_METRICS
-from cpdrun.train.init_from import InitFrom
-from cpdrun.train.precision import Precision
+from cpdrun.train.precision.rules import Precision
+from cpdrun.train.preflight.fit import unfit_data, unfit_model
 from cpdrun.train.seeds import derived_seed
+from cpdrun.train.state.init_from import InitFrom
 
 UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 

@@ -24,16 +24,16 @@ import torch.distributed as dist
 from custom_fp import Format
 from torch import Tensor
 
-from cpdrun.comm import codec
-from cpdrun.comm.exchange import SEGMENT_VALUES
-from cpdrun.comm.recipe import Recipe
-from cpdrun.comm.scaling import largest_magnitude
 from cpdrun.comm.statistics import count_nonfinite
+from cpdrun.comm.sums import codec
+from cpdrun.comm.sums.exchange import SEGMENT_VALUES
+from cpdrun.comm.sums.recipe import Recipe
+from cpdrun.comm.sums.scaling import largest_magnitude
 from cpdrun.record import write_json
 from cpdrun.train.build import BuildError, Parts, build
-from cpdrun.train.device import device_of
-from cpdrun.train.gradients import ExactGradients, Task
+from cpdrun.train.learners.gradients import ExactGradients, Task
 from cpdrun.train.loss import training_loss
+from cpdrun.train.ranks.device import device_of
 from cpdrun.train.workers import Workers
 
 FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")

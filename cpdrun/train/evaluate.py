@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from cpdrun.train import pulse
 from cpdrun.train.batches import fetched
+from cpdrun.train.ranks import pulse
 from cpdrun.train.workers import Workers
 
 IGNORED = -100

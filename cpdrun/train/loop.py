@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cpdrun.comm.gossip import Gossip
-from cpdrun.train import checkpoint, pulse
+from cpdrun.comm.gossip.base import Gossip
 from cpdrun.train.build import Parts
-from cpdrun.train.decentralized import OwnWeights
-from cpdrun.train.journal import Journal
-from cpdrun.train.learner import Learner, SharedWeights
+from cpdrun.train.learners.own import OwnWeights
+from cpdrun.train.learners.shared import Learner, SharedWeights
+from cpdrun.train.ranks import pulse
 from cpdrun.train.seeds import generator
+from cpdrun.train.state import checkpoint
+from cpdrun.train.state.journal import Journal
 from cpdrun.train.workers import StopVote, Workers
 
 

@@ -9,9 +9,9 @@ Names are loaded when first used (PEP 562): `from custom_fp import Format` impor
 from importlib import import_module
 
 _HOME = {
-    "BlockFormat": "block",
-    "Codebook": "codebook",
-    "Format": "format",
+    "BlockFormat": "formats.block",
+    "Codebook": "formats.codebook",
+    "Format": "formats.scalar",
     "Quantizer": "modules",
     "QuantConv1d": "modules",
     "QuantConv2d": "modules",
@@ -24,11 +24,11 @@ _HOME = {
     "encode": "ops",
     "matmul": "ops",
     "max_exponent": "ops",
-    "is_own": "names",
-    "is_scaled": "names",
+    "is_own": "formats.names",
+    "is_scaled": "formats.names",
     "pack": "ops",
     "packed_size": "ops",
-    "parse": "names",
+    "parse": "formats.names",
     "quantize": "ops",
     "quantize_model": "modules",
     "quantize_model_": "modules",

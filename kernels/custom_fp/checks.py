@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from custom_fp.format import Format
-from custom_fp.names import ScaledFormat, parse
+from custom_fp.formats.names import ScaledFormat, parse
+from custom_fp.formats.scalar import Format
 
 ROUNDINGS = ("nearest_even", "toward_zero", "stochastic")
 OVERFLOWS = ("infinity", "saturate")

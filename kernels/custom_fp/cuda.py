@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from custom_fp import reference
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 CSRC = Path(__file__).parent / "csrc"
 OPTIONS = ("--std=c++17", "--fmad=false")

@@ -25,7 +25,7 @@ from custom_fp.checks import (
     draw_seed,
     packed_size,
 )
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 FormatLike = Format | str
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from custom_fp.format import Format
-from custom_fp.names import AnyFormat, ScaledFormat, parse
+from custom_fp.formats.names import AnyFormat, ScaledFormat, parse
+from custom_fp.formats.scalar import Format
 from custom_fp.ops import matmul, quantize
 
 

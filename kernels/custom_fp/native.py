@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, get_num_threads
 
 from custom_fp import _native
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 from custom_fp.reference import clamp_shift
 
 MODES = {"nearest_even": 0, "toward_zero": 1, "stochastic": 2}

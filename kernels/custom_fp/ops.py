@@ -20,8 +20,8 @@ from torch import Tensor
 from custom_fp import eager, scaled, scaled_autograd
 from custom_fp.backends import backend
 from custom_fp.checks import check_float, check_out, check_rule, check_seed, packed_size
-from custom_fp.format import Format
-from custom_fp.names import ScaledFormat, as_scaled, spelled
+from custom_fp.formats.names import ScaledFormat, as_scaled, spelled
+from custom_fp.formats.scalar import Format
 from custom_fp.registration import NO_EXPONENT, Matmul, Quantize, forward_level, is_plain, read_integer
 
 __all__ = [

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 INFINITY = float("inf")
 

@@ -28,7 +28,7 @@ from custom_fp.checks import (
     code_dtype,
     packed_size,
 )
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 
 def is_plain(*tensors: Tensor) -> bool:

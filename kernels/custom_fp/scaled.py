@@ -26,7 +26,7 @@ from torch import Tensor
 
 from custom_fp import eager, scaled_torch
 from custom_fp.checks import check_float, deliver, dense, destination, kind
-from custom_fp.names import ScaledFormat
+from custom_fp.formats.names import ScaledFormat
 
 
 def quantize(x: Tensor, fmt: ScaledFormat, out: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from torch.library import custom_op
 
 from custom_fp import scaled
 from custom_fp.checks import check_float
-from custom_fp.names import ScaledFormat, as_scaled, read, spelled
+from custom_fp.formats.names import ScaledFormat, as_scaled, read, spelled
 from custom_fp.registration import is_plain, one_at_a_time, straight_tangent
 from custom_fp.scaled_torch import scale_dtype
 

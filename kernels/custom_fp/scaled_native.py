@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, get_num_threads
 
 from custom_fp import _codebook, _native, scaled_torch
-from custom_fp.block import BlockFormat
-from custom_fp.codebook import Codebook
-from custom_fp.names import ScaledFormat
+from custom_fp.formats.block import BlockFormat
+from custom_fp.formats.codebook import Codebook
+from custom_fp.formats.names import ScaledFormat
 from custom_fp.scaled_torch import tables_of
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from custom_fp import eager
-from custom_fp.block import INT8_FRACTION_BITS, BlockFormat
-from custom_fp.codebook import Codebook
-from custom_fp.names import ScaledFormat
+from custom_fp.formats.block import INT8_FRACTION_BITS, BlockFormat
+from custom_fp.formats.codebook import Codebook
+from custom_fp.formats.names import ScaledFormat
 from custom_fp.reference import write
 
 Encoded = tuple[Tensor, Tensor]  # codes or values of elements (B, K), scales (B,)

@@ -20,11 +20,11 @@ import torch
 import yaml
 from hydra.utils import instantiate
 
-from cpdrun.comm.compress import Rounded
-from cpdrun.comm.qsgd import QSGD
-from cpdrun.comm.rows import Rows
-from cpdrun.comm.topk import TopK
-from cpdrun.comm.topology import Ring
+from cpdrun.comm.compressors.base import Rounded
+from cpdrun.comm.compressors.qsgd import QSGD
+from cpdrun.comm.compressors.topk import TopK
+from cpdrun.comm.gossip.rows import Rows
+from cpdrun.comm.gossip.topology import Ring
 
 CONF = Path(__file__).parents[2] / "conf" / "sync"
 SHAPES = [torch.Size((4, 3)), torch.Size((8,))]
@@ -291,7 +291,7 @@ def test_top_k_takes_what_the_authors_takes() -> None:
 
 @pytest.mark.parametrize("contract", [False, True])
 def test_qsgd_gives_the_authors_levels_for_the_same_uniforms(contract: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr("cpdrun.comm.qsgd.uniforms", lambda like, keys: uniforms_for(like))
+    monkeypatch.setattr("cpdrun.comm.compressors.qsgd.uniforms", lambda like, keys: uniforms_for(like))
     for levels, expected in ((15, torch.tensor(LEVELS_15) * QSGD_15[contract]), (255, QSGD_255[contract])):
         c = QSGD(levels, contract)
         received = c.decompress(c.compress(X[None], [()]), 24)[0]

@@ -14,8 +14,8 @@ from custom_fp import Codebook, Format
 from ranks import run_ranks
 
 from cpdrun.comm import AllReduceSync, RankLost, all_reduce, all_reduce_, emulate_all_reduce
-from cpdrun.comm.requantised import Requantised, emulate, sum_layers
 from cpdrun.comm.requantised_sync import RequantisedSync
+from cpdrun.comm.sums.requantised import Requantised, emulate, sum_layers
 
 SHAPES = ((70, 3), (5,), (1,), (0,), (65, 1100))  # the last is cut in two where blocks allow it
 NAMES = [f"layer{p}" for p in range(len(SHAPES))]
@@ -160,7 +160,7 @@ def test_knobs_without_a_meaning_are_refused(changes, message):
 
 
 def test_scaling_rules_are_refused():
-    from cpdrun.comm.scaling import APS
+    from cpdrun.comm.sums.scaling import APS
 
     with pytest.raises(ValueError, match="it takes aps=false"):
         make("e4m3", 2, "once", scaling=APS())

@@ -6,11 +6,11 @@ import custom_fp
 import pytest
 import torch
 
-from cpdrun.comm.bitpack import pack_codes, packed_bytes, unpack_codes
-from cpdrun.comm.compress import MinMax, Rounded
-from cpdrun.comm.qsgd import QSGD
-from cpdrun.comm.randk import RandomK
-from cpdrun.comm.topk import TopK, largest
+from cpdrun.comm.compressors.base import MinMax, Rounded
+from cpdrun.comm.compressors.qsgd import QSGD
+from cpdrun.comm.compressors.randk import RandomK
+from cpdrun.comm.compressors.topk import TopK, largest
+from cpdrun.comm.wire.bitpack import pack_codes, packed_bytes, unpack_codes
 
 COMPRESSORS = {
     "fp32": Rounded("fp32", False, "nearest_even"),

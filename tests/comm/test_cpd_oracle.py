@@ -22,7 +22,7 @@ import torch
 import yaml
 
 from cpdrun.comm import AllReduceSync
-from cpdrun.comm.scaling import APS
+from cpdrun.comm.sums.scaling import APS
 
 KNOBS = yaml.safe_load((Path(__file__).parents[2] / "conf" / "sync" / "all_reduce.yaml").read_text())
 del KNOBS["_target_"]

@@ -13,10 +13,10 @@ from custom_fp import Format
 from ranks import run_ranks
 
 from cpdrun.comm import AllReduceSync, all_reduce, all_reduce_, all_reduce_coalesced, emulate_all_reduce
-from cpdrun.comm import exchange as exchange_module
-from cpdrun.comm.exchange import Exchange
-from cpdrun.comm.scaling import APS, DelayedAPS, Magnitudes
-from cpdrun.comm.transport import Collectives
+from cpdrun.comm.sums import exchange as exchange_module
+from cpdrun.comm.sums.exchange import Exchange
+from cpdrun.comm.sums.scaling import APS, DelayedAPS, Magnitudes
+from cpdrun.comm.wire.transport import Collectives
 
 KNOBS = yaml.safe_load((Path(__file__).parents[2] / "conf" / "sync" / "all_reduce.yaml").read_text())
 del KNOBS["_target_"]

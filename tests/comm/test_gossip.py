@@ -9,13 +9,13 @@ import yaml
 from hydra.utils import instantiate
 from ranks import run_ranks
 
-from cpdrun.comm.changing import OnePeerExponential, RandomPairs
-from cpdrun.comm.compress import MinMax, Rounded
-from cpdrun.comm.qsgd import QSGD
-from cpdrun.comm.randk import RandomK
-from cpdrun.comm.rows import Rows
-from cpdrun.comm.topk import TopK
-from cpdrun.comm.topology import Arrows, Complete, Exponential, Ring, Torus
+from cpdrun.comm.compressors.base import MinMax, Rounded
+from cpdrun.comm.compressors.qsgd import QSGD
+from cpdrun.comm.compressors.randk import RandomK
+from cpdrun.comm.compressors.topk import TopK
+from cpdrun.comm.gossip.changing import OnePeerExponential, RandomPairs
+from cpdrun.comm.gossip.rows import Rows
+from cpdrun.comm.gossip.topology import Arrows, Complete, Exponential, Ring, Torus
 
 CONF = Path(__file__).parents[2] / "conf" / "sync"
 SHAPES = [torch.Size(shape) for shape in ((3, 5), (7,), (2, 2, 2), ())]

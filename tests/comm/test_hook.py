@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from cpdrun.comm import AllReduceSync, ddp_hook, emulate_all_reduce
-from cpdrun.comm.scaling import DelayedAPS
+from cpdrun.comm.sums.scaling import DelayedAPS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_digits.py"
 
@@ -174,7 +174,7 @@ def test_what_the_hook_cannot_serve_gets_one_line() -> None:
 
 
 def train_digits(fmt: str | None) -> float:
-    from cpdrun.data.digits import Digits
+    from cpdrun.data.images.digits import Digits
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     data = Digits(test_fraction=0.2)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cpdrun.comm.layout import Layout
+from cpdrun.comm.wire.layout import Layout
 
 SHAPES = [(1,), (7,), (1001,), (0, 5, 0), (3, 1, 64, 1000, 8), (100_000, 33)]
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from bits import same_bits
 from ranks import run_ranks
 
-from cpdrun.comm.parallel import ModelWorkers
-from cpdrun.comm.parallel_conv import ParallelConvNet
+from cpdrun.comm.parallel.conv import ParallelConvNet
+from cpdrun.comm.parallel.workers import ModelWorkers
 
 B = 10  # not divisible by 4
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from cpdrun.comm.recipe import FP32, Recipe, auto_group_size
-from cpdrun.comm.requantised import Requantised, recipe_for
+from cpdrun.comm.sums.recipe import FP32, Recipe, auto_group_size
+from cpdrun.comm.sums.requantised import Requantised, recipe_for
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from custom_fp import Format
 from ranks import run_ranks
 
-from cpdrun.comm.scaling import APS, DelayedAPS, Magnitudes, largest_magnitude, sum_exponent
+from cpdrun.comm.sums.scaling import APS, DelayedAPS, Magnitudes, largest_magnitude, sum_exponent
 
 E4M3 = Format.parse("e4m3")
 

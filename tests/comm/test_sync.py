@@ -11,7 +11,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_class, instantiate
 
 from cpdrun.comm import AllReduceSync, GradientSync, emulate_all_reduce
-from cpdrun.comm.scaling import APS, ScalingRule
+from cpdrun.comm.sums.scaling import APS, ScalingRule
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = ["conv.weight", "conv.bias", "fc.weight", "fc.bias"]
@@ -107,7 +107,7 @@ def test_error_feedback_forgets_what_is_not_finite() -> None:
 
 
 def test_a_resumed_sync_continues_bit_for_bit() -> None:
-    options = {"scaling": {"_target_": "cpdrun.comm.scaling.DelayedAPS", "margin": 1}}
+    options = {"scaling": {"_target_": "cpdrun.comm.sums.scaling.DelayedAPS", "margin": 1}}
     options |= {"error_feedback": True, "rounding": "stochastic", "seed": 3}
     sync, resumed = make("e4m1", **options), make("e4m1", **options)
     for step in range(3):

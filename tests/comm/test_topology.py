@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from cpdrun.comm.changing import OnePeerExponential, RandomPairs
-from cpdrun.comm.topology import Arrows, Complete, Exponential, Hub, Links, Ring, Torus, spectral_gap
+from cpdrun.comm.gossip.changing import OnePeerExponential, RandomPairs
+from cpdrun.comm.gossip.topology import Arrows, Complete, Exponential, Hub, Links, Ring, Torus, spectral_gap
 
 GRAPHS = {
     "ring": Ring("uniform", directed=False),

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch.distributed as dist
 
-from cpdrun.comm import exchange as comm_exchange
-from cpdrun.comm.layout import Layout
+from cpdrun.comm.sums import exchange as comm_exchange
+from cpdrun.comm.wire.layout import Layout
 from cpdrun.launch.base import LaunchError
 from cpdrun.launch.calibrate import calibrate
 from cpdrun.report.costmodel import (

@@ -19,9 +19,9 @@ from cpdrun.report.costmodel import (
     print_forecast,
     speedup,
 )
-from cpdrun.report.hover import MARK, text_of
+from cpdrun.report.page.hover import MARK, text_of
 from cpdrun.report.plots import NotDrawnError, speedup_vs_workers
-from cpdrun.report.study import read_study
+from cpdrun.report.read.study import read_study
 
 CODECS = {
     "fp32": Codec(32, 1e-9, 1e-9, 1e-9, 1e-9),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 INFINITY = float("inf")
 

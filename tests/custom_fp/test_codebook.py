@@ -11,7 +11,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp import Codebook, scaled, scaled_torch
-from custom_fp.names import parse
+from custom_fp.formats.names import parse
 
 TABLES = ["dynamic_tree", "linear", "static_tree", "mantissa"]
 NF4 = Codebook("nf4", (-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0,

@@ -7,7 +7,7 @@ import oracle
 import pytest
 import torch
 from custom_fp import reference
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 NAMES = [
     "e5m2",

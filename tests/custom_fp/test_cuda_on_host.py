@@ -11,7 +11,7 @@ from pathlib import Path
 import custom_fp
 import pytest
 import torch
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 HERE = Path(__file__).parent
 CSRC = Path(custom_fp.__file__).parent / "csrc"

@@ -7,7 +7,7 @@ exact values, rounded once.
 """
 
 import torch
-from custom_fp.codebook import Codebook
+from custom_fp.formats.codebook import Codebook
 
 AUTHOR = """
 2.75e-06 7.2499997e-06 1.875e-05 3.625e-05 5.8749996e-05 8.6249995e-05 1.4375e-04 2.3125e-04 3.1875e-04

@@ -8,7 +8,7 @@ import oracle
 import pytest
 import torch
 from custom_fp import _native, reference
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 FORMATS = ["e5m2", "e4m3fn", "e3m0", "e2m1fn", "e1m2", "fp16", "e5m13", "e7m23", "fp32", "e4m3b-100"]
 N = 1100

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import oracle
 import pytest
-from custom_fp import names
-from custom_fp.format import ALIASES, Format
+from custom_fp.formats import names
+from custom_fp.formats.scalar import ALIASES, Format
 
 
 def all_formats():

@@ -6,7 +6,7 @@ pytest -m gpu tests/custom_fp        (scripts/gpu_check.sh runs this and the ben
 import custom_fp
 import pytest
 import torch
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 pytestmark = [
     pytest.mark.gpu,

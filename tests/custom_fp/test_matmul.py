@@ -7,7 +7,7 @@ import oracle
 import pytest
 import torch
 from custom_fp import native, reference
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 NAMES = ["e5m10", "e5m2", "e4m3fn", "e3m0", "e2m1fn", "bf16", "e6m12", "e5m23", "fp32"]
 

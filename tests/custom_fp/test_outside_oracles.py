@@ -10,7 +10,7 @@ import custom_fp
 import oracle
 import pytest
 import torch
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 gfloat = pytest.importorskip("gfloat", reason="gfloat is an optional oracle")
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is an optional oracle")

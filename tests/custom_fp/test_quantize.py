@@ -10,7 +10,7 @@ import oracle
 import pytest
 import torch
 from custom_fp import native, reference
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

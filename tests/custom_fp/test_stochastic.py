@@ -6,7 +6,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp import native, reference
-from custom_fp.format import Format
+from custom_fp.formats.scalar import Format
 
 # kat_vectors of Random123 (Salmon et al.): rounds, counter, key, result
 KNOWN_ANSWERS = [

@@ -260,7 +260,7 @@ def test_an_exported_program_runs_in_another_process(tmp_path, first, monkeypatc
 
 
 def test_a_format_is_spelled_so_that_any_process_reads_it():
-    from custom_fp.names import read, spelled
+    from custom_fp.formats.names import read, spelled
 
     for fmt in (custom_fp.parse("mxfp4"), custom_fp.parse("linear_b64"), TERNARY, OWN):
         assert read(spelled(fmt)) == fmt

@@ -4,10 +4,10 @@ import struct
 import pytest
 import torch
 
-from cpdrun.data.augment import crop_and_flip
 from cpdrun.data.base import DataError, fetch_batch
-from cpdrun.data.digits import Digits
-from cpdrun.data.fashion_mnist import DEBIAN_DIR, FashionMNIST
+from cpdrun.data.images.augment import crop_and_flip
+from cpdrun.data.images.digits import Digits
+from cpdrun.data.images.fashion_mnist import DEBIAN_DIR, FashionMNIST
 
 
 def test_digits_are_scikit_learns_split_without_overlap():

@@ -8,15 +8,15 @@ import pytest
 import torch
 from PIL import Image
 
-from cpdrun.data.augment import cutout, random_resized_crop
 from cpdrun.data.base import DataError, fetch_batch
-from cpdrun.data.cifar10 import CIFAR10
-from cpdrun.data.cifar100 import CIFAR100
-from cpdrun.data.cityscapes import Cityscapes
-from cpdrun.data.fashion_mnist import DEBIAN_DIR
-from cpdrun.data.image_folder import ImageFolders
-from cpdrun.data.imagenette import CLASSES, Imagenette
-from cpdrun.data.street_scenes import ROAD, SKY, StreetScenes, write_street_scenes
+from cpdrun.data.images.augment import cutout, random_resized_crop
+from cpdrun.data.images.cifar10 import CIFAR10
+from cpdrun.data.images.cifar100 import CIFAR100
+from cpdrun.data.images.cityscapes import Cityscapes
+from cpdrun.data.images.fashion_mnist import DEBIAN_DIR
+from cpdrun.data.images.image_folder import ImageFolders
+from cpdrun.data.images.imagenette import CLASSES, Imagenette
+from cpdrun.data.images.street_scenes import ROAD, SKY, StreetScenes, write_street_scenes
 
 
 def draws(seed: int = 0) -> torch.Generator:
@@ -270,7 +270,7 @@ def test_cityscapes_layout(scenes):
 
 
 def test_label_ids_become_train_ids_and_the_rest_is_ignored(scenes, tmp_path):
-    from cpdrun.data.cityscapes import train_id_of_label
+    from cpdrun.data.images.cityscapes import train_id_of_label
 
     train_id_256 = train_id_of_label()
     assert train_id_256[[ROAD, SKY]].tolist() == [0, 10]
@@ -321,7 +321,7 @@ def test_street_scenes_are_drawn_once_and_always_the_same(tmp_path):
 
 @pytest.mark.skipif(not DEBIAN_DIR.exists(), reason="Debian's dataset-fashion-mnist is not installed")
 def test_fashion_mnist_as_folders_of_jpeg(tmp_path):
-    from cpdrun.data.fashion_folder import FashionFolder
+    from cpdrun.data.images.fashion_folder import FashionFolder
 
     data = FashionFolder(None, str(tmp_path), train_images=40, test_images=30, size=28, smallest_area=0.5)
     assert (len(data.train), len(data.test), data.num_classes) == (40, 30, 10)

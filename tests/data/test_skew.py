@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from cpdrun.data.skew import STRETCHES, Dirichlet, Iid, Skewed, labels
+from cpdrun.data.partition import STRETCHES, Dirichlet, Iid, Skewed, labels
 from cpdrun.data.text import PydocText
 from cpdrun.train.seeds import generator
 

@@ -97,7 +97,7 @@ def test_ranks_read_the_finished_config_alone(project, tmp_path):
     write_text(run.config, yaml.safe_dump(planned.config))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     trained = subprocess.run(
-        [*command, "-m", "cpdrun.train.worker", str(run.path)],
+        [*command, "-m", "cpdrun.train.rank", str(run.path)],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(project)},
         capture_output=True,

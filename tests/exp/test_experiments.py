@@ -7,7 +7,7 @@ import cpdrun.conf
 import pytest
 import yaml
 
-from cpdrun.data.fashion_mnist import DEBIAN_DIR
+from cpdrun.data.images.fashion_mnist import DEBIAN_DIR
 from cpdrun.record import RunDir, read_json, write_text
 from cpdrun.sweep import plan
 

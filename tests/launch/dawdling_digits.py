@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from cpdrun.data.digits import Digits
+from cpdrun.data.images.digits import Digits
 
 
 class DawdlingDigits(Digits):

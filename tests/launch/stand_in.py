@@ -1,6 +1,6 @@
 """An engine whose ranks only pretend to train: the launcher's tests say in the config what a rank does.
 
-    python -m stand_in --warm FD ...      cpdrun.train.engine with another worker
+    python -m stand_in --warm FD ...      cpdrun.train.ranks.engine with another worker
 
 `act` is finish, diverge, crash, out_of_memory, exit (with `code`), kill (itself), silent (leaves no result)
 or once_killed (kills itself on the first attempt). Each of `epochs` takes `epoch_s` seconds. It counts, in
@@ -19,7 +19,7 @@ from pathlib import Path
 import yaml
 
 from cpdrun.record import Attempt, RunDir, append_json_line, write_json
-from cpdrun.train import engine, pulse
+from cpdrun.train.ranks import engine, pulse
 
 
 def run_rank(run_dir: str) -> int:
@@ -75,7 +75,7 @@ def meet_and_add(rank: int, patience_s: float) -> None:
     import torch
     import torch.distributed as dist
 
-    from cpdrun.train.rendezvous import meet
+    from cpdrun.train.ranks.rendezvous import meet
 
     torch.set_num_threads(1)
     meet("gloo", patience_s)
@@ -111,14 +111,14 @@ def look(configs: list[dict]) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    worker, preflight = types.ModuleType("cpdrun.train.worker"), types.ModuleType("cpdrun.train.preflight")
+    worker, preflight = types.ModuleType("cpdrun.train.rank"), types.ModuleType("cpdrun.train.preflight.look")
     worker.run_rank, preflight.look = run_rank, look
-    sys.modules |= {"cpdrun.train.worker": worker, "cpdrun.train.preflight": preflight}
+    sys.modules |= {"cpdrun.train.rank": worker, "cpdrun.train.preflight.look": preflight}
     import cpdrun.train
 
-    cpdrun.train.worker, cpdrun.train.preflight = worker, preflight
+    cpdrun.train.rank, cpdrun.train.preflight.look = worker, preflight
     engine.FIRST_STEP_IMPORTS = [
         "torch.distributed.launcher.api",
-        "cpdrun.train.rendezvous",
+        "cpdrun.train.ranks.rendezvous",
     ]  # no step is made here
     engine.main(sys.argv[1:])

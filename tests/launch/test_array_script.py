@@ -48,8 +48,8 @@ def test_an_array_asks_for_what_its_runs_use(typed, expected):
         ("launcher.tasks_per_node=2", "launcher.nodes . launcher.tasks_per_node = 2 does not divide nproc=1"),
         ("+launcher.colour=red", "launcher: SlurmExecutor: .*'colour'"),
         (
-            "launcher._target_=cpdrun.launch.slurm.Nothing",
-            "launcher: cannot import cpdrun.launch.slurm.Nothing",
+            "launcher._target_=cpdrun.launch.slurm.executor.Nothing",
+            "launcher: cannot import cpdrun.launch.slurm.executor.Nothing",
         ),
         ("launcher._target_=cpdrun.nowhere.Nothing", "launcher: cannot import cpdrun.nowhere.Nothing"),
     ],

@@ -88,7 +88,7 @@ LEFT_OVER = """
 import sys, time
 import torch.distributed as dist
 from cpdrun.comm import RankLost
-from cpdrun.train import worker
+from cpdrun.train import rank as worker
 
 def lose(*_):
     raise RankLost("rank 1 did not come to an exchange in time; rank 0 stops")

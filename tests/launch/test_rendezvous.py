@@ -27,7 +27,7 @@ def test_many_ranks_forked_together_all_meet(job, local):
 def test_no_rank_connects_before_the_last_is_forked(job, local):
     """The first to be forked stand at the gate, with no socket of their own, while one is yet to come."""
     gate = (
-        "import os, sys, time; from cpdrun.train.rendezvous import Gate; gate = Gate(3)\n"
+        "import os, sys, time; from cpdrun.train.ranks.rendezvous import Gate; gate = Gate(3)\n"
         "for rank in range(3):\n"
         "    if os.fork() == 0:\n"
         "        gate.pass_through(rank); os.write(1, b'%d through\\n' % rank); os._exit(0)\n"

@@ -11,8 +11,8 @@ from driving import dawdling, finish, make_job, make_training_job, training, wai
 
 from cpdrun.launch.base import LaunchError, LaunchOptions
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
-from cpdrun.launch.slurm import SlurmExecutor, elements_of
-from cpdrun.launch.squeue import elements_in_queue
+from cpdrun.launch.slurm.executor import SlurmExecutor, elements_of
+from cpdrun.launch.slurm.squeue import elements_in_queue
 from cpdrun.record import State, SweepDir, read_json, state_of
 
 NODE = Path(__file__).parents[2] / "scripts" / "slurm_one_node.sh"
@@ -150,7 +150,7 @@ def test_a_controller_that_does_not_answer_is_waited_for(job, slurm, monkeypatch
     executor = slurm()
     executor.submit([one])
     with monkeypatch.context() as patch:
-        patch.setattr("cpdrun.launch.slurm.elements_in_queue", _no_answer)
+        patch.setattr("cpdrun.launch.slurm.executor.elements_in_queue", _no_answer)
         assert executor.poll(0.1) == []
     assert finish(executor)["one"]["outcome"] == "finished"
 
@@ -180,6 +180,6 @@ def test_two_tasks_meet_their_time_limit_and_go_on_as_the_very_element(under_lim
 
     undisturbed = make_training_job(SweepDir(tmp_path / "undisturbed"), *dawdling(slow))
     with training():
-        subprocess.run([sys.executable, "-m", "cpdrun.train.worker", str(undisturbed.run.path)], check=True)
+        subprocess.run([sys.executable, "-m", "cpdrun.train.rank", str(undisturbed.run.path)], check=True)
     weights = [read_json(job.run.done)["weights_sha256"] for job in (long, undisturbed)]
     assert weights[0] == weights[1]

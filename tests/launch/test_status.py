@@ -14,11 +14,11 @@ import pytest
 from driving import drive, finish, wait_for
 from rich.console import Console
 
-from cpdrun.launch import logs, status
 from cpdrun.launch.base import Event, Job, Summary
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
-from cpdrun.launch.display import Display, print_summary
-from cpdrun.launch.status import as_json, estimate_seconds, print_status, run_status, sweep_status
+from cpdrun.launch.progress import logs, status
+from cpdrun.launch.progress.display import Display, print_summary
+from cpdrun.launch.progress.status import as_json, estimate_seconds, print_status, run_status, sweep_status
 from cpdrun.record import State, SweepDir, cancellation, write_json
 from cpdrun.sweep import plan
 

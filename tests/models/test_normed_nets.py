@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from cpdrun.models.mobilenet_v2 import MobileNetV2
-from cpdrun.models.normed_resnet import NormedBlock, NormedResNet
-from cpdrun.models.normed_vgg import NormedVGG11
-from cpdrun.models.norms import BatchNorm, EvoNormS0, RangeEvoNorm
+from cpdrun.models.normed.norms import BatchNorm, EvoNormS0, RangeEvoNorm
+from cpdrun.models.normed.resnet import NormedBlock, NormedResNet
+from cpdrun.models.normed.vgg import NormedVGG11
 
 EVONORM = partial(EvoNormS0, groups=8, eps=1e-5)
 RANGE = partial(RangeEvoNorm, groups=8, chunks=16, eps=1e-5)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from cpdrun.models.normed_convnet import NormedConvNet
-from cpdrun.models.norms import BatchNorm, EvoNormS0, RangeBN, RangeEvoNorm, range_deviation
+from cpdrun.models.normed.convnet import NormedConvNet
+from cpdrun.models.normed.norms import BatchNorm, EvoNormS0, RangeBN, RangeEvoNorm, range_deviation
 
 
 def images(*shape):

@@ -23,7 +23,7 @@ CONFIG: dict[str, Any] = {
     "batch_size": 8,
     "model": {"_target_": "cpdrun.models.convnet.ConvNet", "width": 16},
     "optim": {"_target_": "cpdrun.optim.sgd.SGD", "lr": 0.1, "betas": [0.9, 0.99]},
-    "scaling": {"_target_": "cpdrun.comm.scaling.aps.APS"},
+    "scaling": {"_target_": "cpdrun.comm.sums.scaling.aps.APS"},
     "launcher": {"kind": "local", "jobs": 2},
 }
 

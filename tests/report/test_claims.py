@@ -19,7 +19,7 @@ from cpdrun.report.claims import read_claims, values, write_claims
 from cpdrun.report.claims.judgement import CONTRADICTED, HELD, NOT_ASKED, OPEN
 from cpdrun.report.claims.render import as_markdown, power_sentence
 from cpdrun.report.errors import ReportUsageError
-from cpdrun.report.markup import escape_markdown
+from cpdrun.report.page.markup import escape_markdown
 from cpdrun.sweep import plan
 
 PAPER = claims.Paper(title="A paper", arxiv="0000.00000", authors="Nobody", order=1)
@@ -161,7 +161,7 @@ def test_a_case_stands_for_what_it_settles(new_sweep):
     sweep = new_sweep()
     for seed in range(6):
         noise = 0.001 * (seed % 3)
-        for skew in ("cpdrun.data.skew.Iid", "cpdrun.data.skew.Skewed"):
+        for skew in ("cpdrun.data.partition.Iid", "cpdrun.data.partition.Skewed"):
             partition = {"_target_": skew}
             sweep.add("fp32", seed=seed, case="fp32", partition=partition, accuracy=0.9)
             sweep.add("e4m3", aps=True, seed=seed, case="8 bits", partition=partition, accuracy=0.9 + noise)

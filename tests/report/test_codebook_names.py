@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from cpdrun.report import formats
-from cpdrun.report.collect import other_axes
+from cpdrun.report.read import formats
+from cpdrun.report.read.collect import other_axes
 from cpdrun.report.tables import _whole_if_possible
 
 

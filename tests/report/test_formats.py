@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from made_up import fill_digits
 
-from cpdrun.report import ReportUsageError, files, markup
+from cpdrun.report import ReportUsageError, files
+from cpdrun.report.page import markup
 from cpdrun.report.tables import Shown
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

@@ -126,7 +126,7 @@ def test_scaling_rules_are_strategies_not_panels(new_sweep, report):
     for seed in range(2):
         sweep.add(seed=seed, accuracy=0.99)
         for rule, accuracy in (("APS", 0.98), ("Static", 0.5)):
-            scaling = {"_target_": f"cpdrun.comm.scaling.{rule}"}
+            scaling = {"_target_": f"cpdrun.comm.sums.scaling.{rule}"}
             sweep.add("e3m0", aps=True, seed=seed, accuracy=accuracy, scaling=scaling)
             sweep.add("e3m0", aps=False, seed=seed, accuracy=0.1, scaling=scaling, epochs=3)
     made = report(sweep)

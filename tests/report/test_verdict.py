@@ -7,8 +7,8 @@ import pytest
 import scipy.stats
 from made_up import fill_digits
 
-from cpdrun.report.compare import Difference, difference
-from cpdrun.report.metric import Metric
+from cpdrun.report.read.compare import Difference, difference
+from cpdrun.report.read.metric import Metric
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

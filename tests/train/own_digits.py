@@ -1,7 +1,7 @@
 """A dataset of a user's own, outside the package: the digits, cropped and mirrored at random."""
 
-from cpdrun.data.augment import crop_and_flip
-from cpdrun.data.digits import Digits
+from cpdrun.data.images.augment import crop_and_flip
+from cpdrun.data.images.digits import Digits
 
 
 class AugmentedDigits(Digits):

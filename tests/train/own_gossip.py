@@ -2,9 +2,9 @@
 
 import torch
 
-from cpdrun.comm.compress import Compressor
-from cpdrun.comm.gossip import Gossip
-from cpdrun.comm.topology import Topology
+from cpdrun.comm.compressors.base import Compressor
+from cpdrun.comm.gossip.base import Gossip
+from cpdrun.comm.gossip.topology import Topology
 
 
 class Star(Topology):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cpdrun.record import forget, read_json, read_json_lines
-from cpdrun.train import checkpoint
+from cpdrun.train.state import checkpoint
 
 FLIPS = 200
 STATE = {"progress": {"epoch": 3}, "model": {"weight": torch.arange(12.0).reshape(3, 4)}}

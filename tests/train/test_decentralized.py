@@ -15,9 +15,9 @@ import yaml
 from cpdrun.record import RunDir, read_json, read_json_lines, write_text
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
-from cpdrun.train.decentralized import OwnWeights
-from cpdrun.train.preflight import check
-from cpdrun.train.worker import EXIT_PREEMPTED
+from cpdrun.train.learners.own import OwnWeights
+from cpdrun.train.preflight.look import check
+from cpdrun.train.rank import EXIT_PREEMPTED
 from cpdrun.train.workers import Workers
 
 HERE = Path(__file__).parent
@@ -179,7 +179,7 @@ def test_a_worker_s_death_ends_the_others_and_is_named(make_run):
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "cpdrun.train.worker", str(run.path)]
+    command = [sys.executable, "-m", "cpdrun.train.rank", str(run.path)]
     ranks = [
         subprocess.Popen(command, env={**environment, "RANK": str(r)}, stderr=subprocess.PIPE, text=True)
         for r in range(2)

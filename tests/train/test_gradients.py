@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from cpdrun.data.digits import Digits
+from cpdrun.data.images.digits import Digits
 from cpdrun.models.convnet import ConvNet
 from cpdrun.record import read_json
 from cpdrun.train.batches import Batches
-from cpdrun.train.gradients import BatchedGradients, CannotBatchError, ExactGradients, Task
+from cpdrun.train.learners.gradients import BatchedGradients, CannotBatchError, ExactGradients, Task
 from cpdrun.train.workers import Workers
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from cpdrun.models.convnet import ConvNet
 from cpdrun.record import read_json, read_json_lines
 from cpdrun.sweep import plan
 from cpdrun.train.build import BuildError, build, build_model, load_initial_weights
-from cpdrun.train.checkpoint import weights_sha256
+from cpdrun.train.state.checkpoint import weights_sha256
 
 CPU = torch.device("cpu")
 SMALL = ("exp=digits_bits", "format=fp32", "aps=false", "seed=0", "model.width=4")

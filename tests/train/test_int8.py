@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from cpdrun.models.norms import RangeEvoNorm, Sum
+from cpdrun.models.normed.norms import RangeEvoNorm, Sum
 from cpdrun.record import read_json
-from cpdrun.train.activations import activation_bytes
-from cpdrun.train.int8 import Int8, Int8Conv2d, Int8Linear, min_max_quantize
+from cpdrun.train.precision.activations import activation_bytes
+from cpdrun.train.precision.int8 import Int8, Int8Conv2d, Int8Linear, min_max_quantize
 
 BITS = {
     "weight_bits": 8,

@@ -5,12 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cpdrun.data.digits import Digits
+from cpdrun.data.images.digits import Digits
 from cpdrun.models.convnet import ConvNet
 from cpdrun.optim.schedules import Cosine
 from cpdrun.record import read_json, read_json_lines
+from cpdrun.train.rank import EXIT_PREEMPTED
 from cpdrun.train.seeds import derived_seed, generator
-from cpdrun.train.worker import EXIT_PREEMPTED
 
 
 def test_a_run_leaves_its_whole_record(make_run, train_here):

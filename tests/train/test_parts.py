@@ -6,7 +6,7 @@ from torch import nn
 
 from cpdrun.sweep import plan
 from cpdrun.train.evaluate import evaluate
-from cpdrun.train.preflight import check
+from cpdrun.train.preflight.look import check
 from cpdrun.train.seeds import derived_seed, generator
 from cpdrun.train.workers import SharedBuffers, Workers
 

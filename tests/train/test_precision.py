@@ -5,7 +5,7 @@ from torch import nn
 
 from cpdrun.models.convnet import ConvNet
 from cpdrun.record import read_json
-from cpdrun.train.precision import LossScale, Precision
+from cpdrun.train.precision.rules import LossScale, Precision
 
 FP32 = {
     "weights": "fp32",

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 from cpdrun.sweep import plan
-from cpdrun.train.preflight import check
+from cpdrun.train.preflight.look import check
 
 SAMPLES = TensorDataset(torch.zeros(128, 1, 8, 8), torch.zeros(128, dtype=torch.int64))
 

@@ -7,8 +7,8 @@ from torch import nn
 from cpdrun.models.gpt import GPT
 from cpdrun.record import read_json
 from cpdrun.sweep import plan
-from cpdrun.train.preflight import look
-from cpdrun.train.products import products_of
+from cpdrun.train.preflight.look import look
+from cpdrun.train.preflight.products import products_of
 
 
 def test_attention_and_a_tied_head_are_left_in_float32():

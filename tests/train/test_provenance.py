@@ -8,8 +8,8 @@ import torch
 
 from cpdrun.data.text import PydocText
 from cpdrun.record import RunDir, read_json
-from cpdrun.train import provenance
-from cpdrun.train.provenance import write_environment
+from cpdrun.train.state import provenance
+from cpdrun.train.state.provenance import write_environment
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model
-from cpdrun.train.preflight import check
+from cpdrun.train.preflight.look import check
 
 HERE = __name__
 

@@ -11,8 +11,8 @@ from test_precision import FP32
 from torch import nn
 
 from cpdrun.record import read_json
-from cpdrun.train.precision import Precision
-from cpdrun.train.tensor_aps import ApsQuantizer, aps_quantize, on_device
+from cpdrun.train.precision.rules import Precision
+from cpdrun.train.precision.tensor_aps import ApsQuantizer, aps_quantize, on_device
 
 
 def by_hand(x: torch.Tensor, fmt: str) -> list[Fraction]:

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from cpdrun.record import read_json
-from cpdrun.train.precision import Precision
-from cpdrun.train.weight_update import WeightUpdate
+from cpdrun.train.precision.rules import Precision
+from cpdrun.train.precision.weight_update import WeightUpdate
 
 PURE = {
     **dict.fromkeys(("weights", "activations", "errors", "accumulator", "optimizer_state", "update"), "fp16"),

@@ -16,13 +16,13 @@ from typing import Any
 
 import pandas as pd
 
-from cpdrun.report import formats
 from cpdrun.report.claims.claim import Ask, Claim
 from cpdrun.report.claims.values import Values, key_of
-from cpdrun.report.collect import CASE, SEED, identity
-from cpdrun.report.compare import Difference, difference
-from cpdrun.report.learnt import CLASSES_IF_UNKNOWN, learnt
-from cpdrun.report.metric import Metric
+from cpdrun.report.read import formats
+from cpdrun.report.read.collect import CASE, SEED, identity
+from cpdrun.report.read.compare import Difference, difference
+from cpdrun.report.read.learnt import CLASSES_IF_UNKNOWN, learnt
+from cpdrun.report.read.metric import Metric
 from cpdrun.report.words import axis_text, axis_title, is_scaling
 
 HELD, CONTRADICTED, OPEN, NOT_ASKED = "held", "contradicted", "open", "not asked"

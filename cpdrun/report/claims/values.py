@@ -19,8 +19,8 @@ import yaml
 
 import cpdrun
 from cpdrun.record import RunDir, SweepDir, record_of, write_text
-from cpdrun.report.collect import CORE_AXES, SEED, collect, finished, identity, other_axes
 from cpdrun.report.errors import ReportError
+from cpdrun.report.read.collect import CORE_AXES, SEED, collect, finished, identity, other_axes
 
 VALUES = "values.csv"
 MEASURED = ("metric:", "wire:", "memory:")

@@ -204,7 +204,7 @@ def draw(case: Case, path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from cpdrun.report.style import FP32, NAME, PNG_DPI, RC, TITLE, shades
+    from cpdrun.report.page.style import FP32, NAME, PNG_DPI, RC, TITLE, shades
 
     gpu, link = list(case.models)[len(case.models) // 2], next(iter(case.links))
     with rc_context(RC):

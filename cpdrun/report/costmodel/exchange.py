@@ -24,7 +24,9 @@ from dataclasses import dataclass
 
 from cpdrun.report.costmodel.parameters import Codec, Network
 
-SEGMENT_VALUES = 512 * 1024  # as in cpdrun.comm.exchange, which the report cannot import; a test compares
+SEGMENT_VALUES = (
+    512 * 1024
+)  # as in cpdrun.comm.sums.exchange, which the report cannot import; a test compares
 LAG = 2
 
 

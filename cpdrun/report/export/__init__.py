@@ -14,7 +14,7 @@ from cpdrun.record import RunDir, read_json_lines
 from cpdrun.report.errors import ReportUsageError
 
 if TYPE_CHECKING:
-    from cpdrun.report.study import Study
+    from cpdrun.report.read.study import Study
 
 
 def names() -> list[str]:

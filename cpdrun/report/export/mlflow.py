@@ -12,9 +12,9 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
 from cpdrun.record import RunDir
-from cpdrun.report.collect import config_keys, finished
 from cpdrun.report.export import epochs
-from cpdrun.report.study import Study
+from cpdrun.report.read.collect import config_keys, finished
+from cpdrun.report.read.study import Study
 from cpdrun.report.words import SWEEP
 
 _TAG = "cpdrun.run"

@@ -11,9 +11,9 @@ from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from cpdrun.record import RunDir
-from cpdrun.report.collect import config_keys, finished
 from cpdrun.report.export import epochs
-from cpdrun.report.study import Study
+from cpdrun.report.read.collect import config_keys, finished
+from cpdrun.report.read.study import Study
 from cpdrun.report.words import axis_text
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from cpdrun.report.study import Study
+    from cpdrun.report.read.study import Study
 
 
 class NotDrawnError(Exception):

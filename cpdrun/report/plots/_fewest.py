@@ -4,8 +4,8 @@ import math
 
 from matplotlib.axes import Axes
 
-from cpdrun.report import formats
-from cpdrun.report.study import Study
+from cpdrun.report.read import formats
+from cpdrun.report.read.study import Study
 
 _APART = 2  # rows between the largest format tried and the row of those that needed more
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure, SubFigure
 
-from cpdrun.report.group import Facet
-from cpdrun.report.style import CAPTION, TITLE
+from cpdrun.report.page.style import CAPTION, TITLE
+from cpdrun.report.read.group import Facet
 
 _MOST_PANELS = 12
 

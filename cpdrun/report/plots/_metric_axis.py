@@ -12,10 +12,10 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
-from cpdrun.report.group import Group
-from cpdrun.report.hover import hover
-from cpdrun.report.study import Study
-from cpdrun.report.style import FIGURE_SIZE, FP32, NAME, RC, Look, ink
+from cpdrun.report.page.hover import hover
+from cpdrun.report.page.style import FIGURE_SIZE, FP32, NAME, RC, Look, ink
+from cpdrun.report.read.group import Group
+from cpdrun.report.read.study import Study
 
 Point = tuple[float, float]
 _HALO = [withStroke(linewidth=1.6, foreground="white")]

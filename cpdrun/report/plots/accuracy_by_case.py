@@ -3,13 +3,13 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.group import Facet, Group
-from cpdrun.report.hover import hover
+from cpdrun.report.page.hover import hover
+from cpdrun.report.page.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import span
-from cpdrun.report.study import Study
-from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
+from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.study import Study
 from cpdrun.report.words import plain
 
 OF_CASES = True

@@ -9,13 +9,13 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report import formats
-from cpdrun.report.group import Facet, Group
+from cpdrun.report.page.style import COLUMN_IN, FP32
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.study import Study
-from cpdrun.report.style import COLUMN_IN, FP32
+from cpdrun.report.read import formats
+from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.study import Study
 from cpdrun.report.words import plain
 
 DIVERGED = "\N{MULTIPLICATION SIGN}"

@@ -9,12 +9,12 @@ from itertools import pairwise
 
 from matplotlib.figure import Figure
 
-from cpdrun.report.group import Facet, Group
+from cpdrun.report.page.style import COLUMN_IN, FP32, NAME, Look
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.study import Study
-from cpdrun.report.style import COLUMN_IN, FP32, NAME, Look
+from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.study import Study
 from cpdrun.report.tables import show_bytes
 
 _DODGE = 0.018  # between points that send the same, as a share of the axis

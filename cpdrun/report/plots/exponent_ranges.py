@@ -17,13 +17,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report import formats
-from cpdrun.report.group import Facet, Group
-from cpdrun.report.hover import hover
+from cpdrun.report.page.hover import hover
+from cpdrun.report.page.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
-from cpdrun.report.study import Study
-from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
+from cpdrun.report.read import formats
+from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.study import Study
 from cpdrun.report.words import plain
 
 _MOST_LAYERS = 24

@@ -9,16 +9,16 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report import formats
-from cpdrun.report.collect import identity
-from cpdrun.report.group import Facet
-from cpdrun.report.hover import hover
+from cpdrun.report.page.hover import hover
+from cpdrun.report.page.style import COLUMN_IN, FIGURE_SIZE, NAME
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import BitsAxis
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.study import Study
-from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, NAME
+from cpdrun.report.read import formats
+from cpdrun.report.read.collect import identity
+from cpdrun.report.read.group import Facet
+from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import smallest_within
 
 # The facets that differ in their number of workers alone, by what they share.

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.record import SweepDir
-from cpdrun.report import formats
 from cpdrun.report.costmodel import (
     Calibration,
     CalibrationError,
@@ -22,13 +21,14 @@ from cpdrun.report.costmodel import (
     read_calibration,
     speedup,
 )
-from cpdrun.report.group import Facet
-from cpdrun.report.hover import hover
+from cpdrun.report.page.hover import hover
+from cpdrun.report.page.style import COLUMN_IN, FP32, NAME, TITLE, Look, shades
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.study import Study
-from cpdrun.report.style import COLUMN_IN, FP32, NAME, TITLE, Look, shades
+from cpdrun.report.read import formats
+from cpdrun.report.read.group import Facet
+from cpdrun.report.read.study import Study
 
 WORKERS = [2**i for i in range(11)]
 _MOST_LINES = 5  # formats beside fp32; more could not be told apart

@@ -8,14 +8,14 @@ from collections import defaultdict
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report import formats
-from cpdrun.report.group import Group
-from cpdrun.report.hover import hover
+from cpdrun.report.page.hover import hover
+from cpdrun.report.page.style import COLUMN_IN, FP32, NAME, ink, shades
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.study import Study
-from cpdrun.report.style import COLUMN_IN, FP32, NAME, ink, shades
+from cpdrun.report.read import formats
+from cpdrun.report.read.group import Group
+from cpdrun.report.read.study import Study
 from cpdrun.stats.intervals import mean_interval
 
 Curve = dict[int, list[float]]  # epoch -> the value of each seed, in shown units

@@ -1,0 +1,54 @@
+"""QSGD (Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", arXiv
+1610.02132, section 3.1):
+
+    Q_s(v_i) = |v|_2 * sign(v_i) * l_i / s,   l_i = floor(s |v_i| / |v|_2), or one more: chance = the rest
+
+What differs: a level takes ceil(log2(2 s + 1)) bits where the paper codes levels of unequal length (Elias), so that
+a message's length is known beforehand; and, as in arXiv 1902.00340, section 3.5, `contract` divides by tau = 1 +
+min(n / s^2, sqrt(n) / s), which makes the unbiased operator one that CHOCO-SGD and error feedback can stand.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cpdrun.comm.compressors.base import Compressor, floats, uniforms
+from cpdrun.comm.wire.bitpack import pack_codes, packed_bytes, unpack_codes
+
+
+class QSGD(Compressor):
+    """The norm (float32) and a level for each value. A row of zeros stays so; with inf or NaN in it, a row comes back
+    as NaN throughout."""
+
+    in_format = False
+
+    def __init__(self, levels: int, contract: bool):
+        if not 1 <= levels <= 32767:
+            raise ValueError(f"compressor.levels must lie between 1 and 32767, not {levels}")
+        self.levels, self.contract = levels, contract
+        self.bits = (2 * levels).bit_length()
+
+    def message_bytes(self, n: int) -> int:
+        return 4 + packed_bytes(n, self.bits)
+
+    def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
+        norm_Wx1 = torch.stack([row.double().norm() for row in x_Wxn]).float()[:, None]
+        place_Wxn = x_Wxn.abs() / torch.where(norm_Wx1 == 0, 1.0, norm_Wx1) * self.levels
+        level_Wxn = (
+            torch.floor(place_Wxn + uniforms(x_Wxn, keys)).nan_to_num(0.0, 0.0).clamp_(max=self.levels)
+        )
+        code_Wxn = torch.where(x_Wxn < 0, -level_Wxn, level_Wxn).long() + self.levels
+        return torch.cat([norm_Wx1.view(torch.uint8), pack_codes(code_Wxn, self.bits)], dim=1)
+
+    def decompress(self, data_WxM: Tensor, n: int) -> Tensor:
+        norm_Wx1 = floats(data_WxM[:, :4])
+        norm_Wx1 = torch.where(torch.isfinite(norm_Wx1), norm_Wx1, torch.nan)
+        level_Wxn = unpack_codes(data_WxM[:, 4:], self.bits, n) - self.levels
+        x_Wxn = level_Wxn.float() / self.levels * norm_Wx1
+        return x_Wxn / self.tau(n) if self.contract else x_Wxn
+
+    def tau(self, n: int) -> float:
+        """1 + omega: how much longer than v Q(v) is, squared and at most, on average."""
+        return 1 + min(n / self.levels**2, math.sqrt(n) / self.levels)

@@ -1,0 +1,64 @@
+"""The largest values of a layer, with their places: sparsification (Stich et al., arXiv 1809.07599, definition 2.1).
+
+A message holds k = ceil(keep * n) values, rounded and packed as `compress.Rounded` does, and their indices of
+ceil(log2 n) bits each, ascending. Of equal magnitudes the lower index goes first; NaN counts as larger than all.
+
+What differs from the papers that count it: values and indices are counted as they are packed, where arXiv 2111.09389's
+code sends indices in the format of the values and counts a byte for each.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cpdrun.comm.compressors.base import Compressor, Rounded
+from cpdrun.comm.wire.bitpack import pack_codes, packed_bytes, unpack_codes
+
+
+class TopK(Compressor):
+    """keep: the fraction sent, above 0 and at most 1; format, aps and rounding are those of the values.
+
+    Raises ValueError for a fraction out of range.
+    """
+
+    def __init__(self, keep: float, format: str, aps: bool, rounding: str):
+        if not 0 < keep <= 1:
+            raise ValueError(f"compressor.keep must be above 0 and at most 1, not {keep}")
+        self.keep, self.aps = keep, aps
+        self.values = Rounded(format, aps, rounding)
+
+    def kept(self, n: int) -> int:
+        """k; at least one value."""
+        return min(n, max(1, math.ceil(self.keep * n)))
+
+    def message_bytes(self, n: int) -> int:
+        k = self.kept(n)
+        return self.values.message_bytes(k) + packed_bytes(k, _index_bits(n))
+
+    def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
+        index_Wxk = largest(x_Wxn, self.kept(x_Wxn.shape[1]))
+        values = self.values.compress(x_Wxn.gather(1, index_Wxk), keys)
+        return torch.cat([values, pack_codes(index_Wxk, _index_bits(x_Wxn.shape[1]))], dim=1)
+
+    def decompress(self, data_WxM: Tensor, n: int) -> Tensor:
+        k = self.kept(n)
+        cut = self.values.message_bytes(k)
+        value_Wxk = self.values.decompress(data_WxM[:, :cut], k)
+        index_Wxk = unpack_codes(data_WxM[:, cut:], _index_bits(n), k)
+        return value_Wxk.new_zeros(len(data_WxM), n).scatter_(1, index_Wxk, value_Wxk)
+
+
+def largest(x_Wxn: Tensor, k: int) -> Tensor:
+    """(W, k) int64: where each row's k largest magnitudes are, ascending; of equal ones, the first."""
+    size_Wxn = x_Wxn.abs().nan_to_num(nan=torch.inf)
+    least_Wx1 = size_Wxn.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    above_Wxn, equal_Wxn = size_Wxn > least_Wx1, size_Wxn == least_Wx1
+    room_Wx1 = k - above_Wxn.sum(dim=1, keepdim=True)
+    taken_Wxn = above_Wxn | (equal_Wxn & (equal_Wxn.cumsum(dim=1) <= room_Wx1))
+    return taken_Wxn.nonzero()[:, 1].view(len(x_Wxn), k)
+
+
+def _index_bits(n: int) -> int:
+    return max(1, (n - 1).bit_length())

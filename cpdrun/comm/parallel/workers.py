@@ -1,0 +1,93 @@
+"""Model parallelism: what M workers that share one layer send to each other, in a number format.
+
+Two exchanges, the same in one process that plays all workers and between ranks, bit for bit:
+
+    gather   every worker's part is encoded by itself and sent to all others; everyone, its owner too, uses the decoded
+             values, so that all workers go on with the same ones. (M-1) parts sent by each.
+    sum      the parts are encoded, decoded, added in float32 in worker order and encoded once more: requantised.py with
+             requantise=once. 2 (M-1)/M of a part sent by each, on average.
+
+A codebook without a block size takes one scale from each worker's part.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import custom_fp
+import torch
+import torch.distributed as dist
+from custom_fp.formats.names import AnyFormat
+from torch import Tensor, nn
+
+from cpdrun.comm.sums.requantised import Requantised, exchange_bytes, sum_layers
+from cpdrun.comm.wire.failure import naming_lost_ranks
+
+GATHER = 77  # tag
+
+
+class ModelWorkers:
+    """The M workers of a model, of which this rank of a group plays its share; without a group, all of them.
+
+    Counts, since the last `reset`: sent_bytes by this rank to others, real_worker_bytes by each of M machines (the one
+    that sends most in a gather, the average in a sum). Raises ValueError where the ranks do not divide the workers.
+    """
+
+    def __init__(self, workers: int, group: dist.ProcessGroup | None = None, *, between_ranks: bool) -> None:
+        self.workers, self.group = workers, group
+        self.rank, self.ranks = 0, 1
+        if between_ranks:
+            self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        if workers < 1 or workers % self.ranks:
+            raise ValueError(f"{self.ranks} ranks cannot share {workers} model workers equally")
+        share = workers // self.ranks
+        self.mine = range(self.rank * share, (self.rank + 1) * share)
+        self.reset()
+
+    def reset(self) -> None:
+        self.sent_bytes = self.real_worker_bytes = 0
+
+    def slices(self, size: int) -> list[slice]:
+        """The part of a dimension that each worker holds; sizes differ by one at most."""
+        ends = [size * m // self.workers for m in range(self.workers + 1)]
+        return [slice(start, stop) for start, stop in pairwise(ends)]
+
+    def gather(self, parts: Sequence[Tensor], size: int, fmt: AnyFormat, dim: int = 1) -> Tensor:
+        """parts[i]: (B, n_m) float32 of my i-th worker, its slice of `size` columns; (B, size) of all. Collective.
+
+        dim=0: slices of rows, (n_m, F), to (size, F).
+        """
+        across = parts[0].shape[1 - dim]
+        widths = [part.stop - part.start for part in self.slices(size)]
+        shapes = [(across, width) if dim == 1 else (width, across) for width in widths]
+        packed = [custom_fp.packed_size(across * width, fmt) for width in widths]
+        self.real_worker_bytes += (self.workers - 1) * max(packed)
+        if self.ranks == 1:
+            return torch.cat([custom_fp.quantize(part, fmt) for part in parts], dim=dim)
+        share = len(self.mine)
+        own = torch.cat([custom_fp.pack(part, fmt) for part in parts])
+        sizes = [sum(packed[r * share : (r + 1) * share]) for r in range(self.ranks)]
+        with naming_lost_ranks(self.group):
+            received = exchange_bytes([own] * self.ranks, sizes, self.group, GATHER)
+        self.sent_bytes += (self.ranks - 1) * own.numel()
+        payloads = torch.cat(received).split(packed)
+        return torch.cat(
+            [custom_fp.unpack(data, fmt, shape) for data, shape in zip(payloads, shapes, strict=True)],
+            dim=dim,
+        )
+
+    def sum(self, parts: Sequence[Tensor], fmt: AnyFormat) -> Tensor:
+        """parts[i]: float32 summand of my i-th worker, all of one shape; the sum over all workers. Collective."""
+        total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+        stack_LxN = torch.stack(list(parts)).reshape(len(parts), -1)
+        sent = sum_layers(
+            [stack_LxN], Requantised(fmt, "once"), group=self.group, ranks=self.ranks, out=[total.view(-1)]
+        )
+        self.sent_bytes += sent.sent
+        self.real_worker_bytes += sent.real_worker
+        return total
+
+
+def model_workers_of(model: nn.Module) -> list[ModelWorkers]:
+    """The workers that share its layers; none for a model that is whole."""
+    found = (getattr(module, "workers", None) for module in model.modules())
+    return list(dict.fromkeys(workers for workers in found if isinstance(workers, ModelWorkers)))

@@ -1,0 +1,101 @@
+"""Scaled rounding, packing and adding: the steps of a sum that touch every element, in terms of `custom_fp`.
+
+The exchange between processes and the emulation share what is said here about numbers; only the exchange
+packs.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import custom_fp
+import torch
+from torch import Tensor
+
+from cpdrun.comm.sums.compat import add_unrounded
+from cpdrun.comm.sums.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The random numbers of one stochastic rounding: a key, and where in its layer the tensor begins.
+
+    An element's number depends on the key and on its place in the layer, not on the process that rounds it
+    or on the pieces the layer is cut into.
+    """
+
+    key: tuple
+    start: int = 0
+
+    def seed(self) -> int:
+        """63 bits, unrelated for unequal keys."""
+        digest = hashlib.blake2b(repr(self.key).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
+
+def _rule(recipe: Recipe, draw: Draw | None) -> dict[str, Any]:
+    """How to round, as custom_fp's functions take it. A stochastic rounding needs a draw."""
+    rule: dict[str, Any] = {"rounding": recipe.rounding, "overflow": recipe.overflow}
+    return rule if draw is None else rule | {"seed": draw.seed(), "offset": draw.start}
+
+
+def scale(x: Tensor, shift: int) -> Tensor:
+    """x * 2^shift in float32, rounded once, for any shift."""
+    return x if shift == 0 else custom_fp.scale_pow2(x, shift)
+
+
+def quantize_scaled(x: Tensor, shift: int, recipe: Recipe, draw: Draw | None = None) -> Tensor:
+    """Q(x * 2^shift), one rounding of the exact product.
+
+    x: float32 of any shape.
+    """
+    if shift and _float32_will_do(shift, recipe):
+        product = x * 2.0**shift
+        return custom_fp.quantize(product, recipe.fmt, out=product, **_rule(recipe, draw))
+    exact = x.to(torch.float64) * 2.0**shift if shift else x
+    return custom_fp.quantize(exact, recipe.fmt, **_rule(recipe, draw))
+
+
+def _float32_will_do(shift: int, recipe: Recipe) -> bool:
+    """Whether rounding to nearest cannot tell x * 2^shift in float32 from the exact product.
+
+    2^shift must be a normal number. Upwards, only what overflows any format is inexact. Downwards, bits are lost
+    below 2^-149 of products under 2^-126, which round to zero in a format whose smallest value is above 2^-120.
+    A double holds the product of any float32 and any shift.
+    """
+    smallest = recipe.fmt.emin - recipe.fmt.mantissa_bits
+    return recipe.rounding == "nearest_even" and -126 <= shift <= 127 and (shift > 0 or smallest > -120)
+
+
+def accumulate(values: Sequence[Tensor], recipe: Recipe, draw: Draw | None = None) -> Tensor:
+    """The sum of values of the format, in the order given, every partial sum rounded to the format."""
+    if recipe.unrounded:
+        return add_unrounded(values, recipe.fmt, kahan=recipe.kahan)
+    return custom_fp.accumulate(values, recipe.fmt, kahan=recipe.kahan, **_rule(recipe, draw))
+
+
+# ---- packed bytes, one-dimensional tensors
+
+
+def pack(q: Tensor, recipe: Recipe, *, out: Tensor) -> None:
+    """Values of the format to ceil(n/8) * k bytes."""
+    custom_fp.pack(q, recipe.fmt, out=out)
+
+
+def round_and_pack(x: Tensor, shift: int, recipe: Recipe, draw: Draw | None, *, out: Tensor) -> None:
+    """pack(Q(x * 2^shift))."""
+    custom_fp.pack(x, recipe.fmt, shift=shift, out=out, **_rule(recipe, draw))
+
+
+def unpack(data: Tensor, numel: int, recipe: Recipe, shift: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Bytes to (numel,) values of the format, times 2^shift."""
+    return custom_fp.unpack(data, recipe.fmt, (numel,), shift=shift, out=out)
+
+
+def add_packed(
+    payloads: Sequence[Tensor], numel: int, recipe: Recipe, draw: Draw | None, *, out: Tensor
+) -> None:
+    """pack(accumulate(unpacked payloads)), in the order given."""
+    rule = _rule(recipe, draw)
+    custom_fp.accumulate_packed(payloads, recipe.fmt, numel, kahan=recipe.kahan, out=out, **rule)

@@ -1,0 +1,60 @@
+"""Error feedback: what rounding takes from a worker's gradient is added to its next one.
+
+Karimireddy, Rebjock, Stich and Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes"
+(ICML 2019, arXiv:1901.09847), algorithm 2, on gradients that the learning rate has not touched yet:
+
+    c_w = g_w + e_w        sent = Q(c_w * 2^shift) * 2^-shift        e_w = c_w - sent
+
+so that sent + residual = gradient + the residual before. It makes up for the rounding of what workers send,
+not for that of partial sums. Where c_w or what was sent is not finite, the residual becomes 0.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cpdrun.comm.sums.codec import Draw, quantize_scaled, scale
+from cpdrun.comm.sums.recipe import Recipe
+
+
+class ErrorFeedback:
+    """The residuals of this rank's L workers, (L, n) for each layer; zero at first."""
+
+    def __init__(self) -> None:
+        self._residuals: dict[str, Tensor] = {}
+
+    def compensate(self, layer: str, gradients_Lxn: Tensor) -> Tensor:
+        """gradients + residuals; a new tensor."""
+        if layer not in self._residuals:
+            self._residuals[layer] = torch.zeros_like(gradients_Lxn)
+        return gradients_Lxn + self._residuals[layer]
+
+    def keep(
+        self, layer: str, i: int, compensated_Lxn: Tensor, shift: int, recipe: Recipe, draw: Draw | None
+    ) -> None:
+        """Keeps what my i-th worker's compensated gradient loses when it is sent with this shift (and draw)."""
+        compensated_n = compensated_Lxn[i]
+        residual_n = compensated_n - scale(quantize_scaled(compensated_n, shift, recipe, draw), -shift)
+        self._residuals[layer][i] = torch.where(torch.isfinite(residual_n), residual_n, 0.0)
+
+    def state_dict(self, workers: range, group: dist.ProcessGroup | None, ranks: int) -> dict[str, Any]:
+        """All workers' residuals, by "worker/layer", on rank 0; an empty dict elsewhere. Collective."""
+        mine = {
+            f"{worker}/{layer}": residuals_Lxn[i].clone()
+            for layer, residuals_Lxn in self._residuals.items()
+            for i, worker in enumerate(workers)
+        }
+        if ranks == 1:
+            return mine
+        everyone: list[Any] | None = [None] * ranks if dist.get_rank(group) == 0 else None
+        dist.gather_object(mine, everyone, group=group, group_dst=0)
+        return {key: residual for part in everyone or () for key, residual in part.items()}
+
+    def load_state_dict(self, state: dict[str, Any], workers: range) -> None:
+        """Takes the residuals of the workers that this rank plays."""
+        layers = dict.fromkeys(key.split("/", 1)[1] for key in state)
+        self._residuals = {
+            layer: torch.stack([state[f"{worker}/{layer}"] for worker in workers]) for layer in layers
+        }

@@ -1,0 +1,49 @@
+"""CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 colour 32x32 images of ten classes, in its own Python layout.
+
+The folder cifar-10-batches-py holds data_batch_1 .. data_batch_5 and test_batch, each a pickled dict of
+b"data" (n, 3072) uint8, channels first, and b"labels". Kept in memory as bytes; augmentation runs on the device.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cpdrun.data.images.augment import crop_and_flip, cutout
+from cpdrun.data.images.cifar_batches import Layout
+
+FOLDER = "cifar-10-batches-py"
+LAYOUT = Layout(
+    name="CIFAR-10",
+    archive="cifar-10-python.tar.gz",
+    labels=b"labels",
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+)
+
+
+class CIFAR10:
+    """train and test of (float32 (3, 32, 32), int64 ()); raises DataError where the batches are absent or damaged."""
+
+    num_classes = 10
+    in_channels = 3
+
+    def __init__(
+        self,
+        data_dir: str,
+        augment: bool,
+        cutout: int,
+        dawnbench_augment: bool,
+        train_samples: int | None,
+        test_samples: int | None,
+    ):
+        folder = Path(data_dir).expanduser()
+        self.path = folder = folder if folder.name == FOLDER else folder / FOLDER
+        self.train = LAYOUT.images(folder, [f"data_batch_{i}" for i in range(1, 6)], train_samples)
+        self.test = LAYOUT.images(folder, ["test_batch"], test_samples)
+        self.augments, self.cutout, self.dawnbench = augment, cutout, dawnbench_augment
+
+    def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        if self.augments:
+            x = crop_and_flip(x, padding=4, generator=generator, reflect=self.dawnbench)
+        return cutout(x, self.cutout, generator, whole=self.dawnbench) if self.cutout else x

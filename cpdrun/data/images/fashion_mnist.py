@@ -1,0 +1,71 @@
+"""Fashion-MNIST (Xiao et al., arXiv 1708.07747): 60,000 + 10,000 grey 28x28 images of ten kinds of clothing.
+
+The idx files are read here, gzipped or not, and kept in memory as bytes: two zero bytes, the type (8: unsigned bytes),
+the number of dimensions, each dimension as a big-endian int32, the values (http://yann.lecun.com/exdb/mnist).
+torchvision has a reader, whose import takes longer than all of the data.
+"""
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cpdrun.data.base import DataError, ImageTensors
+from cpdrun.data.images.augment import crop_and_flip
+
+DEBIAN_DIR = Path("/usr/share/datasets/fashion-mnist")
+UNSIGNED_BYTES = 8
+
+
+class FashionMNIST:
+    """train and test of (float32 (1, 28, 28), int64 ()); raises DataError where the idx files are absent."""
+
+    num_classes = 10
+    in_channels = 1
+
+    def __init__(
+        self, data_dir: str | None, augment: bool, train_samples: int | None, test_samples: int | None
+    ):
+        self.path = folder = Path(data_dir).expanduser() if data_dir else DEBIAN_DIR
+        self.train = _images(folder, "train", train_samples)
+        self.test = _images(folder, "t10k", test_samples)
+        self.augments = augment
+
+    def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        return crop_and_flip(x, padding=2, generator=generator) if self.augments else x
+
+
+def _images(folder: Path, split: str, samples: int | None) -> ImageTensors:
+    x_NxHxW = _read(folder, f"{split}-images-idx3-ubyte", dimensions=3)[:samples]
+    y_N = _read(folder, f"{split}-labels-idx1-ubyte", dimensions=1)[:samples].long()
+    return ImageTensors(x_NxHxW[:, None], y_N, scale=255, mean=0.286, std=0.353)
+
+
+def _read(folder: Path, name: str, dimensions: int) -> Tensor:
+    plain, gzipped = folder / name, folder / f"{name}.gz"
+    if not plain.exists() and not gzipped.exists():
+        raise DataError(
+            f"Fashion-MNIST is not in {folder} (no {name} or {name}.gz): "
+            "apt-get install dataset-fashion-mnist, or name its folder with data.data_dir=PATH"
+        )
+    path = plain if plain.exists() else gzipped
+    try:
+        with path.open("rb") if path is plain else gzip.open(path) as file:
+            return _idx(file.read(), dimensions)
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
+        raise DataError(f"{path} is not a whole idx file ({error or type(error).__name__})") from None
+
+
+def _idx(content: bytes, dimensions: int) -> Tensor:
+    """The uint8 values of an idx file. Raises ValueError or struct.error where it is none of so many dimensions."""
+    if content[:4] != bytes([0, 0, UNSIGNED_BYTES, dimensions]):
+        raise ValueError(f"it begins with {content[:4]!r}")
+    shape = struct.unpack_from(f">{dimensions}i", content, 4)
+    values = memoryview(content)[4 + 4 * dimensions :]
+    if len(values) != math.prod(shape):
+        raise ValueError(f"{len(values)} values, where its head says {' x '.join(map(str, shape))}")
+    return torch.frombuffer(bytearray(values), dtype=torch.uint8).view(shape)

@@ -1,0 +1,43 @@
+"""Imagenette (fastai, github.com/fastai/imagenette): ten easy classes of ImageNet, 9,469 + 3,925 images.
+
+Laid out as imagenette2/train/<class>/*.JPEG and imagenette2/val/<class>/*.JPEG, the classes by their WordNet numbers;
+its first version (`imagenette`, 12,894 + 500) and the smaller ones (-320, -160) are laid out alike.
+"""
+
+from pathlib import Path
+
+from cpdrun.data.base import DataError
+from cpdrun.data.images.image_folder import ImageFolders
+
+CLASSES = {
+    "n01440764": "tench",
+    "n02102040": "English springer",
+    "n02979186": "cassette player",
+    "n03000684": "chain saw",
+    "n03028079": "church",
+    "n03394916": "French horn",
+    "n03417042": "garbage truck",
+    "n03425413": "gas pump",
+    "n03445777": "golf ball",
+    "n03888257": "parachute",
+}
+
+
+class Imagenette(ImageFolders):
+    """As ImageFolders. Raises DataError where train and val do not hold the ten classes."""
+
+    def __init__(self, data_dir: str, size: int, smallest_area: float):
+        for split in ("train", "val"):
+            folder = Path(data_dir).expanduser() / split
+            found = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
+            if odd := sorted(found ^ set(CLASSES)):
+                what = (
+                    f"no {odd[0]} ({CLASSES[odd[0]]})"
+                    if odd[0] in CLASSES
+                    else f"{odd[0]} is none of its classes"
+                )
+                raise DataError(
+                    f"Imagenette is not in {folder}: {what}; unpack imagenette2.tgz of github.com/fastai/imagenette, "
+                    "and name the folder imagenette2 with data.data_dir=PATH"
+                )
+        super().__init__(data_dir, size, smallest_area)

@@ -1,0 +1,1 @@
+"""What `cpdrun sweep`, `status` and `logs` show of runs under way."""

@@ -1,0 +1,190 @@
+"""What the user sees while a sweep runs: a live table on a terminal, else a line a start and an end."""
+
+import errno
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from cpdrun.launch.agent import tail
+from cpdrun.launch.base import Event, Job, Summary
+from cpdrun.launch.progress.axes import IN_NAMES, values_in
+from cpdrun.record import RunDir, read_object, record_of
+from cpdrun.visible import visible, visible_line
+
+REFRESH_S = 0.5
+DISK_FULL = os.strerror(errno.ENOSPC)
+LOG_LINES = 12  # of a failed run, at the end
+FAILURES_SHOWN = 5
+STYLES = {"finished": "green", "diverged": "yellow", "preempted": "yellow"}
+
+
+class Display:
+    """Follows the events of a sweep; a context manager, because a live table must be taken down again."""
+
+    def __init__(self, console: Console, total: int, axes: Sequence[str] = ()) -> None:
+        self.console = console
+        self.total = total
+        self.axes = [key for key in axes if key not in IN_NAMES]
+        self.message = ""
+        self._ended = 0
+        self._executed = 0.0  # runs' worth of work done here, fractions included
+        self._began = time.monotonic()
+        self._started: dict[str, float] = {}
+        self._refreshed = 0.0
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        )
+
+    def __enter__(self) -> "Display":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def event(self, event: Event) -> None:
+        name = event.job.run.name
+        if event.kind == "started":
+            self._started[name] = time.monotonic()
+            if self._live is None:
+                self.console.print(f"start {self._called(event.job)}", highlight=False, soft_wrap=True)
+            return
+        self._ended += 1
+        self._executed += not event.outcome.get("elsewhere", False)
+        outcome = event.outcome["outcome"]
+        if self._live is None or outcome not in ("finished", "diverged"):
+            took = time.monotonic() - self._started.get(name, time.monotonic())
+            how = f"{visible(_result(event))}  {duration(took)}  [{self._ended}/{self.total}]"
+            line = Text.assemble((outcome, STYLES.get(outcome, "red")), f" {self._called(event.job)}  {how}")
+            self.console.print(line, highlight=False, soft_wrap=True)
+
+    def say(self, message: str) -> None:
+        """A word to the user that stays in view."""
+        self.message = message
+        if self._live is None:
+            self.console.print(message, highlight=False, soft_wrap=True)
+
+    def update(self, running: list[Job]) -> None:
+        """Draw the table anew, at most every REFRESH_S."""
+        if self._live is None or time.monotonic() - self._refreshed < REFRESH_S:
+            return
+        self._refreshed = time.monotonic()
+        progress = [(job, read_object(job.run.status) or {}) for job in running]
+        self._live.update(self._table(progress), refresh=True)
+
+    def _called(self, job: Job) -> str:
+        """The run's name, and its values on axes that the name does not tell."""
+        values = values_in(job.overrides, self.axes)
+        return visible(" ".join([job.run.name, *(f"{key}={value}" for key, value in values.items())]))
+
+    def _table(self, progress: list[tuple[Job, dict[str, Any]]]) -> Group:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("run", no_wrap=True, overflow="ellipsis")
+        for column in ("epoch", "accuracy", "time"):
+            table.add_column(column, justify="right", no_wrap=True)
+        fractions = 0.0
+        for job, status in progress[: max(1, self.console.height - 6)]:
+            name = job.run.name
+            accuracy = status.get("test_accuracy")
+            table.add_row(
+                Text(self._called(job)),
+                f"{status['epoch']}/{status['epochs']}" if "epochs" in status else "-",
+                "-" if accuracy is None else f"{100 * accuracy:.1f} %",
+                duration(time.monotonic() - self._started.get(name, time.monotonic())),
+            )
+        for _, status in progress:
+            fractions += min(1.0, status.get("epoch", 0) / max(1, status.get("epochs", 1)))
+        left = self._seconds_left(fractions)
+        overall = Table.grid(padding=(0, 2, 0, 0))
+        overall.add_row(
+            ProgressBar(total=self.total, completed=self._ended + fractions, width=40),
+            f"{self._ended}/{self.total} runs",
+            "" if left is None else f"{duration(left)} left",
+            Text(self.message, style="yellow"),
+        )
+        return Group(table, overall)
+
+    def _seconds_left(self, fractions: float) -> float | None:
+        executed = self._executed + fractions
+        if executed < 0.5:
+            return None
+        return (time.monotonic() - self._began) / executed * (self.total - self._ended - fractions)
+
+
+def print_summary(console: Console, summary: Summary) -> None:
+    """The end of a sweep: the logs of what failed, then one line of counts and one of efficiency."""
+    full = [run for run, reason in summary.failed if DISK_FULL in reason]
+    others = [(run, reason) for run, reason in summary.failed if DISK_FULL not in reason]
+    for run, reason in others[:FAILURES_SHOWN]:
+        _print_failure(console, run, reason)
+    if len(others) > FAILURES_SHOWN:
+        rest = ", ".join(visible(run.name) for run, _ in others[FAILURES_SHOWN:])
+        console.print(f"failed too: {rest}", highlight=False, markup=False)
+    if full:
+        words = f"{DISK_FULL}: {full[0].sweep.path}; {len(full)} failed of it. Make room, then type the command again"
+        console.print(Text.assemble(("failed ", "red"), visible(words)), highlight=False, soft_wrap=True)
+    counts = [f"{summary.done} done"]
+    for count, word in (
+        (summary.diverged, "diverged"),
+        (len(summary.failed), "failed"),
+        (summary.interrupted, "left to do"),
+        (summary.submitted, "submitted"),
+    ):
+        if count:
+            counts.append(f"{count} {word}")
+    line = f"{', '.join(counts)} in {duration(summary.wall_seconds)}"
+    if summary.training_share is not None:
+        line += f"; training took {100 * summary.training_share:.0f} % of the core-seconds"
+    console.print(line, highlight=False, soft_wrap=True)
+    if summary.interrupted:
+        console.print("The same command goes on from here.", highlight=False)
+
+
+def telling_log(run: RunDir) -> Path | None:
+    """The log of the last attempt that says most: the failing rank's, rank 0's where none failed, or the agent's."""
+    attempt = run.last_attempt()
+    if attempt is None:
+        return None
+    rank = (read_object(attempt.exit) or {}).get("rank") or 0
+    for log in (attempt.rank_log(rank), attempt.agent_log):
+        if tail(log, 1):
+            return log
+    return None
+
+
+def _print_failure(console: Console, run: RunDir, reason: str) -> None:
+    console.print(
+        Text.assemble(("failed ", "red"), visible(f"{run.name}: {reason}")), highlight=False, soft_wrap=True
+    )
+    if (log := telling_log(run)) is not None:
+        for line in tail(log, LOG_LINES):
+            console.print(f"    {visible_line(line)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"    the rest is in {visible(str(log))}", highlight=False, markup=False, soft_wrap=True
+        )
+
+
+def _result(event: Event) -> str:
+    done = record_of(event.job.run)
+    if done is not None and event.outcome["outcome"] in ("finished", "diverged"):
+        accuracy = done["metrics"].get("test_accuracy")
+        return "" if accuracy is None else f"test accuracy {100 * accuracy:.1f} %"
+    return event.outcome.get("reason", "")
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"

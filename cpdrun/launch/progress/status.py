@@ -1,0 +1,212 @@
+"""How far a sweep is, read from its run directories alone: from any shell, on any machine that sees them."""
+
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cpdrun.launch.base import LaunchError
+from cpdrun.launch.progress.axes import IN_NAMES, axes_of, headings, values_of
+from cpdrun.launch.progress.display import duration
+from cpdrun.launch.slurm.executor import elements_of
+from cpdrun.record import RunDir, State, SweepDir, garbage, read_object, record_of, state_of
+from cpdrun.visible import visible
+
+WATCH_S = 2.0
+IDLE_S = 20.0  # between two runs, and before a first one, nothing runs for some seconds
+LONGEST_NAME = 60  # columns; a longer one gives way to what else there is to say
+WIDE = 110  # columns of a terminal with room for a reason beside a run
+STYLES = {
+    State.DONE: "green",
+    State.RUNNING: "cyan",
+    State.FAILED: "red",
+    State.PREEMPTED: "yellow",
+    State.PENDING: "dim",
+}
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run as it stands. Accuracy is 0..1, of the last epoch evaluated; None stands for not known. `axes`: its value
+    on each axis of the sweep."""
+
+    name: str
+    state: State
+    epoch: int | None = None
+    epochs: int | None = None
+    test_accuracy: float | None = None
+    diverged: bool = False
+    attempt: int | None = None
+    where: str | None = None
+    seconds_left: float | None = None
+    reason: str = ""
+    axes: dict[str, str] = field(default_factory=dict)
+
+
+def run_status(run: RunDir, axes: Sequence[str] = ()) -> RunStatus:
+    """The state of one run. A pending one costs a look at four file names.
+
+    What cannot be read, or is not what cpdrun wrote, is failed, with that for a reason: it keeps no other run from
+    being looked at.
+    """
+    values = values_of(run, axes)
+    try:
+        return _run_status(run, values)
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}: {error.filename or run.path}"
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        reason = f"cannot be read: {type(error).__name__}: {error}"
+    return RunStatus(run.name, State.FAILED, reason=reason, axes=values)
+
+
+def _run_status(run: RunDir, axes: dict[str, str]) -> RunStatus:
+    state = state_of(run)
+    if state is State.PENDING:
+        return RunStatus(run.name, state, axes=axes)
+    progress = read_object(run.status) or {}
+    known: dict[str, Any] = {"axes": axes}
+    known |= {key: _number(progress.get(key)) for key in ("epoch", "epochs", "test_accuracy")}
+    attempt = run.last_attempt()
+    where = (read_object(attempt.where) or {}) if attempt else {}
+    known |= {"attempt": attempt and attempt.number, "where": _place(where)}
+    if state is State.DONE:
+        done = record_of(run)
+        if done is None:
+            known["reason"] = garbage(run)
+        else:
+            known["diverged"] = done["status"] == "diverged"
+            known["test_accuracy"] = _number(done["metrics"].get("test_accuracy"))
+    elif state is State.RUNNING:
+        known["seconds_left"] = _seconds_left(progress, where)
+    elif attempt is not None:
+        known["reason"] = str((read_object(attempt.exit) or {}).get("reason", "killed, with its agent"))
+    return RunStatus(run.name, state, **known)
+
+
+def sweep_status(sweep: SweepDir) -> list[RunStatus]:
+    """Every run of `sweep`, in the order of their names."""
+    axes = axes_of(sweep)
+    return [run_status(run, axes) for run in sweep.runs()]
+
+
+def print_status(console: Console, sweep: SweepDir, *, watch: bool = False) -> None:
+    """A table of the runs that are not pending, and the counts of all.
+
+    With `watch` again and again, until all runs are done or have failed, or none has run for IDLE_S and none waits
+    in Slurm's queue: whoever launched them is gone.
+    """
+    if not watch:
+        console.print(render(sweep, sweep_status(sweep), width=console.width))
+        return
+    ran = time.monotonic()
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            rows = sweep_status(sweep)
+            table = render(sweep, rows, width=console.width, height=console.height - 4)
+            live.update(table, refresh=True)
+            states = {row.state for row in rows}
+            if states <= {State.DONE, State.FAILED}:
+                return
+            if State.RUNNING in states or _in_queue(sweep):
+                ran = time.monotonic()
+            elif time.monotonic() - ran > IDLE_S:
+                return
+            time.sleep(WATCH_S)
+
+
+def _in_queue(sweep: SweepDir) -> bool:
+    try:
+        return bool(elements_of(sweep))
+    except LaunchError:  # no answer is no news: they may well wait
+        return True
+
+
+def as_json(rows: list[RunStatus]) -> str:
+    """The rows as a JSON list, for programs."""
+    return json.dumps([asdict(row) for row in rows], indent=2)
+
+
+def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: int | None = None) -> Group:
+    """The table as rich draws it; with `height`, at most so many rows, those that run or failed first.
+
+    Names are shown whole, to be copied. Where that leaves no room for reasons, they stand below the table.
+    """
+    order = [State.RUNNING, State.FAILED, State.PREEMPTED, State.DONE]
+    shown = sorted((row for row in rows if row.state in order), key=lambda row: order.index(row.state))[
+        :height
+    ]
+    wide = width >= WIDE
+    table = _table(shown, wide=wide)
+    for row, values in zip(shown, _axis_values(shown, wide=wide), strict=True):
+        table.add_row(
+            Text(visible(row.name)),
+            *(Text(visible(value)) for value in values.values()),
+            Text("diverged" if row.diverged else row.state, STYLES[row.state]),
+            "" if row.epochs is None else f"{row.epoch}/{row.epochs}",
+            "" if row.test_accuracy is None else f"{100 * row.test_accuracy:.1f} %",
+            "" if row.attempt is None else str(row.attempt),
+            "" if row.seconds_left is None else duration(row.seconds_left),
+            *([Text(visible(row.reason or row.where or ""))] if wide else []),
+        )
+    reasons = [] if wide else [Text(visible(f"{row.name}: {row.reason}")) for row in shown if row.reason]
+    counts = Counter(row.state for row in rows)
+    line = ", ".join(f"{counts[state]} {state}" for state in State if counts[state]) or "no runs yet"
+    return Group(*([table] if shown else []), *reasons, Text(f"{visible(sweep.name)}: {line}"))
+
+
+def _table(shown: list[RunStatus], *, wide: bool) -> Table:
+    """The table without its rows."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    longest = max((len(visible(row.name)) for row in shown), default=0)
+    table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=min(longest, LONGEST_NAME))
+    for key in headings(list(next(iter(_axis_values(shown, wide=wide)), {}))):
+        table.add_column(Text(visible(key)), no_wrap=True, overflow="ellipsis")
+    table.add_column("state", no_wrap=True, min_width=len("preempted"))
+    for column, width in (("epoch", 5), ("accuracy", 8), ("try", 3), ("left", 6)):
+        table.add_column(column, justify="right", no_wrap=True, min_width=width)
+    if wide:
+        table.add_column("where, or why", overflow="ellipsis", no_wrap=True)
+    return table
+
+
+def _axis_values(shown: list[RunStatus], *, wide: bool) -> list[dict[str, str]]:
+    """Each row's value on each axis; where there is little room, on those that the names do not tell."""
+    axes = dict.fromkeys(key for row in shown for key in row.axes if wide or key not in IN_NAMES)
+    return [{key: row.axes.get(key, "") for key in axes} for row in shown]
+
+
+def estimate_seconds(runs: Iterable[RunDir], todo: int, slots: int) -> float | None:
+    """Wall time that `todo` further runs like those done among `runs` would take; None where none is done."""
+    done = ((read_object(run.done) or {}).get("wall_seconds") for run in runs)
+    seconds = [value for value in done if isinstance(value, int | float)]
+    return statistics.median(seconds) * todo / min(slots, max(1, todo)) if seconds else None
+
+
+def _place(where: dict[str, Any]) -> str | None:
+    if "host" not in where:
+        return None
+    job = (
+        f", Slurm job {where['slurm_job']}" if where.get("slurm_job") else f", agent {where.get('pid', '?')}"
+    )
+    return f"{where['host']}{job}"
+
+
+def _number(value: Any) -> int | float | None:
+    return value if isinstance(value, int | float) else None
+
+
+def _seconds_left(progress: dict[str, Any], where: dict[str, Any]) -> float | None:
+    """From the pace of this attempt; None before its first epoch, and where the files do not say."""
+    epochs = progress.get("epoch", 0) - where.get("from_epoch", 0)
+    if epochs <= 0 or "updated" not in progress or "started" not in where:
+        return None
+    pace = (progress["updated"] - where["started"]) / epochs
+    return max(0.0, pace * (progress["epochs"] - progress["epoch"]) - (time.time() - progress["updated"]))

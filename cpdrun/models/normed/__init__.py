@@ -1,0 +1,1 @@
+"""Networks whose normalisation is a choice."""

@@ -1,0 +1,210 @@
+"""report.html: the whole report in one file that needs no network.
+
+Everything that comes from a config or a name is escaped; a content security policy lets no script run but the
+page's own, and nothing be loaded.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import pandas as pd
+
+from cpdrun.report import tables
+from cpdrun.report.page import style, svg
+from cpdrun.report.read.collect import CORE_AXES, SEED, config_keys, identity
+from cpdrun.report.read.group import Group
+from cpdrun.report.read.study import Study
+from cpdrun.report.words import SWEEP, axis_text, axis_title
+
+# Colours of the pictures that follow the page's theme, as page.css defines them.
+_THEME = {
+    "#ffffff": "--bg",
+    "#000000": "--fg",
+    "#e4e4e4": "--grid",
+    "#666666": "--muted",
+    "#333333": "--muted",
+}
+_AS_THEY_ARE = {"#fefefe", "#010101"}  # on a picture's own ground
+_DARK = "#15181b"  # --bg of page.css
+_TEXT = re.compile(
+    r'style="fill: (#[0-9a-f]{6})(?="|; stroke: #ffffff; stroke-width)'
+)  # with a halo or without
+_MARK = re.compile(r"fill: (#[0-9a-f]{6}); stroke: \1(?![0-9a-f])")
+_STROKE = re.compile(r"stroke: (#[0-9a-f]{6})")
+_TITLES = {
+    "accuracy_by_case": "Accuracy of each case",
+    "accuracy_vs_bits": "Accuracy against bits",
+    "accuracy_vs_bytes": "Accuracy against bytes on the wire",
+    "exponent_ranges": "Why: the gradients' exponents",
+    "fewest_bits_vs_chain": "Fewest bits against the longest chain of additions",
+    "min_bits_vs_workers": "Fewest bits against workers",
+    "speedup_vs_workers": "Predicted speed-up against workers",
+    "training_curves": "Training curves",
+}
+
+
+def page(
+    study: Study,
+    answer: list[str],
+    matrix: tables.Shown | None,
+    notes: list[str],
+    reasons: list[str],
+    pictures: dict[str, str],
+) -> str:
+    """The page's text. `answer`, `notes` and `reasons` (why a plot is missing) are sentences; `matrix`, the answers of
+    many combinations of axes.
+
+    `pictures` holds the SVGs of `svg.render` by the name of their plot.
+    """
+    css, script = _asset("page.css"), _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    policy += "; base-uri 'none'; form-action 'none'"
+    title = f"cpdrun report: {', '.join(study.sweeps)}"
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title><style>{css}{_colors(pictures)}</style></head><body>",
+        '<a class="skip" href="#table">To the table</a><main>',
+        f"<h1>{escape(title)}</h1>",
+        *(f'<p class="answer">{escape(line)}</p>' for line in answer),
+        *([_table("answers", "Answers", matrix.header, matrix.rows)] if matrix is not None else []),
+        *(f'<p class="note">{escape(line)}</p>' for line in notes),
+        *(_picture(name, pictures[name]) for name in sorted(pictures)),
+        *(f'<p class="reason">{escape(line)}</p>' for line in reasons),
+        '<h2 id="table" tabindex="-1">Table</h2>',
+        _means(study),
+        "<h2>Runs</h2>",
+        _runs(study),
+        f'</main><div id="tip" role="status"></div><script>{script}</script></body></html>',
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _asset(name: str) -> str:
+    return (files("cpdrun.report.page") / name).read_text(encoding="utf-8")
+
+
+def _picture(name: str, rendered: str) -> str:
+    title = _TITLES.get(name, name.replace("_", " "))
+    text = svg.inline(rendered, prefix=name, description=title)
+    text = _TEXT.sub(lambda found: _variable("t", found, 'style="fill: '), text)
+    text = _MARK.sub(lambda found: f"fill: var(--s-{found[1][1:]}); stroke: var(--s-{found[1][1:]})", text)
+    text = _STROKE.sub(lambda found: _variable("s", found, "stroke: "), text)
+    for color, variable in _THEME.items():
+        text = text.replace(f": {color}", f": var({variable})")
+    return f"<h2>{escape(title)}</h2><figure>{text}</figure>"
+
+
+def _variable(kind: str, found: re.Match[str], before: str) -> str:
+    color = found[1]
+    return found[0] if color in _THEME or color in _AS_THEY_ARE else f"{before}var(--{kind}-{color[1:]})"
+
+
+def _colors(pictures: dict[str, str]) -> str:
+    """The colours of the pictures' lines (s) and letters (t) as variables: legible on a dark page, and as drawn on a
+    light one and on paper."""
+    found = {
+        color for text in pictures.values() for color in re.findall(r": (#[0-9a-f]{6})", text)
+    } - _AS_THEY_ARE
+    light = "".join(f"--s-{c[1:]}:{c};--t-{c[1:]}:{style.ink(c)};" for c in sorted(found))
+    on_dark = {c: (style.readable(c, _DARK, 3), style.readable(c, _DARK, 4.5)) for c in sorted(found)}
+    dark = "".join(f"--s-{c[1:]}:{line};--t-{c[1:]}:{letter};" for c, (line, letter) in on_dark.items())
+    return f":root{{{light}}}@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}"
+
+
+def _means(study: Study) -> str:
+    shown = tables.full(study)
+    sizes = tables.byte_counts(study).values()
+    values = [
+        _sort_values(study, group, shown.n_labels, [counts[i] for counts in sizes])
+        for i, group in enumerate(study.groups)
+    ]
+    classes = ["fp32" if group.is_baseline else "" for group in study.groups]
+    return _table("means", "Means", shown.header, shown.rows, values, classes)
+
+
+def _sort_values(study: Study, group: Group, n_labels: int, sizes: list[float]) -> list[Any]:
+    """What a column sorts by where that is not what it shows: numbers without their interval and unit."""
+    gap = study.against_baseline(group)
+    figures = [
+        len(group.values),
+        group.mean,
+        gap.mean if gap else None,
+        group.diverged,
+        *sizes,
+    ]
+    return [None] * n_labels + ["" if value is None or value != value else value for value in figures]
+
+
+def _runs(study: Study) -> str:
+    """One row a run with what sets it apart; what all runs share is said once."""
+    runs = study.runs
+    environment = [column for column in runs.columns if column.startswith("env:")]
+    always = [*CORE_AXES, SEED]
+    varying = [k for k in config_keys(runs) if k not in always and _varies(runs, k)]
+    columns = [key for key in always if key in runs.columns] + varying
+    columns += [column for column in environment if _varies(runs[runs[column].notna()], column)]
+    metrics = [column for column in runs.columns if column.startswith("metric:")]
+    seconds = [column for column in ("run:train_seconds",) if column in runs.columns]
+    names = (["run:sweep"] if len(study.sweeps) > 1 else []) + ["run:name", "run:state", "run:status"]
+    names = [name for name in names if name in runs.columns] + columns + metrics + seconds
+    header = [axis_title(name) if name == SWEEP else name.split(":", 1)[-1] for name in names]
+    rows = [[_cell(value) for value in row] for row in runs[names].itertuples(index=False, name=None)]
+    common = [key for key in config_keys(runs) if key not in columns]
+    same = [column for column in environment if column not in columns]
+    return "\n".join(
+        [
+            f"<details><summary>{len(runs)} runs</summary>{_table('runs', 'Runs', header, rows)}</details>",
+            f"<details><summary>Configuration of all runs</summary>{_listing('Configuration', runs, common)}</details>",
+            f"<details><summary>Versions and machine</summary>{_listing('Versions', runs, same)}</details>",
+        ]
+    )
+
+
+def _varies(runs: pd.DataFrame, column: str) -> bool:
+    return len(set(map(identity, runs[column]))) > 1
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float) and value == value:
+        return f"{value:.6g}"
+    return axis_text(value)
+
+
+def _listing(name: str, runs: pd.DataFrame, columns: Iterable[str]) -> str:
+    lines = [f"{c.removeprefix('env:')}: {next(iter(runs[c].dropna()), None)}" for c in columns]
+    return f'<pre tabindex="0" role="region" aria-label="{name}">{escape(chr(10).join(lines))}</pre>'
+
+
+def _table(
+    name: str,
+    title: str,
+    header: list[str],
+    rows: list[list[str]],
+    values: list[list[Any]] | None = None,
+    classes: list[str] | None = None,
+) -> str:
+    """A sortable table; `values` has a cell's sort value where it is not its text (None)."""
+    head = "".join(f'<th scope="col"><button type="button">{escape(text)}</button></th>' for text in header)
+    body = []
+    for i, row in enumerate(rows):
+        keys = values[i] if values else [None] * len(row)
+        cells = [
+            f"<td>{escape(text)}</td>"
+            if key is None
+            else f'<td data-value="{escape(str(key))}">{escape(text)}</td>'
+            for text, key in zip(row, keys, strict=True)
+        ]
+        mark = f' class="{classes[i]}"' if classes and classes[i] else ""
+        body.append(f"<tr{mark}>{''.join(cells)}</tr>")
+    table = f'<table id="{name}"><thead><tr>{head}</tr></thead>'
+    scrolled = f'<div class="wide" tabindex="0" role="region" aria-label="{title}">'
+    return "\n".join([f"{scrolled}{table}<tbody>", *body, "</tbody></table></div>"])

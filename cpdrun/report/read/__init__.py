@@ -1,0 +1,1 @@
+"""From run directories to what is compared with what."""

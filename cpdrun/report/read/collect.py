@@ -1,0 +1,203 @@
+"""Run directories -> a DataFrame with one row a run.
+
+Columns: every key of the run's config, nested ones joined by dots (`model.depth`), under its own name. What
+the record adds carries a prefix that no config key has:
+  run:sweep run:name run:state run:problem   where it lies, its State, what is wrong with its record (or None)
+  run:judged_by                              the metric that its data is judged by
+  run:edited                                 whether config.yaml is not what the folder's name has the hash of
+  run:status run:wall_seconds ...            done.json (status: finished or diverged)
+  metric:NAME                                done.json's metrics, float, NaN where absent or not a number
+  wire:NAME memory:NAME                      done.json's wire and memory, float
+  env:NAME                                   env.json, the packages' versions under their own names
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cpdrun.config.identity import belongs_to_identity, identity_hash
+from cpdrun.record import (
+    RunDir,
+    State,
+    SweepDir,
+    read_config,
+    read_json,
+    read_object,
+    record_of,
+    state_of,
+)
+from cpdrun.report.read import formats
+from cpdrun.report.read.metric import own_metric
+
+UNREADABLE = "unreadable"  # in place of a State
+_HASH = re.compile(r"-([0-9a-f]{10})$")
+_RECORD = ("run:", "metric:", "wire:", "memory:", "env:")
+
+_FIGURES = ("wall_seconds", "train_seconds", "test_samples", "num_classes", "longest_chain")
+
+SEED, SCALING, CASE = "seed", "scaling", "case"
+CORE_AXES = ("format", "aps", "world_size")
+
+
+def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
+    """One row for every run directory of `sweeps`, finished or not, readable or not."""
+    names = sweep_names(sweeps)
+    rows = [_row(name, run) for name, sweep in names.items() for run in sweep.runs()]
+    frame = pd.DataFrame(rows, dtype=object)
+    for column in frame.columns:
+        if column.startswith(("metric:", "wire:", "memory:")) or column.removeprefix("run:") in _FIGURES:
+            frame[column] = pd.to_numeric(frame[column], errors="coerce")
+    return frame
+
+
+def sweep_names(sweeps: Sequence[SweepDir]) -> dict[str, SweepDir]:
+    """Each sweep once, by its name, or by its path where two have the same name."""
+    once = {sweep.path.resolve(): sweep for sweep in sweeps}.values()
+    names = [sweep.name for sweep in once]
+    return {sweep.name if names.count(sweep.name) == 1 else str(sweep.path): sweep for sweep in once}
+
+
+def finished(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that ended, diverged ones too, and whose record can be read."""
+    return runs[(runs["run:state"] == State.DONE) & runs["run:problem"].isna()]
+
+
+def config_keys(runs: pd.DataFrame) -> list[str]:
+    return [column for column in runs.columns if not column.startswith(_RECORD)]
+
+
+def other_axes(runs: pd.DataFrame) -> list[str]:
+    """Config keys that differ between runs, beyond format, APS, world size, seed and display keys.
+
+    Choosing another class brings other keys with it (`model._target_`, then `model.depth`): a key that is
+    settled by one already listed of the same group adds nothing and is left out; so does one that follows the format
+    (`model.errors: ${format}`). Where runs are named cases, the name comes first and stands for what it settles.
+    """
+    axes: list[str] = [CASE] if CASE in runs.columns and _varies(runs, CASE) else []
+    varying = [
+        key
+        for key in config_keys(runs)
+        if _may_be_axis(key) and _varies(runs, key) and not (runs[key] == runs["format"]).all()
+    ]
+    for key in sorted(varying, key=lambda key: (key.split(".")[0], not key.endswith("_target_"), key)):
+        same_group = [axis for axis in axes if axis == CASE or axis.split(".")[0] == key.split(".")[0]]
+        if not any(_settles(runs, axis, key) for axis in same_group):
+            axes.append(key)
+    return axes
+
+
+def identity(value: Any) -> str:
+    """A config value as text that tells 1, 1.0, True and "1" apart, which `==` and hashing do not."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "null"
+    return json.dumps(value, default=str)
+
+
+def _may_be_axis(key: str) -> bool:
+    return key not in (SEED, *CORE_AXES) and belongs_to_identity(key)
+
+
+def _varies(runs: pd.DataFrame, key: str) -> bool:
+    if key.split(".")[0] == SCALING:
+        runs = runs[runs["aps"].map(bool)]
+    return len({identity(value) for value in runs[key]}) > 1
+
+
+def _settles(runs: pd.DataFrame, axis: str, key: str) -> bool:
+    """Whether knowing `axis` is knowing `key`."""
+    pairs = {(identity(a), identity(b)) for a, b in zip(runs[axis], runs[key], strict=True)}
+    return len(pairs) == len({a for a, _ in pairs})
+
+
+def _row(sweep: str, run: RunDir) -> dict[str, Any]:
+    row: dict[str, Any] = {"run:sweep": sweep, "run:name": run.name, "run:path": str(run.path)}
+    row["run:state"], row["run:problem"], row["run:edited"] = UNREADABLE, None, False
+    try:
+        row["run:state"] = state_of(run)
+        config = read_config(run)
+        row |= {key: value for key, value in _flat(config) if _is_used(key, config)}
+        row["run:edited"] = _is_edited(run, config)
+        if isinstance(row.get("format"), str):
+            row["format"] = formats.Recorded.of(row["format"], read_object(run.format_facts))
+        if row["run:state"] is State.DONE:
+            row |= _results(run)
+        row |= {f"env:{key}": value for key, value in _environment(read_json(run.env))}
+    except (OSError, ValueError, RecursionError) as error:
+        what = Path(error.filename).name if isinstance(error, OSError) and error.filename else run.config.name
+        row["run:problem"] = f"{what}: {_one_line(error)}"
+    return row
+
+
+def _results(run: RunDir) -> dict[str, Any]:
+    """What done.json says."""
+    done = record_of(run)
+    if done is None:
+        return {"run:problem": f"{run.done.name} holds no record"}
+    row: dict[str, Any] = {"run:status": done.get("status"), "run:judged_by": own_metric(done["metrics"])}
+    row |= {f"run:{key}": _number(done.get(key)) for key in _FIGURES}
+    row |= {f"metric:{key}": _number(value) for key, value in _items(done.get("metrics"))}
+    for part in ("wire", "memory"):
+        row |= {f"{part}:{key}": _number(value) for key, value in _items(done.get(part))}
+    return row
+
+
+def _is_edited(run: RunDir, config: dict[str, Any]) -> bool:
+    """Whether the configuration is not the one that the folder's name has the hash of."""
+    digest = _HASH.search(run.name)
+    try:
+        return digest is not None and digest[1] != identity_hash(config)
+    except (KeyError, TypeError):  # not even the keys that every configuration has
+        return digest is not None
+
+
+def _is_used(key: str, config: dict[Any, Any]) -> bool:
+    """How gradients would be scaled says nothing about a run that does not scale them."""
+    return bool(config.get("aps")) or key.split(".")[0] != SCALING
+
+
+def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, json.dumps(value, default=str) if isinstance(value, list | dict) else value
+
+
+# what it spells out is told apart by digests, or need not be
+_DETAILS = ("code_sha256", "data_path", "data_folders", "products")
+CODE, DATA = (
+    "env:code:",
+    "env:data_sha256",
+)  # columns: the digest of each module by its name; that of the data
+
+
+def _environment(env: Any) -> Iterator[tuple[str, Any]]:
+    for key, value in _items(env):
+        if key in _DETAILS:
+            continue
+        if key == "code":
+            yield from (
+                (f"code:{name}", entry.get("sha256")) for name, entry in _items(value) if _items(entry)
+            )
+        elif isinstance(value, dict):  # the packages' versions
+            yield from ((str(name), version) for name, version in value.items())
+        else:
+            yield key, value if isinstance(value, str | int | float | None) else json.dumps(value)
+
+
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
+    return value.items() if isinstance(value, dict) else ()
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

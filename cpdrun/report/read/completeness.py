@@ -1,0 +1,144 @@
+"""What a report does not rest on: runs missing, failed, running or unreadable; uneven seeds."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from cpdrun.record import State, SweepDir, described, differ, processors, read_manifest
+from cpdrun.report.read.collect import CODE, DATA, UNREADABLE, finished, sweep_names
+from cpdrun.report.read.study import Study
+from cpdrun.report.verdict import some
+
+_MOST_NAMED = 12  # unreadable runs that get a line of their own
+_ANY_MACHINE = ("env:hostname", "env:platform")  # may differ and change nothing
+_PROCESSOR = ("env:device", "env:cpu", "env:cpu_vector")  # have a line of their own
+
+
+def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
+    """One line for each thing that the reader must know about the runs behind the numbers."""
+    return [
+        *_unfinished(study.runs, _planned_absent(study.runs, sweeps)),
+        *_unreadable(study.runs),
+        *_edited(study.runs),
+        *_without_value(study),
+        *_uneven_seeds(study),
+        *_mixed_processors(study),
+        *_mixed_versions(study),
+    ]
+
+
+def mixture(study: Study) -> str:
+    """Whether the finished runs are of different code, or of different data where their settings are the same: then no
+    difference between rows is a format's alone. "" where they are not, or no record says."""
+    done = finished(study.runs)
+    mixed = [c.removeprefix(CODE) for c in done.columns if c.startswith(CODE) and done[c].nunique() > 1]
+    settings = [c for c in done.columns if c.startswith("data.") and not c.endswith("_dir")]
+    if DATA in done.columns:
+        same_settings = (
+            done[settings].apply(lambda row: " ".join(map(str, row)), axis=1)
+            if settings
+            else done["run:state"]
+        )
+        if (done.groupby(same_settings)[DATA].nunique() > 1).any():
+            mixed.append("data")
+    if not mixed:
+        return ""
+    return f"A mixture, for its runs are not all of one code and data ({some(mixed)} differ between them)"
+
+
+def _unfinished(runs: pd.DataFrame, absent: int) -> list[str]:
+    counts = runs["run:state"].value_counts()
+    done = int(counts.get(State.DONE, 0))
+    if done == len(runs) and not absent:
+        return []
+    states = {
+        State.RUNNING: "running",
+        State.FAILED: "failed",
+        State.PREEMPTED: "preempted",
+        State.PENDING: "pending",
+        UNREADABLE: "unreadable",
+    }
+    parts = [f"{counts[state]} {word}" for state, word in states.items() if counts.get(state, 0)]
+    parts += [f"{absent} not started"] if absent else []
+    total = len(runs) + absent
+    lines = [f"{done} of {total} runs are finished ({', '.join(parts)}); the rest is not in the numbers"]
+    failed = runs.loc[runs["run:state"] == State.FAILED, "run:name"].tolist()
+    if failed:
+        lines.append(f"failed: {some(failed)}; `cpdrun logs RUN` says why")
+    return lines
+
+
+def _planned_absent(runs: pd.DataFrame, sweeps: Sequence[SweepDir]) -> int:
+    """Runs that the sweep's manifest lists and that have no directory yet."""
+    absent = 0
+    for name, sweep in sweep_names(sweeps).items():
+        try:
+            manifest = read_manifest(sweep)
+        except (OSError, ValueError):
+            continue
+        planned = manifest.get("runs") if isinstance(manifest, dict) else None
+        if isinstance(planned, list):
+            here = set(runs.loc[runs["run:sweep"] == name, "run:name"])
+            absent += len({str(name) for name in planned} - here)
+    return absent
+
+
+def _unreadable(runs: pd.DataFrame) -> list[str]:
+    bad = runs[runs["run:problem"].notna()].to_dict("records")
+    lines = [
+        f"left out, its record cannot be read: {row['run:name']} ({row['run:problem']})"
+        for row in bad[:_MOST_NAMED]
+    ]
+    return [*lines, f"left out likewise: {len(bad) - _MOST_NAMED} more"] if len(bad) > _MOST_NAMED else lines
+
+
+def _edited(runs: pd.DataFrame) -> list[str]:
+    names = runs.loc[runs["run:edited"] & runs["run:problem"].isna(), "run:name"].tolist()
+    if not names:
+        return []
+    return [f"config.yaml is not the one that the folder's name was made of (edited since?): {some(names)}"]
+
+
+def _without_value(study: Study) -> list[str]:
+    count = sum(group.n_finished - len(group.values) for group in study.groups)
+    if not count:
+        return []
+    have = "runs have" if count > 1 else "run has"
+    return [f"{count} finished {have} no {study.metric.name} and cannot be in a mean"]
+
+
+def _uneven_seeds(study: Study) -> list[str]:
+    """Rows of the table that lack a seed which others have."""
+    seeds = {seed for group in study.groups for seed in group.by_seed}
+    lines = []
+    for group in study.groups:
+        if group.failed and not group.n_finished:  # told already
+            continue
+        missing = sorted(seeds - group.by_seed.keys(), key=str)
+        if missing:
+            where = f"{group.name} {group.strategy}"
+            lines.append(
+                f"{where} lacks seed{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            )
+    return [] if not lines else [f"not every mean is over the same seeds: {some(lines, '; ')}"]
+
+
+def _mixed_processors(study: Study) -> list[str]:
+    """Their vector instructions decide the order of float32 sums in the libraries below torch."""
+    kinds = processors(run for group in study.groups for run in group.runs)
+    if not differ(kinds):
+        return []
+    shares = some([f"{count} on {described(kind)}" for kind, count in kinds.most_common()], "; ", most=3)
+    return [f"runs are of more than one processor ({shares}): equal settings need not give equal bits there"]
+
+
+def _mixed_versions(study: Study) -> list[str]:
+    """Other software or another device can make other results; no config tells such runs apart."""
+    done = finished(study.runs)
+    mixed = []
+    for column in (c for c in done.columns if c.startswith("env:") and c not in (*_ANY_MACHINE, *_PROCESSOR)):
+        counts = done[column].dropna().map(str).value_counts()
+        if len(counts) > 1:
+            values = some([f"{value} ({count} runs)" for value, count in counts.items()], most=3)
+            mixed.append(f"{column.removeprefix('env:')} {values}")
+    return [f"the finished runs were made with different versions: {'; '.join(mixed)}"] if mixed else []

@@ -1,0 +1,131 @@
+"""What a report compares: groups of runs that differ in their seed alone, and facets of groups that compare."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from cpdrun.record import RunDir
+from cpdrun.report.read import formats
+from cpdrun.report.read.collect import CASE
+from cpdrun.report.words import axis_text, axis_title, is_scaling, plain
+from cpdrun.stats.intervals import mean_interval
+
+WITH_APS, WITHOUT_APS = "with APS", "without APS"
+
+
+@dataclass(frozen=True, eq=False)  # a group is itself: it serves as a key
+class Group:
+    """The runs that differ in nothing but their seed: one row of the table.
+
+    `keys` holds the values of the axes by name, `by_seed` the metric of each finished run that has it. What the
+    records lack is NaN.
+    """
+
+    keys: dict[str, Any]
+    by_seed: dict[Any, float]
+    n_finished: int
+    diverged: int
+    failed: int = 0
+    hybrid: str = ""  # what is exchanged in fp32 whatever the format says; empty: nothing
+    figures: dict[str, float] = field(default_factory=dict)
+    runs: list[RunDir] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[float]:
+        return list(self.by_seed.values())
+
+    @property
+    def format(self) -> Any:
+        return self.keys["format"]
+
+    @property
+    def name(self) -> str:
+        """The format as it is shown."""
+        return plain(str(self.format))
+
+    @property
+    def aps(self) -> bool:
+        return bool(self.keys["aps"])
+
+    @property
+    def strategy(self) -> str:
+        """`with APS`, `without APS`, or with the scaling rule's name and settings where those are an axis; of a
+        named case its name."""
+        if self.case is not None:
+            return plain(str(self.case))
+        if not self.aps:
+            return WITHOUT_APS
+        rules = [axis_text(value) for key, value in self.keys.items() if is_scaling(key)]
+        return f"{WITH_APS} ({', '.join(rules)})" if rules else WITH_APS
+
+    @property
+    def case(self) -> Any:
+        """Its name, where its runs are a named case; else None."""
+        value = self.keys.get(CASE)
+        return None if value != value else value  # pandas has NaN where a column has no value
+
+    @property
+    def is_baseline(self) -> bool:
+        """fp32 without APS; among named cases the one of that name."""
+        if self.case is not None:
+            return formats.is_baseline(str(self.case))
+        return formats.is_baseline(self.format) and not self.aps
+
+    @cached_property
+    def mean(self) -> float:
+        """Over the seeds; NaN without a value."""
+        return mean_interval(self.values, 95)[0]
+
+    @property
+    def wire_bytes(self) -> float:
+        """A real worker sends per step."""
+        return self.figures["wire_bytes"]
+
+    @property
+    def test_samples(self) -> float:
+        """How many samples of the test set the metrics are over."""
+        return self.figures["test_samples"]
+
+    @property
+    def num_classes(self) -> float:
+        return self.figures["num_classes"]
+
+    @property
+    def longest_chain(self) -> float:
+        """Rounded additions in series, at most, from a worker's gradient to the sum."""
+        return self.figures["longest_chain"]
+
+
+@dataclass(frozen=True)
+class Facet:
+    """The groups that differ in format and scaling alone, so that they compare; one panel of a plot."""
+
+    keys: dict[str, Any]  # world_size and the other axes, those that vary in the study
+    groups: list[Group]
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{axis_title(key)} {axis_text(value)}" for key, value in self.keys.items())
+
+    @property
+    def has_cases(self) -> bool:
+        return any(group.case is not None for group in self.groups)
+
+    @property
+    def fp32(self) -> Group | None:
+        """The baseline, though it may have no value."""
+        return next((group for group in self.groups if group.is_baseline), None)
+
+    @property
+    def baseline(self) -> Group | None:
+        """fp32 where it has a value; whether it is one to compare with, `Study.baseline_problem` says."""
+        return next((group for group in self.groups if group.is_baseline and group.values), None)
+
+    @cached_property
+    def strategies(self) -> dict[str, list[Group]]:
+        """The reduced formats that have a value, fewest bits first, by how they are scaled; plain last."""
+        found: dict[str, list[Group]] = {}
+        chosen = [group for group in self.groups if not group.is_baseline and group.values]
+        for group in sorted(chosen, key=lambda group: (not group.aps, formats.order(group.format))):
+            found.setdefault(group.strategy, []).append(group)
+        return found

@@ -1,0 +1,329 @@
+"""A study: the runs of one report, and the table of their means that every other part of the report reads."""
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cpdrun.record import RunDir, State, SweepDir, read_json_lines
+from cpdrun.report.costmodel import Network
+from cpdrun.report.errors import ReportError, ReportUsageError
+from cpdrun.report.page.style import Look, looks
+from cpdrun.report.read import formats
+from cpdrun.report.read.collect import (
+    CORE_AXES,
+    SEED,
+    collect,
+    finished,
+    identity,
+    other_axes,
+    sweep_names,
+)
+from cpdrun.report.read.compare import Difference, difference
+from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.learnt import CLASSES_IF_UNKNOWN, guess, learnt
+from cpdrun.report.read.metric import Metric, own_metric
+from cpdrun.report.words import SWEEP, axis_text, axis_title, hybrid, is_strategy
+from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
+
+# What the records say of a group's runs beside the metric, by the column of `collect`.
+_FIGURES = {
+    "wire_bytes": "wire:bytes_per_step_real_worker",
+    "train_seconds": "run:train_seconds",
+    "model_bytes": "memory:model_bytes",
+    "optimizer_bytes": "memory:optimizer_bytes",
+    "test_samples": "run:test_samples",
+    "num_classes": "run:num_classes",
+    "longest_chain": "run:longest_chain",
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    sweeps: list[str]
+    runs: pd.DataFrame  # as collect() makes it
+    metric: Metric
+    ci: float  # per cent
+    tolerance: float  # in the metric's shown units (points)
+    axes: list[str]  # beyond format, aps and world_size
+    groups: list[Group] = field(repr=False)
+    facet_axes: list[str]  # what panels differ in
+    networks: dict[str, Network] = field(default_factory=dict)  # asked for, of the predicted speed-up
+    is_default_metric: bool = True
+
+    @cached_property
+    def facets(self) -> list[Facet]:
+        """The groups by world size and the other axes."""
+        found: dict[tuple[str, ...], Facet] = {}
+        for group in self.groups:
+            keys = {name: group.keys[name] for name in self.facet_axes}
+            facet = found.setdefault(tuple(map(identity, keys.values())), Facet(keys, []))
+            facet.groups.append(group)
+        return list(found.values())
+
+    def of_facets(self, has_cases: bool) -> "Study":
+        """The study of those facets alone whose runs are named cases, or of the others."""
+        chosen = [facet for facet in self.facets if facet.has_cases == has_cases]
+        return replace(self, groups=[group for facet in chosen for group in facet.groups])
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        """How each strategy is drawn, by its name."""
+        return looks(group.strategy for group in self.groups if not group.is_baseline)
+
+    # ---- what is compared, and how sure that is
+
+    def baseline_problem(self, facet: Facet) -> str | None:
+        """Why fp32 is nothing to compare with; None where it is."""
+        fp32, baseline, metric = facet.fp32, facet.baseline, self.metric
+        if fp32 is not None and fp32.diverged:
+            return f"fp32 itself diverged in {fp32.diverged} of {fp32.n_finished} runs"
+        if baseline is None:
+            finished_ones = fp32 is not None and fp32.n_finished
+            return f"fp32 has no value of {metric.name}" if finished_ones else "no finished fp32 run"
+        shown = metric.show(baseline.mean) + metric.unit
+        verdict = learnt(metric, baseline.mean, baseline.num_classes)
+        if verdict is False:
+            by_chance = metric.show(guess(metric, baseline.num_classes)) + metric.unit
+            return f"fp32 itself did not learn ({shown}; a guess among {baseline.num_classes:.0f} classes {by_chance})"
+        if verdict is None and metric.is_fraction and not learnt(metric, baseline.mean, CLASSES_IF_UNKNOWN):
+            return f"fp32 itself reaches {shown}, and its record does not say of how many classes"
+        return None
+
+    def learnt(self, group: Group) -> bool:
+        """False where its metric is no better than a guess; where the record does not say how many classes there are,
+        where an accuracy is not a fifth of fp32's."""
+        verdict = learnt(self.metric, group.mean, group.num_classes)
+        baseline = self._baselines.get(group)
+        if verdict is None and self.metric.is_fraction and baseline is not None and group.values:
+            return group.mean >= 0.2 * baseline.mean
+        return verdict is not False
+
+    def may_be_within(self, group: Group) -> bool:
+        """Whether its runs trained at all: one that diverged, or did not learn, is never as good as fp32."""
+        return bool(group.values) and not group.diverged and self.learnt(group)
+
+    def against_baseline(self, group: Group) -> Difference | None:
+        """How much better than its facet's fp32; None for fp32 itself, where either has no value, and where fp32 is
+        nothing to compare with."""
+        baseline = self._baselines.get(group)
+        if baseline is None or baseline is group or not group.values:
+            return None
+        return self._differences.setdefault(
+            group,
+            difference(
+                group.by_seed,
+                baseline.by_seed,
+                ci=self.ci,
+                higher_is_better=self.metric.higher_is_better,
+                samples=self.samples(group, baseline),
+            ),
+        )
+
+    def samples(self, *groups: Group) -> float:
+        """How many test samples the metric of `groups` is a share of; NaN where it is none, or that is not known."""
+        counts = [group.test_samples for group in groups]
+        known = self.metric.counts_samples and all(count > 0 for count in counts)
+        return min(counts) if known else math.nan
+
+    @cached_property
+    def _differences(self) -> dict[Group, Difference]:
+        return {}
+
+    @cached_property
+    def _baselines(self) -> dict[Group, Group | None]:
+        return {
+            group: None if self.baseline_problem(facet) else facet.baseline
+            for facet in self.facets
+            for group in facet.groups
+        }
+
+    def interval(self, group: Group) -> Interval:
+        """The mean over its seeds and its interval, with the test set's own error where that is known."""
+        return self._intervals[group]
+
+    @property
+    def interval_title(self) -> str:
+        """What the bars of a picture are; empty where single seeds leave it open."""
+        known = [group for group in self.groups if self.interval(group).is_known]
+        samples = " and test samples" if any(self.samples(group) > 0 for group in known) else ""
+        return f"bars: {self.ci:g} % interval over seeds{samples}" if known else ""
+
+    @cached_property
+    def _intervals(self) -> dict[Group, Interval]:
+        if self.metric.is_fraction:
+            return {g: share_interval(g.values, self.samples(g), self.ci) for g in self.groups}
+        return {group: _of_seeds(group.values, self.ci) for group in self.groups}
+
+    # ---- words and rows
+
+    def history(self, group: Group, runs: int | None = None) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, an epoch each, of the group's runs one after the other (or the first few)."""
+        return [row for run in group.runs[:runs] for row in _rows(run)]
+
+    def describe(self, group: Group) -> str:
+        """One group in a line: `e4m3 with APS, workers 8: 98.7 ± 0.3 %, 3 seeds, −0.1 ± 0.2 vs fp32`."""
+        facet = [
+            f"{axis_title(k)} {axis_text(group.keys[k])}"
+            for k in ("world_size", *self.axes)
+            if not is_strategy(k)
+        ]
+        name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
+        facet += [f"{group.hybrid} in fp32"] if group.hybrid else []
+        parts = [self.metric.show_interval(self.interval(group)) + self.metric.unit]
+        parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
+        if gap := self.against_baseline(group):
+            parts.append(f"{self.metric.show_difference(gap.mean, gap.half_width)} vs fp32")
+        if group.diverged:
+            parts.append(f"{group.diverged} diverged")
+        elif not self.learnt(group):
+            parts.append("did not learn")
+        return f"{', '.join([name, *facet])}: {', '.join(parts)}"
+
+
+def read_study(
+    sweeps: list[SweepDir],
+    *,
+    metric: str | None = None,
+    ci: float = 95,
+    tolerance: float | None = None,
+    networks: dict[str, Network] | None = None,
+) -> Study:
+    """Read every run of `sweeps`. `metric` None: the one that their data set is judged by.
+
+    Raises ReportError where no run has finished, or none has the metric.
+    """
+    runs = collect(sweeps)
+    names = list(sweep_names(sweeps))
+    where = ", ".join(names) or "results"
+    if runs.empty:
+        raise ReportError(f"no runs in {where}: start some with `cpdrun sweep`")
+    done = finished(runs)
+    if done.empty:
+        raise ReportError(f"no finished run in {where} ({count_states(runs)}): nothing to report yet")
+    known = sorted(
+        c.removeprefix("metric:") for c in done.columns if c.startswith("metric:") and done[c].notna().any()
+    )
+    usual = _usual_metric(done, known)
+    metric = usual if metric is None else metric
+    if metric not in known and known:
+        raise ReportUsageError(
+            f"no finished run in {where} has a metric {metric!r}; there are: {', '.join(known)}"
+        )
+    shown = pd.concat([done, _hopeless(runs)]) if len(done) < len(runs) else done
+    shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
+    axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
+    about, groups = Metric(metric), _groups(shown, axes, f"metric:{metric}")
+    return Study(
+        sweeps=names,
+        runs=runs,
+        metric=about,
+        ci=ci,
+        tolerance=about.default_tolerance if tolerance is None else tolerance,
+        axes=axes,
+        groups=groups,
+        facet_axes=_facet_axes(groups, axes),
+        networks=networks or {},
+        is_default_metric=metric == usual,
+    )
+
+
+def _usual_metric(done: pd.DataFrame, known: list[str]) -> str:
+    """What the data is judged by; of several data sets, of most runs."""
+    judged_by = done["run:judged_by"]
+    most = judged_by[judged_by.isin(known)].value_counts()
+    if len(most):
+        return most.index[0]
+    return own_metric(known) or (known[0] if known else "test_accuracy")
+
+
+def count_states(runs: pd.DataFrame) -> str:
+    """`30 done, 2 running, 1 failed`."""
+    counts = runs["run:state"].value_counts()
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _hopeless(runs: pd.DataFrame) -> pd.DataFrame:
+    """Failed runs of which no other seed is done, running or still to come: they get a row without a value."""
+    readable = runs[runs["run:problem"].isna()]
+    readable = readable.assign(**{key: readable.get(key) for key in CORE_AXES})
+    keys = ["run:sweep", *CORE_AXES, *other_axes(readable)]
+
+    def of(row: dict[str, Any]) -> tuple[str, ...]:
+        return tuple(identity(row.get(key)) for key in keys)
+
+    failed = readable[readable["run:state"] == State.FAILED]
+    others = {of(row) for row in readable[readable["run:state"] != State.FAILED].to_dict("records")}
+    return failed[[of(row) not in others for row in failed.to_dict("records")]]
+
+
+def _facet_axes(groups: list[Group], axes: list[str]) -> list[str]:
+    names = [name for name in ("world_size", *axes) if not is_strategy(name)]
+    return [name for name in names if len({identity(group.keys[name]) for group in groups}) > 1]
+
+
+def _groups(runs: pd.DataFrame, axes: list[str], metric: str) -> list[Group]:
+    """Sorted for reading: by the other axes and world size, then most bits first, plain before APS."""
+    names = [*CORE_AXES, *axes]
+    members: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in runs.to_dict("records"):
+        members.setdefault(tuple(identity(row[name]) for name in names), []).append(row)
+    groups = [_group(rows, names, metric) for rows in members.values()]
+
+    def for_reading(group: Group) -> tuple:
+        rest = tuple(_sortable(group.keys[name]) for name in (*axes, "world_size"))
+        bits, exponent, name = formats.order(group.format)
+        return (*rest, -bits, exponent, name, group.aps)
+
+    return sorted(groups, key=for_reading)
+
+
+def _group(rows: list[dict[str, Any]], names: list[str], metric: str) -> Group:
+    # Two runs of one seed can differ in nothing that changes the result: they count once.
+    done = {_seed(row): row for row in rows if row["run:state"] == State.DONE}
+    ended = list(done.values())
+    return Group(
+        keys={name: rows[0][name] for name in names},
+        by_seed={seed: row[metric] for seed, row in done.items() if math.isfinite(row[metric])},
+        n_finished=len(ended),
+        diverged=sum(row["run:status"] == "diverged" for row in ended),
+        failed=sum(row["run:state"] == State.FAILED for row in rows),
+        hybrid="" if formats.is_baseline(rows[0]["format"]) else hybrid(rows[0]),
+        figures={name: _mean(ended, column) for name, column in _FIGURES.items()},
+        runs=[RunDir(Path(row["run:path"])) for row in ended],
+    )
+
+
+def _of_seeds(values: list[float], ci: float) -> Interval:
+    """Of a metric that is no share; equal values have measured no spread."""
+    mean, half = mean_interval(values, ci)
+    return (
+        Interval(mean)
+        if not math.isfinite(half) or is_zero(half)
+        else Interval(mean, mean - half, mean + half)
+    )
+
+
+def _rows(run: RunDir) -> list[dict[str, Any]]:
+    try:
+        return [row for row in read_json_lines(run.metrics) if isinstance(row, dict)]
+    except (OSError, RecursionError):  # a folder in its place, or no right to read it: curves do without it
+        return []
+
+
+def _mean(rows: list[dict[str, Any]], name: str) -> float:
+    values = [row.get(name, math.nan) for row in rows]
+    return mean_interval([value for value in values if math.isfinite(value)], 95)[0]
+
+
+def _seed(row: dict[str, Any]) -> Any:
+    return row["run:name"] if row[SEED] is None else row[SEED]
+
+
+def _sortable(value: Any) -> tuple:
+    if isinstance(value, int | float):
+        return (0, value, "")
+    return (1, 0, identity(value))

@@ -1,0 +1,1 @@
+"""What is rounded inside one worker: weights, activations, errors, products, the step."""

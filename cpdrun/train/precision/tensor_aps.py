@@ -1,0 +1,110 @@
+"""APS for tensors that do not travel: weights, activations and errors, each shifted so that it fills its format.
+
+The rule of Han, Demmel and You (arXiv:1911.08907) for gradients, applied to one tensor x of one worker, as the authors'
+later tests do with activations (github.com/drcut/customized_precision_test, APS_test):
+
+    shift = emax - ceil(log2 max|x|);    x -> Q(x 2^shift) 2^-shift
+
+inf and NaN take no part in the shift and stay what they are; zeros stay zeros. Nothing overflows: the
+largest value comes to lie in (2^(emax-1), 2^emax].
+
+What differs from those tests: they round the outputs of convolutions alone, leave them shifted (the batch norm behind
+them takes the factor out again, but for LeNet, which has none), cast weights without a shift and errors not at all, and
+their DavidNet keeps a shift for good once it has been the same for 30 steps, which saves a reduction and no bit.
+"""
+
+from typing import Any
+
+import custom_fp
+import torch
+from custom_fp import Format
+from torch import Tensor
+
+from cpdrun.comm.sums.scaling import largest_magnitude, sum_exponent
+
+FLOAT64_BIAS, FLOAT64_FRACTION = 1023, 52
+
+
+def aps_quantize(x: Tensor, fmt: str | Format) -> Tensor:
+    """x rounded so, as float32 of the same shape; x is float32. The gradient passes straight through; works under vmap,
+    with a shift for each element of the batch."""
+    return _ApsQuantize.apply(x, Format.parse(fmt).name)
+
+
+class ApsQuantizer:
+    """Rounds activations to `forward` and their gradients to `backward` (None: left alone), each by its own shift."""
+
+    def __init__(self, forward: str | None = None, backward: str | None = None) -> None:
+        self.forward_format, self.backward_format = forward, backward
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.backward_format is not None:
+            x = _ApsRoundGradient.apply(x, self.backward_format)
+        return x if self.forward_format is None else aps_quantize(x, self.forward_format)
+
+
+class _ApsQuantize(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, fmt: str) -> Tensor:
+        return on_device(x, fmt) if x.is_cuda else on_cpu(x, fmt)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, x: Tensor, fmt: str):
+        rows = x.movedim(in_dims[0], 0)
+        return torch.stack([_ApsQuantize.apply(row, fmt) for row in rows]), 0
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        return grad, None
+
+
+class _ApsRoundGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, fmt: str) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.fmt = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        return aps_quantize(grad, ctx.fmt), None
+
+
+def on_cpu(x: Tensor, fmt: str) -> Tensor:
+    """By the compiled operators that gradients go through on their way, which shift as they round."""
+    largest = largest_magnitude(x).item()
+    shift = Format.parse(fmt).emax - sum_exponent(largest, 1) if largest else 0
+    return custom_fp.unpack(custom_fp.pack(x, fmt, shift=shift), fmt, tuple(x.shape), shift=-shift)
+
+
+def on_device(x: Tensor, fmt: str) -> Tensor:
+    """The same bits by torch's operators, on any device, without waiting for the largest value to arrive here."""
+    if x.numel() == 0:
+        return custom_fp.quantize(x, fmt)
+    shift = Format.parse(fmt).emax - _exponent(x)
+    # float64 holds any float32 times such a power exactly, so that each of the two results is rounded once
+    shifted = custom_fp.quantize(x.double() * _power_of_two(shift), fmt)
+    return (shifted.double() * _power_of_two(-shift)).float()
+
+
+def _exponent(x: Tensor) -> Tensor:
+    """ceil(log2 max|x|) over the finite elements, 0-d int64; 0 for zeros, of which any shift makes
+    zeros."""
+    largest = torch.where(torch.isfinite(x), x, 0.0).abs().amax().double()  # no subnormals among these
+    bits = largest.view(torch.int64)
+    exponent = (bits >> FLOAT64_FRACTION) - FLOAT64_BIAS
+    fraction = bits & ((1 << FLOAT64_FRACTION) - 1)
+    return torch.where(largest > 0, exponent + (fraction != 0), 0)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """2^exponent, float64, for exponents from -1022 to 1023."""
+    return ((exponent + FLOAT64_BIAS) << FLOAT64_FRACTION).view(torch.float64)

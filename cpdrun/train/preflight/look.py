@@ -1,0 +1,108 @@
+"""What would make a run fail before its first step: looked at before anything is started."""
+
+import json
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from custom_fp.formats.names import is_scaled
+
+import cpdrun
+from cpdrun.train.build import BuildError, build
+from cpdrun.train.memory import in_short, shortage
+from cpdrun.train.preflight.products import emulated_products
+from cpdrun.train.preflight.sample import check_sample
+
+NOT_PARTS = ("seed", "format", "nproc", "threads")  # cannot keep a part from being made
+NOT_THE_USERS = (
+    str(Path(cpdrun.__file__).parent),
+    "<",
+    *sysconfig.get_paths().values(),
+)  # where its code begins
+INSTALLED = {"site-packages", "dist-packages"}
+
+
+def check(configs: list[dict[str, Any]]) -> list[str]:
+    """The problems of `look`."""
+    return look(configs)["problems"]
+
+
+def look(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """`problems`: one line for each way in which a run of `configs` cannot be built (data missing, a class that does
+    not import, arguments it does not take). `notes`: what a run will not do though its settings sound like it. Configs
+    that differ in nothing that matters here are tried once. Whatever classes of the user's own do, an exit of the
+    process included, becomes a line."""
+    problems: dict[str, None] = {}
+    notes: dict[str, None] = {}
+    for config in _distinct(configs):
+        try:
+            parts = build(config, torch.device("cpu"))
+            check_sample(config, parts)
+            if products := emulated_products(parts):
+                notes |= dict.fromkeys(_left_in_float32(parts.precision.accumulator, products))
+        except BuildError as error:
+            problems[_told(error)] = None
+        except (Exception, SystemExit) as error:
+            problems[_unforeseen(error)] = None
+    return {"problems": list(problems), "notes": list(notes)}
+
+
+def _left_in_float32(accumulator: str, products: dict[str, list[str]]) -> list[str]:
+    left, layers = products["in float32"], len(products["in the accumulator"])
+    if not left:
+        return []
+    listed = "; ".join(left[:4]) + (f"; and {len(left) - 4} more" if len(left) > 4 else "")
+    stay = "product stays" if len(left) == 1 else "products stay"
+    return [
+        f"precision.accumulator={accumulator} reaches {layers} layers; {len(left)} {stay} in float32: {listed}"
+    ]
+
+
+def _told(error: BuildError) -> str:
+    """What it says; where memory was short, that and not what was being tried."""
+    if (cause := shortage(error)) is not None:
+        return f"{str(error).partition(':')[0]}: out of memory: {in_short(cause)}"
+    return f"{error}{_place(error)}"
+
+
+def _unforeseen(error: BaseException) -> str:
+    text = str(error).splitlines()[0] if str(error) else ""
+    if (cause := shortage(error)) is not None:
+        return f"out of memory while one run is built and given a sample: {in_short(cause)}"
+    if isinstance(error, SystemExit):
+        return f"the code of the run ends the process (sys.exit({text})){_place(error)}"
+    return f"{type(error).__name__}: {text}".rstrip(": ") + _place(error)
+
+
+def _place(error: BaseException) -> str:
+    """` (mine.py, line 7)`: the last line of the user's own files on the way to `error`; "" where there is none."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith(NOT_THE_USERS) and not INSTALLED & set(Path(frame.filename).parts)
+    ]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+def _distinct(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    seen = {}
+    for config in configs:
+        parts = {key: value for key, value in config.items() if key not in NOT_PARTS}
+        parts["kind of format"] = (
+            config["format"] == "fp32",
+            _is_scaled(config["format"]),
+        )  # some take one only
+        seen.setdefault(json.dumps(parts, sort_keys=True, default=str), config)
+    return list(seen.values())
+
+
+def _is_scaled(number_format: str) -> bool | None:
+    try:
+        return is_scaled(number_format)
+    except ValueError:  # told where it is used
+        return None

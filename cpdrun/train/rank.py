@@ -1,0 +1,120 @@
+"""One rank of one run: torchrun's entry.
+
+    torchrun --nproc-per-node 2 -m cpdrun.train.rank RUN_DIR
+
+reads RUN_DIR/config.yaml, trains, and leaves the record there. Without torchrun one process plays all
+workers. The launcher calls :func:`run_rank` in a process that already is a rank.
+"""
+
+import os
+import sys
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+
+from cpdrun.comm import naming_lost_ranks
+from cpdrun.record import Attempt, RunDir
+from cpdrun.train.build import BuildError, build
+from cpdrun.train.learners.gradients import CannotBatchError
+from cpdrun.train.loop import Preempted, train
+from cpdrun.train.preflight.products import emulated_products
+from cpdrun.train.ranks import pulse
+from cpdrun.train.ranks.device import device_of
+from cpdrun.train.ranks.rendezvous import meet
+from cpdrun.train.state.journal import Journal
+from cpdrun.train.workers import Workers
+
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: not done, worth trying again
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    if len(arguments) != 1 or not (Path(arguments[0]) / "config.yaml").exists():
+        print(
+            "usage: [torchrun ...] -m cpdrun.train.rank RUN_DIR (a folder with config.yaml)",
+            file=sys.stderr,
+        )
+        return 2
+    return run_rank(arguments[0])
+
+
+def run_rank(run_dir: str) -> int:
+    """Be the rank that RANK and WORLD_SIZE say. Returns the exit status: 0 done, 75 stopped when asked to,
+    2 when a part cannot be made; anything else raises, and its traceback is the log's last lines."""
+    rank = int(os.environ.get("RANK", "0"))
+    if "CPDRUN_ATTEMPT_DIR" in os.environ:
+        attempt = Attempt(Path(os.environ["CPDRUN_ATTEMPT_DIR"]))
+        _log_to(attempt.rank_log(rank))
+        if rank == 0:
+            pulse.start(attempt.pulse)
+    run = RunDir(Path(run_dir))
+    config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    torch.set_num_threads(config["threads"])
+    workers = Workers.from_environment(config["world_size"])
+    try:
+        device = device_of(config["device"])
+    except BuildError as error:
+        return _refused(error)
+    torch.backends.cudnn.benchmark = False  # the fastest kernel of the day sums in an order of its own
+    torch.backends.cudnn.deterministic = True
+    journal = Journal(run, rank, config["epochs"])
+    try:
+        if workers.nproc > 1:
+            meet("nccl" if device.type == "cuda" else "gloo", config["patience_s"])
+        with naming_lost_ranks() if workers.nproc > 1 else nullcontext():
+            result = _train(config, workers, device, journal)
+        journal.done(result)
+        code = 0
+    except Preempted:
+        code = EXIT_PREEMPTED
+    except (BuildError, CannotBatchError) as error:
+        return _leave(_refused(error), workers)
+    except Exception:
+        if workers.nproc == 1:
+            raise
+        traceback.print_exc()
+        return _leave(1, workers)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return code
+
+
+def _leave(code: int, workers: Workers) -> int:
+    """End after an error: at once where there are other ranks, for gloo's destructor waits for one that hangs."""
+    if workers.nproc > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _train(
+    config: dict[str, Any], workers: Workers, device: torch.device, journal: Journal
+) -> dict[str, Any]:
+    parts = build(config, device)
+    pulse.beat()  # data and model are there; the first step has the whole patience again
+    journal.environment(device, parts.data, config, emulated_products(parts))
+    return train(config, parts, workers, device, journal)
+
+
+def _refused(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+def _log_to(path: Path) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""What the trainer writes into its run directory: metrics, progress, environment, the end.
+
+Rank 0 alone writes.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from cpdrun.record import RunDir, append_json_line, read_json_lines, write_json, write_text
+from cpdrun.train.state.provenance import write_environment
+
+STATUS_EVERY_S = 1.0
+
+
+class Journal:
+    """The record of one attempt, as its ranks see it. On ranks other than 0 writing does nothing."""
+
+    def __init__(self, run: RunDir, rank: int, epochs: int):
+        self.run, self.writes, self.epochs = run, rank == 0, epochs
+        self.run_name = run.path.resolve().name  # of `.` too
+        self.started = time.time()
+        self._status_written = 0.0
+
+    def environment(
+        self,
+        device: torch.device,
+        data: Any,
+        config: Mapping[str, Any],
+        products: Mapping[str, list[str]] | None,
+    ) -> None:
+        """env.json: versions, machine, device, dataset, code, and which products an accumulator does not reach."""
+        if self.writes:
+            write_environment(self.run, device, data, config, products)
+
+    def restart_at(self, epoch: int) -> None:
+        """Drop the metrics of epochs after `epoch`, which will be trained again."""
+        if self.writes and self.run.metrics.exists():
+            kept = [row for row in read_json_lines(self.run.metrics) if row.get("epoch", 0) <= epoch]
+            write_text(self.run.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def epoch_done(self, row: dict[str, Any]) -> None:
+        """One line of metrics.jsonl and of the log; status.json at most once a second."""
+        if not self.writes:
+            return
+        append_json_line(self.run.metrics, row)
+        shown = (f"{key} {row[key]:.4g}" for key in row if key.startswith(("train_loss", "test_")))
+        print(f"epoch {row['epoch']}/{self.epochs}: {', '.join(shown)}", flush=True)
+        now = time.time()
+        if now - self._status_written >= STATUS_EVERY_S or row["epoch"] == self.epochs:
+            self._status_written = now
+            progress = {key: row[key] for key in ("epoch", "step", "test_accuracy")}
+            write_json(self.run.status, {**progress, "epochs": self.epochs, "updated": now})
+
+    def stop_requested(self) -> bool:
+        return self.writes and self.run.preempt.exists()
+
+    def done(self, result: dict[str, Any]) -> None:
+        """done.json: from here on the run is finished."""
+        if self.writes:
+            write_json(self.run.done, {**result, "wall_seconds": time.time() - self.started})
