@@ -216,10 +216,10 @@ def _look(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
     """This process does nothing else, and compiles nothing: its optimizers need not import torch._dynamo."""
     from torch.optim import Optimizer
 
-    from cpdrun.train.preflight.look import look as preflight
+    from cpdrun.train.preflight.look import look
 
     Optimizer.add_param_group = getattr(Optimizer.add_param_group, "__wrapped__", Optimizer.add_param_group)
-    return preflight.look(configs)
+    return look(configs)
 
 
 def _import_what_a_first_step_imports() -> None:
