@@ -1,6 +1,6 @@
 """Stopping from another shell: running runs save and stop at their next step, waiting ones never start."""
 
-from cpdrun.launch.slurm.executor import executor as slurm
+from cpdrun.launch.slurm import executor as slurm
 from cpdrun.record import RunDir, State, SweepDir, state_of
 
 
