@@ -106,9 +106,9 @@ def loop_step(config: dict[str, Any], method: Method) -> Callable[[], None]:
     import torch
     import torch.distributed as dist
 
+    from cpdrun.comm.workers import Workers
     from cpdrun.train.build import build
     from cpdrun.train.learners.gradients import ExactGradients, Task
-    from cpdrun.train.workers import Workers
 
     ranks = dist.get_world_size()
     workers = Workers(ranks, dist.get_rank(), ranks)

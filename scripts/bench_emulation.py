@@ -15,10 +15,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from cpdrun.comm.workers import Workers
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
 from cpdrun.train.learners.gradients import EMULATIONS, Task
-from cpdrun.train.workers import Workers
 
 CPU = torch.device("cpu")
 

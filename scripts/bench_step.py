@@ -28,12 +28,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cpdrun.comm.workers import Workers
 from cpdrun.record import RunDir
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
 from cpdrun.train.loop import train
 from cpdrun.train.state.journal import Journal
-from cpdrun.train.workers import Workers
 
 LIMIT, FIXED_S = 1.03, 2e-4
 WARM_UPS = 20

@@ -13,6 +13,7 @@ from cpdrun.comm.sums.exchange import Exchange
 from cpdrun.comm.sums.recipe import AUTO, Recipe
 from cpdrun.comm.sums.requantised import Requantised, recipe_for, sum_layers
 from cpdrun.comm.sums.scaling import APS, NoScaling
+from cpdrun.comm.workers import Workers
 
 _exchanges: WeakKeyDictionary[dist.ProcessGroup, Exchange] = WeakKeyDictionary()
 
@@ -144,7 +145,7 @@ def _sum(
     flat = [tensor.detach().to(torch.float32).reshape(-1) for tensor in tensors]
     if isinstance(recipe, Requantised):
         stacks, targets = [x_n[None] for x_n in flat], [target.detach().view(-1) for target in out]
-        sum_layers(stacks, recipe, group=group, ranks=dist.get_world_size(group), out=targets)
+        sum_layers(stacks, recipe, Workers.of_group(dist.get_world_size(group), group), out=targets)
         return
     exchange = exchange_of(group)
     names = [str(p) for p in range(len(flat))]

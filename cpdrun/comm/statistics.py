@@ -17,6 +17,7 @@ from torch import Tensor
 from cpdrun.comm.sums.codec import quantize_scaled
 from cpdrun.comm.sums.recipe import Recipe
 from cpdrun.comm.sums.requantised import Requantised
+from cpdrun.comm.workers import Workers
 
 _NO_EXPONENT = -1000  # below that of any float32
 
@@ -60,10 +61,9 @@ def layer_statistics(
     total: Tensor,
     shifts: Sequence[int],
     recipe: Recipe,
-    group: dist.ProcessGroup | None = None,
-    ranks: int = 1,
+    workers: Workers,
 ) -> dict[str, Any]:
-    """Statistics over all N workers; equal on all ranks, and for every split. Collective where ranks > 1.
+    """Statistics over all N workers; equal on all ranks, and for every split. Collective.
 
     gradients: (L, ...) float32 of this rank's workers; shifts: L, as they were rounded with; total: what
     came out.
@@ -98,10 +98,10 @@ def layer_statistics(
     )
     bounds = torch.tensor([largest, -smallest], dtype=torch.int32, device=gradients.device)
     exact_n = stack_Lxn.to(torch.float64).sum(0)
-    if ranks > 1:
-        dist.all_reduce(counts, group=group)
-        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group)
-        dist.all_reduce(exact_n, group=group)
+    if workers.ranks > 1:
+        dist.all_reduce(counts, group=workers.group)
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=workers.group)
+        dist.all_reduce(exact_n, group=workers.group)
     underflows, nonzeros, overflows, finites, nonfinites = counts.tolist()
     largest, smallest = bounds[0].item(), -bounds[1].item()
     return {

@@ -21,6 +21,7 @@ from cpdrun.comm.sums.recipe import FP32, Recipe
 from cpdrun.comm.sums.requantised import Requantised, recipe_for, sum_layers
 from cpdrun.comm.sums.scaling import NoScaling, ScalingRule, agreement_bytes
 from cpdrun.comm.wire.layout import Layout
+from cpdrun.comm.workers import Workers
 
 
 def in_full_precision(recipe: Recipe | Requantised) -> Recipe:
@@ -75,14 +76,8 @@ class AllReduceSync(GradientSync):
         self.feedback = ErrorFeedback() if error_feedback else None
         self.world_size, self.seed, self.names = world_size, seed, list(parameter_names)
         self.hybrid = FullPrecision(tuple(parameter_names), epochs=epochs, **dict(full_precision or {}))
-        self.group, self.rank, self.ranks = group, 0, 1
-        if dist.is_initialized():
-            self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        if world_size % self.ranks:
-            raise ValueError(f"nproc={self.ranks} does not divide world_size={world_size}")
-        self.share = world_size // self.ranks
-        self.mine = range(self.rank * self.share, (self.rank + 1) * self.share)
-        self.exchange = Exchange(group) if self.ranks > 1 else None
+        self.workers = Workers.of_group(world_size, group)
+        self.exchange = Exchange(group) if self.workers.ranks > 1 else None
         alone = world_size == 1 and self.exchange is None and not error_feedback
         self._shapes: list[Tensor] | None = None  # of the parameters
         self.nothing_to_do = alone and self.recipe == Recipe(FP32) and type(self.rule) is NoScaling
@@ -99,9 +94,9 @@ class AllReduceSync(GradientSync):
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
         if self.nothing_to_do:
             return self._own_gradient(stacks)
-        if any(len(stack) != self.share for stack in stacks):
-            raise ValueError(f"{len(stacks[0])} workers on a rank that plays {self.share}")
-        flat = [stack.detach().reshape(self.share, -1) for stack in stacks]
+        if any(len(stack) != self.workers.share for stack in stacks):
+            raise ValueError(f"{len(stacks[0])} workers on a rank that plays {self.workers.share}")
+        flat = [stack.detach().reshape(self.workers.share, -1) for stack in stacks]
         sums = [torch.empty_like(stack_Lxn[0]) for stack_Lxn in flat]
         self._hidden = 0
         self.reduce_layers(range(len(self.names)), flat, step=step, epoch=epoch, out=sums)
@@ -110,10 +105,10 @@ class AllReduceSync(GradientSync):
 
     def _hidden_of_all(self, device: torch.device) -> int:
         """What inf and NaN all workers had that the sums do not show. Collective where the format hides them."""
-        if self.ranks == 1 or not hides_nonfinite(self.recipe):
+        if self.workers.ranks == 1 or not hides_nonfinite(self.recipe):
             return self._hidden
         hidden = torch.tensor(self._hidden, dtype=torch.int64, device=device)
-        dist.all_reduce(hidden, group=self.group)
+        dist.all_reduce(hidden, group=self.workers.group)
         return int(hidden)
 
     def _own_gradient(self, stacks: Sequence[Tensor]) -> list[Tensor]:
@@ -168,7 +163,7 @@ class AllReduceSync(GradientSync):
                 self.feedback.compensate(name, stack) for name, stack in zip(names, stacks, strict=True)
             ]
         if isinstance(recipe, Requantised):
-            sent = sum_layers(stacks, recipe, group=self.group, ranks=self.ranks, out=out)
+            sent = sum_layers(stacks, recipe, self.workers, out=out)
             self._real_worker_bytes += sent.real_worker
             self._sent_bytes += sent.sent
             shifts = [[0] * len(names)]
@@ -193,7 +188,7 @@ class AllReduceSync(GradientSync):
         self._real_worker_bytes += Layout(numels, recipe.wire.fmt.bits, self.world_size, 1).sent_bytes()
         if self.exchange:
             before, agreed_before = self.exchange.sent_bytes, self.exchange.agreed
-            workers = [[stack[i] for stack in stacks] for i in range(self.share)]
+            workers = [[stack[i] for stack in stacks] for i in range(self.workers.share)]
             shifts = self.exchange.sum_layers(workers, names, recipe, rule, key=key, out=out)
             self._sent_bytes += self.exchange.sent_bytes - before
             agreed = self.exchange.agreed - agreed_before
@@ -206,7 +201,7 @@ class AllReduceSync(GradientSync):
     def _keep_residual(self, name: str, sent_Lxn: Tensor, key: tuple) -> None:
         recipe, shifts = self._latest[name]
         marks = recipe.levels(self.world_size)[0].marks
-        for i, worker in enumerate(self.mine):
+        for i, worker in enumerate(self.workers.mine):
             j, place = recipe.place(worker, self.world_size)
             draw = None
             if recipe.rounding == "stochastic":
@@ -219,9 +214,9 @@ class AllReduceSync(GradientSync):
         rows = []
         for p, name in enumerate(self.names):
             recipe, shifts = self._latest.get(name, (self.recipe, [0] * self.world_size))
-            own_shifts = [shifts[recipe.place(worker, self.world_size)[0]] for worker in self.mine]
+            own_shifts = [shifts[recipe.place(worker, self.world_size)[0]] for worker in self.workers.mine]
             gradients = stacks[p].detach()
-            row = layer_statistics(gradients, mean_gradient[p], own_shifts, recipe, self.group, self.ranks)
+            row = layer_statistics(gradients, mean_gradient[p], own_shifts, recipe, self.workers)
             rows.append({"layer": name, "format": recipe.fmt.name, "shift": max(shifts), **row})
         return rows
 
@@ -234,10 +229,10 @@ class AllReduceSync(GradientSync):
     def state_dict(self) -> dict[str, Any]:
         state = {"scaling": self.rule.state_dict()}
         if self.feedback:
-            state["residuals"] = self.feedback.state_dict(self.mine, self.group, self.ranks)
+            state["residuals"] = self.feedback.state_dict(self.workers)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rule.load_state_dict(state["scaling"])
         if self.feedback:
-            self.feedback.load_state_dict(state["residuals"], self.mine)
+            self.feedback.load_state_dict(state["residuals"], self.workers)

@@ -29,12 +29,12 @@ from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.exchange import SEGMENT_VALUES
 from cpdrun.comm.sums.recipe import Recipe
 from cpdrun.comm.sums.scaling import largest_magnitude
+from cpdrun.comm.workers import Workers
 from cpdrun.record import write_json
 from cpdrun.train.build import BuildError, Parts, build
 from cpdrun.train.learners.gradients import ExactGradients, Task
 from cpdrun.train.loss import training_loss
 from cpdrun.train.ranks.device import device_of
-from cpdrun.train.workers import Workers
 
 FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")
 WARM_UPS = 2
@@ -47,9 +47,9 @@ REFILL_S = 0.06  # an idle token bucket is full again
 
 def measure(config: dict[str, Any], formats: Sequence[str], repeats: int) -> dict[str, Any]:
     """Everything, as `costmodel.Calibration.from_json` reads it. Collective where ranks are initialised."""
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    workers = Workers.of_group(dist.get_world_size() if dist.is_initialized() else 1)
+    ranks = workers.ranks
     device = device_of(config["device"])
-    workers = Workers(ranks, dist.get_rank() if ranks > 1 else 0, ranks)
     config = config | {"world_size": ranks}
     parts = build(config, device)
     return {

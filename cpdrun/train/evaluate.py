@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from cpdrun.comm.workers import Workers
 from cpdrun.train.batches import fetched
 from cpdrun.train.ranks import pulse
-from cpdrun.train.workers import Workers
 
 IGNORED = -100
 EXTRA_METRICS = ("mean_iou", "top5_accuracy", "bits_per_byte", "perplexity")
@@ -44,7 +44,7 @@ def evaluate(
     batches = torch.arange(len(dataset))[:samples].split(batch)
     sums_Bx4 = torch.zeros(len(batches), 4, dtype=torch.float64, device=device)
     confusion_KxK = torch.zeros(num_classes, num_classes, dtype=torch.float64, device=device)
-    mine = range(workers.rank, len(batches), workers.nproc)
+    mine = range(workers.rank, len(batches), workers.ranks)
     for i, (x, y) in zip(mine, fetched(dataset, [batches[i] for i in mine], loaders, device), strict=True):
         logits = model(x)
         sums_Bx4[i] = _sums(logits, y, "top5_accuracy" in extra)

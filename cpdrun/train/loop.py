@@ -14,14 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.gossip.base import Gossip
+from cpdrun.comm.workers import Workers
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.own import OwnWeights
 from cpdrun.train.learners.shared import Learner, SharedWeights
 from cpdrun.train.ranks import pulse
+from cpdrun.train.ranks.vote import StopVote
 from cpdrun.train.seeds import generator
 from cpdrun.train.state import checkpoint
 from cpdrun.train.state.journal import Journal
-from cpdrun.train.workers import StopVote, Workers
 
 
 class Preempted(Exception):
@@ -156,7 +157,7 @@ def _checkpoint(journal: Journal, workers: Workers, device: torch.device) -> dic
     choice = torch.zeros(1, dtype=torch.int64, device=device)
     if workers.rank == 0:
         choice += there.index(checkpoint.choose(journal.run.checkpoint, journal.run_name))
-    if workers.nproc > 1:
+    if workers.ranks > 1:
         dist.broadcast(choice, src=0)
     chosen = there[int(choice.item())]
     return None if chosen is None else checkpoint.read(chosen, device)

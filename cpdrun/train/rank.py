@@ -18,6 +18,7 @@ import torch.distributed as dist
 import yaml
 
 from cpdrun.comm import naming_lost_ranks
+from cpdrun.comm.workers import Workers
 from cpdrun.record import Attempt, RunDir
 from cpdrun.train.build import BuildError, build
 from cpdrun.train.learners.gradients import CannotBatchError
@@ -27,7 +28,6 @@ from cpdrun.train.ranks import pulse
 from cpdrun.train.ranks.device import device_of
 from cpdrun.train.ranks.rendezvous import meet
 from cpdrun.train.state.journal import Journal
-from cpdrun.train.workers import Workers
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: not done, worth trying again
 
@@ -64,9 +64,9 @@ def run_rank(run_dir: str) -> int:
     torch.backends.cudnn.deterministic = True
     journal = Journal(run, rank, config["epochs"])
     try:
-        if workers.nproc > 1:
+        if workers.ranks > 1:
             meet("nccl" if device.type == "cuda" else "gloo", config["patience_s"])
-        with naming_lost_ranks() if workers.nproc > 1 else nullcontext():
+        with naming_lost_ranks() if workers.ranks > 1 else nullcontext():
             result = _train(config, workers, device, journal)
         journal.done(result)
         code = 0
@@ -75,7 +75,7 @@ def run_rank(run_dir: str) -> int:
     except (BuildError, CannotBatchError) as error:
         return _leave(_refused(error), workers)
     except Exception:
-        if workers.nproc == 1:
+        if workers.ranks == 1:
             raise
         traceback.print_exc()
         return _leave(1, workers)
@@ -86,7 +86,7 @@ def run_rank(run_dir: str) -> int:
 
 def _leave(code: int, workers: Workers) -> int:
     """End after an error: at once where there are other ranks, for gloo's destructor waits for one that hangs."""
-    if workers.nproc > 1:
+    if workers.ranks > 1:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

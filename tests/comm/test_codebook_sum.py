@@ -16,6 +16,7 @@ from ranks import run_ranks
 from cpdrun.comm import AllReduceSync, RankLost, all_reduce, all_reduce_, emulate_all_reduce
 from cpdrun.comm.requantised_sync import RequantisedSync
 from cpdrun.comm.sums.requantised import Requantised, emulate, sum_layers
+from cpdrun.comm.workers import Workers
 
 SHAPES = ((70, 3), (5,), (1,), (0,), (65, 1100))  # the last is cut in two where blocks allow it
 NAMES = [f"layer{p}" for p in range(len(SHAPES))]
@@ -49,7 +50,9 @@ def make(fmt, world_size: int, requantise: str, error_feedback: bool = False, **
 def two_steps(fmt, world_size: int, requantise: str, ranks: int, feedback: bool) -> tuple:
     """In a rank: what two steps give, and the bytes."""
     sync = make(fmt, world_size, requantise, feedback)
-    found = [sync.reduce([gradients(w, step) for w in sync.mine], step=step, epoch=0) for step in range(2)]
+    found = [
+        sync.reduce([gradients(w, step) for w in sync.workers.mine], step=step, epoch=0) for step in range(2)
+    ]
     return found, sync.wire_bytes()
 
 
@@ -211,6 +214,5 @@ def test_the_survivors_name_a_rank_that_died():
 
 
 def test_empty_layers_and_small_models_send_nothing_empty():
-    assert (
-        sum_layers([torch.ones(1, 0)], Requantised(custom_fp.parse("linear")), out=[torch.empty(0)]).sent == 0
-    )
+    recipe = Requantised(custom_fp.parse("linear"))
+    assert sum_layers([torch.ones(1, 0)], recipe, Workers(1), out=[torch.empty(0)]).sent == 0

@@ -14,7 +14,6 @@ from ranks import run_ranks
 
 from cpdrun.comm import AllReduceSync, all_reduce, all_reduce_, all_reduce_coalesced, emulate_all_reduce
 from cpdrun.comm.sums import exchange as exchange_module
-from cpdrun.comm.sums.exchange import Exchange
 from cpdrun.comm.sums.scaling import APS, DelayedAPS, Magnitudes
 from cpdrun.comm.wire.transport import Collectives
 
@@ -322,16 +321,6 @@ def test_the_agreement_on_shifts_is_counted() -> None:
         sent = 2 * 2640 * (3 + 1) + math.ceil(2 * 2 * agreement / 3)
         for rank in ranks:
             assert rank[k] == {"bytes_per_step_sent": sent, "bytes_per_step_real_worker": of_a_worker}
-
-
-def mismatched_world() -> str:
-    with pytest.raises(ValueError, match="does not divide"):
-        AllReduceSync(format="fp32", world_size=3, parameter_names=["a"], **KNOBS)
-    return Exchange.__name__
-
-
-def test_ranks_that_do_not_divide_the_workers_are_refused() -> None:
-    run_ranks(2, mismatched_world)
 
 
 def statistics_of_this_split() -> list[dict]:

@@ -10,6 +10,7 @@ from ranks import run_ranks
 
 from cpdrun.comm.parallel.conv import ParallelConvNet
 from cpdrun.comm.parallel.workers import ModelWorkers
+from cpdrun.comm.workers import Workers
 
 B = 10  # not divisible by 4
 
@@ -80,14 +81,14 @@ def train(workers: ModelWorkers, fmt: str) -> tuple[dict, list, dict]:
 
 
 def train_between_ranks(formats: list) -> list:
-    return [train(ModelWorkers(4, between_ranks=True), fmt) for fmt in formats]
+    return [train(ModelWorkers(Workers.of_group(4)), fmt) for fmt in formats]
 
 
 def test_between_ranks_it_trains_to_the_same_bits():
     formats = ["fp32", "e4m3", "mxfp8_e5m2"]
     everyone = run_ranks(2, train_between_ranks, formats)
     for c, fmt in enumerate(formats):
-        expected, losses, here = train(ModelWorkers(4, between_ranks=False), fmt)
+        expected, losses, here = train(ModelWorkers(Workers(4)), fmt)
         for parameters, of_rank, counted in (results[c] for results in everyone):
             assert all(same_bits(a, b) for a, b in zip(of_rank, losses, strict=True)), fmt
             assert all(same_bits(value, expected[name]) for name, value in parameters.items()), fmt
@@ -102,5 +103,5 @@ def test_dropout_drops_in_training_alone():
 
 
 def test_fewer_bits_are_fewer_bytes():
-    real = {name: train(ModelWorkers(4, between_ranks=False), name)[2]["real"] for name in ("fp32", "e4m3")}
+    real = {name: train(ModelWorkers(Workers(4)), name)[2]["real"] for name in ("fp32", "e4m3")}
     assert real["fp32"] > 3.8 * real["e4m3"] > 0

@@ -10,6 +10,7 @@ from torch import nn
 
 from cpdrun.comm.parallel.linear import ParallelLinear, ParallelMLP
 from cpdrun.comm.parallel.workers import ModelWorkers
+from cpdrun.comm.workers import Workers
 
 FORMATS = [("fp32", "fp32"), ("e4m3", "e5m2"), ("dynamic_tree", "mxfp8_e5m2"), ("mxfp4", "linear_b64")]
 B, INPUTS, OUTPUTS = 12, 20, 14  # the last not divisible by 4
@@ -17,7 +18,7 @@ B, INPUTS, OUTPUTS = 12, 20, 14  # the last not divisible by 4
 
 def layer(workers: int, split: str, activations="fp32", errors="fp32") -> ParallelLinear:
     torch.manual_seed(0)
-    here = ModelWorkers(workers, between_ranks=False)
+    here = ModelWorkers(Workers(workers))
     return ParallelLinear(INPUTS, OUTPUTS, workers=here, split=split, activations=activations, errors=errors)
 
 
@@ -96,7 +97,7 @@ def train(workers: ModelWorkers, split: str, activations: str, errors: str) -> t
 
 
 def train_between_ranks(cases: list, workers: int) -> list:
-    return [train(ModelWorkers(workers, between_ranks=True), *case) for case in cases]
+    return [train(ModelWorkers(Workers.of_group(workers)), *case) for case in cases]
 
 
 CASES = [(split, *formats) for split in ("columns", "rows", "alternate") for formats in FORMATS]
@@ -106,7 +107,7 @@ CASES = [(split, *formats) for split in ("columns", "rows", "alternate") for for
 def test_between_ranks_it_trains_to_the_same_bits(ranks):
     everyone = run_ranks(ranks, train_between_ranks, CASES, 4)
     for c, case in enumerate(CASES):
-        expected, losses, here = train(ModelWorkers(4, between_ranks=False), *case)
+        expected, losses, here = train(ModelWorkers(Workers(4)), *case)
         found = {}
         for parameters, of_rank, counted in (results[c] for results in everyone):
             assert all(same_bits(a, b) for a, b in zip(of_rank, losses, strict=True)), case
@@ -120,7 +121,7 @@ def test_between_ranks_it_trains_to_the_same_bits(ranks):
 
 def test_fewer_bits_are_fewer_bytes():
     real = {
-        name: train(ModelWorkers(4, between_ranks=False), "alternate", name, name)[2]["real"]
+        name: train(ModelWorkers(Workers(4)), "alternate", name, name)[2]["real"]
         for name in ("fp32", "e4m3", "mxfp4")
     }
     assert real["fp32"] > 3.9 * real["e4m3"] > 0 and real["e4m3"] > 1.7 * real["mxfp4"]
@@ -133,5 +134,5 @@ def test_errors_say_what_is_wrong():
         ParallelMLP(4, 2, 4, 1, 2, "diagonal", "fp32", "fp32", 0.0)
     with pytest.raises(ValueError, match="unknown format 'e4m33m'"):
         layer(2, "rows", "e4m33m")
-    with pytest.raises(ValueError, match="cannot share 0 model workers"):
-        ModelWorkers(0, between_ranks=False)
+    with pytest.raises(ValueError, match="at least 1 worker, not 0"):
+        ModelWorkers(Workers(0))

@@ -12,13 +12,13 @@ import pytest
 import torch
 import yaml
 
+from cpdrun.comm.workers import Workers
 from cpdrun.record import RunDir, read_json, read_json_lines, write_text
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
 from cpdrun.train.learners.own import OwnWeights
 from cpdrun.train.preflight.look import check
 from cpdrun.train.rank import EXIT_PREEMPTED
-from cpdrun.train.workers import Workers
 
 HERE = Path(__file__).parent
 PLAIN = ("format=fp32", "aps=false", "world_size=4", "batch_size=16")

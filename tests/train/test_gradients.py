@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch import nn
 
+from cpdrun.comm.workers import Workers
 from cpdrun.data.images.digits import Digits
 from cpdrun.models.convnet import ConvNet
 from cpdrun.record import read_json
 from cpdrun.train.batches import Batches
 from cpdrun.train.learners.gradients import BatchedGradients, CannotBatchError, ExactGradients, Task
-from cpdrun.train.workers import Workers
 
 CPU = torch.device("cpu")
 W, B = 8, 4

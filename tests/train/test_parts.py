@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from cpdrun.comm.workers import Workers
 from cpdrun.sweep import plan
 from cpdrun.train.evaluate import evaluate
+from cpdrun.train.learners.buffers import SharedBuffers
 from cpdrun.train.preflight.look import check
 from cpdrun.train.seeds import derived_seed, generator
-from cpdrun.train.workers import SharedBuffers, Workers
 
 
 def test_seeds_are_stable_and_differ_by_purpose_and_key():
@@ -16,18 +17,6 @@ def test_seeds_are_stable_and_differ_by_purpose_and_key():
     seeds = {derived_seed(p, s, w) for p in ("augment", "dropout") for s in range(50) for w in range(50)}
     assert len(seeds) == 5000 and max(seeds) < 2**63
     assert torch.equal(torch.rand(3, generator=generator("a", 1)), torch.rand(3, generator=generator("a", 1)))
-
-
-@pytest.mark.parametrize("nproc", [1, 2, 4, 8])
-def test_ranks_share_the_workers_in_order(nproc):
-    assert [w for rank in range(nproc) for w in Workers(8, rank, nproc).mine] == list(range(8))
-
-
-def test_workers_must_be_shared_equally(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ValueError, match="3 ranks cannot share 8 workers"):
-        Workers.from_environment(8)
 
 
 def test_running_statistics_follow_worker_0():

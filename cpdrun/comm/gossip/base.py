@@ -37,6 +37,7 @@ from cpdrun.comm.gossip.topology import Topology
 from cpdrun.comm.hybrid import FullPrecision
 from cpdrun.comm.sums.scaling import APS
 from cpdrun.comm.wire.messages import Messages
+from cpdrun.comm.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,10 @@ class Gossip(ABC):
         if parse(format) != parse("fp32") and not compressor.in_format:
             raise ValueError(f"format={format}: {kind} sends values of its own kind; type format=fp32")
         self.names, self.seed, self.world_size = list(parameter_names), seed, world_size
+        self.workers = Workers.of_group(world_size, group)
+        self.mine = self.workers.mine
         self.rounds = [
-            Round(matrix, of_round, Messages(of_round, group))
+            Round(matrix, of_round, Messages(of_round, self.workers))
             for matrix in self.matrices(topology, world_size)
             for of_round in [_neighbours(matrix)]
         ]
@@ -108,7 +111,6 @@ class Gossip(ABC):
         self.hybrid = FullPrecision(tuple(parameter_names), epochs=epochs, **dict(full_precision or {}))
         self.beta, self.nesterov = quasi_global_momentum, nesterov
         self.closing_rounds, self.worker_test_samples = closing_rounds, worker_test_samples
-        self.mine = self.messages.mine
         self.memory: dict[str, Tensor] = {}
         self.bytes_sent = 0.0  # by a worker, on average, since the run began
         self._bytes = {"bytes_per_step_sent": 0, "bytes_per_step_real_worker": 0}
@@ -182,7 +184,7 @@ class Gossip(ABC):
         ]
         sizes = [c.message_bytes(n) if n else 0 for c, n in zip(layers, self.rows.numels, strict=True)]
         self._count(sum(sizes))
-        if self.messages.ranks == 1 and all(c.lossless for c in layers):
+        if self.workers.ranks == 1 and all(c.lossless for c in layers):
             return dict(enumerate(x_WxD.clone()))
         mine_WxM = torch.cat(
             [
@@ -234,7 +236,7 @@ class Gossip(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Everything remembered, by worker, whole on rank 0. Collective."""
         mine = {w: {name: x[i].clone() for name, x in self.memory.items()} for i, w in enumerate(self.mine)}
-        return {"bytes_sent": self.bytes_sent, "memory": self.messages.gather(mine)}
+        return {"bytes_sent": self.bytes_sent, "memory": self.workers.gather(mine)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what `state_dict` gave on rank 0, for the workers of this rank; after `begin`."""

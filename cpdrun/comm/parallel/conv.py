@@ -26,6 +26,7 @@ from torch.func import functional_call
 
 from cpdrun.comm.parallel.linear import ParallelMLP
 from cpdrun.comm.parallel.workers import ModelWorkers
+from cpdrun.comm.workers import Workers
 
 POOLED = 4  # the side of the features at the seam
 
@@ -52,7 +53,7 @@ class ParallelConvNet(nn.Module):
         gradients: str,
     ) -> None:
         super().__init__()
-        self.workers = ModelWorkers(workers, between_ranks=False) if isinstance(workers, int) else workers
+        self.workers = ModelWorkers(Workers(workers)) if isinstance(workers, int) else workers
         self.activations, self.gradients = parse(activations), parse(gradients)
         self.convolutions = nn.Sequential(
             nn.Conv2d(in_channels, width, 3, padding=1),
@@ -69,7 +70,7 @@ class ParallelConvNet(nn.Module):
         )
 
     def forward(self, x_BxCxHxW: Tensor) -> Tensor:
-        if self.workers.workers == 1:
+        if self.workers.number == 1:
             return self.classifier(self.convolutions(x_BxCxHxW))
         names, weights = zip(*self.convolutions.named_parameters(), strict=True)
         mine = len(self.workers.mine)

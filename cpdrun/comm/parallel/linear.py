@@ -22,6 +22,7 @@ from custom_fp.formats.names import AnyFormat, parse
 from torch import Tensor, nn
 
 from cpdrun.comm.parallel.workers import ModelWorkers
+from cpdrun.comm.workers import Workers
 
 SPLITS = ("columns", "rows")
 
@@ -77,15 +78,15 @@ class ParallelLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return (
-            f"{self.in_features}, {self.out_features}, {self.split} over {self.workers.workers} workers, "
+            f"{self.in_features}, {self.out_features}, {self.split} over {self.workers.number} workers, "
             f"activations={self.activations}, errors={self.errors}"
         )
 
     def gather(self, parts: list[Tensor], size: int, fmt: AnyFormat) -> Tensor:
-        return parts[0] if self.workers.workers == 1 else self.workers.gather(parts, size, fmt)
+        return parts[0] if self.workers.number == 1 else self.workers.gather(parts, size, fmt)
 
     def sum(self, parts: list[Tensor], fmt: AnyFormat) -> Tensor:
-        return parts[0] if self.workers.workers == 1 else self.workers.sum(parts, fmt)
+        return parts[0] if self.workers.number == 1 else self.workers.sum(parts, fmt)
 
 
 class _Columns(torch.autograd.Function):
@@ -150,7 +151,7 @@ class ParallelMLP(nn.Module):
         super().__init__()
         if split not in (*SPLITS, "alternate"):
             raise ValueError(f"model.split={split}: choose one of {', '.join(SPLITS)}, alternate")
-        self.workers = ModelWorkers(workers, between_ranks=False) if isinstance(workers, int) else workers
+        self.workers = ModelWorkers(Workers(workers)) if isinstance(workers, int) else workers
         widths = [in_features, *[width] * depth, num_classes]
         self.layers = nn.ModuleList(
             ParallelLinear(

@@ -15,40 +15,38 @@ from itertools import pairwise
 
 import custom_fp
 import torch
-import torch.distributed as dist
 from custom_fp.formats.names import AnyFormat
 from torch import Tensor, nn
 
 from cpdrun.comm.sums.requantised import Requantised, exchange_bytes, sum_layers
 from cpdrun.comm.wire.failure import naming_lost_ranks
+from cpdrun.comm.workers import Workers
 
 GATHER = 77  # tag
 
 
 class ModelWorkers:
-    """The M workers of a model, of which this rank of a group plays its share; without a group, all of them.
+    """The M workers of a model, of which this rank plays its share.
 
     Counts, since the last `reset`: sent_bytes by this rank to others, real_worker_bytes by each of M machines (the one
-    that sends most in a gather, the average in a sum). Raises ValueError where the ranks do not divide the workers.
+    that sends most in a gather, the average in a sum).
     """
 
-    def __init__(self, workers: int, group: dist.ProcessGroup | None = None, *, between_ranks: bool) -> None:
-        self.workers, self.group = workers, group
-        self.rank, self.ranks = 0, 1
-        if between_ranks:
-            self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        if workers < 1 or workers % self.ranks:
-            raise ValueError(f"{self.ranks} ranks cannot share {workers} model workers equally")
-        share = workers // self.ranks
-        self.mine = range(self.rank * share, (self.rank + 1) * share)
+    def __init__(self, workers: Workers) -> None:
+        self.workers, self.mine = workers, workers.mine
         self.reset()
+
+    @property
+    def number(self) -> int:
+        """M."""
+        return self.workers.world_size
 
     def reset(self) -> None:
         self.sent_bytes = self.real_worker_bytes = 0
 
     def slices(self, size: int) -> list[slice]:
         """The part of a dimension that each worker holds; sizes differ by one at most."""
-        ends = [size * m // self.workers for m in range(self.workers + 1)]
+        ends = [size * m // self.number for m in range(self.number + 1)]
         return [slice(start, stop) for start, stop in pairwise(ends)]
 
     def gather(self, parts: Sequence[Tensor], size: int, fmt: AnyFormat, dim: int = 1) -> Tensor:
@@ -60,15 +58,15 @@ class ModelWorkers:
         widths = [part.stop - part.start for part in self.slices(size)]
         shapes = [(across, width) if dim == 1 else (width, across) for width in widths]
         packed = [custom_fp.packed_size(across * width, fmt) for width in widths]
-        self.real_worker_bytes += (self.workers - 1) * max(packed)
-        if self.ranks == 1:
+        self.real_worker_bytes += (self.number - 1) * max(packed)
+        if self.workers.ranks == 1:
             return torch.cat([custom_fp.quantize(part, fmt) for part in parts], dim=dim)
-        share = len(self.mine)
+        workers, ranks = self.workers, self.workers.ranks
         own = torch.cat([custom_fp.pack(part, fmt) for part in parts])
-        sizes = [sum(packed[r * share : (r + 1) * share]) for r in range(self.ranks)]
-        with naming_lost_ranks(self.group):
-            received = exchange_bytes([own] * self.ranks, sizes, self.group, GATHER)
-        self.sent_bytes += (self.ranks - 1) * own.numel()
+        sizes = [sum(packed[m] for m in workers.played_by(r)) for r in range(ranks)]
+        with naming_lost_ranks(workers.group):
+            received = exchange_bytes([own] * ranks, sizes, workers.group, GATHER)
+        self.sent_bytes += (ranks - 1) * own.numel()
         payloads = torch.cat(received).split(packed)
         return torch.cat(
             [custom_fp.unpack(data, fmt, shape) for data, shape in zip(payloads, shapes, strict=True)],
@@ -79,9 +77,7 @@ class ModelWorkers:
         """parts[i]: float32 summand of my i-th worker, all of one shape; the sum over all workers. Collective."""
         total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
         stack_LxN = torch.stack(list(parts)).reshape(len(parts), -1)
-        sent = sum_layers(
-            [stack_LxN], Requantised(fmt, "once"), group=self.group, ranks=self.ranks, out=[total.view(-1)]
-        )
+        sent = sum_layers([stack_LxN], Requantised(fmt, "once"), self.workers, out=[total.view(-1)])
         self.sent_bytes += sent.sent
         self.real_worker_bytes += sent.real_worker
         return total

@@ -12,11 +12,11 @@ not for that of partial sums. Where c_w or what was sent is not finite, the resi
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.sums.codec import Draw, quantize_scaled, scale
 from cpdrun.comm.sums.recipe import Recipe
+from cpdrun.comm.workers import Workers
 
 
 class ErrorFeedback:
@@ -39,22 +39,18 @@ class ErrorFeedback:
         residual_n = compensated_n - scale(quantize_scaled(compensated_n, shift, recipe, draw), -shift)
         self._residuals[layer][i] = torch.where(torch.isfinite(residual_n), residual_n, 0.0)
 
-    def state_dict(self, workers: range, group: dist.ProcessGroup | None, ranks: int) -> dict[str, Any]:
+    def state_dict(self, workers: Workers) -> dict[str, Any]:
         """All workers' residuals, by "worker/layer", on rank 0; an empty dict elsewhere. Collective."""
         mine = {
             f"{worker}/{layer}": residuals_Lxn[i].clone()
             for layer, residuals_Lxn in self._residuals.items()
-            for i, worker in enumerate(workers)
+            for i, worker in enumerate(workers.mine)
         }
-        if ranks == 1:
-            return mine
-        everyone: list[Any] | None = [None] * ranks if dist.get_rank(group) == 0 else None
-        dist.gather_object(mine, everyone, group=group, group_dst=0)
-        return {key: residual for part in everyone or () for key, residual in part.items()}
+        return workers.gather(mine)
 
-    def load_state_dict(self, state: dict[str, Any], workers: range) -> None:
+    def load_state_dict(self, state: dict[str, Any], workers: Workers) -> None:
         """Takes the residuals of the workers that this rank plays."""
         layers = dict.fromkeys(key.split("/", 1)[1] for key in state)
         self._residuals = {
-            layer: torch.stack([state[f"{worker}/{layer}"] for worker in workers]) for layer in layers
+            layer: torch.stack([state[f"{worker}/{layer}"] for worker in workers.mine]) for layer in layers
         }

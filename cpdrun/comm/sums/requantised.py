@@ -38,6 +38,7 @@ from torch import Tensor
 from cpdrun.comm.sums.recipe import FP32, Level, Recipe
 from cpdrun.comm.wire.failure import hang_up, naming_lost_ranks
 from cpdrun.comm.wire.layout import ceil_div
+from cpdrun.comm.workers import Workers
 
 REQUANTISE = ("hop", "once")
 PIECE_VALUES = 1 << 16  # of a layer that may be cut: smaller pieces, evener shares
@@ -144,26 +145,25 @@ def emulate(rows: Sequence[Tensor], recipe: Requantised) -> Tensor:
 def sum_layers(
     stacks: Sequence[Tensor],
     recipe: Requantised,
+    workers: Workers,
     *,
-    group: dist.ProcessGroup | None = None,
-    ranks: int = 1,
     out: Sequence[Tensor],
 ) -> SentBytes:
     """stacks[p]: (L, n_p) float32 of this rank's workers; out[p]: (n_p,), where the sum goes. Collective.
 
     Raises RankLost where another rank is gone.
     """
-    n_workers = len(stacks[0]) * ranks
     numels = tuple(stack.shape[1] for stack in stacks)
-    if ranks == 1:
+    if workers.ranks == 1:
         for stack, target in zip(stacks, out, strict=True):
             target.copy_(emulate(stack.unbind(), recipe))
         sent = 0
     else:
-        with naming_lost_ranks(group):
-            sent = _sum_between_ranks(stacks, recipe, _deal(numels, recipe.fmt, ranks), group, out)
+        dealt = _deal(numels, recipe.fmt, workers.ranks)
+        with naming_lost_ranks(workers.group):
+            sent = _sum_between_ranks(stacks, recipe, dealt, workers.group, out)
     packed = sum(custom_fp.packed_size(piece.numel, recipe.fmt) for piece in _cut(numels, recipe.fmt))
-    return SentBytes(ceil_div(2 * (n_workers - 1) * packed, n_workers), sent)
+    return SentBytes(ceil_div(2 * (workers.world_size - 1) * packed, workers.world_size), sent)
 
 
 # ---- who adds what

@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from cpdrun.comm.workers import Workers
 from cpdrun.train.batches import Batches
+from cpdrun.train.learners.buffers import SharedBuffers
 from cpdrun.train.memory import in_short, shortage
 from cpdrun.train.seeds import seed_global
-from cpdrun.train.workers import SharedBuffers, Workers
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, K, ...), targets (B, ...) -> mean loss ()
 

@@ -27,6 +27,7 @@ from torch.func import functional_call, grad, vmap
 
 from cpdrun.comm.gossip.rows import Rows
 from cpdrun.comm.gossip.topology import mean_gap
+from cpdrun.comm.workers import Workers
 from cpdrun.data.base import fetch_batch
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.gradients import Task, naming_the_layer
@@ -35,7 +36,6 @@ from cpdrun.train.loss import training_loss
 from cpdrun.train.precision.activations import activation_bytes
 from cpdrun.train.seeds import seed_global
 from cpdrun.train.state import checkpoint
-from cpdrun.train.workers import Workers
 
 LOWER_IS_BETTER = ("loss", "bits_per", "perplexity")
 
@@ -166,11 +166,11 @@ class OwnWeights(Learner):
     def _sum_in_order(self, stack: Tensor) -> Tensor:
         """Sum over the N workers, float64; their rows go round one by one. Collective."""
         total = torch.zeros(stack.shape[1:], dtype=torch.float64, device=self.device)
-        share = len(self.workers.mine)
+        first = self.workers.mine.start
         for worker in range(self.workers.world_size):
-            owner, w = divmod(worker, share)
-            row = stack[w].clone() if owner == self.workers.rank else torch.empty_like(stack[0])
-            if self.workers.nproc > 1:
+            owner = self.workers.owner(worker)
+            row = stack[worker - first].clone() if owner == self.workers.rank else torch.empty_like(stack[0])
+            if self.workers.ranks > 1:
                 dist.broadcast(row, src=owner)
             total += row
         return total
@@ -204,7 +204,7 @@ class OwnWeights(Learner):
             }
             for w, worker in enumerate(self.workers.mine)
         }
-        return {"workers": self.gossip.messages.gather(mine), "sync": self.gossip.state_dict()}
+        return {"workers": self.workers.gather(mine), "sync": self.gossip.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with torch.no_grad():

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from cpdrun.comm.parallel.workers import model_workers_of
+from cpdrun.comm.workers import Workers
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import evaluate
 from cpdrun.train.learners.gradients import EMULATIONS, Task
 from cpdrun.train.loss import training_loss
 from cpdrun.train.state import checkpoint
-from cpdrun.train.workers import Workers
 
 
 class Learner(ABC):
