@@ -164,10 +164,10 @@ def _add_names(parser: argparse.ArgumentParser, nargs: str, meaning: str) -> Non
 
 
 def _complete_by(name: str, argument: argparse.Action) -> None:
-    """The shell's completion of `argument` is cpdrun.complete.<name>, imported when asked."""
+    """The shell's completion of `argument` is cpdrun.shell.complete.<name>, imported when asked."""
 
     def completer(**words: str) -> list[str]:
-        from cpdrun import complete
+        from cpdrun.shell import complete
 
         return getattr(complete, name)(**words)
 

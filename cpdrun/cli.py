@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cpdrun.arguments import read as arguments_of
-from cpdrun.visible import visible, visible_line
+from cpdrun.shell.visible import visible, visible_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,11 +51,11 @@ def _end_as_by_ctrl_c(*numbers: int) -> None:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     from cpdrun.config.errors import ConfigError
-    from cpdrun.idle import idle_settings
     from cpdrun.record import State
     from cpdrun.record.fingerprint import of_other_code
-    from cpdrun.standing import standing
     from cpdrun.sweep import listed, plan
+    from cpdrun.sweep.idle import idle_settings
+    from cpdrun.sweep.standing import standing
 
     if arguments.json and not arguments.dry_run:
         return _usage_error("--json is for --dry-run; of a sweep that runs, `cpdrun status --json` tells")
@@ -79,7 +79,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     again = set(found.changed) if arguments.rerun == "changed" else set()
     to_run = [r for r in sweep.runs if found.states.get(r.name) in wanted[arguments.rerun] or r.name in again]
     if arguments.json:
-        from cpdrun.dry_run import as_json
+        from cpdrun.sweep.dry_run import as_json
 
         print(as_json(sweep, found, to_run, arguments))
         return OK
@@ -96,7 +96,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     for text in odd.values():
         print(f"error: {text}", file=sys.stderr)
     if arguments.dry_run:
-        from cpdrun.dry_run import print_dry_run
+        from cpdrun.sweep.dry_run import print_dry_run
 
         print_dry_run(sweep, found, to_run, arguments)
         return OK
@@ -109,10 +109,10 @@ def _sweep(arguments: argparse.Namespace) -> int:
 def _launch(sweep: "Plan", to_run: "list[PlannedRun]", again: set[str], arguments: argparse.Namespace) -> int:
     from cpdrun.config.errors import ConfigError
     from cpdrun.launch import FolderGoneError, Job, LaunchError, LaunchOptions, launch, preflight
-    from cpdrun.needs import missing_folders, twin
     from cpdrun.record import cancellation, forget
+    from cpdrun.shell.terminal import Terminal
     from cpdrun.sweep import write_manifest
-    from cpdrun.terminal import Terminal
+    from cpdrun.sweep.needs import missing_folders, twin
 
     cancelled_before = cancellation(sweep.directory)
     jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
@@ -171,7 +171,7 @@ def _say_how_many(runs: int) -> None:
 def _report(arguments: argparse.Namespace) -> int:
     from cpdrun.record import NotFoundError, find_sweeps
     from cpdrun.report import ReportError, ReportUsageError, write_report
-    from cpdrun.terminal import Terminal
+    from cpdrun.shell.terminal import Terminal
 
     if arguments.claims:
         return _claims(arguments)
@@ -199,7 +199,7 @@ def _claims(arguments: argparse.Namespace) -> int:
     from cpdrun.record import split_results_dir
     from cpdrun.report import ReportError, ReportUsageError
     from cpdrun.report.claims import write_claims
-    from cpdrun.terminal import Terminal
+    from cpdrun.shell.terminal import Terminal
 
     results_dir, names = split_results_dir(arguments.names)
     if names:
@@ -216,7 +216,7 @@ def _claims(arguments: argparse.Namespace) -> int:
 def _status(arguments: argparse.Namespace) -> int:
     from cpdrun.launch.progress.status import as_json, print_status, sweep_status
     from cpdrun.record import NotFoundError, find_sweeps
-    from cpdrun.terminal import Terminal
+    from cpdrun.shell.terminal import Terminal
 
     try:
         sweeps = find_sweeps(arguments.names)
@@ -274,8 +274,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from cpdrun.launch import LaunchError
     from cpdrun.launch.calibrate import calibrate
     from cpdrun.report.costmodel import CalibrationError, forecast, network, print_forecast, read_calibration
+    from cpdrun.shell.terminal import Terminal
     from cpdrun.sweep import plan
-    from cpdrun.terminal import Terminal
 
     try:
         sweep = plan(arguments.overrides, arguments.config_dir)
@@ -302,7 +302,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     from cpdrun.launch.doctor import examine, print_findings
     from cpdrun.record import split_results_dir
-    from cpdrun.terminal import Terminal
+    from cpdrun.shell.terminal import Terminal
 
     results_dir, unknown = split_results_dir(arguments.names)
     if unknown:

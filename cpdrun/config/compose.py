@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cpdrun.bounded_yaml import OutOfBoundsError, read_yaml
+from cpdrun.config.bounded_yaml import OutOfBoundsError, read_yaml
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import get_key, has_key
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cpdrun.bounded_yaml import read_yaml
+from cpdrun.config.bounded_yaml import read_yaml
 from cpdrun.record.layout import RunDir, SweepDir
 
 RUNS_LISTED = 16  # times as much as in a configuration may stand in a sweep.yaml, which names every run

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from cpdrun.bounded_yaml import OutOfBoundsError, read_yaml
+from cpdrun.config.bounded_yaml import OutOfBoundsError, read_yaml
 from cpdrun.config.errors import ConfigError
 from cpdrun.sweep import plan
 

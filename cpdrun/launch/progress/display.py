@@ -17,7 +17,7 @@ from cpdrun.launch.agent import tail
 from cpdrun.launch.base import Event, Job, Summary
 from cpdrun.launch.progress.axes import IN_NAMES, values_in
 from cpdrun.record import RunDir, read_object, record_of
-from cpdrun.visible import visible, visible_line
+from cpdrun.shell.visible import visible, visible_line
 
 REFRESH_S = 0.5
 DISK_FULL = os.strerror(errno.ENOSPC)

@@ -18,7 +18,7 @@ from cpdrun.launch.progress.axes import IN_NAMES, axes_of, headings, values_of
 from cpdrun.launch.progress.display import duration
 from cpdrun.launch.slurm.executor import elements_of
 from cpdrun.record import RunDir, State, SweepDir, garbage, read_object, record_of, state_of
-from cpdrun.visible import visible
+from cpdrun.shell.visible import visible
 
 WATCH_S = 2.0
 IDLE_S = 20.0  # between two runs, and before a first one, nothing runs for some seconds

@@ -20,12 +20,13 @@ from cpdrun.launch import Job, LaunchError, LaunchOptions, would_write
 from cpdrun.launch.progress.display import duration
 from cpdrun.launch.progress.status import estimate_seconds
 from cpdrun.launch.resources import cores
-from cpdrun.needs import missing_folders, twin
 from cpdrun.record import State, read_object
-from cpdrun.standing import Standing
-from cpdrun.sweep import CASE, Plan, PlannedRun
-from cpdrun.terminal import Terminal
-from cpdrun.visible import visible, visible_line
+from cpdrun.shell.terminal import Terminal
+from cpdrun.shell.visible import visible, visible_line
+from cpdrun.sweep.asked import CASE
+from cpdrun.sweep.needs import missing_folders, twin
+from cpdrun.sweep.runs import Plan, PlannedRun
+from cpdrun.sweep.standing import Standing
 
 WORDS = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
 PARTS = ("model", "data", "partition", "optim", "schedule", "precision", "sync", "scaling")

@@ -7,8 +7,8 @@ import pytest
 from cpdrun.launch import Job
 from cpdrun.launch.run import write_configs
 from cpdrun.record import State, cpu, processor, state_of, write_json
-from cpdrun.standing import standing
 from cpdrun.sweep import plan
+from cpdrun.sweep.standing import standing
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_run_that_may_not_be_read_gets_its_line(sweep, monkeypatch):
             raise PermissionError(errno.EACCES, "Permission denied", str(run.done))
         return state_of(run)
 
-    monkeypatch.setattr("cpdrun.standing.state_of", state)
+    monkeypatch.setattr("cpdrun.sweep.standing.state_of", state)
     found = standing(sweep)
     assert found.odd == {closed.name: f"{closed.done}: Permission denied"} and len(found.states) == 3
 

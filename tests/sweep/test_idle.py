@@ -3,8 +3,8 @@
 import pytest
 
 from cpdrun.cli import main
-from cpdrun.idle import idle_settings
 from cpdrun.sweep import plan
+from cpdrun.sweep.idle import idle_settings
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from cpdrun.record import (
     state_of,
 )
 from cpdrun.record.fingerprint import changed_runs
-from cpdrun.sweep import Plan
+from cpdrun.sweep.runs import Plan
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""What stands between the commands and a user's terminal."""

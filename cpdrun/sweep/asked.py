@@ -1,0 +1,166 @@
+"""What an experiment and the words typed ask for: axes, cases and exclusions, read and checked.
+
+sweep:
+  format: [fp32, e4m3]         # an axis: any key of the config, or a group such as model
+  sync.kahan: [false, true]
+  seed: [0, 1, 2]
+  exclude:
+    - {format: fp32, aps: true}  # drops the runs that have all of these values
+
+Where axes multiply to far more than is asked, `cases` names combinations, each with the values that it sets; they
+are one axis, `case`, beside the others. A report compares them with the case named fp32.
+
+sweep:
+  cases:
+    fp32: {precision: fp32}
+    pure: {precision: pure_fp16}
+    pure, Kahan: {precision: pure_fp16, precision.kahan_weights: true}
+  seed: [0, 1, 2]
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cpdrun.config.compose import EXPERIMENT, Composer
+from cpdrun.config.errors import ConfigError, did_you_mean
+from cpdrun.config.keys import flatten, has_key
+from cpdrun.config.overrides import MOST_VALUES, Typed, parse, typed_form
+
+Axes = dict[str, list[Any]]
+Case = Mapping[str, Any]  # what it sets
+Rule = Mapping[str, Any]  # of runs that are left out: the values that they have
+
+CASE = "case"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Everything but the product. Single words win over the experiment's body and cases, axes over both."""
+
+    typed: list[Typed]
+    choices: dict[str, str]  # of groups, typed as one value
+    cases: dict[str, Case]
+    axes: Axes
+    exclusions: list[Rule]
+
+    @property
+    def experiment(self) -> str | None:
+        return self.choices.get(EXPERIMENT)
+
+    def count(self) -> int:
+        return math.prod(len(values) for values in self.axes.values())
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """A value for each axis, the last axis fastest."""
+        for values in itertools.product(*self.axes.values()):
+            yield dict(zip(self.axes, values, strict=True))
+
+
+def read(composer: Composer, texts: Sequence[str]) -> Asked:
+    """Raises ConfigError for a key, a choice or a case that is not known, and for an axis that can be none."""
+    groups = composer.groups()
+    typed = parse(texts, composer.loader)
+    choices = _group_choices(typed, groups)
+    base = composer.compose(choices)
+    for t in typed:
+        _require_known(t, base, groups)
+    cases = _cases(base.get("sweep"))
+    axes, exclusions = _axes(base.get("sweep") or {}, typed, cases)
+    for key, values in axes.items():
+        if str(key).endswith("_dir") and len(values) > 1:
+            raise ConfigError(
+                f"{key} cannot be an axis: where files lie is no part of what a run is, and these would be one; "
+                f"make a sweep of each: name=NAME {key}={values[0]}"
+            )
+    known = {*groups, *(t.key for t in typed if t.adds)}
+    places = {"sweep": axes, "sweep.exclude": itertools.chain(*exclusions)}
+    for place, keys in (places | {f"sweep.cases.{name}": case for name, case in cases.items()}).items():
+        for key in keys:
+            if not isinstance(key, str):
+                raise ConfigError(f"{place}: {key!r} is no key; a key is text")
+            if key not in known and not has_key(base, key):
+                raise ConfigError(f"{place}: unknown key {key!r}{did_you_mean(key, _known(base, groups))}")
+    asked = Asked(typed, choices, cases, axes, exclusions)
+    if asked.count() > MOST_VALUES:
+        grid = " x ".join(f"{key}({len(values):,})" for key, values in axes.items())
+        raise ConfigError(f"{grid} = {asked.count():,} runs; one sweep has at most {MOST_VALUES:,}")
+    return asked
+
+
+def _group_choices(typed: list[Typed], groups: Mapping[str, list[str]]) -> dict[str, str]:
+    """The single group choices typed; axes over groups come later."""
+    choices = {}
+    for t in typed:
+        if t.key in groups and t.deletes:
+            raise ConfigError(f"cannot leave out {t.key!r}; choose one of {', '.join(groups[t.key])}")
+        if t.key == EXPERIMENT and t.is_axis:
+            raise ConfigError("one experiment a sweep: exp=NAME; compare sweeps with `cpdrun report A B`")
+        if t.key in groups and not t.is_axis:
+            choices[t.key] = str(t.values[0])
+    return choices
+
+
+def _known(base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> list[str]:
+    return [*(key for key, _ in flatten(base) if not key.startswith("sweep")), *groups]
+
+
+def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
+    if t.adds or t.key in groups or has_key(base, t.key):
+        return
+    known = _known(base, groups)
+    section = t.key.split(".")[0]
+    near = did_you_mean(t.key, known)
+    if not near and section in groups and "." in t.key:
+        near = f"; write +{t.text} to hand it to your own class"
+    raise ConfigError(f"unknown key {t.key!r}{near}")
+
+
+def _cases(block: Any) -> dict[str, Case]:
+    """The experiment's named cases, if it has any."""
+    cases = block.get("cases") or {} if isinstance(block, Mapping) else {}
+    if not isinstance(cases, Mapping) or not all(isinstance(case, Mapping) for case in cases.values()):
+        raise ConfigError("sweep.cases must map names to values, such as pure: {precision: pure_fp16}")
+    return {str(name): case for name, case in cases.items()}
+
+
+def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Axes, list[Rule]]:
+    """The experiment's axes with those typed in their place or after them, and its exclusions."""
+    if not isinstance(block, Mapping):
+        raise ConfigError("sweep: must hold axes, such as `seed: [0, 1, 2]`")
+    axes: Axes = {}
+    exclusions: list[Rule] = []
+    for key, value in block.items():
+        if key == "cases":
+            axes |= {CASE: list(cases)} if cases else {}
+            continue
+        if key == "exclude":
+            exclusions = value
+        elif isinstance(value, list) and value:
+            axes[key] = value
+        else:
+            raise ConfigError(f"sweep.{key} must be a list of at least one value, not {value!r}")
+    if not isinstance(exclusions, list) or not all(isinstance(item, Mapping) and item for item in exclusions):
+        raise ConfigError("sweep.exclude must be a list of mappings, such as - {format: fp32, aps: true}")
+    for t in typed:
+        if t.is_axis:
+            if not t.values:
+                raise ConfigError(f"{t.text!r} names no value: the axis is empty")
+            axes[t.key] = list(t.values)
+        elif t.key in axes:
+            axes.pop(t.key)
+        if t.key == CASE:
+            _choose_cases(axes, t, cases)
+    return axes, exclusions
+
+
+def _choose_cases(axes: Axes, t: Typed, cases: Mapping[str, Case]) -> None:
+    """`case=a,b` runs some of the experiment's cases; one or several, they stay an axis."""
+    names = [value if isinstance(value, str) else typed_form(value) for value in t.values]
+    for name in names:
+        if name not in cases:
+            there = f"; there are: {', '.join(cases)}" if cases else ": the experiment names no cases"
+            raise ConfigError(f"unknown case {name!r}{did_you_mean(name, cases)}{there}")
+    axes[CASE] = names

@@ -1,0 +1,58 @@
+"""sweep.yaml: what a sweep's folder was asked for, and the names of its runs."""
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+
+import yaml
+
+from cpdrun import __version__
+from cpdrun.config.errors import ConfigError
+from cpdrun.record import SweepDir, git_commit, locked, read_manifest, write_text
+from cpdrun.sweep.runs import Plan
+
+
+def write_manifest(sweep: Plan) -> None:
+    """sweep.yaml: what was asked for. One that asks for all of it already is left as it is, and runs that another
+    command has made in the same folder stay listed. Raises OSError where the folder cannot be written, and ConfigError
+    for a sweep.yaml that is not ours to replace."""
+    sweep.directory.path.mkdir(parents=True, exist_ok=True)
+    with locked(sweep.directory.lock):  # two commands typed at once keep each other's runs
+        _add_to_manifest(sweep)
+
+
+def _add_to_manifest(sweep: Plan) -> None:
+    names = [run.name for run in sweep.runs]
+    before = listed(sweep.directory)
+    if names and set(names) <= set(before):
+        return
+    made = [name for name in before if name not in names and sweep.directory.run(name).path.exists()]
+    manifest = {
+        "sweep": sweep.directory.name,
+        "overrides": list(sweep.typed),
+        "axes": sweep.axes,
+        "runs": [*made, *names],
+        "git_commit": git_commit(),
+        "versions": {"cpdrun": __version__, "python": platform.python_version(), "torch": version("torch")},
+    }
+    write_text(sweep.directory.manifest, yaml.safe_dump(manifest, sort_keys=False))
+
+
+def listed(directory: SweepDir) -> list[str]:
+    """The runs of the folder's sweep.yaml; none where there is no such file, or nothing in it. Raises ConfigError for
+    one that cpdrun did not write."""
+    path = directory.manifest
+    try:
+        manifest = read_manifest(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        manifest = "no yaml"
+    if manifest is None:
+        return []
+    runs = manifest.get("runs") if isinstance(manifest, Mapping) else None
+    if not isinstance(runs, list):
+        raise ConfigError(f"{path} is not cpdrun's: move it away, or choose another folder with name=NAME")
+    return [str(name) for name in runs]

@@ -1,0 +1,194 @@
+"""From an experiment and what was typed to the list of runs: axes are multiplied out, exclusions and runs of the same
+content dropped. What may be asked for, and how it is written, stands in asked.py."""
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from custom_fp.formats.names import is_own, is_scaled
+from custom_fp.formats.names import parse as parse_format
+from custom_fp.formats.scalar import ALIASES
+
+from cpdrun.config.compose import EXPERIMENT, Composer, resolve
+from cpdrun.config.errors import ConfigError
+from cpdrun.config.identity import run_name
+from cpdrun.config.keys import delete_key, flatten, get_key, has_key, set_key
+from cpdrun.config.overrides import Typed, typed_form
+from cpdrun.config.paths import check_path
+from cpdrun.config.schema import check_kind, validate
+from cpdrun.record import SweepDir
+from cpdrun.sweep.asked import CASE, Asked, Axes, Rule, read
+from cpdrun.sweep.initial_weights import find_initial_weights
+
+BASELINE = "fp32"
+MANY = 5_000  # runs that take seconds to plan
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep: its resolved config, and the overrides that give it when typed."""
+
+    name: str
+    config: dict[str, Any]
+    overrides: list[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a sweep, in the order of its axes."""
+
+    directory: SweepDir
+    typed: list[str]
+    axes: Axes
+    runs: list[PlannedRun]
+    excluded: list[tuple[str, int]] = field(default_factory=list)  # (description, number of runs)
+    baselines: int = 0  # fp32 without APS in place of excluded runs: without, nothing could be compared
+    duplicates: int = 0
+
+    def describe(self) -> str:
+        """`format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`."""
+        if not self.axes:
+            return "1 run"
+        product = math.prod(len(values) for values in self.axes.values())
+        text = " x ".join(f"{key}({len(values)})" for key, values in self.axes.items()) + f" = {product}"
+        for what, count in self.excluded:
+            text += f", less {count} ({what})"
+        if self.baselines:
+            text += f", plus {self.baselines} ({BASELINE} without APS, the baseline)"
+        if self.duplicates:
+            text += f", less {self.duplicates} of the same content"
+        return f"{text} -> {len(self.runs)} run{'s' if len(self.runs) != 1 else ''}"
+
+
+def plan(
+    texts: Sequence[str],
+    config_dir: Path | None = None,
+    *,
+    imports: bool = True,
+    on_many: Callable[[int], None] | None = None,
+) -> Plan:
+    """The runs that these overrides ask for. Raises ConfigError; touches nothing on disk. Without `imports` no module
+    that the configuration names is run, and what a format of the user's own is stays open. `on_many` is told how many
+    there will be where that takes seconds."""
+    with Composer(config_dir) as composer:
+        asked = read(composer, texts)
+        if on_many is not None and asked.count() > MANY:
+            on_many(asked.count())
+        return _multiply(composer, asked, imports)
+
+
+def _multiply(composer: Composer, asked: Asked, imports: bool) -> Plan:
+    groups = composer.groups()
+    runs: dict[str, PlannedRun] = {}
+    baselines: dict[str, PlannedRun] = {}
+    excluded = [0] * len(asked.exclusions)
+    duplicates = 0
+    for point in asked.points():
+        config = _config(composer, groups, asked, point)
+        dropped = [i for i, rule in enumerate(asked.exclusions) if _matches(rule, config, point)]
+        if dropped:
+            excluded[dropped[0]] += 1
+            if config.get("format") != BASELINE or not config.get("aps"):
+                continue
+            config["aps"] = point["aps"] = False
+            if any(_matches(rule, config, point) for rule in asked.exclusions):
+                continue
+        run = _planned(config, asked, point, imports)
+        if dropped:
+            baselines.setdefault(run.name, run)
+            continue
+        duplicates += run.name in runs
+        runs.setdefault(run.name, run)
+    if not runs:
+        raise ConfigError("the exclusions leave no run of this sweep")
+    baselines = {name: run for name, run in baselines.items() if name not in runs}
+    some = next(iter(runs.values())).config
+    directory = SweepDir(Path(some["results_dir"]) / some["name"])
+    check_path(directory.run(max((*baselines, *runs), key=len)).path)
+    return Plan(
+        directory=directory,
+        typed=[t.text for t in asked.typed],
+        axes=asked.axes,
+        runs=[*baselines.values(), *runs.values()],
+        excluded=[(_described(rule), n) for rule, n in zip(asked.exclusions, excluded, strict=True) if n],
+        baselines=len(baselines),
+        duplicates=duplicates,
+    )
+
+
+def _config(
+    composer: Composer, groups: Mapping[str, list[str]], asked: Asked, point: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The defaults and the experiment under the choices of the case, of the words typed and of the point, in this
+    order; then the single values in the same order."""
+    case = asked.cases.get(point.get(CASE), {})
+    of_case, of_point = ({k: str(v) for k, v in values.items() if k in groups} for values in (case, point))
+    config = composer.compose({**of_case, **asked.choices, **of_point})
+    config.pop("sweep", None)
+    for key, value in case.items():
+        if key not in groups:
+            _set(config, key, value)
+    for t in asked.typed:
+        if t.deletes and has_key(config, t.key):
+            delete_key(config, t.key)
+        elif t.values and not t.is_axis and t.key != EXPERIMENT and not _is_section_choice(config, t):
+            _set(config, t.key, t.values[0])
+    for key, value in point.items():
+        if key not in groups:
+            _set(config, key, value)
+    with contextlib.suppress(ValueError, KeyError):  # validate says what is wrong with it
+        config["format"] = _one_name(config["format"])
+    return config
+
+
+def _set(config: dict[str, Any], key: str, value: Any) -> None:
+    """Raises ConfigError for a value of another kind than the yaml's."""
+    if has_key(config, key):
+        check_kind(key, value, get_key(config, key))
+    set_key(config, key, value)
+
+
+def _is_section_choice(config: Mapping[str, Any], t: Typed) -> bool:
+    """`model=convnet` chose a group and is composed already; `format=e4m3` sets a value."""
+    return isinstance(config.get(t.key), Mapping) and isinstance(t.values[0], str)
+
+
+def _planned(config: dict[str, Any], asked: Asked, point: Mapping[str, Any], imports: bool) -> PlannedRun:
+    config["exp"] = asked.experiment
+    config["name"] = config.get("name") or asked.experiment or "adhoc"
+    config = resolve(config)
+    validate(config, imports=imports)
+    if config["init_from"] is not None:
+        find_initial_weights(config)
+    fixed = [t.text for t in asked.typed if not t.is_axis and t.key != CASE and t.key not in point]
+    overrides = [*fixed, *(f"{key}={typed_form(value)}" for key, value in point.items())]
+    return PlannedRun(run_name(config), config, overrides)
+
+
+def _one_name(number_format: str) -> str:
+    """The same format has one name in all records: its alias where it has one, so e8m23 is fp32."""
+    if is_own(number_format):
+        return number_format
+    if is_scaled(number_format):
+        return parse_format(number_format).name
+    name = parse_format(number_format).name
+    return {long: alias for alias, long in ALIASES.items()}.get(name, name)
+
+
+def _matches(rule: Rule, config: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
+    values = {**point, **dict(flatten(config))}
+    return all(key in values and values[key] == value for key, value in rule.items())
+
+
+def _described(rule: Rule) -> str:
+    """`fp32 with APS` for {format: fp32, aps: true}."""
+    words = []
+    for key, value in rule.items():
+        if key == "aps":
+            words.append("with APS" if value else "without APS")
+        else:
+            words.append(str(value) if key == "format" else f"{key}={typed_form(value)}")
+    return " ".join(words)
