@@ -1,5 +1,5 @@
-"""A sweep before it starts: its runs (asked, runs), its record (manifest), what a user should know (standing, needs, idle,
-dry_run)."""
+"""A sweep before it starts: its runs (asked, runs), its record (manifest), and what a user should know of it
+(standing, needs, idle, dry_run)."""
 
 from cpdrun.sweep.manifest import listed, write_manifest
 from cpdrun.sweep.runs import Plan, PlannedRun, plan
