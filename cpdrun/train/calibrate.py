@@ -32,7 +32,7 @@ from cpdrun.comm.sums.scaling import largest_magnitude
 from cpdrun.comm.workers import Workers
 from cpdrun.record import write_json
 from cpdrun.train.build import BuildError, Parts, build
-from cpdrun.train.learners.gradients import ExactGradients, Task
+from cpdrun.train.learners.gradients import ExactGradients, Objective
 from cpdrun.train.loss import training_loss
 from cpdrun.train.ranks.device import device_of
 
@@ -76,10 +76,10 @@ def measure_workload(
     """A step of the training loop without its exchange, one worker. Trains `parts.model` a little."""
     parameters = list(parts.model.parameters())
     loss = partial(training_loss, label_smoothing=config["label_smoothing"])
-    task = Task(parts.model, parts.batches, workers, loss, parts.precision.scaled())
-    gradients_of = ExactGradients(task)
+    objective = Objective(parts.model, parts.batches, workers, loss, parts.precision.scaled())
+    gradients_of = ExactGradients(objective)
     index_NxB = torch.arange(workers.world_size * config["batch_size"]).view(workers.world_size, -1)
-    x, y = task.batches.fetch(index_NxB[workers.mine.start], 0, workers.mine.start)
+    x, y = objective.batches.fetch(index_NxB[workers.mine.start], 0, workers.mine.start)
     parts.model.train()
     _, gradients_WxP = gradients_of(index_NxB, 0)
 

@@ -7,7 +7,7 @@ from cpdrun.data.images.digits import Digits
 from cpdrun.models.convnet import ConvNet
 from cpdrun.record import read_json
 from cpdrun.train.batches import Batches
-from cpdrun.train.learners.gradients import BatchedGradients, CannotBatchError, ExactGradients, Task
+from cpdrun.train.learners.gradients import BatchedGradients, CannotBatchError, ExactGradients, Objective
 
 CPU = torch.device("cpu")
 W, B = 8, 4
@@ -27,10 +27,10 @@ def test_batched_gradients_and_buffers_equal_exact_ones_but_for_rounding(digits)
     index_WxB = torch.arange(W * B).view(W, B)
     exact, batched = convnet(), convnet()
     losses, gradients = ExactGradients(
-        Task(exact, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
+        Objective(exact, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
     )(index_WxB, 0)
     losses_b, gradients_b = BatchedGradients(
-        Task(batched, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
+        Objective(batched, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
     )(index_WxB, 0)
     # float32 sums of at most a few hundred terms in another order: a few hundred rounding errors of 6e-8
     torch.testing.assert_close(losses_b, losses, rtol=2e-5, atol=0)
@@ -45,7 +45,7 @@ def test_gradients_of_all_workers_sum_to_that_of_the_global_batch(digits):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     _, gradients = ExactGradients(
-        Task(model, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
+        Objective(model, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
     )(torch.arange(W * B).view(W, B), 0)
     x, y = digits.train.fetch_batch(torch.arange(W * B))
     whole = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
@@ -61,9 +61,9 @@ class Reads(nn.Module):
 def test_a_layer_that_cannot_be_batched_is_named(digits):
     model = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 10), Reads()))
     with pytest.raises(CannotBatchError, match=r"layer '1\.1' \(Reads\) cannot be batched .*emulation=exact"):
-        BatchedGradients(Task(model, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W)))(
-            torch.arange(W * B).view(W, B), 0
-        )
+        BatchedGradients(
+            Objective(model, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
+        )(torch.arange(W * B).view(W, B), 0)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
@@ -77,9 +77,9 @@ def test_want_of_memory_is_not_called_a_layer_that_cannot_be_batched(digits):
     with pytest.raises(
         MemoryError, match=r"layer '1' \(Huge\): .*can't allocate memory.*emulation=exact takes one"
     ):
-        BatchedGradients(Task(model, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W)))(
-            torch.arange(W * B).view(W, B), 0
-        )
+        BatchedGradients(
+            Objective(model, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
+        )(torch.arange(W * B).view(W, B), 0)
 
 
 def test_a_batched_run_learns_as_an_exact_one(make_run, train_here):

@@ -32,7 +32,7 @@ class CannotBatchError(Exception):
 
 
 @dataclass(frozen=True)
-class Task:
+class Objective:
     """What the gradients are of."""
 
     model: nn.Module
@@ -53,26 +53,26 @@ class Task:
 class ExactGradients:
     """One worker after the other."""
 
-    def __init__(self, task: Task):
-        self.task = task
-        self.parameters = list(task.model.parameters())
-        self.buffers = SharedBuffers(task.model, task.workers)
-        W = len(task.workers.mine)
+    def __init__(self, objective: Objective):
+        self.objective = objective
+        self.parameters = list(objective.model.parameters())
+        self.buffers = SharedBuffers(objective.model, objective.workers)
+        W = len(objective.workers.mine)
         self.gradients_WxP = [p.new_empty(W, *p.shape) for p in self.parameters] if W > 1 else []
         self.gradients_of_w = [[of_worker[w] for of_worker in self.gradients_WxP] for w in range(W)]
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        task, losses, scale = self.task, [], self.task.loss_scale()
+        objective, losses, scale = self.objective, [], self.objective.loss_scale()
         self.buffers.begin_step()
-        for w, worker in enumerate(task.workers.mine):
+        for w, worker in enumerate(objective.workers.mine):
             self.buffers.begin_worker(worker)
-            x, y = task.batches.fetch(index_NxB[worker], step, worker)
-            seed_global(task.device, "dropout", task.seed, step, worker)
-            loss = task.loss(task.model(x), y)
+            x, y = objective.batches.fetch(index_NxB[worker], step, worker)
+            seed_global(objective.device, "dropout", objective.seed, step, worker)
+            loss = objective.loss(objective.model(x), y)
             scaled = loss if scale == 1 else loss * scale
             gradient = torch.autograd.grad(scaled, self.parameters, materialize_grads=True)
             losses.append(loss.detach())
-            gradient = _divided(gradient, task.workers.world_size)
+            gradient = _divided(gradient, objective.workers.world_size)
             if self.gradients_WxP:
                 torch._foreach_copy_(self.gradients_of_w[w], gradient)
             self.buffers.end_worker(worker)
@@ -91,13 +91,13 @@ class BatchedGradients:
     Dropout draws one mask for all workers from (seed, step, rank) where exact draws one per worker.
     """
 
-    def __init__(self, task: Task):
-        self.task, self.model = task, task.model
-        self.shared = SharedBuffers(task.model, task.workers)
+    def __init__(self, objective: Objective):
+        self.objective, self.model = objective, objective.model
+        self.shared = SharedBuffers(objective.model, objective.workers)
         self.tried = False  # what vmap cannot run fails at the first step
 
         def loss_of_worker(parameters, buffers, scale, x_BxF, y_B):
-            loss = task.loss(functional_call(task.model, (parameters, buffers), (x_BxF,)), y_B)
+            loss = objective.loss(functional_call(objective.model, (parameters, buffers), (x_BxF,)), y_B)
             return loss * scale, loss
 
         self._gradients = vmap(
@@ -105,25 +105,27 @@ class BatchedGradients:
         )
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        task, workers = self.task, self.task.workers
-        batches = [task.batches.fetch(index_NxB[worker], step, worker) for worker in workers.mine]
+        objective, workers = self.objective, self.objective.workers
+        batches = [objective.batches.fetch(index_NxB[worker], step, worker) for worker in workers.mine]
         x_WxBxF, y_WxB = (torch.stack(parts) for parts in zip(*batches, strict=True))
         parameters = {name: p.detach() for name, p in self.model.named_parameters()}
         W = len(workers.mine)
         buffers_W = {name: b.expand(W, *b.shape).clone() for name, b in self.model.named_buffers()}
-        seed_global(task.device, "dropout", task.seed, step, workers.rank)
+        seed_global(objective.device, "dropout", objective.seed, step, workers.rank)
         with nullcontext() if self.tried else naming_the_layer(self.model):
-            gradients_W, losses_W = self._gradients(parameters, buffers_W, task.loss_scale(), x_WxBxF, y_WxB)
+            gradients_W, losses_W = self._gradients(
+                parameters, buffers_W, objective.loss_scale(), x_WxBxF, y_WxB
+            )
         self.tried = True
         self._follow_worker_0(buffers_W)
         return losses_W, [gradients_W[name].div_(workers.world_size) for name in parameters]
 
     def _follow_worker_0(self, buffers_W: dict[str, Tensor]) -> None:
         self.shared.begin_step()
-        if self.task.workers.rank == 0:
+        if self.objective.workers.rank == 0:
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(buffers_W[name][0])
-        self.shared.end_worker(self.task.workers.mine[0])
+        self.shared.end_worker(self.objective.workers.mine[0])
         self.shared.end_step()
 
 

@@ -30,7 +30,7 @@ from cpdrun.comm.gossip.topology import mean_gap
 from cpdrun.comm.workers import Workers
 from cpdrun.data.base import fetch_batch
 from cpdrun.train.build import Parts
-from cpdrun.train.learners.gradients import Task, naming_the_layer
+from cpdrun.train.learners.gradients import Objective, naming_the_layer
 from cpdrun.train.learners.shared import Learner, evaluate_on, set_rates
 from cpdrun.train.loss import training_loss
 from cpdrun.train.precision.activations import activation_bytes
@@ -62,7 +62,7 @@ class OwnWeights(Learner):
         self.batch_size = B
         self.last_step = config["epochs"] * (len(parts.data.train) // (N * B)) - 1
         loss = partial(training_loss, label_smoothing=config["label_smoothing"])
-        self.task = Task(parts.model, parts.batches, workers, loss)
+        self.objective = Objective(parts.model, parts.batches, workers, loss)
         self.gradients = (BatchedOwn if config["emulation"] == "batched" else ExactOwn)(self)
         self.gossip.begin(self.rows, self.x_WxD)
         parts.model.train()
@@ -237,12 +237,12 @@ class ExactOwn:
     def __call__(
         self, index_NxB: Tensor, step: int, scales: list[float]
     ) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        learner, task = self.learner, self.learner.task
-        for w, worker in enumerate(task.workers.mine):
+        learner, objective = self.learner, self.learner.objective
+        for w, worker in enumerate(objective.workers.mine):
             learner.play(w)
-            x, y = task.batches.fetch(index_NxB[worker], step, worker)
-            seed_global(task.device, "dropout", task.seed, step, worker)
-            loss = task.loss(task.model(x), y)
+            x, y = objective.batches.fetch(index_NxB[worker], step, worker)
+            seed_global(objective.device, "dropout", objective.seed, step, worker)
+            loss = objective.loss(objective.model(x), y)
             gradient = torch.autograd.grad(loss * scales[w], learner.parameters, materialize_grads=True)
             yield loss.detach(), list(gradient)
 
@@ -252,13 +252,13 @@ class BatchedOwn:
     from (seed, step, rank)."""
 
     def __init__(self, learner: OwnWeights):
-        self.learner, task = learner, learner.task
-        self.names = [name for name, _ in task.model.named_parameters()]
-        self.buffer_names = [name for name, buffer in task.model.named_buffers() if buffer.numel()]
+        self.learner, objective = learner, learner.objective
+        self.names = [name for name, _ in objective.model.named_parameters()]
+        self.buffer_names = [name for name, buffer in objective.model.named_buffers() if buffer.numel()]
         self.tried = False
 
         def loss_of_worker(parameters, buffers, scale, x_BxF, y_B):
-            loss = task.loss(functional_call(task.model, (parameters, buffers), (x_BxF,)), y_B)
+            loss = objective.loss(functional_call(objective.model, (parameters, buffers), (x_BxF,)), y_B)
             return loss * scale, loss
 
         self._gradients = vmap(grad(loss_of_worker, has_aux=True), randomness="different")
@@ -266,14 +266,16 @@ class BatchedOwn:
     def __call__(
         self, index_NxB: Tensor, step: int, scales: list[float]
     ) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        learner, task = self.learner, self.learner.task
-        batches = [task.batches.fetch(index_NxB[worker], step, worker) for worker in task.workers.mine]
+        learner, objective = self.learner, self.learner.objective
+        batches = [
+            objective.batches.fetch(index_NxB[worker], step, worker) for worker in objective.workers.mine
+        ]
         x_WxBxF, y_WxB = (torch.stack(parts) for parts in zip(*batches, strict=True))
         parameters = dict(zip(self.names, learner.rows.stacked(learner.x_WxD), strict=True))
         buffers = dict(zip(self.buffer_names, learner.buffers_BxW, strict=True))
-        scale_W = torch.tensor(scales, device=task.device)
-        seed_global(task.device, "dropout", task.seed, step, task.workers.rank)
-        with nullcontext() if self.tried else naming_the_layer(task.model):
+        scale_W = torch.tensor(scales, device=objective.device)
+        seed_global(objective.device, "dropout", objective.seed, step, objective.workers.rank)
+        with nullcontext() if self.tried else naming_the_layer(objective.model):
             gradients, losses_W = self._gradients(parameters, buffers, scale_W, x_WxBxF, y_WxB)
         self.tried = True
         for w, loss in enumerate(losses_W):

@@ -18,7 +18,7 @@ from cpdrun.comm.parallel.workers import model_workers_of
 from cpdrun.comm.workers import Workers
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import evaluate
-from cpdrun.train.learners.gradients import EMULATIONS, Task
+from cpdrun.train.learners.gradients import EMULATIONS, Objective
 from cpdrun.train.loss import training_loss
 from cpdrun.train.state import checkpoint
 
@@ -88,8 +88,8 @@ class SharedWeights(Learner):
         self.parameters = list(parts.model.parameters())
         self.base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
         loss = partial(training_loss, label_smoothing=config["label_smoothing"])
-        task = Task(parts.model, parts.batches, workers, loss, parts.precision.scaled())
-        self.gradients_of = EMULATIONS[config["emulation"]](task)
+        objective = Objective(parts.model, parts.batches, workers, loss, parts.precision.scaled())
+        self.gradients_of = EMULATIONS[config["emulation"]](objective)
         self.model_workers = model_workers_of(parts.model)
         self.within_models = dict.fromkeys(parts.sync.wire_bytes(), 0)
         parts.model.train()
