@@ -197,11 +197,18 @@ def pairs_needed(
     """
     if not spread > 0 or distance == 0 or not math.isfinite(spread * distance):
         return None
-    alpha = certify if distance > 0 else refute
-    for n in range(max(2, fewest), most + 1):
-        if abs(_z(distance, spread, n)) >= critical_z(n, alpha):
-            return n
-    return None
+    enough = math.log(1 / (certify if distance > 0 else refute))
+
+    def settle(pairs: int) -> bool:
+        return log_evidence(abs(_z(distance, spread, pairs)), pairs) >= enough
+
+    if most < fewest or not settle(most):
+        return None
+    low, high = max(1, fewest - 1), most  # the same figures over more pairs are more evidence
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if settle(middle) else (middle, high)
+    return high
 
 
 def _more(pairs: int, distance: float, spread: float, certify: float, refute: float, most: int) -> int | None:
