@@ -114,7 +114,7 @@ if __name__ == "__main__":
     worker, preflight = types.ModuleType("cpdrun.train.rank"), types.ModuleType("cpdrun.train.preflight.look")
     worker.run_rank, preflight.look = run_rank, look
     sys.modules |= {"cpdrun.train.rank": worker, "cpdrun.train.preflight.look": preflight}
-    import cpdrun.train
+    import cpdrun.train.preflight
 
     cpdrun.train.rank, cpdrun.train.preflight.look = worker, preflight
     engine.FIRST_STEP_IMPORTS = [
