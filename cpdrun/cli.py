@@ -268,7 +268,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    from custom_fp.formats.names import is_scaled
+    from custom_fp.formats.names import parse
 
     from cpdrun.config.errors import ConfigError
     from cpdrun.launch import LaunchError
@@ -280,7 +280,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     try:
         sweep = plan(arguments.overrides, arguments.config_dir)
         networks = {name: network(name) for name in arguments.network}
-        swept = [run.config["format"] for run in sweep.runs if not is_scaled(run.config["format"])]
+        named = [run.config["format"] for run in sweep.runs]
+        swept = [name for name in named if not parse(name).has_scales]
         formats = arguments.formats or ["fp32", "bf16", *swept]
         path = sweep.directory.calibration
         formats = list(dict.fromkeys(formats))

@@ -10,7 +10,6 @@ from typing import Any
 import custom_fp
 import torch
 import torch.distributed as dist
-from custom_fp import Format
 from custom_fp.formats.names import AnyFormat
 from torch import Tensor
 
@@ -32,8 +31,6 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> int:
 @lru_cache(maxsize=64)
 def _hides(fmt: AnyFormat, overflow: str) -> tuple[bool, bool]:
     """Whether the format makes a number of inf, and of NaN."""
-    if not isinstance(fmt, Format):
-        return False, False  # a scale becomes NaN, and its whole block with it
     values = torch.tensor([math.inf, math.nan])
     for _ in range(
         2

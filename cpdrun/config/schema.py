@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from custom_fp.formats.names import is_own, is_scaled, parse
+from custom_fp.formats.names import is_own, parse
 
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import flatten, get_key, has_key
@@ -78,7 +78,7 @@ def check_kind(key: str, value: Any, default: Any) -> None:
 
 
 def _validate_together(config: Mapping[str, Any], knows_format: bool) -> None:
-    if config["aps"] and knows_format and is_scaled(config["format"]):
+    if config["aps"] and knows_format and parse(config["format"]).has_scales:
         raise ConfigError(f"format={config['format']} has scales of its own: it takes aps=false")
     for key, check in LAUNCHER_RULES.items():
         if key in config["launcher"] and (problem := check(config["launcher"][key])):

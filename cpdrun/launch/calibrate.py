@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from custom_fp.formats.names import is_scaled
+from custom_fp.formats.names import parse
 
 from cpdrun.launch.base import LaunchError
 from cpdrun.record import read_json, write_json
@@ -26,7 +26,7 @@ def calibrate(
     """
     try:
         for name in formats:
-            if is_scaled(name):
+            if parse(name).has_scales:
                 raise ValueError(f"{name} has scales; the cost model knows formats without, such as e4m3")
     except ValueError as error:
         raise LaunchError(str(error)) from None

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from custom_fp.formats.names import is_own, is_scaled
+from custom_fp.formats.names import is_own
 from custom_fp.formats.names import parse as parse_format
-from custom_fp.formats.scalar import ALIASES
 
 from cpdrun.config.compose import EXPERIMENT, Composer, resolve
 from cpdrun.config.errors import ConfigError
@@ -140,7 +139,8 @@ def _config(
         if key not in groups:
             _set(config, key, value)
     with contextlib.suppress(ValueError, KeyError):  # validate says what is wrong with it
-        config["format"] = _one_name(config["format"])
+        if not is_own(config["format"]):
+            config["format"] = parse_format(config["format"]).name  # one name in all records: e8m23 is fp32
     return config
 
 
@@ -166,16 +166,6 @@ def _planned(config: dict[str, Any], asked: Asked, point: Mapping[str, Any], imp
     fixed = [t.text for t in asked.typed if not t.is_axis and t.key != CASE and t.key not in point]
     overrides = [*fixed, *(f"{key}={typed_form(value)}" for key, value in point.items())]
     return PlannedRun(run_name(config), config, overrides)
-
-
-def _one_name(number_format: str) -> str:
-    """The same format has one name in all records: its alias where it has one, so e8m23 is fp32."""
-    if is_own(number_format):
-        return number_format
-    if is_scaled(number_format):
-        return parse_format(number_format).name
-    name = parse_format(number_format).name
-    return {long: alias for alias, long in ALIASES.items()}.get(name, name)
 
 
 def _matches(rule: Rule, config: Mapping[str, Any], point: Mapping[str, Any]) -> bool:

@@ -124,7 +124,7 @@ def test_sync_all_reduce_takes_formats_with_scales_and_rounds_hop_by_hop():
     assert all(same_bits(a, b) for a, b in zip(results, expected, strict=True))
     stacks = [torch.stack(grads) for grads in zip(*workers, strict=True)]
     rows = sync.statistics(stacks, results)
-    assert [row["format"] for row in rows] == ["mxfp6_e2m3", "e8m23", *["mxfp6_e2m3"] * 3]
+    assert [row["format"] for row in rows] == ["mxfp6_e2m3", "fp32", *["mxfp6_e2m3"] * 3]
 
 
 def test_once_errs_less_than_hop_by_hop():

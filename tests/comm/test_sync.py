@@ -152,5 +152,5 @@ def test_statistics_of_a_layer_worked_out_by_hand() -> None:
         "sum_error": pytest.approx(0.125000954 / exact, rel=1e-5),
     }
     assert (bias["nonfinite"], bias["overflow"], bias["sum_error"]) == (1, 1 / 3, None)
-    assert (fc["format"], fc["sum_error"], fc["underflow"]) == ("e8m23", 0.0, 0.0)
+    assert (fc["format"], fc["sum_error"], fc["underflow"]) == ("fp32", 0.0, 0.0)
     assert (zero["exponent_min"], zero["exponent_max"], zero["sum_error"]) == (None, None, None)

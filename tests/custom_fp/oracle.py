@@ -19,9 +19,9 @@ def finite_magnitudes(fmt: Format) -> list[Fraction]:
     for field in range(2**fmt.exponent_bits):
         for mantissa in range(2**fmt.mantissa_bits):
             all_ones = field == 2**fmt.exponent_bits - 1 and mantissa == 2**fmt.mantissa_bits - 1
-            if fmt.family == "ieee" and field == 2**fmt.exponent_bits - 1:
+            if fmt.has_inf and field == 2**fmt.exponent_bits - 1:
                 continue
-            if fmt.family == "fn" and all_ones and fmt.has_nan:
+            if not fmt.has_inf and all_ones and fmt.has_nan:
                 continue
             significand = Fraction(mantissa, 2**fmt.mantissa_bits) + (field > 0)
             values.append(significand * Fraction(2) ** (max(field, 1) - fmt.bias))
@@ -48,7 +48,7 @@ def overflowed(fmt: Format, overflow: str) -> float:
 
 def largest(fmt: Format) -> Fraction:
     top = 2**fmt.exponent_bits - 1
-    if fmt.family == "ieee":
+    if fmt.has_inf:
         code = (top << fmt.mantissa_bits) - 1
     else:
         code = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 1 - fmt.has_nan

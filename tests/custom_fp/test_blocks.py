@@ -70,7 +70,7 @@ def test_a_block_is_a_whole_number_from_1(block):
 
 def test_elements_have_at_most_8_bits():
     with pytest.raises(
-        ValueError, match="e5m10, 16 bits; allowed: formats of at most 8 bits, or None for int8"
+        ValueError, match="fp16, 16 bits; allowed: formats of at most 8 bits, or None for int8"
     ):
         BlockFormat("mine", Format.parse("fp16"))
     with pytest.raises(ValueError, match="unknown format 'nonsense'"):

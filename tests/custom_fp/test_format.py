@@ -35,6 +35,7 @@ def test_every_format_prints_a_name_that_parses_back():
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())
 def test_aliases(alias, name):
     assert Format.parse(alias) == Format.parse(name)
+    assert Format.parse(name).name == alias == str(names.parse(name))
 
 
 def test_properties_follow_from_the_fields():
@@ -166,3 +167,39 @@ def test_formats_are_values():
 def test_the_module_costs_no_torch():
     code = "import sys, custom_fp; custom_fp.Format.parse('e5m2'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [  # has_scales, block, bits, scales of 100 values, bytes of them; inf, NaN, -0, sign; fp32, exponent bits
+        ("e4m3fn", (False, 1, 8, 0, 104, False, True, True, True, False, 4)),
+        ("fp32", (False, 1, 32, 0, 416, True, True, True, True, True, 8)),
+        ("e2m1fn", (False, 1, 4, 0, 52, False, False, True, True, False, 2)),
+        ("mxfp4", (True, 32, 4.25, 4, 56, False, True, True, True, False, None)),
+        ("mxint8", (True, 32, 8.25, 4, 108, False, True, False, True, False, None)),
+        ("linear", (True, None, 8, 1, 108, False, True, False, True, False, None)),
+        ("linear_b64", (True, 64, 8.5, 2, 112, False, True, False, True, False, None)),
+    ],
+)
+def test_every_kind_states_the_same_facts(name, facts):
+    fmt = names.parse(name)
+    counts = fmt.has_scales, fmt.block, fmt.bits, fmt.scales(100), fmt.packed_size(100)
+    codes = fmt.has_inf, fmt.has_nan, fmt.has_negative_zero, fmt.is_signed
+    assert (*counts, *codes, fmt.is_fp32, fmt.exponent_bits) == facts
+
+
+@pytest.mark.parametrize("name", ["e4m3fn", "e2m1fn", "mxfp4", "mxint8", "linear", "mantissa_b64"])
+def test_a_format_keeps_what_it_says_it_keeps_and_works_as_the_operators_do(name):
+    import custom_fp
+    import torch
+
+    fmt, x = names.parse(name), torch.tensor([-0.0, 0.5, -1.0, 0.25])
+    rounded = fmt.quantize(x)
+    assert torch.equal(rounded, custom_fp.quantize(x, name))
+    assert torch.equal(fmt.decode(fmt.encode(x)), rounded)
+    assert torch.equal(fmt.unpack(fmt.pack(x), x.shape), rounded)
+    assert torch.signbit(rounded[0]).item() == fmt.has_negative_zero
+    assert (rounded[2] < 0).item() == fmt.is_signed
+    for value, kept in ((math.inf, fmt.has_inf), (math.nan, fmt.has_nan)):
+        of_it = fmt.quantize(torch.tensor([value, 1.0]))[0]
+        assert oracle.same(of_it.item(), value) == kept

@@ -209,7 +209,7 @@ def test_quantize_model():
         "QuantLinear",
     ]
     assert swapped[3] is swapped[5] and list(swapped.state_dict()) == list(model.state_dict())
-    assert "accumulator=e5m10" in repr(swapped)
+    assert "accumulator=fp16" in repr(swapped)
 
     parameters = list(model.parameters())
     assert custom_fp.quantize_model_(model, accumulator="e5m10") is model

@@ -267,5 +267,4 @@ def test_a_format_is_spelled_so_that_any_process_reads_it():
     assert (
         spelled(custom_fp.parse("mxfp4_e2m1")) == "mxfp4" and spelled(custom_fp.parse("linear")) == "linear"
     )
-    with pytest.raises(ValueError, match="no format with scales"):
-        read("e5m2")
+    assert read("e5m2").name == "e5m2"

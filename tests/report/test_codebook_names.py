@@ -18,7 +18,7 @@ def test_bits_count_the_scales():
         "fp32",
     ]
     assert formats.is_baseline("fp32") and not formats.is_baseline("linear")
-    assert formats.parse("linear") is None and formats.parse("e4m3").bits == 8
+    assert not formats.is_floating("linear") and formats.is_floating("e4m3")
 
 
 def test_whole_bits_stay_whole():

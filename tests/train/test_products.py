@@ -81,7 +81,7 @@ def test_what_stays_in_float32_is_said_before_the_start():
     (run,) = plan(words).runs
     (note,) = look([run.config])["notes"]
     assert note.startswith(
-        "precision.accumulator=e5m10 reaches 8 layers; 3 products stay in float32: blocks.0 (Block)"
+        "precision.accumulator=fp16 reaches 8 layers; 3 products stay in float32: blocks.0 (Block)"
     )
     (plain,) = plan([*words, "precision.accumulator=fp32"]).runs
     assert look([plain.config]) == {"problems": [], "notes": []}

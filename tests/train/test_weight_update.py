@@ -135,7 +135,7 @@ def test_combinations_that_mean_nothing_are_named():
         Precision(**PURE | {"update_order": "last"})
     adam = torch.optim.AdamW([nn.Parameter(torch.zeros(2))])
     with pytest.raises(
-        ValueError, match=r"precision\.update=e5m10 rounds every operation of SGD \(optim=sgd\)"
+        ValueError, match=r"precision\.update=fp16 rounds every operation of SGD \(optim=sgd\)"
     ):
         Precision(**PURE).check(adam)
 

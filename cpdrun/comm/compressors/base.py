@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import custom_fp
 import torch
-from custom_fp.formats.names import is_scaled
+from custom_fp.formats.names import parse
 from torch import Tensor
 
 from cpdrun.comm.sums.codec import Draw
@@ -57,10 +57,10 @@ class Rounded(Compressor):
     def __init__(self, format: str, aps: bool, rounding: str):
         check_rounding("compressor.rounding", rounding)
         self.format, self.aps, self.rounding = format, aps, rounding
-        self.lossless = format in ("fp32", "e8m23") and not aps
+        self.lossless = parse(format).is_fp32 and not aps
         self._bytes: dict[int, int] = {}
         self.message_bytes(1)
-        if aps and is_scaled(format):
+        if aps and parse(format).has_scales:
             raise ValueError(f"compressor: {format} has scales of its own: it takes aps=false")
 
     def message_bytes(self, n: int) -> int:
@@ -99,14 +99,14 @@ class Rounded(Compressor):
 
     def _pack(self, x_Wxn: Tensor) -> Tensor:
         """Each row as `custom_fp.pack` has it; all at once where a format's values stand alone."""
-        if is_scaled(self.format):
+        if parse(self.format).has_scales:
             return torch.stack([custom_fp.pack(x_n, self.format) for x_n in x_Wxn])
         W, n = x_Wxn.shape
         filled = torch.nn.functional.pad(x_Wxn, (0, -n % 8))
         return custom_fp.pack(filled.contiguous(), self.format).view(W, -1)
 
     def _unpack(self, data_WxM: Tensor, n: int) -> Tensor:
-        if is_scaled(self.format):
+        if parse(self.format).has_scales:
             return torch.stack([custom_fp.unpack(data_M, self.format, (n,)) for data_M in data_WxM])
         shape = (len(data_WxM), n + -n % 8)
         return custom_fp.unpack(data_WxM.contiguous().view(-1), self.format, shape)[:, :n]

@@ -96,7 +96,7 @@ class Gossip(ABC):
                 f"scaling: {type(scaling).__name__} is for sums of gradients; a worker that gossips scales by its own "
                 "largest value: type scaling=aps"
             )
-        if parse(format) != parse("fp32") and not compressor.in_format:
+        if not parse(format).is_fp32 and not compressor.in_format:
             raise ValueError(f"format={format}: {kind} sends values of its own kind; type format=fp32")
         self.names, self.seed, self.world_size = list(parameter_names), seed, world_size
         self.workers = Workers.of_group(world_size, group)

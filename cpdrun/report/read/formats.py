@@ -8,9 +8,9 @@ import math
 from functools import cache
 from typing import Any
 
-from custom_fp.formats.names import AnyFormat, ScaledFormat, is_own
+from custom_fp.formats.names import is_own
 from custom_fp.formats.names import parse as parse_any
-from custom_fp.formats.scalar import Format
+from custom_fp.formats.protocol import NumberFormat
 
 
 class Recorded(str):
@@ -29,9 +29,9 @@ class Recorded(str):
 
 
 @cache
-def parse_with_scales(name: object) -> AnyFormat | None:
-    """The format of ours called `name`, of any kind; None for one of the user's own, and for a name that this version
-    does not know."""
+def parse(name: object) -> NumberFormat | None:
+    """The format of ours called `name`; None for one of the user's own, and for a name that this version does not
+    know."""
     if is_own(name):
         return None
     try:
@@ -40,15 +40,9 @@ def parse_with_scales(name: object) -> AnyFormat | None:
         return None
 
 
-def parse(name: object) -> Format | None:
-    """The floating-point format called `name`; None for a codebook, an MX format, a user's own or an unknown name."""
-    fmt = parse_with_scales(name)
-    return fmt if isinstance(fmt, Format) else None
-
-
 def bits(name: object) -> int | float | None:
     """Bits a value, the share of a block's scale included: 8.25 for mxfp8_e4m3. Of a user's own, as recorded."""
-    fmt = parse_with_scales(name)
+    fmt = parse(name)
     return fmt.bits if fmt is not None else name.bits if isinstance(name, Recorded) else None
 
 
@@ -57,17 +51,22 @@ def is_baseline(name: object) -> bool:
     fmt = parse(name)
     if fmt is None and isinstance(name, Recorded):
         return (name.exponent_bits, name.bits) == (8, 32)
-    return fmt is not None and (fmt.exponent_bits, fmt.mantissa_bits) == (8, 23)
+    return fmt is not None and fmt.is_fp32
+
+
+def is_floating(name: object) -> bool:
+    """Whether this is a binary floating-point format that this version knows: its values reach from emin to emax."""
+    fmt = parse(name)
+    return fmt is not None and fmt.exponent_bits is not None
 
 
 def order(name: object) -> tuple:
     """Sort key: fewest bits first; among equals the one with more exponent bits (more range) first."""
-    fmt, size = parse_with_scales(name), bits(name)
+    fmt, size = parse(name), bits(name)
     if size is None:
         return (999, 0, str(name))
-    if fmt is None:
-        return (size, -(name.exponent_bits or 0), str(name))
-    return (size, 0 if isinstance(fmt, ScaledFormat) else -fmt.exponent_bits, str(name))
+    exponent_bits = name.exponent_bits if fmt is None else fmt.exponent_bits
+    return (size, -(exponent_bits or 0), str(name))
 
 
 def _number(value: object) -> int | float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from custom_fp.formats.names import is_scaled
+from custom_fp.formats.names import parse
 
 import cpdrun
 from cpdrun.train.build import BuildError, build
@@ -95,14 +95,14 @@ def _distinct(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         parts = {key: value for key, value in config.items() if key not in NOT_PARTS}
         parts["kind of format"] = (
             config["format"] == "fp32",
-            _is_scaled(config["format"]),
+            _has_scales(config["format"]),
         )  # some take one only
         seen.setdefault(json.dumps(parts, sort_keys=True, default=str), config)
     return list(seen.values())
 
 
-def _is_scaled(number_format: str) -> bool | None:
+def _has_scales(number_format: str) -> bool | None:
     try:
-        return is_scaled(number_format)
+        return parse(number_format).has_scales
     except ValueError:  # told where it is used
         return None

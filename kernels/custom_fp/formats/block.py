@@ -13,7 +13,9 @@ integer with 6 digits behind the point.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
 
 ELEMENTS = {
@@ -30,12 +32,19 @@ INT8_FRACTION_BITS = 6
 
 
 @dataclass(frozen=True)
-class BlockFormat:
+class BlockFormat(NumberFormat):
     """Blocks of elements of one format under a power of two: an MX format (`parse` makes those), or one like them.
 
     element: a Format of at most 8 bits, or its name; None: int8. block: elements that share a scale, 1 and more.
     Raises ValueError for anything else.
     """
+
+    LOOKS_LIKE: ClassVar = f"{next(iter(ELEMENTS))} ..."
+    scale_bits: ClassVar = 8  # an e8m0
+    exponent_bits: ClassVar = None
+    has_inf: ClassVar = False  # a block that holds one is NaN
+    has_nan: ClassVar = True  # of the scale
+    is_signed: ClassVar = True
 
     name: str
     element: Format | None
@@ -57,40 +66,25 @@ class BlockFormat:
     @classmethod
     def parse(cls, name: str | BlockFormat) -> BlockFormat:
         """The MX format called `name`. Raises ValueError, which tells what is allowed."""
-        if isinstance(name, cls):
-            return name
-        known = ALIASES.get(name, name) if isinstance(name, str) else None
-        if known not in ELEMENTS:
+        found = name if isinstance(name, cls) else cls.named(name) if isinstance(name, str) else None
+        if found is None:
             raise ValueError(f"unknown block format {name!r}; allowed: {', '.join(ELEMENTS)}")
-        element = ELEMENTS[known]
-        return cls(known, None if element is None else Format.parse(element))
+        return found
+
+    @classmethod
+    def named(cls, name: str) -> BlockFormat | None:
+        known = ALIASES.get(name, name)
+        return cls(known, ELEMENTS[known]) if known in ELEMENTS else None
 
     @property
     def code_bits(self) -> int:
         return 8 if self.element is None else self.element.bits
 
     @property
-    def scale_bits(self) -> int:
-        """Of each scale, an e8m0."""
-        return 8
-
-    @property
-    def bits(self) -> float:
-        """Bits a value, its share of the block's scale included."""
-        return self.code_bits + self.scale_bits / self.block
+    def has_negative_zero(self) -> bool:
+        return self.element is not None
 
     @property
     def emax(self) -> int:
         """Exponent of the largest power of two that an element holds."""
         return 0 if self.element is None else self.element.emax
-
-    def scales(self, numel: int) -> int:
-        """How many scales a tensor of so many elements has."""
-        return -(-numel // self.block)
-
-    def packed_size(self, numel: int) -> int:
-        """Bytes of a packed tensor: its scales, then ceil(numel / 8) * k bytes of codes."""
-        return self.scales(numel) + -(-numel // 8) * self.code_bits
-
-    def __str__(self) -> str:
-        return self.name

@@ -20,18 +20,28 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
+from typing import ClassVar
+
+from custom_fp.formats.protocol import NumberFormat
 
 _BLOCK = re.compile(r"(?P<table>[a-z_]+?)(?:_b(?P<block>[1-9]\d*))?")
 
 
 @dataclass(frozen=True)
-class Codebook:
+class Codebook(NumberFormat):
     """A table of values in the order of their codes, and how much of a tensor shares a scale.
 
     values: 2 to 256 numbers in [-1, 1], rounded to float32, at least two of them different. A value that stands there
     twice is written as the first of its codes. block: elements that share a scale; None: the whole tensor. Raises
     ValueError for anything else.
     """
+
+    LOOKS_LIKE: ClassVar = "dynamic_tree ..."
+    scale_bits: ClassVar = 32  # a float32
+    exponent_bits: ClassVar = None
+    has_inf: ClassVar = False  # a block that holds one is NaN
+    has_nan: ClassVar = True  # of the scale
+    has_negative_zero: ClassVar = False
 
     name: str
     values: tuple[float, ...]
@@ -59,13 +69,18 @@ class Codebook:
 
         Raises ValueError, which tells what is allowed.
         """
-        if isinstance(name, cls):
-            return name
-        match = _BLOCK.fullmatch(name) if isinstance(name, str) else None
-        if not match or match["table"] not in TABLES:
+        found = name if isinstance(name, cls) else cls.named(name) if isinstance(name, str) else None
+        if found is None:
             raise ValueError(
                 f"unknown codebook {name!r}; allowed: {', '.join(TABLES)}, with _b<size> for blocks"
             )
+        return found
+
+    @classmethod
+    def named(cls, name: str) -> Codebook | None:
+        match = _BLOCK.fullmatch(name)
+        if not match or match["table"] not in TABLES:
+            return None
         block = int(match["block"]) if match["block"] else None
         return cls(name, tuple(TABLES[match["table"]]()), block)
 
@@ -75,24 +90,8 @@ class Codebook:
         return (len(self.values) - 1).bit_length()
 
     @property
-    def scale_bits(self) -> int:
-        """Of each scale, a float32."""
-        return 32
-
-    @property
-    def bits(self) -> float:
-        """Bits a value, its share of the block's scale included; a tensor's one scale (32 bits) is left out."""
-        if self.block is None:
-            return self.code_bits
-        return self.code_bits + self.scale_bits / self.block
-
-    def scales(self, numel: int) -> int:
-        """How many scales a tensor of so many elements has."""
-        return -(-numel // self.block) if self.block else 1
-
-    def packed_size(self, numel: int) -> int:
-        """Bytes of a packed tensor: its scales, then ceil(numel / 8) * k bytes of codes."""
-        return self.scales(numel) * self.scale_bits // 8 + -(-numel // 8) * self.code_bits
+    def is_signed(self) -> bool:
+        return min(self.values) < 0
 
     @cached_property
     def sorted_codes(self) -> tuple[int, ...]:
@@ -116,9 +115,6 @@ class Codebook:
             to_high = abs(high) <= abs(low)
             found.append(_previous(below) if to_high and below == middle else below)
         return tuple(found)
-
-    def __str__(self) -> str:
-        return self.name
 
 
 # ---- the paper's tables, in the order of their codes

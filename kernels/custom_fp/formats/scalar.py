@@ -22,9 +22,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from typing import ClassVar
+
+from custom_fp.formats.protocol import NumberFormat
 
 ALIASES = {"fp32": "e8m23", "tf32": "e8m10", "bf16": "e8m7", "fp16": "e5m10"}
 FAMILIES = ("ieee", "fn")
+_SHORT = {long: alias for alias, long in ALIASES.items()}
 _MX_WITHOUT_NAN = {(2, 1), (2, 3), (3, 2)}
 _NAME = re.compile(r"e(\d+)m(\d+)(?:b(-?\d+))?(fn)?")
 _ALLOWED = "e<1..8>m<0..23>, then b<bias> and fn as options (e5m2, e4m3fn, e4m3b11fn), or " + ", ".join(
@@ -36,18 +40,22 @@ _EMIN_RANGE = (-126, 104)
 
 
 @dataclass(frozen=True, order=True)
-class Format:
+class Format(NumberFormat):
     """A binary floating-point format of at most 32 bits, all of whose values are float32 values.
 
     Raises ValueError for field widths out of range, and for a bias that puts values outside float32 (with 8
     exponent bits, family fn fits only as e8m0fn: the others reach 2**128).
     """
 
+    LOOKS_LIKE: ClassVar = "e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..."
+    has_negative_zero: ClassVar = True
+    is_signed: ClassVar = True
+
     exponent_bits: int
     mantissa_bits: int
     bias: int | None = None  # None: 2**(exponent_bits - 1) - 1
     family: str = "ieee"
-    name: str = field(init=False, repr=False, compare=False)  # canonical; `parse` reads it back
+    name: str = field(init=False, repr=False, compare=False)  # the alias where there is one
 
     def __post_init__(self) -> None:
         for what, value in (("exponent_bits", self.exponent_bits), ("mantissa_bits", self.mantissa_bits)):
@@ -63,7 +71,8 @@ class Format:
             object.__setattr__(self, "bias", self.default_bias)
         bias = "" if self.bias == self.default_bias else f"b{self.bias}"
         suffix = "fn" if self.family == "fn" else ""
-        object.__setattr__(self, "name", f"e{self.exponent_bits}m{self.mantissa_bits}{bias}{suffix}")
+        name = f"e{self.exponent_bits}m{self.mantissa_bits}{bias}{suffix}"
+        object.__setattr__(self, "name", _SHORT.get(name, name))
         low, high = _EMIN_RANGE
         if not (low <= self.emin <= high and self.emax <= 127):
             least = max(1 - high, self.emax + self.bias - 127)
@@ -73,7 +82,16 @@ class Format:
     @classmethod
     def parse(cls, name: str | Format) -> Format:
         """The format called `name` (a Format is returned as it is). ValueError tells what is allowed."""
-        return name if isinstance(name, cls) else _parse(name)
+        if isinstance(name, cls):
+            return name
+        found = _named(name) if isinstance(name, str) else None
+        if found is None:
+            raise ValueError(f"unknown format {name!r}; allowed: {_ALLOWED}")
+        return found
+
+    @classmethod
+    def named(cls, name: str) -> Format | None:
+        return _named(name)
 
     @property
     def default_bias(self) -> int:
@@ -82,6 +100,14 @@ class Format:
     @cached_property
     def bits(self) -> int:
         return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def code_bits(self) -> int:
+        return self.bits
+
+    @cached_property
+    def is_fp32(self) -> bool:
+        return self.name == "fp32"
 
     @cached_property
     def has_inf(self) -> bool:
@@ -165,15 +191,12 @@ class Format:
             raise ValueError(f"{self.name} has {self.bits} bits; tables of values stop at 16")
         return [self.value_of(code) for code in range(2**self.bits)]
 
-    def __str__(self) -> str:
-        return self.name
-
 
 @cache
-def _parse(name: str) -> Format:
-    match = _NAME.fullmatch(ALIASES.get(name, name)) if isinstance(name, str) else None
+def _named(name: str) -> Format | None:
+    match = _NAME.fullmatch(ALIASES.get(name, name))
     if not match:
-        raise ValueError(f"unknown format {name!r}; allowed: {_ALLOWED}")
+        return None
     exponent_bits, mantissa_bits, bias, fn = match.groups()
     try:
         return Format(
