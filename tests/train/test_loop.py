@@ -144,7 +144,7 @@ def test_the_record_counts_the_bytes_of_a_mean_step_also_after_a_stop(make_run, 
 
 
 def test_the_record_counts_what_a_split_model_exchanges(make_run, train_here):
-    """A perceptron 64-32-10 over 2 workers, a batch of 8 samples: see cpdrun/comm/parallel_linear.py."""
+    """A perceptron 64-32-10 over 2 workers, a batch of 8 samples: see cpdrun/models/parallel/mlp.py."""
     split = (
         "model=mlp_parallel",
         "model.workers=2",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor, floats, uniforms
-from cpdrun.comm.wire.bitpack import pack_codes, packed_bytes, unpack_codes
+from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
 
 
 class QSGD(Compressor):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cpdrun.comm.gossip.base import Gossip
 from cpdrun.comm.gossip.rows import Rows
-from cpdrun.comm.gossip.topology import Topology
+from cpdrun.comm.gossip.topology.base import Topology
 
 
 class Choco(Gossip):

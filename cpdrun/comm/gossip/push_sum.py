@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cpdrun.comm.gossip.base import Gossip
 from cpdrun.comm.gossip.rows import Rows
-from cpdrun.comm.gossip.topology import Topology
+from cpdrun.comm.gossip.topology.base import Topology
 
 
 class PushSum(Gossip):
@@ -44,7 +44,7 @@ class PushSum(Gossip):
         for i, w in enumerate(self.mine):
             numerator_WxD[i].add_(x_WxD[i] - numerator_WxD[i] / float(self.share_N[w]))
         sent = self.exchange(numerator_WxD, step=step, epoch=epoch)
-        self.share_N = self.matrix_NxN @ self.share_N
+        self.share_N = self.round.matrix_NxN @ self.share_N
         for i, w in enumerate(self.mine):
             numerator_WxD[i].add_(self.weighted_sum(w, sent) - sent[w])
             x_WxD[i].copy_(numerator_WxD[i] / float(self.share_N[w]))

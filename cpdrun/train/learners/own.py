@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from cpdrun.comm.gossip.rows import Rows
-from cpdrun.comm.gossip.topology import mean_gap
+from cpdrun.comm.gossip.topology.mixing import mean_gap
 from cpdrun.comm.workers import Workers
 from cpdrun.data.base import fetch_batch
 from cpdrun.train.build import Parts

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from cpdrun.comm.wire.bitpack import packed_bytes
+from cpdrun.comm.compressors.bitpack import packed_bytes
 from cpdrun.models.normed.norms import is_norm
 
 

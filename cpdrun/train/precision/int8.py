@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cpdrun.comm.compressors.base import check_rounding
-from cpdrun.comm.wire.bitpack import packed_bytes
+from cpdrun.comm.compressors.bitpack import packed_bytes
 from cpdrun.models.normed.norms import Sum, is_norm
 from cpdrun.train.precision.rules import Precision
 

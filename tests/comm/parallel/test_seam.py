@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from bits import same_bits
 from ranks import run_ranks
 
-from cpdrun.comm.parallel.conv import ParallelConvNet
 from cpdrun.comm.parallel.workers import ModelWorkers
 from cpdrun.comm.workers import Workers
+from cpdrun.models.parallel.convnet import ParallelConvNet
 
 B = 10  # not divisible by 4
 

@@ -1,6 +1,6 @@
 """The largest values of a layer, with their places: sparsification (Stich et al., arXiv 1809.07599, definition 2.1).
 
-A message holds k = ceil(keep * n) values, rounded and packed as `compress.Rounded` does, and their indices of
+A message holds k = ceil(keep * n) values, rounded and packed as `rounded.py` does, and their indices of
 ceil(log2 n) bits each, ascending. Of equal magnitudes the lower index goes first; NaN counts as larger than all.
 
 What differs from the papers that count it: values and indices are counted as they are packed, where arXiv 2111.09389's
@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cpdrun.comm.compressors.base import Compressor, Rounded
-from cpdrun.comm.wire.bitpack import pack_codes, packed_bytes, unpack_codes
+from cpdrun.comm.compressors.base import Compressor
+from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
+from cpdrun.comm.compressors.rounded import Rounded
 
 
 class TopK(Compressor):

@@ -4,7 +4,7 @@ Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (a
 of Dettmers, "8-Bit Approximations for Parallelism in Deep Learning" (arXiv:1511.04561): convolutions have few weights
 and many activations, fully connected layers the reverse. So each worker holds all convolutions and computes them for
 its share of the batch; at the seam its features travel to all others, and from there on the layers are split
-(`parallel_linear.py`) and see the whole batch:
+(`comm/parallel/linear.py`) and see the whole batch:
 
     forward    f_m = convolutions of x_m;  f = gather(f_m) over samples, in `activations`;  split layers of f
     backward   df = sum over workers, in `errors`, by the first split layer; each takes its samples' rows df_m
@@ -16,17 +16,14 @@ on it, and norms, which neither has, are left out: their statistics would be of 
 Legend: B samples, M workers, F features at the seam.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
-from custom_fp.formats.names import AnyFormat, parse
+from custom_fp.formats.names import parse
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cpdrun.comm.parallel.linear import ParallelMLP
+from cpdrun.comm.parallel.seam import Copies, Seam
 from cpdrun.comm.parallel.workers import ModelWorkers
 from cpdrun.comm.workers import Workers
+from cpdrun.models.parallel.mlp import ParallelMLP
 
 POOLED = 4  # the side of the features at the seam
 
@@ -74,7 +71,7 @@ class ParallelConvNet(nn.Module):
             return self.classifier(self.convolutions(x_BxCxHxW))
         names, weights = zip(*self.convolutions.named_parameters(), strict=True)
         mine = len(self.workers.mine)
-        copies = [_Copies.apply(self.workers, self.gradients, mine, weight) for weight in weights]
+        copies = [Copies.apply(self.workers, self.gradients, mine, weight) for weight in weights]
         shares = self.workers.slices(len(x_BxCxHxW))
         features = [
             functional_call(
@@ -84,31 +81,4 @@ class ParallelConvNet(nn.Module):
             )
             for i, m in enumerate(self.workers.mine)
         ]
-        return self.classifier(_Seam.apply(self.workers, self.activations, len(x_BxCxHxW), *features))
-
-
-class _Copies(torch.autograd.Function):
-    """A weight as each of my workers holds it; their gradients are added over all workers in a format."""
-
-    @staticmethod
-    def forward(ctx: Any, workers: ModelWorkers, fmt: AnyFormat, mine: int, weight: Tensor):
-        ctx.workers, ctx.fmt = workers, fmt
-        return tuple(weight.view_as(weight) for _ in range(mine))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor):
-        return None, None, None, ctx.workers.sum(gradients, ctx.fmt)
-
-
-class _Seam(torch.autograd.Function):
-    """Each worker's features (B_m, F) become all of them (B, F), each share encoded by itself. The gradient is the same
-    on all workers already, and each takes its own rows."""
-
-    @staticmethod
-    def forward(ctx: Any, workers: ModelWorkers, fmt: AnyFormat, samples: int, *features: Tensor) -> Tensor:
-        ctx.rows: Sequence[slice] = [workers.slices(samples)[m] for m in workers.mine]
-        return workers.gather(features, samples, fmt, dim=0)
-
-    @staticmethod
-    def backward(ctx: Any, grad_BxF: Tensor):
-        return None, None, None, *(grad_BxF[rows] for rows in ctx.rows)
+        return self.classifier(Seam.apply(self.workers, self.activations, len(x_BxCxHxW), *features))

@@ -20,13 +20,13 @@ import torch
 import yaml
 from hydra.utils import instantiate
 
-from cpdrun.comm.compressors.base import Rounded
 from cpdrun.comm.compressors.qsgd import QSGD
-from cpdrun.comm.compressors.topk import TopK
+from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.gossip.rows import Rows
-from cpdrun.comm.gossip.topology import Ring
+from cpdrun.comm.gossip.topology.ring import Ring
 
-CONF = Path(__file__).parents[2] / "conf" / "sync"
+CONF = Path(__file__).parents[3] / "conf" / "sync"
 SHAPES = [torch.Size((4, 3)), torch.Size((8,))]
 LR, DECAY, BETA, ETA = 0.1, 0.01, 0.9, 0.5
 

@@ -2,7 +2,7 @@
 definition 2.1; Koloskova et al., arXiv 1902.00340, section 3.5).
 
 A message holds a seed of 8 bytes, from which the receiver draws the k = ceil(keep * n) places again, and the values
-there, rounded and packed as `compress.Rounded` does. It knows nothing of the values: where `top_k` sends the largest,
+there, rounded and packed as `rounded.py` does. It knows nothing of the values: where `top_k` sends the largest,
 this is the baseline that costs no sorting and no indices.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cpdrun.comm.compressors.topk import TopK
+from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.sums.codec import Draw
 
 SEED_BYTES = 8

@@ -8,9 +8,10 @@ from bits import same_bits
 from ranks import run_ranks
 from torch import nn
 
-from cpdrun.comm.parallel.linear import ParallelLinear, ParallelMLP
+from cpdrun.comm.parallel.linear import ParallelLinear
 from cpdrun.comm.parallel.workers import ModelWorkers
 from cpdrun.comm.workers import Workers
+from cpdrun.models.parallel.mlp import ParallelMLP
 
 FORMATS = [("fp32", "fp32"), ("e4m3", "e5m2"), ("dynamic_tree", "mxfp8_e5m2"), ("mxfp4", "linear_b64")]
 B, INPUTS, OUTPUTS = 12, 20, 14  # the last not divisible by 4

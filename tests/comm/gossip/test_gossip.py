@@ -9,15 +9,21 @@ import yaml
 from hydra.utils import instantiate
 from ranks import run_ranks
 
-from cpdrun.comm.compressors.base import MinMax, Rounded
+from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
-from cpdrun.comm.compressors.randk import RandomK
-from cpdrun.comm.compressors.topk import TopK
-from cpdrun.comm.gossip.changing import OnePeerExponential, RandomPairs
+from cpdrun.comm.compressors.random_k import RandomK
+from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.gossip.rows import Rows
-from cpdrun.comm.gossip.topology import Arrows, Complete, Exponential, Ring, Torus
+from cpdrun.comm.gossip.topology.complete import Complete
+from cpdrun.comm.gossip.topology.exponential import Exponential
+from cpdrun.comm.gossip.topology.links import Arrows
+from cpdrun.comm.gossip.topology.one_peer_exponential import OnePeerExponential
+from cpdrun.comm.gossip.topology.random_pairs import RandomPairs
+from cpdrun.comm.gossip.topology.ring import Ring
+from cpdrun.comm.gossip.topology.torus import Torus
 
-CONF = Path(__file__).parents[2] / "conf" / "sync"
+CONF = Path(__file__).parents[3] / "conf" / "sync"
 SHAPES = [torch.Size(shape) for shape in ((3, 5), (7,), (2, 2, 2), ())]
 NAMES = ["a.weight", "a.bias", "b.weight", "b.scale"]
 NONE = Rounded("fp32", False, "nearest_even")

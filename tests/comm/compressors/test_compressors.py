@@ -6,11 +6,12 @@ import custom_fp
 import pytest
 import torch
 
-from cpdrun.comm.compressors.base import MinMax, Rounded
+from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
+from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
-from cpdrun.comm.compressors.randk import RandomK
-from cpdrun.comm.compressors.topk import TopK, largest
-from cpdrun.comm.wire.bitpack import pack_codes, packed_bytes, unpack_codes
+from cpdrun.comm.compressors.random_k import RandomK
+from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.top_k import TopK, largest
 
 COMPRESSORS = {
     "fp32": Rounded("fp32", False, "nearest_even"),

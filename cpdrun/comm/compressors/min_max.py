@@ -1,0 +1,48 @@
+"""Every value as one of 2^bits levels between the layer's smallest and largest: the 8-bit tensors of Aketi, Kodge and
+Roy (arXiv 2111.09389), section 3."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cpdrun.comm.compressors.base import Compressor, check_rounding, floats, uniforms
+from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
+
+
+class MinMax(Compressor):
+    """low + code * step, code = round((x - low) / step) of 0 .. 2^bits - 1, step = (high - low) / (2^bits - 1).
+
+    low and high (float32, the row's smallest and largest value) go in front. nearest_even: a tie goes to the even
+    code; stochastic: up with probability equal to the distance. A row of equal values comes back as it is. A row with
+    inf or NaN comes back as NaN, so that a diverged run stays visible; -0 may become +0.
+    """
+
+    in_format = False
+
+    def __init__(self, bits: int, rounding: str):
+        check_rounding("compressor.rounding", rounding)
+        if not 1 <= bits <= 16:
+            raise ValueError(f"compressor.bits must lie between 1 and 16, not {bits}")
+        self.bits, self.rounding = bits, rounding
+
+    def message_bytes(self, n: int) -> int:
+        return 8 + packed_bytes(n, self.bits)
+
+    def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
+        range_Wx2 = torch.stack([x_Wxn.amin(dim=1), x_Wxn.amax(dim=1)], dim=1)
+        low_Wx1, step_Wx1 = self._grid(range_Wx2)
+        level_Wxn = (x_Wxn - low_Wx1) / step_Wx1
+        if self.rounding == "stochastic":
+            level_Wxn = torch.floor(level_Wxn + uniforms(x_Wxn, keys))
+        code_Wxn = level_Wxn.nan_to_num(0.0).round().clamp_(0, 2**self.bits - 1).to(torch.int64)
+        return torch.cat([range_Wx2.contiguous().view(torch.uint8), pack_codes(code_Wxn, self.bits)], dim=1)
+
+    def decompress(self, data_WxM: Tensor, n: int) -> Tensor:
+        low_Wx1, step_Wx1 = self._grid(floats(data_WxM[:, :8]))
+        return unpack_codes(data_WxM[:, 8:], self.bits, n).float() * step_Wx1 + low_Wx1
+
+    def _grid(self, range_Wx2: Tensor) -> tuple[Tensor, Tensor]:
+        low_Wx1, high_Wx1 = range_Wx2[:, :1], range_Wx2[:, 1:]
+        step_Wx1 = (high_Wx1 - low_Wx1) / (2**self.bits - 1)
+        return low_Wx1, torch.where(step_Wx1 == 0, 1.0, step_Wx1)

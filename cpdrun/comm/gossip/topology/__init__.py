@@ -1,0 +1,1 @@
+"""Graphs of workers: who gossips with whom."""
