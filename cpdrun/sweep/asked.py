@@ -34,6 +34,7 @@ Case = Mapping[str, Any]  # what it sets
 Rule = Mapping[str, Any]  # of runs that are left out: the values that they have
 
 CASE = "case"
+SEARCH = "search"  # what `cpdrun search` is asked: no part of any run
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ def read(composer: Composer, texts: Sequence[str]) -> Asked:
         grid = " x ".join(f"{key}({len(values):,})" for key, values in axes.items())
         raise ConfigError(f"{grid} = {asked.count():,} runs; one sweep has at most {MOST_VALUES:,}")
     return asked
+
+
+def is_of_search(key: str) -> bool:
+    return key.split(".")[0] == SEARCH
 
 
 def _group_choices(typed: list[Typed], groups: Mapping[str, list[str]]) -> dict[str, str]:

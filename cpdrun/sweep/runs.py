@@ -19,7 +19,7 @@ from cpdrun.config.overrides import Typed, typed_form
 from cpdrun.config.paths import check_path
 from cpdrun.config.schema import check_kind, validate
 from cpdrun.record import SweepDir
-from cpdrun.sweep.asked import CASE, Asked, Axes, Rule, read
+from cpdrun.sweep.asked import CASE, SEARCH, Asked, Axes, Rule, is_of_search, read
 from cpdrun.sweep.initial_weights import find_initial_weights
 
 BASELINE = "fp32"
@@ -46,6 +46,9 @@ class Plan:
     excluded: list[tuple[str, int]] = field(default_factory=list)  # (description, number of runs)
     baselines: int = 0  # fp32 without APS in place of excluded runs: without, nothing could be compared
     duplicates: int = 0
+    search: dict[str, Any] = field(
+        default_factory=dict
+    )  # the block of that name: what a search of it is asked
 
     def describe(self) -> str:
         """`format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`."""
@@ -115,6 +118,7 @@ def _multiply(composer: Composer, asked: Asked, imports: bool) -> Plan:
         excluded=[(_described(rule), n) for rule, n in zip(asked.exclusions, excluded, strict=True) if n],
         baselines=len(baselines),
         duplicates=duplicates,
+        search=_search(composer, asked),
     )
 
 
@@ -138,10 +142,22 @@ def _config(
     for key, value in point.items():
         if key not in groups:
             _set(config, key, value)
+    config.pop(SEARCH, None)
     with contextlib.suppress(ValueError, KeyError):  # validate says what is wrong with it
         if not is_own(config["format"]):
             config["format"] = parse_format(config["format"]).name  # one name in all records: e8m23 is fp32
     return config
+
+
+def _search(composer: Composer, asked: Asked) -> dict[str, Any]:
+    """The block `search:` with what was typed of it; no run has it, for it changes none. Raises ConfigError."""
+    config = composer.compose(asked.choices)
+    for t in asked.typed:
+        if is_of_search(t.key):
+            if t.is_axis or not t.values:
+                raise ConfigError(f"{t.text!r}: a search has one value of each of its keys")
+            set_key(config, t.key, t.values[0])
+    return config.get(SEARCH) or {}
 
 
 def _set(config: dict[str, Any], key: str, value: Any) -> None:
@@ -163,7 +179,11 @@ def _planned(config: dict[str, Any], asked: Asked, point: Mapping[str, Any], imp
     validate(config, imports=imports)
     if config["init_from"] is not None:
         find_initial_weights(config)
-    fixed = [t.text for t in asked.typed if not t.is_axis and t.key != CASE and t.key not in point]
+    fixed = [
+        t.text
+        for t in asked.typed
+        if not (t.is_axis or t.key == CASE or t.key in point or is_of_search(t.key))
+    ]
     overrides = [*fixed, *(f"{key}={typed_form(value)}" for key, value in point.items())]
     return PlannedRun(run_name(config), config, overrides)
 

@@ -1,0 +1,131 @@
+"""From an experiment's axes to chains of candidates, and to the runs of every cell.
+
+A cell is a point of the axes without its seed. The axis `format` makes the candidates of a chain, `case` makes each
+case a chain of its own; every other axis, such as aps or world_size, makes chains beside each other. A candidate's
+baseline is the cell in which the keys of `search.baseline` have the values given there and all other axes its own.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cpdrun.config.errors import ConfigError
+from cpdrun.config.formats import format_facts
+from cpdrun.config.keys import get_key, has_key
+from cpdrun.config.overrides import typed_form
+from cpdrun.record import SweepDir
+from cpdrun.report.words import axis_text, axis_title
+from cpdrun.search.schedule import Candidate, Chain
+from cpdrun.search.settings import Settings, settings
+from cpdrun.sweep import Plan, PlannedRun, plan
+
+FORMAT, APS, CASE, SEED = "format", "aps", "case", "seed"
+BASELINE_CASE = "fp32"
+
+Cell = dict[int, PlannedRun]  # by seed
+
+
+@dataclass(frozen=True)
+class Question:
+    directory: SweepDir
+    settings: Settings
+    chains: list[Chain]
+    cells: dict[str, Cell]  # by name: that of its run of seed 0
+    axes: dict[str, list[Any]]
+    typed: list[str]
+
+    @property
+    def grid(self) -> int:
+        """Runs of the whole grid at as many seeds as the search may take."""
+        return len(self.cells) * self.settings.most_seeds
+
+    def as_plan(self, runs: Sequence[PlannedRun]) -> Plan:
+        """The sweep of these runs, for its sweep.yaml."""
+        return Plan(self.directory, self.typed, self.axes, list(runs))
+
+
+def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> Question:
+    """Raises ConfigError for what `sweep.plan` refuses, for a seed that is typed, for a baseline that is no cell of
+    the experiment, and where no candidate is left beside it."""
+    if any(text.split("=")[0].lstrip("+~") == SEED for text in texts):
+        raise ConfigError(
+            "a search draws its seeds itself, 0, 1, 2 ...; search.most_seeds=N says how many at most"
+        )
+    first = plan([*texts, f"{SEED}=0"], config_dir, imports=imports)
+    asked = settings(first.search)
+    baseline = _baseline_keys(asked.baseline, first)
+    varies = [
+        key for key, values in first.axes.items() if len(values) > 1 and key not in (FORMAT, CASE, SEED)
+    ]
+    others = [key for key in varies if key not in baseline]
+    seeds = f"{SEED}={','.join(map(str, range(asked.most_seeds)))}"
+    candidates = plan([*texts, seeds], config_dir, imports=imports)
+    fixed = [f"{key}={typed_form(value)}" for key, value in baseline.items()]
+    against = plan([*texts, *fixed, seeds], config_dir, imports=imports)
+    cells = _cells([*against.runs, *candidates.runs])
+    names = {_point(cells[name][0].config, others): name for name in _cells(against.runs)}
+    by_chain: dict[str, list[Candidate]] = {}
+    for name, cell in _cells(candidates.runs).items():
+        config = cell[0].config
+        against_name = names.get(_point(config, others))
+        if against_name is None:
+            raise ConfigError(f"search.baseline: no run of {' '.join(fixed)} beside {config[FORMAT]}")
+        if name in names.values():
+            continue
+        label = _label(config, varies)
+        if CASE in first.axes:
+            label = named = ", ".join(filter(None, [str(config[CASE]), label]))
+        else:
+            named = f"{config[FORMAT]} {label}"
+        bits = format_facts(config[FORMAT])["bits"]
+        by_chain.setdefault(label, []).append(Candidate(name, against_name, named, bits))
+    if not by_chain:
+        raise ConfigError("no candidate beside the baseline: give formats, such as format=e5m2,e4m3,e3m0")
+    chains = [Chain(label, _widths(found, cells)) for label, found in by_chain.items()]
+    return Question(candidates.directory, asked, chains, cells, candidates.axes, list(texts))
+
+
+def _baseline_keys(given: Mapping[str, Any], first: Plan) -> dict[str, Any]:
+    """Where runs are named cases, the one named fp32, unless another is given."""
+    if CASE in first.axes:
+        return {CASE: given.get(CASE, BASELINE_CASE)}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _cells(runs: Sequence[PlannedRun]) -> dict[str, Cell]:
+    """By the name of the run of seed 0."""
+    found: dict[tuple[str, ...], Cell] = {}
+    for run in runs:
+        point = tuple(text for text in run.overrides if text.split("=")[0] != SEED)
+        found.setdefault(point, {})[run.config[SEED]] = run
+    return {cell[0].name: cell for cell in found.values()}
+
+
+def _point(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+    values = {key: get_key(config, key) if has_key(config, key) else None for key in keys}
+    return json.dumps(values, sort_keys=True, default=str)
+
+
+def _label(config: Mapping[str, Any], axes: Sequence[str]) -> str:
+    """What is the same along a chain: `with APS, workers 8`. Of a case only what differs beside it."""
+    words = [] if config[CASE] is not None else ["with APS" if config[APS] else "without APS"]
+    for key in axes:
+        value = get_key(config, key) if key != APS and has_key(config, key) else None
+        if value is not None:
+            value = value.get("_target_") if isinstance(value, Mapping) else value
+            words.append(f"{axis_title(key)} {axis_text(value)}")
+    return ", ".join(words)
+
+
+def _widths(found: Sequence[Candidate], cells: Mapping[str, Cell]) -> tuple[tuple[Candidate, ...], ...]:
+    """Most bits first; of one width the format with most exponent bits, and so most range, first."""
+
+    def exponent_bits(candidate: Candidate) -> int:
+        return format_facts(cells[candidate.name][0].config[FORMAT])["exponent_bits"] or 0
+
+    widths: dict[float, list[Candidate]] = {}
+    for candidate in sorted(found, key=lambda candidate: (-candidate.bits, -exponent_bits(candidate))):
+        widths.setdefault(candidate.bits, []).append(candidate)
+    return tuple(map(tuple, widths.values()))

@@ -1,0 +1,190 @@
+"""Which runs to ask for next, from what the recorded ones say. Pure: names and numbers in, names and numbers out.
+
+A pair is the same seed run with a candidate and with its baseline. Seeds are 0, 1, 2 ... and count in this order: a
+run that ends early, as a diverging one does, tells nothing before those of the seeds below it have ended.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cpdrun.stats.anytime import Judgement, Verdict, differences
+from cpdrun.stats.chain import Width, settle
+
+FIRST_PAIRS = 3  # the fewest that settle anything; asked for at once where there are cores
+
+Ask = tuple[str, int]  # a cell's name and a seed
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cell of the axes that is compared with a baseline; both by the names of their cells."""
+
+    name: str
+    baseline: str
+    label: str
+    bits: float
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Candidates that differ in their format alone: `widths`, most bits first; in each the likeliest first."""
+
+    label: str
+    widths: tuple[tuple[Candidate, ...], ...]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is asked: the tolerance and what else the test takes, in the metric's own unit."""
+
+    tolerance: float
+    alpha: float
+    most_seeds: int
+    higher_is_better: bool = True
+    worst: float = 0.0
+    resolution: float = 0.0
+
+
+@dataclass
+class Ended:
+    """What has ended: by cell and seed the metric, NaN for a diverged run; seeds without a value are skipped."""
+
+    values: dict[str, dict[int, float]] = field(default_factory=dict)
+    skipped: set[Ask] = field(default_factory=set)
+
+    def has(self, ask: Ask) -> bool:
+        return ask in self.skipped or ask[1] in self.values.get(ask[0], {})
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A chain and how each of its widths stands."""
+
+    chain: Chain
+    widths: list[Width]
+    exhausted: tuple[tuple[bool, ...], ...]  # candidates of which every seed has ended
+
+    def __iter__(self) -> Iterator[tuple[Candidate, Judgement, Width]]:
+        for candidates, width in zip(self.chain.widths, self.widths, strict=True):
+            for candidate, judgement in zip(candidates, width.judgements, strict=True):
+                yield candidate, judgement, width
+
+    @property
+    def answer(self) -> tuple[Candidate, Judgement] | None:
+        """The certified candidate of fewest bits."""
+        found = None
+        for candidates, width in zip(self.chain.widths, self.widths, strict=True):
+            if width.certified is not None:
+                found = candidates[width.certified], width.judgements[width.certified]
+        return found
+
+    @property
+    def frontier(self) -> int | None:
+        """The first width that is not certified; None where all are."""
+        return next((i for i, width in enumerate(self.widths) if width.certified is None), None)
+
+    @property
+    def active(self) -> tuple[Candidate, Judgement] | None:
+        """The candidate to seed: the first at the frontier that is open and has seeds left; None where the chain is
+        at its end."""
+        if self.frontier is None:
+            return None
+        width = self.widths[self.frontier]
+        rows = zip(
+            self.chain.widths[self.frontier], width.judgements, self.exhausted[self.frontier], strict=True
+        )
+        return next((row[:2] for row in rows if row[1].verdict is Verdict.OPEN and not row[2]), None)
+
+
+def stand(chains: Sequence[Chain], ended: Ended, rules: Rules) -> list[Standing]:
+    """How all candidates stand."""
+    return [_stand(chain, ended, rules, len(chains)) for chain in chains]
+
+
+def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int) -> Standing:
+    gaps = [[_gaps(candidate, ended, rules) for candidate in width] for width in chain.widths]
+    widths = settle(
+        gaps,
+        rules.tolerance,
+        alpha=rules.alpha,
+        chains=chains,
+        resolution=rules.resolution,
+        most_pairs=rules.most_seeds,
+    )
+    exhausted = tuple(
+        tuple(_counted(candidate, ended, rules.most_seeds) == rules.most_seeds for candidate in width)
+        for width in chain.widths
+    )
+    return Standing(chain, widths, exhausted)
+
+
+def _counted(candidate: Candidate, ended: Ended, most: int) -> int:
+    """How many seeds have ended with both, without a gap."""
+    both = (
+        ended.has((candidate.name, seed)) and ended.has((candidate.baseline, seed)) for seed in range(most)
+    )
+    return sum(1 for _ in itertools.takewhile(bool, both))
+
+
+def _gaps(candidate: Candidate, ended: Ended, rules: Rules) -> list[float]:
+    seeds = range(_counted(candidate, ended, rules.most_seeds))
+
+    def of(cell: str) -> Mapping[int, float]:
+        values = ended.values.get(cell, {})
+        return {seed: values[seed] for seed in seeds if seed in values}
+
+    return differences(
+        of(candidate.name),
+        of(candidate.baseline),
+        higher_is_better=rules.higher_is_better,
+        worst=rules.worst,
+    )
+
+
+def wanted(
+    standings: Sequence[Standing], ended: Ended, asked: set[Ask], rules: Rules, *, ahead: bool = True
+) -> Iterator[Ask]:
+    """The runs that would settle most, the best first, each once; without those that have ended or are `asked` for.
+
+    Chains take turns, pair by pair. First come the pairs that the candidate in question is likely to need: three, then
+    as many as the figures so far say. Those beyond, `ahead`, keep cores busy that would stand idle: pairs of the next
+    narrower format where the present one looks good enough, else further seeds of the present one.
+    """
+    seen = set(asked)
+    needed = [list(_needed(standing, ended, rules)) for standing in standings]
+    further = [list(_further(standing, rules)) for standing in standings] if ahead else []
+    for turns in (needed, further):
+        for turn in itertools.zip_longest(*turns, fillvalue=()):
+            for ask in itertools.chain(*turn):
+                if ask not in seen and not ended.has(ask):
+                    seen.add(ask)
+                    yield ask
+
+
+def _needed(standing: Standing, ended: Ended, rules: Rules) -> Iterator[tuple[Ask, Ask]]:
+    if standing.active is None:
+        return
+    candidate, judgement = standing.active
+    counted = _counted(candidate, ended, rules.most_seeds)
+    skipped = counted - judgement.pairs  # failed runs, and seeds that diverged with both, take further ones
+    more = 1 if judgement.more is None else math.ceil(judgement.more / 2)  # half: figures move
+    upto = max(FIRST_PAIRS + skipped, counted + more)
+    yield from _pairs(candidate, range(counted, min(upto, rules.most_seeds)))
+
+
+def _further(standing: Standing, rules: Rules) -> Iterator[tuple[Ask, Ask]]:
+    if standing.active is None:
+        return
+    candidate, judgement = standing.active
+    looks_good = judgement.pairs >= 2 and judgement.mean + rules.tolerance > 0
+    own = _pairs(candidate, range(rules.most_seeds))
+    narrower = standing.chain.widths[standing.frontier + 1 :]
+    below = itertools.chain(*(_pairs(width[0], range(FIRST_PAIRS)) for width in narrower[:1]))
+    yield from itertools.chain(below, own) if looks_good else own
+
+
+def _pairs(candidate: Candidate, seeds: Sequence[int]) -> Iterator[tuple[Ask, Ask]]:
+    for seed in seeds:
+        yield (candidate.baseline, seed), (candidate.name, seed)

@@ -1,0 +1,106 @@
+"""The `search:` block: what a search is asked. Defaults and what each key does stand in conf/config.yaml."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cpdrun.config.errors import ConfigError, did_you_mean
+from cpdrun.config.overrides import typed_form
+
+FEWEST_SEEDS = 3  # fewer settle nothing
+_CORE_HOURS = re.compile(r"(\d+(?:\.\d+)?)\s*(h|min)")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a search may take, the runs that are there already included; None where there is no such limit."""
+
+    runs: int | None = None
+    core_hours: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.runs} runs" if self.runs is not None else f"{self.core_hours:g} core-hours"
+
+
+@dataclass(frozen=True)
+class Settings:
+    tolerance: float | None  # in shown units: points of a fraction; None: the metric's own
+    confidence: float  # per cent
+    most_seeds: int
+    budget: Budget | None
+    baseline: dict[str, Any]
+    metric: str | None
+
+    @property
+    def alpha(self) -> float:
+        return 1 - self.confidence / 100
+
+
+def settings(block: Mapping[str, Any]) -> Settings:
+    """Raises ConfigError for a key or value that cannot be."""
+    known = list(Settings.__annotations__)
+    for key in block:
+        if key not in known:
+            raise ConfigError(f"unknown key 'search.{key}'{did_you_mean(key, known)}")
+    return Settings(
+        tolerance=_tolerance(block["tolerance"]),
+        confidence=_confidence(block["confidence"]),
+        most_seeds=_most_seeds(block["most_seeds"]),
+        budget=budget(block["budget"]),
+        baseline=_baseline(block["baseline"]),
+        metric=_metric(block["metric"]),
+    )
+
+
+def budget(value: Any) -> Budget | None:
+    """`40` runs, or `12h` and `90min` of core time. Raises ConfigError."""
+    if value is None:
+        return None
+    text = str(value)
+    if text.isdecimal() and int(text) > 0 and not isinstance(value, bool):
+        return Budget(runs=int(text))
+    time = _CORE_HOURS.fullmatch(text)
+    if time is None or float(time[1]) == 0:
+        raise ConfigError(
+            f"search.budget={typed_form(value)}: must be a number of runs, or core time: 12h, 90min"
+        )
+    return Budget(core_hours=float(time[1]) / (60 if time[2] == "min" else 1))
+
+
+def _tolerance(value: Any) -> float | None:
+    if value is not None and not (_is_number(value) and value > 0):
+        _refuse("tolerance", value, "must be a number above 0, or null")
+    return value
+
+
+def _confidence(value: Any) -> float:
+    if not (_is_number(value) and 50 <= value < 100):
+        _refuse("confidence", value, "must be per cent, from 50 to below 100")
+    return value
+
+
+def _most_seeds(value: Any) -> int:
+    if not (_is_number(value) and isinstance(value, int) and value >= FEWEST_SEEDS):
+        _refuse("most_seeds", value, f"must be a whole number, at least {FEWEST_SEEDS}")
+    return value
+
+
+def _baseline(value: Any) -> dict[str, Any]:
+    if not (isinstance(value, Mapping) and value):
+        _refuse("baseline", value, "must say which cell it is, such as {format: fp32, aps: false}")
+    return dict(value)
+
+
+def _metric(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        _refuse("metric", value, "must be the name of a metric, such as test_loss, or null")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _refuse(key: str, value: Any, allowed: str) -> None:
+    raise ConfigError(f"search.{key}={typed_form(value)}: {allowed}")
