@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.formats import format_facts
+from cpdrun.config.format_facts import format_facts
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.record import SweepDir
