@@ -16,7 +16,7 @@ from cpdrun.config.format_facts import format_facts
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.record import SweepDir
-from cpdrun.report.words import axis_text, axis_title
+from cpdrun.report.read.words import axis_text, axis_title
 from cpdrun.search.schedule import Candidate, Chain
 from cpdrun.search.settings import Settings, settings
 from cpdrun.sweep import Plan, PlannedRun, plan
