@@ -109,13 +109,14 @@ def loop_step(config: dict[str, Any], method: Method) -> Callable[[], None]:
     from cpdrun.comm.workers import Workers
     from cpdrun.train.build import build
     from cpdrun.train.learners.gradients import ExactGradients, Objective
+    from cpdrun.train.learners.played import SharedModel
 
     ranks = dist.get_world_size()
     workers = Workers(ranks, dist.get_rank(), ranks)
     chosen = {"format": method.format, "aps": method.aps, "sync": config["sync"] | {"order": method.order}}
     parts = build(config | chosen, torch.device("cpu"))
     parts.model.train()
-    gradients_of = ExactGradients(Objective(parts.model, parts.data, workers, 0, torch.device("cpu")))
+    gradients_of = ExactGradients(Objective(SharedModel(parts.model, workers), parts.batches))
     parameters = list(parts.model.parameters())
     index_NxB = torch.arange(ranks * config["batch_size"]).view(ranks, -1)
 

@@ -19,6 +19,7 @@ from cpdrun.comm.workers import Workers
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
+from cpdrun.train.learners.played import SharedModel
 
 CPU = torch.device("cpu")
 
@@ -72,7 +73,7 @@ def plain_step(workers: int, batch: int) -> Callable[[], None]:
 def emulated_step(workers: int, batch: int, emulation: str, fmt: str, aps: bool) -> Callable[[], None]:
     config = _config(workers, batch, fmt, aps, emulation)
     parts = build(config, CPU)
-    gradients_of = EMULATIONS[emulation](Objective(parts.model, parts.batches, Workers(workers)))
+    gradients_of = EMULATIONS[emulation](Objective(SharedModel(parts.model, Workers(workers)), parts.batches))
     index_NxB = torch.arange(workers * batch).view(workers, batch)
     parameters = list(parts.model.parameters())
     count = iter(range(10**9))

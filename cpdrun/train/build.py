@@ -53,6 +53,7 @@ class Parts:
     schedule: Callable[[float, float], float]
     precision: Precision
     sync: GradientSync | Gossip
+    learner: type  # of cpdrun.train.learners, for this sync
 
 
 def build(config: dict[str, Any], device: torch.device) -> Parts:
@@ -81,8 +82,7 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     schedule = _instantiate("schedule", config["schedule"])
     partition = _instantiate("partition", config["partition"])
     sync = build_sync(config, model)
-    if isinstance(sync, Gossip):
-        _check_own_weights(config, precision, sync)
+    learner = _learner(config, precision, sync)
     with _naming("schedule"):
         schedule(0.0, config["epochs"])
     batches = Batches(data, config["seed"], device, config["loaders"], config["channels_last"])
@@ -97,24 +97,18 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
         schedule,
         precision,
         sync,
+        learner,
     )
 
 
-def _check_own_weights(config: dict[str, Any], precision: Precision, sync: Gossip) -> None:
-    """Raises BuildError for settings that make no sense where each worker has weights of its own."""
-    if precision.weights:
-        raise BuildError(
-            f"precision.weights={precision.weights}: workers that gossip keep float32 weights; take precision=fp32, or "
-            "int8, which rounds them where they are used"
-        )
-    if sync.beta is not None and config["optim"].get("momentum"):
-        raise BuildError(
-            f"sync.quasi_global_momentum={sync.beta} stands in for optim.momentum: type optim.momentum=0"
-        )
-    if sync.beta is not None and any("lr" in group for group in groups_of(config)):
-        raise BuildError("sync.quasi_global_momentum knows one lr: parameter_groups must not set others")
-    if sync.nesterov and config["optim"]["_target_"] != "torch.optim.SGD":
-        raise BuildError("sync.nesterov=true looks a step of SGD ahead: type optim=sgd")
+def _learner(config: dict[str, Any], precision: Precision, sync: GradientSync | Gossip) -> type:
+    """The class that the sync names. Raises BuildError for settings that make no sense with it."""
+    learner = _locate(sync.learner)
+    try:
+        learner.check(config, precision, sync)
+    except ValueError as error:
+        raise BuildError(str(error)) from None
+    return learner
 
 
 def build_data(config: dict[str, Any]) -> Data:

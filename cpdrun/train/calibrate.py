@@ -33,6 +33,7 @@ from cpdrun.comm.workers import Workers
 from cpdrun.record import write_json
 from cpdrun.train.build import BuildError, Parts, build
 from cpdrun.train.learners.gradients import ExactGradients, Objective
+from cpdrun.train.learners.played import SharedModel
 from cpdrun.train.loss import training_loss
 from cpdrun.train.ranks.device import device_of
 
@@ -76,10 +77,11 @@ def measure_workload(
     """A step of the training loop without its exchange, one worker. Trains `parts.model` a little."""
     parameters = list(parts.model.parameters())
     loss = partial(training_loss, label_smoothing=config["label_smoothing"])
-    objective = Objective(parts.model, parts.batches, workers, loss, parts.precision.scaled())
+    played = SharedModel(parts.model, workers)
+    objective = Objective(played, parts.batches, loss, lambda _w: parts.precision.loss_scale.value)
     gradients_of = ExactGradients(objective)
     index_NxB = torch.arange(workers.world_size * config["batch_size"]).view(workers.world_size, -1)
-    x, y = objective.batches.fetch(index_NxB[workers.mine.start], 0, workers.mine.start)
+    x, y = parts.batches.fetch(index_NxB[workers.mine.start], 0, workers.mine.start)
     parts.model.train()
     _, gradients_WxP = gradients_of(index_NxB, 0)
 

@@ -1,4 +1,4 @@
-"""The training loop: epochs of steps on samples dealt to N workers; `learner.py` says what a step is.
+"""The training loop: epochs of steps on samples dealt to N workers; `learners` say what a step is.
 
 Legend: N workers, B samples a worker, S steps an epoch. The result depends on the config alone: how the N
 workers are dealt to processes changes no bit of it (with emulation=exact).
@@ -13,11 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cpdrun.comm.gossip.base import Gossip
 from cpdrun.comm.workers import Workers
 from cpdrun.train.build import Parts
-from cpdrun.train.learners.own import OwnWeights
-from cpdrun.train.learners.shared import Learner, SharedWeights
+from cpdrun.train.learners.base import Learner
 from cpdrun.train.ranks import pulse
 from cpdrun.train.ranks.vote import StopVote
 from cpdrun.train.seeds import generator
@@ -61,8 +59,7 @@ def train(
     """
     N, B, epochs, seed = (config[key] for key in ("world_size", "batch_size", "epochs", "seed"))
     S = len(parts.data.train) // (N * B)
-    kind = OwnWeights if isinstance(parts.sync, Gossip) else SharedWeights
-    learner: Learner = kind(config, parts, workers, device)
+    learner: Learner = parts.learner(config, parts, workers, device)
     stop = StopVote(workers, journal.stop_requested, config["patience_s"])
     progress = _restore(learner, journal, workers, device)
     clock = time.perf_counter() - progress.train_seconds

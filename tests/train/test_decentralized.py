@@ -111,9 +111,9 @@ def test_nesterov_looks_ahead_with_the_weight_decay_in():
         learner = OwnWeights(
             planned.config, build(planned.config, torch.device("cpu")), Workers(4), torch.device("cpu")
         )
-        before = learner.x_WxD.clone()
+        before = learner.models.x_WxD.clone()
         learner.step(torch.arange(64).view(4, 16), step=0, epoch=0, lr_factor=1.0, look=False)
-        moved.append(learner.x_WxD - before)
+        moved.append(learner.models.x_WxD - before)
     torch.testing.assert_close(moved[1], 1.9 * moved[0], rtol=1e-3, atol=1e-6)
 
 
@@ -278,8 +278,9 @@ def test_a_worker_is_played_without_copies():
     (planned,) = plan(["exp=digits_bits", *PLAIN, "seed=0", "sync=gossip_dpsgd"]).runs
     parts = build(planned.config, torch.device("cpu"))
     learner = OwnWeights(planned.config, parts, Workers(4), torch.device("cpu"))
-    learner.play(2)
+    learner.models.begin_worker(2)
     with torch.no_grad():
         for p in parts.model.parameters():
             p.fill_(7.0)
-    assert all((p == 7).all() for p in learner.own[2]) and not any((p == 7).all() for p in learner.own[1])
+    assert all((p == 7).all() for p in learner.models.parameters[2])
+    assert not any((p == 7).all() for p in learner.models.parameters[1])

@@ -8,6 +8,7 @@ from cpdrun.models.convnet import ConvNet
 from cpdrun.record import read_json
 from cpdrun.train.batches import Batches
 from cpdrun.train.learners.gradients import BatchedGradients, CannotBatchError, ExactGradients, Objective
+from cpdrun.train.learners.played import OwnModels, SharedModel
 
 CPU = torch.device("cpu")
 W, B = 8, 4
@@ -23,15 +24,15 @@ def convnet():
     return ConvNet(in_channels=1, num_classes=10, width=4, dropout=0.0)
 
 
+def objective(model, data):
+    return Objective(SharedModel(model, Workers(W)), Batches(data, 0, CPU, loaders=0, channels_last=False))
+
+
 def test_batched_gradients_and_buffers_equal_exact_ones_but_for_rounding(digits):
     index_WxB = torch.arange(W * B).view(W, B)
     exact, batched = convnet(), convnet()
-    losses, gradients = ExactGradients(
-        Objective(exact, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
-    )(index_WxB, 0)
-    losses_b, gradients_b = BatchedGradients(
-        Objective(batched, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
-    )(index_WxB, 0)
+    losses, gradients = ExactGradients(objective(exact, digits))(index_WxB, 0)
+    losses_b, gradients_b = BatchedGradients(objective(batched, digits))(index_WxB, 0)
     # float32 sums of at most a few hundred terms in another order: a few hundred rounding errors of 6e-8
     torch.testing.assert_close(losses_b, losses, rtol=2e-5, atol=0)
     for g_W, g_Wb in zip(gradients, gradients_b, strict=True):
@@ -44,13 +45,28 @@ def test_gradients_of_all_workers_sum_to_that_of_the_global_batch(digits):
     """Without BatchNorm the mean of the workers' gradients is the gradient of the whole batch's mean loss."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    _, gradients = ExactGradients(
-        Objective(model, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
-    )(torch.arange(W * B).view(W, B), 0)
+    _, gradients = ExactGradients(objective(model, digits))(torch.arange(W * B).view(W, B), 0)
     x, y = digits.train.fetch_batch(torch.arange(W * B))
     whole = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
     for g, g_W in zip(whole, gradients, strict=True):
         torch.testing.assert_close(g_W.sum(0), g, rtol=1e-4, atol=1e-6)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(10)), nn.Parameter(torch.zeros(10))
+
+    def forward(self, x):
+        return x.flatten(1)[:, :10] + (self.a + self.b)
+
+
+def test_gradients_that_a_worker_of_its_own_changes_in_place_share_no_memory(digits):
+    """Autograd gives one tensor for both; momentum added to each in place was added twice to both."""
+    own = OwnModels(Twice(), Workers(1))
+    batches = Batches(digits, 0, CPU, loaders=0, channels_last=False)
+    _, (of_a, of_b) = ExactGradients(Objective(own, batches))(torch.arange(B).view(1, B), 0)
+    assert torch.equal(of_a, of_b) and of_a.data_ptr() != of_b.data_ptr()
 
 
 class Reads(nn.Module):
@@ -61,9 +77,7 @@ class Reads(nn.Module):
 def test_a_layer_that_cannot_be_batched_is_named(digits):
     model = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 10), Reads()))
     with pytest.raises(CannotBatchError, match=r"layer '1\.1' \(Reads\) cannot be batched .*emulation=exact"):
-        BatchedGradients(
-            Objective(model, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
-        )(torch.arange(W * B).view(W, B), 0)
+        BatchedGradients(objective(model, digits))(torch.arange(W * B).view(W, B), 0)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
@@ -77,9 +91,7 @@ def test_want_of_memory_is_not_called_a_layer_that_cannot_be_batched(digits):
     with pytest.raises(
         MemoryError, match=r"layer '1' \(Huge\): .*can't allocate memory.*emulation=exact takes one"
     ):
-        BatchedGradients(
-            Objective(model, Batches(digits, 0, CPU, loaders=0, channels_last=False), Workers(W))
-        )(torch.arange(W * B).view(W, B), 0)
+        BatchedGradients(objective(model, digits))(torch.arange(W * B).view(W, B), 0)
 
 
 def test_a_batched_run_learns_as_an_exact_one(make_run, train_here):

@@ -7,7 +7,7 @@ from torch import nn
 from cpdrun.comm.workers import Workers
 from cpdrun.sweep import plan
 from cpdrun.train.evaluate import evaluate
-from cpdrun.train.learners.buffers import SharedBuffers
+from cpdrun.train.learners.played import SharedModel
 from cpdrun.train.preflight.look import check
 from cpdrun.train.seeds import derived_seed, generator
 
@@ -22,16 +22,16 @@ def test_seeds_are_stable_and_differ_by_purpose_and_key():
 def test_running_statistics_follow_worker_0():
     model = nn.BatchNorm1d(3)
     alone = nn.BatchNorm1d(3)
-    buffers = SharedBuffers(model, Workers(4))
+    played = SharedModel(model, Workers(4))
     for step in range(3):
         x_by_worker = torch.randn(4, 8, 3, generator=generator("x", step))
         alone(x_by_worker[0])
-        buffers.begin_step()
+        played.begin_step()
         for worker in range(4):
-            buffers.begin_worker(worker)
+            played.begin_worker(worker)
             model(x_by_worker[worker])
-            buffers.end_worker(worker)
-        buffers.end_step()
+            played.end_worker(worker)
+        played.end_step()
     for name, value in alone.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
 

@@ -62,8 +62,11 @@ class Gossip(ABC):
     """A gossip rule; what it remembers between steps stands in `memory`, (W, D) tensors by name.
 
     The run gives format, scaling, world_size, seed, epochs, parameter_names and full_precision (those in full are
-    sent as fp32), conf/sync/*.yaml the rest. Raises ValueError where they do not fit together.
+    sent as fp32), conf/sync/*.yaml the rest. Raises ValueError where they do not fit together. `learner`: as
+    `GradientSync.learner`.
     """
+
+    learner = "cpdrun.train.learners.own.OwnWeights"
 
     def __init__(
         self,

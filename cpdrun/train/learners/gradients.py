@@ -8,7 +8,7 @@ batched  all W in one pass of torch.func.vmap over grad: many small workers at t
          equal to exact but for the last bits (kernels sum batches in another order)
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from torch.func import functional_call, grad, vmap
 
 from cpdrun.comm.workers import Workers
 from cpdrun.train.batches import Batches
-from cpdrun.train.learners.buffers import SharedBuffers
+from cpdrun.train.learners.played import Played
 from cpdrun.train.memory import in_short, shortage
 from cpdrun.train.seeds import seed_global
 
@@ -35,53 +35,59 @@ class CannotBatchError(Exception):
 class Objective:
     """What the gradients are of."""
 
-    model: nn.Module
+    played: Played
     batches: Batches
-    workers: Workers
     loss: Loss = F.cross_entropy
-    loss_scale: Callable[[], float] = lambda: 1.0  # gradients are those of loss * loss_scale()
+    scale: Callable[[int], float] = lambda w: (
+        1.0
+    )  # gradients of my w-th worker are those of its loss * scale(w)
 
     @property
-    def seed(self) -> int:
-        return self.batches.seed
+    def workers(self) -> Workers:
+        return self.played.workers
 
     @property
     def device(self) -> torch.device:
         return self.batches.device
+
+    @property
+    def summands(self) -> int:
+        """Gradients are divided by it, so that where workers share weights their sum is the mean."""
+        return 1 if self.played.own else self.workers.world_size
 
 
 class ExactGradients:
     """One worker after the other."""
 
     def __init__(self, objective: Objective):
-        self.objective = objective
-        self.parameters = list(objective.model.parameters())
-        self.buffers = SharedBuffers(objective.model, objective.workers)
+        self.objective, played = objective, objective.played
+        self.parameters = list(played.model.parameters())
         W = len(objective.workers.mine)
-        self.gradients_WxP = [p.new_empty(W, *p.shape) for p in self.parameters] if W > 1 else []
+        # workers of their own change their gradients in place, and autograd may give one tensor for two parameters
+        kept = self.parameters if W > 1 or played.own else []
+        self.gradients_WxP = [p.new_empty(W, *p.shape) for p in kept]
         self.gradients_of_w = [[of_worker[w] for of_worker in self.gradients_WxP] for w in range(W)]
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        objective, losses, scale = self.objective, [], self.objective.loss_scale()
-        self.buffers.begin_step()
+        """Losses (W,) and (W, ...) gradients of each parameter. Collective."""
+        objective, played, losses = self.objective, self.objective.played, []
+        played.begin_step()
         for w, worker in enumerate(objective.workers.mine):
-            self.buffers.begin_worker(worker)
+            played.begin_worker(w)
             x, y = objective.batches.fetch(index_NxB[worker], step, worker)
-            seed_global(objective.device, "dropout", objective.seed, step, worker)
-            loss = objective.loss(objective.model(x), y)
+            seed_global(objective.device, "dropout", objective.batches.seed, step, worker)
+            loss = objective.loss(played.model(x), y)
+            scale = objective.scale(w)
             scaled = loss if scale == 1 else loss * scale
             gradient = torch.autograd.grad(scaled, self.parameters, materialize_grads=True)
             losses.append(loss.detach())
-            gradient = _divided(gradient, objective.workers.world_size)
+            if objective.summands > 1:
+                gradient = torch._foreach_div(gradient, objective.summands)
             if self.gradients_WxP:
                 torch._foreach_copy_(self.gradients_of_w[w], gradient)
-            self.buffers.end_worker(worker)
-        self.buffers.end_step()
+            played.end_worker(w)
+        played.end_step()
         return torch.stack(losses), self.gradients_WxP or [g.unsqueeze(0) for g in gradient]
-
-
-def _divided(gradients: Sequence[Tensor], N: int) -> Sequence[Tensor]:
-    return gradients if N == 1 else torch._foreach_div(gradients, N)
 
 
 class BatchedGradients:
@@ -92,41 +98,35 @@ class BatchedGradients:
     """
 
     def __init__(self, objective: Objective):
-        self.objective, self.model = objective, objective.model
-        self.shared = SharedBuffers(objective.model, objective.workers)
+        self.objective, played = objective, objective.played
         self.tried = False  # what vmap cannot run fails at the first step
 
         def loss_of_worker(parameters, buffers, scale, x_BxF, y_B):
-            loss = objective.loss(functional_call(objective.model, (parameters, buffers), (x_BxF,)), y_B)
+            loss = objective.loss(functional_call(played.model, (parameters, buffers), (x_BxF,)), y_B)
             return loss * scale, loss
 
+        of_each = 0 if played.own else None
         self._gradients = vmap(
-            grad(loss_of_worker, has_aux=True), in_dims=(None, 0, None, 0, 0), randomness="different"
+            grad(loss_of_worker, has_aux=True), in_dims=(of_each, 0, of_each, 0, 0), randomness="different"
         )
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        objective, workers = self.objective, self.objective.workers
+        """As ExactGradients."""
+        objective, played, workers = self.objective, self.objective.played, self.objective.workers
         batches = [objective.batches.fetch(index_NxB[worker], step, worker) for worker in workers.mine]
         x_WxBxF, y_WxB = (torch.stack(parts) for parts in zip(*batches, strict=True))
-        parameters = {name: p.detach() for name, p in self.model.named_parameters()}
-        W = len(workers.mine)
-        buffers_W = {name: b.expand(W, *b.shape).clone() for name, b in self.model.named_buffers()}
-        seed_global(objective.device, "dropout", objective.seed, step, workers.rank)
-        with nullcontext() if self.tried else naming_the_layer(self.model):
-            gradients_W, losses_W = self._gradients(
-                parameters, buffers_W, objective.loss_scale(), x_WxBxF, y_WxB
-            )
+        parameters, buffers_W = played.stacked()
+        scales = [objective.scale(w) for w in range(len(workers.mine))]
+        scale = torch.tensor(scales, device=objective.device) if played.own else scales[0]
+        seed_global(objective.device, "dropout", objective.batches.seed, step, workers.rank)
+        with nullcontext() if self.tried else naming_the_layer(played.model):
+            gradients_W, losses_W = self._gradients(parameters, buffers_W, scale, x_WxBxF, y_WxB)
         self.tried = True
-        self._follow_worker_0(buffers_W)
-        return losses_W, [gradients_W[name].div_(workers.world_size) for name in parameters]
-
-    def _follow_worker_0(self, buffers_W: dict[str, Tensor]) -> None:
-        self.shared.begin_step()
-        if self.objective.workers.rank == 0:
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(buffers_W[name][0])
-        self.shared.end_worker(self.objective.workers.mine[0])
-        self.shared.end_step()
+        played.took(buffers_W)
+        gradients_WxP = [gradients_W[name] for name in parameters]
+        if objective.summands > 1:
+            torch._foreach_div_(gradients_WxP, objective.summands)
+        return losses_W, gradients_WxP
 
 
 EMULATIONS = {"exact": ExactGradients, "batched": BatchedGradients}

@@ -31,7 +31,7 @@ gradients between workers have the run's `format`. The paper's full text was not
 those that other work found to do without a master copy, and may not be its own.
 """
 
-from collections.abc import Callable
+import copy
 from itertools import pairwise
 from typing import Any
 
@@ -88,6 +88,7 @@ class Precision:
     """
 
     seed: int = 0
+    activation_bits: int | None = None
 
     def __init__(
         self,
@@ -237,9 +238,14 @@ class Precision:
                     kept += _bytes(value, None if i in self.in_fp32 else of_state)
         return {"model_bytes": model, "optimizer_bytes": kept}
 
-    def scaled(self) -> Callable[[], float]:
-        """The loss scale of the moment, for those who compute gradients."""
-        return lambda: self.loss_scale.value
+    @property
+    def rounds_weights(self) -> str:
+        """What rounds the weights between steps, as it is typed; empty where they are float32."""
+        return f"precision.weights={self.weights}" if self.weights else ""
+
+    def of_worker(self) -> "Precision":
+        """The same for a worker of its own."""
+        return copy.deepcopy(self)
 
     def state_dict(self) -> dict[str, Any]:
         state = {

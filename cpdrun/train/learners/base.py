@@ -1,0 +1,105 @@
+"""What learns in the training loop, behind one interface: what the loop calls, and nothing of how it is done.
+
+SharedWeights   N workers, one set of weights: the mean of their gradients, formed by a GradientSync, moves it.
+OwnWeights      N workers with weights of their own, which gossip.
+
+A sync names the learner that it serves (`cpdrun.comm.base.GradientSync.learner`).
+
+Legend: N workers, W of them on this rank, B samples a worker, P parameters.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cpdrun.comm.workers import Workers
+from cpdrun.train.build import Parts
+from cpdrun.train.evaluate import evaluate
+from cpdrun.train.precision.rules import Precision
+
+
+class Learner(ABC):
+    """One training run's weights and optimizer state, on all ranks together."""
+
+    parts: Parts
+
+    nonfinite: int = 0
+    """Elements of the latest step's gradients that are inf or NaN: equal on all ranks, and for any split."""
+
+    layers: dict[str, dict[str, Any]]
+    """What the latest step that was looked at did to each parameter's gradient, by its name."""
+
+    @abstractmethod
+    def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
+        """At the start of a run, with the weights that `parts.model` has."""
+
+    @classmethod  # noqa: B027
+    def check(cls, config: dict[str, Any], precision: Precision, sync: Any) -> None:
+        """Raises ValueError for settings that make no sense with this learner."""
+
+    @abstractmethod
+    def step(self, index_NxB: Tensor, *, step: int, epoch: int, lr_factor: float, look: bool) -> Tensor:
+        """One optimizer step on the samples that each worker takes; the losses of this rank's workers (W,).
+
+        step, epoch: counted from 0, from the start of the run. lr_factor: of the rates that the optimizer was
+        made with. look: set `layers`. Collective.
+        """
+
+    @abstractmethod
+    def evaluate(self) -> dict[str, float]:
+        """Metrics on held-out data, the same on every rank. Collective."""
+
+    def test_samples(self) -> int:
+        """How many samples of the test set `evaluate` judges (images, sequences), whatever each holds."""
+        return len(self.parts.data.test)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the model and of the optimizer that one worker keeps, each value in its format."""
+        return {}
+
+    def topology(self) -> dict[str, float] | None:
+        """Who sends to whom, where workers gossip: `neighbours`, the most that a worker has, and `spectral_gap`."""
+        return None
+
+    def longest_chain(self) -> int | None:
+        """The most rounded additions in series that a gradient may pass; None where nobody knows, or none is added."""
+        return None
+
+    @abstractmethod
+    def wire_bytes(self) -> dict[str, int]:
+        """What the latest step sent, as `GradientSync.wire_bytes` counts it."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """All that a checkpoint must keep, for any later number of ranks; whole on rank 0. Collective."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave on rank 0, on every rank."""
+
+    @abstractmethod
+    def weights_sha256(self) -> str:
+        """Digest of all weights and buffers: equal digests, equal bits. Collective."""
+
+
+def evaluate_on(
+    parts: Parts, workers: Workers, device: torch.device, samples: int | None = None
+) -> dict[str, float]:
+    """The metrics of `parts.model` as it stands on the test set of `parts.data`, or its first `samples`; `workers`'
+    ranks share the work."""
+    data = parts.data
+    extra = getattr(data, "metrics", ())
+    classes = data.num_classes
+    return evaluate(
+        parts.model,
+        data.test,
+        workers,
+        device,
+        num_classes=classes,
+        extra=extra,
+        samples=samples,
+        batch=parts.eval_batch,
+        loaders=parts.batches.loaders,
+    )
