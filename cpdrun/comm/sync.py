@@ -13,7 +13,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from cpdrun.comm.base import GradientSync
 from cpdrun.comm.hybrid import FullPrecision
 from cpdrun.comm.statistics import count_hidden, count_nonfinite, hides_nonfinite, layer_statistics
-from cpdrun.comm.sums.codec import Draw
+from cpdrun.comm.sums.codec import Draw, quantize_scaled, scale
 from cpdrun.comm.sums.emulation import emulate_layers
 from cpdrun.comm.sums.exchange import Exchange
 from cpdrun.comm.sums.feedback import ErrorFeedback
@@ -206,7 +206,8 @@ class AllReduceSync(GradientSync):
             draw = None
             if recipe.rounding == "stochastic":
                 draw = Draw((*key, name + marks[j], "worker", place))
-            self.feedback.keep(name, i, sent_Lxn, shifts[j], recipe, draw)
+            sent_n = scale(quantize_scaled(sent_Lxn[i], shifts[j], recipe, draw), -shifts[j])
+            self.feedback.keep(name, i, sent_Lxn[i], sent_n)
 
     def statistics(
         self, stacks: Sequence[Tensor], mean_gradient: Sequence[Tensor]

@@ -6,7 +6,7 @@ from typing import Any
 TAKEN_IN = {  # a group that another section takes in, by ${group}: which section, and choices of it that do
     "norm": ("model", "model=normed_convnet"),
     "topology": ("sync", "sync=gossip_choco and the other gossip rules"),
-    "compressor": ("sync", "sync=gossip_choco and the other gossip rules"),
+    "compressor": ("sync", "sync=compressed and the gossip rules"),
 }
 
 

@@ -10,12 +10,13 @@ from cpdrun.sweep.idle import idle_settings
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (["compressor=qsgd"], ["compressor plays no part: AllReduceSync takes none, as sync=gossip_choco"]),
+        (["compressor=qsgd"], ["compressor plays no part: AllReduceSync takes none, as sync=compressed"]),
         (["topology.mixing=metropolis"], ["topology.mixing plays no part: AllReduceSync takes none"]),
         (["norm=evonorm_s0"], ["norm plays no part: ConvNet takes none, as model=normed_convnet would"]),
         (["norm=evonorm_s0", "model=convnet,normed_convnet"], []),
         (["compressor=top_k", "compressor.keep=0.1", "topology=torus", "sync=gossip_dpsgd"], []),
         (["compressor=top_k", "sync=gossip_dpsgd,all_reduce"], []),
+        (["compressor=top_k", "sync=compressed"], []),
         (["scaling=aps", "aps=false"], ["scaling plays no part with aps=false"]),
         (["scaling=aps", "aps=true,false"], []),
         (["epochs=1"], []),

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpdrun.comm.sums.codec import Draw, quantize_scaled, scale
-from cpdrun.comm.sums.recipe import Recipe
 from cpdrun.comm.workers import Workers
 
 
@@ -31,12 +29,9 @@ class ErrorFeedback:
             self._residuals[layer] = torch.zeros_like(gradients_Lxn)
         return gradients_Lxn + self._residuals[layer]
 
-    def keep(
-        self, layer: str, i: int, compensated_Lxn: Tensor, shift: int, recipe: Recipe, draw: Draw | None
-    ) -> None:
-        """Keeps what my i-th worker's compensated gradient loses when it is sent with this shift (and draw)."""
-        compensated_n = compensated_Lxn[i]
-        residual_n = compensated_n - scale(quantize_scaled(compensated_n, shift, recipe, draw), -shift)
+    def keep(self, layer: str, i: int, compensated_n: Tensor, sent_n: Tensor) -> None:
+        """Keeps what my i-th worker's compensated gradient lost when it was sent."""
+        residual_n = compensated_n - sent_n
         self._residuals[layer][i] = torch.where(torch.isfinite(residual_n), residual_n, 0.0)
 
     def state_dict(self, workers: Workers) -> dict[str, Any]:
