@@ -116,7 +116,7 @@ def loop_step(config: dict[str, Any], method: Method) -> Callable[[], None]:
     chosen = {"format": method.format, "aps": method.aps, "sync": config["sync"] | {"order": method.order}}
     parts = build(config | chosen, torch.device("cpu"))
     parts.model.train()
-    gradients_of = ExactGradients(Objective(SharedModel(parts.model, workers), parts.batches))
+    gradients_of = ExactGradients(Objective(SharedModel(parts.model, workers), parts.batches, parts.task))
     parameters = list(parts.model.parameters())
     index_NxB = torch.arange(ranks * config["batch_size"]).view(ranks, -1)
 
@@ -256,7 +256,7 @@ def draw_speedup(calibration: Calibration, path: Path) -> None:
     """The forecast for this model and processor, over named networks and the measured link."""
     import matplotlib
 
-    from cpdrun.report.look import style
+    from cpdrun.report.page import style
     from cpdrun.report.plots.speedup_vs_workers import picture
 
     with matplotlib.rc_context(style.RC):

@@ -73,7 +73,9 @@ def plain_step(workers: int, batch: int) -> Callable[[], None]:
 def emulated_step(workers: int, batch: int, emulation: str, fmt: str, aps: bool) -> Callable[[], None]:
     config = _config(workers, batch, fmt, aps, emulation)
     parts = build(config, CPU)
-    gradients_of = EMULATIONS[emulation](Objective(SharedModel(parts.model, Workers(workers)), parts.batches))
+    gradients_of = EMULATIONS[emulation](
+        Objective(SharedModel(parts.model, Workers(workers)), parts.batches, parts.task)
+    )
     index_NxB = torch.arange(workers * batch).view(workers, batch)
     parameters = list(parts.model.parameters())
     count = iter(range(10**9))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpdrun.config.keys import flatten
-from cpdrun.config.moved import FIRST_NAME
+from cpdrun.config.moved import CLASSIFICATION, FIRST_NAME, FIRST_TASK
 
 # others take them in (sync: ${topology}, model: ${norm}) where they have a use for them
 PARTS_OF_OTHERS = ("norm", "topology", "compressor")
@@ -53,7 +53,9 @@ def run_name(config: Mapping[str, Any]) -> str:
 
 def identity_hash(config: Mapping[str, Any]) -> str:
     """The first ten hexadecimal digits of the SHA-256 of the config's identity."""
-    unused = () if config["aps"] else ("scaling",)
+    unused = [] if config["aps"] else ["scaling"]
+    if config.get("task") == {"_target_": FIRST_TASK.get(config["data"]["_target_"], CLASSIFICATION)}:
+        unused.append("task")
     identity = {
         key: FIRST_NAME.get(value, value) if key.endswith("_target_") else value
         for key, value in flatten(config)

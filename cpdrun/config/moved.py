@@ -1,4 +1,7 @@
-"""Classes that have moved, and the name under which runs first knew them: a run keeps the name it had then."""
+"""Classes that have moved, and the name under which runs first knew them: a run keeps the name it had then.
+
+There was no task once: what a run learnt was its data's. Where it still is, the task is no part of a run's name.
+"""
 
 FIRST_NAME = {
     "cpdrun.comm.compressors.min_max.MinMax": "cpdrun.comm.compress.MinMax",
@@ -45,4 +48,15 @@ FIRST_NAME = {
     "cpdrun.models.parallel.mlp.ParallelMLP": "cpdrun.comm.parallel_linear.ParallelMLP",
     "cpdrun.train.precision.int8.Int8": "cpdrun.train.int8.Int8",
     "cpdrun.train.precision.rules.Precision": "cpdrun.train.precision.Precision",
+}
+
+CLASSIFICATION = "cpdrun.tasks.classification.Classification"
+FIRST_TASK = {  # of each class of data; CLASSIFICATION of any other
+    "cpdrun.data.images.cifar100.CIFAR100": "cpdrun.tasks.top5.Top5",
+    "cpdrun.data.images.cityscapes.Cityscapes": "cpdrun.tasks.segmentation.Segmentation",
+    "cpdrun.data.images.fashion_folder.FashionFolder": "cpdrun.tasks.top5.Top5",
+    "cpdrun.data.images.image_folder.ImageFolders": "cpdrun.tasks.top5.Top5",
+    "cpdrun.data.images.imagenette.Imagenette": "cpdrun.tasks.top5.Top5",
+    "cpdrun.data.images.street_scenes.StreetScenes": "cpdrun.tasks.segmentation.Segmentation",
+    "cpdrun.data.text.PydocText": "cpdrun.tasks.next_token.NextToken",
 }

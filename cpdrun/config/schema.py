@@ -18,6 +18,7 @@ SECTIONS = (
     "model",
     "norm",
     "data",
+    "task",
     "optim",
     "schedule",
     "precision",

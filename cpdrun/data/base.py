@@ -1,31 +1,24 @@
-"""What the training loop asks of a dataset.
+"""What the training loop asks of a dataset: cpdrun/tasks/__init__.py has the contract.
 
 B samples a batch, C channels, H x W pixels.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+Batch = Any  # (inputs, targets) or a mapping with labels; trees of tensors
+NO_FACTS = ("train", "test", "augment", "path", "sha256")  # what a model cannot ask for
+
 
 class Data(Protocol):
-    """Two map-style datasets of (x, y), and what a model has to know of them.
-
-    A class of your own needs these attributes and nothing else: no base class, no registration. With `path`, the file
-    or folder that it was read from, or `sha256`, a digest of what it holds, the record tells one data from another;
-    else what its yaml names is looked at.
-    """
+    """Two datasets, and what they state of themselves. A class of your own needs these two and no base class."""
 
     train: Dataset
     test: Dataset
-    num_classes: int
-    in_channels: int
-
-    def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """A training batch (B, ...) changed at random, drawing from `generator` alone; a new tensor."""
 
 
 class DataError(Exception):
@@ -67,7 +60,7 @@ class ImageTensors(Dataset):
 
 def fetch_batch(
     dataset: Dataset, indices: Tensor, draws: Callable[[], torch.Generator] | None = None
-) -> tuple[Tensor, Tensor]:
+) -> Batch:
     """The samples `indices` (B,) of `dataset` as one batch: at once where it knows how, else collated.
 
     draws: makes a generator, for training. A dataset that crops while it decodes has `fetch_augmented(indices,
@@ -77,4 +70,33 @@ def fetch_batch(
         return dataset.fetch_augmented(indices, draws())
     if hasattr(dataset, "fetch_batch"):
         return dataset.fetch_batch(indices)
-    return tuple(default_collate([dataset[i] for i in indices.tolist()]))
+    return collated([dataset[i] for i in indices.tolist()])
+
+
+def collated(samples: Sequence[Any]) -> Batch:
+    """One batch of samples, each (inputs, targets) or a mapping, which becomes a dict."""
+    batch = default_collate(samples)
+    return dict(batch) if isinstance(batch, Mapping) else tuple(batch)
+
+
+def augmented(data: Data, batch: Batch, generator: torch.Generator) -> Batch:
+    """`data.augment`, where it has one, of the inputs of a training batch, or of the whole mapping."""
+    if not hasattr(data, "augment"):
+        return batch
+    if isinstance(batch, Mapping):
+        return data.augment(batch, generator)
+    return data.augment(batch[0], generator), *batch[1:]
+
+
+def targets_of(batch: Batch) -> Any:
+    """Raises ValueError for a mapping without labels."""
+    if not isinstance(batch, Mapping):
+        return batch[1]
+    if "labels" not in batch:
+        raise ValueError(f"a batch that is a mapping has its targets under labels; it has {', '.join(batch)}")
+    return batch["labels"]
+
+
+def states(data: Data, fact: str) -> bool:
+    """Whether `data` has an attribute `fact` that a model or a task may ask for."""
+    return fact not in NO_FACTS and not fact.startswith("_") and getattr(data, fact, None) is not None

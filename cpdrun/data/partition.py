@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cpdrun.data.base import fetch_batch
+from cpdrun.data.base import fetch_batch, targets_of
 
 Draws = Callable[..., torch.Generator]  # (purpose, *key) -> a generator of its own
 STRETCHES = 32
@@ -120,14 +120,14 @@ class Dirichlet(Shards):
 
 
 def labels(train: Dataset) -> Tensor:
-    """The class of each sample (n,); the stretch it lies in where a sample has no single class."""
+    """The class of each sample (n,); the stretch it lies in where a sample has no single class, or a number."""
     if hasattr(train, "y_N"):
         return torch.as_tensor(train.y_N)
     n = len(train)
-    y = fetch_batch(train, torch.arange(1))[1]
-    if y.dim() > 1:
+    y = targets_of(fetch_batch(train, torch.arange(1)))
+    if y.dim() > 1 or y.is_floating_point():
         return torch.arange(n) * STRETCHES // n
-    return torch.cat([fetch_batch(train, index)[1] for index in torch.arange(n).split(4096)])
+    return torch.cat([targets_of(fetch_batch(train, index)) for index in torch.arange(n).split(4096)])
 
 
 def _classes(label_n: Tensor) -> list[Tensor]:

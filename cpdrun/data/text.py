@@ -17,9 +17,9 @@ from cpdrun.data.base import DataError
 class PydocText:
     """train and test of (int64 (T,) bytes, int64 (T,) each one's next byte); the last share of the text is test."""
 
-    num_classes = 256
+    num_classes = vocab_size = 256
+    bytes_per_token = 1
     in_channels = 1
-    metrics = ("bits_per_byte", "perplexity")
 
     def __init__(self, context: int, test_fraction: float, text_bytes: int | None):
         if not 0 < test_fraction < 1:
@@ -29,9 +29,6 @@ class PydocText:
         self.sha256 = hashlib.sha256(text).hexdigest()
         cut = int(len(text) * (1 - test_fraction))
         self.train, self.test = Windows(text[:cut], context), Windows(text[cut:], context)
-
-    def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        return x
 
 
 class Windows(Dataset):

@@ -1,18 +1,18 @@
 """Training batches, fetched when asked for or ahead of time by processes of their own.
 
-A batch is a function of the samples' numbers and of (seed, step, worker); neither the number of processes nor who
-asks changes a bit of it.
+A batch is a tree of tensors (`cpdrun.data.base`), a function of the samples' numbers and of (seed, step, worker);
+neither the number of processes nor who asks changes a bit of it.
 """
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
-from cpdrun.data.base import Data, fetch_batch
+from cpdrun.data.base import Batch, Data, augmented, fetch_batch
 from cpdrun.train.seeds import generator
 
 AHEAD = 2  # batches that each process holds ready
@@ -20,18 +20,14 @@ AHEAD = 2  # batches that each process holds ready
 Place = tuple[int, int]  # step from the start of the run, worker
 
 
-def fetched(
-    dataset: Dataset, batches: list[Tensor], loaders: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
+def fetched(dataset: Dataset, batches: list[Tensor], loaders: int, device: torch.device) -> Iterator[Batch]:
     """The batches of `dataset` with these sample numbers (B,) each, on `device`, for evaluation."""
     ready = (fetch_batch(dataset, index_B) for index_B in batches)
     if loaders:
-        ready = _loader(
-            Planned(dataset, [(None, index_B) for index_B in batches], seed=None), loaders, device
-        )
-        ready = ((x, y) for _, x, y in ready)
-    for x, y in ready:
-        yield x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        planned = Planned(dataset, [(None, index_B) for index_B in batches], seed=None)
+        ready = (batch for _, batch in _loader(planned, loaders, device))
+    for batch in ready:
+        yield _on(device, batch)
 
 
 class Batches:
@@ -42,8 +38,8 @@ class Batches:
 
     def __init__(self, data: Data, seed: int, device: torch.device, loaders: int, channels_last: bool):
         self.data, self.seed, self.device, self.loaders = data, seed, device, loaders
-        self.memory_format = torch.channels_last if channels_last else torch.preserve_format
-        self._ahead: Iterator[tuple[Place, Tensor, Tensor]] | None = None
+        self.channels_last = channels_last
+        self._ahead: Iterator[tuple[Place, Batch]] | None = None
 
     def plan(self, index_SxNxB: Tensor, mine: range, first_step: int) -> None:
         """What `fetch` will be asked for next: the steps from `first_step` on, each for the workers `mine` in order."""
@@ -56,23 +52,23 @@ class Batches:
         ]
         self._ahead = iter(_loader(Planned(self.data.train, plan, self.seed), self.loaders, self.device))
 
-    def fetch(self, index_B: Tensor, step: int, worker: int) -> tuple[Tensor, Tensor]:
-        """x (B, ...) and y (B, ...) of the samples `index_B`, augmented as this step and worker draw."""
+    def fetch(self, index_B: Tensor, step: int, worker: int) -> Batch:
+        """The samples `index_B`, their inputs augmented as this step and worker draw."""
         if self._ahead is None:
-            x, y = fetch_batch(self.data.train, index_B, _draws(self.seed, (step, worker)))
+            batch = fetch_batch(self.data.train, index_B, _draws(self.seed, (step, worker)))
         else:
-            place, x, y = next(self._ahead)
+            place, batch = next(self._ahead)
             assert place == (step, worker), f"planned {place}, asked for {(step, worker)}"
-        x, y = (t.to(self.device, non_blocking=True) for t in (x, y))
-        x = self.data.augment(x, generator("augment", self.seed, step, worker))
-        return x.contiguous(memory_format=self.memory_format) if self.wants_layout(x) else x, y
+        batch = augmented(self.data, _on(self.device, batch), generator("augment", self.seed, step, worker))
+        return tree_map_only(Tensor, _channels_last, batch) if self.channels_last else batch
 
-    def wants_layout(self, x: Tensor) -> bool:
-        return self.memory_format is torch.channels_last and x.dim() == 4
+    def plain(self, samples: int) -> Batch:
+        """The first training samples as they are, for a look at what a batch is like."""
+        return _on(self.device, fetch_batch(self.data.train, torch.arange(samples)))
 
 
 class Planned(Dataset):
-    """Whole batches as items, for a DataLoader: (place, x, y). Those without a place are for evaluation."""
+    """Whole batches as items, for a DataLoader: (place, batch). Those without a place are for evaluation."""
 
     def __init__(self, dataset: Dataset, plan: list[tuple[Place | None, Tensor]], seed: int | None):
         self.dataset, self.plan, self.seed = dataset, plan, seed
@@ -80,9 +76,17 @@ class Planned(Dataset):
     def __len__(self) -> int:
         return len(self.plan)
 
-    def __getitem__(self, i: int) -> tuple[Any, ...]:
+    def __getitem__(self, i: int) -> tuple[Place | None, Batch]:
         place, index_B = self.plan[i]
-        return place, *fetch_batch(self.dataset, index_B, place and _draws(self.seed, place))
+        return place, fetch_batch(self.dataset, index_B, place and _draws(self.seed, place))
+
+
+def _on(device: torch.device, batch: Batch) -> Batch:
+    return tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
+
+
+def _channels_last(t: Tensor) -> Tensor:
+    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
 
 
 def _draws(seed: int, place: Place) -> Callable[[], torch.Generator]:

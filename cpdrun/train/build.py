@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,11 @@ from torch import nn
 
 from cpdrun.comm import GradientSync
 from cpdrun.comm.gossip.base import Gossip
-from cpdrun.data.base import Data, DataError
+from cpdrun.data.base import Data, DataError, states
 from cpdrun.data.partition import Partition
 from cpdrun.optim.groups import MakeOptimizer, ParameterGroups
+from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
-from cpdrun.train.evaluate import EXTRA_METRICS
 from cpdrun.train.precision.rules import Precision
 from cpdrun.train.preflight.fit import unfit_data, unfit_model
 from cpdrun.train.seeds import derived_seed
@@ -42,6 +42,7 @@ class Parts:
     """All that a training run consists of."""
 
     data: Data
+    task: Task
     batches: Batches
     eval_batch: int
     partition: Partition
@@ -59,6 +60,7 @@ class Parts:
 def build(config: dict[str, Any], device: torch.device) -> Parts:
     """Make every part of the run; initial weights depend on the seed alone. Raises BuildError."""
     data = build_data(config)
+    task = build_task(config, data)
     precision = _instantiate("precision", config["precision"])
     precision.seed = config["seed"]
     layout = torch.channels_last if config["channels_last"] else torch.preserve_format
@@ -88,6 +90,7 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     batches = Batches(data, config["seed"], device, config["loaders"], config["channels_last"])
     return Parts(
         data,
+        task,
         batches,
         config["eval_batch"],
         partition,
@@ -112,31 +115,46 @@ def _learner(config: dict[str, Any], precision: Precision, sync: GradientSync | 
 
 
 def build_data(config: dict[str, Any]) -> Data:
-    """Raises BuildError, also for a metric that nobody can evaluate."""
+    """Raises BuildError."""
     data = _instantiate("data", config["data"])
-    if unknown := sorted(set(getattr(data, "metrics", ())) - set(EXTRA_METRICS)):
-        raise BuildError(f"data: unknown metric {unknown[0]!r}; there are: {', '.join(EXTRA_METRICS)}")
     if problem := unfit_data(data):
         raise BuildError(f"data: {problem}")
     return data
 
 
+def build_task(config: dict[str, Any], data: Data) -> Task:
+    """The task of config["task"]; raises BuildError, also for label smoothing that it does not do."""
+    spec, smoothing = config["task"], config["label_smoothing"]
+    if "label_smoothing" in _asked_for("task", spec):
+        spec = {"label_smoothing": smoothing, **spec}
+    elif smoothing:
+        name = spec["_target_"].rsplit(".", 1)[-1]
+        raise BuildError(f"label_smoothing={smoothing}: {name} smooths no labels; type label_smoothing=0")
+    return _instantiate("task", _with_facts("task", spec, data))
+
+
 def build_model(config: dict[str, Any], data: Data) -> nn.Module:
-    """The model of config["model"]; num_classes, in_channels and context come from the data where its class asks for
-    them and the yaml does not set them. num_classes also goes where any keyword is taken (timm.create_model)."""
-    spec = dict(config["model"])
-    with _naming("model"):
-        accepted = inspect.signature(_locate(spec["_target_"])).parameters
-    for fact in ("num_classes", "in_channels", "context"):
-        if fact in accepted and spec.get(fact) is None and hasattr(data, fact):
-            spec[fact] = getattr(data, fact)
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
-    if anything and "num_classes" not in spec and hasattr(data, "num_classes"):
-        with contextlib.suppress(
-            BuildError
-        ):  # it may hand its keywords to something that does not take this one
+    """The model of config["model"]: what its class asks for and the yaml does not set comes from what the data states.
+    num_classes also goes where any keyword is taken (timm.create_model)."""
+    spec = _with_facts("model", config["model"], data)
+    asked_for = _asked_for("model", spec).values()
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in asked_for)
+    if anything and "num_classes" not in spec and states(data, "num_classes"):
+        with contextlib.suppress(BuildError):  # what it hands its keywords to may not take this one
             return _make_model(config, {**spec, "num_classes": data.num_classes})
     return _make_model(config, spec)
+
+
+def _with_facts(section: str, spec: dict[str, Any], data: Data) -> dict[str, Any]:
+    """`spec` with the facts of `data` that its class has an argument for and the yaml no value."""
+    missing = [name for name in _asked_for(section, spec) if spec.get(name) is None]
+    return spec | {name: getattr(data, name) for name in missing if states(data, name)}
+
+
+def _asked_for(section: str, spec: dict[str, Any]) -> Mapping[str, inspect.Parameter]:
+    """The arguments of the class that `spec` names, by their names."""
+    with _naming(section):
+        return inspect.signature(_locate(spec["_target_"])).parameters
 
 
 def _make_model(config: dict[str, Any], spec: dict[str, Any]) -> nn.Module:

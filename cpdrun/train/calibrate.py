@@ -34,7 +34,6 @@ from cpdrun.record import write_json
 from cpdrun.train.build import BuildError, Parts, build
 from cpdrun.train.learners.gradients import ExactGradients, Objective
 from cpdrun.train.learners.played import SharedModel
-from cpdrun.train.loss import training_loss
 from cpdrun.train.ranks.device import device_of
 
 FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")
@@ -76,17 +75,16 @@ def measure_workload(
 ) -> dict[str, Any]:
     """A step of the training loop without its exchange, one worker. Trains `parts.model` a little."""
     parameters = list(parts.model.parameters())
-    loss = partial(training_loss, label_smoothing=config["label_smoothing"])
     played = SharedModel(parts.model, workers)
-    objective = Objective(played, parts.batches, loss, lambda _w: parts.precision.loss_scale.value)
+    objective = Objective(played, parts.batches, parts.task, lambda _w: parts.precision.loss_scale.value)
     gradients_of = ExactGradients(objective)
     index_NxB = torch.arange(workers.world_size * config["batch_size"]).view(workers.world_size, -1)
-    x, y = parts.batches.fetch(index_NxB[workers.mine.start], 0, workers.mine.start)
+    batch = parts.batches.fetch(index_NxB[workers.mine.start], 0, workers.mine.start)
     parts.model.train()
     _, gradients_WxP = gradients_of(index_NxB, 0)
 
     def forward() -> None:
-        loss(parts.model(x), y)
+        parts.task.loss_of(parts.model, batch)
 
     def check() -> None:
         """What AllReduceSync.reduce_stacked does beside the exchange."""

@@ -124,7 +124,7 @@ def train(
         "status": status,
         "metrics": progress.metrics,
         "test_samples": learner.test_samples(),
-        "num_classes": parts.data.num_classes,
+        "num_classes": getattr(parts.data, "num_classes", None),
         "train_seconds": progress.train_seconds,
         "memory": learner.memory(),
         "wire": progress.bytes_per_step(),

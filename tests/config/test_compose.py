@@ -12,6 +12,7 @@ from cpdrun.config.schema import RULES, SECTIONS, validate
 # What the training loop hands to a class beside the keys of its yaml.
 GIVEN_BY_THE_CODE = {
     "model": {"in_channels", "num_classes"},
+    "task": {"num_classes", "bytes_per_token", "label_smoothing"},
     "norm": {"channels"},
     "optim": {"params"},
     "sync": {

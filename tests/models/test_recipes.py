@@ -9,7 +9,7 @@ from cpdrun.models.fcn_small import FcnSmall
 from cpdrun.models.gpt import GPT
 from cpdrun.models.resnet18_cifar import ResNet18Cifar
 from cpdrun.models.torchvision_nets import FcnResNet50, ResNet50
-from cpdrun.train.loss import training_loss
+from cpdrun.tasks.classification import Classification
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 BYTES = torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -43,7 +43,7 @@ def test_an_auxiliary_head_adds_its_share_of_the_loss_and_is_silent_in_evaluatio
     y = torch.randint(0, 10, (2, 32, 32))
     outputs = net(IMAGES)
     assert isinstance(outputs, WithAuxiliary)
-    loss = training_loss(outputs, y)
+    loss = Classification().loss(outputs, (IMAGES, y))
     main, other = F.cross_entropy(outputs.logits, y), F.cross_entropy(outputs.auxiliary, y)
     assert torch.equal(loss, main + 0.4 * other)
     loss.backward()

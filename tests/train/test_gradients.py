@@ -6,11 +6,13 @@ from cpdrun.comm.workers import Workers
 from cpdrun.data.images.digits import Digits
 from cpdrun.models.convnet import ConvNet
 from cpdrun.record import read_json
+from cpdrun.tasks.classification import Classification
 from cpdrun.train.batches import Batches
 from cpdrun.train.learners.gradients import BatchedGradients, CannotBatchError, ExactGradients, Objective
 from cpdrun.train.learners.played import OwnModels, SharedModel
 
 CPU = torch.device("cpu")
+TASK = Classification(num_classes=10)
 W, B = 8, 4
 
 
@@ -25,7 +27,9 @@ def convnet():
 
 
 def objective(model, data):
-    return Objective(SharedModel(model, Workers(W)), Batches(data, 0, CPU, loaders=0, channels_last=False))
+    return Objective(
+        SharedModel(model, Workers(W)), Batches(data, 0, CPU, loaders=0, channels_last=False), TASK
+    )
 
 
 def test_batched_gradients_and_buffers_equal_exact_ones_but_for_rounding(digits):
@@ -65,7 +69,7 @@ def test_gradients_that_a_worker_of_its_own_changes_in_place_share_no_memory(dig
     """Autograd gives one tensor for both; momentum added to each in place was added twice to both."""
     own = OwnModels(Twice(), Workers(1))
     batches = Batches(digits, 0, CPU, loaders=0, channels_last=False)
-    _, (of_a, of_b) = ExactGradients(Objective(own, batches))(torch.arange(B).view(1, B), 0)
+    _, (of_a, of_b) = ExactGradients(Objective(own, batches, TASK))(torch.arange(B).view(1, B), 0)
     assert torch.equal(of_a, of_b) and of_a.data_ptr() != of_b.data_ptr()
 
 

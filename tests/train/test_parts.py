@@ -5,7 +5,12 @@ import torch
 from torch import nn
 
 from cpdrun.comm.workers import Workers
+from cpdrun.record.measure import ACCURACY
 from cpdrun.sweep import plan
+from cpdrun.tasks.classification import Classification
+from cpdrun.tasks.next_token import NextToken
+from cpdrun.tasks.segmentation import Segmentation
+from cpdrun.tasks.top5 import Top5
 from cpdrun.train.evaluate import evaluate
 from cpdrun.train.learners.played import SharedModel
 from cpdrun.train.preflight.look import check
@@ -45,7 +50,7 @@ def test_evaluation_counts_every_sample_once_and_leaves_training_mode_on():
             return torch.tensor([float(i % 3 == 0), 0.5]), torch.tensor(0)
 
     model = nn.Identity()
-    metrics = evaluate(model, Numbers(), Workers(1), torch.device("cpu"), batch=500)
+    metrics = evaluate(model, Classification(), Numbers(), Workers(1), torch.device("cpu"), batch=500)
     assert metrics["test_accuracy"] == 412 / 1234
     assert model.training
 
@@ -89,19 +94,14 @@ def test_metrics_of_pixels_leave_out_what_is_ignored():
         def __getitem__(self, i):
             return torch.nn.functional.one_hot(predicted[i], 4).permute(2, 0, 1).float() * 5, truth[i]
 
-    metrics = evaluate(
-        nn.Identity(),
-        Pixels(),
-        Workers(1),
-        torch.device("cpu"),
-        num_classes=4,
-        extra=("mean_iou", "bits_per_byte"),
-        batch=500,
+    metrics, of_text = (
+        evaluate(nn.Identity(), task, Pixels(), Workers(1), torch.device("cpu"), batch=1)
+        for task in (Segmentation(num_classes=4), NextToken(bytes_per_token=2))
     )
     assert metrics["test_accuracy"] == 7 / 10
     # class 0: 2 of 4 in the union, class 1: 3 of 5, class 2: 2 of 4; class 3 does not occur
     assert metrics["test_mean_iou"] == pytest.approx((2 / 4 + 3 / 5 + 2 / 4) / 3)
-    assert metrics["test_bits_per_byte"] == pytest.approx(metrics["test_loss"] / 0.6931471805599453)
+    assert of_text["test_bits_per_byte"] == pytest.approx(metrics["test_loss"] / 0.6931471805599453 / 2)
 
 
 def test_the_top_five_hold_the_best():
@@ -112,20 +112,19 @@ def test_the_top_five_hold_the_best():
         def __getitem__(self, i):
             return torch.arange(8.0, 0, -1), torch.tensor(i)  # class i is the i-th best
 
-    metrics = evaluate(
-        nn.Identity(), Ranked(), Workers(1), torch.device("cpu"), extra=("top5_accuracy",), batch=500
-    )
+    metrics = evaluate(nn.Identity(), Top5(), Ranked(), Workers(1), torch.device("cpu"), batch=500)
     assert (metrics["test_accuracy"], metrics["test_top5_accuracy"]) == (1 / 8, 5 / 8)
 
 
-class OddlyMeasured:
-    """Data that asks for a metric which nobody can evaluate."""
+class OddlyMeasured(Classification):
+    """It declares a metric that it does not give."""
 
-    metrics = ("bits_per_bite",)
+    measures = Classification.measures | {"bits_per_bite": ACCURACY}
 
 
-def test_a_metric_that_nobody_can_evaluate_is_named_before_the_start():
-    (run,) = plan(["data=custom", f"data._target_={__name__}.OddlyMeasured"]).runs
+def test_a_metric_that_is_declared_and_not_given_is_named_before_the_start():
+    (run,) = plan(["task=custom", f"task._target_={__name__}.OddlyMeasured"]).runs
     assert check([run.config]) == [
-        "data: unknown metric 'bits_per_bite'; there are: mean_iou, top5_accuracy, bits_per_byte, perplexity"
+        "task: OddlyMeasured cannot judge what ConvNet gives: its metrics are accuracy, loss; it declares accuracy, "
+        "bits_per_bite, loss"
     ]

@@ -1,5 +1,7 @@
 """What runs in an emulated accumulator and what does not is seen on one sample, and stands in env.json."""
 
+from functools import partial
+
 import custom_fp
 import torch
 from torch import nn
@@ -13,9 +15,8 @@ from cpdrun.train.preflight.products import products_of
 
 def test_attention_and_a_tied_head_are_left_in_float32():
     gpt = GPT(num_classes=16, context=8, layers=2, heads=2, width=8, dropout=0.0)
-    found = products_of(
-        custom_fp.quantize_model(gpt, accumulator="e5m2"), torch.zeros(1, 8, dtype=torch.long)
-    )
+    model = custom_fp.quantize_model(gpt, accumulator="e5m2")
+    found = products_of(model, lambda: model(torch.zeros(1, 8, dtype=torch.long)))
     layers = ("qkv", "project", "mlp.0", "mlp.2")
     assert found["in the accumulator"] == [f"blocks.{b}.{layer}" for b in (0, 1) for layer in layers]
     where = {text.split(": ")[0] for text in found["in float32"]}
@@ -42,7 +43,7 @@ def test_what_torch_multiplies_is_seen_whatever_it_is_called():
     ):
         if x is None:
             model, x = Twice(model), torch.ones(2, 4)
-        assert products_of(model.train(), x)["in float32"], type(model).__name__
+        assert products_of(model.train(), partial(model, x))["in float32"], type(model).__name__
         assert model.training
 
 
@@ -59,7 +60,7 @@ def test_layers_in_the_accumulator_are_no_float32_products():
     model = custom_fp.quantize_model(
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(18, 2)), accumulator="e5m2"
     )
-    found = products_of(model, torch.ones(1, 1, 5, 5))
+    found = products_of(model, lambda: model(torch.ones(1, 1, 5, 5)))
     assert found == {"in the accumulator": ["0", "2"], "in float32": []}
 
 

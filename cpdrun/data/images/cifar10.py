@@ -27,6 +27,7 @@ class CIFAR10:
 
     num_classes = 10
     in_channels = 3
+    image_size = 32
 
     def __init__(
         self,

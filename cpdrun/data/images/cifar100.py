@@ -27,7 +27,7 @@ class CIFAR100:
 
     num_classes = 100
     in_channels = 3
-    metrics = ("top5_accuracy",)
+    image_size = 32
 
     def __init__(
         self, data_dir: str, augment: bool, train_samples: int | None, test_samples: int | None

@@ -35,15 +35,10 @@ class Cityscapes:
 
     num_classes = 19
     in_channels = 3
-    metrics = ("mean_iou",)
 
     def __init__(self, data_dir: str, crop: int):
         self.path = folder = Path(data_dir).expanduser()
         self.train, self.test = (Scenes(_find(folder, split), crop) for split in ("train", "val"))
-
-    def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Nothing more: crops are drawn while images are decoded."""
-        return x
 
 
 class Scenes(Dataset):

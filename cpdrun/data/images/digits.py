@@ -22,6 +22,7 @@ class Digits:
 
     num_classes = 10
     in_channels = 1
+    image_size = 8
 
     def __init__(self, test_fraction: float):
         if not 0 < test_fraction < 1:
@@ -31,9 +32,6 @@ class Digits:
         held_out = math.ceil(len(y_N) * test_fraction)
         self.test = _images(x_Nx1x8x8, y_N, order_N[:held_out])
         self.train = _images(x_Nx1x8x8, y_N, order_N[held_out:])
-
-    def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        return x
 
 
 def _digits_file() -> Path:

@@ -26,6 +26,7 @@ class FashionMNIST:
 
     num_classes = 10
     in_channels = 1
+    image_size = 28
 
     def __init__(
         self, data_dir: str | None, augment: bool, train_samples: int | None, test_samples: int | None

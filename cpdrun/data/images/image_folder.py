@@ -27,7 +27,6 @@ class ImageFolders:
     """train and test of (float32 (3, size, size), int64 ()); raises DataError where the folders are absent or empty."""
 
     in_channels = 3
-    metrics = ("top5_accuracy",)
 
     def __init__(
         self,
@@ -51,14 +50,10 @@ class ImageFolders:
             raise DataError(
                 f"{folder}: {train_folder} and {test_folder} have different classes ({odd} is in one of them alone)"
             )
-        self.num_classes = len(train.classes)
+        self.num_classes, self.image_size = len(train.classes), size
         self.train, self.test = (
             Decoded(found, size, smallest_area, mirror, mean, std) for found in (train, test)
         )
-
-    def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Nothing more: parts of images are drawn while they are decoded."""
-        return x
 
 
 class Decoded(Dataset):

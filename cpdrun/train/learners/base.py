@@ -89,16 +89,12 @@ def evaluate_on(
 ) -> dict[str, float]:
     """The metrics of `parts.model` as it stands on the test set of `parts.data`, or its first `samples`; `workers`'
     ranks share the work."""
-    data = parts.data
-    extra = getattr(data, "metrics", ())
-    classes = data.num_classes
     return evaluate(
         parts.model,
-        data.test,
+        parts.task,
+        parts.data.test,
         workers,
         device,
-        num_classes=classes,
-        extra=extra,
         samples=samples,
         batch=parts.eval_batch,
         loaders=parts.batches.loaders,

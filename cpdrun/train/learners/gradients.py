@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_map
 
 from cpdrun.comm.workers import Workers
+from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
 from cpdrun.train.learners.played import Played
 from cpdrun.train.memory import in_short, shortage
 from cpdrun.train.seeds import seed_global
-
-Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, K, ...), targets (B, ...) -> mean loss ()
 
 
 class CannotBatchError(Exception):
@@ -37,10 +36,8 @@ class Objective:
 
     played: Played
     batches: Batches
-    loss: Loss = F.cross_entropy
-    scale: Callable[[int], float] = lambda w: (
-        1.0
-    )  # gradients of my w-th worker are those of its loss * scale(w)
+    task: Task
+    scale: Callable[[int], float] = lambda w: 1.0  # my w-th worker's gradients are of its loss * scale(w)
 
     @property
     def workers(self) -> Workers:
@@ -74,9 +71,9 @@ class ExactGradients:
         played.begin_step()
         for w, worker in enumerate(objective.workers.mine):
             played.begin_worker(w)
-            x, y = objective.batches.fetch(index_NxB[worker], step, worker)
+            batch = objective.batches.fetch(index_NxB[worker], step, worker)
             seed_global(objective.device, "dropout", objective.batches.seed, step, worker)
-            loss = objective.loss(played.model(x), y)
+            loss = objective.task.loss_of(played.model, batch)
             scale = objective.scale(w)
             scaled = loss if scale == 1 else loss * scale
             gradient = torch.autograd.grad(scaled, self.parameters, materialize_grads=True)
@@ -101,26 +98,29 @@ class BatchedGradients:
         self.objective, played = objective, objective.played
         self.tried = False  # what vmap cannot run fails at the first step
 
-        def loss_of_worker(parameters, buffers, scale, x_BxF, y_B):
-            loss = objective.loss(functional_call(played.model, (parameters, buffers), (x_BxF,)), y_B)
+        def loss_of_worker(parameters, buffers, scale, batch):
+            def model(*args, **kwargs):
+                return functional_call(played.model, (parameters, buffers), args, kwargs)
+
+            loss = objective.task.loss_of(model, batch)
             return loss * scale, loss
 
         of_each = 0 if played.own else None
         self._gradients = vmap(
-            grad(loss_of_worker, has_aux=True), in_dims=(of_each, 0, of_each, 0, 0), randomness="different"
+            grad(loss_of_worker, has_aux=True), in_dims=(of_each, 0, of_each, 0), randomness="different"
         )
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
         """As ExactGradients."""
         objective, played, workers = self.objective, self.objective.played, self.objective.workers
         batches = [objective.batches.fetch(index_NxB[worker], step, worker) for worker in workers.mine]
-        x_WxBxF, y_WxB = (torch.stack(parts) for parts in zip(*batches, strict=True))
+        batch_W = tree_map(lambda *tensors: torch.stack(tensors), *batches)
         parameters, buffers_W = played.stacked()
         scales = [objective.scale(w) for w in range(len(workers.mine))]
         scale = torch.tensor(scales, device=objective.device) if played.own else scales[0]
         seed_global(objective.device, "dropout", objective.batches.seed, step, workers.rank)
         with nullcontext() if self.tried else naming_the_layer(played.model):
-            gradients_W, losses_W = self._gradients(parameters, buffers_W, scale, x_WxBxF, y_WxB)
+            gradients_W, losses_W = self._gradients(parameters, buffers_W, scale, batch_W)
         self.tried = True
         played.took(buffers_W)
         gradients_WxP = [gradients_W[name] for name in parameters]

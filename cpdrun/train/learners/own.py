@@ -17,18 +17,14 @@ from torch import Tensor
 from cpdrun.comm.gossip.base import Gossip
 from cpdrun.comm.gossip.topology.mixing import mean_gap
 from cpdrun.comm.workers import Workers
-from cpdrun.data.base import fetch_batch
 from cpdrun.train.build import Parts, groups_of
 from cpdrun.train.learners.base import Learner, evaluate_on
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
 from cpdrun.train.learners.played import OwnModels
 from cpdrun.train.learners.update import Update
-from cpdrun.train.loss import training_loss
 from cpdrun.train.precision.activations import activation_bytes
 from cpdrun.train.precision.rules import Precision
 from cpdrun.train.state import checkpoint
-
-LOWER_IS_BETTER = ("loss", "bits_per", "perplexity")
 
 
 class OwnWeights(Learner):
@@ -45,8 +41,7 @@ class OwnWeights(Learner):
         N, B = config["world_size"], config["batch_size"]
         self.batch_size = B
         self.last_step = config["epochs"] * (len(parts.data.train) // (N * B)) - 1
-        loss = partial(training_loss, label_smoothing=config["label_smoothing"])
-        objective = Objective(self.models, parts.batches, loss, lambda w: self.updates[w].scale)
+        objective = Objective(self.models, parts.batches, parts.task, lambda w: self.updates[w].scale)
         self.gradients_of = EMULATIONS[config["emulation"]](objective)
         self.gossip.begin(self.models.rows, self.models.x_WxD)
         parts.model.train()
@@ -124,20 +119,24 @@ class OwnWeights(Learner):
         averaged = evaluate_on(self.parts, self.workers, self.device)
         return (
             {name: values_N.mean().item() for name, values_N in by_name.items()}
-            | {f"{name}_worst": _worst(name, values_N) for name, values_N in by_name.items()}
+            | {f"{name}_worst": self._worst(name, values_N) for name, values_N in by_name.items()}
             | {f"{name}_averaged_model": value for name, value in averaged.items()}
             | {"consensus_distance": distance, "bytes_sent_per_worker": self.gossip.bytes_sent}
         )
+
+    def _worst(self, name: str, values_N: Tensor) -> float:
+        measure = self.parts.task.measures[name.removeprefix("test_")]
+        return (values_N.min() if measure.higher_is_better else values_N.max()).item()
 
     def memory(self) -> dict[str, int]:
         """With what the gossip rule remembers, gossip_bytes, and what a batch leaves for the backward pass,
         activation_bytes."""
         self.models.begin_worker(0)
-        x_BxF, _ = fetch_batch(self.parts.data.train, torch.arange(self.batch_size))
+        task, model, batch = self.parts.task, self.parts.model, self.parts.batches.plain(self.batch_size)
         bits = self.parts.precision.activation_bits
         return self.updates[0].memory() | {
             "gossip_bytes": 4 * sum(self.models.rows.numels) * len(self.gossip.memory),
-            "activation_bytes": activation_bytes(self.parts.model, x_BxF.to(self.device), bits),
+            "activation_bytes": activation_bytes(model, lambda: task.outputs(model, batch), bits),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,8 +167,3 @@ def _nonfinite(gradient: list[Tensor]) -> int:
     if bool(torch.isfinite(torch.stack([g.sum() for g in gradient])).all()):
         return 0
     return sum(int((~torch.isfinite(g)).sum()) for g in gradient)
-
-
-def _worst(name: str, values_N: Tensor) -> float:
-    lower = any(word in name for word in LOWER_IS_BETTER)
-    return (values_N.max() if lower else values_N.min()).item()

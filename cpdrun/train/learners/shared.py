@@ -1,6 +1,5 @@
 """Data parallelism: one model, one optimizer, the mean gradient of all workers."""
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from cpdrun.train.learners.base import Learner, evaluate_on
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
 from cpdrun.train.learners.played import SharedModel
 from cpdrun.train.learners.update import Update
-from cpdrun.train.loss import training_loss
 from cpdrun.train.state import checkpoint
 
 
@@ -24,9 +22,8 @@ class SharedWeights(Learner):
         self.parts, self.workers, self.device = parts, workers, device
         parameters = list(parts.model.parameters())
         self.update = Update(parts.optimizer, parameters, parts.precision, config["clip_norm"])
-        loss = partial(training_loss, label_smoothing=config["label_smoothing"])
         played = SharedModel(parts.model, workers)
-        objective = Objective(played, parts.batches, loss, lambda _w: self.update.scale)
+        objective = Objective(played, parts.batches, parts.task, lambda _w: self.update.scale)
         self.gradients_of = EMULATIONS[config["emulation"]](objective)
         self.model_workers = model_workers_of(parts.model)
         self.within_models = dict.fromkeys(parts.sync.wire_bytes(), 0)

@@ -1,16 +1,18 @@
 """What a network keeps of a batch between its forward and its backward pass."""
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cpdrun.comm.compressors.bitpack import packed_bytes
 from cpdrun.models.normed.norms import is_norm
 
 
-def activation_bytes(model: nn.Module, x: Tensor, bits: int | None) -> int:
-    """Bytes of what enters the Linear, Conv2d and normalisation layers for the batch x, `bits` a value (None: float32):
-    each of them needs its input again, to form gradients. A value that enters two layers counts twice; the model is
-    left as it is."""
+def activation_bytes(model: nn.Module, forward: Callable[[], object], bits: int | None) -> int:
+    """Bytes of what enters the Linear, Conv2d and normalisation layers, `bits` a value (None: float32), where `forward`
+    calls the model with a batch: each of them needs its input again, to form gradients. A value that enters two layers
+    counts twice; the model is left as it is."""
     kept = 0
 
     def count(_module: nn.Module, inputs: tuple) -> None:
@@ -23,7 +25,7 @@ def activation_bytes(model: nn.Module, x: Tensor, bits: int | None) -> int:
     model.eval()
     try:
         with torch.no_grad():
-            model(x)
+            forward()
     finally:
         model.train(training)
         for hook in hooks:

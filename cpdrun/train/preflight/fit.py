@@ -15,7 +15,9 @@ def unfit_data(data: Any) -> str | None:
     for split in SPLITS:
         dataset = getattr(data, split, None)
         if dataset is None:
-            return f"{name} has no {split}: a class of data has train and test, as cpdrun/data/base.py says"
+            return (
+                f"{name} has no {split}: a class of data has train and test, as cpdrun/tasks/__init__.py says"
+            )
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             return (
                 f"{split} of {name} is a {type(dataset).__name__} without numbered samples: workers take theirs "

@@ -31,19 +31,20 @@ def emulated_products(parts: Parts) -> dict[str, list[str]] | None:
     nothing is drawn and no statistic moves. Collective where the workers of a model lie on several ranks."""
     if not getattr(parts.precision, "accumulator", None):
         return None
-    x_BxF, _ = parts.batches.fetch(torch.tensor([0]), 0, 0)
-    return products_of(parts.model, x_BxF)
+    batch = parts.batches.fetch(torch.tensor([0]), 0, 0)
+    return products_of(parts.model, lambda: parts.task.outputs(parts.model, batch))
 
 
-def products_of(model: nn.Module, x_BxF: Any) -> dict[str, list[str]]:
+def products_of(model: nn.Module, forward: Callable[[], object]) -> dict[str, list[str]]:
     """{"in the accumulator": [layers], "in float32": ["blocks.0 (Block): _scaled_dot_product_flash_attention", ...]}
-    of the forward pass on a batch. The model is evaluated, without gradients, and left in the mode it was in."""
+    of the model's forward pass, which `forward` calls on a batch. The model is evaluated, without gradients, and left
+    in the mode it was in."""
     replaced = [name or type(m).__name__ for name, m in model.named_modules() if isinstance(m, REPLACED)]
     training = model.training
     model.eval()
     try:
         with torch.no_grad(), _entered(model) as innermost, _Products(innermost) as seen:
-            model(x_BxF)
+            forward()
     finally:
         model.train(training)
     return {"in the accumulator": replaced, "in float32": list(seen.found)}

@@ -1,0 +1,47 @@
+"""A class for every pixel, judged by the intersection over union of each class (Everingham et al. 2010, PASCAL VOC).
+
+Legend: B images, K classes. Logits are (B, K, H, W), targets int64 (B, H, W).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cpdrun.data.base import Batch
+from cpdrun.record.measure import SHARE
+from cpdrun.tasks.classification import IGNORED, Classification
+
+
+class Segmentation(Classification):
+    """mean_iou is the mean over those of `num_classes` that occur in truth or prediction."""
+
+    measures = Classification.measures | {"mean_iou": SHARE}
+    judged_by = "mean_iou"
+
+    def __init__(self, num_classes: int, label_smoothing: float = 0.0):
+        super().__init__(num_classes, label_smoothing)
+
+    def sums(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        logits, y = self.compared(outputs, batch)
+        return super().sums(outputs, batch) | {
+            "confusion": confusion(logits.argmax(dim=1), y, self.num_classes)
+        }
+
+    def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        return super().metrics(totals) | {"mean_iou": mean_iou(totals["confusion"])}
+
+
+def confusion(predicted: Tensor, y: Tensor, K: int) -> Tensor:
+    """counts[i, j]: elements of class i that are taken for class j, int64 (K, K)."""
+    counted = y != IGNORED
+    return torch.bincount(y[counted] * K + predicted[counted], minlength=K * K).view(K, K)
+
+
+def mean_iou(confusion_KxK: Tensor) -> float:
+    """Intersection over union, averaged over the classes that occur in truth or prediction."""
+    confusion_KxK = confusion_KxK.double()
+    hits = confusion_KxK.diagonal()
+    union = confusion_KxK.sum(0) + confusion_KxK.sum(1) - hits
+    return (hits[union > 0] / union[union > 0]).mean().item()
