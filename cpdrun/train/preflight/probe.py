@@ -88,6 +88,7 @@ def _data() -> dict[str, str | None]:
         spec = yaml.safe_load(choice.read_text()) if choice.name.endswith(".yaml") else None
         if not spec or "???" in spec.values():
             continue
+        spec.pop("defaults", None)  # the task that it chooses
         name = choice.name.removesuffix(".yaml")
         if "cache_dir" in spec:
             folder = Path(spec.get("data_dir") or ".").expanduser()
