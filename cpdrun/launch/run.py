@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from cpdrun.config.formats import format_facts
+from cpdrun.config.format_facts import format_facts
 from cpdrun.launch.base import Event, Executor, FolderGoneError, Job, LaunchError, LaunchOptions, Summary
 from cpdrun.launch.engine import WarmEngine
 from cpdrun.launch.progress.axes import axes_of

@@ -4,14 +4,14 @@ of summation would save bits."""
 import math
 from collections.abc import Iterator
 
+from cpdrun.report.completeness import mixture
 from cpdrun.report.read import formats
 from cpdrun.report.read.collect import identity
-from cpdrun.report.read.completeness import mixture
 from cpdrun.report.read.group import Facet
 from cpdrun.report.read.study import Study
+from cpdrun.report.read.words import axis_text, axis_title
 from cpdrun.report.tables import Shown
 from cpdrun.report.verdict import is_open, named, points, sentence, smallest_within, some
-from cpdrun.report.words import axis_text, axis_title
 
 MOST_SENTENCES = 3  # facets; more of them become rows of a matrix
 ORDER = ("sync.order", "sync.group_size")  # which gradients are added to which, when

@@ -9,8 +9,8 @@ from cpdrun.report.read import formats
 from cpdrun.report.read.collect import CORE_AXES, identity
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.study import Study
+from cpdrun.report.read.words import axis_text, axis_title
 from cpdrun.report.tables import Shown, column
-from cpdrun.report.words import axis_text, axis_title
 
 
 def complete(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -9,8 +9,11 @@ from cpdrun.report.read import formats
 from cpdrun.report.read.collect import SEED, finished
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.words import SWEEP, axis_text, axis_title
+from cpdrun.report.read.words import SWEEP, axis_text, axis_title
 from cpdrun.stats.intervals import is_zero, mean_interval
+
+# what a worker keeps in memory, by its heading
+KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ def frame(study: Study) -> pd.DataFrame:
 
 def details(study: Study) -> pd.DataFrame:
     """As `frame`, then the ends of the interval with the test set's own error in it, the difference to fp32 and how it
-    was judged, whether it learnt, the longest chain of rounded additions, bytes on the wire, and seconds.
+    was judged, whether it learnt, the longest chain of rounded additions, bytes on the wire and in memory, and seconds.
 
     vs_fp32 is positive where a format does better, whichever way the metric points; its interval is paired by
     seed where both sides ran the same seeds, Welch's otherwise (`vs_fp32_method`). `seeds_needed` is about how many
@@ -59,7 +62,7 @@ def details(study: Study) -> pd.DataFrame:
                 "test_samples": group.test_samples,
                 "longest_chain": group.longest_chain,
                 "bytes_per_step": group.wire_bytes,
-                **{key: group.figures[key] for key in ("model_bytes", "optimizer_bytes", "train_seconds")},
+                **{key: group.figures[key] for key in (*KEPT.values(), "train_seconds")},
             }
         )
     table = pd.DataFrame(rows)
@@ -130,10 +133,7 @@ def full(study: Study) -> Shown:
 def byte_counts(study: Study) -> dict[str, list[float]]:
     """The columns of `full` that count bytes, by their heading: a number for each group."""
     sent = {"bytes sent a step": [group.wire_bytes for group in study.groups]}
-    kept = {
-        "model": [group.figures["model_bytes"] for group in study.groups],
-        "optimizer": [group.figures["optimizer_bytes"] for group in study.groups],
-    }
+    kept = {name: [group.figures[figure] for group in study.groups] for name, figure in KEPT.items()}
     return sent | {name: counts for name, counts in kept.items() if len(set(_known(counts))) > 1}
 
 

@@ -9,15 +9,14 @@ import pandas as pd
 from rich.console import Console
 
 from cpdrun.record import SweepDir, write_text
-from cpdrun.report import answers, export, pivot, tables
+from cpdrun.report import answers, completeness, export, pivot, tables
 from cpdrun.report.costmodel import CalibrationError, Network, network
 from cpdrun.report.errors import ReportError, ReportUsageError
-from cpdrun.report.files import TABLES
 from cpdrun.report.page import html, markup, pictures
-from cpdrun.report.read import completeness
+from cpdrun.report.page.table_files import TABLES
 from cpdrun.report.read.collect import sweep_names
 from cpdrun.report.read.study import Study, read_study
-from cpdrun.report.words import plain
+from cpdrun.report.read.words import plain
 
 DEFAULT_PICTURES = ("png", "svg")
 MAIN_PLOT = "accuracy_vs_bits"

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cpdrun.config.compose import CONF_MODULE, EXPERIMENT
-from cpdrun.config.formats import format_facts
+from cpdrun.config.format_facts import format_facts
 from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.launch import Job, LaunchError, LaunchOptions, would_write

@@ -13,7 +13,7 @@ from cpdrun.report.costmodel import (
     Codec,
     Network,
     Setup,
-    exchange,
+    direct,
     read_calibration,
     speedup,
     step,
@@ -23,8 +23,8 @@ from cpdrun.sweep import plan
 
 
 def test_the_model_cuts_and_orders_as_the_exchange_does():
-    assert exchange.SEGMENT_VALUES == comm_exchange.SEGMENT_VALUES
-    assert exchange.LAG == comm_exchange.LAG
+    assert direct.SEGMENT_VALUES == comm_exchange.SEGMENT_VALUES
+    assert direct.LAG == comm_exchange.LAG
     assert dist._DEFAULT_FIRST_BUCKET_BYTES == step.DDP_FIRST_BUCKET_BYTES
 
 
@@ -34,7 +34,7 @@ def test_the_model_sends_the_bytes_that_the_exchange_sends(workers, bits):
     """A wire of one byte a second, and nothing else that takes time."""
     numels, wire = (5_000_000, 64, 10), Network(0.0, 1.0)
     sent = Layout(numels, bits, workers, comm_exchange.SEGMENT_VALUES).sent_bytes()
-    model_s = exchange.direct_s(sum(numels), workers, Codec(bits, 0.0, 0.0, 0.0, 0.0), wire)
+    model_s = direct.direct_s(sum(numels), workers, Codec(bits, 0.0, 0.0, 0.0, 0.0), wire)
     assert model_s == pytest.approx(sent, rel=1e-4)  # the layout fills up blocks of 8 values
 
 

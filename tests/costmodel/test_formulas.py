@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from cpdrun.report.costmodel import ALGORITHMS, Codec, Network, Setup, Workload, speedup, step_cost
-from cpdrun.report.costmodel.collectives import hierarchical_s, ring_s, small_all_reduce_s, tree_s
-from cpdrun.report.costmodel.exchange import SEGMENT_VALUES, direct_processor_s, direct_s
+from cpdrun.report.costmodel.direct import SEGMENT_VALUES, direct_processor_s, direct_s
+from cpdrun.report.costmodel.rings_and_trees import hierarchical_s, ring_s, small_all_reduce_s, tree_s
 from cpdrun.report.costmodel.step import buckets
 
 LINK = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e8)

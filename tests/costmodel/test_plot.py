@@ -19,7 +19,7 @@ from cpdrun.report.costmodel import (
     print_forecast,
     speedup,
 )
-from cpdrun.report.page.hover import MARK, text_of
+from cpdrun.report.look.hover import MARK, text_of
 from cpdrun.report.plots import NotDrawnError, speedup_vs_workers
 from cpdrun.report.read.study import read_study
 

@@ -29,7 +29,8 @@ def ablation(new_sweep):
                     wire_bytes=size,
                 )
                 done = read_json(run.done)
-                write_json(run.done, done | {"memory": {"model_bytes": size, "optimizer_bytes": 2 * size}})
+                memory = {"model_bytes": size, "optimizer_bytes": 2 * size, "activation_bytes": 3 * size}
+                write_json(run.done, done | {"memory": memory})
     return sweep
 
 
@@ -52,9 +53,15 @@ def test_what_a_worker_keeps_and_sends_stands_side_by_side(ablation, report):
     details = pd.read_csv(folder / "details.csv").set_index(["case", "world_size"])
     row = details.loc[("pure", 8)]
     assert (row["model_bytes"], row["optimizer_bytes"], row["bytes_per_step"]) == (200, 400, 200)
-    assert "| bytes sent a step | model | optimizer |" in (folder / "table.md").read_text(encoding="utf-8")
+    assert row["activation_bytes"] == 600
+    assert "| bytes sent a step | model | optimizer | activations |" in (folder / "table.md").read_text(
+        encoding="utf-8"
+    )
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert '<td data-value="200.0">200 B</td><td data-value="400.0">400 B</td>' in page
+    assert (
+        '<td data-value="200.0">200 B</td><td data-value="400.0">400 B</td><td data-value="600.0">600 B</td>'
+        in page
+    )
 
 
 def test_a_hostile_case_is_only_text(new_sweep, report):

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from made_up import fill_digits
 
-from cpdrun.report import ReportUsageError, files
-from cpdrun.report.page import markup
+from cpdrun.report import ReportUsageError
+from cpdrun.report.page import markup, table_files
 from cpdrun.report.tables import Shown
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -170,7 +170,7 @@ def test_pivot_over_an_axis_that_is_not_there(digits, report):
 
 def test_csv_cells_are_no_formulas_and_numbers_stay_numbers(tmp_path):
     cells = ["=1+1", "+cmd", "-x", "@SUM(1)", "\tx", "-0.5", "plain", -0.5, None]
-    path = files.csv(
+    path = table_files.csv(
         tmp_path / "table", pd.DataFrame({"=name": pd.Series(cells, dtype=object)}), Shown([], [])
     )
     with path.open(encoding="utf-8", newline="") as file:

@@ -3,7 +3,7 @@
 import pytest
 
 from cpdrun.report.answers import answer
-from cpdrun.report.read.completeness import notes
+from cpdrun.report.completeness import notes
 from cpdrun.report.read.study import read_study
 
 

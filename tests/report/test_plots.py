@@ -1,10 +1,12 @@
 """The pictures hold what the runs say; what cannot be drawn is left out with a reason."""
 
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 from made_up import fill_digits
 
+from cpdrun.report import plots
 from cpdrun.report.plots._metric_axis import apart, value_ranges
 from cpdrun.report.plots.accuracy_vs_bytes import front
 from cpdrun.report.read.study import read_study
@@ -180,3 +182,24 @@ def test_no_format_was_enough_is_no_number_of_bits(new_sweep):
     (axes,) = figure.subfigs[0].axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["8", "none tried"]
     assert not [line for line in axes.lines if len(line.get_xdata()) == 2 and set(line.get_xdata()) == {4, 8}]
+
+
+def test_every_plot_states_its_title_and_what_it_shows():
+    found = {plot.name: plot for plot in plots.available()}
+    assert set(found) == set(plots.names())
+    assert len({plot.title for plot in found.values()}) == len(found)
+    for plot in found.values():
+        assert plot.alt.endswith(".") and len(plot.alt) > len(plot.title)
+
+
+def test_a_new_plot_is_one_file(digits, report, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(
+        "from matplotlib.figure import Figure\nTITLE = 'My <own>'\nALT = 'Nothing, \"as yet\".'\n\n"
+        "def draw(study):\n    return Figure(figsize=(1, 1))\n"
+    )
+    monkeypatch.setattr(plots, "__path__", [str(tmp_path)])
+    made = report(digits, formats=["html", "svg"])
+    monkeypatch.delitem(sys.modules, "cpdrun.report.plots.own")
+    text = (made.folder / "report.html").read_text()
+    assert "<h2>My &lt;own&gt;</h2>" in text and 'aria-label="Nothing, &quot;as yet&quot;."' in text
+    assert (made.folder / "own.svg").exists()

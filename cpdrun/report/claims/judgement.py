@@ -23,7 +23,7 @@ from cpdrun.report.read.collect import CASE, SEED, identity
 from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.learnt import CLASSES_IF_UNKNOWN, learnt
 from cpdrun.report.read.metric import Metric
-from cpdrun.report.words import axis_text, axis_title, is_scaling
+from cpdrun.report.read.words import axis_text, axis_title, is_scaling
 
 HELD, CONTRADICTED, OPEN, NOT_ASKED = "held", "contradicted", "open", "not asked"
 

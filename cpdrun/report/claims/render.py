@@ -10,7 +10,7 @@ from cpdrun.report.claims.claim import Paper
 from cpdrun.report.claims.judgement import CONTRADICTED, HELD, NOT_ASKED, OPEN, Finding, Judgement
 from cpdrun.report.page.markup import encodable, escape_markdown
 from cpdrun.report.read.metric import Metric
-from cpdrun.report.words import plain
+from cpdrun.report.read.words import plain
 from cpdrun.stats.intervals import unseen_share
 from cpdrun.stats.power import seeds_needed, visible_effect
 

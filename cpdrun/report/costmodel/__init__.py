@@ -3,12 +3,12 @@
 A cost is a pure function of frozen parameters: seconds in, seconds out, nothing measured here.
 
     parameters.py   network, codec, workload: measured by `cpdrun calibrate` or given by name
-    collectives.py  ring, tree and hierarchical all-reduce of k-bit values, in the alpha-beta model
-    exchange.py     the direct exchange of cpdrun.comm: its three stages over a link, segment by segment
+    rings_and_trees.py  ring, tree and hierarchical all-reduce of k-bit values, in the alpha-beta model
+    direct.py       the direct exchange of cpdrun.comm: its three stages over a link, segment by segment
     step.py         a training step of one worker of N, and the speed-up of N
     table.py        both against workers, for every calibrated format
-    model_parallel.py   data, model and hybrid parallelism on groups of processors
-    alexnet_96gpu.py    the prediction of arXiv:1511.04561 with its assumptions, a program of its own
+
+Other readers: scripts/bench_costmodel.py holds it against the clock, scripts/alexnet_96gpu.py a paper's prediction.
 """
 
 from cpdrun.report.costmodel.parameters import (
@@ -20,6 +20,12 @@ from cpdrun.report.costmodel.parameters import (
     network,
     network_names,
     read_calibration,
+)
+from cpdrun.report.costmodel.rings_and_trees import (
+    hierarchical_s,
+    ring_all_gather_s,
+    ring_reduce_scatter_s,
+    ring_s,
 )
 from cpdrun.report.costmodel.step import ALGORITHMS, Setup, StepCost, speedup, step_cost
 from cpdrun.report.costmodel.table import Forecast, forecast, print_forecast
@@ -35,10 +41,14 @@ __all__ = [
     "StepCost",
     "Workload",
     "forecast",
+    "hierarchical_s",
     "network",
     "network_names",
     "print_forecast",
     "read_calibration",
+    "ring_all_gather_s",
+    "ring_reduce_scatter_s",
+    "ring_s",
     "speedup",
     "step_cost",
 ]

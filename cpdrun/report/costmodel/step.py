@@ -7,9 +7,9 @@ do N batches a step. speedup(N) = N * T(1) / T(N).
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from cpdrun.report.costmodel.collectives import hierarchical_s, ring_s, small_all_reduce_s, tree_s
-from cpdrun.report.costmodel.exchange import direct_processor_s, direct_s
+from cpdrun.report.costmodel.direct import direct_processor_s, direct_s
 from cpdrun.report.costmodel.parameters import Codec, Network, Workload
+from cpdrun.report.costmodel.rings_and_trees import hierarchical_s, ring_s, small_all_reduce_s, tree_s
 
 ALGORITHMS = ("direct", "ring", "tree", "hierarchical")
 MAGNITUDE_BYTES = 4  # APS agrees on an int32 a layer

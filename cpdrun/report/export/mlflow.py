@@ -15,7 +15,7 @@ from cpdrun.record import RunDir
 from cpdrun.report.export import epochs
 from cpdrun.report.read.collect import config_keys, finished
 from cpdrun.report.read.study import Study
-from cpdrun.report.words import SWEEP
+from cpdrun.report.read.words import SWEEP
 
 _TAG = "cpdrun.run"
 _LONGEST_VALUE = 6000  # limits of MLflow's

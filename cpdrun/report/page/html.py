@@ -14,12 +14,12 @@ from typing import Any
 
 import pandas as pd
 
-from cpdrun.report import tables
-from cpdrun.report.page import style, svg
+from cpdrun.report import plots, tables
+from cpdrun.report.look import style, svg
 from cpdrun.report.read.collect import CORE_AXES, SEED, config_keys, identity
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.words import SWEEP, axis_text, axis_title
+from cpdrun.report.read.words import SWEEP, axis_text, axis_title
 
 # Colours of the pictures that follow the page's theme, as page.css defines them.
 _THEME = {
@@ -36,16 +36,6 @@ _TEXT = re.compile(
 )  # with a halo or without
 _MARK = re.compile(r"fill: (#[0-9a-f]{6}); stroke: \1(?![0-9a-f])")
 _STROKE = re.compile(r"stroke: (#[0-9a-f]{6})")
-_TITLES = {
-    "accuracy_by_case": "Accuracy of each case",
-    "accuracy_vs_bits": "Accuracy against bits",
-    "accuracy_vs_bytes": "Accuracy against bytes on the wire",
-    "exponent_ranges": "Why: the gradients' exponents",
-    "fewest_bits_vs_chain": "Fewest bits against the longest chain of additions",
-    "min_bits_vs_workers": "Fewest bits against workers",
-    "speedup_vs_workers": "Predicted speed-up against workers",
-    "training_curves": "Training curves",
-}
 
 
 def page(
@@ -77,7 +67,7 @@ def page(
         *(f'<p class="answer">{escape(line)}</p>' for line in answer),
         *([_table("answers", "Answers", matrix.header, matrix.rows)] if matrix is not None else []),
         *(f'<p class="note">{escape(line)}</p>' for line in notes),
-        *(_picture(name, pictures[name]) for name in sorted(pictures)),
+        *(_picture(plot, pictures[plot.name]) for plot in plots.available() if plot.name in pictures),
         *(f'<p class="reason">{escape(line)}</p>' for line in reasons),
         '<h2 id="table" tabindex="-1">Table</h2>',
         _means(study),
@@ -92,15 +82,14 @@ def _asset(name: str) -> str:
     return (files("cpdrun.report.page") / name).read_text(encoding="utf-8")
 
 
-def _picture(name: str, rendered: str) -> str:
-    title = _TITLES.get(name, name.replace("_", " "))
-    text = svg.inline(rendered, prefix=name, description=title)
+def _picture(plot: plots.Plot, rendered: str) -> str:
+    text = svg.inline(rendered, prefix=plot.name, description=plot.alt)
     text = _TEXT.sub(lambda found: _variable("t", found, 'style="fill: '), text)
     text = _MARK.sub(lambda found: f"fill: var(--s-{found[1][1:]}); stroke: var(--s-{found[1][1:]})", text)
     text = _STROKE.sub(lambda found: _variable("s", found, "stroke: "), text)
     for color, variable in _THEME.items():
         text = text.replace(f": {color}", f": var({variable})")
-    return f"<h2>{escape(title)}</h2><figure>{text}</figure>"
+    return f"<h2>{escape(plot.title)}</h2><figure>{text}</figure>"
 
 
 def _variable(kind: str, found: re.Match[str], before: str) -> str:

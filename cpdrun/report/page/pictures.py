@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from cpdrun.record import write_bytes, write_text
 from cpdrun.report import plots
-from cpdrun.report.page import style, svg
+from cpdrun.report.look import style, svg
 from cpdrun.report.read.study import Study
 
 KINDS = ("png", "svg", "pdf")
@@ -21,17 +21,17 @@ def draw(study: Study) -> tuple[dict[str, Figure], list[str]]:
     """Every plot that the runs allow, by name, and one line for each that they do not."""
     figures, reasons = {}, []
     with _style():
-        for name, draw_one in plots.available():
-            part = plots.part_for(draw_one, study)
+        for plot in plots.available():
+            part = study.of_facets(has_cases=plot.of_cases)
             if not part.groups:
                 continue
             try:
-                figures[name] = draw_one(part)
+                figure = figures[plot.name] = plot.draw(part)
             except plots.NotDrawnError as reason:
-                reasons.append(f"no {name}: {reason}")
+                reasons.append(f"no {plot.name}: {reason}")
                 continue
-            figures[name].draw_without_rendering()  # lays it out, once for all kinds of file
-            figures[name].set_layout_engine("none")
+            figure.draw_without_rendering()  # lays it out, once for all kinds of file
+            figure.set_layout_engine("none")
     return figures, reasons
 
 

@@ -1,13 +1,16 @@
-"""The pictures, one a file. A module here with a function `draw(study) -> Figure` is a plot of that name.
+"""The pictures, one a file. A module here is a plot of its name. It states
 
-A plot whose module says `OF_CASES = True` is for studies of named cases, the others are for the rest. `draw` raises
-NotDrawnError with the reason, in words for the user, where the runs do not hold what it needs.
+TITLE     its heading on the page
+ALT       what it shows, in a sentence, for those who cannot see it
+draw      draw(study) -> Figure; raises NotDrawnError with the reason, in words for the user, where the runs do not
+          hold what it needs
+OF_CASES  True where it is for studies of named cases; the others are for the rest
 """
 
 import importlib
 import pkgutil
-import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,16 +23,21 @@ class NotDrawnError(Exception):
     """This picture would be empty; the message says what is missing."""
 
 
+@dataclass(frozen=True)
+class Plot:
+    name: str  # of its file
+    title: str
+    alt: str
+    of_cases: bool
+    draw: "Callable[[Study], Figure]"
+
+
 def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
-def part_for(draw: "Callable[[Study], Figure]", study: "Study") -> "Study":
-    """What a plot is for: the facets of named cases, or the others."""
-    return study.of_facets(getattr(sys.modules.get(draw.__module__), "OF_CASES", False))
-
-
-def available() -> Iterator[tuple[str, "Callable[[Study], Figure]"]]:
-    """Every plot's name and its draw function, by name."""
+def available() -> Iterator[Plot]:
+    """Every plot, by name."""
     for name in names():
-        yield name, importlib.import_module(f"{__name__}.{name}").draw
+        module = importlib.import_module(f"{__name__}.{name}")
+        yield Plot(name, module.TITLE, module.ALT, getattr(module, "OF_CASES", False), module.draw)

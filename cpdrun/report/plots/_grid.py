@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure, SubFigure
 
-from cpdrun.report.page.style import CAPTION, TITLE
+from cpdrun.report.look.style import CAPTION, HEADING
 from cpdrun.report.read.group import Facet
 
 _MOST_PANELS = 12
@@ -38,4 +38,4 @@ def title(part: SubFigure, facet: Facet, study_facets: list[Facet], above: int =
     """The facet's axes over its first panel; `above`: lines to leave below it, for what panels say at their right."""
     if len(study_facets) > 1:
         lines = textwrap.wrap(facet.label, 50, max_lines=3) + [" "] * above
-        part.axes[0].set_title("\n".join(lines), loc="left", **TITLE)
+        part.axes[0].set_title("\n".join(lines), loc="left", **HEADING)

@@ -12,8 +12,8 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
-from cpdrun.report.page.hover import hover
-from cpdrun.report.page.style import FIGURE_SIZE, FP32, NAME, RC, Look, ink
+from cpdrun.report.look.hover import hover
+from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, RC, Look, ink
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.study import Study
 

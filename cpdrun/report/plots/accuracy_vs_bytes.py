@@ -9,13 +9,19 @@ from itertools import pairwise
 
 from matplotlib.figure import Figure
 
-from cpdrun.report.page.style import COLUMN_IN, FP32, NAME, Look
+from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, Look
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.study import Study
 from cpdrun.report.tables import show_bytes
+
+TITLE = "Accuracy against bytes on the wire"
+ALT = (
+    "The metric of each format against the bytes that a worker sends a step; a line through those that "
+    "no other beats in both."
+)
 
 _DODGE = 0.018  # between points that send the same, as a share of the axis
 _SAME = 0.02  # share of the bytes within which two are drawn as the same

@@ -17,14 +17,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.page.hover import hover
-from cpdrun.report.page.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
+from cpdrun.report.look.hover import hover
+from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
 from cpdrun.report.read import formats
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.words import plain
+from cpdrun.report.read.words import plain
+
+TITLE = "Why: the gradients' exponents"
+ALT = (
+    "The powers of two that each layer's gradients span, epoch by epoch, beside the range of each "
+    "format, and the share that each lost as too small."
+)
 
 _MOST_LAYERS = 24
 _ON_DARK, _ON_LIGHT = "#fefefe", "#010101"  # not quite white and black, which follow the page's theme

@@ -13,16 +13,22 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from cpdrun.report.answers import ORDER, needed_bits
-from cpdrun.report.page.hover import hover
-from cpdrun.report.page.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS
+from cpdrun.report.look.hover import hover
+from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import BitsAxis
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.read.collect import identity
 from cpdrun.report.read.group import Facet
 from cpdrun.report.read.study import Study
+from cpdrun.report.read.words import axis_text
 from cpdrun.report.verdict import smallest_within
-from cpdrun.report.words import axis_text
+
+TITLE = "Fewest bits against the longest chain of additions"
+ALT = (
+    "The fewest bits that are enough, against the longest chain of rounded additions that a gradient "
+    "passes, a point for each number of workers and order."
+)
 
 _REMEDIES = (
     "sync.rounding",

@@ -9,8 +9,8 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.page.hover import hover
-from cpdrun.report.page.style import COLUMN_IN, FIGURE_SIZE, NAME
+from cpdrun.report.look.hover import hover
+from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, NAME
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import BitsAxis
 from cpdrun.report.plots._grid import caption, grid, title
@@ -20,6 +20,9 @@ from cpdrun.report.read.collect import identity
 from cpdrun.report.read.group import Facet
 from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import smallest_within
+
+TITLE = "Fewest bits against workers"
+ALT = "The fewest bits that are enough, against the number of workers, a line for each way of scaling."
 
 # The facets that differ in their number of workers alone, by what they share.
 Series = dict[int, Facet]

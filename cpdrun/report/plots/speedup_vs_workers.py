@@ -21,14 +21,17 @@ from cpdrun.report.costmodel import (
     read_calibration,
     speedup,
 )
-from cpdrun.report.page.hover import hover
-from cpdrun.report.page.style import COLUMN_IN, FP32, NAME, TITLE, Look, shades
+from cpdrun.report.look.hover import hover
+from cpdrun.report.look.style import COLUMN_IN, FP32, HEADING, NAME, Look, shades
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid
 from cpdrun.report.plots._metric_axis import apart
 from cpdrun.report.read import formats
 from cpdrun.report.read.group import Facet
 from cpdrun.report.read.study import Study
+
+TITLE = "Predicted speed-up against workers"
+ALT = "Predicted speed-up against workers, a panel for each network and a line for each format."
 
 WORKERS = [2**i for i in range(11)]
 _MOST_LINES = 5  # formats beside fp32; more could not be told apart
@@ -58,7 +61,7 @@ def picture(
     for (part, _), (name, link) in zip(parts, networks.items(), strict=True):
         axes = part.subplots()
         _panel(axes, calibration, link, lines)
-        axes.set_title(name, loc="left", **TITLE)
+        axes.set_title(name, loc="left", **HEADING)
     work = calibration.workload
     caption(
         figure,

@@ -8,8 +8,8 @@ from collections import defaultdict
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.page.hover import hover
-from cpdrun.report.page.style import COLUMN_IN, FP32, NAME, ink, shades
+from cpdrun.report.look.hover import hover
+from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, ink, shades
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
@@ -17,6 +17,12 @@ from cpdrun.report.read import formats
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.study import Study
 from cpdrun.stats.intervals import mean_interval
+
+TITLE = "Training curves"
+ALT = (
+    "The metric after each epoch, a panel for each way of scaling and a line for each format; fp32 in "
+    "every panel."
+)
 
 Curve = dict[int, list[float]]  # epoch -> the value of each seed, in shown units
 _MOST_NAMES = 14

@@ -7,7 +7,7 @@ from typing import Any
 from cpdrun.record import RunDir
 from cpdrun.report.read import formats
 from cpdrun.report.read.collect import CASE
-from cpdrun.report.words import axis_text, axis_title, is_scaling, plain
+from cpdrun.report.read.words import axis_text, axis_title, is_scaling, plain
 from cpdrun.stats.intervals import mean_interval
 
 WITH_APS, WITHOUT_APS = "with APS", "without APS"

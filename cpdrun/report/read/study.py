@@ -3,16 +3,14 @@
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from cpdrun.record import RunDir, State, SweepDir, read_json_lines
+from cpdrun.record import RunDir, SweepDir, read_json_lines
 from cpdrun.report.costmodel import Network
 from cpdrun.report.errors import ReportError, ReportUsageError
-from cpdrun.report.page.style import Look, looks
-from cpdrun.report.read import formats
+from cpdrun.report.look.style import Look, looks
 from cpdrun.report.read.collect import (
     CORE_AXES,
     SEED,
@@ -24,21 +22,11 @@ from cpdrun.report.read.collect import (
 )
 from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.grouping import facet_axes, hopeless, make_groups
 from cpdrun.report.read.learnt import CLASSES_IF_UNKNOWN, guess, learnt
 from cpdrun.report.read.metric import Metric, own_metric
-from cpdrun.report.words import SWEEP, axis_text, axis_title, hybrid, is_strategy
+from cpdrun.report.read.words import SWEEP, axis_text, axis_title, is_strategy
 from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
-
-# What the records say of a group's runs beside the metric, by the column of `collect`.
-_FIGURES = {
-    "wire_bytes": "wire:bytes_per_step_real_worker",
-    "train_seconds": "run:train_seconds",
-    "model_bytes": "memory:model_bytes",
-    "optimizer_bytes": "memory:optimizer_bytes",
-    "test_samples": "run:test_samples",
-    "num_classes": "run:num_classes",
-    "longest_chain": "run:longest_chain",
-}
 
 
 @dataclass(frozen=True)
@@ -213,10 +201,10 @@ def read_study(
         raise ReportUsageError(
             f"no finished run in {where} has a metric {metric!r}; there are: {', '.join(known)}"
         )
-    shown = pd.concat([done, _hopeless(runs)]) if len(done) < len(runs) else done
+    shown = pd.concat([done, hopeless(runs)]) if len(done) < len(runs) else done
     shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
     axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
-    about, groups = Metric(metric), _groups(shown, axes, f"metric:{metric}")
+    about, groups = Metric(metric), make_groups(shown, axes, f"metric:{metric}")
     return Study(
         sweeps=names,
         runs=runs,
@@ -225,7 +213,7 @@ def read_study(
         tolerance=about.default_tolerance if tolerance is None else tolerance,
         axes=axes,
         groups=groups,
-        facet_axes=_facet_axes(groups, axes),
+        facet_axes=facet_axes(groups, axes),
         networks=networks or {},
         is_default_metric=metric == usual,
     )
@@ -246,57 +234,6 @@ def count_states(runs: pd.DataFrame) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
-def _hopeless(runs: pd.DataFrame) -> pd.DataFrame:
-    """Failed runs of which no other seed is done, running or still to come: they get a row without a value."""
-    readable = runs[runs["run:problem"].isna()]
-    readable = readable.assign(**{key: readable.get(key) for key in CORE_AXES})
-    keys = ["run:sweep", *CORE_AXES, *other_axes(readable)]
-
-    def of(row: dict[str, Any]) -> tuple[str, ...]:
-        return tuple(identity(row.get(key)) for key in keys)
-
-    failed = readable[readable["run:state"] == State.FAILED]
-    others = {of(row) for row in readable[readable["run:state"] != State.FAILED].to_dict("records")}
-    return failed[[of(row) not in others for row in failed.to_dict("records")]]
-
-
-def _facet_axes(groups: list[Group], axes: list[str]) -> list[str]:
-    names = [name for name in ("world_size", *axes) if not is_strategy(name)]
-    return [name for name in names if len({identity(group.keys[name]) for group in groups}) > 1]
-
-
-def _groups(runs: pd.DataFrame, axes: list[str], metric: str) -> list[Group]:
-    """Sorted for reading: by the other axes and world size, then most bits first, plain before APS."""
-    names = [*CORE_AXES, *axes]
-    members: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in runs.to_dict("records"):
-        members.setdefault(tuple(identity(row[name]) for name in names), []).append(row)
-    groups = [_group(rows, names, metric) for rows in members.values()]
-
-    def for_reading(group: Group) -> tuple:
-        rest = tuple(_sortable(group.keys[name]) for name in (*axes, "world_size"))
-        bits, exponent, name = formats.order(group.format)
-        return (*rest, -bits, exponent, name, group.aps)
-
-    return sorted(groups, key=for_reading)
-
-
-def _group(rows: list[dict[str, Any]], names: list[str], metric: str) -> Group:
-    # Two runs of one seed can differ in nothing that changes the result: they count once.
-    done = {_seed(row): row for row in rows if row["run:state"] == State.DONE}
-    ended = list(done.values())
-    return Group(
-        keys={name: rows[0][name] for name in names},
-        by_seed={seed: row[metric] for seed, row in done.items() if math.isfinite(row[metric])},
-        n_finished=len(ended),
-        diverged=sum(row["run:status"] == "diverged" for row in ended),
-        failed=sum(row["run:state"] == State.FAILED for row in rows),
-        hybrid="" if formats.is_baseline(rows[0]["format"]) else hybrid(rows[0]),
-        figures={name: _mean(ended, column) for name, column in _FIGURES.items()},
-        runs=[RunDir(Path(row["run:path"])) for row in ended],
-    )
-
-
 def _of_seeds(values: list[float], ci: float) -> Interval:
     """Of a metric that is no share; equal values have measured no spread."""
     mean, half = mean_interval(values, ci)
@@ -312,18 +249,3 @@ def _rows(run: RunDir) -> list[dict[str, Any]]:
         return [row for row in read_json_lines(run.metrics) if isinstance(row, dict)]
     except (OSError, RecursionError):  # a folder in its place, or no right to read it: curves do without it
         return []
-
-
-def _mean(rows: list[dict[str, Any]], name: str) -> float:
-    values = [row.get(name, math.nan) for row in rows]
-    return mean_interval([value for value in values if math.isfinite(value)], 95)[0]
-
-
-def _seed(row: dict[str, Any]) -> Any:
-    return row["run:name"] if row[SEED] is None else row[SEED]
-
-
-def _sortable(value: Any) -> tuple:
-    if isinstance(value, int | float):
-        return (0, value, "")
-    return (1, 0, identity(value))

@@ -1,23 +1,20 @@
 """The prediction of Dettmers (arXiv:1511.04561): AlexNet on 96 GPUs, 8 bits against 32.
 
-    python -m cpdrun.report.costmodel.alexnet_96gpu [--assumptions FILE.yaml] [--out FOLDER]
+    python scripts/alexnet_96gpu.py [--assumptions FILE.yaml] [--out FOLDER]
 
-Prints a Markdown page; with --out writes it and a picture there. What is assumed stands in
-cases/alexnet_96gpu.yaml; a copy with other numbers is a case of one's own.
+Prints a Markdown page; with --out writes it and a picture there. What is assumed stands in alexnet_96gpu.yaml; a copy
+with other numbers is a case of one's own. The formulas are the cost model's and those of model_parallel.py.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
-
-from cpdrun.record import write_text
-from cpdrun.report.costmodel.model_parallel import (
+from model_parallel import (
     SCHEMES,
     Cluster,
     Model,
@@ -25,13 +22,15 @@ from cpdrun.report.costmodel.model_parallel import (
     exchange_to_compute,
     speedup,
 )
-from cpdrun.report.costmodel.parameters import Codec, Network
+
+from cpdrun.record import write_text
+from cpdrun.report.costmodel import Codec, Network
 
 NEAR = 0.2  # "50x and more" leaves room above
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024)
 BITS = (32, 16, 8, 4)
-ASSUMPTIONS = files(f"{__package__}").joinpath("cases", "alexnet_96gpu.yaml")
-COMMAND = "python -m cpdrun.report.costmodel.alexnet_96gpu"
+ASSUMPTIONS = Path(__file__).with_suffix(".yaml")
+COMMAND = "python scripts/alexnet_96gpu.py"
 
 
 class CaseError(Exception):
@@ -93,7 +92,7 @@ def read_case(text: str) -> Case:
 def page(case: Case) -> str:
     """Markdown."""
     lines = ["# AlexNet on many GPUs: the prediction of arXiv:1511.04561, ours beside it", ""]
-    lines += [f"`{COMMAND}`. Predicted, not measured; assumptions: cases/alexnet_96gpu.yaml.", ""]
+    lines += [f"`{COMMAND}`. Predicted, not measured; assumptions: scripts/alexnet_96gpu.yaml.", ""]
     for section in (_abstract, _what_travels, _on_96, _known, _against_workers):
         lines += [*section(case), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -204,7 +203,7 @@ def draw(case: Case, path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from cpdrun.report.page.style import FP32, NAME, PNG_DPI, RC, TITLE, shades
+    from cpdrun.report.look.style import FP32, HEADING, NAME, PNG_DPI, RC, shades
 
     gpu, link = list(case.models)[len(case.models) // 2], next(iter(case.links))
     with rc_context(RC):
@@ -233,7 +232,7 @@ def draw(case: Case, path: Path) -> None:
             axes.set_yticks(ticks, [str(tick) for tick in ticks])
             axes.minorticks_off()
             axes.set_xlabel("GPUs")
-            axes.set_title(f"{scheme} parallel", loc="left", **TITLE)
+            axes.set_title(f"{scheme} parallel", loc="left", **HEADING)
         panels[0].set_ylabel("times one GPU")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(
@@ -249,7 +248,7 @@ def draw(case: Case, path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__.splitlines()[0])
-    parser.add_argument("--assumptions", type=Path, help="a yaml of one's own; see cases/alexnet_96gpu.yaml")
+    parser.add_argument("--assumptions", type=Path, help="a yaml of one's own; see alexnet_96gpu.yaml")
     parser.add_argument("--out", type=Path, help="folder for alexnet_96gpu.md and .png")
     arguments = parser.parse_args(argv)
     try:

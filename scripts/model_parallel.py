@@ -11,19 +11,20 @@ Dettmers (arXiv:1511.04561) sends either in 8 bits.
     hybrid   split over the g workers of a group only, and their parts' gradients summed across groups
 
 A group of g workers shares one link to the outside, as in hierarchical_s: rings inside the group, and g rings at once
-across groups, one for each part. All formulas count the busiest worker, in the alpha-beta model of collectives.py.
+across groups, one for each part. All formulas count the busiest worker, in the alpha-beta model of rings_and_trees.py.
 """
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from cpdrun.report.costmodel.collectives import (
+from cpdrun.report.costmodel import (
+    Codec,
+    Network,
     hierarchical_s,
     ring_all_gather_s,
     ring_reduce_scatter_s,
     ring_s,
 )
-from cpdrun.report.costmodel.parameters import Codec, Network
 
 SCHEMES = ("data", "model", "hybrid")
 

@@ -12,7 +12,7 @@ A shard travels in T segments through three stages, LAG segments apart, on one p
     C  unpack the segment of every shard            needs B's messages of this segment from everyone
 
 All workers do the same at the same time, so what a worker waits for arrives when its own message of that
-segment would: the clock of one worker is enough. The loop below is the loop of exchange.py's `_pipeline`,
+segment would: the clock of one worker is enough. The loop below is the loop of comm's exchange, `_pipeline`,
 with times in place of work; a codec that costs nothing leaves (b/beta terms) the wire, a free wire leaves
 the codec.
 

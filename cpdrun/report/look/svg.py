@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from matplotlib.figure import Figure
 
-from cpdrun.report.page.hover import MARK, text_of
+from cpdrun.report.look.hover import MARK, text_of
 
 _LEAST_PX_PER_PT = 1.25  # on a phone: letters of 7 pt are then 9 px, and a wide picture is scrolled
 _PX_PER_PT = 2.4  # on a page, where a picture made for a paper's column would be small

@@ -95,7 +95,7 @@ def _parts(color: str) -> list[float]:
 NAME = {"fontweight": "bold", "fontsize": 6.5}  # of a line
 FIGURE_SIZE = 5.5  # of a number at a point
 CAPTION = {"fontsize": 5.5, "color": "#666666"}
-TITLE = {"color": "#333333"}
+HEADING = {"color": "#333333"}
 
 RC: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture on every machine
