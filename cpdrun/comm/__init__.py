@@ -1,9 +1,9 @@
 """Gradient synchronisation: few bits on the wire, and the same bits when one process plays all machines."""
 
 from cpdrun.comm.base import GradientSync
-from cpdrun.comm.collectives import all_reduce, all_reduce_, all_reduce_coalesced
+from cpdrun.comm.collectives import all_reduce, all_reduce_, all_reduce_coalesced, emulate_all_reduce
 from cpdrun.comm.hook import ddp_hook
-from cpdrun.comm.sums.emulation import emulate_all_reduce
+from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.sync import AllReduceSync
 from cpdrun.comm.wire.failure import RankLost, naming_lost_ranks
 
@@ -11,6 +11,7 @@ __all__ = [
     "AllReduceSync",
     "GradientSync",
     "RankLost",
+    "Sum",
     "all_reduce",
     "all_reduce_",
     "all_reduce_coalesced",

@@ -30,20 +30,14 @@ class GradientSync(ABC):
     """The most rounded additions in series that a worker's value may pass; None where nobody knows."""
 
     @abstractmethod
-    def reduce(self, grads_by_worker: Sequence[Sequence[Tensor]], *, step: int, epoch: int) -> list[Tensor]:
+    def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
         """One gradient per parameter, the same bits on every rank.
 
-        grads_by_worker[i][p]: float32 gradient of this rank's i-th worker for parameter p, ALREADY divided
-        by N (the sum is the mean); never written. step: the number of the optimizer step; with the seed it
-        keys stochastic rounding. epoch: counted from 0. The returned tensors belong to the caller until the
-        next call, which may reuse their memory. Collective: every rank calls it with the same step and
-        epoch.
+        stacks[p][i]: float32 gradient of this rank's i-th worker for parameter p, ALREADY divided by N (the sum is the
+        mean); never written. step: the number of the optimizer step; with the seed it keys stochastic rounding. epoch:
+        counted from 0. The returned tensors belong to the caller until the next call, which may reuse their memory.
+        Collective: every rank calls it with the same step and epoch.
         """
-
-    def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
-        """`reduce`, given one tensor a parameter: stacks[p][i] is the gradient of this rank's i-th worker."""
-        workers = [[stack[i] for stack in stacks] for i in range(len(stacks[0]))]
-        return self.reduce(workers, step=step, epoch=epoch)
 
     def statistics(
         self, stacks: Sequence[Tensor], mean_gradient: Sequence[Tensor]
@@ -56,7 +50,7 @@ class GradientSync(ABC):
 
     @abstractmethod
     def wire_bytes(self) -> dict[str, int]:
-        """Payload bytes of the latest `reduce`, without the transport's own headers.
+        """Payload bytes of the latest `reduce_stacked`, without the transport's own headers.
 
         bytes_per_step_real_worker: what each worker would send if all N were machines of their own.
         bytes_per_step_sent: what this rank sent to other ranks, the payloads of all the workers it plays.

@@ -67,10 +67,6 @@ class CompressedSync(GradientSync):
         self.feedback = ErrorFeedback() if error_feedback else None
         self._message_bytes = 0
 
-    def reduce(self, grads_by_worker: Sequence[Sequence[Tensor]], *, step: int, epoch: int) -> list[Tensor]:
-        stacks = [torch.stack(grads) for grads in zip(*grads_by_worker, strict=True)]
-        return self.reduce_stacked(stacks, step=step, epoch=epoch)
-
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
         share = self.workers.share
         if any(len(stack) != share for stack in stacks):

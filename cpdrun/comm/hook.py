@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from custom_fp import Format
+from custom_fp.formats.names import AnyFormat
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cpdrun.comm.sums.recipe import AUTO
 from cpdrun.comm.sums.scaling import APS, ScalingRule
+from cpdrun.comm.sums.sum import Sum, takes_knobs
 from cpdrun.comm.sync import AllReduceSync
 
 TensorFuture = torch.futures.Future[Tensor]
@@ -72,7 +72,7 @@ class HookState:
 
         def run() -> Tensor:
             values = buffer if buffer.dtype == torch.float32 else buffer.float()
-            values.div_(self.sync.world_size)
+            values.div_(self.sync.workers.world_size)
             gradients = values.split([parameter.numel() for parameter in parameters])
             stacks = [gradient.view(1, -1) for gradient in gradients]
             self.sync.reduce_layers(layers, stacks, step=step, epoch=0, out=gradients)
@@ -98,24 +98,19 @@ class HookState:
         return future
 
 
+@takes_knobs
 def ddp_hook(
     model: nn.Module,
-    fmt: Format | str,
+    fmt: Sum | AnyFormat | str,
     *,
     aps: bool = False,
     scaling: ScalingRule | None = None,
-    kahan: bool = False,
-    order: str = "rank",
-    group_size: int | str | None = AUTO,
-    rounding: str = "nearest_even",
-    overflow: str = "infinity",
-    error_feedback: bool = False,
     full_precision_layers: Sequence[str] = (),
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
+    **knobs: Any,
 ) -> tuple[HookState, Callable[[HookState, dist.GradBucket], TensorFuture]]:
-    """(state, hook) for `DistributedDataParallel.register_comm_hook`. Collective; the options of
-    `AllReduceSync`.
+    """(state, hook) for `DistributedDataParallel.register_comm_hook`. Collective; knobs as `Sum` has them.
 
     model: the DDP module, or the module it wraps, compiled or not. scaling: a rule of one's own instead of aps=True.
     full_precision_layers: glob patterns of parameter names, without DDP's "module." and torch.compile's "_orig_mod.".
@@ -136,16 +131,11 @@ def ddp_hook(
         format=fmt,
         world_size=dist.get_world_size(group),
         parameter_names=names,
-        order=order,
-        group_size=group_size,
-        kahan=kahan,
-        rounding=rounding,
-        overflow=overflow,
-        error_feedback=error_feedback,
         scaling=scaling or (APS() if aps else None),
         seed=seed,
         full_precision={"layers": tuple(full_precision_layers)},
         group=group,
+        **knobs,
     )
     return HookState(sync, parameters), _exchange_bucket
 

@@ -14,8 +14,7 @@ from custom_fp.formats.names import AnyFormat
 from torch import Tensor
 
 from cpdrun.comm.sums.codec import quantize_scaled
-from cpdrun.comm.sums.recipe import Recipe
-from cpdrun.comm.sums.requantised import Requantised
+from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.workers import Workers
 
 _NO_EXPONENT = -1000  # below that of any float32
@@ -32,24 +31,22 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> int:
 def _hides(fmt: AnyFormat, overflow: str) -> tuple[bool, bool]:
     """Whether the format makes a number of inf, and of NaN."""
     values = torch.tensor([math.inf, math.nan])
-    for _ in range(
-        2
-    ):  # as a worker's gradient, and in the sum: NaN may become inf, and that the largest value
+    for _ in ("a worker's gradient", "the sum"):  # NaN may become inf, and that the largest value
         values = custom_fp.quantize(values, fmt, overflow=overflow)
     hidden = torch.isfinite(values)
     return bool(hidden[0]), bool(hidden[1])
 
 
-def hides_nonfinite(recipe: Recipe | Requantised) -> bool:
+def hides_nonfinite(how: Sum) -> bool:
     """Whether there are values, inf or NaN, that the format makes numbers of."""
-    return any(_hides(recipe.fmt, recipe.overflow))
+    return any(_hides(how.fmt, how.overflow))
 
 
-def count_hidden(tensors: Sequence[Tensor], recipe: Recipe | Requantised) -> int:
+def count_hidden(tensors: Sequence[Tensor], how: Sum) -> int:
     """How many elements are inf or NaN that the format makes numbers of."""
-    if not hides_nonfinite(recipe) or not count_nonfinite(tensors):
+    if not hides_nonfinite(how) or not count_nonfinite(tensors):
         return 0
-    kinds = zip(_hides(recipe.fmt, recipe.overflow), (torch.isinf, torch.isnan), strict=True)
+    kinds = zip(_hides(how.fmt, how.overflow), (torch.isinf, torch.isnan), strict=True)
     return sum(int(is_kind(tensor).sum()) for hidden, is_kind in kinds if hidden for tensor in tensors)
 
 
@@ -57,7 +54,7 @@ def layer_statistics(
     gradients: Tensor,
     total: Tensor,
     shifts: Sequence[int],
-    recipe: Recipe,
+    how: Sum,
     workers: Workers,
 ) -> dict[str, Any]:
     """Statistics over all N workers; equal on all ranks, and for every split. Collective.
@@ -74,9 +71,9 @@ def layer_statistics(
     With error feedback the workers sent gradients and residuals; these are the statistics of the gradients.
     """
     stack_Lxn = gradients.reshape(len(shifts), -1)
-    if recipe.rounding == "stochastic":  # shares of the expected kind, without drawing again
-        recipe = replace(recipe, rounding="nearest_even")
-    rounded_Lxn = torch.stack([quantize_scaled(g, s, recipe) for g, s in zip(stack_Lxn, shifts, strict=True)])
+    if how.rounding == "stochastic":  # shares of the expected kind, without drawing again
+        how = replace(how, rounding="nearest_even")
+    rounded_Lxn = torch.stack([quantize_scaled(g, s, how) for g, s in zip(stack_Lxn, shifts, strict=True)])
     finite, nonzero = torch.isfinite(stack_Lxn), stack_Lxn != 0
     counted = finite & nonzero
     exponents = torch.frexp(stack_Lxn[counted]).exponent - 1

@@ -13,83 +13,55 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from cpdrun.comm.base import GradientSync
 from cpdrun.comm.hybrid import FullPrecision
 from cpdrun.comm.statistics import count_hidden, count_nonfinite, hides_nonfinite, layer_statistics
-from cpdrun.comm.sums.codec import Draw, quantize_scaled, scale
-from cpdrun.comm.sums.emulation import emulate_layers
-from cpdrun.comm.sums.exchange import Exchange
 from cpdrun.comm.sums.feedback import ErrorFeedback
-from cpdrun.comm.sums.recipe import FP32, Recipe
-from cpdrun.comm.sums.requantised import Requantised, recipe_for, sum_layers
-from cpdrun.comm.sums.scaling import NoScaling, ScalingRule, agreement_bytes
-from cpdrun.comm.wire.layout import Layout
+from cpdrun.comm.sums.scaling import ScalingRule, Shifts
+from cpdrun.comm.sums.sum import Sum, takes_knobs
+from cpdrun.comm.sums.summation import Layers, Summation
 from cpdrun.comm.workers import Workers
-
-
-def in_full_precision(recipe: Recipe | Requantised) -> Recipe:
-    """The same in fp32."""
-    return Recipe(FP32) if isinstance(recipe, Requantised) else replace(recipe, fmt=FP32)
 
 
 class AllReduceSync(GradientSync):
     """The mean gradient of N workers, summed in a format and a stated order.
 
-    The run gives: format (or its name), scaling (a rule, None for none), world_size = N, seed,
-    parameter_names, full_precision ({layers, first_epochs, last_epochs}), epochs. conf/sync/all_reduce.yaml
-    gives the rest and says what each knob does. Raises ValueError where they do not fit together.
+    The run gives: format (its name, or a `Sum`), scaling (a rule, None for none), world_size = N, seed,
+    parameter_names, full_precision ({layers, first_epochs, last_epochs}), epochs. The knobs of the sum are in
+    conf/sync/all_reduce.yaml, which says what each does. Raises ValueError where they do not fit together.
 
     With torch.distributed initialised, its ranks share the workers; otherwise this process plays all of them.
     """
 
+    @takes_knobs
     def __init__(
         self,
         *,
-        format: str | AnyFormat | Requantised,
+        format: str | AnyFormat | Sum,
         world_size: int,
         parameter_names: Sequence[str],
-        order: str,
-        group_size: int | str | None,
-        kahan: bool,
-        rounding: str,
-        overflow: str,
-        error_feedback: bool,
-        compat: str | None = None,
         scaling: ScalingRule | None = None,
         seed: int = 0,
         full_precision: Mapping[str, Any] | None = None,
         epochs: int | None = None,
         group: dist.ProcessGroup | None = None,
+        **knobs: Any,
     ) -> None:
-        self.recipe = recipe_for(
-            format,
-            order=order,
-            group_size=group_size,
-            kahan=kahan,
-            rounding=rounding,
-            overflow=overflow,
-            scaled=scaling is not None,
-            n_workers=world_size,
-            compat=compat,
-        )
-        if compat and error_feedback:
-            raise ValueError(f"error_feedback=true with compat={compat}: its code has none")
-        self.longest_chain = self.recipe.longest_chain(world_size)
-        self.rule = scaling or NoScaling()
-        self.feedback = ErrorFeedback() if error_feedback else None
-        self.world_size, self.seed, self.names = world_size, seed, list(parameter_names)
-        self.hybrid = FullPrecision(tuple(parameter_names), epochs=epochs, **dict(full_precision or {}))
+        self.sum = Sum.of(format, **knobs)
         self.workers = Workers.of_group(world_size, group)
-        self.exchange = Exchange(group) if self.workers.ranks > 1 else None
-        alone = world_size == 1 and self.exchange is None and not error_feedback
+        self.shifts = Shifts(scaling)
+        self.summation = self.sum.summation(self.workers, self.shifts)
+        self.in_full_precision = self.sum.in_full_precision().summation(self.workers)
+        self.longest_chain = self.summation.longest_chain
+        self.feedback = ErrorFeedback() if self.sum.error_feedback else None
+        self.seed, self.names = seed, list(parameter_names)
+        self.hybrid = FullPrecision(tuple(parameter_names), epochs=epochs, **dict(full_precision or {}))
+        self.nothing_to_do = world_size == 1 and self.sum.is_plain and not self.shifts.scale
         self._shapes: list[Tensor] | None = None  # of the parameters
-        self.nothing_to_do = alone and self.recipe == Recipe(FP32) and type(self.rule) is NoScaling
         self._step = -1
-        self._latest: dict[str, tuple[Recipe, list[int]]] = {}  # how each layer went, last time
+        self._latest: dict[
+            str, tuple[Summation, list[int]]
+        ] = {}  # how each layer went, and each group's shift
         self._real_worker_bytes = 0
         self._sent_bytes = 0
         self._hidden = 0  # inf and NaN of this rank's workers that the format made numbers of
-
-    def reduce(self, grads_by_worker: Sequence[Sequence[Tensor]], *, step: int, epoch: int) -> list[Tensor]:
-        stacks = [torch.stack(grads) for grads in zip(*grads_by_worker, strict=True)]
-        return self.reduce_stacked(stacks, step=step, epoch=epoch)
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
         if self.nothing_to_do:
@@ -105,7 +77,7 @@ class AllReduceSync(GradientSync):
 
     def _hidden_of_all(self, device: torch.device) -> int:
         """What inf and NaN all workers had that the sums do not show. Collective where the format hides them."""
-        if self.workers.ranks == 1 or not hides_nonfinite(self.recipe):
+        if self.workers.ranks == 1 or not hides_nonfinite(self.sum):
             return self._hidden
         hidden = torch.tensor(self._hidden, dtype=torch.int64, device=device)
         dist.all_reduce(hidden, group=self.workers.group)
@@ -128,7 +100,7 @@ class AllReduceSync(GradientSync):
         epoch: int,
         out: Sequence[Tensor],
     ) -> None:
-        """`reduce` for some of the parameters, as DDP's buckets hold them.
+        """`reduce_stacked` for some of the parameters, as DDP's buckets hold them.
 
         stacks[k]: (L, n) float32 gradients of this rank's L workers for parameter layers[k], contiguous.
         out[k]: (n,) float32, contiguous, where the sum goes; it may be stacks[k][0] itself.
@@ -139,86 +111,38 @@ class AllReduceSync(GradientSync):
         for full in (False, True):
             chosen = [k for k in range(len(layers)) if in_full[k] == full]
             if any(stacks[k].numel() for k in chosen):
-                recipe = in_full_precision(self.recipe) if full else self.recipe
-                self._sum(
-                    [stacks[k] for k in chosen],
-                    [self.names[layers[k]] for k in chosen],
-                    recipe,
-                    NoScaling() if full else self.rule,
-                    [out[k] for k in chosen],
-                )
+                names = [self.names[layers[k]] for k in chosen]
+                what = Layers(names, [stacks[k] for k in chosen], [out[k] for k in chosen], (self.seed, step))
+                self._sum(what, self.in_full_precision if full else self.summation)
 
-    def _sum(
-        self,
-        stacks: Sequence[Tensor],
-        names: Sequence[str],
-        recipe: Recipe,
-        rule: ScalingRule,
-        out: Sequence[Tensor],
-    ) -> None:
-        key = (self.seed, self._step)
-        self._hidden += count_hidden(stacks, recipe)
+    def _sum(self, layers: Layers, summation: Summation) -> None:
+        self._hidden += count_hidden(layers.stacks, summation.sum)
         if self.feedback:
-            stacks = [
-                self.feedback.compensate(name, stack) for name, stack in zip(names, stacks, strict=True)
-            ]
-        if isinstance(recipe, Requantised):
-            sent = sum_layers(stacks, recipe, self.workers, out=out)
-            self._real_worker_bytes += sent.real_worker
-            self._sent_bytes += sent.sent
-            shifts = [[0] * len(names)]
-        else:
-            shifts = self._sum_floats(stacks, names, recipe, rule, key, out)
-        for k, name in enumerate(names):
-            self._latest[name] = recipe, [of_group[k] for of_group in shifts]
+            layers = replace(layers, stacks=list(map(self.feedback.compensate, layers.names, layers.stacks)))
+        done = summation.run(layers)
+        self._real_worker_bytes += done.real_worker_bytes
+        self._sent_bytes += done.sent_bytes
+        for p, name in enumerate(layers.names):
+            self._latest[name] = summation, [of_group[p] for of_group in done.shifts]
             if self.feedback:
-                self._keep_residual(name, stacks[k], key)
-
-    def _sum_floats(
-        self,
-        stacks: Sequence[Tensor],
-        names: Sequence[str],
-        recipe: Recipe,
-        rule: ScalingRule,
-        key: tuple,
-        out: Sequence[Tensor],
-    ) -> list[list[int]]:
-        """In a format without scales; the shifts with which the gradients were rounded, by group and layer."""
-        numels = tuple(stack.shape[1] for stack in stacks)
-        self._real_worker_bytes += Layout(numels, recipe.wire.fmt.bits, self.world_size, 1).sent_bytes()
-        if self.exchange:
-            before, agreed_before = self.exchange.sent_bytes, self.exchange.agreed
-            workers = [[stack[i] for stack in stacks] for i in range(self.workers.share)]
-            shifts = self.exchange.sum_layers(workers, names, recipe, rule, key=key, out=out)
-            self._sent_bytes += self.exchange.sent_bytes - before
-            agreed = self.exchange.agreed - agreed_before
-        else:
-            sums, shifts, agreed = emulate_layers(stacks, names, recipe, rule, key=key)
-            torch._foreach_copy_(list(out), sums)
-        self._real_worker_bytes += agreement_bytes(agreed, self.world_size)
-        return shifts
+                self._keep_residual(name, layers.stacks[p], layers.key)
 
     def _keep_residual(self, name: str, sent_Lxn: Tensor, key: tuple) -> None:
-        recipe, shifts = self._latest[name]
-        marks = recipe.levels(self.world_size)[0].marks
+        summation, shifts = self._latest[name]
         for i, worker in enumerate(self.workers.mine):
-            j, place = recipe.place(worker, self.world_size)
-            draw = None
-            if recipe.rounding == "stochastic":
-                draw = Draw((*key, name + marks[j], "worker", place))
-            sent_n = scale(quantize_scaled(sent_Lxn[i], shifts[j], recipe, draw), -shifts[j])
-            self.feedback.keep(name, i, sent_Lxn[i], sent_n)
+            shift = shifts[summation.group_of(worker)]
+            self.feedback.keep(name, i, sent_Lxn[i], summation.sent_by(worker, sent_Lxn[i], name, shift, key))
 
     def statistics(
         self, stacks: Sequence[Tensor], mean_gradient: Sequence[Tensor]
     ) -> list[dict[str, str | int | float | None]]:
         rows = []
         for p, name in enumerate(self.names):
-            recipe, shifts = self._latest.get(name, (self.recipe, [0] * self.world_size))
-            own_shifts = [shifts[recipe.place(worker, self.world_size)[0]] for worker in self.workers.mine]
-            gradients = stacks[p].detach()
-            row = layer_statistics(gradients, mean_gradient[p], own_shifts, recipe, self.workers)
-            rows.append({"layer": name, "format": recipe.fmt.name, "shift": max(shifts), **row})
+            summation, shifts = self._latest.get(name, (self.summation, [0] * self.workers.world_size))
+            own_shifts = [shifts[summation.group_of(worker)] for worker in self.workers.mine]
+            gradients, how = stacks[p].detach(), summation.sum
+            row = layer_statistics(gradients, mean_gradient[p], own_shifts, how, self.workers)
+            rows.append({"layer": name, "format": how.fmt.name, "shift": max(shifts), **row})
         return rows
 
     def wire_bytes(self) -> dict[str, int]:
@@ -228,12 +152,17 @@ class AllReduceSync(GradientSync):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"scaling": self.rule.state_dict()}
+        state = {"scaling": self.shifts.state_dict()}
         if self.feedback:
             state["residuals"] = self.feedback.state_dict(self.workers)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rule.load_state_dict(state["scaling"])
+        self.shifts.load_state_dict(state["scaling"])
         if self.feedback:
             self.feedback.load_state_dict(state["residuals"], self.workers)
+
+
+def decoded(*, requantise: str, error_feedback: bool, **given: Any) -> AllReduceSync:
+    """The sum of gradients that are decoded, added in float32 and quantized again: per hop or once."""
+    return AllReduceSync(requantise=requantise, error_feedback=error_feedback, **given)

@@ -36,6 +36,7 @@ UNUSED = {
     "init_sha256": None,
     "precision.aps": False,
     "sync.compat": None,
+    "sync.requantise": None,
     "sync.nesterov": False,
     "sync.closing_rounds": 0,
     "precision.activation_rounding": "nearest_even",

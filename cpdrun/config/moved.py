@@ -24,6 +24,7 @@ FIRST_NAME = {
     "cpdrun.comm.gossip.topology.torus.Torus": "cpdrun.comm.topology.Torus",
     "cpdrun.comm.sums.scaling.APS": "cpdrun.comm.scaling.APS",
     "cpdrun.comm.sums.scaling.DelayedAPS": "cpdrun.comm.scaling.DelayedAPS",
+    "cpdrun.comm.sync.decoded": "cpdrun.comm.requantised_sync.RequantisedSync",
     "cpdrun.data.images.cifar10.CIFAR10": "cpdrun.data.cifar10.CIFAR10",
     "cpdrun.data.images.cifar100.CIFAR100": "cpdrun.data.cifar100.CIFAR100",
     "cpdrun.data.images.cityscapes.Cityscapes": "cpdrun.data.cityscapes.Cityscapes",

@@ -42,7 +42,7 @@ FURTHER = (
 OURS = "cpdrun."
 MOST_SHOWN = 4  # values of a key that varies
 WIDEST = 1000  # columns of a table
-SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.requantised_sync.RequantisedSync")
+SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 
 
 def print_dry_run(

@@ -193,17 +193,18 @@ def _make_optimizer(
 
 
 def build_sync(config: dict[str, Any], model: nn.Module) -> GradientSync | Gossip:
-    return _instantiate(
-        "sync",
-        config["sync"],
-        format=config["format"],
-        scaling=_instantiate("scaling", config["scaling"]) if config["aps"] else None,
-        world_size=config["world_size"],
-        seed=config["seed"],
-        epochs=config["epochs"],
-        parameter_names=[name for name, _ in model.named_parameters()],
-        full_precision=config["full_precision"],
-    )
+    make = _instantiate("sync", config["sync"], _partial_=True)
+    scaling = _instantiate("scaling", config["scaling"]) if config["aps"] else None
+    with _naming("sync"):
+        return make(
+            format=config["format"],
+            scaling=scaling,
+            world_size=config["world_size"],
+            seed=config["seed"],
+            epochs=config["epochs"],
+            parameter_names=[name for name, _ in model.named_parameters()],
+            full_precision=config["full_precision"],
+        )
 
 
 def _instantiate(section: str, spec: dict[str, Any], **given: Any) -> Any:

@@ -27,8 +27,8 @@ from torch import Tensor
 from cpdrun.comm.statistics import count_nonfinite
 from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.exchange import SEGMENT_VALUES
-from cpdrun.comm.sums.recipe import Recipe
-from cpdrun.comm.sums.scaling import largest_magnitude
+from cpdrun.comm.sums.magnitudes import largest_magnitude
+from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.workers import Workers
 from cpdrun.record import write_json
 from cpdrun.train.build import BuildError, Parts, build
@@ -114,19 +114,19 @@ def measure_workload(
 
 def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, float]:
     """Seconds a value of each thing that the exchange does to every value, on segments of its size."""
-    recipe, n = Recipe(Format.parse(name)), SEGMENT_VALUES
+    how, n = Sum(Format.parse(name)), SEGMENT_VALUES
     x_SxV = torch.randn(ROTATED_SEGMENTS, n, device=device) * 1e-3
-    packed_SxB = torch.zeros(ROTATED_SEGMENTS, n // 8 * recipe.fmt.bits, dtype=torch.uint8, device=device)
+    packed_SxB = torch.zeros(ROTATED_SEGMENTS, n // 8 * how.fmt.bits, dtype=torch.uint8, device=device)
     out_V, out_B = torch.empty_like(x_SxV), torch.empty_like(packed_SxB)
-    shift = 0 if recipe.fmt.bits == 32 else 5  # fp32 is sent as it is, others scaled by APS
+    shift = 0 if how.fmt.bits == 32 else 5  # fp32 is sent as it is, others scaled by APS
 
     def add(summands: int, s: int) -> None:
         payloads = [packed_SxB[(s + i) % ROTATED_SEGMENTS] for i in range(summands)]
-        codec.add_packed(payloads, n, recipe, None, out=out_B[s])
+        codec.add_packed(payloads, n, how, None, out=out_B[s])
 
     each = [
-        lambda s: codec.round_and_pack(x_SxV[s], shift, recipe, None, out=packed_SxB[s]),
-        lambda s: codec.unpack(packed_SxB[s], n, recipe, -shift, out=out_V[s]),
+        lambda s: codec.round_and_pack(x_SxV[s], shift, how, None, out=packed_SxB[s]),
+        lambda s: codec.unpack(packed_SxB[s], n, how, -shift, out=out_V[s]),
         lambda s: largest_magnitude(x_SxV[s]),
         *(partial(add, summands) for summands in SUMMANDS),
     ]
@@ -140,7 +140,7 @@ def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, fl
     few, many = SUMMANDS
     add_s = max(0.0, (many_s - few_s) / (many - few))
     return {
-        "bits": recipe.fmt.bits,
+        "bits": how.fmt.bits,
         "pack_s": pack_s,
         "add_s": add_s,
         "sum_s": max(0.0, few_s - few * add_s),

@@ -1,6 +1,10 @@
 """Comparing float32 tensors bit for bit."""
 
+from collections.abc import Sequence
+
 import torch
+
+from cpdrun.comm import GradientSync
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -11,3 +15,11 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(nan, torch.isnan(b)) and torch.equal(
         a[~nan].view(torch.int32), b[~nan].view(torch.int32)
     )
+
+
+def reduce(
+    sync: GradientSync, workers: Sequence[Sequence[torch.Tensor]], step: int = 0, epoch: int = 0
+) -> list[torch.Tensor]:
+    """The mean gradient, given workers[i][p]: the gradient of this rank's i-th worker for parameter p."""
+    stacks = [torch.stack(gradients) for gradients in zip(*workers, strict=True)]
+    return sync.reduce_stacked(stacks, step=step, epoch=epoch)

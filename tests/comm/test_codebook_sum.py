@@ -9,13 +9,14 @@ import custom_fp
 import pytest
 import torch
 import torch.distributed as dist
-from bits import same_bits
-from custom_fp import Codebook, Format
+from bits import reduce, same_bits
+from custom_fp import Codebook
 from ranks import run_ranks
 
-from cpdrun.comm import AllReduceSync, RankLost, all_reduce, all_reduce_, emulate_all_reduce
-from cpdrun.comm.requantised_sync import RequantisedSync
-from cpdrun.comm.sums.requantised import Requantised, emulate, sum_layers
+from cpdrun.comm import AllReduceSync, RankLost, Sum, all_reduce, all_reduce_, emulate_all_reduce
+from cpdrun.comm.sums.scaling import APS
+from cpdrun.comm.sums.summation import Layers
+from cpdrun.comm.sync import decoded
 from cpdrun.comm.workers import Workers
 
 SHAPES = ((70, 3), (5,), (1,), (0,), (65, 1100))  # the last is cut in two where blocks allow it
@@ -36,8 +37,8 @@ def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) * 10.0**-p for p, shape in enumerate(SHAPES)]
 
 
-def make(fmt, world_size: int, requantise: str, error_feedback: bool = False, **more) -> RequantisedSync:
-    return RequantisedSync(
+def make(fmt, world_size: int, requantise: str, error_feedback: bool = False, **more) -> AllReduceSync:
+    return decoded(
         format=fmt,
         world_size=world_size,
         parameter_names=NAMES,
@@ -50,14 +51,12 @@ def make(fmt, world_size: int, requantise: str, error_feedback: bool = False, **
 def two_steps(fmt, world_size: int, requantise: str, ranks: int, feedback: bool) -> tuple:
     """In a rank: what two steps give, and the bytes."""
     sync = make(fmt, world_size, requantise, feedback)
-    found = [
-        sync.reduce([gradients(w, step) for w in sync.workers.mine], step=step, epoch=0) for step in range(2)
-    ]
+    found = [reduce(sync, [gradients(w, step) for w in sync.workers.mine], step=step) for step in range(2)]
     return found, sync.wire_bytes()
 
 
 def by_hand(rows: list[torch.Tensor], fmt, requantise: str) -> torch.Tensor:
-    """The formulas of requantised.py, one after the other."""
+    """The formulas of decoded.py, one after the other."""
     q = [custom_fp.quantize(row, fmt) for row in rows]
     s = torch.zeros_like(q[0]) + q[0]
     for w in range(1, len(q)):
@@ -69,11 +68,13 @@ def by_hand(rows: list[torch.Tensor], fmt, requantise: str) -> torch.Tensor:
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_the_definition(fmt, requantise):
     workers = [gradients(w) for w in range(3)]
-    results = make(fmt, 3, requantise).reduce(workers, step=0, epoch=0)
+    results = reduce(make(fmt, 3, requantise), workers)
     for p, result in enumerate(results):
         expected = by_hand([worker[p].reshape(-1) for worker in workers], fmt, requantise)
         assert same_bits(result, expected.view(SHAPES[p]))
-        assert same_bits(emulate([worker[p] for worker in workers], Requantised(fmt, requantise)), result)
+        assert same_bits(
+            emulate_all_reduce([worker[p] for worker in workers], fmt, requantise=requantise), result
+        )
 
 
 @cache
@@ -105,7 +106,7 @@ def test_bytes_are_counted_with_their_scales():
 def test_hop_by_hop_without_scales_is_the_order_rank_of_plain_formats():
     rows = [torch.randn(1000, generator=torch.Generator().manual_seed(w)) for w in range(5)]
     for fmt in ("e4m3", "e5m2", "bf16", "e3m0"):
-        assert same_bits(emulate(rows, Requantised(Format.parse(fmt))), emulate_all_reduce(rows, fmt))
+        assert same_bits(emulate_all_reduce(rows, fmt, requantise="hop"), emulate_all_reduce(rows, fmt))
 
 
 def test_sync_all_reduce_takes_formats_with_scales_and_rounds_hop_by_hop():
@@ -118,9 +119,9 @@ def test_sync_all_reduce_takes_formats_with_scales_and_rounds_hop_by_hop():
         full_precision={"layers": ["layer1"]},
         **PLAIN,
     )
-    expected = make("mxfp6_e2m3", 3, "hop").reduce(workers, step=0, epoch=0)
+    expected = reduce(make("mxfp6_e2m3", 3, "hop"), workers)
     expected[1] = workers[0][1] + workers[1][1] + workers[2][1]
-    results = sync.reduce(workers, step=0, epoch=0)
+    results = reduce(sync, workers)
     assert all(same_bits(a, b) for a, b in zip(results, expected, strict=True))
     stacks = [torch.stack(grads) for grads in zip(*workers, strict=True)]
     rows = sync.statistics(stacks, results)
@@ -131,8 +132,7 @@ def test_once_errs_less_than_hop_by_hop():
     rows = [torch.randn(4096, generator=torch.Generator().manual_seed(w)) for w in range(16)]
     exact = torch.stack(rows).double().sum(0)
     hop, once = (
-        (emulate(rows, Requantised(custom_fp.parse("dynamic_tree"), how)) - exact).norm()
-        for how in ("hop", "once")
+        (emulate_all_reduce(rows, "dynamic_tree", requantise=how) - exact).norm() for how in ("hop", "once")
     )
     assert once < 0.7 * hop
 
@@ -141,7 +141,7 @@ def test_a_nan_of_one_worker_is_seen_by_all():
     workers = [gradients(w) for w in range(2)]
     workers[1][0][0, 0] = float("nan")
     sync = make("mxfp8_e4m3", 2, "once")
-    result = sync.reduce(workers, step=0, epoch=0)[0]
+    result = reduce(sync, workers)[0]
     assert result.reshape(-1)[:32].isnan().all() and result.reshape(-1)[32:].isfinite().all()
     assert sync.nonfinite == 32
 
@@ -163,8 +163,6 @@ def test_knobs_without_a_meaning_are_refused(changes, message):
 
 
 def test_scaling_rules_are_refused():
-    from cpdrun.comm.sums.scaling import APS
-
     with pytest.raises(ValueError, match="it takes aps=false"):
         make("e4m3", 2, "once", scaling=APS())
     with pytest.raises(ValueError, match="dynamic_tree has scales of its own: it takes aps=false"):
@@ -176,7 +174,7 @@ def test_scaling_rules_are_refused():
             scaling=APS(),
             **PLAIN,
         )
-    with pytest.raises(ValueError, match="requantise='twice': choose one of hop, once"):
+    with pytest.raises(ValueError, match="requantise='twice': choose one of null, hop, once"):
         make("linear", 2, "twice")
 
 
@@ -185,13 +183,13 @@ def reduce_in_functions() -> list[torch.Tensor]:
     return [
         all_reduce(x, "dynamic_tree"),
         all_reduce_(x.clone(), "mxfp6_e3m2"),
-        all_reduce(x, Requantised("linear", "once")),
+        all_reduce(x, Sum("linear", requantise="once")),
     ]
 
 
 def test_all_reduce_as_a_function():
     tensors = [gradients(w)[0] for w in range(3)]
-    kinds = ("dynamic_tree", "mxfp6_e3m2", Requantised("linear", "once"))
+    kinds = ("dynamic_tree", "mxfp6_e3m2", Sum("linear", requantise="once"))
     expected = [emulate_all_reduce(tensors, kind) for kind in kinds]
     for found in run_ranks(3, reduce_in_functions):
         assert all(same_bits(a, b) for a, b in zip(found, expected, strict=True))
@@ -213,6 +211,7 @@ def test_the_survivors_name_a_rank_that_died():
         assert message.startswith("rank 1 ended in the middle of a step")
 
 
-def test_empty_layers_and_small_models_send_nothing_empty():
-    recipe = Requantised(custom_fp.parse("linear"))
-    assert sum_layers([torch.ones(1, 0)], recipe, Workers(1), out=[torch.empty(0)]).sent == 0
+def test_empty_layers_send_nothing() -> None:
+    summation = Sum("linear").summation(Workers(1))
+    done = summation.run(Layers(["a"], [torch.ones(1, 0)], [torch.empty(0)]))
+    assert (done.sent_bytes, done.real_worker_bytes) == (0, 0)

@@ -20,6 +20,7 @@ import custom_fp
 import pytest
 import torch
 import yaml
+from bits import reduce
 
 from cpdrun.comm import AllReduceSync
 from cpdrun.comm.sums.scaling import APS
@@ -86,7 +87,7 @@ def summed(processes: int, per_process: int, fmt: str, aps: bool, kahan: bool, c
         **KNOBS | order | {"kahan": kahan, "compat": compat},
     )
     workers = [[gradient(0, w), gradient(1, w)] for w in range(processes * per_process)]
-    return digest(sync.reduce(workers, step=0, epoch=0), 8)
+    return digest(reduce(sync, workers), 8)
 
 
 @pytest.mark.parametrize("row", SUMS.strip().splitlines())
@@ -177,7 +178,7 @@ def test_gradients_that_are_not_rounded_travel_in_float32() -> None:
             parameter_names=["a"],
             **KNOBS | {"compat": compat},
         )
-        sync.reduce([[torch.ones(3200)] for _ in range(4)], step=0, epoch=0)
+        reduce(sync, [[torch.ones(3200)] for _ in range(4)])
         sent[compat, aps] = sync.wire_bytes()["bytes_per_step_real_worker"]
     assert sent["cpd", False] == 4 * sent[None, False] and sent["cpd", True] >= sent[None, False]
 
@@ -185,7 +186,7 @@ def test_gradients_that_are_not_rounded_travel_in_float32() -> None:
 @pytest.mark.parametrize(
     ("knobs", "says"),
     [
-        ({"compat": "horovod"}, "compat=horovod: choose cpd or null"),
+        ({"compat": "horovod"}, "compat='horovod': choose one of null, cpd"),
         ({"order": "tree"}, "order=tree with compat=cpd: its code has only rank and hierarchical"),
         ({"rounding": "stochastic"}, "only nearest_even"),
         ({"error_feedback": True}, "error_feedback=true with compat=cpd"),

@@ -193,7 +193,7 @@ def test_inputs_are_not_written_and_shapes_are_kept() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"order": "banana"}, "rank, hierarchical, ring, native"),
+        ({"order": "banana"}, "hierarchical, native, rank, ring, tree"),
         ({"rounding": "up"}, "nearest_even"),
         ({"overflow": "wrap"}, "saturate"),
         ({"order": "hierarchical", "group_size": None}, "group_size=null: .* takes auto"),

@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from bits import same_bits
+from bits import reduce, same_bits
 from custom_fp import Format
 from ranks import run_ranks
 
 from cpdrun.comm import AllReduceSync, all_reduce, all_reduce_, all_reduce_coalesced, emulate_all_reduce
 from cpdrun.comm.sums import exchange as exchange_module
-from cpdrun.comm.sums.scaling import APS, DelayedAPS, Magnitudes
+from cpdrun.comm.sums.magnitudes import StepBefore
+from cpdrun.comm.sums.scaling import APS, DelayedAPS, ScalingRule
 from cpdrun.comm.wire.transport import Collectives
 
 KNOBS = yaml.safe_load((Path(__file__).parents[2] / "conf" / "sync" / "all_reduce.yaml").read_text())
@@ -30,7 +31,7 @@ SIZES = {
     "seven": 7,
     "none": 0,
 }
-RULES = {"none": lambda: None, "aps": APS, "aps_delayed": DelayedAPS}
+RULES = {"none": lambda: None, "aps": APS, "aps_delayed": DelayedAPS, "own": lambda: OwnRule()}
 
 
 def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
@@ -60,7 +61,7 @@ def reduce_cases(world_size: int, cases: list[dict], steps: int = 1) -> list[lis
         sync = AllReduceSync(scaling=rule, world_size=world_size, parameter_names=list(SIZES), **knobs)
         for step in range(steps):
             mine = [gradients(w, step) for w in share(world_size)]
-            result = sync.reduce(mine, step=step, epoch=0)
+            result = reduce(sync, mine, step=step)
         results.append([g.clone() for g in result])
     return results
 
@@ -158,30 +159,49 @@ def test_sums_as_the_authors_of_aps_form_them_know_nothing_of_the_split() -> Non
     assert_split_changes_no_bit(8, [2, 4], cases)
 
 
-class OneForAll(APS):
-    """One shift for all layers that it is asked about together."""
+class OwnRule(ScalingRule):
+    """What a user may write: by the layer's name, its magnitude of the step before, and how many are added."""
 
-    def shifts(self, layers: list[str], magnitudes: Magnitudes, summands: int, fmt: Format) -> list[int]:
-        return [self.shift(max(magnitudes.wait()), summands, fmt)] * len(layers)
+    magnitudes = StepBefore
+
+    def shift(self, layer: str, magnitude: float, summands: int, fmt: Format) -> int:
+        return fmt.emax - math.frexp(magnitude)[1] - summands + len(layer)
 
 
-def reduce_with_one_shift() -> list[torch.Tensor]:
-    """Workers whose gradients differ so much that each group has a shift of its own."""
-    results = []
-    for order in ({"order": "hierarchical", "group_size": 2}, {"order": "tree"}):
+LAW = {"rule": ["aps", "aps_delayed", "own"], "order": ["rank", "hierarchical", "tree", "ring"]}
+BUCKETS = {"all at once": [[0, 1, 2, 3]], "one by one": [[3], [2], [1], [0]], "pairs": [[1, 3], [0, 2]]}
+
+
+def reduce_in_buckets(world_size: int) -> dict[tuple, list[torch.Tensor]]:
+    """The third step's sums in every case. Workers differ by powers of two, so that each group has a shift of its own;
+    one layer is all zero in the first step, another in the second."""
+    found = {}
+    for rule, order, bucket in itertools.product(*LAW.values(), BUCKETS):
+        sizes = (150, 50, 9, 33)
+        names = ["a", "bb", "ccc", "dddd"]
+        knobs = KNOBS | {"order": order}
         sync = AllReduceSync(
-            format="e2m3", scaling=OneForAll(), world_size=4, parameter_names=["a", "b"], **KNOBS | order
+            format="e2m3", scaling=RULES[rule](), world_size=world_size, parameter_names=names, **knobs
         )
-        workers = [[layer * 2.0**w for layer in torch.split(large(w)[:200], [150, 50])] for w in share(4)]
-        results += sync.reduce(workers, step=0, epoch=0)
-    return results
+        for step in range(3):
+            own = [large(10 * step + w)[: sum(sizes)] * 2.0 ** (3 * w + step) for w in share(world_size)]
+            stacks = [stack.contiguous() for stack in torch.stack(own).split(sizes, dim=1)]
+            if step < 2:
+                stacks[step].zero_()
+            out = [torch.empty(size) for size in sizes]
+            for layers in BUCKETS[bucket]:
+                chosen = [[them[p] for p in layers] for them in (stacks, out)]
+                sync.reduce_layers(layers, chosen[0], step=step, epoch=0, out=chosen[1])
+        found[rule, order, bucket] = out
+    return found
 
 
-def test_a_rule_with_one_shift_for_all_layers_is_asked_once_a_group() -> None:
-    expected = reduce_with_one_shift()
-    for ranks in (2, 4):
-        for results in run_ranks(ranks, reduce_with_one_shift):
-            assert all(same_bits(a, b) for a, b in zip(results, expected, strict=True))
+def test_a_shift_belongs_to_a_layer_whatever_the_rule_the_order_the_split_and_the_buckets() -> None:
+    expected = reduce_in_buckets(12)
+    for results in (expected, *run_ranks(2, reduce_in_buckets, 12)):
+        for (rule, order, bucket), ours in results.items():
+            whole = expected[rule, order, "all at once"]
+            assert all(map(same_bits, ours, whole)), (rule, order, bucket)
 
 
 def large(rank: int) -> torch.Tensor:
@@ -252,8 +272,8 @@ def test_shapes_strides_and_dtypes() -> None:
 
 def reduce_with_collectives() -> list[torch.Tensor]:
     sync = AllReduceSync(format="e4m1", scaling=APS(), world_size=6, parameter_names=list(SIZES), **KNOBS)
-    sync.exchange._transports[torch.device("cpu")] = Collectives(None, torch.device("cpu"))
-    return sync.reduce([gradients(w) for w in share(6)], step=0, epoch=0)
+    exchange_module.transport_for = Collectives  # in this rank's process
+    return reduce(sync, [gradients(w) for w in share(6)])
 
 
 def test_collectives_of_any_backend_give_the_same_bits() -> None:
@@ -268,7 +288,7 @@ def native_against_rank_order() -> tuple[list[torch.Tensor], torch.Tensor, int]:
     grads = [[torch.full((3,), 2.0**-w), torch.full((2, 2), float(w))] for w in share(4)]
     platform = sum(g[1] for g in grads)
     dist.all_reduce(platform)
-    return sync.reduce(grads, step=0, epoch=0), platform, sync.wire_bytes()["bytes_per_step_sent"]
+    return reduce(sync, grads), platform, sync.wire_bytes()["bytes_per_step_sent"]
 
 
 def test_native_order_is_the_platforms_all_reduce() -> None:
@@ -281,7 +301,7 @@ def count_bytes() -> list[int]:
     found = []
     for fmt in ("e4m3", "e2m1"):
         sync = AllReduceSync(format=fmt, world_size=4, parameter_names=["a"], **KNOBS)
-        sync.reduce([[torch.ones(80_000)] for _ in share(4)], step=0, epoch=0)
+        reduce(sync, [[torch.ones(80_000)] for _ in share(4)])
         found.append(sync.wire_bytes())
     return found
 
@@ -306,7 +326,7 @@ def count_bytes_with_a_rule() -> list[dict[str, int]]:
         knobs = KNOBS | {"format": "e4m3", "scaling": RULES[rule](), "order": order}
         sync = AllReduceSync(world_size=9, parameter_names=["a", "b"], **knobs)
         for step in range(2):
-            sync.reduce([[torch.ones(7200), torch.ones(720)] for _ in share(9)], step=step, epoch=0)
+            reduce(sync, [[torch.ones(7200), torch.ones(720)] for _ in share(9)], step=step)
         found.append(sync.wire_bytes())
     return found
 
@@ -350,7 +370,7 @@ def count_nonfinite_of(fmt: str, overflow: str, order: str) -> tuple[int, list[i
     workers[1][0][:3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
     workers[3][1][2] = float("nan")
     mine = [workers[w] for w in share(4)]
-    result = sync.reduce(mine, step=0, epoch=0)
+    result = reduce(sync, mine)
     stacks = [torch.stack(grads) for grads in zip(*mine, strict=True)]
     return sync.nonfinite, [row["nonfinite"] for row in sync.statistics(stacks, result)]
 
@@ -385,7 +405,7 @@ def continue_run(state: dict | None, steps: range) -> tuple[list[torch.Tensor], 
     if state is not None:
         sync.load_state_dict(state)
     for step in steps:
-        result = sync.reduce([gradients(w, step) for w in share(4)], step=step, epoch=0)
+        result = reduce(sync, [gradients(w, step) for w in share(4)], step=step)
     return result, sync.state_dict()
 
 

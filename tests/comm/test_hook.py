@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from bits import same_bits
+from bits import reduce, same_bits
 from ranks import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -127,7 +127,7 @@ def expected_of_pair(j: int) -> list[torch.Tensor]:
     sync = AllReduceSync(format="e3m1", world_size=2, parameter_names=names, **knobs | options)
     for step in range(3):
         workers = [own_gradients(net, [batch(10 * j + place, step)]) for place in range(2)]
-        result = sync.reduce([[g / 2 for g in grads] for grads in workers], step=step, epoch=0)
+        result = reduce(sync, [[g / 2 for g in grads] for grads in workers], step=step)
     return result
 
 

@@ -9,7 +9,10 @@ import torch.distributed as dist
 from custom_fp import Format
 from ranks import run_ranks
 
-from cpdrun.comm.sums.scaling import APS, DelayedAPS, Magnitudes, largest_magnitude, sum_exponent
+from cpdrun.comm.sums.magnitudes import Agreement, largest_magnitude, sum_exponent
+from cpdrun.comm.sums.orders import order_named
+from cpdrun.comm.sums.scaling import APS, DelayedAPS, Shifts
+from cpdrun.comm.workers import Workers
 
 E4M3 = Format.parse("e4m3")
 
@@ -45,7 +48,7 @@ def agree(_: None = None) -> list[float]:
         torch.tensor(float(dist.get_rank())),
         torch.tensor(0.0),
     ]
-    return Magnitudes(lambda: mine, ranks=dist.get_world_size()).wait()
+    return Agreement(lambda: mine, Workers.of_group(dist.get_world_size())).wait()
 
 
 def test_all_ranks_agree_on_the_largest() -> None:
@@ -53,41 +56,45 @@ def test_all_ranks_agree_on_the_largest() -> None:
         assert agreed == [2.0**-140, 2.0, 0.0]
 
 
-def magnitudes(*values: float) -> Magnitudes:
-    return Magnitudes(lambda: [torch.tensor(value) for value in values])
+def ask(shifts: Shifts, names: list[str], *magnitudes: float, summands: int = 1) -> list[int]:
+    """Of one group of workers."""
+    (level,) = order_named("rank").levels(summands)
+    local = [torch.tensor(magnitude) for magnitude in magnitudes]
+    (of_group,), _ = shifts.of_level(level, names, lambda: local, E4M3, Workers(summands))
+    return of_group
 
 
 def test_aps_leaves_an_all_zero_layer_alone_and_keeps_its_margin() -> None:
     names = ["a", "b"]
-    assert APS().shifts(names, magnitudes(0.0, 1.0), 8, E4M3) == [0, E4M3.emax - 3]
-    assert APS(margin=2).shifts(names, magnitudes(0.0, 1.0), 8, E4M3) == [0, E4M3.emax - 5]
+    assert ask(Shifts(APS()), names, 0.0, 1.0, summands=8) == [0, E4M3.emax - 3]
+    assert ask(Shifts(APS(margin=2)), names, 0.0, 1.0, summands=8) == [0, E4M3.emax - 5]
 
 
 def test_delayed_aps_uses_the_step_before() -> None:
-    rule = DelayedAPS(margin=0)
-    first = rule.shifts(["a"], magnitudes(1.0), 1, E4M3)
-    second = rule.shifts(["a"], magnitudes(4.0), 1, E4M3)
-    third = rule.shifts(["a"], magnitudes(16.0), 1, E4M3)
-    assert (first, second, third) == ([E4M3.emax], [E4M3.emax], [E4M3.emax - 2])
+    shifts = Shifts(DelayedAPS(margin=0))
+    found = [ask(shifts, ["a"], magnitude) for magnitude in (1.0, 4.0, 16.0)]
+    assert found == [[E4M3.emax], [E4M3.emax], [E4M3.emax - 2]]
 
 
 def test_delayed_aps_knows_layers_by_name_through_changing_buckets() -> None:
-    rule = DelayedAPS(margin=0)
-    rule.shifts(["a", "b"], magnitudes(1.0, 2.0), 1, E4M3)
-    rule.shifts(["c"], magnitudes(4.0), 1, E4M3)
-    assert rule.shifts(["b", "c"], magnitudes(64.0, 64.0), 1, E4M3) == [E4M3.emax - 1, E4M3.emax - 2]
-    assert rule.shifts(["a"], magnitudes(64.0), 1, E4M3) == [E4M3.emax]
+    shifts = Shifts(DelayedAPS(margin=0))
+    ask(shifts, ["a", "b"], 1.0, 2.0)
+    ask(shifts, ["c"], 4.0)
+    assert ask(shifts, ["b", "c"], 64.0, 64.0) == [E4M3.emax - 1, E4M3.emax - 2]
+    assert ask(shifts, ["a"], 64.0) == [E4M3.emax]
 
 
-def test_delayed_aps_asks_at_once_where_the_layer_was_zero() -> None:
-    rule = DelayedAPS(margin=0)
-    rule.shifts(["a"], magnitudes(0.0), 1, E4M3)
-    assert rule.shifts(["a"], magnitudes(4.0), 1, E4M3) == [E4M3.emax - 2]
+def test_delayed_aps_asks_at_once_where_the_layer_was_zero_and_for_that_layer_alone() -> None:
+    shifts = Shifts(DelayedAPS(margin=0))
+    ask(shifts, ["a", "b"], 0.0, 4.0)
+    assert ask(shifts, ["a", "b"], 4.0, 64.0) == [E4M3.emax - 2, E4M3.emax - 2]
 
 
 def test_delayed_aps_continues_from_a_checkpoint() -> None:
-    rule, resumed = DelayedAPS(), DelayedAPS()
-    rule.shifts(["a"], magnitudes(4.0), 1, E4M3)
-    resumed.load_state_dict(rule.state_dict())
-    ours = rule.shifts(["a"], magnitudes(64.0), 1, E4M3)
-    assert resumed.shifts(["a"], magnitudes(64.0), 1, E4M3) == ours == [E4M3.emax - 3]
+    shifts, resumed = Shifts(DelayedAPS()), Shifts(DelayedAPS())
+    ask(shifts, ["a"], 4.0)
+    resumed.load_state_dict(shifts.state_dict())
+    ours = ask(shifts, ["a"], 64.0)
+    assert ask(resumed, ["a"], 64.0) == ours == [E4M3.emax - 3]
+    with pytest.raises(ValueError, match="remembers nothing, the checkpoint has"):
+        Shifts(APS()).load_state_dict(shifts.state_dict())

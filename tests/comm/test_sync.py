@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from bits import same_bits
+from bits import reduce, same_bits
 from hydra.errors import InstantiationException
-from hydra.utils import get_class, instantiate
+from hydra.utils import get_class, get_object, instantiate
 
 from cpdrun.comm import AllReduceSync, GradientSync, emulate_all_reduce
 from cpdrun.comm.sums.scaling import APS, ScalingRule
@@ -16,6 +16,7 @@ from cpdrun.comm.sums.scaling import APS, ScalingRule
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = ["conv.weight", "conv.bias", "fc.weight", "fc.bias"]
 GIVEN_BY_THE_RUN = {
+    "given",
     "format",
     "scaling",
     "world_size",
@@ -45,9 +46,10 @@ GRADIENT_SYNCS = [
 @pytest.mark.parametrize("path", GRADIENT_SYNCS, ids=lambda path: path.stem)
 def test_a_sync_yaml_spells_every_knob_of_its_class(path: Path) -> None:
     spec = yaml.safe_load(path.read_text())
-    cls = get_class(spec.pop("_target_"))
-    assert issubclass(cls, GradientSync)
-    assert set(spec) == set(inspect.signature(cls).parameters) - GIVEN_BY_THE_RUN
+    make_sync = get_object(spec.pop("_target_"))
+    assert set(spec) == set(inspect.signature(make_sync).parameters) - GIVEN_BY_THE_RUN
+    sync = make_sync(format="fp32", world_size=1, parameter_names=["a"], **spec)
+    assert isinstance(sync, GradientSync)
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "scaling").glob("*.yaml")), ids=lambda path: path.stem)
@@ -60,7 +62,7 @@ def test_a_scaling_yaml_spells_every_knob_of_its_class(path: Path) -> None:
 
 def test_each_layer_is_summed_as_the_emulation_sums_it() -> None:
     workers = [gradients(w) for w in range(4)]
-    ours = make("e3m2", 4, scaling=APS()).reduce(workers, step=0, epoch=0)
+    ours = reduce(make("e3m2", 4, scaling=APS()), workers)
     for p, result in enumerate(ours):
         assert same_bits(result, emulate_all_reduce([worker[p] for worker in workers], "e3m2", aps=True))
 
@@ -71,7 +73,7 @@ def test_full_precision_layers_and_epochs() -> None:
     hybrid = {"layers": ["fc.*"], "first_epochs": 1, "last_epochs": 2}
     sync = make("e3m0", full_precision=hybrid, epochs=5)
     for epoch in range(5):
-        result = sync.reduce(workers, step=epoch, epoch=epoch)
+        result = reduce(sync, workers, step=epoch, epoch=epoch)
         in_full = [same_bits(a, b) for a, b in zip(result, exact, strict=True)]
         assert in_full == ([False, False, True, True] if epoch in (1, 2) else [True] * 4)
 
@@ -91,7 +93,7 @@ def test_what_was_sent_and_the_residual_are_the_gradient() -> None:
         gradient = torch.randint(-64, 65, (3, 4), generator=generator) / 64
         rest = [torch.zeros(shape) for shape in ((3,), (5, 2), (2,))]
         given += gradient
-        sent += sync.reduce([[gradient, *rest]], step=step, epoch=0)[0]
+        sent += reduce(sync, [[gradient, *rest]], step=step)[0]
         residual = sync.state_dict()["residuals"]["0/conv.weight"].view(3, 4)
         assert torch.equal(sent + residual, given)
     assert residual.abs().max() > 0
@@ -101,9 +103,9 @@ def test_error_feedback_forgets_what_is_not_finite() -> None:
     sync = make("e4m3", world_size=1, error_feedback=True)
     broken = gradients(0)
     broken[0][0, 0], broken[1][1] = float("nan"), float("inf")
-    result = sync.reduce([broken], step=0, epoch=0)
+    result = reduce(sync, [broken])
     assert sync.nonfinite == 2 and torch.isnan(result[0][0, 0])
-    assert all(torch.isfinite(g).all() for g in sync.reduce([gradients(1)], step=1, epoch=0))
+    assert all(torch.isfinite(g).all() for g in reduce(sync, [gradients(1)], step=1, epoch=0))
 
 
 def test_a_resumed_sync_continues_bit_for_bit() -> None:
@@ -111,26 +113,24 @@ def test_a_resumed_sync_continues_bit_for_bit() -> None:
     options |= {"error_feedback": True, "rounding": "stochastic", "seed": 3}
     sync, resumed = make("e4m1", **options), make("e4m1", **options)
     for step in range(3):
-        sync.reduce([gradients(w, step) for w in range(2)], step=step, epoch=0)
+        reduce(sync, [gradients(w, step) for w in range(2)], step=step)
     resumed.load_state_dict(sync.state_dict())
     for step in range(3, 6):
         grads = [gradients(w, step) for w in range(2)]
-        pairs = zip(
-            sync.reduce(grads, step=step, epoch=0), resumed.reduce(grads, step=step, epoch=0), strict=True
-        )
+        pairs = zip(reduce(sync, grads, step=step), reduce(resumed, grads, step=step), strict=True)
         assert all(same_bits(a, b) for a, b in pairs)
 
 
 def test_bytes_of_a_real_worker() -> None:
     # 12, 3, 10 and 2 values: 2, 1, 2 and 1 blocks of 8; on 2 machines 3 blocks a shard, sent twice
     sync = make("e4m3")
-    sync.reduce([gradients(w) for w in range(2)], step=0, epoch=0)
+    reduce(sync, [gradients(w) for w in range(2)])
     assert sync.wire_bytes() == {"bytes_per_step_sent": 0, "bytes_per_step_real_worker": 2 * 3 * 8}
 
 
 def test_a_wrong_number_of_workers_is_refused() -> None:
     with pytest.raises(ValueError, match="1 workers on a rank that plays 2"):
-        make().reduce([gradients(0)], step=0, epoch=0)
+        reduce(make(), [gradients(0)])
 
 
 def test_statistics_of_a_layer_worked_out_by_hand() -> None:

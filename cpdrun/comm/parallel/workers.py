@@ -4,7 +4,7 @@ Two exchanges, the same in one process that plays all workers and between ranks,
 
     gather   every worker's part is encoded by itself and sent to all others; everyone, its owner too, uses the decoded
              values, so that all workers go on with the same ones. (M-1) parts sent by each.
-    sum      the parts are encoded, decoded, added in float32 in worker order and encoded once more: requantised.py with
+    sum      the parts are encoded, decoded, added in float32 in worker order and encoded once more: decoded.py with
              requantise=once. 2 (M-1)/M of a part sent by each, on average.
 
 A codebook without a block size takes one scale from each worker's part.
@@ -18,7 +18,9 @@ import torch
 from custom_fp.formats.names import AnyFormat
 from torch import Tensor, nn
 
-from cpdrun.comm.sums.requantised import Requantised, exchange_bytes, sum_layers
+from cpdrun.comm.sums.decoded import exchange_bytes
+from cpdrun.comm.sums.sum import Sum
+from cpdrun.comm.sums.summation import Layers
 from cpdrun.comm.wire.failure import naming_lost_ranks
 from cpdrun.comm.workers import Workers
 
@@ -77,9 +79,10 @@ class ModelWorkers:
         """parts[i]: float32 summand of my i-th worker, all of one shape; the sum over all workers. Collective."""
         total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
         stack_LxN = torch.stack(list(parts)).reshape(len(parts), -1)
-        sent = sum_layers([stack_LxN], Requantised(fmt, "once"), self.workers, out=[total.view(-1)])
-        self.sent_bytes += sent.sent
-        self.real_worker_bytes += sent.real_worker
+        summation = Sum(fmt, requantise="once").summation(self.workers)
+        done = summation.run(Layers(["sum"], [stack_LxN], [total.view(-1)]))
+        self.sent_bytes += done.sent_bytes
+        self.real_worker_bytes += done.real_worker_bytes
         return total
 
 

@@ -4,17 +4,19 @@ The exchange between processes and the emulation share what is said here about n
 packs.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import custom_fp
 import torch
 from torch import Tensor
 
-from cpdrun.comm.sums.compat import add_unrounded
-from cpdrun.comm.sums.recipe import Recipe
+if TYPE_CHECKING:
+    from cpdrun.comm.sums.sum import Sum
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,9 @@ class Draw:
         return int.from_bytes(digest, "little") >> 1
 
 
-def _rule(recipe: Recipe, draw: Draw | None) -> dict[str, Any]:
+def _rule(sum: Sum, draw: Draw | None) -> dict[str, Any]:
     """How to round, as custom_fp's functions take it. A stochastic rounding needs a draw."""
-    rule: dict[str, Any] = {"rounding": recipe.rounding, "overflow": recipe.overflow}
+    rule: dict[str, Any] = {"rounding": sum.rounding, "overflow": sum.overflow}
     return rule if draw is None else rule | {"seed": draw.seed(), "offset": draw.start}
 
 
@@ -45,57 +47,53 @@ def scale(x: Tensor, shift: int) -> Tensor:
     return x if shift == 0 else custom_fp.scale_pow2(x, shift)
 
 
-def quantize_scaled(x: Tensor, shift: int, recipe: Recipe, draw: Draw | None = None) -> Tensor:
+def quantize_scaled(x: Tensor, shift: int, sum: Sum, draw: Draw | None = None) -> Tensor:
     """Q(x * 2^shift), one rounding of the exact product.
 
     x: float32 of any shape.
     """
-    if shift and _float32_will_do(shift, recipe):
+    if shift and _float32_will_do(shift, sum):
         product = x * 2.0**shift
-        return custom_fp.quantize(product, recipe.fmt, out=product, **_rule(recipe, draw))
+        return custom_fp.quantize(product, sum.fmt, out=product, **_rule(sum, draw))
     exact = x.to(torch.float64) * 2.0**shift if shift else x
-    return custom_fp.quantize(exact, recipe.fmt, **_rule(recipe, draw))
+    return custom_fp.quantize(exact, sum.fmt, **_rule(sum, draw))
 
 
-def _float32_will_do(shift: int, recipe: Recipe) -> bool:
+def _float32_will_do(shift: int, sum: Sum) -> bool:
     """Whether rounding to nearest cannot tell x * 2^shift in float32 from the exact product.
 
     2^shift must be a normal number. Upwards, only what overflows any format is inexact. Downwards, bits are lost
     below 2^-149 of products under 2^-126, which round to zero in a format whose smallest value is above 2^-120.
     A double holds the product of any float32 and any shift.
     """
-    smallest = recipe.fmt.emin - recipe.fmt.mantissa_bits
-    return recipe.rounding == "nearest_even" and -126 <= shift <= 127 and (shift > 0 or smallest > -120)
+    smallest = sum.fmt.emin - sum.fmt.mantissa_bits
+    return sum.rounding == "nearest_even" and -126 <= shift <= 127 and (shift > 0 or smallest > -120)
 
 
-def accumulate(values: Sequence[Tensor], recipe: Recipe, draw: Draw | None = None) -> Tensor:
+def accumulate(values: Sequence[Tensor], sum: Sum, draw: Draw | None = None) -> Tensor:
     """The sum of values of the format, in the order given, every partial sum rounded to the format."""
-    if recipe.unrounded:
-        return add_unrounded(values, recipe.fmt, kahan=recipe.kahan)
-    return custom_fp.accumulate(values, recipe.fmt, kahan=recipe.kahan, **_rule(recipe, draw))
+    return custom_fp.accumulate(values, sum.fmt, kahan=sum.kahan, **_rule(sum, draw))
 
 
 # ---- packed bytes, one-dimensional tensors
 
 
-def pack(q: Tensor, recipe: Recipe, *, out: Tensor) -> None:
+def pack(q: Tensor, sum: Sum, *, out: Tensor) -> None:
     """Values of the format to ceil(n/8) * k bytes."""
-    custom_fp.pack(q, recipe.fmt, out=out)
+    custom_fp.pack(q, sum.fmt, out=out)
 
 
-def round_and_pack(x: Tensor, shift: int, recipe: Recipe, draw: Draw | None, *, out: Tensor) -> None:
+def round_and_pack(x: Tensor, shift: int, sum: Sum, draw: Draw | None, *, out: Tensor) -> None:
     """pack(Q(x * 2^shift))."""
-    custom_fp.pack(x, recipe.fmt, shift=shift, out=out, **_rule(recipe, draw))
+    custom_fp.pack(x, sum.fmt, shift=shift, out=out, **_rule(sum, draw))
 
 
-def unpack(data: Tensor, numel: int, recipe: Recipe, shift: int = 0, *, out: Tensor | None = None) -> Tensor:
+def unpack(data: Tensor, numel: int, sum: Sum, shift: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Bytes to (numel,) values of the format, times 2^shift."""
-    return custom_fp.unpack(data, recipe.fmt, (numel,), shift=shift, out=out)
+    return custom_fp.unpack(data, sum.fmt, (numel,), shift=shift, out=out)
 
 
-def add_packed(
-    payloads: Sequence[Tensor], numel: int, recipe: Recipe, draw: Draw | None, *, out: Tensor
-) -> None:
+def add_packed(payloads: Sequence[Tensor], numel: int, sum: Sum, draw: Draw | None, *, out: Tensor) -> None:
     """pack(accumulate(unpacked payloads)), in the order given."""
-    rule = _rule(recipe, draw)
-    custom_fp.accumulate_packed(payloads, recipe.fmt, numel, kahan=recipe.kahan, out=out, **rule)
+    rule = _rule(sum, draw)
+    custom_fp.accumulate_packed(payloads, sum.fmt, numel, kahan=sum.kahan, out=out, **rule)

@@ -20,7 +20,7 @@ import torch
 from custom_fp import Format
 from torch import Tensor
 
-from cpdrun.comm.sums.scaling import largest_magnitude, sum_exponent
+from cpdrun.comm.sums.magnitudes import largest_magnitude, sum_exponent
 
 FLOAT64_BIAS, FLOAT64_FRACTION = 1023, 52
 

@@ -1,0 +1,205 @@
+"""Sums in formats with scales of their own (codebooks, MX): decoded, added in float32 and quantized again.
+
+Dettmers, "8-Bit Approximations for Parallelism in Deep Learning" (arXiv:1511.04561), sends gradients as codes of a
+codebook, with their scale. Per layer, with the gradients g_w of N workers and Q the format's quantize, which takes
+scales from the values it is given:
+
+    q_w = Q(g_w)                                       every worker encodes; codes and scales travel
+    s_0 = +0 + q_0                                     decoded, and added in float32, in worker order:
+    s_w = Q(s_{w-1}) + q_w     requantise=hop          each partial sum is sent on in the format, as in a ring
+    s_w = s_{w-1} + q_w        requantise=once         one owner adds them all
+    result = Q(s_{N-1})                                encoded once by its owner; everyone decodes these bytes
+
+so all ranks end with the same bits, those of one process that plays all workers. In the original every rank adds what
+the others sent to its own exact gradient, and each ends with different weights.
+
+Without scales (any `Format`) the same formulas hold; requantise=hop is then order=rank of `rounded.py`, bit for bit for
+up to 10 mantissa bits. A block or tensor with inf or NaN is NaN in the result (see custom_fp.scaled).
+
+Between ranks: a layer whose format has one scale for all of it goes to one owner, others are cut in pieces of whole
+blocks; pieces are dealt to owners by size. On average over N machines each sends 2 (N-1)/N of the packed gradient,
+scales included.
+
+Legend: N workers, P ranks, L = N/P workers of mine, n elements of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import custom_fp
+import torch
+import torch.distributed as dist
+from custom_fp.formats.names import AnyFormat, is_scaled
+from custom_fp.formats.scalar import Format
+from custom_fp.scaled import quantize_rows
+from torch import Tensor
+
+from cpdrun.comm.sums.summation import Layers, Summation, Summed
+from cpdrun.comm.wire.failure import hang_up, naming_lost_ranks
+from cpdrun.comm.wire.layout import ceil_div
+
+PIECE_VALUES = 1 << 16  # of a layer that may be cut: smaller pieces, evener shares
+TO_OWNER, TO_ALL = 75, 76  # tags
+
+
+class Decoded(Summation):
+    """Raises ValueError for knobs that have no meaning here."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        sum = self.sum
+        scales = is_scaled(sum.fmt)
+        why = (
+            f"format {sum.fmt} has scales of its own"
+            if scales
+            else "what is added in float32 overflows nowhere"
+        )
+        if self.shifts.scale:
+            raise ValueError(f"{why}: it takes aps=false")
+        for key, allowed in (("kahan", False), ("rounding", "nearest_even")):
+            if (value := getattr(sum, key)) != allowed:
+                raise ValueError(f"{key}={value}: {why}, which leaves only {allowed}")
+        if not sum.ordering.is_one_chain(self.n_workers):
+            raise ValueError(
+                f"order={sum.order}: {why}, which leaves only rank: take order=rank, or sync=requantised"
+            )
+
+    @property
+    def longest_chain(self) -> int:
+        """requantise=once rounds to the format once, after all additions."""
+        return self.n_workers - 1 if self.sum.again == "hop" else min(1, self.n_workers - 1)
+
+    def emulate(self, layers: Layers) -> Summed:
+        fmt = self.sum.fmt
+        for stack_Nxn, target in zip(layers.stacks, layers.out, strict=True):
+            encode = (
+                quantize_rows if is_scaled(fmt) else custom_fp.quantize
+            )  # each row with scales of its own
+            decoded_Nxn = encode(stack_Nxn, fmt)
+            target.copy_(custom_fp.quantize(self._add(decoded_Nxn.unbind()), fmt))
+        return self._summed(layers, 0)
+
+    def between(self, layers: Layers) -> Summed:
+        dealt = _deal(layers.numels, self.sum.fmt, self.workers.ranks)
+        with naming_lost_ranks(self.workers.group):
+            return self._summed(layers, self._exchange(layers, dealt))
+
+    def _add(self, rows: Sequence[Tensor]) -> Tensor:
+        """s_{N-1} of the definition, from the decoded q_w in worker order; a new float32 tensor."""
+        total = rows[0] + 0.0
+        for row in rows[1:]:
+            if self.sum.again == "hop":
+                total = custom_fp.quantize(total, self.sum.fmt)
+            total = total + row
+        return total
+
+    def _summed(self, layers: Layers, sent_bytes: int) -> Summed:
+        packed = sum(
+            custom_fp.packed_size(piece.numel, self.sum.fmt) for piece in _cut(layers.numels, self.sum.fmt)
+        )
+        real_worker = ceil_div(2 * (self.n_workers - 1) * packed, self.n_workers)
+        return Summed([[0] * len(layers.names)], real_worker, sent_bytes)
+
+    def _exchange(self, layers: Layers, dealt: Sequence[Sequence[Piece]]) -> int:
+        """Returns the bytes sent to other ranks."""
+        fmt, workers, stacks = self.sum.fmt, self.workers, layers.stacks
+        sizes = [sum(custom_fp.packed_size(piece.numel, fmt) for piece in pieces) for pieces in dealt]
+        mine = dealt[workers.rank]
+
+        def encoded(worker: int, pieces: Sequence[Piece]) -> list[Tensor]:
+            return [custom_fp.pack(stacks[p.layer][worker, p.start : p.stop], fmt) for p in pieces]
+
+        nothing = torch.empty(0, dtype=torch.uint8, device=stacks[0].device)
+        payloads = [
+            torch.cat([nothing, *(data for w in range(workers.share) for data in encoded(w, pieces))])
+            for pieces in dealt
+        ]
+        expected = [workers.share * sizes[workers.rank]] * workers.ranks
+        received = exchange_bytes(payloads, expected, workers.group, TO_OWNER)
+        worker_payloads = [part for data in received for part in data.view(workers.share, -1)]
+        rows_of_workers = [_decoded(data, mine, fmt) for data in worker_payloads]
+        sums = [
+            custom_fp.pack(self._add([rows[k] for rows in rows_of_workers]), fmt) for k in range(len(mine))
+        ]
+        own = torch.cat([nothing, *sums])
+        results = exchange_bytes([own] * workers.ranks, sizes, workers.group, TO_ALL)
+        for pieces, data in zip(dealt, results, strict=True):
+            for piece, values in zip(pieces, _decoded(data, pieces, fmt), strict=True):
+                layers.out[piece.layer][piece.start : piece.stop] = values
+        others = sum(data.numel() for rank, data in enumerate(payloads) if rank != workers.rank)
+        return others + (workers.ranks - 1) * own.numel()
+
+
+# ---- who adds what
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements [start, stop) of a layer, encoded by themselves."""
+
+    layer: int
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+@lru_cache(maxsize=512)
+def _cut(numels: tuple[int, ...], fmt: AnyFormat) -> tuple[Piece, ...]:
+    """All layers in pieces; empty layers have none."""
+    if is_scaled(fmt) and fmt.block is None:
+        return tuple(Piece(layer, 0, numel) for layer, numel in enumerate(numels) if numel)
+    block = 8 if isinstance(fmt, Format) else fmt.block
+    size = block * ceil_div(PIECE_VALUES, block)
+    return tuple(
+        Piece(layer, start, min(start + size, numel))
+        for layer, numel in enumerate(numels)
+        for start in range(0, numel, size)
+    )
+
+
+@lru_cache(maxsize=512)
+def _deal(numels: tuple[int, ...], fmt: AnyFormat, ranks: int) -> tuple[tuple[Piece, ...], ...]:
+    """The pieces of each owner: the largest piece first, each to the owner with the least so far."""
+    loads, dealt = [0] * ranks, [[] for _ in range(ranks)]
+    for piece in sorted(_cut(numels, fmt), key=lambda piece: -piece.numel):
+        owner = loads.index(min(loads))
+        loads[owner] += piece.numel
+        dealt[owner].append(piece)
+    return tuple(tuple(sorted(pieces, key=lambda p: (p.layer, p.start))) for pieces in dealt)
+
+
+# ---- between ranks
+
+
+def _decoded(data: Tensor, pieces: Sequence[Piece], fmt: AnyFormat) -> list[Tensor]:
+    """The values of pieces that were encoded one after the other."""
+    parts = data.split([custom_fp.packed_size(piece.numel, fmt) for piece in pieces])
+    return [custom_fp.unpack(part, fmt, (piece.numel,)) for part, piece in zip(parts, pieces, strict=True)]
+
+
+def exchange_bytes(
+    outgoing: Sequence[Tensor], sizes: Sequence[int], group: dist.ProcessGroup | None, tag: int
+) -> list[Tensor]:
+    """outgoing[r] goes to rank r; returns what came from each, sizes[r] bytes. Empty messages are not sent."""
+    mine = dist.get_rank(group)
+    incoming = [torch.empty(size, dtype=torch.uint8, device=outgoing[0].device) for size in sizes]
+    incoming[mine] = outgoing[mine]
+    peers = [(mine + i) % len(outgoing) for i in range(1, len(outgoing))]
+    address = [dist.get_global_rank(group, r) if group else r for r in range(len(outgoing))]
+    operations = [
+        dist.P2POp(dist.irecv, incoming[r], address[r], group, tag) for r in peers if incoming[r].numel()
+    ] + [dist.P2POp(dist.isend, outgoing[r], address[r], group, tag) for r in peers if outgoing[r].numel()]
+    try:
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+    except RuntimeError:
+        hang_up([address[r] for r in peers], group)
+        raise
+    return incoming

@@ -1,0 +1,115 @@
+"""Every partial sum in the format: the definition of a low-precision gradient sum, and N workers in one process.
+
+Per layer (one parameter tensor of n elements), with the gradients g_w of N workers:
+
+    1. shift = rule(max|g|)            one power of two, agreed by all workers (`scaling.py`)
+    2. q_w = Q(g_w * 2^shift)          one rounding of the exact product
+    3. s = accumulate(q_0 .. q_{N-1})  each partial sum rounded to the format, in the order of the sum (`orders/`)
+    4. result = s * 2^-shift           float32, one rounding (none unless it leaves float32's range)
+
+NaN stays NaN where the format has one; inf, overflow, ties, subnormals and -0 are those of
+`custom_fp.quantize` and `custom_fp.accumulate`. A layer of zeros gives zeros.
+
+What one process computes (`emulate`) packs nothing and sends nothing; `exchange.py` between processes equals it bit for
+bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cpdrun.comm.sums.codec import Draw, accumulate, quantize_scaled, scale
+from cpdrun.comm.sums.compat import add_unrounded
+from cpdrun.comm.sums.exchange import Exchange
+from cpdrun.comm.sums.levels import LevelsExchange
+from cpdrun.comm.sums.magnitudes import largest_magnitude
+from cpdrun.comm.sums.summation import Layers, Summation, Summed
+
+if TYPE_CHECKING:
+    from cpdrun.comm.sums.orders import Level
+    from cpdrun.comm.sums.sum import Sum
+
+
+class Rounded(Summation):
+    """A sum in a format without scales."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        one_level = len(self.levels) == 1
+        self.unrounded = self.sum.compat == "cpd" and not self.shifts.scale and one_level
+        if self.unrounded:
+            self.wire = self.sum.in_full_precision()
+
+    def at(self, level: Level) -> Sum:
+        """How a level adds."""
+        plain = self.sum.compat == "cpd" and self.sum.kahan and not level.last
+        return replace(self.sum, kahan=False) if plain else self.sum
+
+    def between(self, layers: Layers) -> Summed:
+        kind = Exchange if len(self.levels) == 1 else LevelsExchange
+        return kind(self, layers).run()
+
+    def emulate(self, layers: Layers) -> Summed:
+        stacks, shifts_of_workers, agreed = layers.stacks, [], 0
+        for level in self.levels:
+            stacks, shifts, asked = self._add_level(stacks, layers, level)
+            shifts_of_workers = shifts_of_workers or shifts
+            agreed += asked
+        torch._foreach_copy_(list(layers.out), [stack[0] for stack in stacks])
+        return self.summed(layers, shifts_of_workers, agreed=agreed)
+
+    def _add_level(
+        self, stacks: Sequence[Tensor], layers: Layers, level: Level
+    ) -> tuple[list[Tensor], list[list[int]], int]:
+        """Of the level's G groups: sums, (G, n_p) of each layer, and shifts; how many magnitudes were agreed on."""
+        members = [[stack[group.start : group.stop] for stack in stacks] for group in level.groups]
+        shifts, agreed = self.shifts.of_level(
+            level,
+            layers.names,
+            lambda: [largest_magnitude(rows) for of_group in members for rows in of_group],
+            self.sum.fmt,
+            self.workers,
+        )
+        sums = [
+            [
+                rows[0] if level.passes_on(j) else self._add(rows, shift, self.at(level), (*layers.key, name))
+                for rows, shift, name in zip(of_group, shifts[j], level.names(layers.names, j), strict=True)
+            ]
+            for j, of_group in enumerate(members)
+        ]
+        if len(sums) == 1:
+            return [total[None] for total in sums[0]], shifts, agreed
+        return [torch.stack(of_layer) for of_layer in zip(*sums, strict=True)], shifts, agreed
+
+    def _add(self, stack_Nxn: Tensor, shift: int, how: Sum, key: tuple) -> Tensor:
+        """The sum of one group of workers, of one layer."""
+        n_workers, numel = stack_Nxn.shape
+        stochastic = how.rounding == "stochastic"
+        if self.unrounded:
+            rows = stack_Nxn.unbind()
+        elif stochastic:
+            rows = [
+                quantize_scaled(grad_n, shift, how, Draw((*key, "worker", w)))
+                for w, grad_n in enumerate(stack_Nxn)
+            ]
+        else:
+            rows = quantize_scaled(stack_Nxn, shift, how).unbind()
+        sum_n = torch.empty(numel, dtype=torch.float32, device=stack_Nxn.device)
+        for start, stop, places in how.ordering.spans(n_workers, numel, 0, numel):
+            draw = Draw((*key, "sum", 0), start) if stochastic else None
+            whole = stop - start == numel
+            sum_n[start:stop] = self.total(
+                [rows[w] if whole else rows[w][start:stop] for w in places], how, draw
+            )
+        return scale(sum_n, -shift)
+
+    def total(self, values: Sequence[Tensor], how: Sum, draw: Draw | None) -> Tensor:
+        """Values that have travelled, added in the order given, every partial sum rounded."""
+        if self.unrounded:
+            return add_unrounded(values, how.fmt, kahan=how.kahan)
+        return accumulate(values, how, draw)

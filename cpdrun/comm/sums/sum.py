@@ -1,0 +1,110 @@
+"""What a sum is: format, order, rounding, since low-precision addition is not associative.
+
+A `Sum` is a value. `Sum.summation` makes of it what forms the sum of so many workers' gradients: see `summation.py`.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from custom_fp import Format
+from custom_fp.formats.names import AnyFormat, is_scaled, parse
+
+from cpdrun.comm.sums import compat
+from cpdrun.comm.sums.decoded import Decoded
+from cpdrun.comm.sums.orders import AUTO, Order, order_named
+from cpdrun.comm.sums.scaling import Shifts
+from cpdrun.comm.sums.summation import Summation
+from cpdrun.comm.workers import Workers
+
+FP32 = Format.parse("fp32")
+_CHOICES = {
+    "rounding": ("nearest_even", "stochastic", "toward_zero"),
+    "overflow": ("infinity", "saturate"),
+    "requantise": (None, "hop", "once"),
+    "compat": (None, "cpd"),
+}
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One way to add N tensors. Raises ValueError where its parts do not fit together.
+
+    order, group_size   who is added to whom, when: the files of orders/
+    kahan               each addition's error is carried in a second value of the format
+    rounding, overflow  as `custom_fp.quantize` has them
+    error_feedback      what rounding takes from a worker's gradient is added to its next one (`feedback.py`)
+    requantise          None: every partial sum is rounded to the format (`rounded.py`); "hop" or "once": decoded, added
+                        in float32 and quantized again (`decoded.py`), as formats with scales are in any case, "hop"
+    compat              "cpd": as the code of APS's authors adds (`compat.py`)
+    """
+
+    fmt: AnyFormat
+    order: str = "rank"
+    group_size: int | str | None = AUTO
+    kahan: bool = False
+    rounding: str = "nearest_even"
+    overflow: str = "infinity"
+    error_feedback: bool = False
+    requantise: str | None = None
+    compat: str | None = None
+
+    @classmethod
+    def of(cls, what: "Sum | AnyFormat | str", **knobs: Any) -> "Sum":
+        """The sum that is given, with these knobs in place of its own; or one in this format."""
+        return replace(what, **knobs) if isinstance(what, Sum) else cls(what, **knobs)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fmt", parse(self.fmt))
+        for key, allowed in _CHOICES.items():
+            if (value := getattr(self, key)) not in allowed:
+                words = ", ".join("null" if choice is None else choice for choice in allowed)
+                raise ValueError(f"{key}={value!r}: choose one of {words}")
+        order_named(self.order, self.group_size)
+        if self.group_size is None:
+            object.__setattr__(self, "group_size", AUTO)  # one spelling of what plays no part
+        if self.compat:
+            compat.check(self)
+
+    @cached_property
+    def ordering(self) -> Order:
+        return order_named(self.order, self.group_size)
+
+    @property
+    def again(self) -> str | None:
+        """How often what was added in float32 is quantized again; None where it is not added so."""
+        return "hop" if self.requantise is None and is_scaled(self.fmt) else self.requantise
+
+    @property
+    def is_fp32(self) -> bool:
+        return self.fmt == FP32
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a single worker's gradient comes out as it is, but for the definition's +0 + g."""
+        return self == Sum(FP32, self.order, self.group_size)
+
+    def in_full_precision(self) -> "Sum":
+        """The same in fp32."""
+        return replace(self, fmt=FP32, requantise=None)
+
+    def summation(self, workers: Workers, shifts: Shifts | None = None) -> Summation:
+        """What forms the sum of these workers' gradients. Raises ValueError where it cannot."""
+        kind = self.ordering.summation if self.again is None else Decoded
+        return kind(self, workers, shifts or Shifts())
+
+
+def takes_knobs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Spells the knobs of a Sum in the signature of a function that takes them as **knobs."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    knobs = [
+        inspect.Parameter(
+            knob.name, inspect.Parameter.KEYWORD_ONLY, default=knob.default, annotation=knob.type
+        )
+        for knob in fields(Sum)[1:]
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *knobs])
+    return function

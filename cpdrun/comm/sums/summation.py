@@ -1,0 +1,124 @@
+"""A sum of N workers' gradients about to be formed: what its kinds have in common.
+
+    rounded.py          every partial sum in the format, in the order that was asked for
+    decoded.py          decoded, added in float32 and quantized again: formats with scales
+    orders/native.py    left to the platform
+
+Legend: N workers, L of them on this rank, n elements of a layer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from cpdrun.comm.sums.codec import Draw, quantize_scaled, scale
+from cpdrun.comm.sums.magnitudes import agreement_bytes
+from cpdrun.comm.sums.scaling import Shifts
+from cpdrun.comm.wire.layout import Layout
+from cpdrun.comm.workers import Workers
+
+if TYPE_CHECKING:
+    from cpdrun.comm.sums.sum import Sum
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What is summed: names[p]; stacks[p], the (L, n_p) float32 gradients of this rank's workers, contiguous; out[p],
+    (n_p,) float32, contiguous, where the sum goes: it may be stacks[p][0] itself. Not all are empty.
+
+    key: what stochastic rounding depends on besides a layer's name, a worker and an element, such as (seed, step).
+    """
+
+    names: Sequence[str]
+    stacks: Sequence[Tensor]
+    out: Sequence[Tensor]
+    key: tuple = ()
+
+    @cached_property
+    def numels(self) -> tuple[int, ...]:
+        return tuple(stack_Lxn.shape[1] for stack_Lxn in self.stacks)
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What a sum took, besides its result.
+
+    shifts[j][p]: with which the gradients of layer p were rounded by the workers of the first level's group j.
+    real_worker_bytes: what each of N machines would send, on average; sent_bytes: what this rank sent to others. Both
+    with the agreement on shifts.
+    """
+
+    shifts: list[list[int]]
+    real_worker_bytes: int
+    sent_bytes: int = 0
+
+
+class Summation(ABC):
+    """Raises ValueError where the parts of the sum do not fit together, or the number of workers."""
+
+    def __init__(self, sum: Sum, workers: Workers, shifts: Shifts) -> None:
+        self.sum, self.workers, self.shifts = sum, workers, shifts
+        self.n_workers = workers.world_size
+        self.wire = sum  # how values travel
+        self.levels = sum.ordering.levels(self.n_workers)
+
+    @property
+    def longest_chain(self) -> int | None:
+        """The most rounded additions in series that a worker's value may pass; None where nobody knows."""
+        return self.sum.ordering.longest_chain(self.n_workers)
+
+    def run(self, layers: Layers) -> Summed:
+        """Collective. The same bits on every rank, those of one process that plays all workers, but in native order.
+
+        Raises RankLost where another rank is gone.
+        """
+        return self.emulate(layers) if self.workers.ranks == 1 else self.between(layers)
+
+    @abstractmethod
+    def emulate(self, layers: Layers) -> Summed:
+        """All workers are in this process."""
+
+    @abstractmethod
+    def between(self, layers: Layers) -> Summed:
+        """Ranks share the workers."""
+
+    def summed(
+        self,
+        layers: Layers,
+        shifts: list[list[int]] | None = None,
+        *,
+        agreed: int = 0,
+        sent_bytes: int = 0,
+    ) -> Summed:
+        """agreed: magnitudes; sent_bytes: payloads. The agreement is counted here."""
+        layout = Layout(layers.numels, self.wire.fmt.bits, self.n_workers, 1)
+        return Summed(
+            shifts or [[0] * len(layers.names)],
+            layout.sent_bytes() + agreement_bytes(agreed, self.n_workers),
+            sent_bytes + agreement_bytes(agreed, self.workers.ranks),
+        )
+
+    def group_of(self, worker: int) -> int:
+        """Of the first level: whose shifts the worker has."""
+        return self._place(worker)[0]
+
+    def sent_by(self, worker: int, gradient_n: Tensor, layer: str, shift: int, key: tuple) -> Tensor:
+        """What the others see of a worker's gradient."""
+        return scale(quantize_scaled(gradient_n, shift, self.sum, self.draw(worker, layer, key)), -shift)
+
+    def draw(self, worker: int, layer: str, key: tuple, start: int = 0) -> Draw | None:
+        """For the rounding of a worker's gradient, from element `start` of the layer on."""
+        if self.sum.rounding != "stochastic":
+            return None
+        j, place = self._place(worker)
+        return Draw((*key, layer + self.levels[0].marks[j], "worker", place), start)
+
+    def _place(self, worker: int) -> tuple[int, int]:
+        """(group, place in it) of a worker in the first level."""
+        return divmod(worker, len(self.levels[0].groups[0]))

@@ -1,0 +1,89 @@
+"""Orders of summation: which groups, and the longest chain of rounded additions."""
+
+import itertools
+
+import pytest
+
+from cpdrun.comm import Sum
+from cpdrun.comm.sums.orders import order_named
+from cpdrun.comm.sums.orders.hierarchical import auto_group_size
+from cpdrun.comm.workers import Workers
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "size"),
+    [
+        (1, 1),
+        (2, 2),
+        (7, 7),
+        (8, 8),
+        (9, 3),
+        (10, 2),
+        (11, 4),
+        (12, 3),
+        (13, 4),
+        (16, 4),
+        (32, 4),
+        (64, 8),
+        (256, 16),
+    ],
+)
+def test_automatic_groups(n_workers: int, size: int) -> None:
+    assert auto_group_size(n_workers) == size
+
+
+@pytest.mark.parametrize(
+    ("knobs", "n_workers", "chain"),
+    [
+        ({"order": "rank"}, 64, 63),
+        ({"order": "ring"}, 64, 63),
+        ({"order": "tree"}, 64, 6),
+        ({"order": "tree"}, 5, 3),
+        ({"order": "tree"}, 1, 0),
+        ({"order": "hierarchical"}, 8, 7),
+        ({"order": "hierarchical"}, 64, 14),
+        ({"order": "hierarchical", "group_size": 32}, 256, 38),
+        ({"order": "hierarchical"}, 13, 6),
+        ({"order": "native"}, 8, None),
+    ],
+)
+def test_longest_chain(knobs: dict, n_workers: int, chain: int | None) -> None:
+    assert Sum("fp32", **knobs).summation(Workers(n_workers)).longest_chain == chain
+
+
+@pytest.mark.parametrize(("requantise", "chain"), [("hop", 7), ("once", 1)])
+def test_longest_chain_of_what_is_decoded_and_added_in_float32(requantise: str, chain: int) -> None:
+    assert Sum("dynamic_tree", requantise=requantise).summation(Workers(8)).longest_chain == chain
+
+
+def test_every_worker_is_added_once_at_every_level() -> None:
+    for name, n_workers in itertools.product(["rank", "hierarchical", "ring", "tree"], range(1, 40)):
+        order, below = order_named(name), n_workers
+        for level in order.levels(n_workers):
+            assert [i for group in level.groups for i in group] == list(range(below))
+            below = len(level.groups)
+        assert below == 1
+        first, summation = order.levels(n_workers)[0], Sum("fp32", name).summation(Workers(n_workers))
+        assert all(w in first.groups[summation.group_of(w)] for w in range(n_workers))
+
+
+def test_formats_with_scales_take_one_chain_alone() -> None:
+    few = Sum("mxfp4", order="hierarchical").summation(Workers(8))
+    assert few.longest_chain == Sum("mxfp4").summation(Workers(8)).longest_chain == 7
+    for order, n_workers in (("hierarchical", 16), ("tree", 3), ("ring", 2)):
+        with pytest.raises(
+            ValueError, match=rf"order={order}: format mxfp4 .*order=rank, or sync=requantised"
+        ):
+            Sum("mxfp4", order=order).summation(Workers(n_workers))
+
+
+def test_a_group_size_that_plays_no_part_has_one_spelling() -> None:
+    assert Sum("fp32", "tree", group_size=None) == Sum("fp32", "tree")
+
+
+def test_knobs_are_those_of_the_sum_that_is_given_but_for_those_that_are_typed() -> None:
+    given = Sum("e4m3", order="tree", kahan=True)
+    assert Sum.of(given, kahan=False, overflow="saturate") == Sum("e4m3", order="tree", overflow="saturate")
+    assert Sum.of("e4m3", order="tree", kahan=True) == given
+    with pytest.raises(TypeError, match="unexpected keyword argument 'khan'"):
+        Sum.of("e4m3", khan=True)
