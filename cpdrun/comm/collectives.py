@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from custom_fp.checks import check_float, check_terms
-from custom_fp.formats.names import AnyFormat
+from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
 from cpdrun.comm.sums.scaling import APS, Shifts
@@ -21,7 +21,7 @@ from cpdrun.comm.workers import Workers
 @takes_knobs
 def all_reduce(
     tensor: Tensor,
-    fmt: Sum | AnyFormat | str,
+    fmt: Sum | NumberFormat | str,
     *,
     aps: bool = False,
     seed: int = 0,
@@ -43,7 +43,7 @@ def all_reduce(
 @takes_knobs
 def all_reduce_(
     tensor: Tensor,
-    fmt: Sum | AnyFormat | str,
+    fmt: Sum | NumberFormat | str,
     *,
     aps: bool = False,
     seed: int = 0,
@@ -60,7 +60,7 @@ def all_reduce_(
 @takes_knobs
 def all_reduce_coalesced(
     tensors: Sequence[Tensor],
-    fmt: Sum | AnyFormat | str,
+    fmt: Sum | NumberFormat | str,
     *,
     aps: bool = False,
     seed: int = 0,
@@ -75,7 +75,12 @@ def all_reduce_coalesced(
 
 @takes_knobs
 def emulate_all_reduce(
-    tensors: Sequence[Tensor], fmt: Sum | AnyFormat | str, *, aps: bool = False, seed: int = 0, **knobs: Any
+    tensors: Sequence[Tensor],
+    fmt: Sum | NumberFormat | str,
+    *,
+    aps: bool = False,
+    seed: int = 0,
+    **knobs: Any,
 ) -> Tensor:
     """The sum of N equally shaped tensors as N machines form it: float32, of their shape.
 
@@ -95,7 +100,7 @@ def emulate_all_reduce(
 def _sum(
     tensors: Sequence[Tensor],
     out: Sequence[Tensor],
-    fmt: Sum | AnyFormat | str,
+    fmt: Sum | NumberFormat | str,
     knobs: dict[str, Any],
     aps: bool,
     seed: int,
@@ -113,7 +118,7 @@ def _sum(
     summation.run(Layers(names, stacks, [target.detach().view(-1) for target in out], (seed,)))
 
 
-def _once(fmt: Sum | AnyFormat | str, knobs: dict[str, Any]) -> Sum:
+def _once(fmt: Sum | NumberFormat | str, knobs: dict[str, Any]) -> Sum:
     """A sum that is formed once, and remembers nothing."""
     found = Sum.of(fmt, **knobs)
     if found.error_feedback:

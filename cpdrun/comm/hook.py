@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from custom_fp.formats.names import AnyFormat
+from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -101,7 +101,7 @@ class HookState:
 @takes_knobs
 def ddp_hook(
     model: nn.Module,
-    fmt: Sum | AnyFormat | str,
+    fmt: Sum | NumberFormat | str,
     *,
     aps: bool = False,
     scaling: ScalingRule | None = None,

@@ -10,7 +10,7 @@ from typing import Any
 import custom_fp
 import torch
 import torch.distributed as dist
-from custom_fp.formats.names import AnyFormat
+from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
 from cpdrun.comm.sums.codec import quantize_scaled
@@ -28,7 +28,7 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> int:
 
 
 @lru_cache(maxsize=64)
-def _hides(fmt: AnyFormat, overflow: str) -> tuple[bool, bool]:
+def _hides(fmt: NumberFormat, overflow: str) -> tuple[bool, bool]:
     """Whether the format makes a number of inf, and of NaN."""
     values = torch.tensor([math.inf, math.nan])
     for _ in ("a worker's gradient", "the sum"):  # NaN may become inf, and that the largest value

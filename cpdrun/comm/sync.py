@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from custom_fp.formats.names import AnyFormat
+from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
@@ -34,7 +34,7 @@ class AllReduceSync(GradientSync):
     def __init__(
         self,
         *,
-        format: str | AnyFormat | Sum,
+        format: str | NumberFormat | Sum,
         world_size: int,
         parameter_names: Sequence[str],
         scaling: ScalingRule | None = None,

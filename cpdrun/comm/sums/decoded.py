@@ -33,8 +33,7 @@ from typing import Any
 import custom_fp
 import torch
 import torch.distributed as dist
-from custom_fp.formats.names import AnyFormat, is_scaled
-from custom_fp.formats.scalar import Format
+from custom_fp.formats.protocol import NumberFormat
 from custom_fp.scaled import quantize_rows
 from torch import Tensor
 
@@ -51,13 +50,9 @@ class Decoded(Summation):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        sum = self.sum
-        scales = is_scaled(sum.fmt)
-        why = (
-            f"format {sum.fmt} has scales of its own"
-            if scales
-            else "what is added in float32 overflows nowhere"
-        )
+        sum, why = self.sum, "what is added in float32 overflows nowhere"
+        if sum.fmt.has_scales:
+            why = f"format {sum.fmt} has scales of its own"
         if self.shifts.scale:
             raise ValueError(f"{why}: it takes aps=false")
         for key, allowed in (("kahan", False), ("rounding", "nearest_even")):
@@ -76,10 +71,10 @@ class Decoded(Summation):
     def emulate(self, layers: Layers) -> Summed:
         fmt = self.sum.fmt
         for stack_Nxn, target in zip(layers.stacks, layers.out, strict=True):
-            encode = (
-                quantize_rows if is_scaled(fmt) else custom_fp.quantize
-            )  # each row with scales of its own
-            decoded_Nxn = encode(stack_Nxn, fmt)
+            quantize = (
+                quantize_rows if fmt.has_scales else custom_fp.quantize
+            )  # a worker has scales of its own
+            decoded_Nxn = quantize(stack_Nxn, fmt)
             target.copy_(custom_fp.quantize(self._add(decoded_Nxn.unbind()), fmt))
         return self._summed(layers, 0)
 
@@ -151,12 +146,11 @@ class Piece:
 
 
 @lru_cache(maxsize=512)
-def _cut(numels: tuple[int, ...], fmt: AnyFormat) -> tuple[Piece, ...]:
+def _cut(numels: tuple[int, ...], fmt: NumberFormat) -> tuple[Piece, ...]:
     """All layers in pieces; empty layers have none."""
-    if is_scaled(fmt) and fmt.block is None:
+    if fmt.block is None:
         return tuple(Piece(layer, 0, numel) for layer, numel in enumerate(numels) if numel)
-    block = 8 if isinstance(fmt, Format) else fmt.block
-    size = block * ceil_div(PIECE_VALUES, block)
+    size = fmt.block * ceil_div(PIECE_VALUES, fmt.block)
     return tuple(
         Piece(layer, start, min(start + size, numel))
         for layer, numel in enumerate(numels)
@@ -165,7 +159,7 @@ def _cut(numels: tuple[int, ...], fmt: AnyFormat) -> tuple[Piece, ...]:
 
 
 @lru_cache(maxsize=512)
-def _deal(numels: tuple[int, ...], fmt: AnyFormat, ranks: int) -> tuple[tuple[Piece, ...], ...]:
+def _deal(numels: tuple[int, ...], fmt: NumberFormat, ranks: int) -> tuple[tuple[Piece, ...], ...]:
     """The pieces of each owner: the largest piece first, each to the owner with the least so far."""
     loads, dealt = [0] * ranks, [[] for _ in range(ranks)]
     for piece in sorted(_cut(numels, fmt), key=lambda piece: -piece.numel):
@@ -178,7 +172,7 @@ def _deal(numels: tuple[int, ...], fmt: AnyFormat, ranks: int) -> tuple[tuple[Pi
 # ---- between ranks
 
 
-def _decoded(data: Tensor, pieces: Sequence[Piece], fmt: AnyFormat) -> list[Tensor]:
+def _decoded(data: Tensor, pieces: Sequence[Piece], fmt: NumberFormat) -> list[Tensor]:
     """The values of pieces that were encoded one after the other."""
     parts = data.split([custom_fp.packed_size(piece.numel, fmt) for piece in pieces])
     return [custom_fp.unpack(part, fmt, (piece.numel,)) for part, piece in zip(parts, pieces, strict=True)]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from custom_fp import Format
-from custom_fp.formats.names import AnyFormat, is_scaled, parse
+from custom_fp.formats.names import parse
+from custom_fp.formats.protocol import NumberFormat
 
 from cpdrun.comm.sums import compat
 from cpdrun.comm.sums.decoded import Decoded
@@ -19,7 +19,7 @@ from cpdrun.comm.sums.scaling import Shifts
 from cpdrun.comm.sums.summation import Summation
 from cpdrun.comm.workers import Workers
 
-FP32 = Format.parse("fp32")
+FP32 = parse("fp32")
 _CHOICES = {
     "rounding": ("nearest_even", "stochastic", "toward_zero"),
     "overflow": ("infinity", "saturate"),
@@ -41,7 +41,7 @@ class Sum:
     compat              "cpd": as the code of APS's authors adds (`compat.py`)
     """
 
-    fmt: AnyFormat
+    fmt: NumberFormat
     order: str = "rank"
     group_size: int | str | None = AUTO
     kahan: bool = False
@@ -52,7 +52,7 @@ class Sum:
     compat: str | None = None
 
     @classmethod
-    def of(cls, what: "Sum | AnyFormat | str", **knobs: Any) -> "Sum":
+    def of(cls, what: "Sum | NumberFormat | str", **knobs: Any) -> "Sum":
         """The sum that is given, with these knobs in place of its own; or one in this format."""
         return replace(what, **knobs) if isinstance(what, Sum) else cls(what, **knobs)
 
@@ -75,11 +75,7 @@ class Sum:
     @property
     def again(self) -> str | None:
         """How often what was added in float32 is quantized again; None where it is not added so."""
-        return "hop" if self.requantise is None and is_scaled(self.fmt) else self.requantise
-
-    @property
-    def is_fp32(self) -> bool:
-        return self.fmt == FP32
+        return "hop" if self.requantise is None and self.fmt.has_scales else self.requantise
 
     @property
     def is_plain(self) -> bool:

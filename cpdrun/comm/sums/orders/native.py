@@ -17,7 +17,7 @@ class PlatformSum(Summation):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        if not self.sum.is_fp32 or self.sum.kahan:
+        if not self.sum.fmt.is_fp32 or self.sum.kahan:
             raise ValueError(
                 f"order=native leaves the sum to the platform: only fp32 without kahan, not {self.sum.fmt.name}"
             )
