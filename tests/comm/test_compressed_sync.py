@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from bits import same_bits
+from bits import reduce, same_bits
 from hydra.utils import instantiate
 from ranks import run_ranks
 
@@ -48,7 +48,7 @@ def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
 
 def test_without_compression_it_is_the_float32_sum_in_worker_order():
     workers = [gradients(w) for w in range(4)]
-    for result, *of_workers in zip(make().reduce(workers, step=0, epoch=0), *workers, strict=True):
+    for result, *of_workers in zip(reduce(make(), workers, step=0, epoch=0), *workers, strict=True):
         assert same_bits(result, emulate_all_reduce(of_workers, "fp32"))
 
 
@@ -58,7 +58,7 @@ def test_what_was_sent_and_the_residual_are_the_gradient(compressor):
     owed = [torch.zeros(shape) for shape in SHAPES.values()]
     for step in range(5):
         compensated = [g + e for g, e in zip(gradients(0, step), owed, strict=True)]
-        sent = sync.reduce([gradients(0, step)], step=step, epoch=0)
+        sent = reduce(sync, [gradients(0, step)], step=step, epoch=0)
         residuals = sync.state_dict()["residuals"]
         owed = [residuals[f"0/{name}"].view(shape) for name, shape in SHAPES.items()]
         for c, s, e in zip(compensated, sent, owed, strict=True):
@@ -67,7 +67,7 @@ def test_what_was_sent_and_the_residual_are_the_gradient(compressor):
 
 def test_without_error_feedback_nothing_is_remembered():
     sync = make(COMPRESSORS["top_k"], error_feedback=False)
-    first, again = (sync.reduce([gradients(w) for w in range(4)], step=s, epoch=0) for s in (0, 1))
+    first, again = (reduce(sync, [gradients(w) for w in range(4)], step=s, epoch=0) for s in (0, 1))
     assert all(same_bits(a, b) for a, b in zip(first, again, strict=True))
     assert sync.state_dict() == {}
 
@@ -78,7 +78,7 @@ def test_a_worker_sends_its_largest_values_and_the_rest_later():
 
     def sent(*bias_of_workers: list[float]) -> list[float]:
         given = [[spare[0], torch.tensor(bias), *spare[1:]] for bias in bias_of_workers]
-        return sync.reduce(given, step=0, epoch=0)[1].tolist()
+        return reduce(sync, given, step=0, epoch=0)[1].tolist()
 
     assert sent([4.0, 1.0, 2.0], [0.0, 8.0, 0.5]) == [4.0, 8.0, 2.5]
     assert sent([0.0, 0.0, 0.0], [0.0, 0.0, 0.0]) == [0.0, 1.0, 0.0]
@@ -87,7 +87,7 @@ def test_a_worker_sends_its_largest_values_and_the_rest_later():
 def test_zeros_stay_zero():
     nothing = [[torch.zeros(shape) for shape in SHAPES.values()] for _ in range(4)]
     for name, compressor in COMPRESSORS.items():
-        for total in make(compressor).reduce(nothing, step=0, epoch=0):
+        for total in reduce(make(compressor), nothing, step=0, epoch=0):
             assert same_bits(total, torch.zeros_like(total)), name
 
 
@@ -96,13 +96,13 @@ def test_what_is_not_finite_stays_visible_or_is_counted():
         sync = make(compressor, world_size=2)
         broken = [gradients(w) for w in range(2)]
         broken[1][3][2, 7] = math.nan
-        sync.reduce(broken, step=0, epoch=0)
+        reduce(sync, broken, step=0, epoch=0)
         assert sync.nonfinite >= 1, name
-        sync.reduce([gradients(w) for w in range(2)], step=1, epoch=0)
+        reduce(sync, [gradients(w) for w in range(2)], step=1, epoch=0)
         assert sync.nonfinite == 0, name
     sync = make(Rounded("e2m1fn", False, "nearest_even"), world_size=2)
     broken[0][0][0, 0] = math.inf
-    assert all(torch.isfinite(total).all() for total in sync.reduce(broken, step=0, epoch=0))
+    assert all(torch.isfinite(total).all() for total in reduce(sync, broken, step=0, epoch=0))
     assert sync.nonfinite == 2
 
 
@@ -110,9 +110,9 @@ def test_full_precision_layers_travel_as_they_are():
     hybrid = {"layers": ["fc.*"], "first_epochs": 1, "last_epochs": 0}
     sync = make(COMPRESSORS["e3m0 aps"], full_precision=hybrid, epochs=3, error_feedback=False)
     workers = [gradients(w) for w in range(4)]
-    exact = make().reduce(workers, step=0, epoch=0)
+    exact = reduce(make(), workers, step=0, epoch=0)
     for epoch in range(2):
-        result = sync.reduce(workers, step=epoch, epoch=epoch)
+        result = reduce(sync, workers, step=epoch, epoch=epoch)
         same = [same_bits(a, b) for a, b in zip(result, exact, strict=True)]
         assert same == ([False, False, True, True, True] if epoch else [True] * 5)
 
@@ -123,7 +123,7 @@ def three_steps(name: str) -> tuple:
     mine = sync.workers.mine
     found = []
     for step in range(3):
-        found.append(sync.reduce([gradients(w, step) for w in mine], step=step, epoch=0))
+        found.append(reduce(sync, [gradients(w, step) for w in mine], step=step, epoch=0))
     return found, sync.wire_bytes(), sync.nonfinite
 
 
@@ -149,10 +149,10 @@ def test_ranks_end_with_the_bits_of_one_process():
 def test_a_resumed_sync_continues_bit_for_bit():
     for name in ("top_k", "random_k"):
         sync, resumed = make(COMPRESSORS[name]), make(COMPRESSORS[name])
-        sync.reduce([gradients(w) for w in range(4)], step=0, epoch=0)
+        reduce(sync, [gradients(w) for w in range(4)], step=0, epoch=0)
         resumed.load_state_dict(sync.state_dict())
         later = [gradients(w, 1) for w in range(4)]
-        pairs = zip(*(s.reduce(later, step=1, epoch=0) for s in (sync, resumed)), strict=True)
+        pairs = zip(*(reduce(s, later, step=1) for s in (sync, resumed)), strict=True)
         assert all(same_bits(a, b) for a, b in pairs)
 
 
@@ -177,4 +177,4 @@ def test_settings_that_do_not_fit_are_refused(settings, message):
 
 def test_a_wrong_number_of_workers_is_refused():
     with pytest.raises(ValueError, match="1 workers on a rank that plays 4"):
-        make().reduce([gradients(0)], step=0, epoch=0)
+        reduce(make(), [gradients(0)], step=0, epoch=0)
