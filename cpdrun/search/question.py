@@ -31,6 +31,7 @@ Cell = dict[int, PlannedRun]  # by seed
 class Question:
     directory: SweepDir
     settings: Settings
+    baseline: dict[str, Any]  # the values that make a candidate's cell its baseline's
     chains: list[Chain]
     cells: dict[str, Cell]  # by name: that of its run of seed 0
     axes: dict[str, list[Any]]
@@ -84,7 +85,7 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     if not by_chain:
         raise ConfigError("no candidate beside the baseline: give formats, such as format=e5m2,e4m3,e3m0")
     chains = [Chain(label, _widths(found, cells)) for label, found in by_chain.items()]
-    return Question(candidates.directory, asked, chains, cells, candidates.axes, list(texts))
+    return Question(candidates.directory, asked, baseline, chains, cells, candidates.axes, list(texts))
 
 
 def _baseline_keys(given: Mapping[str, Any], first: Plan) -> dict[str, Any]:

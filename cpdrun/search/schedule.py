@@ -53,6 +53,7 @@ class Ended:
 
     values: dict[str, dict[int, float]] = field(default_factory=dict)
     skipped: set[Ask] = field(default_factory=set)
+    given_up: set[str] = field(default_factory=set)  # cells of which every run fails
 
     def has(self, ask: Ask) -> bool:
         return ask in self.skipped or ask[1] in self.values.get(ask[0], {})
@@ -64,7 +65,7 @@ class Standing:
 
     chain: Chain
     widths: list[Width]
-    exhausted: tuple[tuple[bool, ...], ...]  # candidates of which every seed has ended
+    exhausted: tuple[tuple[bool, ...], ...]  # candidates of which no further pair can be had
 
     def __iter__(self) -> Iterator[tuple[Candidate, Judgement, Width]]:
         for candidates, width in zip(self.chain.widths, self.widths, strict=True):
@@ -114,10 +115,15 @@ def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int) -> Standing:
         most_pairs=rules.most_seeds,
     )
     exhausted = tuple(
-        tuple(_counted(candidate, ended, rules.most_seeds) == rules.most_seeds for candidate in width)
+        tuple(_is_exhausted(candidate, ended, rules.most_seeds) for candidate in width)
         for width in chain.widths
     )
     return Standing(chain, widths, exhausted)
+
+
+def _is_exhausted(candidate: Candidate, ended: Ended, most: int) -> bool:
+    given_up = {candidate.name, candidate.baseline} & ended.given_up
+    return bool(given_up) or _counted(candidate, ended, most) == most
 
 
 def _counted(candidate: Candidate, ended: Ended, most: int) -> int:
@@ -149,12 +155,12 @@ def wanted(
     """The runs that would settle most, the best first, each once; without those that have ended or are `asked` for.
 
     Chains take turns, pair by pair. First come the pairs that the candidate in question is likely to need: three, then
-    as many as the figures so far say. Those beyond, `ahead`, keep cores busy that would stand idle: pairs of the next
-    narrower format where the present one looks good enough, else further seeds of the present one.
+    as many as the figures so far say. Those beyond, `ahead`, keep cores busy that would stand idle: the first pairs of
+    the next narrower format unless the present one looks bad, and further seeds of the present one.
     """
     seen = set(asked)
     needed = [list(_needed(standing, ended, rules)) for standing in standings]
-    further = [list(_further(standing, rules)) for standing in standings] if ahead else []
+    further = [list(_further(standing, ended, rules)) for standing in standings] if ahead else []
     for turns in (needed, further):
         for turn in itertools.zip_longest(*turns, fillvalue=()):
             for ask in itertools.chain(*turn):
@@ -174,15 +180,16 @@ def _needed(standing: Standing, ended: Ended, rules: Rules) -> Iterator[tuple[As
     yield from _pairs(candidate, range(counted, min(upto, rules.most_seeds)))
 
 
-def _further(standing: Standing, rules: Rules) -> Iterator[tuple[Ask, Ask]]:
+def _further(standing: Standing, ended: Ended, rules: Rules) -> Iterator[tuple[Ask, Ask]]:
+    """At most twice the seeds that have ended, and three: compute is not to be wasted because it is there."""
     if standing.active is None:
         return
     candidate, judgement = standing.active
-    looks_good = judgement.pairs >= 2 and judgement.mean + rules.tolerance > 0
-    own = _pairs(candidate, range(rules.most_seeds))
-    narrower = standing.chain.widths[standing.frontier + 1 :]
-    below = itertools.chain(*(_pairs(width[0], range(FIRST_PAIRS)) for width in narrower[:1]))
-    yield from itertools.chain(below, own) if looks_good else own
+    looks_bad = judgement.pairs >= 2 and judgement.mean + rules.tolerance < 0
+    counted = _counted(candidate, ended, rules.most_seeds)
+    own = _pairs(candidate, range(counted, min(2 * counted + FIRST_PAIRS, rules.most_seeds)))
+    below = [] if looks_bad else standing.chain.widths[standing.frontier + 1 :]
+    yield from itertools.chain(*(_pairs(width[0], range(FIRST_PAIRS)) for width in below[:1]), own)
 
 
 def _pairs(candidate: Candidate, seeds: Sequence[int]) -> Iterator[tuple[Ask, Ask]]:

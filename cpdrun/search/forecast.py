@@ -1,0 +1,93 @@
+"""What a search is likely to cost, from what the recorded runs say: the noise, the pairs that it makes necessary, the
+runs and the time. Said before anything starts."""
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from cpdrun.search.results import Results
+from cpdrun.search.schedule import FIRST_PAIRS, Standing
+from cpdrun.search.words import points
+from cpdrun.stats.anytime import Verdict, pairs_needed, shares
+from cpdrun.stats.intervals import deviation
+
+TOLERANCES = (0.5, 1.0, 2.0)  # of the tolerance asked for: what half of it, or twice it, would take
+
+
+def forecast(results: Results, slots: int | None) -> Iterator[str]:
+    """`sd 0.36 points (7 candidates): tolerance 0.5 needs about 14 pairs a format, 1 about 5 ...`"""
+    standings = results.standings()
+    noise, source = noise_floor(results, standings)
+    if noise is None:
+        yield "the noise is known, and what the search is likely to cost, once two pairs are recorded"
+        return
+    unit = points(results.metric)
+    needs = [f"{tolerance:g} {_pairs(results, tolerance, noise)}" for tolerance in _tolerances(results)]
+    shown = noise * results.metric.scale
+    yield f"noise: paired differences have sd {shown:.2g}{unit} ({source})"
+    yield f"an equal format is certified at a tolerance of {', '.join(needs)}"
+    runs = likely_runs(results, standings, noise)
+    if runs is None:
+        yield f"  so at {results.tolerance:g} it is likely to stay open: choose a larger tolerance or search.most_seeds"
+        return
+    a_run = fmean(results.seconds) if results.seconds else math.nan
+    time = (
+        ""
+        if slots is None or math.isnan(a_run)
+        else f", about {runs * a_run / slots / 60:.1f} minutes with {slots} at once"
+    )
+    yield f"likely: about {runs} further runs{time}, if each width but the last is as good as the baseline"
+
+
+def noise_floor(results: Results, standings: Sequence[Standing]) -> tuple[float | None, str]:
+    """The pooled deviation of paired differences, over candidates that learnt, and over how many; else sqrt(2) of the
+    baseline's own, which leaves out that pairs share a seed; None where nothing says."""
+    known = [
+        (judgement.pairs - 1, judgement.deviation)
+        for standing in standings
+        for _, judgement, _ in standing
+        if judgement.pairs >= 2 and judgement.verdict is not Verdict.REFUTED
+    ]
+    degrees = sum(n for n, _ in known)
+    if degrees:
+        pooled = math.sqrt(math.fsum(n * sd**2 for n, sd in known) / degrees)
+        return (pooled, f"{len(known)} candidates") if pooled > 0 else (None, "")
+    for name in {s.chain.widths[0][0].baseline for s in standings}:
+        values = [v for v in results.ended.values.get(name, {}).values() if math.isfinite(v)]
+        if len(values) >= 2 and deviation(values) > 0:
+            return deviation(values) * math.sqrt(2), f"by {len(values)} runs of the baseline"
+    return None, ""
+
+
+def likely_runs(results: Results, standings: Sequence[Standing], noise: float) -> int | None:
+    """Runs still to come, were the likeliest format of every width equal to the baseline but those of the last."""
+    rules, runs, longest = results.rules(), 0, 0
+    for standing in standings:
+        if standing.active is None:
+            continue
+        for i, width in enumerate(standing.widths[standing.frontier :], standing.frontier):
+            certify, refute = shares(rules.alpha, len(width.judgements), len(standings))
+            needed = pairs_needed(
+                rules.tolerance, noise, certify=certify, refute=refute, fewest=2, most=rules.most_seeds
+            )
+            if needed is None:
+                return None
+            is_last = i == len(standing.widths) - 1
+            pairs = FIRST_PAIRS * len(width.judgements) if is_last and i else needed
+            runs += max(0, pairs - width.judgements[0].pairs)
+            longest = max(longest, needed)
+    baselines = {s.chain.widths[0][0].baseline for s in standings if s.active is not None}
+    return runs + sum(max(0, longest - len(results.ended.values.get(name, {}))) for name in baselines)
+
+
+def _tolerances(results: Results) -> list[float]:
+    return [factor * results.tolerance for factor in TOLERANCES]
+
+
+def _pairs(results: Results, tolerance: float, noise: float) -> str:
+    """Of a width with one format."""
+    certify, refute = shares(results.question.settings.alpha, 1, len(results.question.chains))
+    distance = tolerance / results.metric.scale
+    most = 10 * results.question.settings.most_seeds
+    needed = pairs_needed(distance, noise, certify=certify, refute=refute, fewest=2, most=most)
+    return f"after more than {most} pairs" if needed is None else f"after about {needed} pairs"

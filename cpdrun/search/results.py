@@ -1,0 +1,145 @@
+"""What the runs of a search left: values by cell and seed, and the rules of the test in the metric's own unit."""
+
+import math
+from statistics import fmean
+
+from cpdrun.config.errors import ConfigError
+from cpdrun.record import RunDir, record_of
+from cpdrun.report.read.learnt import guess, learnt
+from cpdrun.report.read.metric import Metric, own_metric
+from cpdrun.search.question import Question
+from cpdrun.search.schedule import Ask, Ended, Rules, Standing, stand
+
+FAILURES = 2  # of a cell, and no run of it that ended well: it is given up
+DIVERGED = "diverged"
+TOLERANCES = (
+    10  # a diverged run is so many worse than the baseline, where neither the metric nor a guess is bounded
+)
+
+
+class Results:
+    """Reads what has ended once, when it is made, and a further run by `take`."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.ended = Ended()
+        self.seconds: list[float] = []  # of each run that has ended
+        self.core_seconds = 0.0
+        self._classes = self._samples = math.nan
+        self._metric: str | None = None
+        self._failed: dict[str, int] = {}
+        for name, cell in question.cells.items():
+            for seed in cell:
+                self.take((name, seed))
+
+    @property
+    def runs(self) -> int:
+        """How many have ended."""
+        return len(self.seconds)
+
+    def run(self, ask: Ask) -> RunDir:
+        name, seed = ask
+        return self.question.directory.run(self.question.cells[name][seed].name)
+
+    def take(self, ask: Ask) -> bool:
+        """Whether the run of this cell and seed has ended; if so it counts. Raises ConfigError for a metric that it
+        does not have."""
+        done = record_of(self.run(ask))
+        if done is None or self.ended.has(ask):
+            return done is not None
+        name, seed = ask
+        config = self.question.cells[name][seed].config
+        self.seconds.append(_number(done.get("wall_seconds")))
+        self.core_seconds += self.seconds[-1] * config["nproc"] * config["threads"]
+        self._classes = _first(self._classes, _number(done.get("num_classes")))
+        self._samples = _first(self._samples, _number(done.get("test_samples")))
+        if done["status"] == DIVERGED:
+            value = math.nan
+        else:
+            value = _number(done["metrics"].get(self._name(done["metrics"])))
+            if not math.isfinite(value):
+                self.ended.skipped.add(ask)
+                return True
+        self.ended.values.setdefault(name, {})[seed] = value
+        return True
+
+    def failed(self, ask: Ask) -> None:
+        """The run of this cell and seed failed, and is not tried again by this search."""
+        self.ended.skipped.add(ask)
+        self._failed[ask[0]] = self._failed.get(ask[0], 0) + 1
+        if self._failed[ask[0]] >= FAILURES and not self.ended.values.get(ask[0]):
+            self.ended.given_up.add(ask[0])
+
+    @property
+    def metric(self) -> Metric:
+        return Metric(self._metric or self.question.settings.metric or "test_accuracy")
+
+    @property
+    def tolerance(self) -> float:
+        """As it is shown."""
+        asked = self.question.settings.tolerance
+        return self.metric.default_tolerance if asked is None else asked
+
+    def rules(self) -> Rules:
+        metric = self.metric
+        resolution = 1 / self._samples if metric.counts_samples and self._samples > 0 else 0.0
+        return Rules(
+            tolerance=self.tolerance / metric.scale,
+            alpha=self.question.settings.alpha,
+            most_seeds=self.question.settings.most_seeds,
+            higher_is_better=metric.higher_is_better,
+            worst=self._worst(),
+            resolution=resolution,
+        )
+
+    def standings(self) -> list[Standing]:
+        return stand(self.question.chains, self.ended, self.rules())
+
+    def problem(self, baseline: str) -> str | None:
+        """Why this cell is nothing to compare with, once two of its runs have ended; None where it is."""
+        values = list(self.ended.values.get(baseline, {}).values())
+        healthy = [value for value in values if math.isfinite(value)]
+        diverged = len(values) - len(healthy)
+        if baseline in self.ended.given_up:
+            return "the baseline's runs failed"
+        if len(values) >= 2 and diverged * 2 > len(values):
+            return f"the baseline itself diverged in {diverged} of {len(values)} runs"
+        if len(healthy) >= 2 and learnt(self.metric, fmean(healthy), self._classes) is False:
+            return f"the baseline itself did not learn ({self.metric.show(fmean(healthy))}{self.metric.unit})"
+        return None
+
+    def _name(self, metrics: dict) -> str:
+        """The metric that is compared: the one asked for, or what the data of the first run is judged by."""
+        if self._metric is None:
+            asked = self.question.settings.metric
+            if asked is not None and asked not in metrics:
+                raise ConfigError(f"search.metric={asked}: the runs have {', '.join(sorted(metrics))}")
+            self._metric = asked or own_metric(metrics) or next(iter(metrics), "test_accuracy")
+        return self._metric
+
+    def _worst(self) -> float:
+        metric = self.metric
+        if metric.is_fraction:
+            return 0.0
+        by_chance = guess(metric, self._classes)
+        if math.isfinite(by_chance):
+            return by_chance
+        baselines = {
+            candidate.baseline
+            for chain in self.question.chains
+            for width in chain.widths
+            for candidate in width
+        }
+        values = [
+            v for name in baselines for v in self.ended.values.get(name, {}).values() if math.isfinite(v)
+        ]
+        sign = -1 if metric.higher_is_better else 1
+        return (fmean(values) if values else 0.0) + sign * TOLERANCES * self.tolerance / metric.scale
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _first(known: float, new: float) -> float:
+    return known if math.isfinite(known) else new

@@ -1,0 +1,221 @@
+"""What a search says: a sentence or two for each chain, a row for each candidate, and the same for programs.
+
+Nothing is worded more surely than the test allows: a format is certified, refuted, or open, and what was not reached,
+below a width that is not certified, is not spoken of.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from cpdrun.record import SweepDir
+from cpdrun.report.read.metric import Metric
+from cpdrun.search.results import Results
+from cpdrun.search.schedule import Candidate, Standing
+from cpdrun.stats.anytime import Judgement, Verdict
+from cpdrun.stats.chain import Width
+
+MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
+STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}
+
+
+def sentences(results: Results) -> list[str]:
+    """A line for each chain, then what it took."""
+    lines = [_of_chain(results, standing) for standing in results.standings()]
+    return [*lines, took(results)]
+
+
+def took(results: Results) -> str:
+    """`61 runs; the grid of all cells at 14 seeds takes 182.`"""
+    seeds = max((len(values) for values in results.ended.values.values()), default=0)
+    cells = len(results.question.cells)
+    text = f"{results.runs} run{'s' if results.runs != 1 else ''}"
+    return (
+        f"{text}; the grid of all {cells} cells at {seeds} seeds takes {cells * seeds}."
+        if seeds
+        else f"{text}."
+    )
+
+
+def _of_chain(results: Results, standing: Standing) -> str:
+    first = standing.chain.widths[0][0]
+    if problem := results.problem(first.baseline):
+        return f"{_capital(standing.chain.label)}: no answer, for {problem}."
+    parts = [_certified(results, standing)] if standing.answer else []
+    if standing.frontier is not None:
+        parts.append(_frontier(results, standing, said=bool(parts)))
+    return f"{_capital(standing.chain.label)}: {' '.join(parts)}"
+
+
+def _certified(results: Results, standing: Standing) -> str:
+    candidate, judgement = standing.answer
+    confidence = results.question.settings.confidence
+    bits = f"{candidate.bits:g} bits ({_name(candidate, standing)}) are enough"
+    tolerance = f"at most {results.tolerance:g}{points(results.metric)} worse than {baseline_name(results)}"
+    shown = difference(results.metric, judgement)
+    return f"{bits}, certified at {confidence:g} % to be {tolerance} ({judgement.pairs} pairs, {shown})."
+
+
+def _frontier(results: Results, standing: Standing, *, said: bool) -> str:
+    """What is known of the first width that is not certified."""
+    width, candidates = standing.widths[standing.frontier], standing.chain.widths[standing.frontier]
+    bits = f"{candidates[0].bits:g} bits"
+    pairs = list(zip(candidates, width.judgements, strict=True))
+    if width.verdict is Verdict.REFUTED:
+        named = ", ".join(f"{_name(c, standing)} {difference(results.metric, j)}" for c, j in pairs)
+        return (
+            f"{_capital(bits)} are not: refuted ({named})."
+            if said
+            else f"{bits} are not enough: refuted ({named})."
+        )
+    texts = [_open(results, standing, candidate, judgement) for candidate, judgement in pairs]
+    return f"{_capital(bits) if said else bits} are open: {'; '.join(texts)}."
+
+
+def _open(results: Results, standing: Standing, candidate: Candidate, judgement: Judgement) -> str:
+    name = _name(candidate, standing)
+    if judgement.verdict is Verdict.REFUTED:
+        return f"{name} is refuted"
+    if not judgement.pairs:
+        return f"{name} was not tried"
+    shown = f"{name} {difference(results.metric, judgement)} after {judgement.pairs} pairs"
+    return f"{shown}, {more(results, judgement)}"
+
+
+def more(results: Results, judgement: Judgement) -> str:
+    """About how many further pairs would settle it, were the figures so far the true ones."""
+    if judgement.more is not None:
+        return f"about {judgement.more} more" if judgement.more else ""
+    most = results.question.settings.most_seeds
+    return "too few pairs to say how many more" if judgement.pairs < 2 else f"more than {most} pairs in all"
+
+
+def difference(metric: Metric, judgement: Judgement) -> str:
+    """`−0.39 [−0.84, +0.06]`, positive is better; each end holds at the level of its verdict."""
+    if math.isnan(judgement.mean):
+        return "-"
+    ends = [_signed(metric, end) for end in (judgement.low, judgement.high)]
+    return f"{_signed(metric, judgement.mean)} [{', '.join(ends)}]"
+
+
+def _signed(metric: Metric, value: float) -> str:
+    sign = "−" if value < 0 else "+"
+    if math.isinf(value):
+        return f"{sign}∞"
+    digits = 2 if metric.is_fraction else 4
+    return f"{sign}{abs(value) * metric.scale:.{digits}f}"
+
+
+def table(results: Results) -> Table:
+    """A row a candidate that was tried or is next: pairs, difference with its anytime interval, verdict, more."""
+    found = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    found.add_column("candidate", no_wrap=True)
+    for heading in ("bits", "pairs", f"difference{points(results.metric)}"):
+        found.add_column(heading, justify="right", no_wrap=True)
+    found.add_column("verdict", no_wrap=True)
+    for standing in results.standings():
+        for candidate, judgement, width in standing:
+            if judgement.pairs or (standing.active and candidate is standing.active[0]):
+                found.add_row(*_row(results, candidate, judgement, width))
+    return found
+
+
+def _row(results: Results, candidate: Candidate, judgement: Judgement, width: Width) -> tuple[Any, ...]:
+    verdict = verdict_of(judgement, width)
+    words = str(verdict)
+    if verdict is Verdict.OPEN:
+        words += f", {more(results, judgement)}" if width.is_reached else ", a wider one is not certified"
+    mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
+    shown = difference(results.metric, judgement)
+    return candidate.label, f"{candidate.bits:g}", str(judgement.pairs), shown, mark
+
+
+def verdict_of(judgement: Judgement, width: Width) -> Verdict:
+    """What may be said of one candidate: it is certified only where every wider one is."""
+    if judgement.verdict is Verdict.CERTIFIED and not width.is_reached:
+        return Verdict.OPEN
+    return judgement.verdict
+
+
+def as_json(results: Results) -> str:
+    """The same for programs; differences in the metric's unit, null where there is no end."""
+    chains = [_chain_facts(results, standing) for standing in results.standings()]
+    facts = {
+        "sweep": str(results.question.directory.path),
+        "metric": results.metric.name,
+        "tolerance": results.tolerance,
+        "confidence": results.question.settings.confidence,
+        "runs": results.runs,
+        "chains": chains,
+        "says": sentences(results),
+    }
+    return json.dumps(facts, indent=2, ensure_ascii=False)
+
+
+def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:
+    candidates = [
+        {
+            "candidate": candidate.label,
+            "bits": candidate.bits,
+            "verdict": str(verdict_of(judgement, width)),
+            "pairs": judgement.pairs,
+            "settled_at": judgement.settled_at,
+            "difference": _finite(judgement.mean),
+            "low": _finite(judgement.low),
+            "high": _finite(judgement.high),
+            "more": judgement.more,
+        }
+        for candidate, judgement, width in standing
+    ]
+    answer = standing.answer
+    return {
+        "chain": standing.chain.label,
+        "problem": results.problem(standing.chain.widths[0][0].baseline),
+        "smallest": answer[0].label if answer else None,
+        "bits": answer[0].bits if answer else None,
+        "is_over": standing.active is None,
+        "candidates": candidates,
+    }
+
+
+def baseline_name(results: Results) -> str:
+    """`fp32`, `bf16`, the name of a case, or else the values that make it."""
+    given = results.question.baseline
+    return str(given.get("case") or given.get("format") or ", ".join(f"{k}={v}" for k, v in given.items()))
+
+
+def report_command(directory: SweepDir) -> str:
+    return f"For the report: cpdrun report {directory.path}"
+
+
+def points(metric: Metric) -> str:
+    return " points" if metric.is_fraction else ""
+
+
+def _name(candidate: Candidate, standing: Standing) -> str:
+    """Its format, for what is common to the chain is said before; of a case its name."""
+    return candidate.label.removesuffix(f" {standing.chain.label}")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def one_line(results: Results, standings: Sequence[Standing], label: str) -> str:
+    """How the candidate of that label stands, for a log."""
+    for standing in standings:
+        for candidate, judgement, width in standing:
+            if candidate.label == label:
+                verdict = verdict_of(judgement, width)
+                shown = difference(results.metric, judgement)
+                rest = f", {more(results, judgement)}" if verdict is Verdict.OPEN else ""
+                return f"{MARKS[verdict]} {label}: {verdict}, {judgement.pairs} pairs, {shown}{rest}"
+    return label

@@ -1,0 +1,190 @@
+"""Search a recorded grid again and again, its seeds in random order: is the answer that of the whole grid, for how many
+of its runs?
+
+    cpdrun sweep exp=digits_bits 'seed=range(0,30)'                           # every cell at 30 seeds
+    python scripts/replay_search.py record exp=digits_bits > digits.csv       # its values
+    python scripts/replay_search.py replay digits.csv --tolerance 1           # 200 searches, as a Markdown table
+
+The answer of the whole grid is, for each chain, the narrowest width of which all wider ones have a format whose mean
+over all seeds is within the tolerance. A search says the same when it certifies that width and no narrower one.
+"""
+
+import argparse
+import csv
+import math
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+from cpdrun.report.read.metric import Metric
+from cpdrun.search.question import ask
+from cpdrun.search.results import Results
+from cpdrun.search.schedule import Candidate, Chain, Ended, Rules, stand, wanted
+from cpdrun.stats.anytime import differences
+
+COLUMNS = ("chain", "bits", "candidate", "baseline", "seed", "value")
+SLOTS = 2  # runs at the same time
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`values`: by cell the metric at seeds 0, 1, 2 ..., NaN for a diverged run."""
+
+    chains: list[Chain]
+    values: dict[str, list[float]]
+
+    @property
+    def seeds(self) -> int:
+        return min(len(values) for values in self.values.values())
+
+    @property
+    def runs(self) -> int:
+        return len(self.values) * self.seeds
+
+
+def record(words: Sequence[str]) -> Grid:
+    """The values of a recorded experiment. Cells go by what they are called, baselines by `baseline of CHAIN`."""
+    results = Results(ask(words))
+    values: dict[str, list[float]] = {}
+    chains = []
+    for chain in results.question.chains:
+        widths = []
+        for width in chain.widths:
+            renamed = []
+            for candidate in width:
+                baseline = f"baseline {candidate.baseline}"
+                for name, cell in ((candidate.label, candidate.name), (baseline, candidate.baseline)):
+                    found = results.ended.values.get(cell, {})
+                    values[name] = [found[seed] for seed in sorted(found)]
+                renamed.append(Candidate(candidate.label, baseline, candidate.label, candidate.bits))
+            widths.append(tuple(renamed))
+        chains.append(Chain(chain.label, tuple(widths)))
+    return Grid(chains, values)
+
+
+def write(grid: Grid, file) -> None:
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for chain in grid.chains:
+        for candidate in (c for width in chain.widths for c in width):
+            for seed, value in enumerate(grid.values[candidate.name]):
+                row = (chain.label, f"{candidate.bits:g}", candidate.name, candidate.baseline, seed, value)
+                table.writerow(row)
+    for name in {c.baseline: None for chain in grid.chains for width in chain.widths for c in width}:
+        for seed, value in enumerate(grid.values[name]):
+            table.writerow(("", "", name, "", seed, value))
+
+
+def read(path: Path) -> Grid:
+    values: dict[str, list[float]] = {}
+    chains: dict[str, dict[float, dict[str, Candidate]]] = {}
+    with path.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            name = row["candidate"]
+            values.setdefault(name, []).append(float(row["value"]))
+            if row["chain"]:
+                width = chains.setdefault(row["chain"], {}).setdefault(float(row["bits"]), {})
+                width[name] = Candidate(name, row["baseline"], name, float(row["bits"]))
+    made = [
+        Chain(label, tuple(tuple(w.values()) for w in widths.values())) for label, widths in chains.items()
+    ]
+    return Grid(made, values)
+
+
+def whole(grid: Grid, rules: Rules) -> list[float | None]:
+    """The bits that each chain needs, by the means over all seeds; None where its widest is not enough."""
+
+    def is_within(candidate: Candidate) -> bool:
+        ours, baseline = (dict(enumerate(grid.values[n])) for n in (candidate.name, candidate.baseline))
+        gaps = differences(ours, baseline, higher_is_better=rules.higher_is_better, worst=rules.worst)
+        return fmean(gaps) >= -rules.tolerance
+
+    answers = []
+    for chain in grid.chains:
+        found = None
+        for width in chain.widths:
+            if not any(map(is_within, width)):
+                break
+            found = width[0].bits
+        answers.append(found)
+    return answers
+
+
+def replay(grid: Grid, rules: Rules, seed: int) -> tuple[list[float | None], int]:
+    """One search, seeds in an order of its own: the bits certified for each chain, and the runs it took."""
+    rng, ended, flying, runs = random.Random(seed), Ended(), [], 0
+    order = rng.sample(range(grid.seeds), grid.seeds)
+    while True:
+        standings = stand(grid.chains, ended, rules)
+        for wish in wanted(standings, ended, set(flying), rules):
+            if len(flying) == SLOTS:
+                break
+            flying.append(wish)
+        if not flying:
+            return [s.answer[0].bits if s.answer else None for s in standings], runs
+        name, number = ending = flying.pop(rng.randrange(len(flying)))
+        runs += 1
+        ended.values.setdefault(name, {})[number] = grid.values[name][order[number]]
+        assert ended.has(ending)
+
+
+def table(grid: Grid, rules: Rules, searches: int) -> list[str]:
+    expected = whole(grid, rules)
+    found = [replay(grid, rules, seed) for seed in range(searches)]
+    lines = [
+        "| chain | bits needed, whole grid | searches that say so | fewer bits | more, or open |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for i, chain in enumerate(grid.chains):
+        answers = [math.inf if bits[i] is None else bits[i] for bits, _ in found]
+        truth = math.inf if expected[i] is None else expected[i]
+        counts = [sum(test(bits) for bits in answers) for test in (truth.__eq__, truth.__gt__, truth.__lt__)]
+        shown = " | ".join(f"{100 * count / searches:.1f} %" for count in counts)
+        lines.append(
+            f"| {chain.label} | {'none is enough' if truth == math.inf else f'{truth:g}'} | {shown} |"
+        )
+    runs = [count for _, count in found]
+    lines.append(
+        f"\nRuns of a search: median {median(runs):.0f}, {min(runs)} to {max(runs)}, of {grid.runs} of the grid "
+        f"({100 * median(runs) / grid.runs:.0f} %)."
+    )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True, dest="command")
+    recording = commands.add_parser("record", help="the values of a recorded experiment, as csv")
+    recording.add_argument("words", nargs="+", metavar="key=value")
+    replaying = commands.add_parser("replay", help="search it again and again")
+    replaying.add_argument("file", type=Path)
+    replaying.add_argument("--tolerance", type=float, required=True, help="points of a fraction, or units")
+    replaying.add_argument("--metric", default="test_accuracy")
+    replaying.add_argument("--samples", type=int, default=0, help="of the test set, for an accuracy")
+    replaying.add_argument("--worst", type=float, default=0.0, help="what a diverged run is worth")
+    replaying.add_argument("--searches", type=int, default=200)
+    arguments = parser.parse_args()
+    if arguments.command == "record":
+        write(record(arguments.words), sys.stdout)
+        return
+    grid, metric = read(arguments.file), Metric(arguments.metric)
+    rules = Rules(
+        tolerance=arguments.tolerance / metric.scale,
+        alpha=0.05,
+        most_seeds=grid.seeds,
+        higher_is_better=metric.higher_is_better,
+        worst=arguments.worst,
+        resolution=1 / arguments.samples if arguments.samples else 0.0,
+    )
+    print(f"# {arguments.file.stem}: {arguments.searches} searches of a recorded grid\n")
+    print(
+        f"{metric.name}, tolerance {arguments.tolerance:g}, {len(grid.values)} cells at {grid.seeds} seeds.\n"
+    )
+    print("\n".join(table(grid, rules, arguments.searches)))
+
+
+if __name__ == "__main__":
+    main()

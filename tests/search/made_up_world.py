@@ -1,0 +1,63 @@
+"""A made-up world to search in: cells with true gaps, runs that end in any order, and a search that is fed by hand."""
+
+import math
+import random
+from dataclasses import dataclass, field
+
+from cpdrun.search.schedule import Ask, Candidate, Chain, Ended, Rules, Standing, stand, wanted
+
+BASELINE = "fp32"
+RULES = Rules(tolerance=1.0, alpha=0.05, most_seeds=30)
+
+
+def chain(label: str, *widths: list[str]) -> Chain:
+    """Widths of names, most bits first; bits count down from 8."""
+    return Chain(
+        label,
+        tuple(
+            tuple(Candidate(name, BASELINE, name, 8 - i) for name in names) for i, names in enumerate(widths)
+        ),
+    )
+
+
+@dataclass
+class World:
+    """`gaps`: how much better than the baseline each candidate truly is; NaN diverges always. Values of a seed share
+    what the seed does, and deviate by `noise` for themselves."""
+
+    gaps: dict[str, float]
+    noise: float = 0.35
+    seed: int = 0
+    ran: list[Ask] = field(default_factory=list)
+
+    def value(self, ask: Ask) -> float:
+        name, seed = ask
+        shared = random.Random(f"{self.seed} {seed}").gauss(98, 1)
+        own = random.Random(f"{self.seed} {name} {seed}").gauss(0, self.noise)
+        return shared + own + self.gaps.get(name, 0.0)
+
+    def search(
+        self,
+        chains: list[Chain],
+        rules: Rules = RULES,
+        slots: int = 2,
+        ended: Ended | None = None,
+        most: float = math.inf,
+    ) -> list[Standing]:
+        """Keep so many slots busy, let runs end in any order, and go on until nothing is wanted, or after `most`."""
+        rng, ended, flying = random.Random(self.seed), ended or Ended(), []
+        while len(self.ran) < most:
+            standings = stand(chains, ended, rules)
+            for ask in wanted(standings, ended, set(flying), rules):
+                if len(flying) == slots:
+                    break
+                flying.append(ask)
+            if not flying:
+                break
+            ask = flying.pop(rng.randrange(len(flying)))
+            self.ran.append(ask)
+            ended.values.setdefault(ask[0], {})[ask[1]] = self.value(ask)
+        return stand(chains, ended, rules)
+
+    def pairs(self, name: str) -> int:
+        return sum(cell == name for cell, _ in self.ran)

@@ -1,0 +1,96 @@
+"""Which runs a search asks for, in a made-up world: it finds the answer, for few runs, and nothing twice."""
+
+import math
+
+import pytest
+from made_up_world import BASELINE, RULES, World, chain
+
+from cpdrun.search.schedule import Ended, stand, wanted
+from cpdrun.stats.anytime import Verdict
+
+APS = chain("with APS", ["e4m3"], ["e3m2"], ["e3m0"], ["e2m0"])
+PLAIN = chain("without APS", ["plain e5m2"], ["plain e3m2"], ["plain e3m0"])
+GAPS = {"e3m0": -0.2, "e2m0": -88, "plain e3m2": -60, "plain e3m0": math.nan}
+
+
+def answers(standings):
+    return [standing.answer and standing.answer[0].name for standing in standings]
+
+
+def verdicts(standing):
+    return {candidate.name: judgement.verdict for candidate, judgement, _ in standing}
+
+
+@pytest.mark.parametrize("slots", [1, 2, 16])
+def test_the_smallest_format_is_found_for_a_fraction_of_the_grid(slots):
+    world = World(GAPS)
+    standings = world.search([PLAIN, APS], slots=slots)
+    assert answers(standings) == ["plain e5m2", "e3m0"]
+    assert verdicts(standings[1])["e2m0"] is verdicts(standings[0])["plain e3m2"] is Verdict.REFUTED
+    assert len(set(world.ran)) == len(world.ran) <= 8 * 30 / (4 if slots < 16 else 3)
+
+
+def test_a_broken_format_takes_three_pairs_and_nothing_below_it_is_tried():
+    world = World(GAPS)
+    world.search([PLAIN, APS], slots=1)
+    assert world.pairs("plain e3m2") == world.pairs("e2m0") == 3 and world.pairs("plain e3m0") == 0
+
+
+def test_runs_of_the_baseline_serve_all_candidates():
+    world = World(GAPS)
+    world.search([PLAIN, APS], slots=1)
+    most = max(world.pairs(name) for name in ("e4m3", "e3m2", "e3m0", "plain e5m2"))
+    assert world.pairs(BASELINE) == most
+
+
+def test_among_one_width_the_likeliest_comes_first_and_the_next_only_when_it_is_refuted():
+    good_first = World({"e4m3": -50.0})
+    good_first.search([chain("", ["e5m2", "e4m3"], ["e3m0"])], slots=1)
+    assert good_first.pairs("e4m3") == 0
+    bad_first = World({"e5m2": -50.0})
+    (standing,) = bad_first.search([chain("", ["e5m2", "e4m3"], ["e3m0"])], slots=1)
+    assert bad_first.pairs("e5m2") == 3 and standing.answer[0].name == "e3m0"
+
+
+def test_what_cannot_be_settled_stays_open_and_ends_the_chain():
+    world = World({"e3m2": -1.0})  # at the boundary
+    (standing,) = world.search([APS], slots=2)
+    assert standing.answer[0].name == "e4m3" and verdicts(standing)["e3m2"] is Verdict.OPEN
+    assert world.pairs("e3m2") == RULES.most_seeds and world.pairs("e3m0") <= 3
+    assert standing.active is None
+
+
+@pytest.mark.parametrize("stop_after", range(0, 60, 7))
+def test_a_search_that_is_stopped_and_typed_again_runs_nothing_twice_and_says_the_same(stop_after):
+    undisturbed = World(GAPS)
+    expected = undisturbed.search([PLAIN, APS], slots=1)
+    world, ended = World(GAPS), Ended()
+    world.search([PLAIN, APS], slots=1, ended=ended, most=stop_after)
+    standings = world.search([PLAIN, APS], slots=1, ended=ended)
+    assert set(world.ran) == set(undisturbed.ran) and len(world.ran) == len(undisturbed.ran)
+    assert [verdicts(standing) for standing in standings] == [verdicts(standing) for standing in expected]
+
+
+def test_a_run_that_ends_early_tells_nothing_before_those_of_the_seeds_below_it():
+    ended = Ended({BASELINE: {0: 98.0, 1: 98.0, 2: 98.2}, "e4m3": {1: math.nan, 2: math.nan}})
+    (standing,) = stand([APS], ended, RULES)
+    assert standing.widths[0].judgements[0].pairs == 0
+    assert next(wanted([standing], ended, set(), RULES)) == ("e4m3", 0)
+
+
+def test_failed_runs_are_skipped_and_a_cell_of_which_all_fail_is_given_up():
+    ended = Ended(skipped={("e4m3", 0)})
+    (standing,) = stand([APS], ended, RULES)
+    asks = list(wanted([standing], ended, {(BASELINE, 0)}, RULES, ahead=False))
+    assert asks[:4] == [(BASELINE, 1), ("e4m3", 1), (BASELINE, 2), ("e4m3", 2)]
+    ended.given_up.add("e4m3")
+    (standing,) = stand([APS], ended, RULES)
+    assert standing.active is None and not list(wanted([standing], ended, set(), RULES))
+
+
+def test_chains_take_turns_and_a_round_has_no_more_than_is_likely_to_be_needed():
+    standings = stand([PLAIN, APS], Ended(), RULES)
+    asks = list(wanted(standings, Ended(), set(), RULES, ahead=False))
+    assert asks[:5] == [(BASELINE, 0), ("plain e5m2", 0), ("e4m3", 0), (BASELINE, 1), ("plain e5m2", 1)]
+    assert len(asks) == 9  # three pairs of each chain
+    assert len(list(wanted(standings, Ended(), set(), RULES))) == 15  # with all cores in the world
