@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cpdrun.cli import USAGE, _usage_error
+from cpdrun.cli import tell
+from cpdrun.errors import UserError, before_a_start
 from cpdrun.record import State, SweepDir, read_json, state_of
 
 CPDRUN = Path(sys.executable).with_name("cpdrun")
@@ -300,7 +301,9 @@ def test_a_mistake_gets_one_line_and_nothing_is_started(cpdrun, tmp_path, words,
 
 
 def test_a_mistake_that_ends_in_a_question_keeps_its_mark(capsys):
-    assert _usage_error("one thing", "sbatch is not here: is this a node that can submit to Slurm?") == USAGE
+    with pytest.raises(UserError) as caught, before_a_start():
+        raise UserError("one thing", "sbatch is not here: is this a node that can submit to Slurm?")
+    tell(caught.value)
     first, second = capsys.readouterr().err.splitlines()
     assert first == "error: one thing."
     assert second.endswith("to Slurm? Nothing was started.")

@@ -3,8 +3,10 @@
 import difflib
 from collections.abc import Iterable
 
+from cpdrun.errors import UserError
 
-class ConfigError(Exception):
+
+class ConfigError(UserError):
     """What was given, what is allowed, what to do: one line, shown without a traceback."""
 
 

@@ -1,24 +1,25 @@
-"""Launching: jobs in, finished run directories out, on this machine or through Slurm.
+"""Launching: jobs in, finished run directories out, on this machine or through a scheduler.
 
-The main path: `launch` (run.py) hands jobs to an Executor (base.py; local.py, slurm.py); the executor starts
-one agent a run (agent.py); the agent asks an engine (engine.py here is its client, cpdrun.train.ranks.engine the
-program) to start the ranks. Nothing here imports torch. Names are imported on first use, so that an agent
-does not pay for the display.
+The main path: a Session (session.py) hands jobs to an Executor (base.py; local.py, slurm/) and follows its events
+(drive.py); the executor starts one agent a run (agent.py); the agent asks an engine (connection.py is its client,
+cpdrun.train.ranks.engine the program) to start the ranks. Nothing here imports torch. Names are imported on first use,
+so that an agent does not pay for the display.
 """
 
 from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "Display": "progress.display",
+    "Event": "base",
     "FolderGoneError": "base",
     "Job": "base",
     "LaunchError": "base",
     "LaunchOptions": "base",
-    "Summary": "base",
-    "launch": "run",
-    "preflight": "run",
-    "warm_up": "run",
-    "would_write": "run",
+    "Session": "session",
+    "Summary": "summary",
+    "axes_of": "progress.axes",
+    "print_summary": "progress.display",
 }
 __all__ = sorted(_HOME)
 

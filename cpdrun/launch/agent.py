@@ -26,7 +26,7 @@ from typing import IO, Any
 
 import yaml
 
-from cpdrun.launch.engine import answer_of_tasks, ask, cold_connection, start_tasks, warm_connection
+from cpdrun.launch.connection import answer_of_tasks, ask, cold_connection, start_tasks, warm_connection
 from cpdrun.launch.watchdog import NAMING_S, Watchdog
 from cpdrun.record import (
     HEARTBEAT_S,

@@ -3,17 +3,20 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from cpdrun.record import RunDir
-
-
-class LaunchError(Exception):
-    """The sweep as a whole cannot go on (nowhere to write, no Slurm here): one line that says what to do."""
+from cpdrun.errors import FAILED, UserError
+from cpdrun.record import RunDir, SweepDir
 
 
-class FolderGoneError(Exception):
+class LaunchError(UserError):
+    """The sweep as a whole cannot go on (nowhere to write, no scheduler here): one line that says what to do."""
+
+
+class FolderGoneError(UserError):
     """The sweep's folder was moved or deleted under its runs."""
+
+    exit_code = FAILED
 
 
 @dataclass(frozen=True)
@@ -50,34 +53,53 @@ class Event:
     outcome: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class Summary:
-    """How a sweep went. `failed` lists (run, reason); `interrupted` counts what a stop left undone."""
+@dataclass(frozen=True)
+class Finding:
+    """One line of `cpdrun doctor`: `no` is absent and not needed; `broken` keeps runs from working."""
 
-    done: int = 0
-    diverged: int = 0
-    failed: list[tuple[RunDir, str]] = field(default_factory=list)
-    interrupted: int = 0
-    submitted: int = 0  # handed to a scheduler that works on without us
-    wall_seconds: float = 0.0
-    training_share: float | None = None  # of the core-seconds this machine offered; None where nothing ran
-
-    @property
-    def exit_code(self) -> int:
-        if self.failed:
-            return 1
-        return 130 if self.interrupted else 0
+    what: str
+    state: Literal["ok", "no", "broken"]
+    text: str
+    mend: str = ""
 
 
 class Executor(ABC):
-    """Runs jobs somewhere: they are submitted once, then polled until all have ended."""
+    """Runs jobs somewhere: they are submitted, at once or more and more, and polled until all have ended."""
 
+    here: ClassVar[bool] = False  # whether runs are trained on this machine
+    idle_options: ClassVar[tuple[str, ...]] = ()  # fields of LaunchOptions that play no part
     slots: int  # ranks that this executor can run at the same time; 0 where that is a scheduler's to say
 
     @classmethod
-    def unavailable(cls, configs: list[dict[str, Any]]) -> str | None:
+    def unavailable(cls, configs: list[dict[str, Any]], options: LaunchOptions) -> str | None:
         """What keeps runs of these configs from being started here, in a line; None where nothing does. Looked at
         before anything is written."""
+        return None
+
+    @classmethod
+    def idle(cls, options: LaunchOptions) -> list[str]:
+        """What is said of options that were given and play no part."""
+        typed = [key for key in cls.idle_options if getattr(options, key) is not None]
+        return [f"--{key.replace('_', '-')} plays no part with this launcher" for key in typed]
+
+    @classmethod
+    def withdraw(cls, sweep: SweepDir, name: str | None = None) -> int:
+        """Take the runs of `sweep` that a scheduler has not begun, or the run of that name, out of its queue, whoever
+        submitted them; how many they were. Raises LaunchError where the scheduler does not answer."""
+        return 0
+
+    @classmethod
+    def has_queued(cls, sweep: SweepDir) -> bool:
+        """Whether runs of `sweep` wait or run with a scheduler. Raises LaunchError where it does not answer."""
+        return False
+
+    @classmethod
+    def examine(cls) -> Finding | None:
+        """What `cpdrun doctor` says of the scheduler."""
+        return None
+
+    def at_once(self, jobs: list[Job]) -> int | None:
+        """Ranks of `jobs` that would run at the same time; None where that is a scheduler's to say."""
         return None
 
     def would_write(self, jobs: list[Job]) -> dict[Path, str]:
@@ -86,7 +108,8 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, jobs: list[Job]) -> None:
-        """Queue `jobs`, whose config.yaml is on disk. Raises LaunchError when none of them could run."""
+        """Queue `jobs`, whose config.yaml is on disk, behind those that were submitted before. Raises LaunchError when
+        none of them could run."""
 
     @abstractmethod
     def poll(self, timeout_s: float) -> list[Event]:

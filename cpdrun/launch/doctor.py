@@ -6,32 +6,21 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cpdrun import __version__
-from cpdrun.launch.base import LaunchError
+from cpdrun.launch.base import Finding
+from cpdrun.launch.executors import schedulers
 from cpdrun.launch.resources import cores, gpus
-from cpdrun.launch.slurm.squeue import slurm
 
 PROBE_TIMEOUT_S = 120
 FREE_GB_WANTED = 1
 STYLES = {"ok": "green", "no": "dim", "broken": "red"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the table: `no` is absent and not needed; `broken` keeps runs from working."""
-
-    what: str
-    state: Literal["ok", "no", "broken"]
-    text: str
-    mend: str = ""
 
 
 def print_findings(console: Console, findings: list[Finding]) -> int:
@@ -54,7 +43,7 @@ def examine(results_dir: Path) -> list[Finding]:
         *_trainer(probe()),
         Finding("processor", "ok", f"{cores()} cores for runs"),
         _gpus(),
-        _slurm(),
+        *(finding for made in schedulers() if (finding := made.examine())),
         _results(results_dir),
     ]
 
@@ -122,16 +111,6 @@ def _cuda(found: dict[str, Any]) -> Iterator[Finding]:
 def _gpus() -> Finding:
     names = gpus()
     return Finding("GPUs", "ok" if names else "no", ", ".join(names) or "none visible")
-
-
-def _slurm() -> Finding:
-    if shutil.which("sbatch") is None:
-        return Finding("Slurm", "no", "no sbatch here; sweeps run on this machine")
-    try:
-        partitions = slurm("sinfo", "--noheader", "--format", "%R").split()
-    except LaunchError as error:
-        return Finding("Slurm", "no", str(error), "ask who runs the cluster, or use --launcher local")
-    return Finding("Slurm", "ok", f"partitions {', '.join(dict.fromkeys(partitions))}")
 
 
 def _results(folder: Path) -> Finding:

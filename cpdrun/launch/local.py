@@ -14,7 +14,7 @@ from typing import Any
 
 from cpdrun.launch.agent import HELD_BACK
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
-from cpdrun.launch.engine import WarmEngine
+from cpdrun.launch.connection import WarmEngine
 from cpdrun.launch.resources import Slots, cores, gpus
 from cpdrun.record import State, SweepDir, garbage, record_of, state_of
 
@@ -38,8 +38,11 @@ class LocalExecutor(Executor):
         warm_start: fork runs from one process that has torch loaded, instead of starting each from cold.
         sweep: where the jobs belong; this executor has no use for it.
         options: the command line's; its jobs and jobs_per_gpu take precedence, its retries go to the agents.
-        warm: the warm engine to use, when one runs already; it stays open when this executor closes.
+        warm: the warm engine to use; it stays open when this executor closes.
     """
+
+    here = True
+    idle_options = ("max_parallel",)
 
     def __init__(
         self,
@@ -51,14 +54,11 @@ class LocalExecutor(Executor):
         options: LaunchOptions,
         warm: WarmEngine | None = None,
     ) -> None:
-        if not options.wait:
-            raise LaunchError("--no-wait leaves the runs to a scheduler: it needs --launcher slurm")
         self._jobs = options.jobs or jobs
         self._jobs_per_gpu = options.jobs_per_gpu or jobs_per_gpu
         self._options = options
-        self._warm_start = warm_start
-        self._warm = warm
-        self._owns_warm = False
+        self._warm = warm if warm_start else None
+        self._slots: Slots | None = None
         self._queue: deque[Job] = deque()
         self._elsewhere: list[Job] = []
         self._agents: dict[int, _Agent] = {}
@@ -67,16 +67,20 @@ class LocalExecutor(Executor):
         self._cancelled = False
 
     @classmethod
-    def unavailable(cls, configs: list[dict[str, Any]]) -> str | None:
+    def unavailable(cls, configs: list[dict[str, Any]], options: LaunchOptions) -> str | None:
+        if not options.wait:
+            return "--no-wait leaves the runs to others: it needs --launcher pull, or a scheduler's such as slurm"
         if any(config["device"] == "cuda" for config in configs) and not gpus():
             return "device=cuda: this machine has no GPU; device=auto takes one where there is one"
         return None
 
+    def at_once(self, jobs: list[Job]) -> int:
+        return self._size(jobs).count
+
     def submit(self, jobs: list[Job]) -> None:
-        if self._warm_start and self._warm is None:
-            self._warm, self._owns_warm = WarmEngine(), True
-        self._slots = self._size(jobs)
-        self.slots = self._slots.count
+        if self._slots is None:
+            self._slots = self._size(jobs)
+            self.slots = self._slots.count
         self._queue.extend(jobs)
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -99,8 +103,6 @@ class LocalExecutor(Executor):
             os.close(agent.pidfd)
         self._agents.clear()
         self._selector.close()
-        if self._owns_warm and self._warm is not None:
-            self._warm.close()
 
     @property
     def running(self) -> list[Job]:
@@ -132,8 +134,6 @@ class LocalExecutor(Executor):
         command += ["--retries", str(self._options.retries), "--parent", str(os.getpid())]
         descriptors = []
         if self._warm is not None:
-            if not self._warm.is_alive():
-                self._warm, self._owns_warm = WarmEngine(), True
             command += ["--warm", str(self._warm.control)]
             descriptors = [self._warm.control]
         environ = dict(os.environ)

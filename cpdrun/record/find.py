@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from cpdrun.errors import UserError
 from cpdrun.record.layout import RunDir, SweepDir
 
 DEFAULT_RESULTS_DIR = "results"
 
 
-class NotFoundError(Exception):
+class NotFoundError(UserError):
     """No such sweep or run, or more than one; the message names those there are."""
 
 

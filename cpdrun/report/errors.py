@@ -1,9 +1,15 @@
 """What `cpdrun report` cannot answer, in one line for the user."""
 
+from cpdrun.errors import FAILED, USAGE, UserError
 
-class ReportError(Exception):
-    """There is nothing to report; the message is for the user, exit code 1."""
+
+class ReportError(UserError):
+    """There is nothing to report."""
+
+    exit_code = FAILED
 
 
 class ReportUsageError(ReportError):
-    """The question itself is wrong: an unknown kind of file, axis or metric; exit code 2."""
+    """The question itself is wrong: an unknown kind of file, axis or metric."""
+
+    exit_code = USAGE

@@ -1,6 +1,5 @@
 """`cpdrun sweep --dry-run`: what would be run, said without starting or importing what a configuration names."""
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +15,10 @@ from cpdrun.config.compose import CONF_MODULE, EXPERIMENT
 from cpdrun.config.format_facts import format_facts
 from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
-from cpdrun.launch import Job, LaunchError, LaunchOptions, would_write
+from cpdrun.launch import Job, LaunchError, LaunchOptions
+from cpdrun.launch.executors import make_executor, own_class, would_write
 from cpdrun.launch.progress.display import duration
 from cpdrun.launch.progress.status import estimate_seconds
-from cpdrun.launch.resources import cores
 from cpdrun.record import State, read_object
 from cpdrun.shell.terminal import Terminal
 from cpdrun.shell.visible import visible, visible_line
@@ -46,20 +45,24 @@ SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 
 
 def print_dry_run(
-    sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], arguments: argparse.Namespace
+    sweep: Plan,
+    found: Standing,
+    to_run: Sequence[PlannedRun],
+    options: LaunchOptions,
+    config_dir: Path | None,
 ) -> None:
     """All of it, the table of the runs last: on a terminal with fewer lines than that has rows, in a pager."""
     console = Terminal()
     for line in (
-        *_purpose(sweep.runs[0].config["exp"], arguments.config_dir),
-        *_forecast(sweep, found, to_run, arguments.jobs),
+        *_purpose(sweep.runs[0].config["exp"], config_dir),
+        *_forecast(sweep, found, to_run, options),
         *_recipe(sweep),
         *_bytes(sweep),
-        *_missing(sweep, arguments),
+        *_missing(sweep, config_dir),
         *_not_looked_at(sweep),
     ):
         console.print(Text(visible_line(line)), soft_wrap=True)
-    scripts, problem = _scripts(sweep, to_run, arguments)
+    scripts, problem = _scripts(sweep, to_run, options)
     if problem:
         console.print(Text(visible_line(f"would not start: {problem}")), soft_wrap=True)
     for path, script in scripts.items():
@@ -74,7 +77,7 @@ def print_dry_run(
         console.print(table)
 
 
-def as_json(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], arguments: argparse.Namespace) -> str:
+def as_json(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options: LaunchOptions) -> str:
     """The same for programs: counts, every run with its state and overrides, what is missing, scripts by path."""
     wanted = {run.name for run in to_run}
     runs = [
@@ -87,8 +90,8 @@ def as_json(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], argument
         }
         for run in sweep.runs
     ]
-    slots = arguments.jobs or cores()
-    scripts, problem = _scripts(sweep, to_run, arguments)
+    slots = _at_once(sweep, to_run, options) or 1
+    scripts, problem = _scripts(sweep, to_run, options)
     facts = {
         "sweep": str(sweep.directory.path),
         "plan": sweep.describe(),
@@ -121,22 +124,32 @@ def _purpose(exp: str | None, config_dir: Path | None) -> Iterator[str]:
             yield line.removeprefix("#").strip()
 
 
-def _forecast(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], jobs: int | None) -> Iterator[str]:
+def _forecast(
+    sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options: LaunchOptions
+) -> Iterator[str]:
     """`2 new, 1 to be resumed; about 10 s with 2 at once`, by the runs of the folder that are done."""
     if not to_run:
         return
     counts = Counter(WORDS.get(state, str(state)) for state in _states(found, to_run))
     counted = ", ".join(f"{count} {word}" for word, count in counts.items())
-    if to_run[0].config["launcher"]["_target_"] != "cpdrun.launch.local.LocalExecutor":
-        slots, at_once = 1, "of computing in all"
-    else:
-        slots = jobs or to_run[0].config["launcher"].get("jobs") or cores()
-        at_once = f"with {slots} at once"
-    seconds = estimate_seconds(sweep.directory.runs(), len(to_run), slots)
+    slots = _at_once(sweep, to_run, options)
+    seconds = estimate_seconds(sweep.directory.runs(), len(to_run), slots or 1)
     if seconds is None:
         yield f"{counted}; how long they take is known once one of them is done"
     else:
+        at_once = f"with {slots} at once" if slots else "of computing in all"
         yield f"{counted}; about {duration(seconds)} {at_once}"
+
+
+def _at_once(sweep: Plan, to_run: Sequence[PlannedRun], options: LaunchOptions) -> int | None:
+    """Ranks at the same time; None where a scheduler says, or an executor of the user's own."""
+    if not to_run or own_class(launcher := to_run[0].config["launcher"]) is None:
+        return None
+    return make_executor(launcher, sweep.directory, options).at_once(_jobs(sweep, to_run))
+
+
+def _jobs(sweep: Plan, to_run: Sequence[PlannedRun]) -> list[Job]:
+    return [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
 
 
 def _recipe(sweep: Plan) -> Iterator[str]:
@@ -190,12 +203,12 @@ def _bytes(sweep: Plan) -> Iterator[str]:
         yield f"a worker sends each step, for a million gradients: {said}"
 
 
-def _missing(sweep: Plan, arguments: argparse.Namespace) -> Iterator[str]:
+def _missing(sweep: Plan, config_dir: Path | None) -> Iterator[str]:
     missing = _missing_folders(sweep)
     for what in missing:
         yield f"missing: {what} is not there"
     if missing:
-        yield f"without it: {twin(sweep.runs[0].config['exp'], arguments.config_dir)}"
+        yield f"without it: {twin(sweep.runs[0].config['exp'], config_dir)}"
 
 
 def _missing_folders(sweep: Plan) -> list[str]:
@@ -216,17 +229,14 @@ def _not_looked_at(sweep: Plan) -> Iterator[str]:
 
 
 def _scripts(
-    sweep: Plan, to_run: Sequence[PlannedRun], arguments: argparse.Namespace
+    sweep: Plan, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> tuple[dict[Path, str], str | None]:
     """What the launcher would write, by path, or what it would refuse."""
     if not to_run:
         return {}, None
-    jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
-    options = LaunchOptions(
-        max_parallel=arguments.max_parallel, retries=arguments.retries, wait=not arguments.no_wait
-    )
+    launcher = to_run[0].config["launcher"]
     try:
-        return would_write(sweep.directory, jobs, to_run[0].config["launcher"], options), None
+        return would_write(launcher, sweep.directory, _jobs(sweep, to_run), options), None
     except LaunchError as error:
         return {}, str(error)
 

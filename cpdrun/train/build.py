@@ -22,6 +22,7 @@ from cpdrun.comm import GradientSync
 from cpdrun.comm.gossip.base import Gossip
 from cpdrun.data.base import Data, DataError, states
 from cpdrun.data.partition import Partition
+from cpdrun.errors import UserError
 from cpdrun.optim.groups import MakeOptimizer, ParameterGroups
 from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
@@ -33,7 +34,7 @@ from cpdrun.train.state.init_from import InitFrom
 UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
-class BuildError(Exception):
+class BuildError(UserError):
     """A part of the run cannot be made; the message names the key and the cause."""
 
 

@@ -19,9 +19,9 @@ import yaml
 
 from cpdrun.comm import naming_lost_ranks
 from cpdrun.comm.workers import Workers
+from cpdrun.errors import UserError
 from cpdrun.record import Attempt, RunDir
-from cpdrun.train.build import BuildError, build
-from cpdrun.train.learners.gradients import CannotBatchError
+from cpdrun.train.build import build
 from cpdrun.train.loop import Preempted, train
 from cpdrun.train.preflight.products import emulated_products
 from cpdrun.train.ranks import pulse
@@ -58,7 +58,7 @@ def run_rank(run_dir: str) -> int:
     workers = Workers.from_environment(config["world_size"])
     try:
         device = device_of(config["device"])
-    except BuildError as error:
+    except UserError as error:
         return _refused(error)
     torch.backends.cudnn.benchmark = False  # the fastest kernel of the day sums in an order of its own
     torch.backends.cudnn.deterministic = True
@@ -72,7 +72,7 @@ def run_rank(run_dir: str) -> int:
         code = 0
     except Preempted:
         code = EXIT_PREEMPTED
-    except (BuildError, CannotBatchError) as error:
+    except UserError as error:
         return _leave(_refused(error), workers)
     except Exception:
         if workers.ranks == 1:
@@ -102,9 +102,9 @@ def _train(
     return train(config, parts, workers, device, journal)
 
 
-def _refused(error: Exception) -> int:
+def _refused(error: UserError) -> int:
     print(f"error: {error}", file=sys.stderr)
-    return 2
+    return error.exit_code
 
 
 def _log_to(path: Path) -> None:

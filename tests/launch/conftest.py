@@ -11,7 +11,7 @@ import pytest
 from driving import HERE, make_job
 
 from cpdrun.launch.base import Job, LaunchOptions
-from cpdrun.launch.engine import MODULE_VARIABLE, WarmEngine
+from cpdrun.launch.connection import MODULE_VARIABLE, WarmEngine
 from cpdrun.launch.local import LocalExecutor
 from cpdrun.record import SweepDir
 
@@ -37,6 +37,7 @@ def _stand_in() -> Iterator[None]:
 def warm() -> Iterator[WarmEngine]:
     with playing():
         engine = WarmEngine()
+        engine.start()
     yield engine
     engine.close()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cpdrun.launch import Job, LaunchError, LaunchOptions, launch, preflight
+from cpdrun.errors import UserError
+from cpdrun.launch import Display, Job, LaunchOptions, Session, axes_of, print_summary
 from cpdrun.record import SweepDir, cancellation, state_of
 
 DEFAULTS = {
@@ -35,22 +36,18 @@ def main(folder: str, text: str) -> int:
         jobs = [job for job in jobs if not sweep.path.is_dir() or state_of(job.run) != "done"]
     cancelled_before = cancellation(sweep)
     console = Console(force_terminal=request.get("terminal"), width=100)
-    problems, _ = preflight([job.config for job in jobs])
-    if problems:
-        print(*problems, sep="\n", file=sys.stderr)
-        return 2
+    options, launcher = LaunchOptions(**request.get("options", {})), {**LOCAL, **request.get("launcher", {})}
     try:
-        summary = launch(
-            sweep,
-            jobs,
-            {**LOCAL, **request.get("launcher", {})},
-            LaunchOptions(**request.get("options", {})),
-            console,
-            cancelled_before,
-        )
-    except LaunchError as error:
+        with Session() as session:
+            problems, _ = session.preflight([job.config for job in jobs], options)
+            if problems:
+                raise UserError(*problems)
+            display = Display(console, axes_of(sweep))
+            summary = session.launch(sweep, jobs, launcher, options, display, cancelled_before)
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
+    print_summary(console, summary)
     counts = dataclasses.asdict(summary) | {"failed": [run.name for run, _ in summary.failed]}
     status = Path("/proc/self/status").read_text()
     peak_mb = int(status.split("VmHWM:")[1].split()[0]) / 1024

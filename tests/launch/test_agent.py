@@ -9,7 +9,7 @@ import sys
 import pytest
 from driving import drive, family, processes_of, wait_for
 
-from cpdrun.launch.engine import answer_of_tasks
+from cpdrun.launch.connection import answer_of_tasks
 from cpdrun.launch.progress.display import telling_log
 from cpdrun.record import State, claim, is_claimed, read_json, state_of
 

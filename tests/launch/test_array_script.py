@@ -2,14 +2,15 @@
 
 import pytest
 
-from cpdrun.launch import Job, LaunchError, LaunchOptions, would_write
+from cpdrun.launch import Job, LaunchError, LaunchOptions
+from cpdrun.launch.executors import would_write
 from cpdrun.sweep import plan
 
 
 def scripts(*typed, **options):
     sweep = plan(["exp=digits_bits", "format=fp32,e4m3", "aps=false", "seed=0", "launcher=slurm", *typed])
     jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in sweep.runs]
-    return would_write(sweep.directory, jobs, jobs[0].config["launcher"], LaunchOptions(**options))
+    return would_write(jobs[0].config["launcher"], sweep.directory, jobs, LaunchOptions(**options))
 
 
 def asked(text):

@@ -14,9 +14,9 @@ from driving import HERE, family, processes_of, wait_for
 
 from cpdrun.launch.base import Job
 from cpdrun.launch.cancel import cancel_sweep
-from cpdrun.launch.engine import MODULE_VARIABLE
+from cpdrun.launch.connection import MODULE_VARIABLE
 from cpdrun.launch.progress.status import sweep_status
-from cpdrun.launch.run import training_share
+from cpdrun.launch.summary import training_share
 from cpdrun.record import State, read_json, state_of, write_json
 
 

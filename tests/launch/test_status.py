@@ -14,11 +14,12 @@ import pytest
 from driving import drive, finish, wait_for
 from rich.console import Console
 
-from cpdrun.launch.base import Event, Job, Summary
+from cpdrun.launch.base import Event, Job
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
 from cpdrun.launch.progress import logs, status
 from cpdrun.launch.progress.display import Display, print_summary
 from cpdrun.launch.progress.status import as_json, estimate_seconds, print_status, run_status, sweep_status
+from cpdrun.launch.summary import Summary
 from cpdrun.record import State, SweepDir, cancellation, write_json
 from cpdrun.sweep import plan
 
@@ -248,7 +249,7 @@ def test_logs_show_a_terminal_no_escapes_and_a_pipe_the_bytes(job, local, sweep)
 
 def test_lines_of_a_launch_tell_runs_apart_that_have_like_names(sweep):
     out = io.StringIO()
-    display = Display(Console(file=out, width=200), total=1, axes=["precision.accumulator", "format"])
+    display = Display(Console(file=out, width=200), axes=["precision.accumulator", "format"])
     typed = ["precision.accumulator=fp32,e5m2", "format=e4m3", "precision.accumulator=e5m2"]
     one = Job(sweep.run("convnet-e4m3-w8-s0-1f0c2d3e4a"), {}, typed)
     display.event(Event(one, "started"))

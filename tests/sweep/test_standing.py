@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from cpdrun.launch import Job
-from cpdrun.launch.run import write_configs
+from cpdrun.launch.session import write_configs
 from cpdrun.record import State, cpu, processor, state_of, write_json
 from cpdrun.sweep import plan
 from cpdrun.sweep.standing import standing

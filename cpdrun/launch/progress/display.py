@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cpdrun.launch.agent import tail
-from cpdrun.launch.base import Event, Job, Summary
+from cpdrun.launch.base import Event, Job
 from cpdrun.launch.progress.axes import IN_NAMES, values_in
+from cpdrun.launch.summary import Summary
 from cpdrun.record import RunDir, read_object, record_of
 from cpdrun.shell.visible import visible, visible_line
 
@@ -29,9 +30,9 @@ STYLES = {"finished": "green", "diverged": "yellow", "preempted": "yellow"}
 class Display:
     """Follows the events of a sweep; a context manager, because a live table must be taken down again."""
 
-    def __init__(self, console: Console, total: int, axes: Sequence[str] = ()) -> None:
+    def __init__(self, console: Console, axes: Sequence[str] = ()) -> None:
         self.console = console
-        self.total = total
+        self.total = 0
         self.axes = [key for key in axes if key not in IN_NAMES]
         self.message = ""
         self._ended = 0
@@ -51,6 +52,10 @@ class Display:
     def __exit__(self, *_: Any) -> None:
         if self._live is not None:
             self._live.stop()
+
+    def expect(self, runs: int) -> None:
+        """So many runs more are to come."""
+        self.total += runs
 
     def event(self, event: Event) -> None:
         name = event.job.run.name

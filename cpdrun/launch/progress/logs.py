@@ -4,13 +4,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from cpdrun.errors import UserError
 from cpdrun.launch.progress.display import telling_log
 from cpdrun.record import RunDir, is_claimed
 
 FOLLOW_S = 0.3
 
 
-class NoLogError(Exception):
+class NoLogError(UserError):
     """There is nothing to show: one line that says why."""
 
 

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cpdrun.launch.base import LaunchError
+from cpdrun.launch.executors import schedulers
 from cpdrun.launch.progress.axes import IN_NAMES, axes_of, headings, values_of
 from cpdrun.launch.progress.display import duration
-from cpdrun.launch.slurm.executor import elements_of
 from cpdrun.record import RunDir, State, SweepDir, garbage, read_object, record_of, state_of
 from cpdrun.shell.visible import visible
 
@@ -101,7 +101,7 @@ def print_status(console: Console, sweep: SweepDir, *, watch: bool = False) -> N
     """A table of the runs that are not pending, and the counts of all.
 
     With `watch` again and again, until all runs are done or have failed, or none has run for IDLE_S and none waits
-    in Slurm's queue: whoever launched them is gone.
+    in a scheduler's queue: whoever launched them is gone.
     """
     if not watch:
         console.print(render(sweep, sweep_status(sweep), width=console.width))
@@ -124,7 +124,7 @@ def print_status(console: Console, sweep: SweepDir, *, watch: bool = False) -> N
 
 def _in_queue(sweep: SweepDir) -> bool:
     try:
-        return bool(elements_of(sweep))
+        return any(scheduler.has_queued(sweep) for scheduler in schedulers())
     except LaunchError:  # no answer is no news: they may well wait
         return True
 

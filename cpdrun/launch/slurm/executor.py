@@ -9,14 +9,15 @@ The launcher only watches: `--no-wait`, a closed laptop or kill -9 leave the arr
 import contextlib
 import getpass
 import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from cpdrun.launch.agent import last_line
-from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
-from cpdrun.launch.engine import WarmEngine
+from cpdrun.launch.base import Event, Executor, Finding, Job, LaunchError, LaunchOptions
+from cpdrun.launch.connection import WarmEngine
 from cpdrun.launch.slurm.squeue import elements_in_queue, slurm
 from cpdrun.record import SweepDir, read_json, read_object, record_of, write_json, write_text
 
@@ -41,6 +42,8 @@ class SlurmExecutor(Executor):
         options: the command line's.
         warm: closed; elements start on other machines.
     """
+
+    idle_options = ("jobs", "jobs_per_gpu")
 
     def __init__(
         self,
@@ -84,13 +87,41 @@ class SlurmExecutor(Executor):
             warm.close()
 
     @classmethod
-    def unavailable(cls, configs: list[dict[str, Any]]) -> str | None:
+    def unavailable(cls, configs: list[dict[str, Any]], options: LaunchOptions) -> str | None:
         try:
             slurm("sbatch", "--version")
             slurm("squeue", "--noheader", "--user", getpass.getuser())
         except LaunchError as error:
             return str(error)
         return None
+
+    @classmethod
+    def withdraw(cls, sweep: SweepDir, name: str | None = None) -> int:
+        waiting = [
+            element
+            for element, (run, state) in _queue(sweep).items()
+            if state == "PENDING" and name in (None, run)
+        ]
+        if waiting:
+            # With a filter by state, scancel takes the waiting elements of an array for one job, and cancels them all.
+            only = ["--state=PENDING"] if name is None else []
+            with contextlib.suppress(LaunchError):  # some have begun since
+                slurm("scancel", *only, *waiting)
+        return len(waiting)
+
+    @classmethod
+    def has_queued(cls, sweep: SweepDir) -> bool:
+        return bool(_queue(sweep))
+
+    @classmethod
+    def examine(cls) -> Finding:
+        if shutil.which("sbatch") is None:
+            return Finding("Slurm", "no", "no sbatch here; sweeps run on this machine")
+        try:
+            partitions = slurm("sinfo", "--noheader", "--format", "%R").split()
+        except LaunchError as error:
+            return Finding("Slurm", "no", str(error), "ask who runs the cluster, or use --launcher local")
+        return Finding("Slurm", "ok", f"partitions {', '.join(dict.fromkeys(partitions))}")
 
     def would_write(self, jobs: list[Job]) -> dict[Path, str]:
         self._check_tasks(jobs)
@@ -108,7 +139,7 @@ class SlurmExecutor(Executor):
         self._check_tasks(jobs)
         waiting = {run: element for element, run in elements_of(self._sweep).items()}
         new = [job for job in jobs if job.run.name not in waiting]
-        self._jobs = {waiting[job.run.name]: job for job in jobs if job.run.name in waiting}
+        self._jobs |= {waiting[job.run.name]: job for job in jobs if job.run.name in waiting}
         for number, group in enumerate(_by_resources(new), start=1):
             array = self._submit_array(number, group)
             self._jobs |= {f"{array}_{index}": job for index, job in enumerate(group)}
@@ -139,7 +170,7 @@ class SlurmExecutor(Executor):
 
     def cancel(self, *, now: bool) -> None:
         self._cancelled = True
-        cancel_waiting(self._sweep)
+        self.withdraw(self._sweep)
         if now:
             slurm("scancel", *self._jobs)
         else:
@@ -243,21 +274,6 @@ cd {here}
 def elements_of(sweep: SweepDir) -> dict[str, str]:
     """The run of each array element of `sweep` that waits or runs: {element: run name}."""
     return {element: run for element, (run, _) in _queue(sweep).items()}
-
-
-def cancel_waiting(sweep: SweepDir, name: str | None = None) -> int:
-    """Take the elements of `sweep` that have not begun, or that of one run, out of the queue; how many they were."""
-    waiting = [
-        element
-        for element, (run, state) in _queue(sweep).items()
-        if state == "PENDING" and name in (None, run)
-    ]
-    if waiting:
-        # With a filter by state, scancel takes the waiting elements of an array for one job, and cancels them all.
-        only = ["--state=PENDING"] if name is None else []
-        with contextlib.suppress(LaunchError):  # some have begun since
-            slurm("scancel", *only, *waiting)
-    return len(waiting)
 
 
 def _queue(sweep: SweepDir) -> dict[str, tuple[str, str]]:

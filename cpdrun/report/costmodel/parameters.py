@@ -8,12 +8,13 @@ from typing import Any
 
 import yaml
 
+from cpdrun.errors import UserError
 from cpdrun.record import read_json
 
 _NETWORKS = files(f"{__package__}").joinpath("networks")
 
 
-class CalibrationError(Exception):
+class CalibrationError(UserError):
     """Parameters that are not there or not whole; the message says what to do."""
 
 

@@ -19,6 +19,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
 from cpdrun.comm.workers import Workers
+from cpdrun.errors import UserError
 from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
 from cpdrun.train.learners.played import Played
@@ -26,7 +27,7 @@ from cpdrun.train.memory import in_short, shortage
 from cpdrun.train.seeds import seed_global
 
 
-class CannotBatchError(Exception):
+class CannotBatchError(UserError):
     """A layer of the model does not allow batching over workers; the message names it."""
 
 

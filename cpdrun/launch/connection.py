@@ -17,10 +17,17 @@ MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
 class WarmEngine:
     """A process that has torch imported and forks an engine for each connection it is given.
 
-    It starts at once and is ready about two seconds later; requests wait for it.
+    It starts on first use, or earlier with `start`, and is ready about two seconds later; requests wait for it. One
+    that was killed, or closed, is started anew when it is used again.
     """
 
     def __init__(self) -> None:
+        self._process: subprocess.Popen | None = None
+
+    def start(self) -> None:
+        if self.is_alive():
+            return
+        self.close()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = _start("--warm", theirs)
@@ -28,10 +35,11 @@ class WarmEngine:
     @property
     def control(self) -> int:
         """The descriptor that an agent inherits to ask for connections."""
+        self.start()
         return self._control.fileno()
 
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     def look(self, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
         """The problems and the notes that cpdrun.train.preflight.look has about `configs`, a line each."""
@@ -49,9 +57,11 @@ class WarmEngine:
         return ["the trainer could not be imported (its message is above)"], []
 
     def close(self) -> None:
-        self._control.close()
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._control.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
 
 def warm_connection(control: int) -> socket.socket | None:

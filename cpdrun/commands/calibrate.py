@@ -1,0 +1,50 @@
+"""`cpdrun calibrate`: measure this machine; forecast steps with more workers and other networks."""
+
+import argparse
+
+from cpdrun.arguments import add_overrides, positive, several
+from cpdrun.errors import OK
+
+
+def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="measure this machine; forecast steps with more workers and other networks",
+        description="Measure what the cost model needs for the model of a run (compute, codec, network) and print "
+        "what a step would cost with more workers. Kept beside the sweep, for its report.",
+    )
+    add_overrides(calibrate, "as for sweep: exp=NAME ...")
+    calibrate.add_argument("--nproc", type=positive, default=1, metavar="N", help="ranks to measure between")
+    calibrate.add_argument("--formats", type=several, default=[], metavar="F,F", help="default: the sweep's")
+    calibrate.add_argument(
+        "--network", type=several, default=[], metavar="N,N", help="1gbit, 10gbit, a yaml ..."
+    )
+    calibrate.add_argument("--algorithm", choices=["direct", "ring", "tree"], default="direct")
+    calibrate.add_argument("--overlap", action="store_true", help="as DDP overlaps with the backward pass")
+    calibrate.add_argument("--repeats", type=positive, default=9, metavar="R", help="of every measurement")
+    return calibrate
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from custom_fp.formats.names import parse
+
+    from cpdrun.launch.calibration import calibrate
+    from cpdrun.report.costmodel import forecast, network, print_forecast, read_calibration
+    from cpdrun.shell.terminal import Terminal
+    from cpdrun.sweep import plan
+
+    sweep = plan(arguments.overrides, arguments.config_dir)
+    networks = {name: network(name) for name in arguments.network}
+    named = [run.config["format"] for run in sweep.runs]
+    swept = [name for name in named if not parse(name).has_scales]
+    formats = list(dict.fromkeys(arguments.formats or ["fp32", "bf16", *swept]))
+    path, config = sweep.directory.calibration, sweep.runs[0].config
+    calibrate(config, path, nproc=arguments.nproc, formats=formats, repeats=arguments.repeats)
+    calibration = read_calibration(path)
+    if not networks:
+        measured = calibration.network
+        networks = {"as measured": measured} if measured else {"10gbit": network("10gbit")}
+    for name, link in networks.items():
+        rows = list(forecast(calibration, link, algorithm=arguments.algorithm, overlap=arguments.overlap))
+        print_forecast(Terminal(), f"{name}, {arguments.algorithm}", rows)
+    return OK

@@ -1,0 +1,29 @@
+"""`cpdrun logs`: what a run printed."""
+
+import argparse
+import sys
+
+from cpdrun.arguments import add_names, count
+from cpdrun.errors import OK
+from cpdrun.shell.visible import visible_line
+
+
+def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    logs = commands.add_parser("logs", help="what a run printed")
+    add_names(logs, "+", "name of a run, or a part of it that no other has")
+    logs.add_argument("--rank", type=count, metavar="K", help="of this process of the run")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    return logs
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from cpdrun.launch.progress.logs import lines
+    from cpdrun.record import find_runs
+
+    try:
+        for run in find_runs(arguments.names):
+            for line in lines(run, arguments.rank, follow=arguments.follow):
+                print(visible_line(line) if sys.stdout.isatty() else line, end="", flush=arguments.follow)
+    except BrokenPipeError:  # `cpdrun logs RUN | head`
+        sys.stderr.close()
+    return OK

@@ -1,0 +1,67 @@
+"""`cpdrun report`: tables and plots of accuracy against bits, and what papers claim."""
+
+import argparse
+
+from cpdrun.arguments import add_names, several
+from cpdrun.errors import OK, UserError
+
+FORMATS = "tables and pictures to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv,html)"
+
+
+def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    report = commands.add_parser(
+        "report",
+        help="tables and plots of accuracy against bits",
+        description="Tables and plots of accuracy against bits, from the runs of one or more sweeps.",
+    )
+    add_names(report, "*", "name or folder of a sweep (default: the latest)")
+    report.add_argument(
+        "--metric", help="what to report (default: what the data is judged by: accuracy, mean IoU ...)"
+    )
+    report.add_argument("--format", type=several, default=["md", "csv", "html"], metavar="F,F", help=FORMATS)
+    report.add_argument("--ci", type=float, default=95, help="confidence level of the intervals, per cent")
+    report.add_argument("--tol", type=float, metavar="T", help="points below fp32 that still count as equal")
+    report.add_argument("--rows", type=several, default=[], metavar="AXES", help="rows of one more table")
+    report.add_argument("--cols", type=several, default=[], metavar="AXES", help="and its columns")
+    networks = "for the predicted speed-up: 1gbit, 10gbit, a yaml file ... (default: all)"
+    report.add_argument("--network", type=several, default=[], metavar="N,N", help=networks)
+    report.add_argument("--to", type=several, default=[], metavar="TOOL", help="export: tensorboard, mlflow")
+    claims = (
+        "what papers claim, judged by the runs here or by the committed references: held, contradicted, open"
+    )
+    report.add_argument("--claims", action="store_true", help=claims)
+    return report
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from cpdrun.record import find_sweeps
+    from cpdrun.report import write_report
+    from cpdrun.shell.terminal import Terminal
+
+    if arguments.claims:
+        return _claims(arguments)
+    write_report(
+        find_sweeps(arguments.names),
+        metric=arguments.metric,
+        formats=arguments.format,
+        ci=arguments.ci,
+        tolerance=arguments.tol,
+        rows=arguments.rows,
+        cols=arguments.cols,
+        networks=arguments.network,
+        export_to=arguments.to,
+        console=Terminal(),
+    )
+    return OK
+
+
+def _claims(arguments: argparse.Namespace) -> int:
+    from cpdrun.record import split_results_dir
+    from cpdrun.report.claims import write_claims
+    from cpdrun.shell.terminal import Terminal
+
+    results_dir, names = split_results_dir(arguments.names)
+    if names:
+        raise UserError(f"--claims judges all claims; it takes results_dir=PATH alone, not {names[0]!r}")
+    write_claims(results_dir, ci=arguments.ci, console=Terminal())
+    return OK

@@ -1,0 +1,85 @@
+"""The loop of a launch: poll the executor, and stop it when somebody asks or something is broken."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+from cpdrun.errors import UserError
+from cpdrun.launch.base import Event, Executor, FolderGoneError, LaunchOptions
+from cpdrun.launch.progress.display import DISK_FULL, Display
+from cpdrun.record import SweepDir, cancellation
+
+POLL_S = 0.25
+STOPPING = "stopping: runs save at their next step (Ctrl-C again: at once)"
+
+
+def drive(
+    executor: Executor,
+    sweep: SweepDir,
+    options: LaunchOptions,
+    display: Display,
+    cancelled_before: int | None,
+    on_end: Callable[[Event], None] | None = None,
+) -> Iterator[Event]:
+    """Every event of the sweep, as it happens, until the executor has nothing left.
+
+    `on_end` is told each run's end, and may submit more; no longer once the sweep stops. Stops the executor on
+    Ctrl-C, on `cpdrun cancel` from another shell, where the disk is full and, if asked to, on a failure. Raises
+    FolderGoneError.
+    """
+    presses = 0
+    with _stop_signals() as signals:
+        while executor.unfinished:
+            for event in executor.poll(POLL_S):
+                _check_folder(sweep, executor)
+                yield event
+                if event.kind == "ended" and not presses and (why := _stops(event, options)):
+                    display.say(f"stopping {why}; runs save at their next step")
+                    executor.cancel(now=False)
+                    signals.append(signal.SIGTERM)
+                    presses = 1
+                if event.kind == "ended" and on_end is not None and not signals:
+                    on_end(event)
+            _check_folder(sweep, executor)
+            if not presses and cancellation(sweep) != cancelled_before:
+                signals.append(signal.SIGTERM)
+            while len(signals) > presses:
+                executor.cancel(now=presses > 0)
+                display.say("stopping now" if presses else STOPPING)
+                presses += 1
+            display.update(executor.running)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of dying of them; a SIGHUP that nohup ignores stays so."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = [signal.signal(number, lambda number, _: received.append(number)) for number in numbers]
+    try:
+        yield received
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _check_folder(sweep: SweepDir, executor: Executor) -> None:
+    if not sweep.path.is_dir():
+        with contextlib.suppress(OSError, UserError):
+            executor.cancel(now=True)
+        raise FolderGoneError(f"{sweep.path} was moved or deleted while its runs trained; they were stopped")
+
+
+def _stops(event: Event, options: LaunchOptions) -> str:
+    """Why the end of a run stops the others, or ""."""
+    if event.outcome["outcome"] in ("finished", "diverged", "preempted"):
+        return ""
+    if DISK_FULL in event.outcome["reason"]:
+        return "because the disk is full"
+    return "at the first failure" if options.fail_fast else ""

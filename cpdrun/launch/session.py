@@ -1,0 +1,127 @@
+"""What launches runs: one session a command, which keeps a warm process, looks at configs, and runs jobs.
+
+    with Session() as session:
+        session.warm_up()                                      # torch is imported beside us while we plan
+        problems, notes = session.preflight(configs, options)
+        summary = session.launch(sweep, jobs, launcher, options, display, cancelled_before)
+
+`launch` may be called again and again (rounds), and with `more` takes further jobs while others still run: after
+every run that has ended `more(event)` is asked for jobs to add. Both keep the warm process, so that a further run costs
+tenths of a second.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import yaml
+
+from cpdrun.config.format_facts import format_facts
+from cpdrun.errors import before_a_start, writing
+from cpdrun.launch.base import Event, Job, LaunchOptions
+from cpdrun.launch.connection import WarmEngine
+from cpdrun.launch.drive import drive
+from cpdrun.launch.executors import executor_class, make_executor
+from cpdrun.launch.progress.display import Display
+from cpdrun.launch.summary import Summary, Tally
+from cpdrun.record import SweepDir, read_json, write_json, write_text
+
+More = Callable[[Event], Sequence[Job]]
+
+
+class Session:
+    """A context manager; at its end no process is left. Not for several threads."""
+
+    def __init__(self) -> None:
+        self.warm = WarmEngine()
+        self._began: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.warm.close()
+
+    def warm_up(self) -> None:
+        """Start importing torch in a process beside this one; the earlier, the sooner runs start. What the first launch
+        took is counted from here."""
+        self._began = time.monotonic()
+        self.warm.start()
+
+    def preflight(self, configs: list[dict[str, Any]], options: LaunchOptions) -> tuple[list[str], list[str]]:
+        """What keeps `configs` from being trained here (a model that does not import, missing data), and what their
+        users should know before they are (products that stay in float32): a line each.
+
+        Writes nothing. The process that looks is the one the runs are forked from afterwards. Raises LaunchError for a
+        launcher that cannot be had.
+        """
+        for launcher in _each_once([config["launcher"] for config in configs if "launcher" in config]):
+            if problem := executor_class(launcher).unavailable(configs, options):
+                return [problem], []
+        return self.warm.look(configs)
+
+    def launch(
+        self,
+        sweep: SweepDir,
+        jobs: Sequence[Job],
+        launcher: dict[str, Any],
+        options: LaunchOptions,
+        display: Display,
+        cancelled_before: int | None,
+        *,
+        more: More | None = None,
+    ) -> Summary:
+        """Run `jobs`, and those that `more` adds, to their ends, shown on `display`; how many went how.
+
+        `launcher` is the config's group of that name: an Executor by `_target_`, and its arguments. `cancelled_before`
+        is what `cancellation` said of the sweep before anything was looked at. Without `options.wait` a scheduler gets
+        the jobs and nothing is shown. Ctrl-C stops gently (runs save and can be resumed; `more` is asked no longer), a
+        second one at once. A job that another launcher has is waited for, and counts as that one ended it.
+
+        Raises LaunchError when the sweep as a whole cannot go on, such as where the scheduler is not there;
+        CannotWriteError; FolderGoneError where the sweep's folder is gone.
+        """
+        began, self._began = self._began or time.monotonic(), None
+        tally = Tally(began)
+        with before_a_start():
+            executor = make_executor(launcher, sweep, options, self.warm)
+
+        def submit(new: Sequence[Job]) -> None:
+            if new:
+                write_configs(new)
+                executor.submit(list(new))
+                tally.jobs += len(new)
+                display.expect(len(new))
+
+        try:
+            with before_a_start():
+                submit(jobs)
+            if options.wait:
+                with display:
+                    on_end = None if more is None else lambda event: submit(more(event))
+                    for event in drive(executor, sweep, options, display, cancelled_before, on_end):
+                        display.event(event)
+                        tally.event(event)
+        finally:
+            executor.close()
+        return tally.summary(executor.slots, waited=options.wait)
+
+
+def _each_once(launchers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({json.dumps(launcher, default=str): launcher for launcher in launchers}.values())
+
+
+def write_configs(jobs: Sequence[Job]) -> None:
+    """Put config.yaml, overrides.txt and format.json of each job on disk, where they are not there already."""
+    for job in jobs:
+        config = yaml.dump(job.config, Dumper=yaml.CSafeDumper, sort_keys=False)
+        overrides = "".join(f"{line}\n" for line in job.overrides)
+        with writing(job.run.path):
+            job.run.path.mkdir(parents=True, exist_ok=True)
+            for path, text in ((job.run.overrides, overrides), (job.run.config, config)):
+                if not path.exists() or path.read_text(encoding="utf-8") != text:
+                    write_text(path, text)
+            facts = format_facts(job.config["format"])
+            if read_json(job.run.format_facts) != facts:
+                write_json(job.run.format_facts, facts)

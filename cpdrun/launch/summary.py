@@ -1,0 +1,75 @@
+"""How a sweep went: counts, and the share of the core-seconds that was training."""
+
+import time
+from dataclasses import dataclass, field
+
+from cpdrun.errors import FAILED, INTERRUPTED, OK
+from cpdrun.launch.base import Event, Job
+from cpdrun.record import RunDir, record_of
+
+
+@dataclass
+class Summary:
+    """`failed` lists (run, reason); `interrupted` counts what a stop left undone."""
+
+    done: int = 0
+    diverged: int = 0
+    failed: list[tuple[RunDir, str]] = field(default_factory=list)
+    interrupted: int = 0
+    submitted: int = 0  # handed to a scheduler that works on without us
+    wall_seconds: float = 0.0
+    training_share: float | None = None  # of the core-seconds this machine offered; None where nothing ran
+
+    @property
+    def exit_code(self) -> int:
+        if self.failed:
+            return FAILED
+        return INTERRUPTED if self.interrupted else OK
+
+
+class Tally:
+    """Counts the events of a launch that began at `began`, by time.monotonic."""
+
+    def __init__(self, began: float) -> None:
+        self.jobs = 0
+        self._began = began
+        self._summary = Summary()
+        self._started: dict[str, float] = {}
+        self._executed: dict[str, tuple[Job, float]] = {}  # by name: the job, the seconds it took here
+
+    def event(self, event: Event) -> None:
+        name = event.job.run.name
+        if event.kind == "started":
+            self._started[name] = time.monotonic()
+            return
+        if not event.outcome.get("elsewhere"):
+            self._executed[name] = (event.job, time.monotonic() - self._started.get(name, self._began))
+        outcome = event.outcome["outcome"]
+        if outcome == "finished":
+            self._summary.done += 1
+        elif outcome == "diverged":
+            self._summary.diverged += 1
+        elif outcome != "preempted":
+            self._summary.failed.append((event.job.run, event.outcome["reason"]))
+
+    def summary(self, slots: int, *, waited: bool) -> Summary:
+        """Of all events so far, on an executor of so many slots."""
+        summary = self._summary
+        left = self.jobs - summary.done - summary.diverged - len(summary.failed)
+        summary.interrupted, summary.submitted = (left, 0) if waited else (0, left)
+        summary.wall_seconds = time.monotonic() - self._began
+        summary.training_share = training_share(list(self._executed.values()), slots, summary.wall_seconds)
+        return summary
+
+
+def training_share(jobs: list[tuple[Job, float]], slots: int, wall_seconds: float) -> float | None:
+    """The part of wall time x slots that was spent training by `jobs`, each with the seconds it took here.
+
+    None where no job ended well, or where slots is 0: they are not ours to count.
+    """
+    training = 0.0
+    for job, seconds in jobs:
+        done = record_of(job.run)
+        if done is not None:  # a resumed run also counts the training of earlier launches; not here
+            training += min(done["train_seconds"], seconds) * min(job.nproc, slots)
+    return training / (wall_seconds * slots) if training else None
