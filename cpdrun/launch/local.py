@@ -69,7 +69,7 @@ class LocalExecutor(Executor):
     @classmethod
     def unavailable(cls, configs: list[dict[str, Any]], options: LaunchOptions) -> str | None:
         if not options.wait:
-            return "--no-wait leaves the runs to others: it needs --launcher pull, or a scheduler's such as slurm"
+            return "--no-wait leaves the runs to others: it needs --launcher slurm or --launcher pull"
         if any(config["device"] == "cuda" for config in configs) and not gpus():
             return "device=cuda: this machine has no GPU; device=auto takes one where there is one"
         return None

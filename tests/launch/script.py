@@ -39,7 +39,7 @@ def main(folder: str, text: str) -> int:
     options, launcher = LaunchOptions(**request.get("options", {})), {**LOCAL, **request.get("launcher", {})}
     try:
         with Session() as session:
-            problems, _ = session.preflight([job.config for job in jobs], options)
+            problems, _ = session.preflight([{**job.config, "launcher": launcher} for job in jobs], options)
             if problems:
                 raise UserError(*problems)
             display = Display(console, axes_of(sweep))

@@ -84,7 +84,7 @@ def test_leaving_at_once_needs_a_scheduler(launcher, sweep):
 def test_problems_found_beforehand_leave_nothing_on_disk(launcher, sweep):
     process = launcher(jobs={"a": {"data": "missing"}, "b": {}})
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (2, "", "no such data: missing\n")
+    assert (process.returncode, out, err) == (2, "", "error: no such data: missing\n")
     assert not sweep.path.exists()
 
 
