@@ -28,7 +28,6 @@ from cpdrun.comm.compressors.base import Compressor
 from cpdrun.comm.compressors.compression import Compression
 from cpdrun.comm.statistics import count_nonfinite
 from cpdrun.comm.sums.feedback import ErrorFeedback
-from cpdrun.comm.wire.failure import naming_lost_ranks
 from cpdrun.comm.wire.messages import Messages
 from cpdrun.comm.workers import Workers
 
@@ -79,8 +78,7 @@ class CompressedSync(GradientSync):
         sums, hidden = [torch.zeros_like(c_Lxn[0]) for c_Lxn in flat], 0
         if message.length:
             mine_LxM = message.compress(flat, (self.seed, step), self.workers.mine)
-            with naming_lost_ranks(self.workers.group):
-                _, data_NxM = self.messages.exchange(mine_LxM)
+            _, data_NxM = self.messages.exchange(mine_LxM)
             for p, decoded_Nxn in message.decompress(data_NxM):
                 for decoded_n in decoded_Nxn:
                     sums[p] += decoded_n

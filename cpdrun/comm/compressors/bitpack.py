@@ -6,7 +6,7 @@ Legend: W rows, m numbers a row, k bits each.
 import torch
 from torch import Tensor
 
-from cpdrun.comm.wire.layout import ceil_div
+from cpdrun.comm.wire.piece import ceil_div
 
 
 def packed_bytes(m: int, bits: int) -> int:

@@ -18,13 +18,11 @@ import torch
 from custom_fp.formats.names import AnyFormat
 from torch import Tensor, nn
 
-from cpdrun.comm.sums.decoded import exchange_bytes
 from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.sums.summation import Layers
-from cpdrun.comm.wire.failure import naming_lost_ranks
+from cpdrun.comm.wire.post import Post
+from cpdrun.comm.wire.tags import Tag
 from cpdrun.comm.workers import Workers
-
-GATHER = 77  # tag
 
 
 class ModelWorkers:
@@ -66,8 +64,7 @@ class ModelWorkers:
         workers, ranks = self.workers, self.workers.ranks
         own = torch.cat([custom_fp.pack(part, fmt) for part in parts])
         sizes = [sum(packed[m] for m in workers.played_by(r)) for r in range(ranks)]
-        with naming_lost_ranks(workers.group):
-            received = exchange_bytes([own] * ranks, sizes, workers.group, GATHER)
+        received = Post(workers.group).swap([own] * ranks, sizes, Tag.PARTS)
         self.sent_bytes += (ranks - 1) * own.numel()
         payloads = torch.cat(received).split(packed)
         return torch.cat(

@@ -26,23 +26,21 @@ Legend: N workers, P ranks, L = N/P workers of mine, n elements of a layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import custom_fp
 import torch
-import torch.distributed as dist
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.scaled import quantize_rows
 from torch import Tensor
 
 from cpdrun.comm.sums.summation import Layers, Summation, Summed
-from cpdrun.comm.wire.failure import hang_up, naming_lost_ranks
-from cpdrun.comm.wire.layout import ceil_div
+from cpdrun.comm.wire.piece import Piece, ceil_div, deal
+from cpdrun.comm.wire.post import Post
+from cpdrun.comm.wire.tags import Tag
 
 PIECE_VALUES = 1 << 16  # of a layer that may be cut: smaller pieces, evener shares
-TO_OWNER, TO_ALL = 75, 76  # tags
 
 
 class Decoded(Summation):
@@ -80,8 +78,7 @@ class Decoded(Summation):
 
     def between(self, layers: Layers) -> Summed:
         dealt = _deal(layers.numels, self.sum.fmt, self.workers.ranks)
-        with naming_lost_ranks(self.workers.group):
-            return self._summed(layers, self._exchange(layers, dealt))
+        return self._summed(layers, self._exchange(layers, dealt))
 
     def _add(self, rows: Sequence[Tensor]) -> Tensor:
         """s_{N-1} of the definition, from the decoded q_w in worker order; a new float32 tensor."""
@@ -93,17 +90,15 @@ class Decoded(Summation):
         return total
 
     def _summed(self, layers: Layers, sent_bytes: int) -> Summed:
-        packed = sum(
-            custom_fp.packed_size(piece.numel, self.sum.fmt) for piece in _cut(layers.numels, self.sum.fmt)
-        )
+        packed = sum(piece.size for piece in _cut(layers.numels, self.sum.fmt))
         real_worker = ceil_div(2 * (self.n_workers - 1) * packed, self.n_workers)
         return Summed([[0] * len(layers.names)], real_worker, sent_bytes)
 
     def _exchange(self, layers: Layers, dealt: Sequence[Sequence[Piece]]) -> int:
         """Returns the bytes sent to other ranks."""
         fmt, workers, stacks = self.sum.fmt, self.workers, layers.stacks
-        sizes = [sum(custom_fp.packed_size(piece.numel, fmt) for piece in pieces) for pieces in dealt]
-        mine = dealt[workers.rank]
+        sizes, mine = [sum(piece.size for piece in pieces) for pieces in dealt], dealt[workers.rank]
+        post = Post(workers.group)
 
         def encoded(worker: int, pieces: Sequence[Piece]) -> list[Tensor]:
             return [custom_fp.pack(stacks[p.layer][worker, p.start : p.stop], fmt) for p in pieces]
@@ -114,86 +109,41 @@ class Decoded(Summation):
             for pieces in dealt
         ]
         expected = [workers.share * sizes[workers.rank]] * workers.ranks
-        received = exchange_bytes(payloads, expected, workers.group, TO_OWNER)
+        received = post.swap(payloads, expected, Tag.PIECES_TO_OWNER)
         worker_payloads = [part for data in received for part in data.view(workers.share, -1)]
-        rows_of_workers = [_decoded(data, mine, fmt) for data in worker_payloads]
         sums = [
-            custom_fp.pack(self._add([rows[k] for rows in rows_of_workers]), fmt) for k in range(len(mine))
+            custom_fp.pack(self._add([self._decoded(data, piece) for data in worker_payloads]), fmt)
+            for piece in mine
         ]
         own = torch.cat([nothing, *sums])
-        results = exchange_bytes([own] * workers.ranks, sizes, workers.group, TO_ALL)
+        results = post.swap([own] * workers.ranks, sizes, Tag.PIECES_TO_ALL)
         for pieces, data in zip(dealt, results, strict=True):
-            for piece, values in zip(pieces, _decoded(data, pieces, fmt), strict=True):
-                layers.out[piece.layer][piece.start : piece.stop] = values
+            for piece in pieces:
+                layers.out[piece.layer][piece.start : piece.stop] = self._decoded(data, piece)
         others = sum(data.numel() for rank, data in enumerate(payloads) if rank != workers.rank)
         return others + (workers.ranks - 1) * own.numel()
 
-
-# ---- who adds what
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Elements [start, stop) of a layer, encoded by themselves."""
-
-    layer: int
-    start: int
-    stop: int
-
-    @property
-    def numel(self) -> int:
-        return self.stop - self.start
+    def _decoded(self, message: Tensor, piece: Piece) -> Tensor:
+        return custom_fp.unpack(piece.of(message), self.sum.fmt, (piece.numel,))
 
 
 @lru_cache(maxsize=512)
 def _cut(numels: tuple[int, ...], fmt: NumberFormat) -> tuple[Piece, ...]:
     """All layers in pieces; empty layers have none."""
+
+    def piece(layer: int, start: int, stop: int) -> Piece:
+        return Piece(layer, start, stop, custom_fp.packed_size(stop - start, fmt))
+
     if fmt.block is None:
-        return tuple(Piece(layer, 0, numel) for layer, numel in enumerate(numels) if numel)
-    size = fmt.block * ceil_div(PIECE_VALUES, fmt.block)
+        return tuple(piece(layer, 0, numel) for layer, numel in enumerate(numels) if numel)
+    most = fmt.block * ceil_div(PIECE_VALUES, fmt.block)
     return tuple(
-        Piece(layer, start, min(start + size, numel))
+        piece(layer, start, min(start + most, numel))
         for layer, numel in enumerate(numels)
-        for start in range(0, numel, size)
+        for start in range(0, numel, most)
     )
 
 
 @lru_cache(maxsize=512)
 def _deal(numels: tuple[int, ...], fmt: NumberFormat, ranks: int) -> tuple[tuple[Piece, ...], ...]:
-    """The pieces of each owner: the largest piece first, each to the owner with the least so far."""
-    loads, dealt = [0] * ranks, [[] for _ in range(ranks)]
-    for piece in sorted(_cut(numels, fmt), key=lambda piece: -piece.numel):
-        owner = loads.index(min(loads))
-        loads[owner] += piece.numel
-        dealt[owner].append(piece)
-    return tuple(tuple(sorted(pieces, key=lambda p: (p.layer, p.start))) for pieces in dealt)
-
-
-# ---- between ranks
-
-
-def _decoded(data: Tensor, pieces: Sequence[Piece], fmt: NumberFormat) -> list[Tensor]:
-    """The values of pieces that were encoded one after the other."""
-    parts = data.split([custom_fp.packed_size(piece.numel, fmt) for piece in pieces])
-    return [custom_fp.unpack(part, fmt, (piece.numel,)) for part, piece in zip(parts, pieces, strict=True)]
-
-
-def exchange_bytes(
-    outgoing: Sequence[Tensor], sizes: Sequence[int], group: dist.ProcessGroup | None, tag: int
-) -> list[Tensor]:
-    """outgoing[r] goes to rank r; returns what came from each, sizes[r] bytes. Empty messages are not sent."""
-    mine = dist.get_rank(group)
-    incoming = [torch.empty(size, dtype=torch.uint8, device=outgoing[0].device) for size in sizes]
-    incoming[mine] = outgoing[mine]
-    peers = [(mine + i) % len(outgoing) for i in range(1, len(outgoing))]
-    address = [dist.get_global_rank(group, r) if group else r for r in range(len(outgoing))]
-    operations = [
-        dist.P2POp(dist.irecv, incoming[r], address[r], group, tag) for r in peers if incoming[r].numel()
-    ] + [dist.P2POp(dist.isend, outgoing[r], address[r], group, tag) for r in peers if outgoing[r].numel()]
-    try:
-        for work in dist.batch_isend_irecv(operations) if operations else ():
-            work.wait()
-    except RuntimeError:
-        hang_up([address[r] for r in peers], group)
-        raise
-    return incoming
+    return deal(_cut(numels, fmt), ranks)

@@ -29,7 +29,8 @@ from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.sums.summation import Layers, Summed
 from cpdrun.comm.wire.failure import naming_lost_ranks
-from cpdrun.comm.wire.layout import Layout, Piece
+from cpdrun.comm.wire.layout import Layout
+from cpdrun.comm.wire.piece import Piece
 from cpdrun.comm.wire.transport import Transport, transport_for
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.exchange import Exchange
-from cpdrun.comm.wire.layout import Piece
+from cpdrun.comm.wire.piece import Piece
 
 if TYPE_CHECKING:
     from cpdrun.comm.sums.orders import Level

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cpdrun.comm.wire.layout import ceil_div
+from cpdrun.comm.wire.piece import ceil_div
 from cpdrun.comm.workers import Workers
 
 

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-PROBE, HANG_UP = 73, 74  # tags that nobody sends with
+from cpdrun.comm.wire.tags import Tag
+
 SETTLE_S = 1.0  # until all who are alive have had their error and signed
 SETTLE_LATE_S = 3.0  # the same where patience is over: ranks did not begin to wait at the same time
 LINGER_S = 2.0  # the store may be in this process, and others still ask it
@@ -80,7 +81,7 @@ def _cut_off(me: int, group: dist.ProcessGroup | None) -> list[int]:
     for peer in dist.get_process_group_ranks(group or dist.group.WORLD):
         if peer != me:
             try:
-                dist.irecv(torch.empty(1, dtype=torch.uint8), peer, group, PROBE)
+                dist.irecv(torch.empty(1, dtype=torch.uint8), peer, group, Tag.PROBE)
             except RuntimeError:
                 closed.append(peer)
     return closed
@@ -96,6 +97,6 @@ def hang_up(peers: Sequence[int], group: dist.ProcessGroup | None) -> None:
         return
     for peer in peers:
         with suppress(RuntimeError):  # that is what it is for, or the connection is closed already
-            dist.irecv(torch.empty(1, dtype=torch.uint8), peer, group, HANG_UP).wait(
+            dist.irecv(torch.empty(1, dtype=torch.uint8), peer, group, Tag.HANG_UP).wait(
                 timedelta(milliseconds=1)
             )

@@ -12,34 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from torch import Tensor
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Elements [start, stop) of a layer, at `byte` of the segment's message; start is a multiple of 8."""
-
-    layer: int
-    start: int
-    stop: int
-    byte: int
-    bits: int
-
-    @property
-    def numel(self) -> int:
-        return self.stop - self.start
-
-    def of(self, message: Tensor) -> Tensor:
-        """The piece's bytes in a (B,) message."""
-        return message[self.byte : self.byte + ceil_div(self.numel, 8) * self.bits]
-
-    def part(self, start: int, stop: int) -> slice:
-        """Where elements [start, stop) of the layer lie in the piece's bytes; start is a multiple of 8."""
-        return slice((start - self.start) // 8 * self.bits, ceil_div(stop - self.start, 8) * self.bits)
+from cpdrun.comm.wire.piece import Piece, ceil_div
 
 
 @dataclass(frozen=True)
@@ -103,8 +76,8 @@ class Layout:
                     layer=layer,
                     start=start,
                     stop=min(stop, self.numels[layer]),
+                    size=(stop_block - block) * self.bits,
                     byte=(block - first) * self.bits,
-                    bits=self.bits,
                 )
             )
             block = stop_block

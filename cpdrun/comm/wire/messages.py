@@ -8,9 +8,10 @@ Legend: N workers, W of them on this rank, X those whose messages it needs, M by
 
 from collections.abc import Sequence
 
-import torch.distributed as dist
 from torch import Tensor
 
+from cpdrun.comm.wire.post import Post
+from cpdrun.comm.wire.tags import Tag
 from cpdrun.comm.workers import Workers
 
 
@@ -19,9 +20,11 @@ class Messages:
 
     def __init__(self, neighbours: Sequence[Sequence[int]], workers: Workers):
         self.workers, self.mine = workers, workers.mine
+        self.post = Post(workers.group) if workers.ranks > 1 else None
         ranks = range(workers.ranks)
         needs = [{j for i in workers.played_by(rank) for j in neighbours[i]} for rank in ranks]
         self.needed = sorted({*self.mine, *needs[workers.rank]})
+        self._place = {worker: x for x, worker in enumerate(self.needed)}
         self.receives = [(j, workers.owner(j)) for j in self.needed if j not in self.mine]
         others = [rank for rank in ranks if rank != workers.rank]
         self.sends = [(w, rank) for rank in others for w in self.mine if w in needs[rank]]
@@ -32,28 +35,16 @@ class Messages:
         return len(self.sends)
 
     def exchange(self, mine_WxM: Tensor) -> tuple[list[int], Tensor]:
-        """The workers X, ascending, and their messages (X, M) uint8. Collective; M is the same everywhere, not 0."""
-        if self.workers.ranks == 1:
-            return self.needed, mine_WxM
-        place = {worker: x for x, worker in enumerate(self.needed)}
-        data_XxM = mine_WxM.new_empty(len(self.needed), mine_WxM.shape[1])
-        mine_WxM = mine_WxM.contiguous()
-        receives = [
-            dist.P2POp(dist.irecv, data_XxM[place[j]], self._global(r), self.workers.group)
-            for j, r in self.receives
-        ]
-        first = self.mine.start
-        sends = [
-            dist.P2POp(dist.isend, mine_WxM[w - first], self._global(r), self.workers.group)
-            for w, r in self.sends
-        ]
-        works = dist.batch_isend_irecv(receives + sends) if receives or sends else []
-        for w in self.mine:
-            data_XxM[place[w]] = mine_WxM[w - first]
-        for work in works:
-            work.wait()
-        return self.needed, data_XxM
+        """The workers X, ascending, and their messages (X, M) uint8. Collective; M is the same everywhere, not 0.
 
-    def _global(self, rank: int) -> int:
-        group = self.workers.group
-        return dist.get_global_rank(group, rank) if group else rank
+        Raises RankLost where another rank is gone.
+        """
+        if self.post is None:
+            return self.needed, mine_WxM
+        data_XxM, mine_WxM = mine_WxM.new_empty(len(self.needed), mine_WxM.shape[1]), mine_WxM.contiguous()
+        for w, message_M in zip(self.mine, mine_WxM, strict=True):
+            data_XxM[self._place[w]] = message_M
+        receives = [(rank, data_XxM[self._place[j]]) for j, rank in self.receives]
+        sends = [(rank, mine_WxM[w - self.mine.start]) for w, rank in self.sends]
+        self.post.exchange(receives, sends, Tag.NEIGHBOURS)
+        return self.needed, data_XxM

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.wire.layout import Layout
-
-TO_OWNER, TO_ALL = 71, 72  # tags: a message of one exchange never meets a receive of the other
+from cpdrun.comm.wire.post import Post
+from cpdrun.comm.wire.tags import Tag
 
 
 class Transport(ABC):
@@ -77,21 +77,17 @@ class Transport(ABC):
 class PointToPoint(Transport):
     def begin(self, layout: Layout, local: int) -> None:
         super().begin(layout, local)
-        self._peers = [(self.rank + i) % self.ranks for i in range(1, self.ranks)]
-        self._global = [dist.get_global_rank(self.group, r) if self.group else r for r in range(self.ranks)]
+        self._post = Post(self.group)
         self._sends: list[dist.Work] = []
-        self._from_workers = [self._receive(self._rows(segment), TO_OWNER) for segment in self._incoming]
-        self._from_owners = [self._receive(segment, TO_ALL) for segment in self._sums]
+        self._from_workers = [self._receive(self._rows(segment), Tag.TO_OWNER) for segment in self._incoming]
+        self._from_owners = [self._receive(segment, Tag.TO_ALL) for segment in self._sums]
 
     def _rows(self, segment: Tensor) -> Tensor:
         """(P, L * B): a row for each rank."""
         return segment.view(self.ranks, -1)
 
-    def _receive(self, rows: Tensor, tag: int) -> list[dist.Work]:
-        return [dist.irecv(rows[p], self._global[p], self.group, tag) for p in self._peers]
-
-    def _send(self, peer: int, data: Tensor, tag: int) -> None:
-        self._sends.append(dist.isend(data, self._global[peer], self.group, tag))
+    def _receive(self, rows: Tensor, tag: Tag) -> list[dist.Work]:
+        return [self._post.receive(p, rows[p], tag) for p in self._post.others]
 
     def outgoing(self, segment: int, owner: int, worker: int) -> Tensor:
         # what stays here is packed where it will be read
@@ -103,16 +99,15 @@ class PointToPoint(Transport):
 
     def send_to_owners(self, segment: int) -> None:
         rows = self._rows(self._outgoing[segment])
-        for peer in self._peers:
-            self._send(peer, rows[peer], TO_OWNER)
+        self._sends += [self._post.send(p, rows[p], Tag.TO_OWNER) for p in self._post.others]
 
     def wait_for_workers(self, segment: int) -> Tensor:
         _wait(self._from_workers[segment])
         return self._incoming[segment]
 
     def send_to_all(self, segment: int) -> None:
-        for peer in self._peers:
-            self._send(peer, self.own_sum(segment), TO_ALL)
+        own_sum = self.own_sum(segment)
+        self._sends += [self._post.send(p, own_sum, Tag.TO_ALL) for p in self._post.others]
 
     def wait_for_sums(self, segment: int) -> Tensor:
         _wait(self._from_owners[segment])

@@ -20,9 +20,14 @@ def test_pieces_tile_the_layers(numels: tuple[int, ...], ranks: int, segment_val
         for segment in range(layout.segments):
             end = 0
             for piece in layout.pieces(shard, segment):
-                assert piece.start % 8 == 0 and piece.start < piece.stop and piece.byte == end
+                assert (
+                    piece.start % 8 == 0
+                    and piece.start < piece.stop
+                    and piece.byte == end
+                    and piece.size == -(-piece.numel // 8) * 5
+                )
                 seen[piece.layer][piece.start : piece.stop] += 1
-                end += -(-piece.numel // 8) * 5
+                end += piece.size
             assert end <= layout.segment_bytes(segment)
     assert all(bool((count == 1).all()) for count in seen)
     assert sum(layout.segment_bytes(t) for t in range(layout.segments)) == layout.shard_bytes

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cpdrun.comm.sums.orders.base import Order
-from cpdrun.comm.wire.layout import ceil_div
+from cpdrun.comm.wire.piece import ceil_div
 
 
 @dataclass(frozen=True)

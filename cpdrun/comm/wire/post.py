@@ -1,0 +1,56 @@
+"""Moves bytes between the ranks of a process group: every send and receive of payloads goes through here."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cpdrun.comm.wire.failure import hang_up, naming_lost_ranks
+from cpdrun.comm.wire.tags import Tag
+
+Letter = tuple[int, Tensor]
+"""A rank of the group, and the bytes to send to it, or memory for those that it sends."""
+
+
+class Post:
+    """Ranks are counted within the group; receives are to be posted before sends."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.others = [(self.rank + i) % self.ranks for i in range(1, self.ranks)]  # not all to rank 0 first
+        self._address = [dist.get_global_rank(group, r) if group else r for r in range(self.ranks)]
+
+    def receive(self, rank: int, into: Tensor, tag: Tag) -> dist.Work:
+        return dist.irecv(into, self._address[rank], self.group, tag)
+
+    def send(self, rank: int, data: Tensor, tag: Tag) -> dist.Work:
+        return dist.isend(data, self._address[rank], self.group, tag)
+
+    def exchange(self, receives: Sequence[Letter], sends: Sequence[Letter], tag: Tag) -> None:
+        """All of them, then waits. Of two ranks' letters to each other the first meets the first; none may be empty.
+
+        Raises RankLost where another rank is gone.
+        """
+        kinds = ((dist.irecv, receives), (dist.isend, sends))
+        posted = [
+            dist.P2POp(kind, data, self._address[rank], self.group, tag)
+            for kind, letters in kinds
+            for rank, data in letters
+        ]
+        with naming_lost_ranks(self.group):
+            try:
+                for work in dist.batch_isend_irecv(posted) if posted else ():
+                    work.wait()
+            except RuntimeError:
+                hang_up([self._address[rank] for rank in self.others], self.group)
+                raise
+
+    def swap(self, outgoing: Sequence[Tensor], sizes: Sequence[int], tag: Tag) -> list[Tensor]:
+        """outgoing[r] goes to rank r; returns what came from each, sizes[r] bytes. Empty letters are not sent."""
+        incoming = [torch.empty(size, dtype=torch.uint8, device=outgoing[0].device) for size in sizes]
+        incoming[self.rank] = outgoing[self.rank]
+        receives = [(r, incoming[r]) for r in self.others if sizes[r]]
+        self.exchange(receives, [(r, outgoing[r]) for r in self.others if outgoing[r].numel()], tag)
+        return incoming
