@@ -215,3 +215,10 @@ class Gossip(ABC):
 def _check_count(key: str, value: Any, least: int, or_else: str = "") -> None:
     if not (isinstance(value, int) and value >= least):
         raise ValueError(f"sync.{key}={value}: must be a whole number, at least {least}{or_else}")
+
+
+def checked_eta(eta: float) -> float:
+    """A rule's consensus step. Raises ValueError where it is out of range."""
+    if not 0 < eta <= 1:
+        raise ValueError(f"sync.eta must be above 0 and at most 1, not {eta}")
+    return eta

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from cpdrun.comm.gossip.base import Gossip
+from cpdrun.comm.gossip.base import Gossip, checked_eta
 from cpdrun.comm.gossip.rows import Rows
 from cpdrun.comm.gossip.topology.base import Topology
 
@@ -54,10 +54,3 @@ class Choco(Gossip):
             copy_WxD[i].add_(q[w])
             mean_WxD[i].add_(self.weighted_sum(w, q))
             x_WxD[i].add_(mean_WxD[i] - copy_WxD[i], alpha=self.eta)
-
-
-def checked_eta(eta: float) -> float:
-    """Raises ValueError where it is out of range."""
-    if not 0 < eta <= 1:
-        raise ValueError(f"sync.eta must be above 0 and at most 1, not {eta}")
-    return eta

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cpdrun.comm.gossip.base import Gossip
-from cpdrun.comm.gossip.choco import checked_eta
+from cpdrun.comm.gossip.base import Gossip, checked_eta
 
 
 class DeepSqueeze(Gossip):
