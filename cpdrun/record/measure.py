@@ -4,7 +4,7 @@ A task declares it once for each of its metrics, done.json carries it (`measures
 of before say nothing of it: KNOWN has the metrics that they can hold.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,15 +56,17 @@ KNOWN = {
     "bytes_sent_per_worker": ERROR,
 }
 VARIANTS = ("_worst", "_averaged_model")  # of workers with weights of their own
+BEST = "best_"  # before the name: of the epoch that had the best value
 
 
 def known_measure(name: str) -> Measure | None:
     """Of a metric by a name that records of before can hold; None for any other."""
+    name = name.removeprefix(BEST)
     for variant in VARIANTS:
         name = name.removesuffix(variant)
     return KNOWN.get(name)
 
 
-def known_judge(names: Mapping[str, Any]) -> str | None:
+def known_judge(names: Collection[str]) -> str | None:
     """What a record of before, with these metrics, is judged by; None where it has none that we know."""
     return next((name for name in JUDGES if name in names), None)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.workers import Workers
+from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.base import Learner
 from cpdrun.train.ranks import pulse
@@ -38,12 +39,20 @@ class Progress:
     losses_SxN: Tensor | None = None  # of this epoch; this rank's workers are set, the others zero
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)  # this epoch's last statistics
     metrics: dict[str, float] = field(default_factory=dict)  # of the last whole epoch
+    best: dict[str, Any] = field(default_factory=dict)  # metric, value and epoch of the best epoch so far
     wire: dict[str, int] = field(default_factory=dict)  # sums of the learner's `wire_bytes` over ...
     wire_steps: int = 0  # ... so many steps
 
     def count_bytes(self, of_step: dict[str, int]) -> None:
         self.wire = {key: self.wire.get(key, 0) + n for key, n in of_step.items()}
         self.wire_steps += 1
+
+    def remember_best(self, metric: str, measure: Measure) -> None:
+        """Of the epochs whose value is a number; the first of equals."""
+        value = self.metrics[metric]
+        sign = 1 if measure.higher_is_better else -1
+        if math.isfinite(value) and (not self.best or sign * value > sign * self.best["value"]):
+            self.best = {"metric": metric, "value": value, "epoch": self.epoch + 1}
 
     def bytes_per_step(self) -> dict[str, int]:
         """The mean: a step whose gradients travel in fp32 (full_precision) sends more than others."""
@@ -60,6 +69,7 @@ def train(
     N, B, epochs, seed = (config[key] for key in ("world_size", "batch_size", "epochs", "seed"))
     S = len(parts.data.train) // (N * B)
     learner: Learner = parts.learner(config, parts, workers, device)
+    judged_by, measures = f"test_{parts.task.judged_by}", learner.measures()
     stop = StopVote(workers, journal.stop_requested, config["patience_s"])
     progress = _restore(learner, journal, workers, device)
     clock = time.perf_counter() - progress.train_seconds
@@ -93,6 +103,7 @@ def train(
 
         train_loss = workers.sum_of_disjoint(progress.losses_SxN).mean().item()
         progress.metrics = {"train_loss": train_loss, **learner.evaluate()}
+        progress.remember_best(judged_by, measures[judged_by])
         progress.train_seconds = time.perf_counter() - clock
         journal.epoch_done(
             {
@@ -123,6 +134,9 @@ def train(
     return {
         "status": status,
         "metrics": progress.metrics,
+        "measures": {name: measures[name].to_json() for name in progress.metrics},
+        "judged_by": judged_by,
+        "best": progress.best or None,
         "test_samples": learner.test_samples(),
         "num_classes": getattr(parts.data, "num_classes", None),
         "train_seconds": progress.train_seconds,

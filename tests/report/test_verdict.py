@@ -9,6 +9,7 @@ from made_up import fill_digits
 
 from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.metric import Metric
+from cpdrun.report.read.study import read_study
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -113,10 +114,30 @@ def test_one_sentence_for_each_number_of_workers(new_sweep, report):
         ("test_mean_iou", True),
         ("test_loss", False),
         ("test_bits_per_byte", False),
+        ("test_perplexity_worst", False),
+        ("best_test_accuracy", True),
     ],
 )
-def test_every_metric_of_the_trainer_is_judged_the_right_way_round(name, higher):
+def test_every_metric_of_records_that_declare_none_is_judged_the_right_way_round(name, higher):
     assert Metric(name).higher_is_better is higher
+
+
+def test_a_metric_of_ones_own_is_judged_as_its_record_declares(new_sweep, report):
+    """Lower energy is better, though no table knows it; so the format with more of it is the worse one."""
+    sweep = new_sweep()
+    measures = {"test_energy": {"higher_is_better": False, "shown": "plain", "of_samples": False}}
+    for fmt, values in (("fp32", (1.0, 1.1, 1.2)), ("e4m3", (3.0, 3.1, 3.2))):
+        for seed, value in enumerate(values):
+            best = {"metric": "test_energy", "value": value / 2, "epoch": 2}
+            done = {"measures": measures, "judged_by": "test_energy", "best": best}
+            sweep.add(fmt, seed=seed, metrics={"test_energy": value, "test_loss": 0.1}, done=done)
+    study = read_study([sweep.dir])
+    assert study.metric.name == "test_energy" and not study.metric.higher_is_better
+    (e4m3,) = (group for group in study.groups if group.name == "e4m3")
+    assert study.against_baseline(e4m3).mean == pytest.approx(-2.0)
+    best = read_study([sweep.dir], metric="best_test_energy")
+    assert [group.mean for group in best.groups] == [pytest.approx(0.55), pytest.approx(1.55)]
+    assert not best.metric.higher_is_better
 
 
 def test_a_diverged_baseline_is_no_answer(new_sweep, report):

@@ -26,6 +26,14 @@ def test_a_run_leaves_its_whole_record(make_run, train_here):
     assert [row["epoch"] for row in rows] == [1, 2]
     assert [row["step"] for row in rows] == [22, 44]
     assert {key: rows[-1][key] for key in done["metrics"]} == done["metrics"]
+    best = max(rows, key=lambda row: row["test_accuracy"])
+    assert done["judged_by"] == "test_accuracy"
+    assert done["best"] == {"metric": "test_accuracy", "value": best["test_accuracy"], "epoch": best["epoch"]}
+    assert {name: said["higher_is_better"] for name, said in done["measures"].items()} == {
+        "test_accuracy": True,
+        "test_loss": False,
+        "train_loss": False,
+    }
     layer = rows[0]["layers"]["features.0.0.weight"]
     assert layer["exponent_min"] <= layer["exponent_max"] < 0 and 0 <= layer["underflow"] <= 1
     assert read_json(run.status)["epoch"] == 2
@@ -52,7 +60,7 @@ def test_a_run_stopped_and_resumed_ends_with_the_same_weights(make_run, train_he
     assert train_here(stopped) == 0
     one, other = read_json(straight.done), read_json(stopped.done)
     assert one["weights_sha256"] == other["weights_sha256"]
-    assert one["metrics"] == other["metrics"]
+    assert one["metrics"] == other["metrics"] and one["best"] == other["best"]
     assert [row["epoch"] for row in read_json_lines(stopped.metrics)] == [1, 2, 3, 4]
 
 

@@ -3,10 +3,11 @@
 Columns: every key of the run's config, nested ones joined by dots (`model.depth`), under its own name. What
 the record adds carries a prefix that no config key has:
   run:sweep run:name run:state run:problem   where it lies, its State, what is wrong with its record (or None)
-  run:judged_by                              the metric that its data is judged by
+  run:judged_by run:measures                 the metric that its task is judged by; what each is (Measure or None)
   run:edited                                 whether config.yaml is not what the folder's name has the hash of
   run:status run:wall_seconds ...            done.json (status: finished or diverged)
-  metric:NAME                                done.json's metrics, float, NaN where absent or not a number
+  metric:NAME                                done.json's metrics, float, NaN where absent or not a number; also
+  metric:best_NAME run:best_epoch            what its task is judged by, in the epoch that had the best of it
   wire:NAME memory:NAME                      done.json's wire and memory, float
   env:NAME                                   env.json, the packages' versions under their own names
 """
@@ -31,8 +32,8 @@ from cpdrun.record import (
     record_of,
     state_of,
 )
+from cpdrun.record.measure import BEST, Measure, known_judge
 from cpdrun.report.read import formats
-from cpdrun.report.read.metric import own_metric
 
 UNREADABLE = "unreadable"  # in place of a State
 _HASH = re.compile(r"-([0-9a-f]{10})$")
@@ -138,12 +139,22 @@ def _results(run: RunDir) -> dict[str, Any]:
     done = record_of(run)
     if done is None:
         return {"run:problem": f"{run.done.name} holds no record"}
-    row: dict[str, Any] = {"run:status": done.get("status"), "run:judged_by": own_metric(done["metrics"])}
+    row: dict[str, Any] = {"run:status": done.get("status"), "run:judged_by": _judged_by(done)}
+    row["run:measures"] = {key: Measure.from_json(said) for key, said in _items(done.get("measures"))}
     row |= {f"run:{key}": _number(done.get(key)) for key in _FIGURES}
     row |= {f"metric:{key}": _number(value) for key, value in _items(done.get("metrics"))}
+    if isinstance(best := done.get("best"), dict) and isinstance(best.get("metric"), str):
+        name = BEST + best["metric"]
+        row |= {f"metric:{name}": _number(best.get("value")), "run:best_epoch": _number(best.get("epoch"))}
+        row["run:measures"][name] = row["run:measures"].get(best["metric"])
     for part in ("wire", "memory"):
         row |= {f"{part}:{key}": _number(value) for key, value in _items(done.get(part))}
     return row
+
+
+def _judged_by(done: dict[str, Any]) -> str | None:
+    said = done.get("judged_by")
+    return said if isinstance(said, str) and said in done["metrics"] else known_judge(done["metrics"])
 
 
 def _is_edited(run: RunDir, config: dict[str, Any]) -> bool:

@@ -21,11 +21,9 @@ def guess(metric: Metric, classes: float) -> float:
         return min(5 / classes, 1.0)
     if metric.is_fraction:
         return 1 / classes
-    if "bits_per_byte" in name:
-        return math.log2(classes)
     if "perplexity" in name:
         return float(classes)
-    return math.log(classes) if "loss" in name else math.nan
+    return {"nats": math.log(classes), "bits": math.log2(classes)}.get(metric.measure.shown, math.nan)
 
 
 def learnt(metric: Metric, value: float, classes: float) -> bool | None:

@@ -1,34 +1,48 @@
 """A metric: which way is better, and how its values are shown."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cpdrun.stats.intervals import Interval
+import pandas as pd
 
-# Metrics measured as a fraction 0..1, shown as points (per cent); everything else is shown as it is.
-_FRACTIONS = ("accuracy", "top1", "top5", "iou", "f1", "precision", "recall")
-_LOWER_IS_BETTER = ("loss", "perplexity", "bits_per", "error", "seconds", "bytes", "distance")
+from cpdrun.record.measure import Measure, known_measure
+from cpdrun.stats.intervals import Interval
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A name out of done.json's `metrics`, e.g. `test_accuracy`."""
+    """A name out of done.json's `metrics`, e.g. `test_accuracy`, and what the record, or else our table, says of it.
+
+    A name that neither knows is taken as higher is better, shown as it is.
+    """
 
     name: str
+    declared: Measure | None = None
+
+    @classmethod
+    def of(cls, name: str, runs: pd.DataFrame) -> "Metric":
+        """As the first of `runs` (of `collect`) declares it that does."""
+        found = (
+            measures.get(name) for measures in runs.get("run:measures", ()) if isinstance(measures, dict)
+        )
+        return cls(name, next(filter(None, found), None))
+
+    @property
+    def measure(self) -> Measure:
+        return self.declared or known_measure(self.name) or Measure(higher_is_better=True)
 
     @property
     def is_fraction(self) -> bool:
-        return any(word in self.name.lower() for word in _FRACTIONS)
+        return self.measure.shown == "percent"
 
     @property
     def counts_samples(self) -> bool:
         """Whether it is the share of the test samples that were answered right; an IoU, say, is another fraction."""
-        return any(word in self.name.lower() for word in ("accuracy", "top1", "top5"))
+        return self.measure.of_samples
 
     @property
     def higher_is_better(self) -> bool:
-        return not any(word in self.name.lower() for word in _LOWER_IS_BETTER)
+        return self.measure.higher_is_better
 
     @property
     def title(self) -> str:
@@ -85,13 +99,3 @@ class Metric:
             return "-"
         sign = "\N{MINUS SIGN}" if value < 0 else "+"
         return sign + self.show(abs(value), half_width)
-
-
-# What a data set is judged by where it is not the accuracy: segmentation, text by bytes, text by tokens.
-_OWN = ("test_mean_iou", "test_bits_per_byte", "test_perplexity", "test_accuracy", "test_loss")
-
-
-def own_metric(names: Iterable[str]) -> str | None:
-    """Of the metrics of a run, the one that its data is judged by; None where we know none of them."""
-    known = set(names)
-    return next((name for name in _OWN if name in known), None)

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.record import RunDir, SweepDir, read_json_lines
+from cpdrun.record.measure import known_judge
 from cpdrun.report.costmodel import Network
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.look.style import Look, looks
@@ -24,7 +25,7 @@ from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.grouping import facet_axes, hopeless, make_groups
 from cpdrun.report.read.learnt import CLASSES_IF_UNKNOWN, guess, learnt
-from cpdrun.report.read.metric import Metric, own_metric
+from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.words import SWEEP, axis_text, axis_title, is_strategy
 from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
 
@@ -204,7 +205,7 @@ def read_study(
     shown = pd.concat([done, hopeless(runs)]) if len(done) < len(runs) else done
     shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
     axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
-    about, groups = Metric(metric), make_groups(shown, axes, f"metric:{metric}")
+    about, groups = Metric.of(metric, done), make_groups(shown, axes, f"metric:{metric}")
     return Study(
         sweeps=names,
         runs=runs,
@@ -225,7 +226,7 @@ def _usual_metric(done: pd.DataFrame, known: list[str]) -> str:
     most = judged_by[judged_by.isin(known)].value_counts()
     if len(most):
         return most.index[0]
-    return own_metric(known) or (known[0] if known else "test_accuracy")
+    return known_judge(known) or (known[0] if known else "test_accuracy")
 
 
 def count_states(runs: pd.DataFrame) -> str:

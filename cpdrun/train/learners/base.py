@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cpdrun.comm.workers import Workers
+from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import evaluate
 from cpdrun.train.precision.rules import Precision
@@ -50,6 +51,13 @@ class Learner(ABC):
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
         """Metrics on held-out data, the same on every rank. Collective."""
+
+    def measures(self) -> dict[str, Measure]:
+        """What each metric of `evaluate` is, and `train_loss`, by its name."""
+        task = self.parts.task
+        return {"train_loss": task.measures["loss"]} | {
+            f"test_{name}": m for name, m in task.measures.items()
+        }
 
     def test_samples(self) -> int:
         """How many samples of the test set `evaluate` judges (images, sequences), whatever each holds."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from cpdrun.comm.gossip.base import Gossip
 from cpdrun.comm.gossip.topology.mixing import mean_gap
 from cpdrun.comm.workers import Workers
+from cpdrun.record.measure import ERROR, VARIANTS, Measure
 from cpdrun.train.build import Parts, groups_of
 from cpdrun.train.learners.base import Learner, evaluate_on
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
@@ -125,8 +126,16 @@ class OwnWeights(Learner):
         )
 
     def _worst(self, name: str, values_N: Tensor) -> float:
-        measure = self.parts.task.measures[name.removeprefix("test_")]
-        return (values_N.min() if measure.higher_is_better else values_N.max()).item()
+        better = super().measures()[name].higher_is_better
+        return (values_N.min() if better else values_N.max()).item()
+
+    def measures(self) -> dict[str, Measure]:
+        own = super().measures()
+        return (
+            own
+            | {f"{name}{variant}": measure for name, measure in own.items() for variant in VARIANTS}
+            | {"consensus_distance": ERROR, "bytes_sent_per_worker": ERROR}
+        )
 
     def memory(self) -> dict[str, int]:
         """With what the gossip rule remembers, gossip_bytes, and what a batch leaves for the backward pass,

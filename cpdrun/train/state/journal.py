@@ -52,7 +52,7 @@ class Journal:
         now = time.time()
         if now - self._status_written >= STATUS_EVERY_S or row["epoch"] == self.epochs:
             self._status_written = now
-            progress = {key: row[key] for key in ("epoch", "step", "test_accuracy")}
+            progress = {key: row[key] for key in ("epoch", "step", "test_accuracy") if key in row}
             write_json(self.run.status, {**progress, "epochs": self.epochs, "updated": now})
 
     def stop_requested(self) -> bool:
