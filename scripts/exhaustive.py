@@ -18,6 +18,7 @@ import custom_fp
 import torch
 from custom_fp import reference
 from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rule
 
 CHUNK = 1 << 15  # small enough for the reference to stay in the cache
 
@@ -29,7 +30,7 @@ def differences(fmt: Format, overflow: str) -> int:
     for start in range(-(2**31), 2**31, CHUNK):
         x = torch.arange(start, start + CHUNK, dtype=torch.int64).to(torch.int32).view(torch.float32)
         custom_fp.quantize(x, fmt, overflow=overflow, out=got)
-        reference.quantize(x, fmt, "nearest_even", overflow, 0, 0, expected)
+        reference.quantize(x, fmt, Rule(overflow=overflow), expected)
         if not torch.equal(got.view(torch.int32), expected.view(torch.int32)):
             wrong += int((got.view(torch.int32) != expected.view(torch.int32)).sum())
     return wrong

@@ -1,35 +1,60 @@
-"""Which code runs: native for CPU tensors, cuda for CUDA tensors, reference where neither can."""
+"""Which code runs: of a format's BACKENDS the one for the tensor's device, "any" where that is not built or none is."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
-from types import ModuleType
+from importlib import import_module
+from typing import Any
+
+from custom_fp.formats.names import KINDS
+from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scalar import Format
 
 
 @cache
-def for_device(device_type: str) -> ModuleType:
-    """The module that computes on tensors of this device type. Warns once where it is the slow reference."""
-    from custom_fp import reference
+def function(operator: str, kind: type[NumberFormat], device: str) -> Callable[..., Any]:
+    """What computes an operator with a kind of format on tensors of a device type."""
+    return getattr(_backend(kind, device), operator)
 
-    try:
-        if device_type == "cpu":
-            from custom_fp import native as module
-        elif device_type == "cuda":
-            from custom_fp import cuda as module
-        else:
-            return reference
-    except ImportError as error:
-        fix = "pip install ." if device_type == "cpu" else "pip install 'cpdrun[cuda13]' or 'cpdrun[cuda12]'"
-        warnings.warn(
-            f"custom_fp: no fast code for {device_type} tensors ({error}); the slow reference runs instead. "
-            f"To fix it: {fix}",
-            stacklevel=3,
-        )
-        return reference
-    return module
+
+@cache
+def check_knows(operator: str, kind: type[NumberFormat]) -> None:
+    """Raises ValueError where an operator is not defined for a kind of format."""
+    if not hasattr(_backend(kind, "any"), operator):
+        allowed = [k.LOOKS_LIKE for k in KINDS.values() if hasattr(_backend(k, "any"), operator)]
+        raise ValueError(f"{operator} is not defined for a {kind.__name__}; allowed: {', '.join(allowed)}")
 
 
 def backend(device: str = "cpu") -> str:
     """Which code runs for tensors on `device` ("cpu" or "cuda"): "native", "cuda" or "reference"."""
-    return for_device(str(device).split(":")[0]).__name__.rpartition(".")[2]
+    return _backend(Format, str(device).split(":")[0]).__name__.rpartition(".")[2]
+
+
+@cache
+def _backend(kind: type[NumberFormat], device: str) -> Any:
+    is_there = device in kind.BACKENDS and (device not in Format.BACKENDS or _is_built(device))
+    return _resolve(kind.BACKENDS[device if is_there else "any"])
+
+
+@cache
+def _is_built(device: str) -> bool:
+    """Warns once where it is not, and the slow reference runs."""
+    try:
+        _resolve(Format.BACKENDS[device])
+    except ImportError as error:
+        fix = "pip install ." if device == "cpu" else "pip install 'cpdrun[cuda13]' or 'cpdrun[cuda12]'"
+        warnings.warn(
+            f"custom_fp: no fast code for {device} tensors ({error}); the slow reference runs instead. "
+            f"To fix it: {fix}",
+            stacklevel=3,
+        )
+        return False
+    return True
+
+
+def _resolve(where: str) -> Any:
+    """`package.module`, or `package.module:name` in it."""
+    module, _, name = where.partition(":")
+    return getattr(import_module(module), name) if name else import_module(module)

@@ -8,11 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from custom_fp.formats.names import ScaledFormat, parse
-from custom_fp.formats.scalar import Format
+from custom_fp.formats.protocol import NumberFormat
 
-ROUNDINGS = ("nearest_even", "toward_zero", "stochastic")
-OVERFLOWS = ("infinity", "saturate")
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -21,25 +18,28 @@ def kind(x: object) -> str:
     return f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
 
 
-def check_rule(rounding: str, overflow: str = "infinity") -> None:
-    for what, value, allowed in (("rounding", rounding, ROUNDINGS), ("overflow", overflow, OVERFLOWS)):
-        if value not in allowed:
-            raise ValueError(f"{what} is {value!r}; allowed: {', '.join(allowed)}")
-
-
-def check_offset(offset: int) -> None:
-    if not 0 <= offset < 1 << 63:
-        raise ValueError(f"offset is {offset}; it counts elements, from 0")
-
-
 def check_float(x: object) -> None:
     if not isinstance(x, Tensor) or (x.dtype not in _WIDE and x.dtype not in _NARROW):
         raise TypeError(f"expected a float32, float64, float16 or bfloat16 tensor; got {kind(x)}")
 
 
-def check_codes(x: object) -> None:
+def check_codes(encoded: Sequence[object], fmt: NumberFormat) -> None:
+    """Codes, and behind them the scales of a format that has them."""
+    x = encoded[0]
     if not isinstance(x, Tensor) or x.dtype.is_floating_point or x.dtype.is_complex or x.dtype is torch.bool:
         raise TypeError(f"decode takes integer codes; got {kind(x)}")
+    if fmt.has_scales and x.dtype is not torch.uint8:
+        raise TypeError(f"decode takes uint8 codes of {fmt}; got {kind(x)}")
+    if len(encoded) != 1 + fmt.has_scales:
+        needed = "codes and scales" if fmt.has_scales else "codes alone"
+        raise ValueError(f"decode takes {needed} of {fmt}; got {len(encoded)} tensors")
+    for scales in encoded[1:]:
+        expected, number = scale_dtype(fmt), fmt.scales(x.numel())
+        if not isinstance(scales, Tensor) or scales.dtype is not expected or scales.shape != (number,):
+            raise ValueError(
+                f"{x.numel()} values of {fmt} have {number} scales of {expected}; got {kind(scales)}"
+                + (f" of shape {list(scales.shape)}" if isinstance(scales, Tensor) else "")
+            )
 
 
 def check_terms(what: str, tensors: Sequence[Tensor]) -> None:
@@ -56,10 +56,10 @@ def check_terms(what: str, tensors: Sequence[Tensor]) -> None:
             )
 
 
-def check_bytes(what: str, data: object, n: int, fmt: Format) -> None:
+def check_bytes(what: str, data: object, n: int, fmt: NumberFormat) -> None:
     if not isinstance(data, Tensor) or data.dtype is not torch.uint8:
         raise TypeError(f"{what} takes uint8 bytes; got {kind(data)}")
-    size = packed_size(n, fmt)
+    size = fmt.packed_size(n)
     if data.dim() != 1 or data.numel() != size:
         raise ValueError(
             f"{what}: {n} values of {fmt} are {size} bytes; got a tensor of shape {list(data.shape)}"
@@ -78,17 +78,16 @@ def check_matrices(a: object, b: object) -> None:
         raise ValueError(f"matmul: {list(a.shape)} and {list(b.shape)} do not fit together")
 
 
-def packed_size(n: int, fmt: Format | ScaledFormat | str) -> int:
-    """Bytes of n packed values: ceil(n / 8) * k, and before them the scales of a format that has them."""
-    fmt = parse(fmt)
-    return -(-n // 8) * fmt.bits if isinstance(fmt, Format) else fmt.packed_size(n)
-
-
-def code_dtype(fmt: Format) -> torch.dtype:
+def code_dtype(fmt: NumberFormat) -> torch.dtype:
     """uint8 up to 8 bits, int32 up to 31, int64 for 32: codes are never negative."""
-    if fmt.bits <= 8:
+    if fmt.code_bits <= 8:
         return torch.uint8
-    return torch.int32 if fmt.bits < 32 else torch.int64
+    return torch.int32 if fmt.code_bits < 32 else torch.int64
+
+
+def scale_dtype(fmt: NumberFormat) -> torch.dtype:
+    """float32; of 8 bits uint8, an e8m0."""
+    return torch.float32 if fmt.scale_bits == 32 else torch.uint8
 
 
 def dense(x: Tensor) -> Tensor:
@@ -99,6 +98,8 @@ def dense(x: Tensor) -> Tensor:
 
 def as_source(x: Tensor) -> Tensor:
     """x as the backends take it: dense, float32 or float64 (the smaller types widen exactly)."""
+    if x.dtype is torch.float32 and x.is_contiguous() and not x.is_neg():
+        return x
     return dense(x.float() if x.dtype in _NARROW else x)
 
 
@@ -112,24 +113,27 @@ def check_out(out: object, shape: Sequence[int], dtype: torch.dtype, device: tor
 
 
 def destination(
-    out: Tensor | None,
+    out: Tensor,
     shape: Sequence[int],
     dtype: torch.dtype,
     device: torch.device,
-    inputs: Sequence[Tensor] = (),
+    inputs: Sequence[Tensor],
 ) -> Tensor:
     """Where the backend writes: `out` itself if it is dense, else a new tensor, for `deliver` to copy.
 
-    Raises RuntimeError, as torch does, where `out` shares some of its memory with an input and is not that input.
+    Raises RuntimeError, as torch does, where `out` shares some of its memory with an input and is not that input. An
+    `out` that is one of several inputs, but the first, is still read while a result is written, and gets a copy.
     """
-    if out is None:
-        return torch.empty(shape, dtype=dtype, device=device)
     check_out(out, shape, dtype, device)
-    if any(_overlap_in_part(out, x) for x in inputs):
-        raise RuntimeError(
-            "out overlaps an input in memory without being that input; clone() one of them first"
-        )
-    return out if out.is_contiguous() and not out.is_neg() else torch.empty(shape, dtype=dtype, device=device)
+    for x in inputs:
+        if _overlap_in_part(out, x):
+            raise RuntimeError(
+                "out overlaps an input in memory without being that input; clone() one of them first"
+            )
+    is_read_later = len(inputs) > 1 and any(x.data_ptr() == out.data_ptr() for x in inputs[1:])
+    if out.is_contiguous() and not out.is_neg() and not is_read_later:
+        return out
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _overlap_in_part(a: Tensor, b: Tensor) -> bool:
@@ -153,11 +157,10 @@ def _extent(x: Tensor) -> int:
     return (last + 1) * x.element_size()
 
 
-def deliver(result: Tensor, out: Tensor | None) -> Tensor:
-    if out is None or out is result:
-        return result
-    with torch.no_grad():
-        out.copy_(result)
+def deliver(result: Tensor, out: Tensor) -> Tensor:
+    if out is not result:
+        with torch.no_grad():
+            out.copy_(result)
     return out
 
 
@@ -174,6 +177,6 @@ def check_seed(seed: object) -> int | None:
     return number if number < 1 << 63 else number - (1 << 64)
 
 
-def draw_seed(seed: int | None) -> int:
-    """The seed given, else one drawn from torch's default generator."""
-    return int(torch.randint(-(2**63), 2**63 - 1, ()).item()) if seed is None else seed
+def draw_seed() -> int:
+    """From torch's default generator."""
+    return int(torch.randint(-(2**63), 2**63 - 1, ()).item())

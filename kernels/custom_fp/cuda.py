@@ -18,18 +18,13 @@ from torch import Tensor
 
 from custom_fp import reference
 from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rounding, Rule
 
 CSRC = Path(__file__).parent / "csrc"
 OPTIONS = ("--std=c++17", "--fmad=false")
 KERNELS = (
-    *(
-        f"quantize_{mode}_{f}"
-        for mode in ("nearest_even", "toward_zero", "stochastic")
-        for f in ("f32", "f64")
-    ),
-    *(f"accumulate_{mode}" for mode in ("nearest_even", "toward_zero", "stochastic")),
-    *(f"pack_{mode}" for mode in ("nearest_even", "toward_zero", "stochastic")),
-    *(f"accumulate_packed_{mode}" for mode in ("nearest_even", "toward_zero", "stochastic")),
+    *(f"quantize_{rounding}_{size}" for rounding in Rounding for size in ("f32", "f64")),
+    *(f"{kind}_{rounding}" for kind in ("accumulate", "pack", "accumulate_packed") for rounding in Rounding),
     *(f"{kind}_{size}" for kind in ("encode", "decode") for size in (1, 4, 8)),
     *(
         "scale_f32",
@@ -41,7 +36,6 @@ KERNELS = (
     ),
 )
 _THREADS = 256
-_U64 = (1 << 64) - 1
 
 
 def source() -> str:
@@ -94,20 +88,20 @@ def _clamp(shift: int) -> np.int32:
     return np.int32(max(-400, min(400, shift)))
 
 
-def quantize(
-    x: Tensor, fmt: Format, rounding: str, overflow: str, seed: int, offset: int, out: Tensor
-) -> None:
+def quantize(x: Tensor, fmt: Format, rule: Rule, out: Tensor) -> None:
     n = x.numel()
     if n == 0:
         return
-    name = f"quantize_{rounding}_{'f64' if x.dtype is torch.float64 else 'f32'}"
-    grid = _blocks(n, 8 if rounding == "stochastic" else 4)
-    args = (_address(x), _address(out), np.int64(n), np.uint32(fmt.spec), *_rule(overflow, seed, offset))
+    name = f"quantize_{rule.rounding}_{'f64' if x.dtype is torch.float64 else 'f32'}"
+    grid = _blocks(n, 8 if rule.is_stochastic else 4)
+    args = (_address(x), _address(out), np.int64(n), np.uint32(fmt.spec), *_rule(rule))
     _launch(name, x, grid, *args)
 
 
-def _rule(overflow: str, seed: int, offset: int) -> tuple[np.int32, np.uint64, np.uint64]:
-    return np.int32(overflow == "saturate"), np.uint64(seed & _U64), np.uint64(offset)
+def _rule(rule: Rule) -> tuple[np.int32, np.uint64, np.uint64]:
+    """The rounding is part of a kernel's name."""
+    _, saturates, seed, offset = rule.flat
+    return np.int32(saturates), np.uint64(seed), np.uint64(offset)
 
 
 def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
@@ -129,37 +123,18 @@ def max_exponent(x: Tensor) -> int | None:
     return reference.max_exponent(largest.view(torch.float64).cpu())
 
 
-def accumulate(
-    tensors: Sequence[Tensor],
-    fmt: Format,
-    kahan: bool,
-    rounding: str,
-    overflow: str,
-    seed: int,
-    offset: int,
-    out: Tensor,
-) -> None:
+def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, out: Tensor) -> None:
     if any(tensor.dtype is torch.float64 for tensor in tensors):
-        reference.accumulate(tensors, fmt, kahan, rounding, overflow, seed, offset, out)
+        reference.accumulate(tensors, fmt, kahan, rule, out)
     elif out.numel():
-        rule = _rule(overflow, seed, offset)
-        _accumulate(f"accumulate_{rounding}", tensors, fmt, out.numel(), 4, kahan, rule, out)
+        _accumulate("accumulate", tensors, fmt, out.numel(), 4, kahan, rule, out)
 
 
 def accumulate_packed(
-    payloads: Sequence[Tensor],
-    fmt: Format,
-    n: int,
-    kahan: bool,
-    rounding: str,
-    overflow: str,
-    seed: int,
-    offset: int,
-    out: Tensor,
+    payloads: Sequence[Tensor], fmt: Format, n: int, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
     if n:
-        rule = _rule(overflow, seed, offset)
-        _accumulate(f"accumulate_packed_{rounding}", payloads, fmt, n, 8, kahan, rule, out)
+        _accumulate("accumulate_packed", payloads, fmt, n, 8, kahan, rule, out)
 
 
 def _accumulate(
@@ -169,23 +144,13 @@ def _accumulate(
     n: int,
     per_thread: int,
     kahan: bool,
-    rule: tuple[np.int32, np.uint64, np.uint64],
+    rule: Rule,
     out: Tensor,
 ) -> None:
-    table, (saturate, seed, offset) = _table(terms), rule
+    table, (saturates, *drawn) = _table(terms), _rule(rule)
+    args = (_address(table), np.int32(len(terms)), _address(out), np.int64(n), np.uint32(fmt.spec))
     _launch(
-        kernel,
-        out,
-        _blocks(n, per_thread),
-        _address(table),
-        np.int32(len(terms)),
-        _address(out),
-        np.int64(n),
-        np.uint32(fmt.spec),
-        saturate,
-        np.int32(kahan),
-        seed,
-        offset,
+        f"{kernel}_{rule.rounding}", out, _blocks(n, per_thread), *args, saturates, np.int32(kahan), *drawn
     )
 
 
@@ -207,15 +172,13 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
         _launch(f"decode_{codes.element_size()}", codes, _blocks(n, 4), *args)
 
 
-def pack(
-    x: Tensor, fmt: Format, shift: int, rounding: str, overflow: str, seed: int, offset: int, out: Tensor
-) -> None:
+def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
     n = x.numel()
     if x.dtype is torch.float64:
-        reference.pack(x, fmt, shift, rounding, overflow, seed, offset, out)
+        reference.pack(x, fmt, shift, rule, out)
     elif n:
         args = (_address(x), _address(out), np.int64(n), np.uint32(fmt.spec), _clamp(shift))
-        _launch(f"pack_{rounding}", x, _blocks(n, 8), *args, *_rule(overflow, seed, offset))
+        _launch(f"pack_{rule.rounding}", x, _blocks(n, 8), *args, *_rule(rule))
 
 
 def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:

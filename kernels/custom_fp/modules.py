@@ -73,7 +73,7 @@ def _name_or_scaled(fmt: AnyFormat | str | None) -> ScaledFormat | str | None:
 class Quantizer(nn.Module):
     """Rounds activations to `forward` and their gradients to `backward` (None: left alone); nearest even.
 
-    Any format: with scales too, which are then taken from each tensor or its blocks (see scaled.py).
+    Any format: with scales too, which are then taken from each tensor or its blocks (see scaled/).
     """
 
     def __init__(

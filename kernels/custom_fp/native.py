@@ -13,26 +13,12 @@ from torch import Tensor, get_num_threads
 from custom_fp import _native
 from custom_fp.formats.scalar import Format
 from custom_fp.reference import clamp_shift
-
-MODES = {"nearest_even": 0, "toward_zero": 1, "stochastic": 2}
-_U64 = (1 << 64) - 1
+from custom_fp.rule import Rule
 
 
-def quantize(
-    x: Tensor, fmt: Format, rounding: str, overflow: str, seed: int, offset: int, out: Tensor
-) -> None:
-    _native.quantize(
-        x.data_ptr(),
-        x.dtype is torch.float64,
-        out.data_ptr(),
-        x.numel(),
-        fmt.spec,
-        MODES[rounding],
-        overflow == "saturate",
-        seed & _U64,
-        offset,
-        get_num_threads(),
-    )
+def quantize(x: Tensor, fmt: Format, rule: Rule, out: Tensor) -> None:
+    is_wide, size, threads = x.dtype is torch.float64, x.numel(), get_num_threads()
+    _native.quantize(x.data_ptr(), is_wide, out.data_ptr(), size, fmt.spec, *rule.flat, threads)
 
 
 def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
@@ -44,31 +30,15 @@ def max_exponent(x: Tensor) -> int | None:
     return _native.max_exponent(x.data_ptr(), x.dtype is torch.float64, x.numel())
 
 
-def accumulate(
-    tensors: Sequence[Tensor],
-    fmt: Format,
-    kahan: bool,
-    rounding: str,
-    overflow: str,
-    seed: int,
-    offset: int,
-    out: Tensor,
-) -> None:
+def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, out: Tensor) -> None:
     terms = [[tensor.data_ptr() for tensor in tensors]]
     is_wide = [tensor.dtype is torch.float64 for tensor in tensors]
     if any(is_wide):
         terms.append(is_wide)
-    (_native.accumulate_f64 if any(is_wide) else _native.accumulate)(
-        *terms,
-        out.data_ptr(),
-        out.numel(),
-        fmt.spec,
-        MODES[rounding],
-        overflow == "saturate",
-        kahan,
-        seed & _U64,
-        offset,
-        get_num_threads(),
+    accumulate = _native.accumulate_f64 if any(is_wide) else _native.accumulate
+    mode, saturates, *drawn = rule.flat
+    accumulate(
+        *terms, out.data_ptr(), out.numel(), fmt.spec, mode, saturates, kahan, *drawn, get_num_threads()
     )
 
 
@@ -84,22 +54,10 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
     _native.decode(codes.data_ptr(), size, out.data_ptr(), out.numel(), fmt.spec, get_num_threads())
 
 
-def pack(
-    x: Tensor, fmt: Format, shift: int, rounding: str, overflow: str, seed: int, offset: int, out: Tensor
-) -> None:
+def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
     pack = _native.pack_f64 if x.dtype is torch.float64 else _native.pack
-    pack(
-        x.data_ptr(),
-        out.data_ptr(),
-        x.numel(),
-        fmt.spec,
-        clamp_shift(shift),
-        MODES[rounding],
-        overflow == "saturate",
-        seed & _U64,
-        offset,
-        get_num_threads(),
-    )
+    addresses = x.data_ptr(), out.data_ptr()
+    pack(*addresses, x.numel(), fmt.spec, clamp_shift(shift), *rule.flat, get_num_threads())
 
 
 def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
@@ -109,28 +67,12 @@ def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
 
 
 def accumulate_packed(
-    payloads: Sequence[Tensor],
-    fmt: Format,
-    n: int,
-    kahan: bool,
-    rounding: str,
-    overflow: str,
-    seed: int,
-    offset: int,
-    out: Tensor,
+    payloads: Sequence[Tensor], fmt: Format, n: int, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
     addresses = [payload.data_ptr() for payload in payloads]
+    mode, saturates, *drawn = rule.flat
     _native.accumulate_packed(
-        addresses,
-        out.data_ptr(),
-        n,
-        fmt.spec,
-        MODES[rounding],
-        overflow == "saturate",
-        kahan,
-        seed & _U64,
-        offset,
-        get_num_threads(),
+        addresses, out.data_ptr(), n, fmt.spec, mode, saturates, kahan, *drawn, get_num_threads()
     )
 
 

@@ -1,7 +1,7 @@
 """The definition of every operator, in plain torch and float64: slow, readable, exact.
 
 The native and CUDA kernels equal it bit for bit; it also runs where they cannot (backends.py then warns once). It
-takes what eager.py hands to every backend: contiguous tensors, float32 or float64, on any device, an `out` to fill.
+takes what operators.py hands to every backend: contiguous tensors, float32 or float64, on any device, an `out` to fill.
 
 A float64 holds every float32 and every product of two exactly, and scaling by a power of two is exact, so that
 the only rounding below is the one that is meant. Sums are rounded to odd on their way (see `add_to_odd`).
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rounding, Rule
 
 INFINITY = float("inf")
+NEAREST = Rule()
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
@@ -24,27 +26,25 @@ def power_of_two(exponent: Tensor) -> Tensor:
     return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
 
 
-def round_to_format(
-    x: Tensor, fmt: Format, rounding: str, overflow: str = "infinity", random: Tensor | None = None
-) -> Tensor:
+def round_to_format(x: Tensor, fmt: Format, rule: Rule = NEAREST, random: Tensor | None = None) -> Tensor:
     """float64 values rounded to the format, as float64. `random`: 32 uniform bits an element (int64)."""
     magnitude = x.abs()
     quantum = power_of_two(_exponent(magnitude, fmt) - fmt.mantissa_bits)
     significand = magnitude / quantum  # below 2**(m + 1)
     # half to even: for m = 0 that is 1.5 -> 2 and 0.5 -> 0, as IEEE 754 has it
-    digits = significand.round() if rounding == "nearest_even" else significand.floor()
-    if rounding == "stochastic":
+    digits = significand.round() if rule.rounding is Rounding.NEAREST_EVEN else significand.floor()
+    if rule.is_stochastic:
         distance = ((significand - digits) * 2.0**31).floor()
         digits = digits + (distance + (random >> 1) >= 2.0**31)
     result = digits * quantum
 
-    if overflow == "saturate":
+    if rule.saturates:
         infinity = fmt.max
     elif fmt.has_inf:
         infinity = INFINITY
     else:
         infinity = float("nan") if fmt.has_nan else fmt.max
-    past_max = fmt.max if rounding == "toward_zero" else infinity
+    past_max = fmt.max if rule.rounding is Rounding.TOWARD_ZERO else infinity
     result = torch.where(result > fmt.max, past_max, result)
     result = torch.where(magnitude == INFINITY, infinity, result)
     result = torch.copysign(result, x)
@@ -64,20 +64,16 @@ def write(value: Tensor, out: Tensor) -> None:
     out.masked_fill_(out.isnan(), float("nan"))
 
 
-def quantize(
-    x: Tensor, fmt: Format, rounding: str, overflow: str, seed: int, offset: int, out: Tensor
-) -> None:
-    write(_round(x.double(), fmt, rounding, overflow, seed, offset), out)
+def quantize(x: Tensor, fmt: Format, rule: Rule, out: Tensor) -> None:
+    write(_round(x.double(), fmt, rule), out)
 
 
-def _round(
-    x: Tensor, fmt: Format, rounding: str, overflow: str, seed: int, offset: int, stream: int = 0
-) -> Tensor:
-    """`round_to_format` of elements offset, offset + 1 ... of the random words of a stream."""
+def _round(x: Tensor, fmt: Format, rule: Rule, stream: int = 0) -> Tensor:
+    """`round_to_format` of elements rule.offset, rule.offset + 1 ... of the random words of a stream."""
     random = None
-    if rounding == "stochastic":
-        random = random_words(x.numel(), stream, seed, x.device, offset).view(x.shape)
-    return round_to_format(x, fmt, rounding, overflow, random)
+    if rule.is_stochastic:
+        random = random_words(x.numel(), stream, rule.seed, x.device, rule.offset).view(x.shape)
+    return round_to_format(x, fmt, rule, random)
 
 
 # ---- the generator -----------------------------------------------------------------------------------------
@@ -138,23 +134,14 @@ def add_to_odd(a: Tensor, b: Tensor) -> Tensor:
     return (bits | inexact.long()).view(torch.float64)
 
 
-def accumulate(
-    tensors: Sequence[Tensor],
-    fmt: Format,
-    kahan: bool,
-    rounding: str,
-    overflow: str,
-    seed: int,
-    offset: int,
-    out: Tensor,
-) -> None:
+def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, out: Tensor) -> None:
     """acc = +0; for r in 0..N-1: acc = Q(acc + g_r). Kahan keeps the lost part c beside it.
 
     Stochastic rounding reads stream 4 r + j for the j-th rounding of step r.
     """
 
     def rounded_sum(a: Tensor, b: Tensor, stream: int) -> Tensor:
-        return _round(add_to_odd(a, b), fmt, rounding, overflow, seed, offset, stream)
+        return _round(add_to_odd(a, b), fmt, rule, stream)
 
     acc = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
     c = torch.zeros_like(acc)
@@ -176,13 +163,13 @@ def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
     """(B or 1) x M x K times (B or 1) x K x N: acc = Q(acc + Q(a_k * b_k)) for k ascending."""
 
     def rounded_sum(x: Tensor, y: Tensor) -> Tensor:
-        return round_to_format(add_to_odd(x, y), fmt, "nearest_even")
+        return round_to_format(add_to_odd(x, y), fmt)
 
     acc = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
     c = torch.zeros_like(acc)
     for k in range(a.shape[-1]):
         product = a[:, :, k, None].double() * b[:, k, None, :].double()
-        term = round_to_format(product, fmt, "nearest_even")
+        term = round_to_format(product, fmt)
         if not kahan:
             acc = rounded_sum(acc, term)
             continue
@@ -224,7 +211,7 @@ def max_exponent(x: Tensor) -> int | None:
 
 def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
     """Codes of x, rounded to nearest first: sign, exponent field, mantissa field."""
-    _encode_values(round_to_format(x.double(), fmt, "nearest_even"), fmt, out)
+    _encode_values(round_to_format(x.double(), fmt), fmt, out)
 
 
 def _encode_values(value: Tensor, fmt: Format, out: Tensor) -> None:
@@ -255,14 +242,12 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
     write(torch.where(negative, -value, value), out)
 
 
-def pack(
-    x: Tensor, fmt: Format, shift: int, rounding: str, overflow: str, seed: int, offset: int, out: Tensor
-) -> None:
+def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
     """Codes of x * 2**shift: 8 codes in k bytes, code j from bit j * k on, little-endian; zero codes fill up."""
     k, n = fmt.bits, x.numel()
     codes = torch.zeros(-(-n // 8) * 8, dtype=torch.int64, device=x.device)
     scaled = _times_power(x.reshape(-1), shift)
-    _encode_values(_round(scaled, fmt, rounding, overflow, seed, offset), fmt, codes[:n])
+    _encode_values(_round(scaled, fmt, rule), fmt, codes[:n])
     bits = codes[:, None] >> torch.arange(k, device=x.device) & 1
     weights = 1 << torch.arange(8, device=x.device)
     out.copy_((bits.view(-1, 8) * weights).sum(dim=1))
@@ -279,19 +264,11 @@ def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
 
 
 def accumulate_packed(
-    payloads: Sequence[Tensor],
-    fmt: Format,
-    n: int,
-    kahan: bool,
-    rounding: str,
-    overflow: str,
-    seed: int,
-    offset: int,
-    out: Tensor,
+    payloads: Sequence[Tensor], fmt: Format, n: int, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
     values = [torch.empty(n, dtype=torch.float32, device=out.device) for _ in payloads]
     for payload, value in zip(payloads, values, strict=True):
         unpack(payload, fmt, 0, value)
     total = torch.empty(n, dtype=torch.float32, device=out.device)
-    accumulate(values, fmt, kahan, rounding, overflow, seed, offset, total)
-    pack(total, fmt, 0, "nearest_even", "infinity", 0, 0, out)
+    accumulate(values, fmt, kahan, rule, total)
+    pack(total, fmt, 0, NEAREST, out)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from custom_fp import native, reference
 from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rule
 
 NAMES = [
     "e5m2",
@@ -78,10 +79,9 @@ def test_native_equals_reference(name, kahan):
         for terms in (list(patterns), list(plain), list(members)):
             payloads = [custom_fp.pack(term, fmt) for term in terms]
             for rounding, overflow in rules:
-                reference.accumulate(terms, fmt, kahan, rounding, overflow, 3, 77, expected)
-                reference.accumulate_packed(
-                    payloads, fmt, n, kahan, rounding, overflow, 3, 77, packed_expected
-                )
+                drawn = Rule(rounding, overflow, 3, 77)
+                reference.accumulate(terms, fmt, kahan, drawn, expected)
+                reference.accumulate_packed(payloads, fmt, n, kahan, drawn, packed_expected)
                 for isa in native._native.isas():
                     native._native.use_isa(isa)
                     rule = {
@@ -109,7 +109,7 @@ def test_sums_that_float32_makes_a_tie_of(name):
         half[:count] = half[:count].nextafter(torch.tensor(0.0))
         got = custom_fp.accumulate([acc, half], fmt)
         expected = torch.empty(400)
-        reference.accumulate([acc, half], fmt, False, "nearest_even", "infinity", 0, 0, expected)
+        reference.accumulate([acc, half], fmt, False, Rule(), expected)
         assert torch.equal(got, expected)
         assert (got[:count] == 1.0 + fmt.epsilon).all()  # a tie would have gone up, to the even neighbour
 
@@ -126,7 +126,7 @@ def test_random_sums_where_the_first_half_of_the_bits_leaves_it_undecided(name):
     expected, got = torch.empty(n), torch.empty(n)
     try:
         for terms, kahan in (([torch.ones(n), term], False), ([-torch.ones(n), -term], False), (many, True)):
-            reference.accumulate(terms, fmt, kahan, "stochastic", "infinity", seed, 0, expected)
+            reference.accumulate(terms, fmt, kahan, Rule("stochastic", seed=seed), expected)
             for isa in native._native.isas():
                 native._native.use_isa(isa)
                 custom_fp.accumulate(terms, fmt, kahan=kahan, rounding="stochastic", seed=seed, out=got)

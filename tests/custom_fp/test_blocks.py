@@ -5,7 +5,8 @@ import math
 import custom_fp
 import pytest
 import torch
-from custom_fp import BlockFormat, Format, _native, scaled, scaled_torch
+from custom_fp import BlockFormat, Format, _native
+from scaled_in_torch import in_torch
 
 ELEMENTS = ["e2m1fn", "e4m3fn", "e2m2", "e3m0", None]
 
@@ -21,7 +22,7 @@ def values() -> torch.Tensor:
 def everything(x: torch.Tensor, fmt: BlockFormat) -> list[torch.Tensor]:
     codes, scales = custom_fp.encode(x, fmt)
     data = custom_fp.pack(x, fmt)
-    rows = scaled.quantize_rows(x[: x.numel() // 3 * 3].view(3, -1), fmt)
+    rows = custom_fp.quantize_rows(x[: x.numel() // 3 * 3].view(3, -1), fmt)
     found = [custom_fp.quantize(x, fmt), custom_fp.decode((codes, scales), fmt), rows]
     found.append(custom_fp.unpack(data, fmt, x.shape))
     return [codes, scales, data, *(f.view(torch.int32) for f in found)]
@@ -33,7 +34,7 @@ def test_any_block_equals_torch_on_every_instruction_set_and_two_threads(block, 
     fmt, x = BlockFormat("mine", element, block), values()
     sizes = (len(x), 7 * 33, 1, 0)
     with monkeypatch.context() as m:
-        m.setattr(scaled, "_side", lambda x: scaled_torch)
+        in_torch(m)
         expected = [everything(x[:n], fmt) for n in sizes]
     used, threads = _native.isa(), torch.get_num_threads()
     try:

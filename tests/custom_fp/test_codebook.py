@@ -10,8 +10,10 @@ from itertools import pairwise
 import custom_fp
 import pytest
 import torch
-from custom_fp import Codebook, scaled, scaled_torch
+from custom_fp import Codebook
 from custom_fp.formats.names import parse
+from custom_fp.scaled import codebook
+from scaled_in_torch import in_torch
 
 TABLES = ["dynamic_tree", "linear", "static_tree", "mantissa"]
 NF4 = Codebook("nf4", (-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0,
@@ -237,17 +239,17 @@ def test_the_compiled_search_equals_torch(book, monkeypatch):
     rows = torch.stack([x[:1000], x[-1000:]])
 
     def everything():
-        codes, scales = scaled.encode(x, book)
+        codes, scales = custom_fp.encode(x, book)
         return (
             codes,
             scales,
-            scaled.decode(codes, scales, book),
-            scaled.quantize_rows(rows, book),
-            scaled.pack(x, book),
+            custom_fp.decode((codes, scales), book),
+            custom_fp.quantize_rows(rows, book),
+            custom_fp.pack(x, book),
         )
 
     compiled = everything()
-    monkeypatch.setattr(scaled, "_side", lambda x: scaled_torch)
+    in_torch(monkeypatch)
     for ours, theirs in zip(compiled, everything(), strict=True):
         assert ours.shape == theirs.shape
         assert (
@@ -267,7 +269,7 @@ def test_several_threads_give_the_bits_of_one(block):
     try:
         for source in (x, x[:600_000]):
             expected = torch.empty_like(source)
-            scaled_torch.quantize_rows(source.view(1, -1), book, expected.view(1, -1))
+            codebook.backend.quantize_rows(source.view(1, -1), book, expected.view(1, -1))
             found = []
             for number in (1, 2, 3):
                 torch.set_num_threads(number)

@@ -5,7 +5,8 @@ import math
 import custom_fp
 import pytest
 import torch
-from custom_fp import BlockFormat, _native, scaled, scaled_torch
+from custom_fp import BlockFormat, _native
+from scaled_in_torch import in_torch
 
 gfloat = pytest.importorskip("gfloat", reason="gfloat is an optional oracle")
 block = pytest.importorskip("gfloat.block")
@@ -95,11 +96,11 @@ def every_magnitude() -> torch.Tensor:
 def results(x: torch.Tensor, name: str) -> list[torch.Tensor]:
     codes, scales = custom_fp.encode(x, name)
     data = custom_fp.pack(x, name)
-    rows = scaled.quantize_rows(
+    rows = custom_fp.quantize_rows(
         x[:1234].view(2, -1), BlockFormat.parse(name)
     )  # 617: a short block at each end
     values = custom_fp.quantize(x, name), custom_fp.unpack(data, name, x.shape), rows
-    decoded = scaled.decode(codes, scales, BlockFormat.parse(name))
+    decoded = custom_fp.decode((codes, scales), BlockFormat.parse(name))
     return [codes, scales, data, *(v.view(torch.int32) for v in (*values, decoded))]
 
 
@@ -107,7 +108,7 @@ def results(x: torch.Tensor, name: str) -> list[torch.Tensor]:
 def test_the_compiled_blocks_equal_torch_on_every_instruction_set(name, monkeypatch):
     x = every_magnitude()
     with monkeypatch.context() as m:
-        m.setattr(scaled, "_side", lambda x: scaled_torch)
+        in_torch(m)
         expected = [results(x[:n], name) for n in (len(x), 1241, 1234 + 32)]
     used = _native.isa()
     try:

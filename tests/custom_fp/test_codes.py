@@ -8,6 +8,7 @@ import pytest
 import torch
 from custom_fp import reference
 from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rule
 
 NAMES = [
     "e5m2",
@@ -94,7 +95,7 @@ def test_pack_rounds_in_every_way(name):
             for shift in (0, 5, -140):
                 rule = {"rounding": rounding, "overflow": overflow, "seed": 8, "offset": 1000}
                 data = custom_fp.pack(x, fmt, shift=shift, **rule)
-                reference.pack(x, fmt, shift, rounding, overflow, 8, 1000, expected)
+                reference.pack(x, fmt, shift, Rule(**rule), expected)
                 assert torch.equal(data, expected), (shift, rule)
                 wide = custom_fp.quantize(x.double() * 2.0**shift, fmt, **rule)
                 assert torch.equal(data, custom_fp.pack(wide, fmt)), (shift, rule)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from custom_fp import _native, reference
 from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rule
 
 FORMATS = ["e5m2", "e4m3fn", "e3m0", "e2m1fn", "e1m2", "fp16", "e5m13", "e7m23", "fp32", "e4m3b-100"]
 N = 1100
@@ -49,7 +50,7 @@ def test_codes_equal_the_reference(name):
         every_isa(lambda isa, x=x: _assert(same(custom_fp.encode(x, fmt), codes), isa))
         for rounding, overflow in rules:
             for shift in (0, -5, 700):
-                reference.pack(x, fmt, shift, rounding, overflow, 3, 77, data)
+                reference.pack(x, fmt, shift, Rule(rounding, overflow, 3, 77), data)
                 rule = {"shift": shift, "rounding": rounding, "overflow": overflow, "seed": 3, "offset": 77}
                 every_isa(
                     lambda isa, x=x, rule=rule: _assert(same(custom_fp.pack(x, fmt, **rule), data), isa, rule)
@@ -68,7 +69,7 @@ def test_sums_equal_the_reference(name, kahan):
     for terms in ([patterns, plain, ties], [plain.float(), ties, beside, plain.float()]):
         for rounding in ("nearest_even", "toward_zero", "stochastic"):
             for overflow in ("infinity", "saturate"):
-                reference.accumulate(terms, fmt, kahan, rounding, overflow, 3, 77, expected)
+                reference.accumulate(terms, fmt, kahan, Rule(rounding, overflow, 3, 77), expected)
                 rule = {"kahan": kahan, "rounding": rounding, "overflow": overflow, "seed": 3, "offset": 77}
                 every_isa(
                     lambda isa, rule=rule, terms=terms: _assert(

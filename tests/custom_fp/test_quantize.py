@@ -11,6 +11,7 @@ import pytest
 import torch
 from custom_fp import native, reference
 from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rounding, Rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,7 +84,7 @@ def test_exact_in_every_rounding_and_overflow(dtype):
 )
 def test_monotone_over_all_float32(name):
     spec = Format.parse(name).spec
-    assert _native.count_disorder(spec, native.MODES["nearest_even"], False, 2) == 0
+    assert _native.count_disorder(spec, Rounding.NEAREST_EVEN.mode, False, 2) == 0
 
 
 @pytest.mark.parametrize("fmt", [*SMALL[::7], *LARGE, *CUSTOM], ids=str)
@@ -92,11 +93,12 @@ def test_native_equals_reference_on_every_instruction_set(fmt):
     got, expected = torch.empty_like(x), torch.empty_like(x)
     try:
         for rounding, overflow in [*RULES, ("stochastic", "infinity"), ("stochastic", "saturate")]:
+            rule = Rule(rounding, overflow, 99, 1000)
             for dtype in (torch.float32, torch.float64):
-                reference.quantize(x.to(dtype), fmt, rounding, overflow, 99, 1000, expected)
+                reference.quantize(x.to(dtype), fmt, rule, expected)
                 for isa in _native.isas():
                     _native.use_isa(isa)
-                    native.quantize(x.to(dtype), fmt, rounding, overflow, 99, 1000, got)
+                    native.quantize(x.to(dtype), fmt, rule, got)
                     assert torch.equal(bits(got), bits(expected)), (isa, rounding, overflow, dtype)
     finally:
         _native.use_isa(_native.isas()[-1])
@@ -238,7 +240,7 @@ a = custom_fp.quantize(x, "e5m2")
 child = os.fork()
 if child == 0:
     b = torch.empty_like(x)
-    custom_fp.native.quantize(x, custom_fp.Format.parse("e5m2"), "nearest_even", "infinity", 0, 0, b)
+    custom_fp.native.quantize(x, custom_fp.Format.parse("e5m2"), custom_fp.Rule(), b)
     os._exit(int(bytes(a.numpy().data) != bytes(b.numpy().data)))
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -254,6 +256,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(3):
         assert custom_fp.quantize(torch.tensor([1.1]), "e5m2").item() == 1.0
+        assert custom_fp.quantize(torch.tensor([1.1]), "mxfp4").item() == 1.0
 assert [w for w in caught if "custom_fp" in str(w.message)].__len__() == 1, caught
 assert custom_fp.backend() == "reference"
 """

@@ -7,6 +7,7 @@ import pytest
 import torch
 from custom_fp import native, reference
 from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rule
 
 # kat_vectors of Random123 (Salmon et al.): rounds, counter, key, result
 KNOWN_ANSWERS = [
@@ -70,7 +71,7 @@ def test_where_the_first_half_leaves_it_undecided(name, base):
     spacing = fmt.epsilon if base == "normal" else 2.0 ** (fmt.emin - fmt.mantissa_bits)
     x = ((base == "normal") + fraction.clamp(0, 1).double() * spacing).float()
     expected, got = torch.empty(n), torch.empty(n)
-    reference.quantize(x, fmt, "stochastic", "infinity", seed, 0, expected)
+    reference.quantize(x, fmt, Rule("stochastic", seed=seed), expected)
     try:
         for isa in native._native.isas():
             native._native.use_isa(isa)
@@ -156,7 +157,7 @@ def test_a_part_is_rounded_as_in_the_whole():
             assert torch.equal(packed, custom_fp.pack(custom_fp.decode(codes[start:stop], "e3m1"), "e3m1"))
     far = 2**40 + 77  # counters of more than 32 bits
     expected = torch.empty(1000)
-    reference.quantize(x, Format.parse("e3m1"), "stochastic", "infinity", 9, far, expected)
+    reference.quantize(x, Format.parse("e3m1"), Rule("stochastic", seed=9, offset=far), expected)
     assert torch.equal(custom_fp.quantize(x, "e3m1", rounding="stochastic", seed=9, offset=far), expected)
     with pytest.raises(ValueError, match="offset is -5"):
         custom_fp.quantize(x, "e3m1", rounding="stochastic", offset=-5)

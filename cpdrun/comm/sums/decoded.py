@@ -32,7 +32,6 @@ from typing import Any
 import custom_fp
 import torch
 from custom_fp.formats.protocol import NumberFormat
-from custom_fp.scaled import quantize_rows
 from torch import Tensor
 
 from cpdrun.comm.sums.summation import Layers, Summation, Summed
@@ -69,10 +68,7 @@ class Decoded(Summation):
     def emulate(self, layers: Layers) -> Summed:
         fmt = self.sum.fmt
         for stack_Nxn, target in zip(layers.stacks, layers.out, strict=True):
-            quantize = (
-                quantize_rows if fmt.has_scales else custom_fp.quantize
-            )  # a worker has scales of its own
-            decoded_Nxn = quantize(stack_Nxn, fmt)
+            decoded_Nxn = custom_fp.quantize_rows(stack_Nxn, fmt)  # a worker has scales of its own
             target.copy_(custom_fp.quantize(self._add(decoded_Nxn.unbind()), fmt))
         return self._summed(layers, 0)
 

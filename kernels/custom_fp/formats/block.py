@@ -41,6 +41,7 @@ class BlockFormat(NumberFormat):
 
     LOOKS_LIKE: ClassVar = f"{next(iter(ELEMENTS))} ..."
     scale_bits: ClassVar = 8  # an e8m0
+    BACKENDS: ClassVar = {"cpu": "custom_fp.scaled.mx_native:backend", "any": "custom_fp.scaled.mx:backend"}
     exponent_bits: ClassVar = None
     has_inf: ClassVar = False  # a block that holds one is NaN
     has_nan: ClassVar = True  # of the scale

@@ -38,6 +38,10 @@ class Codebook(NumberFormat):
 
     LOOKS_LIKE: ClassVar = "dynamic_tree ..."
     scale_bits: ClassVar = 32  # a float32
+    BACKENDS: ClassVar = {
+        "cpu": "custom_fp.scaled.codebook_native:backend",
+        "any": "custom_fp.scaled.codebook:backend",
+    }
     exponent_bits: ClassVar = None
     has_inf: ClassVar = False  # a block that holds one is NaN
     has_nan: ClassVar = True  # of the scale

@@ -46,9 +46,8 @@ def is_own(name: object) -> bool:
     return isinstance(name, str) and _PATH.fullmatch(name) is not None
 
 
-@cache
 def spelled(fmt: NumberFormat) -> str:
-    """A text that `read` makes the format of again, in any process: its name if `parse` knows it, else all of it."""
+    """`NumberFormat.spelling`."""
     try:
         if _parse(fmt.name) == fmt:
             return fmt.name
@@ -59,9 +58,13 @@ def spelled(fmt: NumberFormat) -> str:
     )
 
 
+def read(fmt: str | NumberFormat) -> NumberFormat:
+    """As `parse`, and what `NumberFormat.spelling` has written down is a format, too."""
+    return _read(fmt) if type(fmt) is str else parse(fmt)
+
+
 @cache
-def read(text: str) -> NumberFormat:
-    """The format that `spelled` has written down, or that has this name. ValueError for any other."""
+def _read(text: str) -> NumberFormat:
     if text.startswith("["):
         kind, values = json.loads(text)
         return KINDS[kind](**values)

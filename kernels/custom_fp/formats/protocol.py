@@ -1,13 +1,15 @@
 """What every number format says of itself, whatever its kind. Standard library only; torch is loaded to compute.
 
 A kind of format is a frozen dataclass under NumberFormat in a file of this folder, where names.py finds it. It states
-the facts below and says which names are its own (`named`); the report and the runner ask for facts, never for the kind.
+the facts below, says which names are its own (`named`), and where the functions are that compute with it
+(`BACKENDS`); the operators, the report and the runner ask for facts, never for the kind.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import custom_fp
@@ -20,6 +22,10 @@ class NumberFormat(ABC):
 
     LOOKS_LIKE: ClassVar[str]
     """Names of this kind, for messages: "e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..."."""
+
+    BACKENDS: ClassVar[Mapping[str, str]]
+    """By type of device a module, or module:object, with the functions that compute: what custom_fp.operators calls.
+    "any" serves every device and defines the results."""
 
     name: str
     """The one name of this format in records and messages; `parse` reads it back, but for a table of one's own."""
@@ -75,6 +81,14 @@ class NumberFormat(ABC):
     def packed_size(self, numel: int) -> int:
         """Bytes of a packed tensor: its scales, then ceil(numel / 8) * k bytes of codes."""
         return self.scales(numel) * self.scale_bits // 8 + -(-numel // 8) * self.code_bits
+
+    @cached_property
+    def spelling(self) -> str:
+        """A text that `names.read` makes this format of again, in any process: its name if `names.parse` knows it, else
+        all of it."""
+        from custom_fp.formats import names
+
+        return names.spelled(self)
 
     def __str__(self) -> str:
         return self.name

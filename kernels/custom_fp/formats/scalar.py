@@ -48,6 +48,11 @@ class Format(NumberFormat):
     """
 
     LOOKS_LIKE: ClassVar = "e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..."
+    BACKENDS: ClassVar = {
+        "cpu": "custom_fp.native",
+        "cuda": "custom_fp.cuda",
+        "any": "custom_fp.reference",
+    }
     has_negative_zero: ClassVar = True
     is_signed: ClassVar = True
 

@@ -1,0 +1,259 @@
+"""The table of operators: what each takes, what its result is like, and which function of a backend computes it.
+
+A row checks its arguments and returns the shapes and dtypes of the results, their device, and what fills them: see
+registration.py, which makes of it all that torch's transforms need. ops.py documents the operators.
+
+Backends get tensors that are dense, float32 or float64; `native`, `cuda` and `reference` have the same functions with
+the same arguments, scaled/ those of formats with scales. An operator is added here, in ops.py and in each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from custom_fp.backends import check_knows, function
+from custom_fp.batching import all_at_once, matrices, one_at_a_time
+from custom_fp.checks import (
+    as_source,
+    check_bytes,
+    check_codes,
+    check_float,
+    check_matrices,
+    check_terms,
+    code_dtype,
+    dense,
+    draw_seed,
+    scale_dtype,
+)
+from custom_fp.formats.names import read
+from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scalar import Format
+from custom_fp.registration import Derivative, Work, operator
+from custom_fp.rule import Rounding, Rule
+
+Fmt = NumberFormat | str  # a str is a name or a format's spelling
+
+NO_EXPONENT = -(1 << 31)  # of a tensor of zeros
+_ON_HOST = torch.empty(0)
+
+
+def _on(x: Tensor, fmt: NumberFormat, name: str) -> Callable[..., None]:
+    return function(name, type(fmt), "cpu" if x.is_cpu else x.device.type)
+
+
+def _rule(fmt: NumberFormat, parts: Sequence[object], shift: int = 0) -> Rule:
+    """The rule of these parts, if the format can follow it."""
+    rule = Rule.of(*parts)
+    if fmt.has_scales:
+        if rule.rounding is not Rounding.NEAREST_EVEN:
+            raise ValueError(f"rounding is {rule.rounding.value!r}; {fmt} rounds to nearest only")
+        if shift:
+            raise ValueError(f"shift is {shift}; {fmt} has scales of its own and takes none")
+    return rule
+
+
+def _drawn(rule: Rule) -> Rule:
+    """With a seed, where one is needed."""
+    return replace(rule, seed=draw_seed()) if rule.is_stochastic and rule.seed is None else rule
+
+
+def _remember_dtype(ctx, inputs, output) -> None:
+    ctx.dtype, ctx.others = inputs[0].dtype, len(inputs) - 1
+
+
+# The gradient passes straight through, forwards and backwards: Bengio, Leonard and Courville 2013 (arXiv:1308.3432),
+# section 4.
+STRAIGHT_THROUGH = Derivative(
+    _remember_dtype,
+    lambda ctx, grad: (grad.to(ctx.dtype), *[None] * ctx.others),
+    lambda ctx, tangent, *_: tangent.to(torch.float32, copy=True),
+)
+
+
+@operator(
+    "(Tensor x, str fmt, str rounding, str overflow, int? seed, int offset=0) -> Tensor",
+    vmap=all_at_once,
+    derivative=STRAIGHT_THROUGH,
+    draws=True,
+)
+def quantize(x: Tensor, fmt: Fmt, *parts: object) -> Work:
+    check_float(x)
+    fmt = read(fmt)
+    rule = _rule(fmt, parts)
+    return (
+        [(x.shape, torch.float32)],
+        x,
+        lambda out: _on(x, fmt, "quantize")(as_source(x), fmt, _drawn(rule), out),
+    )
+
+
+@operator("(Tensor x, int shift) -> Tensor", vmap=all_at_once)
+def scale_pow2(x: Tensor, shift: int) -> Work:
+    check_float(x)
+    scale = function("scale_pow2", Format, x.device.type)
+    return [(x.shape, torch.float32)], x, lambda out: scale(as_source(x), int(shift), out)
+
+
+@operator("(Tensor x) -> Tensor", vmap=one_at_a_time)
+def max_exponent(x: Tensor) -> Work:
+    check_float(x)
+
+    def fill(out: Tensor) -> None:
+        exponent = max_exponent_of(x)
+        out.fill_(NO_EXPONENT if exponent is None else exponent)
+
+    return [((), torch.int64)], x if x.is_meta else _ON_HOST, fill
+
+
+def max_exponent_of(x: Tensor) -> int | None:
+    check_float(x)
+    return function("max_exponent", Format, x.device.type)(as_source(x))
+
+
+# ---- codes
+
+
+@operator("(Tensor x, str fmt) -> Tensor[]", vmap=all_at_once)
+def encode(x: Tensor, fmt: Fmt) -> Work:
+    """Codes, and behind them scales if the format has them."""
+    check_float(x)
+    fmt = read(fmt)
+    shapes = [(x.shape, code_dtype(fmt))]
+    if fmt.has_scales:
+        shapes.append(((fmt.scales(x.numel()),), scale_dtype(fmt)))
+    return shapes, x, lambda *out: _on(x, fmt, "encode")(as_source(x), fmt, *out)
+
+
+@operator("(Tensor[] encoded, str fmt) -> Tensor", vmap=all_at_once)
+def decode(encoded: Sequence[Tensor], fmt: Fmt) -> Work:
+    fmt = read(fmt)
+    check_codes(encoded, fmt)
+    codes = encoded[0]
+    return (
+        [(codes.shape, torch.float32)],
+        codes,
+        lambda out: _on(codes, fmt, "decode")(*map(dense, encoded), fmt, out),
+    )
+
+
+@operator(
+    "(Tensor x, str fmt, int shift, str rounding, str overflow, int? seed, int offset) -> Tensor",
+    vmap=one_at_a_time,
+    draws=True,
+)
+def pack(x: Tensor, fmt: Fmt, shift: int, *parts: object) -> Work:
+    check_float(x)
+    fmt = read(fmt)
+    rule = _rule(fmt, parts, shift)
+    return (
+        [((fmt.packed_size(x.numel()),), torch.uint8)],
+        x,
+        lambda out: _on(x, fmt, "pack")(as_source(x), fmt, int(shift), _drawn(rule), out),
+    )
+
+
+@operator("(Tensor data, str fmt, SymInt[] shape, int shift) -> Tensor", vmap=one_at_a_time)
+def unpack(data: Tensor, fmt: Fmt, shape: Sequence[int], shift: int) -> Work:
+    fmt = read(fmt)
+    check_bytes("unpack", data, math.prod(shape), fmt)
+    _rule(fmt, (), shift)
+    return (
+        [(shape, torch.float32)],
+        data,
+        lambda out: _on(data, fmt, "unpack")(dense(data), fmt, int(shift), out),
+    )
+
+
+# ---- sums
+
+
+@operator(
+    "(Tensor[] tensors, str fmt, bool kahan, str rounding, str overflow, int? seed, int offset) -> Tensor",
+    vmap=all_at_once,
+    draws=True,
+)
+def accumulate(tensors: Sequence[Tensor], fmt: Fmt, kahan: bool, *parts: object) -> Work:
+    for tensor in tensors:
+        check_float(tensor)
+    check_terms("accumulate", tensors)
+    first, fmt, rule = tensors[0], read(fmt), Rule.of(*parts)
+    check_knows("accumulate", type(fmt))
+    return (
+        [(first.shape, torch.float32)],
+        first,
+        lambda out: _on(first, fmt, "accumulate")([*map(as_source, tensors)], fmt, kahan, _drawn(rule), out),
+    )
+
+
+@operator(
+    "(Tensor[] payloads, str fmt, SymInt n, bool kahan, str rounding, str overflow, int? seed, int offset)"
+    " -> Tensor",
+    vmap=one_at_a_time,
+    draws=True,
+)
+def accumulate_packed(payloads: Sequence[Tensor], fmt: Fmt, n: int, kahan: bool, *parts: object) -> Work:
+    fmt, rule = read(fmt), Rule.of(*parts)
+    check_knows("accumulate_packed", type(fmt))
+    for payload in payloads:
+        check_bytes("accumulate_packed", payload, n, fmt)
+    check_terms("accumulate_packed", payloads)
+    first = payloads[0]
+    return (
+        [(first.shape, torch.uint8)],
+        first,
+        lambda out: _on(first, fmt, "accumulate_packed")(
+            [*map(dense, payloads)], fmt, n, kahan, _drawn(rule), out
+        ),
+    )
+
+
+# ---- products
+
+
+def _remember_factors(ctx, inputs, output) -> None:
+    a, b, _, ctx.kahan, ctx.backward = inputs
+    ctx.save_for_backward(a, b)
+
+
+def _gradients_of_factors(ctx, grad: Tensor):
+    a, b = ctx.saved_tensors
+    rest = ctx.backward, ctx.kahan, ctx.backward
+    grad_a = grad_b = None
+    if ctx.needs_input_grad[0]:
+        grad_a = matmul(grad, b.mT, *rest).sum_to_size(a.shape).to(a.dtype)
+    if ctx.needs_input_grad[1]:
+        grad_b = matmul(a.mT, grad, *rest).sum_to_size(b.shape).to(b.dtype)
+    return grad_a, grad_b, None, None, None
+
+
+@operator(
+    "(Tensor a, Tensor b, str accumulator, bool kahan, str backward) -> Tensor",
+    vmap=matrices,
+    derivative=Derivative(_remember_factors, _gradients_of_factors),
+)
+def matmul(a: Tensor, b: Tensor, accumulator: Fmt, kahan: bool, backward: Fmt) -> Work:
+    """Matrices or batches of them; leading dimensions broadcast."""
+    fmt = read(accumulator)
+    for each in (fmt, read(backward)):
+        check_knows("matmul", type(each))
+    check_matrices(a, b)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    shape = (*batch, a.shape[-2], b.shape[-1])
+
+    def fill(out: Tensor) -> None:
+        out_BxMxN = out.view(math.prod(batch), *shape[-2:])
+        _on(a, fmt, "matmul")(_as_batch(a, batch), _as_batch(b, batch), fmt, kahan, out_BxMxN)
+
+    return [(shape, torch.float32)], a, fill
+
+
+def _as_batch(x: Tensor, batch: torch.Size) -> Tensor:
+    """(B or 1) x rows x columns, dense; 1 where all of the batch shares one matrix."""
+    if math.prod(x.shape[:-2]) == 1:
+        return as_source(x).view(1, *x.shape[-2:])
+    return as_source(x.expand(*batch, *x.shape[-2:])).view(-1, *x.shape[-2:])

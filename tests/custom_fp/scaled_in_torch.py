@@ -1,0 +1,11 @@
+"""Formats with scales without the compiled extension: the reference that it is held to."""
+
+from custom_fp import backends, operators, ops
+
+
+def in_torch(monkeypatch) -> None:
+    def function(operator, kind, device):
+        return backends.function(operator, kind, "any" if kind.scale_bits else device)
+
+    for module in (operators, ops):
+        monkeypatch.setattr(module, "function", function)
