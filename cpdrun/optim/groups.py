@@ -22,8 +22,13 @@ CHOOSING = ("parameters", "modules")
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
 
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training moves, by their names and in the model's order: those that require a gradient."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
 class ParameterGroups:
-    """The groups of one model's parameters, by their place in `model.parameters()`.
+    """The groups of one model's parameters, by their place among those that are `trainable`.
 
     groups: mappings of `parameters` and `modules` (lists of patterns) and of settings. Raises ValueError for a pattern
     that matches nothing.
@@ -31,7 +36,7 @@ class ParameterGroups:
 
     def __init__(self, model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> None:
         self.settings = [{k: v for k, v in group.items() if k not in CHOOSING} for group in groups]
-        names = [name for name, _ in model.named_parameters()]
+        names = list(trainable(model))
         holders = _holders(model)
         matched: set[tuple[str, str]] = set()
         self.group_of: list[int | None] = []  # of each parameter; None: no group's

@@ -23,7 +23,7 @@ from cpdrun.comm.gossip.base import Gossip
 from cpdrun.data.base import Data, DataError, states
 from cpdrun.data.partition import Partition
 from cpdrun.errors import UserError
-from cpdrun.optim.groups import MakeOptimizer, ParameterGroups
+from cpdrun.optim.groups import MakeOptimizer, ParameterGroups, trainable
 from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
 from cpdrun.train.precision.rules import Precision
@@ -79,7 +79,7 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
             f"world_size * batch_size = {config['world_size'] * config['batch_size']} samples a step, "
             f"but the training set has {len(data.train)}: lower one of the two"
         )
-    optimizer = make_optimizer(list(model.parameters()))
+    optimizer = make_optimizer(list(trainable(model).values()))
     with _naming("precision"):
         precision.check(optimizer)
     schedule = _instantiate("schedule", config["schedule"])
@@ -203,7 +203,7 @@ def build_sync(config: dict[str, Any], model: nn.Module) -> GradientSync | Gossi
             world_size=config["world_size"],
             seed=config["seed"],
             epochs=config["epochs"],
-            parameter_names=[name for name, _ in model.named_parameters()],
+            parameter_names=list(trainable(model)),
             full_precision=config["full_precision"],
         )
 

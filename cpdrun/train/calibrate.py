@@ -30,6 +30,7 @@ from cpdrun.comm.sums.exchange import SEGMENT_VALUES
 from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.workers import Workers
+from cpdrun.optim.groups import trainable
 from cpdrun.record import write_json
 from cpdrun.train.build import BuildError, Parts, build
 from cpdrun.train.learners.gradients import ExactGradients, Objective
@@ -74,7 +75,7 @@ def measure_workload(
     config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device, repeats: int
 ) -> dict[str, Any]:
     """A step of the training loop without its exchange, one worker. Trains `parts.model` a little."""
-    parameters = list(parts.model.parameters())
+    parameters = list(trainable(parts.model).values())
     played = SharedModel(parts.model, workers)
     objective = Objective(played, parts.batches, parts.task, lambda _w: parts.precision.loss_scale.value)
     gradients_of = ExactGradients(objective)

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from cpdrun.comm.workers import Workers
 from cpdrun.errors import UserError
+from cpdrun.optim.groups import trainable
 from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
 from cpdrun.train.learners.played import Played
@@ -59,7 +60,7 @@ class ExactGradients:
 
     def __init__(self, objective: Objective):
         self.objective, played = objective, objective.played
-        self.parameters = list(played.model.parameters())
+        self.parameters = list(trainable(played.model).values())
         W = len(objective.workers.mine)
         # workers of their own change their gradients in place, and autograd may give one tensor for two parameters
         kept = self.parameters if W > 1 or played.own else []

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cpdrun.comm.gossip.rows import Rows
 from cpdrun.comm.workers import Workers
+from cpdrun.optim.groups import trainable
 
 
 class Played:
@@ -72,7 +73,7 @@ class SharedModel(Played):
 
     def stacked(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         W = len(self.workers.mine)
-        parameters = {name: p.detach() for name, p in self.model.named_parameters()}
+        parameters = {name: p.detach() for name, p in trainable(self.model).items()}
         return parameters, {name: b.expand(W, *b.shape).clone() for name, b in self.model.named_buffers()}
 
     def took(self, buffers_W: dict[str, Tensor]) -> None:
@@ -93,10 +94,11 @@ class OwnModels(Played):
 
     def __init__(self, model: nn.Module, workers: Workers):
         self.model, self.workers = model, workers
-        self.slots = [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.numel())]
-        self.names = [name for name, _ in model.named_parameters()]
+        of_model = trainable(model)
+        self.slots = [*of_model.values(), *(buffer for buffer in model.buffers() if buffer.numel())]
+        self.names = list(of_model)
         self.buffer_names = [name for name, buffer in model.named_buffers() if buffer.numel()]
-        W, weights = len(workers.mine), [p.detach() for p in model.parameters()]
+        W, weights = len(workers.mine), [p.detach() for p in of_model.values()]
         self.rows = Rows([p.shape for p in weights])
         self.x_WxD = self.rows.zeros(W, weights[0].device)
         for row in self.x_WxD:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from cpdrun.comm.parallel.workers import model_workers_of
 from cpdrun.comm.workers import Workers
+from cpdrun.optim.groups import trainable
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.base import Learner, evaluate_on
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
@@ -20,7 +21,7 @@ class SharedWeights(Learner):
 
     def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
         self.parts, self.workers, self.device = parts, workers, device
-        parameters = list(parts.model.parameters())
+        parameters = list(trainable(parts.model).values())
         self.update = Update(parts.optimizer, parameters, parts.precision, config["clip_norm"])
         played = SharedModel(parts.model, workers)
         objective = Objective(played, parts.batches, parts.task, lambda _w: self.update.scale)
@@ -51,7 +52,8 @@ class SharedWeights(Learner):
         self.within_models = {"bytes_per_step_sent": sent, "bytes_per_step_real_worker": of_all // workers}
 
     def memory(self) -> dict[str, int]:
-        return self.update.memory()
+        memory = self.update.memory()
+        return memory | {"model_bytes": memory["model_bytes"] + self.frozen_bytes}
 
     def longest_chain(self) -> int | None:
         return self.parts.sync.longest_chain

@@ -43,6 +43,7 @@ from custom_fp.modules import Quantizer, quantize_model_
 from torch import Tensor, nn
 
 from cpdrun.models.normed.norms import norms_of
+from cpdrun.optim.groups import trainable
 from cpdrun.optim.rounded_sgd import ORDERS, rounding_to, sgd_update
 from cpdrun.train.precision.tensor_aps import ApsQuantizer, aps_quantize
 from cpdrun.train.precision.weight_update import ROUNDINGS, WeightUpdate
@@ -154,7 +155,7 @@ class Precision:
         """The model with rounding layers in place and its weights rounded; the same model where all is fp32."""
         if self.fp32_norms:
             own = [id(p) for module in norms_of(model) for p in module.parameters(recurse=False)]
-            self.in_fp32 = {i for i, p in enumerate(model.parameters()) if id(p) in own}
+            self.in_fp32 = {i for i, p in enumerate(trainable(model).values()) if id(p) in own}
         if self.accumulator:
             model = quantize_model_(model, accumulator=self.accumulator, kahan=self.kahan)
         if self.activations or self.errors:
@@ -165,7 +166,7 @@ class Precision:
             rounded = self.weights and id(buffer) not in of_norms
             (self.statistics if rounded else self.fp32_statistics).append(buffer)
         if self.weights:
-            parameters = list(model.parameters())
+            parameters = list(trainable(model).values())
             self.masters = [p.detach().clone() for p in parameters] if self.master_weights else []
             if not self.master_weights:
                 self.weight_update = WeightUpdate(

@@ -6,6 +6,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils.data import IterableDataset
 
+from cpdrun.optim.groups import trainable
+
 SPLITS = ("train", "test")
 
 
@@ -40,6 +42,6 @@ def unfit_model(model: nn.Module) -> str | None:
                 f"{name} has no shape before a first batch (a lazy layer): initial weights depend on the seed alone, "
                 "so give the layer its sizes"
             )
-    if next(model.parameters(), None) is None:
-        return f"{type(model).__name__} has no parameters: there is nothing to train"
+    if not trainable(model):
+        return f"{type(model).__name__} has no parameters that require a gradient: there is nothing to train"
     return None
