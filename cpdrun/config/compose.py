@@ -15,12 +15,14 @@ import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cpdrun.config.bounded_yaml import OutOfBoundsError, read_yaml
 from cpdrun.config.errors import ConfigError, did_you_mean
-from cpdrun.config.keys import get_key, has_key
+from cpdrun.config.keys import flatten, get_key, has_key
+from cpdrun.config.overrides import typed_form
 
 CONF_MODULE = "cpdrun.conf"
 ROOT = "config"
@@ -48,6 +50,9 @@ class Composer:
             )
         self._user_dir = config_dir
         self._composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
+        self._groups: dict[str, list[str]] | None = None
+        self._own_choices: dict[str | None, dict[str, str]] = {}
+        self._left_out: dict[str, None] = {}
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> "Composer":
@@ -66,19 +71,66 @@ class Composer:
 
     def groups(self) -> dict[str, list[str]]:
         """Every group with its choices, the user's own included."""
-        found = {name: set(self.loader.get_group_options(name)) for name in self.loader.list_groups("")}
-        return {name: sorted(choices) for name, choices in sorted(found.items()) if name not in NO_GROUPS}
+        if self._groups is None:
+            found = {name: set(self.loader.get_group_options(name)) for name in self.loader.list_groups("")}
+            self._groups = {name: sorted(found[name]) for name in sorted(found) if name not in NO_GROUPS}
+        return self._groups
 
     def compose(self, choices: Mapping[str, str]) -> dict[str, Any]:
         """The defaults under these group choices, as plain data with interpolations unresolved; a fresh copy.
 
-        Raises ConfigError for an unknown choice or a yaml that cannot be read.
+        What an experiment's file sets for its own choice of a group, such as `partition: {skew: 0.5}`, is left out
+        where another is chosen that does not know it. Raises ConfigError for an unknown choice or a yaml that cannot
+        be read.
         """
         key = tuple(sorted(choices.items()))
         if key not in self._composed:
             self._check_choices(choices)
-            self._composed[key] = self._compose(choices)
+            config = self._compose(choices)
+            if EXPERIMENT in choices:
+                self._leave_out(config, choices)
+            self._composed[key] = config
         return copy.deepcopy(self._composed[key])
+
+    def left_out(self) -> list[str]:
+        """What has been left out of experiments so far, each with its reason."""
+        return list(self._left_out)
+
+    def set_by(self, experiment: str) -> list[str]:
+        """The groups of which the experiment's file makes a choice, and the keys to which it gives a value, where these
+        are not the defaults."""
+        own, usual = self._choices_of(experiment), self._choices_of(None)
+        without = dict(flatten(self.compose({group: own[group] for group in self.groups() if group in own})))
+        body = dict(flatten(self.compose({EXPERIMENT: experiment})))
+        chosen = [group for group in usual if own.get(group) != usual[group]]
+        return chosen + [key for key, value in body.items() if key not in without or without[key] != value]
+
+    def _leave_out(self, config: dict[str, Any], choices: Mapping[str, str]) -> None:
+        axes = _axes_in(config.get("sweep"))
+        for group, choice in choices.items():
+            section = config.get(group)
+            if group == EXPERIMENT or not isinstance(section, dict):
+                continue
+            its_own = self.compose({group: choice})[group] or {}
+            unknown = [key for key in section if key not in its_own]
+            if not unknown:
+                continue
+            own = self._choices_of(choices[EXPERIMENT]).get(group)
+            if choice == own and (group not in axes or its_own.get("_target_") == "???"):
+                continue
+            for key in unknown:
+                said = f"{group}.{key}={typed_form(section.pop(key))}"
+                self._left_out[
+                    f"the experiment's {said} is left out with {group}={choice}, which has no such key"
+                ] = None
+
+    def _choices_of(self, experiment: str | None) -> dict[str, str]:
+        """The choice of each group where nothing is typed but the experiment, which has been composed."""
+        if experiment not in self._own_choices:
+            typed = [] if experiment is None else [f"{EXPERIMENT}@_global_={experiment}"]
+            found = self.loader.compute_defaults_list(ROOT, typed, RunMode.RUN).overrides.known_choices
+            self._own_choices[experiment] = {g: found[g] for g in self.groups() if g in found}
+        return self._own_choices[experiment]
 
     def _check_choices(self, choices: Mapping[str, str]) -> None:
         groups = self.groups()
@@ -116,6 +168,16 @@ class Composer:
             silent = "a value holds ${ and is no interpolation: write ${key}"  # OmegaConf has no words for it
             raise ConfigError(" ".join(str(error).split()) or silent) from None
         return OmegaConf.to_container(config, resolve=False)
+
+
+def _axes_in(block: Any) -> set[str]:
+    """Keys that an experiment's `sweep:` gives several values, its cases' included; whatever else it may hold is
+    looked at by whoever plans it."""
+    if not isinstance(block, Mapping):
+        return set()
+    cases = block.get("cases")
+    cases = cases.values() if isinstance(cases, Mapping) else ()
+    return {*block, *(key for case in cases if isinstance(case, Mapping) for key in case)}
 
 
 def _check_bounds(folder: Path) -> None:

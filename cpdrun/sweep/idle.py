@@ -1,24 +1,146 @@
-"""Settings that were typed and play no part in any run of the sweep: each gets a line before anything starts."""
+"""Settings that play no part in any run of a sweep: each gets a line before anything starts, wherever it was made: in a
+word typed, an axis, a case or the experiment's file."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-TAKEN_IN = {  # a group that another section takes in, by ${group}: which section, and choices of it that do
-    "norm": ("model", "model=normed_convnet"),
-    "topology": ("sync", "sync=gossip_choco and the other gossip rules"),
-    "compressor": ("sync", "sync=compressed and the gossip rules"),
-}
+from cpdrun.config.compose import Composer
+from cpdrun.config.keys import has_key
+from cpdrun.sweep.asked import read
+
+Config = Mapping[str, Any]
+FP32 = "fp32"
 
 
-def idle_settings(typed: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What is said of overrides (`compressor=qsgd`, `norm.groups=4`) that none of these resolved configs uses."""
-    keys = [text.lstrip("+~").partition("=")[0] for text in typed]
-    for group, (section, takers) in TAKEN_IN.items():
-        asked = next((key for key in keys if key.split(".")[0] == group), None)
-        if asked is None or any(config[group] in config[section].values() for config in configs):
-            continue
-        kinds = sorted({config[section]["_target_"].rsplit(".", 1)[-1] for config in configs})
-        yield f"{asked} plays no part: {', '.join(kinds)} takes none, as {takers} would"
-    scaled = next((key for key in keys if key.split(".")[0] == "scaling"), None)
-    if scaled is not None and not any(config["aps"] for config in configs):
-        yield f"{scaled} plays no part with aps=false"
+@dataclass(frozen=True)
+class Idle:
+    """A rule: `keys` (a group stands for all its keys) play a part in runs that are `used`; `why` says why not else."""
+
+    keys: tuple[str, ...]
+    used: Callable[[Config], bool]
+    why: str  # {kinds}: the classes of `section`
+    section: str = "sync"
+
+    def covers(self, key: str) -> bool:
+        return any(key == own or key.startswith(f"{own}.") for own in self.keys)
+
+    def line(self, given: Sequence[str], configs: Iterable[Config]) -> str:
+        kinds = sorted({config[self.section]["_target_"].rsplit(".", 1)[-1] for config in configs})
+        verb = "plays" if len(given) == 1 else "play"
+        return f"{' and '.join(given)} {verb} no part: {self.why.format(kinds=', '.join(kinds))}"
+
+
+def _taken_in(group: str, section: str) -> Callable[[Config], bool]:
+    """Another section takes the group in, by ${group}."""
+    return lambda config: config[group] in config[section].values()
+
+
+def _rounds(*keys: str) -> Callable[[Config], bool]:
+    """One of these keys of precision is of fewer bits; true where its class has none of them."""
+
+    def rounds(config: Config) -> bool:
+        given = [config["precision"][key] for key in keys if key in config["precision"]]
+        return not given or any(value not in (FP32, None) for value in given)
+
+    return rounds
+
+
+def _sends_less(config: Config) -> bool:
+    """Than every gradient in float32."""
+    return config["format"] != FP32 or config["compressor"] in config["sync"].values()
+
+
+def _trains(config: Config) -> bool:
+    return config["epochs"] > 0
+
+
+TAKEN_BY = "{kinds} takes none, as sync=%sgossip_choco and the other gossip rules would"
+RULES = (
+    Idle(("norm",), _taken_in("norm", "model"), "{kinds} takes none, as model=normed_convnet would", "model"),
+    Idle(("topology",), _taken_in("topology", "sync"), TAKEN_BY % ""),
+    Idle(("compressor",), _taken_in("compressor", "sync"), TAKEN_BY % "compressed, "),
+    Idle(("scaling",), lambda config: config["aps"], "it is how aps=true scales, and aps=false does not"),
+    Idle(
+        ("aps",),
+        lambda config: not config["aps"] or config["format"] != FP32,
+        "format=fp32 has nothing to scale",
+    ),
+    Idle(
+        ("full_precision",),
+        lambda config: config["aps"] or _sends_less(config),
+        "with format=fp32 all is exchanged in fp32",
+    ),
+    Idle(
+        ("format",),
+        lambda config: (
+            config["format"] == FP32
+            or "*" not in config["full_precision"]["layers"]
+            or config["format"] in config["model"].values()
+        ),
+        "full_precision.layers=['*'] has all gradients exchanged in fp32",
+    ),
+    Idle(
+        ("sync.error_feedback", "sync.requantise"),
+        _sends_less,
+        "format=fp32 takes nothing from a gradient",
+    ),
+    Idle(
+        ("sync.group_size",),
+        lambda config: config["sync"].get("order") == "hierarchical",
+        "sync.order=hierarchical alone adds in groups",
+    ),
+    Idle(
+        ("sync.order", "sync.kahan"),
+        lambda config: config["world_size"] > 1,
+        "with world_size=1 there is nothing to add",
+    ),
+    Idle(("precision.kahan",), _rounds("accumulator"), "precision.accumulator=fp32 has no error to carry"),
+    Idle(
+        ("precision.update_order",),
+        _rounds("update"),
+        "precision.update=fp32 rounds no operation of the step",
+    ),
+    Idle(
+        ("precision.master_weights",), _rounds("weights"), "precision.weights=fp32 are their own float32 copy"
+    ),
+    Idle(
+        ("precision.fp32_norms",),
+        _rounds("weights", "optimizer_state", "update"),
+        "precision keeps all weights and optimizer state in fp32",
+    ),
+    Idle(
+        ("precision.activation_rounding", "precision.activation_range"),
+        _rounds("activation_bits"),
+        "precision.activation_bits=null rounds no activation",
+    ),
+    Idle(
+        ("precision.error_rounding", "precision.float_errors_for_weights"),
+        _rounds("error_bits"),
+        "precision.error_bits=null rounds no error",
+    ),
+    Idle(
+        ("optim", "schedule", "sync", "partition", "clip_norm", "parameter_groups", "emulation"),
+        _trains,
+        "with epochs=0 nothing is trained",
+    ),
+)
+
+
+def idle_settings(keys: Iterable[str], configs: Sequence[Config]) -> Iterator[str]:
+    """What is said of keys and groups (`compressor`, `norm.groups`) that none of these resolved configs uses."""
+    keys = [key for key in dict.fromkeys(keys) if any(has_key(config, key) for config in configs)]
+    for rule in RULES:
+        given = [key for key in keys if rule.covers(key)]
+        if given and not any(rule.used(config) for config in configs):
+            yield rule.line(given, configs)
+
+
+def keys_given(texts: Sequence[str], config_dir: Path | None = None) -> list[str]:
+    """Every key and group that was given a value: by the words typed, by axes and cases, in the experiment's file."""
+    with Composer(config_dir) as composer:
+        asked = read(composer, texts)
+        of_cases = [key for case in asked.cases.values() for key in case]
+        body = [] if asked.experiment is None else composer.set_by(asked.experiment)
+        return [*(t.key for t in asked.typed), *asked.axes, *of_cases, *body]

@@ -46,9 +46,8 @@ class Plan:
     excluded: list[tuple[str, int]] = field(default_factory=list)  # (description, number of runs)
     baselines: int = 0  # fp32 without APS in place of excluded runs: without, nothing could be compared
     duplicates: int = 0
-    search: dict[str, Any] = field(
-        default_factory=dict
-    )  # the block of that name: what a search of it is asked
+    search: dict[str, Any] = field(default_factory=dict)  # the block of that name: what it is asked
+    left_out: list[str] = field(default_factory=list)  # of the experiment, for choices that were not made
 
     def describe(self) -> str:
         """`format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`."""
@@ -119,6 +118,7 @@ def _multiply(composer: Composer, asked: Asked, imports: bool) -> Plan:
         baselines=len(baselines),
         duplicates=duplicates,
         search=_search(composer, asked),
+        left_out=composer.left_out(),
     )
 
 

@@ -1,35 +1,93 @@
-"""Settings that play no part are told, those that do are not."""
+"""Settings that play no part are told, wherever they were made; those that do are not."""
+
+from contextlib import nullcontext
 
 import pytest
 
 from cpdrun.cli import main
+from cpdrun.config.compose import Composer
 from cpdrun.sweep import plan
-from cpdrun.sweep.idle import idle_settings
+from cpdrun.sweep.idle import RULES, idle_settings, keys_given
+
+# what is set, beside format=e4m3, and how each line begins
+CASES = [
+    (["compressor=qsgd"], ["compressor plays no part: AllReduceSync takes none, as sync=compressed, gossip_choco"]),
+    (["topology.mixing=metropolis"], ["topology.mixing plays no part: AllReduceSync takes none"]),
+    (["compressor=top_k", "compressor.keep=0.1"], ["compressor and compressor.keep play no part"]),
+    (["norm=evonorm_s0"], ["norm plays no part: ConvNet takes none, as model=normed_convnet would"]),
+    (["norm=evonorm_s0", "model=convnet,normed_convnet"], []),
+    (["compressor=top_k", "compressor.keep=0.1", "topology=torus", "sync=gossip_dpsgd"], []),
+    (["compressor=top_k", "sync=gossip_dpsgd,all_reduce"], []),
+    (["compressor=top_k", "format=fp32", "sync=compressed", "sync.error_feedback=true"], []),
+    (["scaling=aps"], ["scaling plays no part: it is how aps=true scales"]),
+    (["scaling.margin=1,2"], ["scaling.margin plays no part"]),
+    (["scaling=aps", "aps=true,false"], []),
+    (["format=fp32", "aps=true", "sync.rounding=stochastic"], ["aps plays no part: format=fp32 has nothing"]),
+    (["format=fp32,e4m3", "aps=true"], []),
+    (["format=fp32", "full_precision.layers=[fc.*]"], ["full_precision.layers plays no part: with format=fp32"]),
+    (["full_precision.layers=[fc.*]"], []),
+    (["full_precision.layers=['*']"], ["format plays no part: full_precision.layers=['*'] has all"]),
+    (["full_precision.layers=['*']", "model=mlp_parallel", "model.errors=${format}"], []),
+    (["format=fp32", "sync.error_feedback=true"], ["sync.error_feedback plays no part: format=fp32 takes"]),
+    (["format=fp32", "sync=requantised", "sync.requantise=hop"], ["sync.requantise plays no part"]),
+    (["sync.order=rank,tree", "sync.group_size=auto"], ["sync.group_size plays no part: sync.order=hier"]),
+    (["sync.group_size=2,4"], []),
+    (["world_size=1", "sync.order=tree", "sync.kahan=true"], ["sync.order and sync.kahan play no part"]),
+    (["precision.kahan=true"], ["precision.kahan plays no part: precision.accumulator=fp32 has no error"]),
+    (["precision.accumulator=fp32,fp16", "precision.kahan=true"], []),
+    (["precision.update_order=rate_first"], ["precision.update_order plays no part: precision.update=fp32"]),
+    (["precision.master_weights=false"], ["precision.master_weights plays no part: precision.weights=fp32"]),
+    (["precision=pure_fp16", "precision.master_weights=true", "precision.update_order=rate_first"], []),
+    (["precision.fp32_norms=true"], ["precision.fp32_norms plays no part: precision keeps all"]),
+    (["precision=int8", "precision.activation_bits=null", "precision.activation_range=samples"], [
+        "precision.activation_range plays no part: precision.activation_bits=null"
+    ]),
+    (["precision=int8", "precision.error_bits=null", "precision.error_rounding=nearest_even"], [
+        "precision.error_rounding plays no part: precision.error_bits=null"
+    ]),
+    (["precision=int8", "precision.error_rounding=nearest_even"], []),
+    (["format=fp32", "epochs=0", "optim.lr=1,2", "schedule=step"], ["optim.lr and schedule play no part"]),
+    (["epochs=1", "optim.lr=1"], []),
+]  # fmt: skip
+
+
+def told(words, config_dir=None):
+    runs = plan(words, config_dir, imports=False).runs
+    return list(idle_settings(keys_given(words, config_dir), [run.config for run in runs]))
+
+
+def test_what_plays_no_part_in_any_run_is_told(monkeypatch):
+    with Composer() as composer:  # one for all of them: opening it takes most of the time
+        for module in ("runs", "idle"):
+            monkeypatch.setattr(f"cpdrun.sweep.{module}.Composer", lambda _: nullcontext(composer))
+        for given, lines in CASES:
+            format = [] if any(word.startswith("format") for word in given) else ["format=e4m3"]
+            found = told([*format, *given])
+            assert len(found) == len(lines), (given, found)
+            for line, beginning in zip(found, lines, strict=True):
+                assert line.startswith(beginning), given
+
+
+def test_every_rule_has_its_case():
+    lines = [line for _, lines in CASES for line in lines]
+    for rule in RULES:
+        assert any(rule.covers(line.split()[0]) for line in lines), rule.keys
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"),
+    "body",
     [
-        (["compressor=qsgd"], ["compressor plays no part: AllReduceSync takes none, as sync=compressed"]),
-        (["topology.mixing=metropolis"], ["topology.mixing plays no part: AllReduceSync takes none"]),
-        (["norm=evonorm_s0"], ["norm plays no part: ConvNet takes none, as model=normed_convnet would"]),
-        (["norm=evonorm_s0", "model=convnet,normed_convnet"], []),
-        (["compressor=top_k", "compressor.keep=0.1", "topology=torus", "sync=gossip_dpsgd"], []),
-        (["compressor=top_k", "sync=gossip_dpsgd,all_reduce"], []),
-        (["compressor=top_k", "sync=compressed"], []),
-        (["scaling=aps", "aps=false"], ["scaling plays no part with aps=false"]),
-        (["scaling=aps", "aps=true,false"], []),
-        (["epochs=1"], []),
+        "defaults: [{override /compressor: qsgd}]\n",
+        "compressor: {rounding: stochastic}\n",
+        "sweep: {compressor.rounding: [stochastic, nearest_even]}\n",
+        "sweep: {cases: {fp32: {compressor: qsgd}, other: {compressor.rounding: stochastic}}}\n",
     ],
 )
-def test_what_plays_no_part_in_any_run_is_told(typed, told):
-    configs = [
-        run.config for run in plan(["exp=digits_bits", "format=e4m3", "seed=0", "name=x", *typed]).runs
-    ]
-    found = list(idle_settings(typed, configs))
-    assert len(found) == len(told)
-    for line, beginning in zip(found, told, strict=True):
-        assert line.startswith(beginning)
+def test_it_is_told_of_the_experiment_s_file_too(tmp_path, body):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_text(body)
+    (line,) = told(["exp=mine"], tmp_path)
+    assert line.startswith("compressor") and "AllReduceSync takes none" in line
 
 
 def test_the_line_comes_before_anything_starts(tmp_path, capsys):

@@ -231,3 +231,48 @@ def test_two_commands_at_once_keep_each_others_runs(tmp_path):
         list(pool.map(write_manifest, sweeps))
     listed = yaml.safe_load(sweeps[0].directory.manifest.read_text())["runs"]
     assert sorted(listed) == sorted(run.name for sweep in sweeps for run in sweep.runs)
+
+
+@pytest.fixture
+def skewed(tmp_path):
+    (tmp_path / "exp").mkdir()
+    body = "defaults: [{override /partition: skewed}]\npartition: {skew: 0.5}\noptim: {lr: 0.2}\n"
+    (tmp_path / "exp" / "mine.yaml").write_text(f"{body}sweep:\n  seed: [0]\n")
+    (tmp_path / "exp" / "both.yaml").write_text(
+        "partition: {skew: 0.5}\nsweep:\n  partition: [iid, skewed]\n"
+    )
+    return tmp_path
+
+
+def partitions(sweep):
+    return [{k: v for k, v in run.config["partition"].items() if k != "_target_"} for run in sweep.runs]
+
+
+@pytest.mark.parametrize(
+    ("typed", "found", "left_out"),
+    [
+        (["exp=mine"], [{"skew": 0.5}], []),
+        (["exp=mine", "partition=skewed"], [{"skew": 0.5}], []),
+        (["exp=mine", "partition=iid"], [{}], ["iid"]),
+        (
+            ["exp=mine", "partition=dirichlet,iid,skewed"],
+            [{"alpha": 0.5}, {}, {"skew": 0.5}],
+            ["dirichlet", "iid"],
+        ),
+        (["exp=both"], [{}, {"skew": 0.5}], ["iid"]),
+    ],
+)
+def test_what_an_experiment_sets_for_one_choice_is_left_out_with_another(skewed, typed, found, left_out):
+    sweep = plan(typed, skewed)
+    assert partitions(sweep) == found
+    assert sweep.left_out == [
+        f"the experiment's partition.skew=0.5 is left out with partition={choice}, which has no such key"
+        for choice in left_out
+    ]
+
+
+def test_what_the_other_choice_knows_too_stays(skewed):
+    (run,) = plan(["exp=mine", "optim=adamw"], skewed).runs
+    assert run.config["optim"]["lr"] == 0.2
+    with pytest.raises(ConfigError, match=r"unknown key 'partition\.skew'"):
+        plan(["exp=mine", "partition=iid", "partition.skew=0.1"], skewed)
