@@ -196,7 +196,7 @@ def test_layers_round_to_formats_with_scales():
 def test_names():
     assert parse("dynamic_tree_b64").block == 64 and str(parse("dynamic_tree_b64")) == "dynamic_tree_b64"
     assert parse("dynamic_tree").bits == 8 and parse("dynamic_tree_b64").bits == 8.5
-    assert custom_fp.is_scaled("linear") and not custom_fp.is_scaled("e4m3") and parse("e4m3").name == "e4m3"
+    assert parse("linear").has_scales and not parse("e4m3").has_scales and parse("e4m3").name == "e4m3"
     assert parse(NF4) is NF4 and NF4.code_bits == 4
 
 

@@ -203,3 +203,69 @@ def test_a_format_keeps_what_it_says_it_keeps_and_works_as_the_operators_do(name
     for value, kept in ((math.inf, fmt.has_inf), (math.nan, fmt.has_nan)):
         of_it = fmt.quantize(torch.tensor([value, 1.0]))[0]
         assert oracle.same(of_it.item(), value) == kept
+
+
+OWN_KIND = """
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from custom_fp import NumberFormat
+
+@dataclass(frozen=True)
+class PowerOfTwo(NumberFormat):
+    name: str
+    bias: int
+    LOOKS_LIKE: ClassVar = "pow2"
+    BACKENDS: ClassVar = {"any": "powers:arithmetic"}
+    code_bits: ClassVar = 8
+    exponent_bits: ClassVar = None
+    has_inf: ClassVar = False
+    has_nan: ClassVar = False
+    has_negative_zero: ClassVar = False
+    is_signed: ClassVar = False
+
+    @classmethod
+    def named(cls, name):
+        return None
+
+class arithmetic:
+    def encode(x, fmt, out):
+        out.copy_((torch.log2(x.abs()).round() + fmt.bias).clamp(0, 255))
+    def decode(codes, fmt, out):
+        out.copy_(torch.exp2(codes.float() - fmt.bias))
+    def quantize(x, fmt, rule, out):
+        out.copy_(torch.exp2(torch.log2(x.abs()).round().clamp(-fmt.bias, 255 - fmt.bias)))
+    def pack(x, fmt, shift, rule, out):
+        arithmetic.encode(x.reshape(-1), fmt, out[: x.numel()])
+        out[x.numel() :] = 0
+    def unpack(data, fmt, shift, out):
+        arithmetic.decode(data[: out.numel()].view(out.shape), fmt, out)
+
+P = PowerOfTwo("powers.P", 127)
+UNNAMED = PowerOfTwo("some", 100)
+"""
+
+
+def test_a_new_kind_is_a_class_and_its_arithmetic(tmp_path, monkeypatch):
+    """Every operator takes it, under every transform; those that it has no function for say so."""
+    import custom_fp
+    import torch
+
+    (tmp_path / "powers.py").write_text(OWN_KIND)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    named, x = names.parse("powers.P"), torch.tensor([[0.9, 3.1], [70.0, 0.1]], requires_grad=True)
+    for fmt in ("powers.P", named, sys.modules["powers"].UNNAMED):
+        rounded = custom_fp.quantize(x, fmt)
+        assert rounded.tolist() == [[1.0, 4.0], [64.0, 0.125]]
+        (gradient,) = torch.autograd.grad(rounded.sum(), x)
+        assert torch.equal(gradient, torch.ones(2, 2))
+        assert torch.equal(custom_fp.decode(custom_fp.encode(x, fmt), fmt), rounded)
+        assert torch.equal(custom_fp.unpack(custom_fp.pack(x, fmt), fmt, x.shape), rounded)
+        assert torch.equal(torch.func.vmap(lambda row, fmt=fmt: custom_fp.quantize(row, fmt))(x), rounded)
+        compiled = torch.compile(
+            lambda x, fmt=fmt: custom_fp.quantize(x, fmt), fullgraph=True, backend="eager"
+        )
+        assert torch.equal(compiled(x), rounded)
+    with pytest.raises(ValueError, match="accumulate is not defined for a PowerOfTwo; allowed: e"):
+        custom_fp.accumulate([x], named)

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from custom_fp.formats.names import AnyFormat, parse
+from custom_fp.formats.names import parse
+from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor, nn
 
 from cpdrun.comm.parallel.workers import ModelWorkers
@@ -41,8 +42,8 @@ class ParallelLinear(nn.Module):
         *,
         workers: ModelWorkers,
         split: str,
-        activations: str | AnyFormat,
-        errors: str | AnyFormat,
+        activations: str | NumberFormat,
+        errors: str | NumberFormat,
     ) -> None:
         super().__init__()
         if split not in SPLITS:
@@ -81,10 +82,10 @@ class ParallelLinear(nn.Module):
             f"activations={self.activations}, errors={self.errors}"
         )
 
-    def gather(self, parts: list[Tensor], size: int, fmt: AnyFormat) -> Tensor:
+    def gather(self, parts: list[Tensor], size: int, fmt: NumberFormat) -> Tensor:
         return parts[0] if self.workers.number == 1 else self.workers.gather(parts, size, fmt)
 
-    def sum(self, parts: list[Tensor], fmt: AnyFormat) -> Tensor:
+    def sum(self, parts: list[Tensor], fmt: NumberFormat) -> Tensor:
         return parts[0] if self.workers.number == 1 else self.workers.sum(parts, fmt)
 
 

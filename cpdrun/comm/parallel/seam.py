@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from custom_fp.formats.names import AnyFormat
+from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
 from cpdrun.comm.parallel.workers import ModelWorkers
@@ -17,7 +17,7 @@ class Copies(torch.autograd.Function):
     """A weight as each of my workers holds it; their gradients are added over all workers in a format."""
 
     @staticmethod
-    def forward(ctx: Any, workers: ModelWorkers, fmt: AnyFormat, mine: int, weight: Tensor):
+    def forward(ctx: Any, workers: ModelWorkers, fmt: NumberFormat, mine: int, weight: Tensor):
         ctx.workers, ctx.fmt = workers, fmt
         return tuple(weight.view_as(weight) for _ in range(mine))
 
@@ -31,7 +31,9 @@ class Seam(torch.autograd.Function):
     on all workers already, and each takes its own rows."""
 
     @staticmethod
-    def forward(ctx: Any, workers: ModelWorkers, fmt: AnyFormat, samples: int, *features: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, workers: ModelWorkers, fmt: NumberFormat, samples: int, *features: Tensor
+    ) -> Tensor:
         ctx.rows: Sequence[slice] = [workers.slices(samples)[m] for m in workers.mine]
         return workers.gather(features, samples, fmt, dim=0)
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import custom_fp
 import torch
-from custom_fp.formats.names import AnyFormat
+from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor, nn
 
 from cpdrun.comm.sums.sum import Sum
@@ -49,7 +49,7 @@ class ModelWorkers:
         ends = [size * m // self.number for m in range(self.number + 1)]
         return [slice(start, stop) for start, stop in pairwise(ends)]
 
-    def gather(self, parts: Sequence[Tensor], size: int, fmt: AnyFormat, dim: int = 1) -> Tensor:
+    def gather(self, parts: Sequence[Tensor], size: int, fmt: NumberFormat, dim: int = 1) -> Tensor:
         """parts[i]: (B, n_m) float32 of my i-th worker, its slice of `size` columns; (B, size) of all. Collective.
 
         dim=0: slices of rows, (n_m, F), to (size, F).
@@ -72,7 +72,7 @@ class ModelWorkers:
             dim=dim,
         )
 
-    def sum(self, parts: Sequence[Tensor], fmt: AnyFormat) -> Tensor:
+    def sum(self, parts: Sequence[Tensor], fmt: NumberFormat) -> Tensor:
         """parts[i]: float32 summand of my i-th worker, all of one shape; the sum over all workers. Collective."""
         total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
         stack_LxN = torch.stack(list(parts)).reshape(len(parts), -1)

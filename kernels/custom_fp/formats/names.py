@@ -18,7 +18,13 @@ from custom_fp.formats.synonyms import meant
 for _file in iter_modules(formats.__path__):
     if _file.name not in ("names", "protocol", "synonyms"):
         import_module(f"custom_fp.formats.{_file.name}")
-KINDS = {kind.__name__: kind for kind in NumberFormat.__subclasses__()}  # a file of this folder each
+
+
+def _kinds() -> dict[str, type[NumberFormat]]:
+    return {kind.__name__: kind for kind in NumberFormat.__subclasses__()}
+
+
+KINDS = _kinds()  # of ours, a file of this folder each; a user's own may join later
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
@@ -67,7 +73,7 @@ def read(fmt: str | NumberFormat) -> NumberFormat:
 def _read(text: str) -> NumberFormat:
     if text.startswith("["):
         kind, values = json.loads(text)
-        return KINDS[kind](**values)
+        return _kinds()[kind](**values)
     return _parse(text)
 
 

@@ -1,0 +1,46 @@
+"""Rule: the words of rounding and overflow, and how they reach the kernels."""
+
+import re
+from pathlib import Path
+
+import custom_fp
+import pytest
+import torch
+from custom_fp import Overflow, Rounding, Rule
+
+
+def test_a_member_is_as_good_as_its_word():
+    x = torch.randn(100)
+    for rounding in Rounding:
+        for overflow in Overflow:
+            words = {"rounding": str(rounding), "overflow": str(overflow)}
+            members = {"rounding": rounding, "overflow": overflow}
+            a, b = (custom_fp.quantize(x, "e2m1", seed=3, **rule) for rule in (words, members))
+            assert torch.equal(a, b)
+    assert Rule("stochastic", "saturate", 3) == Rule(Rounding.STOCHASTIC, Overflow.SATURATE, 3, 0)
+
+
+def test_the_numbers_are_those_of_the_kernels():
+    header = Path(custom_fp.__file__).parent
+    modes = re.findall(r"enum Mode[^{]*{([^}]*)}", (header / "csrc" / "custom_fp.h").read_text())[0]
+    assert modes.strip() == ", ".join(f"{word} = {word.mode}" for word in Rounding)
+    assert Rule("stochastic", "saturate", -1, 7).flat == (2, True, 2**64 - 1, 7)
+    assert Rule().flat == (0, False, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"rounding": "up"}, "rounding is 'up'; allowed: nearest_even, toward_zero, stochastic"),
+        ({"overflow": None}, "overflow is None; allowed: infinity, saturate"),
+        ({"offset": -1}, "offset is -1; it counts elements, from 0"),
+        ({"offset": 1 << 63}, "it counts elements"),
+    ],
+)
+def test_errors_say_what_is_allowed(rule, message):
+    with pytest.raises(ValueError, match=message):
+        Rule(**rule)
+    with pytest.raises(ValueError, match=message):
+        custom_fp.quantize(torch.ones(2), "e4m3", **rule)
+    with pytest.raises(ValueError, match=message):
+        custom_fp.quantize(torch.ones(2, requires_grad=True), "e4m3", **rule)
