@@ -55,7 +55,7 @@ def _certified(results: Results, standing: Standing) -> str:
     candidate, judgement = standing.answer
     confidence = results.question.settings.confidence
     bits = f"{candidate.bits:g} bits ({_name(candidate, standing)}) are enough"
-    tolerance = f"at most {results.tolerance:g}{points(results.metric)} worse than {baseline_name(results)}"
+    tolerance = f"at most {tolerance_of(results)} worse than {baseline_name(results)}"
     shown = difference(results.metric, judgement)
     return f"{bits}, certified at {confidence:g} % to be {tolerance} ({judgement.pairs} pairs, {shown})."
 
@@ -190,6 +190,12 @@ def baseline_name(results: Results) -> str:
 
 def report_command(directory: SweepDir) -> str:
     return f"For the report: cpdrun report {directory.path}"
+
+
+def tolerance_of(results: Results) -> str:
+    """`1 point`, `0.5 points`, `0.05`."""
+    unit = points(results.metric)
+    return f"{results.tolerance:g}{unit.removesuffix('s') if results.tolerance == 1 else unit}"
 
 
 def points(metric: Metric) -> str:

@@ -1,4 +1,5 @@
 import inspect
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def test_rules_and_defaults_name_the_same_keys(composer):
 
 def test_every_experiment_opens_with_its_command():
     for path in Path("conf/exp").glob("*.yaml"):
-        assert path.read_text().startswith(f"# cpdrun sweep exp={path.stem}\n")
+        assert re.match(rf"# cpdrun (sweep|search) exp={path.stem}\n", path.read_text())
 
 
 def test_unknown_choices_are_named_with_the_nearest(composer):

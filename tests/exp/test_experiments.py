@@ -24,7 +24,7 @@ FEW = {  # so that a step costs little: samples of the data set, by its class
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_opens_with_its_command_and_has_a_grid(file):
     first, second, *_ = file.read_text().splitlines()
-    assert first == f"# cpdrun sweep exp={file.stem}"
+    assert first in (f"# cpdrun sweep exp={file.stem}", f"# cpdrun search exp={file.stem}")
     assert second.startswith("# ")
     sweep = plan([f"exp={file.stem}"])
     assert len(sweep.runs) == len({run.name for run in sweep.runs}) >= 3

@@ -1,0 +1,164 @@
+"""`cpdrun search`: the smallest format that is as good as the baseline, certified, for few runs."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from cpdrun.arguments import add_overrides, count, positive
+from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, writing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from cpdrun.launch import LaunchOptions, Session
+    from cpdrun.search.results import Results
+
+
+def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    search = commands.add_parser(
+        "search",
+        help="the smallest format that trains as well as the baseline, certified",
+        description="Draw seeds of an experiment's formats, and of the baseline, where they settle most, until each "
+        "format in question is certified to be within the tolerance, or refuted. It may be stopped, looked at and "
+        "gone on with at any time: the confidence holds.",
+        epilog="Example: cpdrun search exp=digits_bits search.tolerance=1",
+    )
+    add_overrides(search, "exp=NAME, key=value, key=a,b,c for an axis, or search.key=value")
+    budget = "at most N runs in all, or core time T such as 2h or 90min (search.budget)"
+    search.add_argument("--budget", metavar="T|N", help=budget)
+    search.add_argument("--dry-run", action="store_true", help="say what is known and what it may cost, and stop")
+    search.add_argument("--json", action="store_true", help="what was found, for programs; progress goes to stderr")
+    where = "where to run: local (default), or slurm, which gets rounds of runs"
+    search.add_argument("--launcher", metavar="NAME", help=where)
+    search.add_argument("--jobs", type=positive, metavar="N", help="processes at once (default: all cores)")
+    search.add_argument("--jobs-per-gpu", type=positive, metavar="K", help="processes that share a GPU")
+    search.add_argument("--max-parallel", type=positive, metavar="K", help="runs at once on a cluster")
+    search.add_argument("--retries", type=count, default=0, metavar="R", help="tries again after a failure")
+    search.add_argument("--fail-fast", action="store_true", help="stop the search at the first failure")
+    return search
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from cpdrun.launch import LaunchOptions, Session
+
+    options = LaunchOptions(
+        jobs=arguments.jobs,
+        jobs_per_gpu=arguments.jobs_per_gpu,
+        max_parallel=arguments.max_parallel,
+        retries=arguments.retries,
+        fail_fast=arguments.fail_fast,
+    )
+    with Session() as session:
+        return _search(arguments, options, session)
+
+
+def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
+    from cpdrun.search.drive import Driver
+    from cpdrun.search.question import ask
+    from cpdrun.search.results import Results
+    from cpdrun.search.words import as_json, report_command
+    from cpdrun.sweep import listed
+
+    with before_a_start():
+        if not arguments.overrides:
+            raise UserError("say what to search: cpdrun search exp=NAME, such as exp=digits_bits")
+        if not arguments.dry_run:
+            session.warm_up()  # importing torch takes longer than planning
+        launcher = [f"launcher={arguments.launcher}"] if arguments.launcher else []
+        budget = [f"search.budget={arguments.budget}"] if arguments.budget else []
+        words = [*arguments.overrides, *launcher, *budget]
+        question = ask(words, arguments.config_dir, imports=not arguments.dry_run)
+        listed(question.directory)
+        results = Results(question)
+    console = _console(arguments.json)
+    _say_what_is_asked(console, results)
+    if arguments.dry_run:
+        _dry_run(console, results, options)
+        code = OK
+    elif Driver(results).asks(1, ahead=False):
+        code = _launch(session, results, options, console, arguments.config_dir)
+    else:
+        code = OK
+    _say_what_was_found(console, results)
+    if arguments.json:
+        print(as_json(results))
+    elif code == OK and not arguments.dry_run:
+        print(report_command(question.directory))
+    return code
+
+
+def _say_what_is_asked(console: "Console", results: "Results") -> None:
+    from cpdrun.search.words import baseline_name, tolerance_of
+
+    question = results.question
+    asked = question.settings
+    candidates = sum(len(width) for chain in question.chains for width in chain.widths)
+    budget = f", for at most {asked.budget}" if asked.budget else ""
+    console.print(
+        f"{candidates} candidates in {len(question.chains)} chains against {baseline_name(results)}: at most "
+        f"{tolerance_of(results)} worse, at {asked.confidence:g} %{budget}; "
+        f"{results.runs} runs are there",
+        soft_wrap=True,
+    )
+
+
+def _say_what_was_found(console: "Console", results: "Results") -> None:
+    from cpdrun.search.words import sentences, table
+
+    if results.runs:
+        console.print(table(results))
+    for line in sentences(results):
+        console.print(line, soft_wrap=True)
+
+
+def _dry_run(console: "Console", results: "Results", options: "LaunchOptions") -> None:
+    from cpdrun.search.drive import at_once
+    from cpdrun.search.forecast import forecast
+
+    launcher = next(iter(results.question.cells.values()))[0].config["launcher"]
+    for line in forecast(results, at_once(results, launcher, options)):
+        console.print(line, soft_wrap=True)
+
+
+def _launch(
+    session: "Session",
+    results: "Results",
+    options: "LaunchOptions",
+    console: "Console",
+    config_dir: "Path | None",
+) -> int:
+    """Look whether the cells can be trained, then search."""
+    from cpdrun.launch import axes_of, print_summary
+    from cpdrun.record import cancellation
+    from cpdrun.search.drive import SearchDisplay, search
+    from cpdrun.sweep.needs import missing_folders, twin
+
+    question = results.question
+    configs = [cell[0].config for cell in question.cells.values()]
+    cancelled_before = cancellation(question.directory)
+    with before_a_start():
+        problems, notes = session.preflight(configs, options)
+        if problems:
+            if any(missing_folders(config) for config in configs):
+                problems[-1] += f". Without it: {twin(configs[0]['exp'], config_dir)}"
+            raise UserError(*problems)
+        for note in notes:
+            console.print(f"note: {note}", soft_wrap=True)
+        if cancellation(question.directory) != cancelled_before:
+            console.print("Cancelled from another shell. Nothing was started.")
+            return INTERRUPTED
+    display = SearchDisplay(console, axes_of(question.directory), results)
+    with writing(question.directory.path):  # a full disk, as a rule
+        summaries = search(session, results, configs[0]["launcher"], options, display, cancelled_before)
+    for summary in summaries:
+        print_summary(console, summary)
+    return max((summary.exit_code for summary in summaries), default=FAILED)
+
+
+def _console(is_aside: bool) -> "Console":
+    from rich.console import Console
+
+    from cpdrun.shell.terminal import Terminal
+
+    return Console(stderr=True, highlight=False) if is_aside else Terminal()

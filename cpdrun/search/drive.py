@@ -1,0 +1,134 @@
+"""Ask for runs, launch them, look again: on this machine run by run, on a cluster in rounds.
+
+Nothing is kept but the run folders and the sweep's own list of runs: a search that was stopped, however, and is typed
+again reads them and goes on. A run that another command has made serves as well.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, Group
+
+from cpdrun.launch import Display, Event, Job, LaunchOptions, Session, Summary
+from cpdrun.launch.executors import make_executor
+from cpdrun.search.results import Results
+from cpdrun.search.schedule import Ask, Standing, wanted
+from cpdrun.search.words import one_line, table, verdict_of
+from cpdrun.stats.anytime import Verdict
+from cpdrun.sweep import write_manifest
+
+
+class SearchDisplay(Display):
+    """The table of the candidates above that of the runs; on no terminal a line when a candidate is settled."""
+
+    def __init__(self, console: Console, axes: Sequence[str], results: Results) -> None:
+        super().__init__(console, axes)
+        self._results = results
+        self._verdicts = _verdicts(results.standings())
+        self._candidates = table(results)
+
+    def news(self, standings: Sequence[Standing]) -> None:
+        """What a run that has ended has changed."""
+        self._candidates = table(self._results)
+        for label, verdict in _verdicts(standings).items():
+            if verdict is not self._verdicts[label]:
+                self.say(one_line(self._results, standings, label))
+            self._verdicts[label] = verdict
+
+    def _table(self, progress: list[tuple[Job, dict[str, Any]]]) -> Group:
+        return Group(self._candidates, "", super()._table(progress))
+
+
+class Driver:
+    """What is in flight, and which runs come next."""
+
+    def __init__(self, results: Results, display: SearchDisplay | None = None) -> None:
+        self.results = results
+        self._display = display
+        self._in_flight: dict[str, Ask] = {}  # by the name of the run
+        self._listed: dict[str, Ask] = {}
+
+    def asks(self, most: int | None, *, ahead: bool) -> list[Ask]:
+        """The runs that fill up to `most` in flight, those that settle most first; None: all that are needed."""
+        results, in_flight = self.results, set(self._in_flight.values())
+        standings = [s for s in results.standings() if not results.problem(s.chain.widths[0][0].baseline)]
+        found: list[Ask] = []
+        for ask in wanted(standings, results.ended, in_flight, results.rules(), ahead=ahead):
+            if (most is not None and len(in_flight) + len(found) >= most) or self._is_spent(len(found)):
+                break
+            found.append(ask)
+        return found
+
+    def next(self, most: int | None, *, ahead: bool) -> list[Job]:
+        """The same as jobs; they are in flight from now on, and in sweep.yaml."""
+        question, asks = self.results.question, self.asks(most, ahead=ahead)
+        runs = [question.cells[name][seed] for name, seed in asks]
+        new = {run.name: ask for run, ask in zip(runs, asks, strict=True)}
+        self._in_flight |= new
+        self._listed |= new
+        if runs:
+            write_manifest(question.as_plan([question.cells[n][seed] for n, seed in self._listed.values()]))
+        return [Job(question.directory.run(run.name), run.config, run.overrides) for run in runs]
+
+    def ended(self, event: Event) -> None:
+        """A run of ours has ended, well or not."""
+        ask = self._in_flight.pop(event.job.run.name)
+        if not self.results.take(ask) and event.outcome["outcome"] != "preempted":
+            self.results.failed(ask)
+        if self._display is not None:
+            self._display.news(self.results.standings())
+
+    def _is_spent(self, further: int) -> bool:
+        budget, results = self.results.question.settings.budget, self.results
+        if budget is None:
+            return False
+        coming = len(self._in_flight) + further
+        if budget.runs is not None:
+            return results.runs + coming >= budget.runs
+        a_run = results.core_seconds / results.runs if results.runs else 0.0
+        return results.core_seconds + (coming + 1) * a_run > budget.core_hours * 3600
+
+
+def search(
+    session: Session,
+    results: Results,
+    launcher: dict[str, Any],
+    options: LaunchOptions,
+    display: SearchDisplay,
+    cancelled_before: int | None,
+) -> list[Summary]:
+    """Run what settles most until nothing is left to settle, or the budget is spent; a summary for each round, one on
+    this machine. Raises what `Session.launch` raises."""
+    driver, directory = Driver(results, display), results.question.directory
+    most = at_once(results, launcher, options)
+
+    def more(event: Event) -> list[Job]:
+        driver.ended(event)
+        return driver.next(most, ahead=True) if most is not None else []
+
+    summaries: list[Summary] = []
+    while jobs := driver.next(most, ahead=most is not None):
+        summaries.append(
+            session.launch(directory, jobs, launcher, options, display, cancelled_before, more=more)
+        )
+        stopped = summaries[-1].interrupted or (summaries[-1].failed and options.fail_fast)
+        if stopped or most is not None:  # on this machine `more` has asked for all there was
+            break
+    return summaries
+
+
+def at_once(results: Results, launcher: dict[str, Any], options: LaunchOptions) -> int | None:
+    """Runs that this machine trains at the same time, at least one; None where that is a scheduler's to say."""
+    cell = next(iter(results.question.cells.values()))
+    run = cell[0]
+    job = Job(results.question.directory.run(run.name), run.config, run.overrides)
+    ranks = make_executor(launcher, results.question.directory, options).at_once([job])
+    return None if ranks is None else max(1, ranks // job.nproc)
+
+
+def _verdicts(standings: Sequence[Standing]) -> dict[str, Verdict]:
+    return {
+        candidate.label: verdict_of(judgement, width)
+        for standing in standings
+        for candidate, judgement, width in standing
+    }

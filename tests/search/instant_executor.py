@@ -1,0 +1,91 @@
+"""An executor that trains nothing: a run ends at once with a value out of a made-up world."""
+
+import contextlib
+import math
+import os
+import random
+
+from made_up_world import World
+
+from cpdrun.launch.base import Event, Executor
+from cpdrun.record import record_of, write_json
+
+GAPS = {("e3m0", True): -0.002, ("e3m2", False): -0.6, ("e2m0", True): -0.88, ("e4m1", False): math.nan}
+WORLD = World({}, noise=0.0035)
+
+
+class PowerCutError(Exception):
+    """What a kill leaves: nothing of this process goes on."""
+
+
+class Instant(Executor):
+    """`slots` at the same time, or rounds where it is 0; runs end in any order. A class, so that a test can say when the
+    power goes and which runs fail."""
+
+    here = True
+    cut_after = math.inf  # events of all executors
+    failing: tuple[str, ...] = ()
+    rounds: list[int] = []  # noqa: RUF012  jobs of each executor
+
+    def __init__(self, slots=2, *, sweep, options, warm=None):
+        self.slots, self._queue, self._rng = slots, [], random.Random(0)
+        Instant.rounds.append(0)
+
+    def at_once(self, jobs):
+        return self.slots or None
+
+    def submit(self, jobs):
+        Instant.rounds[-1] += len(jobs)
+        assert not self.slots or len(self._queue) + len(jobs) <= self.slots
+        assert not any(job.run.done.exists() for job in jobs), "run twice"
+        self._queue.extend(jobs)
+
+    def poll(self, timeout_s):
+        if not self._queue:
+            return []
+        if Instant.cut_after <= 0:
+            raise PowerCutError
+        Instant.cut_after -= 1
+        job = self._queue.pop(self._rng.randrange(len(self._queue)))
+        if any(text in job.run.name for text in Instant.failing):
+            outcome = {"outcome": "failed", "reason": "made to fail"}
+        else:
+            outcome = {"outcome": train(job), "reason": ""}
+        return [Event(job, "started"), Event(job, "ended", outcome)]
+
+    def cancel(self, *, now):
+        self._queue.clear()
+
+    def close(self):
+        self._queue.clear()
+
+    @property
+    def running(self):
+        return list(self._queue)
+
+    @property
+    def unfinished(self):
+        return len(self._queue)
+
+
+def train(job):
+    """done.json as a run leaves it; the world knows cells by format, scaling and seed."""
+    config = job.config
+    cell = (config["format"], config["aps"])
+    gap = GAPS.get(cell, 0.0)
+    shared = random.Random(f"{config['seed']}").gauss(0.98, 0.005)
+    value = shared + random.Random(f"{cell} {config['seed']}").gauss(0, WORLD.noise) + gap
+    status = "diverged" if math.isnan(gap) else "finished"
+    done = {
+        "status": status,
+        "metrics": {} if math.isnan(gap) else {"test_accuracy": value, "test_loss": 1 - value},
+        "wall_seconds": 4.0,
+        "train_seconds": 3.0,
+        "test_samples": 360,
+        "num_classes": 10,
+    }
+    with contextlib.suppress(FileExistsError):
+        os.mknod(job.run.path / "begun")
+    write_json(job.run.done, done)
+    assert record_of(job.run) is not None
+    return status

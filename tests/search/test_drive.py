@@ -1,0 +1,137 @@
+"""A search through the launcher's session, with an executor that trains nothing: kills, failures, budgets, rounds."""
+
+import io
+import json
+import math
+import random
+
+import pytest
+import yaml
+from instant_executor import Instant, PowerCutError
+from rich.console import Console
+
+from cpdrun.launch import LaunchOptions, Session
+from cpdrun.search.drive import SearchDisplay, at_once, search
+from cpdrun.search.forecast import forecast
+from cpdrun.search.question import ask
+from cpdrun.search.results import Results
+from cpdrun.search.words import as_json, sentences
+
+TYPED = ["format=fp32,e4m3,e3m2,e3m0,e2m0", "aps=false,true", "search.tolerance=1", "name=found"]
+
+
+@pytest.fixture(autouse=True)
+def as_new(monkeypatch):
+    monkeypatch.setattr(Instant, "cut_after", math.inf)
+    monkeypatch.setattr(Instant, "failing", ())
+    monkeypatch.setattr(Instant, "rounds", [])
+
+
+@pytest.fixture
+def go(tmp_path):
+    def go(*typed, folder="here", slots=2):
+        """The results of a search as typed, its printed lines, and its exit codes."""
+        question = ask([*TYPED, f"results_dir={tmp_path / folder}", *typed])
+        results, console = Results(question), Console(file=io.StringIO(), width=200)
+        launcher = {"_target_": "instant_executor.Instant", "slots": slots}
+        display = SearchDisplay(console, [], results)
+        with Session() as session:
+            summaries = search(session, results, launcher, LaunchOptions(), display, None)
+        return results, console.file.getvalue(), [summary.exit_code for summary in summaries]
+
+    return go
+
+
+def answers(results):
+    return [chain["smallest"] for chain in json.loads(as_json(results))["chains"]]
+
+
+def names(results):
+    return sorted(path.name for path in results.question.directory.runs_folder.iterdir())
+
+
+def test_it_finds_the_smallest_format_of_each_chain_and_says_so(go):
+    results, printed, codes = go()
+    assert answers(results) == ["e4m3 without APS", "e3m0 with APS"] and codes == [0]
+    plain, aps, took = sentences(results)
+    assert plain.startswith("Without APS: 8 bits (e4m3) are enough, certified at 95 % to be at most 1 point worse ")
+    assert "6 bits are not: refuted (e3m2 −" in plain
+    assert "4 bits (e3m0) are enough" in aps and "3 bits are not: refuted (e2m0 −" in aps
+    assert took.startswith(f"{results.runs} runs; the grid of all 9 cells at ")
+    assert printed.count("✓") == 4 and printed.count("✗") == 2
+    assert results.runs == len(names(results)) <= 9 * 30 / 4
+
+
+def test_its_manifest_lists_the_runs_that_were_asked_for_and_no_others(go):
+    results, *_ = go()
+    manifest = yaml.safe_load(results.question.directory.manifest.read_text())
+    assert sorted(manifest["runs"]) == names(results)
+
+
+def test_typed_again_it_has_nothing_to_do_and_says_the_same(go):
+    first, *_ = go()
+    again, _, codes = go()
+    assert sentences(again) == sentences(first) and codes == []
+
+
+def test_twenty_power_cuts_change_neither_the_verdict_nor_the_runs(go):
+    undisturbed, *_ = go(folder="undisturbed", slots=1)
+    rng, cuts = random.Random(4), 0
+    while cuts < 20:
+        Instant.cut_after = rng.randrange(0, 4)
+        try:
+            go(slots=1)
+        except PowerCutError:
+            cuts += 1
+        else:
+            break
+    Instant.cut_after = math.inf
+    results, *_ = go(slots=1)
+    assert cuts == 20
+    assert sentences(results) == sentences(undisturbed)
+    assert [run.name for run in results.question.directory.runs() if run.done.exists()] == names(undisturbed)
+
+
+def test_a_cluster_gets_rounds_of_what_is_likely_to_be_needed(go):
+    results, *_ = go(slots=0)
+    assert answers(results) == ["e4m3 without APS", "e3m0 with APS"]
+    assert Instant.rounds[0] == 9 and 2 < len(Instant.rounds) < 16 and sum(Instant.rounds) == results.runs
+
+
+def test_a_budget_ends_it_and_what_is_open_is_said(go):
+    results, *_ = go("search.budget=12")
+    assert results.runs == 12
+    assert "are open" in sentences(results)[1] and "more" in sentences(results)[1]
+    hours, *_ = go("search.budget=1min", folder="hours")
+    assert hours.runs == 15  # of 4 s
+
+
+def test_runs_that_fail_are_passed_over_and_a_cell_that_always_fails_is_given_up(go):
+    Instant.failing = ("e4m3-w8",)
+    results, _, codes = go()
+    assert codes == [1] and answers(results) == [None, "e3m0 with APS"]
+    assert "8 bits are open: e4m3 was not tried" in sentences(results)[0]
+    Instant.failing = ("aps-w8-s1",)
+    results, _, codes = go(folder="one")
+    assert codes == [1] and answers(results) == ["e4m3 without APS", "e3m0 with APS"]
+
+
+def test_a_baseline_that_diverges_is_nothing_to_compare_with(go):
+    results, *_ = go("search.baseline={format: e4m1, aps: false}")
+    assert answers(results) == [None, None] and results.runs < 12
+    assert "no answer, for the baseline itself diverged in 2 of 2 runs" in sentences(results)[0]
+
+
+def test_loss_is_compared_the_other_way_round(go):
+    results, *_ = go("search.metric=test_loss", "search.tolerance=0.01")
+    assert answers(results) == ["e4m3 without APS", "e3m0 with APS"]
+
+
+def test_a_forecast_tells_the_noise_and_the_cost(go):
+    results, *_ = go("search.budget=12")
+    lines = "\n".join(forecast(results, 2))
+    assert "noise: paired differences have sd 0." in lines and "after about" in lines
+    assert "minutes with 2 at once" in lines
+    empty = Results(ask([*TYPED, "results_dir=/nonexistent"]))
+    assert "once two pairs are recorded" in next(forecast(empty, 2))
+    assert at_once(empty, {"_target_": "instant_executor.Instant", "slots": 0}, LaunchOptions()) is None
