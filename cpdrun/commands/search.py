@@ -27,8 +27,12 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     add_overrides(search, "exp=NAME, key=value, key=a,b,c for an axis, or search.key=value")
     budget = "at most N runs in all, or core time T such as 2h or 90min (search.budget)"
     search.add_argument("--budget", metavar="T|N", help=budget)
-    search.add_argument("--dry-run", action="store_true", help="say what is known and what it may cost, and stop")
-    search.add_argument("--json", action="store_true", help="what was found, for programs; progress goes to stderr")
+    search.add_argument(
+        "--dry-run", action="store_true", help="say what is known and what it may cost, and stop"
+    )
+    search.add_argument(
+        "--json", action="store_true", help="what was found, for programs; progress goes to stderr"
+    )
     where = "where to run: local (default), or slurm, which gets rounds of runs"
     search.add_argument("--launcher", metavar="NAME", help=where)
     search.add_argument("--jobs", type=positive, metavar="N", help="processes at once (default: all cores)")

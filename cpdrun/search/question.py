@@ -73,8 +73,8 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
         against_name = names.get(_point(config, others))
         if against_name is None:
             raise ConfigError(f"search.baseline: no run of {' '.join(fixed)} beside {config[FORMAT]}")
-        if name in names.values():
-            continue
+        if name in names.values() or (CASE not in baseline and config[FORMAT] == baseline.get(FORMAT)):
+            continue  # the baseline's own format, scaled or not, is not in question
         label = _label(config, varies)
         if CASE in first.axes:
             label = named = ", ".join(filter(None, [str(config[CASE]), label]))
@@ -85,6 +85,8 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     if not by_chain:
         raise ConfigError("no candidate beside the baseline: give formats, such as format=e5m2,e4m3,e3m0")
     chains = [Chain(label, _widths(found, cells)) for label, found in by_chain.items()]
+    members = [candidate for found in by_chain.values() for candidate in found]
+    cells = {name: cells[name] for name in dict.fromkeys(n for c in members for n in (c.baseline, c.name))}
     return Question(candidates.directory, asked, baseline, chains, cells, candidates.axes, list(texts))
 
 

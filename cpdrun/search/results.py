@@ -2,11 +2,13 @@
 
 import math
 from statistics import fmean
+from typing import Any
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.record import RunDir, record_of
+from cpdrun.record.measure import Measure, known_judge
 from cpdrun.report.read.learnt import guess, learnt
-from cpdrun.report.read.metric import Metric, own_metric
+from cpdrun.report.read.metric import Metric
 from cpdrun.search.question import Question
 from cpdrun.search.schedule import Ask, Ended, Rules, Standing, stand
 
@@ -26,7 +28,7 @@ class Results:
         self.seconds: list[float] = []  # of each run that has ended
         self.core_seconds = 0.0
         self._classes = self._samples = math.nan
-        self._metric: str | None = None
+        self._metric: Metric | None = None
         self._failed: dict[str, int] = {}
         for name, cell in question.cells.items():
             for seed in cell:
@@ -56,7 +58,7 @@ class Results:
         if done["status"] == DIVERGED:
             value = math.nan
         else:
-            value = _number(done["metrics"].get(self._name(done["metrics"])))
+            value = _number(done["metrics"].get(self._metric_of(done).name))
             if not math.isfinite(value):
                 self.ended.skipped.add(ask)
                 return True
@@ -72,7 +74,7 @@ class Results:
 
     @property
     def metric(self) -> Metric:
-        return Metric(self._metric or self.question.settings.metric or "test_accuracy")
+        return self._metric or Metric(self.question.settings.metric or "test_accuracy")
 
     @property
     def tolerance(self) -> float:
@@ -108,13 +110,17 @@ class Results:
             return f"the baseline itself did not learn ({self.metric.show(fmean(healthy))}{self.metric.unit})"
         return None
 
-    def _name(self, metrics: dict) -> str:
-        """The metric that is compared: the one asked for, or what the data of the first run is judged by."""
+    def _metric_of(self, done: dict[str, Any]) -> Metric:
+        """What is compared: the metric asked for, or that which the first run is judged by."""
         if self._metric is None:
-            asked = self.question.settings.metric
+            metrics, asked = done["metrics"], self.question.settings.metric
             if asked is not None and asked not in metrics:
                 raise ConfigError(f"search.metric={asked}: the runs have {', '.join(sorted(metrics))}")
-            self._metric = asked or own_metric(metrics) or next(iter(metrics), "test_accuracy")
+            judged_by = done.get("judged_by") if done.get("judged_by") in metrics else known_judge(metrics)
+            name = asked or judged_by or next(iter(metrics), "test_accuracy")
+            measures = done.get("measures")
+            said = measures.get(name) if isinstance(measures, dict) else None
+            self._metric = Metric(name, Measure.from_json(said))
         return self._metric
 
     def _worst(self) -> float:
