@@ -29,6 +29,8 @@ from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.exchange import SEGMENT_VALUES
 from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.sums.sum import Sum
+from cpdrun.comm.wire.post import Post
+from cpdrun.comm.wire.tags import Tag
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.record import write_json
@@ -181,18 +183,11 @@ def measure_network(device: torch.device, repeats: int) -> dict[str, float]:
 
 def _shift(buffer_2xRxB: Tensor, messages: int) -> None:
     """Messages to the next rank and from the one before, all in flight at once; what they hold does not matter."""
-    rank, ranks, rows = dist.get_rank(), dist.get_world_size(), buffer_2xRxB.shape[1]
+    post, rows = Post(None), buffer_2xRxB.shape[1]
     into, source = buffer_2xRxB
-    before, after = (rank - 1) % ranks, (rank + 1) % ranks
-    if buffer_2xRxB.is_cuda:
-        operations = [dist.P2POp(dist.irecv, into[m % rows], before) for m in range(messages)]
-        operations += [dist.P2POp(dist.isend, source[m % rows], after) for m in range(messages)]
-        works = dist.batch_isend_irecv(operations)
-    else:
-        works = [dist.irecv(into[m % rows], before) for m in range(messages)]
-        works += [dist.isend(source[m % rows], after) for m in range(messages)]
-    for work in works:
-        work.wait()
+    before, after = (post.rank - 1) % post.ranks, (post.rank + 1) % post.ranks
+    receives = [(before, into[m % rows]) for m in range(messages)]
+    post.exchange(receives, [(after, source[m % rows]) for m in range(messages)], Tag.MEASURED)
 
 
 # ---- time

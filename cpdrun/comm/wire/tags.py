@@ -12,3 +12,4 @@ class Tag(IntEnum):
     PIECES_TO_ALL = 76
     PARTS = 77  # what workers that share a model hold of a tensor
     NEIGHBOURS = 78  # a worker's whole message, to those it gossips with or that decode it
+    MEASURED = 79  # nothing that matters: how long does it take?

@@ -28,7 +28,8 @@ class Transport(ABC):
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self.group, self.device = group, device
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.post = Post(group)
+        self.rank, self.ranks = self.post.rank, self.post.ranks
         self._memory: dict[str, Tensor] = {}
 
     def begin(self, layout: Layout, local: int) -> None:
@@ -77,7 +78,6 @@ class Transport(ABC):
 class PointToPoint(Transport):
     def begin(self, layout: Layout, local: int) -> None:
         super().begin(layout, local)
-        self._post = Post(self.group)
         self._sends: list[dist.Work] = []
         self._from_workers = [self._receive(self._rows(segment), Tag.TO_OWNER) for segment in self._incoming]
         self._from_owners = [self._receive(segment, Tag.TO_ALL) for segment in self._sums]
@@ -87,7 +87,7 @@ class PointToPoint(Transport):
         return segment.view(self.ranks, -1)
 
     def _receive(self, rows: Tensor, tag: Tag) -> list[dist.Work]:
-        return [self._post.receive(p, rows[p], tag) for p in self._post.others]
+        return [self.post.receive(p, rows[p], tag) for p in self.post.others]
 
     def outgoing(self, segment: int, owner: int, worker: int) -> Tensor:
         # what stays here is packed where it will be read
@@ -99,7 +99,7 @@ class PointToPoint(Transport):
 
     def send_to_owners(self, segment: int) -> None:
         rows = self._rows(self._outgoing[segment])
-        self._sends += [self._post.send(p, rows[p], Tag.TO_OWNER) for p in self._post.others]
+        self._sends += [self.post.send(p, rows[p], Tag.TO_OWNER) for p in self.post.others]
 
     def wait_for_workers(self, segment: int) -> Tensor:
         _wait(self._from_workers[segment])
@@ -107,7 +107,7 @@ class PointToPoint(Transport):
 
     def send_to_all(self, segment: int) -> None:
         own_sum = self.own_sum(segment)
-        self._sends += [self._post.send(p, own_sum, Tag.TO_ALL) for p in self._post.others]
+        self._sends += [self.post.send(p, own_sum, Tag.TO_ALL) for p in self.post.others]
 
     def wait_for_sums(self, segment: int) -> Tensor:
         _wait(self._from_owners[segment])

@@ -8,8 +8,8 @@ round of gossip brings them nearer to their mean by that share at least (Lian et
     metropolis  w_ij = 1 / (1 + max(deg_i, deg_j)), w_ii what is left: of any undirected graph (Xiao and Boyd 2004)
 
 Push-sum (`push_sum.py`) asks for less, columns that sum to 1: w_ij = 1 / (1 + how many j sends to), of any graph in
-which a way leads from each worker to every other. A graph may change from round to round (`changing.py`): then each
-round has a matrix, and the product of all has to connect the workers.
+which a way leads from each worker to every other. A graph may change from round to round (`random_pairs.py`): then
+each round has a matrix, and the product of all has to connect the workers.
 
 Gaps in closed form, uniform weights: directed ring 1 - cos(pi / N); ring (N > 2) 2/3 (1 - cos(2 pi / N)); torus of
 sides a >= b > 2, 2/5 (1 - cos(2 pi / a)); exponential graph, even N, 2 / (1 + ceil(log2 N)) (Ying et al., arXiv
