@@ -1,7 +1,7 @@
 """The public operators: what they promise. operators.py is the table of what they do.
 
 Rules for all of them. Inputs are float32, float64, float16 or bfloat16 tensors of any shape and strides, rounded
-once and never written; results are float32. `fmt` is a Format or its name. `out=` takes a tensor of the right
+once and never written; results are float32. `fmt` is a number format or its name. `out=` takes a tensor of the right
 shape, dtype and device (any strides) and returns it; it may be an input, but RuntimeError is raised where it shares
 only part of an input's memory. Seeds are whole numbers from -2**63 to 2**64 - 1. NaN is positive and quiet in every
 result. A tensor, format or word that does not fit raises TypeError or ValueError, which say what was given and what is
@@ -23,6 +23,7 @@ from custom_fp.checks import as_source, check_float, check_seed
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.registration import is_plain
+from custom_fp.rule import Overflow, Rounding
 from custom_fp.scaled.blocks import single
 
 __all__ = [
@@ -46,24 +47,18 @@ def quantize(
     x: Tensor,
     fmt: NumberFormat | str,
     *,
-    rounding: str = "nearest_even",
-    overflow: str = "infinity",
+    rounding: Rounding | str = "nearest_even",
+    overflow: Overflow | str = "infinity",
     seed: int | None = None,
     offset: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
     """x rounded to the values of a format, as float32 of the same shape.
 
-    rounding
-        "nearest_even": IEEE 754-2019 roundTiesToEven. With m = 0 a tie between two normal values goes to the
-        larger magnitude (4.3.1: both have an odd digit), and half the smallest value goes to zero, which is even.
-        "toward_zero": never overflows. "stochastic": up with a probability equal to the distance, in steps of
-        2**-31, from Philox4x32-7 keyed by (seed, element index); with seed None the seed is drawn from torch's
-        default generator, so that torch.manual_seed repeats it. `offset` is the index of x's first element: a part
-        of a tensor, with its own offset, is rounded as it is in the whole.
-    overflow
-        Decided after rounding. "infinity": inf, or NaN where the format has no inf, or max if it has neither.
-        "saturate": max, for infinite inputs too.
+    rounding: nearest_even, toward_zero or stochastic, as `Rounding` defines them. With seed None stochastic rounding
+    draws a seed from torch's default generator, so that torch.manual_seed repeats it; offset is the index of x's first
+    element: a part of a tensor, with its own offset, is rounded as it is in the whole. overflow: infinity or saturate,
+    as `Overflow` defines them, decided after rounding.
 
     Subnormals are kept, of the format and of x; -0 stays -0. inf and NaN stay what they are where the format has
     them; NaN becomes inf (or max) where it has no NaN. The gradient passes straight through.
@@ -98,8 +93,8 @@ def accumulate(
     fmt: NumberFormat | str,
     *,
     kahan: bool = False,
-    rounding: str = "nearest_even",
-    overflow: str = "infinity",
+    rounding: Rounding | str = "nearest_even",
+    overflow: Overflow | str = "infinity",
     seed: int | None = None,
     offset: int = 0,
     out: Tensor | None = None,
@@ -143,8 +138,8 @@ def pack(
     fmt: NumberFormat | str,
     *,
     shift: int = 0,
-    rounding: str = "nearest_even",
-    overflow: str = "infinity",
+    rounding: Rounding | str = "nearest_even",
+    overflow: Overflow | str = "infinity",
     seed: int | None = None,
     offset: int = 0,
     out: Tensor | None = None,
@@ -177,8 +172,8 @@ def accumulate_packed(
     n: int,
     *,
     kahan: bool = False,
-    rounding: str = "nearest_even",
-    overflow: str = "infinity",
+    rounding: Rounding | str = "nearest_even",
+    overflow: Overflow | str = "infinity",
     seed: int | None = None,
     offset: int = 0,
     out: Tensor | None = None,

@@ -193,7 +193,7 @@ def is_plain(*tensors: object) -> bool:
 
 
 def _are_plain(tensors: Sequence[object], out: object = None) -> bool:
-    for tensor in tensors:
+    for tensor in tensors:  # a generator would cost a small tensor more than the rest
         if type(tensor) not in _PLAIN:
             return False
     return out is None or type(out) in _PLAIN

@@ -17,6 +17,15 @@ def test_a_member_is_as_good_as_its_word():
             members = {"rounding": rounding, "overflow": overflow}
             a, b = (custom_fp.quantize(x, "e2m1", seed=3, **rule) for rule in (words, members))
             assert torch.equal(a, b)
+    compiled = torch.compile(
+        lambda x: custom_fp.quantize(x, "e2m1", rounding=Rounding.TOWARD_ZERO),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    expected = custom_fp.quantize(x, "e2m1", rounding="toward_zero")
+    assert torch.equal(compiled(x), expected)
+    rounded = torch.func.vmap(lambda x: custom_fp.quantize(x, "e2m1", rounding=Rounding.TOWARD_ZERO))(x)
+    assert torch.equal(rounded, expected)
     assert Rule("stochastic", "saturate", 3) == Rule(Rounding.STOCHASTIC, Overflow.SATURATE, 3, 0)
 
 
