@@ -11,6 +11,7 @@ from typing import Any
 
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
+from custom_fp.rule import Overflow, Rounding
 
 from cpdrun.comm.sums import compat
 from cpdrun.comm.sums.decoded import Decoded
@@ -21,8 +22,8 @@ from cpdrun.comm.workers import Workers
 
 FP32 = parse("fp32")
 _CHOICES = {
-    "rounding": ("nearest_even", "stochastic", "toward_zero"),
-    "overflow": ("infinity", "saturate"),
+    "rounding": tuple(Rounding),
+    "overflow": tuple(Overflow),
     "requantise": (None, "hop", "once"),
     "compat": (None, "cpd"),
 }
