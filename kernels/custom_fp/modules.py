@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from custom_fp.formats.names import AnyFormat, ScaledFormat, parse
-from custom_fp.formats.scalar import Format
-from custom_fp.ops import matmul, quantize
+from custom_fp.formats.names import AnyFormat, ScaledFormat
+from custom_fp.ops import quantize
+from custom_fp.products import Arithmetic, Conv, Linear, Sums, named
 
 
 class _RoundGradient(torch.autograd.Function):
@@ -58,18 +57,6 @@ def _round_gradient(x: Tensor, fmt: ScaledFormat | str) -> Tensor:
     return (_RoundGradient if torch.compiler.is_compiling() else _RoundGradientNotTangent).apply(x, fmt)
 
 
-def _name(fmt: Format | str | None) -> str | None:
-    return None if fmt is None else Format.parse(fmt).name
-
-
-def _name_or_scaled(fmt: AnyFormat | str | None) -> ScaledFormat | str | None:
-    """As `_name`; a format with scales is returned as it is, for a table of one's own has no name to find it by."""
-    if fmt is None:
-        return None
-    parsed = parse(fmt)
-    return parsed.name if isinstance(parsed, Format) else parsed
-
-
 class Quantizer(nn.Module):
     """Rounds activations to `forward` and their gradients to `backward` (None: left alone); nearest even.
 
@@ -80,7 +67,7 @@ class Quantizer(nn.Module):
         self, forward: AnyFormat | str | None = None, backward: AnyFormat | str | None = None
     ) -> None:
         super().__init__()
-        self.forward_format, self.backward_format = _name_or_scaled(forward), _name_or_scaled(backward)
+        self.forward_format, self.backward_format = forward and named(forward), backward and named(backward)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.backward_format is not None:
@@ -91,58 +78,17 @@ class Quantizer(nn.Module):
         return f"forward={self.forward_format}, backward={self.backward_format}"
 
 
-@dataclass(frozen=True)
-class _Arithmetic:
-    accumulator: str | None
-    backward_accumulator: str | None
-    kahan: bool
-    operands: ScaledFormat | str | None
-    gradients: ScaledFormat | str | None
-
-    @classmethod
-    def of(
-        cls, accumulator=None, backward_accumulator=None, kahan=False, operands=None, gradients=None
-    ) -> _Arithmetic:
-        forward = _name(accumulator)
-        return cls(
-            forward,
-            _name(backward_accumulator) or forward,
-            kahan,
-            _name_or_scaled(operands),
-            _name_or_scaled(gradients),
-        )
-
-    def round_operand(self, x: Tensor) -> Tensor:
-        return x if self.operands is None else quantize(x, self.operands)
-
-    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
-        if self.backward_accumulator is None:  # then the forward one is None, too
-            product = a.float() @ b.float()
-        else:
-            product = matmul(
-                a,
-                b,
-                accumulator=self.accumulator or "fp32",
-                kahan=self.kahan,
-                backward_accumulator=self.backward_accumulator,
-            )
-        return product if self.gradients is None else _round_gradient(product, self.gradients)
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in vars(self).items() if value)
-
-
 class _Quantized:
     """What all layers share: their arithmetic, and how they take over an existing layer."""
 
-    arithmetic: _Arithmetic
+    arithmetic: Arithmetic
 
     @classmethod
-    def from_module(cls, module: nn.Module, **arithmetic):
+    def from_module(cls, module: nn.Module, arithmetic: Arithmetic):
         """A layer with the parameters (the same objects), hooks and settings of a torch.nn layer."""
         layer = cls.__new__(cls)
         layer.__dict__.update(module.__dict__)
-        layer.arithmetic = _Arithmetic.of(**arithmetic)
+        layer.arithmetic = arithmetic
         return layer
 
     def extra_repr(self) -> str:
@@ -162,16 +108,29 @@ class QuantLinear(_Quantized, nn.Linear):
         **arithmetic,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.arithmetic = _Arithmetic.of(**arithmetic)
+        self.arithmetic = Arithmetic.of(**arithmetic)
 
     def forward(self, x: Tensor) -> Tensor:
-        rounded = self.arithmetic.round_operand
-        result = self.arithmetic.multiply(rounded(x), rounded(self.weight).t()).to(x.dtype)
+        arithmetic = self.arithmetic
+        if not arithmetic:
+            return super().forward(x)
+        if arithmetic.accumulators:
+            sums = Sums(arithmetic.accumulators, arithmetic.kahan)
+            rows = arithmetic.multiply(sums, x, self.weight, _rows, torch.t)
+            result = rows.view(*x.shape[:-1], self.out_features)
+        else:
+            result = arithmetic.multiply(Linear(), x, self.weight)
+        result = result.to(x.dtype)
         return result if self.bias is None else result + self.bias
 
 
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
 class _QuantConv(_Quantized):
-    """Convolution as one matrix product a group, over the windows of the input (im2col)."""
+    """Convolution as torch has it, or, where an accumulator is emulated, as one matrix product a group over the windows
+    of the input (im2col). Legend: B samples, G groups, C channels, M channels of the result, R windows in all."""
 
     def __init__(
         self,
@@ -201,35 +160,62 @@ class _QuantConv(_Quantized):
             device,
             dtype,
         )
-        self.arithmetic = _Arithmetic.of(**arithmetic)
+        self.arithmetic = Arithmetic.of(**arithmetic)
 
     def forward(self, x: Tensor) -> Tensor:
         dimensions = len(self.kernel_size)
+        if not self.arithmetic:
+            return super().forward(x)
         if x.dim() == dimensions + 1:
             return self(x.unsqueeze(0)).squeeze(0)
-        windows = self._windows(self.arithmetic.round_operand(x))  # B x C x out... x kernel...
-        batch, _, *rest = windows.shape
-        size_out, group_in = rest[:dimensions], self.in_channels // self.groups
-        depth, rows = group_in * math.prod(self.kernel_size), batch * math.prod(size_out)
-
-        grouped = windows.reshape(batch, self.groups, group_in, *rest).movedim(1, 0)  # G x B x C/G x ...
-        grouped = grouped.movedim(2, 2 + dimensions)  # G x B x out... x C/G x kernel...
-        weight = self.arithmetic.round_operand(self.weight)
-        weight = weight.reshape(self.groups, self.out_channels // self.groups, depth)
-        product = self.arithmetic.multiply(grouped.reshape(self.groups, rows, depth), weight.mT)
-        result = product.to(x.dtype).reshape(self.groups, batch, *size_out, -1)
-        result = result.movedim(-1, 1).movedim(2, 0).reshape(batch, self.out_channels, *size_out)
+        result = (self._by_windows if self.arithmetic.accumulators else self._by_torch)(x).to(x.dtype)
         return result if self.bias is None else result + self.bias.view(-1, *[1] * dimensions)
 
-    def _windows(self, x: Tensor) -> Tensor:
+    def _by_torch(self, x: Tensor) -> Tensor:
+        pads_itself = self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        padding = self.padding if pads_itself else (0,) * len(self.kernel_size)
+        kernel = Conv(self.stride, padding, self.dilation, self.groups)
+        as_it_is_or_padded = (lambda x: x) if pads_itself else self._padded
+        return self.arithmetic.multiply(kernel, x, self.weight, as_it_is_or_padded)
+
+    def _by_windows(self, x: Tensor) -> Tensor:
+        sums = Sums(self.arithmetic.accumulators, self.arithmetic.kahan)
+        product_GxRxM = self.arithmetic.multiply(sums, x, self.weight, self._windows, self._columns)
+        result = product_GxRxM.reshape(self.groups, x.shape[0], *self._size_out(x), -1)
+        return result.movedim(-1, 1).movedim(2, 0).reshape(x.shape[0], self.out_channels, *self._size_out(x))
+
+    def _padded(self, x: Tensor) -> Tensor:
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        if any(self._reversed_padding_repeated_twice):
-            x = F.pad(x, self._reversed_padding_repeated_twice, mode=mode)
+        around = self._reversed_padding_repeated_twice
+        return F.pad(x, around, mode=mode) if any(around) else x
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """(G, R, C / G * kernel...)"""
+        x, dimensions = self._padded(x), len(self.kernel_size)
         for i, (size, stride, dilation) in enumerate(
             zip(self.kernel_size, self.stride, self.dilation, strict=True)
         ):
             x = x.unfold(2 + i, (size - 1) * dilation + 1, stride)[..., ::dilation]
-        return x
+        batch, _, *rest = x.shape  # B x C x out... x kernel...
+        group_in = self.in_channels // self.groups
+        grouped = x.reshape(batch, self.groups, group_in, *rest).movedim(1, 0)  # G x B x C/G x ...
+        grouped = grouped.movedim(2, 2 + dimensions)  # G x B x out... x C/G x kernel...
+        return grouped.reshape(self.groups, -1, group_in * math.prod(self.kernel_size))
+
+    def _columns(self, weight: Tensor) -> Tensor:
+        """(G, C / G * kernel..., M / G)"""
+        depth = self.in_channels // self.groups * math.prod(self.kernel_size)
+        return weight.reshape(self.groups, self.out_channels // self.groups, depth).mT
+
+    def _size_out(self, x: Tensor) -> list[int]:
+        around = self._reversed_padding_repeated_twice  # of the last dimension first
+        pads = [a + b for a, b in zip(around[-2::-2], around[::-2], strict=True)]
+        return [
+            (n + pad - (size - 1) * dilation - 1) // stride + 1
+            for n, pad, size, dilation, stride in zip(
+                x.shape[2:], pads, self.kernel_size, self.dilation, self.stride, strict=True
+            )
+        ]
 
 
 class QuantConv1d(_QuantConv, nn.Conv1d):
@@ -244,7 +230,7 @@ class QuantConv3d(_QuantConv, nn.Conv3d):
     """torch.nn.Conv3d in a custom accumulator; see the module's docstring for the keyword arguments."""
 
 
-_LAYERS = {
+LAYERS = {
     nn.Linear: QuantLinear,
     nn.Conv1d: QuantConv1d,
     nn.Conv2d: QuantConv2d,
@@ -266,30 +252,32 @@ def quantize_model(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic
 
 def quantize_model_(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic) -> nn.Module:
     """`quantize_model` on the model itself. Parameters stay the same objects, so an optimizer keeps its grip."""
-    made: dict[nn.Module, nn.Module] = {}
-    layers = [item for item in model.named_modules(remove_duplicate=False) if type(item[1]) in _LAYERS]
+    layers = [item for item in model.named_modules(remove_duplicate=False) if type(item[1]) in LAYERS]
     for pattern in skip:
         if not any(fnmatch(name, pattern) for name, _ in layers):
             raise ValueError(
                 f"skip={pattern!r} matches none of the layers: {_some(name for name, _ in layers)}"
             )
-    for name, module in layers:
-        if any(fnmatch(name, pattern) for pattern in skip):
-            continue
-        if module not in made:
-            made[module] = _LAYERS[type(module)].from_module(module, **arithmetic)
-        if not name:
-            return made[module]
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, made[module])
-    if not made:
-        kinds = ", ".join(kind.__name__ for kind in _LAYERS)
+    chosen = {m for name, m in layers if not any(fnmatch(name, pattern) for pattern in skip)}
+    if not chosen:
+        kinds = ", ".join(kind.__name__ for kind in LAYERS)
         why = "all are skipped" if layers else f"none is exactly a {kinds}"
         raise ValueError(
             f"no layer of {type(model).__name__} can be replaced: {why}; nothing would be rounded"
         )
+    return replace_layers_(model, dict.fromkeys(chosen, Arithmetic.of(**arithmetic)))
+
+
+def replace_layers_(model: nn.Module, chosen: Mapping[nn.Module, Arithmetic]) -> nn.Module:
+    """The model with these layers of it, each of a class in LAYERS, computing by an arithmetic of its own wherever they
+    stand; a model that is such a layer itself is replaced."""
+    made = {layer: LAYERS[type(layer)].from_module(layer, arithmetic) for layer, arithmetic in chosen.items()}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module in made and name:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, made[module])
     _keep_off_fused_paths(model)
-    return model
+    return made.get(model, model)
 
 
 def _keep_off_fused_paths(model: nn.Module) -> None:

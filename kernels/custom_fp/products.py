@@ -1,0 +1,231 @@
+"""The three products of a Linear or Conv layer, each with operands, sums and a result of its own rounding.
+
+    forward           y = x w     operands input and weight
+    input_gradient    dx = dy w   operands output_gradient and weight
+    weight_gradient   dw = dy x   operands output_gradient and input
+
+`Product` is one autograd function around any kernel that knows the three: torch's own linear and convolution, whose
+sums are float32, or matrices whose every partial sum is rounded (`Sums`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from custom_fp.formats.names import parse
+from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scalar import Format
+from custom_fp.ops import matmul, quantize
+
+PRODUCTS = FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = ("forward", "input_gradient", "weight_gradient")
+ROLES = {  # and the products that each takes part in
+    "input": (FORWARD, WEIGHT_GRADIENT),
+    "weight": (FORWARD, INPUT_GRADIENT),
+    "output_gradient": (INPUT_GRADIENT, WEIGHT_GRADIENT),
+    "result": PRODUCTS,
+}
+
+
+def named(fmt: NumberFormat | str) -> NumberFormat | str:
+    """Its name; a format with scales is returned as it is, for a table of one's own has no name to find it by."""
+    parsed = parse(fmt)
+    return parsed.name if isinstance(parsed, Format) else parsed
+
+
+Round = Callable[[Tensor], Tensor]  # of any shape; straight through for the gradient
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Rounding to a format, nearest even; see `custom_fp.quantize`."""
+
+    fmt: str | NumberFormat
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return quantize(x, self.fmt)
+
+    def __str__(self) -> str:
+        return str(self.fmt)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How the products of one layer run; what is not named is left in float32.
+
+    roundings      by (role, product), of `ROLES`
+    accumulators   by product, the format of every product of two values and of every partial sum (custom_fp.matmul)
+    """
+
+    roundings: Mapping[tuple[str, str], Round] = field(default_factory=dict)
+    accumulators: Mapping[str, str] = field(default_factory=dict)
+    kahan: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        accumulator: Format | str | None = None,
+        backward_accumulator: Format | str | None = None,
+        kahan: bool = False,
+        operands: NumberFormat | str | None = None,
+        gradients: NumberFormat | str | None = None,
+    ) -> Arithmetic:
+        """The same for all operands, and for both products of the backward pass; see `modules.py`."""
+        backward = backward_accumulator or accumulator
+        sums = {FORWARD: accumulator, INPUT_GRADIENT: backward, WEIGHT_GRADIENT: backward}
+        formats = {"input": operands, "weight": operands, "output_gradient": gradients}
+        return cls(
+            {(role, p): Nearest(named(fmt)) for role, fmt in formats.items() if fmt for p in ROLES[role]},
+            {product: Format.parse(fmt).name for product, fmt in sums.items() if fmt},
+            kahan,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.roundings or self.accumulators)
+
+    def __str__(self) -> str:
+        known = {
+            role: {p: self.roundings.get((role, p)) for p in products} for role, products in ROLES.items()
+        }
+        known["accumulator"] = {p: self.accumulators.get(p) for p in PRODUCTS}
+        texts = []
+        for role, by_product in known.items():
+            if len(values := {str(value) for value in by_product.values()}) == 1:
+                texts += [f"{role}={value}" for value in values - {"None"}]
+            else:
+                texts += [f"{role} of {p}={value}" for p, value in by_product.items() if value]
+        return ", ".join([*texts, *(["kahan=True"] if self.kahan else [])])
+
+    def multiply(
+        self,
+        kernel: Any,
+        x: Tensor,
+        w: Tensor,
+        x_as: Callable[[Tensor], Tensor] = lambda x: x,
+        w_as: Callable[[Tensor], Tensor] = lambda w: w,
+    ) -> Tensor:
+        """kernel's product of x and w, float32, x_as and w_as laying out what is rounded as the kernel wants it."""
+        x_forward, x_backward = self._operands("input", FORWARD, WEIGHT_GRADIENT, x, x_as)
+        w_forward, w_backward = self._operands("weight", FORWARD, INPUT_GRADIENT, w, w_as)
+        return Product.apply(x_forward, w_forward, x_backward, w_backward, kernel, self)
+
+    def rounded(self, role: str, product: str, x: Tensor) -> Tensor:
+        rounding = self.roundings.get((role, product))
+        return x if rounding is None else rounding(x)
+
+    def _operands(
+        self, role: str, one: str, other: str, x: Tensor, laid_out: Callable
+    ) -> tuple[Tensor, Tensor | None]:
+        """As the forward product reads it, through which the gradient goes, and the backward one (None: the same)."""
+        forward = laid_out(self.rounded(role, one, x).float())
+        same = self.roundings.get((role, one)) == self.roundings.get((role, other))
+        if same or not torch.is_grad_enabled():
+            return forward, None
+        return forward, laid_out(self.rounded(role, other, x.detach()).float())
+
+
+class Product(torch.autograd.Function):
+    """kernel.product(x, w); the products of the backward pass read x_backward and w_backward instead, where given."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        w: Tensor,
+        x_backward: Tensor | None,
+        w_backward: Tensor | None,
+        kernel: Any,
+        arithmetic: Arithmetic,
+    ) -> Tensor:
+        return arithmetic.rounded("result", FORWARD, kernel.product(x, w))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        x, w, x_backward, w_backward, ctx.kernel, ctx.arithmetic = inputs
+        ctx.save_for_backward(
+            x if x_backward is None else x_backward, w if w_backward is None else w_backward
+        )
+
+    @staticmethod
+    def backward(ctx: Any, error: Tensor) -> tuple:
+        x, w = ctx.saved_tensors
+        kernel, arithmetic = ctx.kernel, ctx.arithmetic
+        for_x, for_w = (arithmetic.roundings.get(("output_gradient", p)) for p in ROLES["output_gradient"])
+        error_x = error if for_x is None else for_x(error)
+        error_w = (
+            error_x if for_w == for_x else error if for_w is None else for_w(error)
+        )  # one draw, if it draws
+        dx = arithmetic.rounded("result", INPUT_GRADIENT, kernel.input_gradient(error_x, x, w))
+        dw = arithmetic.rounded("result", WEIGHT_GRADIENT, kernel.weight_gradient(error_w, x, w))
+        return dx, dw, None, None, None, None
+
+
+# ---- kernels: x, w and the error of y in float32 -> a product
+
+
+class Linear:
+    """x (..., K), w (M, K), y (..., M)."""
+
+    def product(self, x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(x, w)
+
+    def input_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return error @ w
+
+    def weight_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return error.reshape(-1, error.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+
+
+@dataclass(frozen=True)
+class Conv:
+    """x (B, C, ...), w (M, C / groups, ...), y (B, M, ...), padded by zeros."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def product(self, x: Tensor, w: Tensor) -> Tensor:
+        none = [0] * len(self.stride)
+        return torch.convolution(
+            x, w, None, self.stride, self.padding, self.dilation, False, none, self.groups
+        )
+
+    def input_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return self._backward(error, x, w, [True, False, False])[0]
+
+    def weight_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return self._backward(error, x, w, [False, True, False])[1]
+
+    def _backward(self, error: Tensor, x: Tensor, w: Tensor, which: list[bool]) -> tuple:
+        none = [0] * len(self.stride)
+        return torch.ops.aten.convolution_backward(
+            error, x, w, None, self.stride, self.padding, self.dilation, False, none, self.groups, which
+        )
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Matrices x (..., R, K) and w (..., K, M), y (..., R, M), every partial sum of a product in its accumulator."""
+
+    accumulators: Mapping[str, str]
+    kahan: bool
+
+    def product(self, x: Tensor, w: Tensor) -> Tensor:
+        return self._sum(x, w, FORWARD)
+
+    def input_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return self._sum(error, w.mT, INPUT_GRADIENT)
+
+    def weight_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return self._sum(x.mT, error, WEIGHT_GRADIENT)
+
+    def _sum(self, a: Tensor, b: Tensor, product: str) -> Tensor:
+        fmt = self.accumulators.get(product)
+        return a @ b if fmt is None else matmul(a, b, accumulator=fmt, kahan=self.kahan)
