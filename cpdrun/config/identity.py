@@ -35,6 +35,7 @@ UNUSED = {
     "init_skip": [],
     "init_sha256": None,
     "precision.aps": False,
+    "precision.rules": [],
     "sync.compat": None,
     "sync.requantise": None,
     "sync.nesterov": False,

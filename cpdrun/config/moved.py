@@ -48,7 +48,7 @@ FIRST_NAME = {
     "cpdrun.models.parallel.convnet.ParallelConvNet": "cpdrun.comm.parallel_conv.ParallelConvNet",
     "cpdrun.models.parallel.mlp.ParallelMLP": "cpdrun.comm.parallel_linear.ParallelMLP",
     "cpdrun.train.precision.int8.Int8": "cpdrun.train.int8.Int8",
-    "cpdrun.train.precision.rules.Precision": "cpdrun.train.precision.Precision",
+    "cpdrun.train.precision.formats.Formats": "cpdrun.train.precision.Precision",
 }
 
 CLASSIFICATION = "cpdrun.tasks.classification.Classification"

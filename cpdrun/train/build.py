@@ -26,7 +26,7 @@ from cpdrun.errors import UserError
 from cpdrun.optim.groups import MakeOptimizer, ParameterGroups, trainable
 from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
-from cpdrun.train.precision.rules import Precision
+from cpdrun.train.precision.base import Precision
 from cpdrun.train.preflight.fit import unfit_data, unfit_model
 from cpdrun.train.seeds import derived_seed
 from cpdrun.train.state.init_from import InitFrom

@@ -1,11 +1,12 @@
 import pytest
 import torch
+from custom_fp.modules import QuantConv2d, QuantLinear
 from torch import nn
 
 from cpdrun.models.normed.norms import RangeEvoNorm, Sum
 from cpdrun.record import read_json
 from cpdrun.train.precision.activations import activation_bytes
-from cpdrun.train.precision.int8 import Int8, Int8Conv2d, Int8Linear, min_max_quantize
+from cpdrun.train.precision.int8 import Int8, min_max_quantize
 
 BITS = {
     "weight_bits": 8,
@@ -63,7 +64,7 @@ def test_stochastic_levels_are_unbiased():
 
 def test_without_bits_it_is_the_layers_of_torch():
     plain, ours = net(), Int8(**BITS | FLOAT).prepare(net())
-    assert isinstance(ours[0], Int8Conv2d) and isinstance(ours[3], Int8Linear)
+    assert isinstance(ours[0], QuantConv2d) and isinstance(ours[3], QuantLinear)
     for model in (plain, ours):
         loss_of(model).backward()
     for (name, p), q in zip(plain.named_parameters(), ours.parameters(), strict=True):

@@ -5,7 +5,9 @@ from torch import nn
 
 from cpdrun.models.convnet import ConvNet
 from cpdrun.record import read_json
-from cpdrun.train.precision.rules import LossScale, Precision
+from cpdrun.train.precision.formats import Formats
+from cpdrun.train.precision.keeping import Float32Weights
+from cpdrun.train.precision.loss_scale import loss_scale_of
 
 FP32 = {
     "weights": "fp32",
@@ -37,10 +39,10 @@ def convnet():
 def test_all_fp32_swaps_nothing_in_and_copies_nothing():
     model = convnet()
     before = {name: (module, dict(module._forward_hooks)) for name, module in model.named_modules()}
-    precision = Precision(**FP32)
+    precision = Formats(**FP32)
     assert precision.prepare(model) is model
     assert {name: (module, dict(module._forward_hooks)) for name, module in model.named_modules()} == before
-    assert precision.masters == []
+    assert type(precision.weights) is Float32Weights
 
 
 def test_weights_are_rounded_and_the_master_copy_keeps_small_updates():
@@ -50,7 +52,7 @@ def test_weights_are_rounded_and_the_master_copy_keeps_small_updates():
     for master_weights, moved in ((True, True), (False, False)):
         with torch.no_grad():
             w.fill_(1.0)
-        precision = Precision(**FP32 | {"weights": "e5m2", "master_weights": master_weights})
+        precision = Formats(**FP32 | {"weights": "e5m2", "master_weights": master_weights})
         precision.prepare(model)
         optimizer = torch.optim.SGD([w], lr=1.0)
         for _ in range(6):
@@ -72,7 +74,7 @@ def test_activations_and_errors_are_rounded_at_every_layer(formats):
 
     for module in model:
         module.register_forward_hook(watch_before_rounding)
-    Precision(**FP32 | {"activations": formats[0], "errors": formats[1]}).prepare(model)
+    Formats(**FP32 | {"activations": formats[0], "errors": formats[1]}).prepare(model)
     for module in model:
         module.register_forward_hook(lambda _m, _i, output: seen.append(output.detach()))
     model(torch.randn(5, 8)).square().sum().backward()
@@ -83,14 +85,14 @@ def test_activations_and_errors_are_rounded_at_every_layer(formats):
 def test_a_format_with_scales_says_where_it_can_stand():
     for key in ("accumulator", "optimizer_state", "update"):
         with pytest.raises(ValueError, match=rf"precision\.{key}=mxfp4: a format with scales"):
-            Precision(**FP32 | {key: "mxfp4"})
+            Formats(**FP32 | {key: "mxfp4"})
     with pytest.raises(ValueError, match=r"precision\.weights=mxfp4 has scales.*master_weights=true"):
-        Precision(**FP32 | {"weights": "mxfp4", "master_weights": False})
+        Formats(**FP32 | {"weights": "mxfp4", "master_weights": False})
 
 
 def test_the_bytes_of_a_format_with_scales_count_its_scales():
     model = nn.Linear(32, 2)
-    precision = Precision(**FP32 | {"weights": "mxfp4"})
+    precision = Formats(**FP32 | {"weights": "mxfp4"})
     precision.prepare(model)
     memory = precision.memory(torch.optim.SGD(model.parameters(), lr=1.0), list(model.parameters()))
     assert memory == {"model_bytes": (2 + 64 // 2) + (1 + 4), "optimizer_bytes": 4 * 66}
@@ -131,7 +133,7 @@ def test_norms_in_fp32_are_norms_of_any_kind_and_nothing_else(norm, make_run, tr
 
 def test_optimizer_state_is_rounded():
     model = nn.Linear(4, 4)
-    precision = Precision(**FP32 | {"optimizer_state": "e5m2"})
+    precision = Formats(**FP32 | {"optimizer_state": "e5m2"})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(3):
         model(torch.randn(2, 4)).sum().backward()
@@ -141,13 +143,13 @@ def test_optimizer_state_is_rounded():
 
 
 def test_a_dynamic_loss_scale_skips_and_halves_then_doubles():
-    scale = LossScale("dynamic")
+    scale = loss_scale_of("dynamic")
     assert scale.value == 65536 and not scale.accept(nonfinite=3) and scale.value == 32768
     assert all(scale.accept(0) for _ in range(2000)) and scale.value == 65536
-    fixed = LossScale(128.0)
+    fixed = loss_scale_of(128.0)
     assert fixed.accept(nonfinite=3) and fixed.value == 128
     with pytest.raises(ValueError, match=r"precision\.loss_scale"):
-        LossScale("none")
+        loss_scale_of("none")
 
 
 def test_a_fixed_power_of_two_scale_changes_no_bit_in_fp32(make_run, train_here):

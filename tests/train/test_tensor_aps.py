@@ -11,8 +11,10 @@ from test_precision import FP32
 from torch import nn
 
 from cpdrun.record import read_json
-from cpdrun.train.precision.rules import Precision
-from cpdrun.train.precision.tensor_aps import ApsQuantizer, aps_quantize, on_device
+from cpdrun.train.precision.formats import Formats
+from cpdrun.train.precision.placement import round_gradient
+from cpdrun.train.precision.rules import Rounding
+from cpdrun.train.precision.tensor_aps import aps_quantize, on_device
 
 
 def by_hand(x: torch.Tensor, fmt: str) -> list[Fraction]:
@@ -65,7 +67,9 @@ def test_what_is_not_finite_stays_and_takes_no_part():
 
 
 def test_forward_and_backward_have_shifts_of_their_own_under_vmap_too():
-    quantizer = ApsQuantizer(forward="e4m3", backward="e5m2")
+    def quantizer(x_F):
+        return aps_quantize(round_gradient(x_F, Rounding("e5m2", aps=True)), "e4m3")
+
     x = torch.randn(3, 16, generator=torch.Generator().manual_seed(2)) * torch.tensor([[1e-6], [1.0], [1e5]])
 
     def loss(x_F):
@@ -86,7 +90,7 @@ def test_layers_and_weights_of_a_model_are_shifted():
         for p in model.parameters():
             p.mul_(1e-4)
     settings = FP32 | {"weights": "e4m3", "activations": "e4m3", "errors": "e5m2", "aps": True}
-    precision = Precision(**settings)
+    precision = Formats(**settings)
     masters = [p.detach().clone() for p in model.parameters()]
     precision.prepare(model)
     memory = precision.memory(torch.optim.SGD(model.parameters(), lr=1.0), list(model.parameters()))
@@ -114,7 +118,7 @@ def test_layers_and_weights_of_a_model_are_shifted():
 )
 def test_what_has_shifts_or_scales_already_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
-        Precision(**FP32 | {"aps": True} | changes)
+        Formats(**FP32 | {"aps": True} | changes)
 
 
 def test_small_activations_survive_four_bits_by_their_shift_alone(make_run, train_here):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from cpdrun.record import read_json
-from cpdrun.train.precision.rules import Precision
+from cpdrun.train.precision.formats import Formats
 from cpdrun.train.precision.weight_update import WeightUpdate
 
 PURE = {
@@ -38,18 +38,18 @@ def is_fp16(x):
 def test_a_stochastic_update_is_unbiased_and_nearest_loses_it():
     n, change = 200_000, 2.0**-13  # an eighth of fp16's unit at 1
     w = torch.ones(n)
-    WeightUpdate("fp16", "stochastic", False, seed=0).apply_([w], [torch.full((n,), change).double()])
+    WeightUpdate(["fp16"], "stochastic", False, seed=0).apply_([w], [torch.full((n,), change).double()])
     up = (w > 1).double().mean().item()
     assert set(w.tolist()) == {1.0, 1.0 + 2**-10}
     assert abs(up - 1 / 8) < 5 * (1 / 8 * 7 / 8 / n) ** 0.5  # five standard deviations
     w = torch.ones(n)
-    WeightUpdate("fp16", "nearest_even", False, seed=0).apply_([w], [torch.full((n,), change).double()])
+    WeightUpdate(["fp16"], "nearest_even", False, seed=0).apply_([w], [torch.full((n,), change).double()])
     assert torch.equal(w, torch.ones(n))
 
 
 def test_stochastic_draws_depend_on_seed_update_and_parameter():
     def draws(seed, update, parameter):
-        rule = WeightUpdate("fp16", "stochastic", False, seed=seed)
+        rule = WeightUpdate(["fp16"] * (parameter + 1), "stochastic", False, seed=seed)
         rule.updates = update
         weights = [torch.ones(64) for _ in range(parameter + 1)]
         rule.apply_(weights, [torch.full((64,), 2.0**-11).double()] * (parameter + 1))
@@ -64,7 +64,7 @@ def test_kahan_weights_recover_updates_below_half_a_unit():
     """A thousand updates of 2^-15 each, a 32nd of the unit at 1: in the end within a unit of the exact sum."""
     torch.manual_seed(0)
     rule, w, exact = (
-        WeightUpdate("fp16", "nearest_even", True, seed=0),
+        WeightUpdate(["fp16"], "nearest_even", True, seed=0),
         torch.ones(100),
         torch.ones(100).double(),
     )
@@ -85,7 +85,7 @@ def small_model():
 
 @pytest.mark.parametrize("rule", [{}, {"kahan_weights": True}, {"update_rounding": "stochastic"}])
 def test_nothing_that_is_kept_between_steps_is_wider_than_the_format(rule):
-    model, precision = small_model(), Precision(**PURE | rule)
+    model, precision = small_model(), Formats(**PURE | rule)
     model = precision.prepare(model)
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)
@@ -98,7 +98,7 @@ def test_nothing_that_is_kept_between_steps_is_wider_than_the_format(rule):
         precision.step(optimizer, parameters)
     kept = [*parameters, *(b for b in model.buffers() if b.is_floating_point())]
     kept += [state["momentum_buffer"] for state in optimizer.state.values()]
-    kept += precision.weight_update.compensations
+    kept += precision.weights.update.compensations
     assert len(kept) == (20 if "kahan_weights" in rule else 14)
     assert all(is_fp16(x.detach()) for x in kept)
     numel = sum(p.numel() for p in parameters)
@@ -108,7 +108,7 @@ def test_nothing_that_is_kept_between_steps_is_wider_than_the_format(rule):
 
 
 def test_normalisation_layers_stay_in_fp32_where_asked():
-    model, precision = small_model(), Precision(**PURE | {"fp32_norms": True, "accumulator": "fp32"})
+    model, precision = small_model(), Formats(**PURE | {"fp32_norms": True, "accumulator": "fp32"})
     model = precision.prepare(model)
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
@@ -128,16 +128,16 @@ def test_combinations_that_mean_nothing_are_named():
     with pytest.raises(
         ValueError, match=r"without a float32 copy: set precision\.weights and precision\.master"
     ):
-        Precision(**PURE | {"kahan_weights": True, "master_weights": True})
+        Formats(**PURE | {"kahan_weights": True, "master_weights": True})
     with pytest.raises(
         ValueError, match=r"precision\.update_order=last: choose one of unscale_first, rate_first"
     ):
-        Precision(**PURE | {"update_order": "last"})
+        Formats(**PURE | {"update_order": "last"})
     adam = torch.optim.AdamW([nn.Parameter(torch.zeros(2))])
     with pytest.raises(
         ValueError, match=r"precision\.update=fp16 rounds every operation of SGD \(optim=sgd\)"
     ):
-        Precision(**PURE).check(adam)
+        Formats(**PURE).check(adam)
 
 
 def test_a_run_in_one_format_resumes_and_splits_bit_for_bit(make_run, train_here, torchrun):

@@ -18,7 +18,7 @@ from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import evaluate
-from cpdrun.train.precision.rules import Precision
+from cpdrun.train.precision.base import Precision
 
 
 class Learner(ABC):

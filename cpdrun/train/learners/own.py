@@ -24,7 +24,7 @@ from cpdrun.train.learners.gradients import EMULATIONS, Objective
 from cpdrun.train.learners.played import OwnModels
 from cpdrun.train.learners.update import Update
 from cpdrun.train.precision.activations import activation_bytes
-from cpdrun.train.precision.rules import Precision
+from cpdrun.train.precision.base import Precision
 from cpdrun.train.state import checkpoint
 
 
@@ -65,6 +65,7 @@ class OwnWeights(Learner):
 
     def step(self, index_NxB: Tensor, *, step: int, epoch: int, lr_factor: float, look: bool) -> Tensor:
         x_WxD = self.models.x_WxD
+        self.parts.precision.at(step)
         self.gossip.before_step(x_WxD, step=step, epoch=epoch)
         losses_W, gradients_WxP = self.gradients_of(index_NxB, step)
         nonfinite = 0

@@ -32,6 +32,7 @@ class SharedWeights(Learner):
 
     def step(self, index_NxB: Tensor, *, step: int, epoch: int, lr_factor: float, look: bool) -> Tensor:
         sync = self.parts.sync
+        self.parts.precision.at(step)
         for shared in self.model_workers:
             shared.reset()
         losses_W, gradients_WxP = self.gradients_of(index_NxB, step)

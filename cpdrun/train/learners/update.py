@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cpdrun.train.precision.rules import Precision
+from cpdrun.train.precision.base import Precision
 
 
 class Update:

@@ -25,13 +25,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from custom_fp.modules import replace_layers_
+from custom_fp.products import Arithmetic
 from torch import Tensor, nn
 
 from cpdrun.comm.compressors.base import check_rounding
 from cpdrun.comm.compressors.bitpack import packed_bytes
 from cpdrun.models.normed.norms import Sum, is_norm
-from cpdrun.train.precision.rules import Precision
+from cpdrun.train.precision.base import Precision, kept_bytes, state_of
+from cpdrun.train.precision.placement import round_gradient
 
 
 def min_max_quantize(
@@ -89,108 +91,8 @@ class _RoundForward(torch.autograd.Function):
         return grad, None, None, None
 
 
-class _RoundBackward(torch.autograd.Function):
-    """Identity forward; the gradient is rounded."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, bits: Bits) -> Tensor:
-        return x.clone()  # a view could not be changed in place, as a ReLU may do
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.bits = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
-        return min_max_quantize(grad, ctx.bits.errors, ctx.bits.stochastic_errors), None
-
-
-class _Product(torch.autograd.Function):
-    """x * w, where the backward pass rounds the error for x, and perhaps for w, and then w's gradient."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, w: Tensor, layer: nn.Module) -> Tensor:
-        return layer.product(x, w)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        x, w, ctx.layer = inputs
-        ctx.save_for_backward(x, w)
-
-    @staticmethod
-    def backward(ctx: Any, error: Tensor) -> tuple:
-        x, w = ctx.saved_tensors
-        bits = ctx.layer.bits
-        rounded = min_max_quantize(error, bits.errors, bits.stochastic_errors)
-        dx = ctx.layer.input_gradient(rounded, x, w)
-        dw = ctx.layer.weight_gradient(error if bits.float_errors_for_weights else rounded, x, w)
-        return dx, min_max_quantize(dw, bits.gradients, stochastic=True), None
-
-
-class _Layer:
-    """What both layers share: how they take over a layer of torch.nn, and the order of their steps."""
-
-    bits: Bits
-
-    @classmethod
-    def of(cls, module: nn.Module, bits: Bits) -> nn.Module:
-        """A layer with the same parameters (the same objects), hooks and settings."""
-        layer = cls.__new__(cls)
-        layer.__dict__.update(module.__dict__)
-        layer.bits = bits
-        return layer
-
-    def multiply(self, x: Tensor) -> Tensor:
-        x8 = self.bits.activation(x, self.training)
-        w8 = _RoundForward.apply(self.weight, self.bits.weights, False, False)
-        return _Product.apply(x8, w8, self)
-
-
-class Int8Linear(_Layer, nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.multiply(x)
-        return y if self.bias is None else y + self.bias
-
-    def product(self, x: Tensor, w: Tensor) -> Tensor:
-        return F.linear(x, w)
-
-    def input_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return error @ w
-
-    def weight_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return error.reshape(-1, error.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
-
-
-class Int8Conv2d(_Layer, nn.Conv2d):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.multiply(x)
-        return y if self.bias is None else y + self.bias[:, None, None]
-
-    def product(self, x: Tensor, w: Tensor) -> Tensor:
-        return F.conv2d(x, w, None, *self._settings())
-
-    def input_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return self._backward(error, x, w, [True, False, False])[0]
-
-    def weight_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return self._backward(error, x, w, [False, True, False])[1]
-
-    def _settings(self) -> tuple:
-        return self.stride, self.padding, self.dilation, self.groups
-
-    def _backward(self, error: Tensor, x: Tensor, w: Tensor, which: list[bool]) -> tuple:
-        stride, padding, dilation, groups = self._settings()
-        return torch.ops.aten.convolution_backward(
-            error, x, w, None, stride, padding, dilation, False, [0, 0], groups, which
-        )
-
-
 RANGES = ("tensor", "samples")
-KINDS = {nn.Linear: Int8Linear, nn.Conv2d: Int8Conv2d}
+REPLACED = (nn.Linear, nn.Conv2d)
 
 
 class Int8(Precision):
@@ -212,19 +114,7 @@ class Int8(Precision):
         float_errors_for_weights: bool,
         loss_scale: float | str,
     ):
-        super().__init__(
-            **dict.fromkeys(
-                ("weights", "activations", "errors", "accumulator", "optimizer_state", "update"), "fp32"
-            ),
-            kahan=False,
-            master_weights=True,
-            loss_scale=loss_scale,
-            update_order="unscale_first",
-            update_rounding="nearest_even",
-            kahan_weights=False,
-            fp32_norms=False,
-            aps=False,
-        )
+        super().__init__(loss_scale)
         check_rounding("precision.error_rounding", error_rounding)
         check_rounding("precision.activation_rounding", activation_rounding)
         if activation_range not in RANGES:
@@ -249,39 +139,72 @@ class Int8(Precision):
         )
         self.activation_bits = activation_bits
         self.rounded_weights: list[int] = []  # how many values each has
+        self.statistics: list[Tensor] = []
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model with its Linear and Conv2d layers replaced and its norms watched; its parameters stay."""
-        model = super().prepare(model)
-        for parent_name, parent in list(model.named_modules()):
-            for name, child in list(parent.named_children()):
-                if getattr(child, "padding_mode", "zeros") != "zeros":
-                    raise ValueError(
-                        f"precision: {parent_name}.{name} pads with {child.padding_mode}; 8 bits take zeros"
-                    )
-                if type(child) in KINDS:
-                    setattr(parent, name, KINDS[type(child)].of(child, self.bits))
-                    self.rounded_weights.append(child.weight.numel())
-                elif is_norm(child) or isinstance(child, Sum):
-                    child.register_forward_pre_hook(self._round_inputs)
-                    child.register_forward_hook(self._round_error)
+        chosen = {name: module for name, module in model.named_modules() if type(module) in REPLACED}
+        for name, module in model.named_modules():
+            if getattr(module, "padding_mode", "zeros") != "zeros":
+                raise ValueError(f"precision: {name} pads with {module.padding_mode}; 8 bits take zeros")
+        model = replace_layers_(model, dict.fromkeys(chosen.values(), Arithmetic()))
+        for name in chosen:
+            layer = model.get_submodule(name)
+            layer.arithmetic = self._arithmetic(layer)
+            self.rounded_weights.append(layer.weight.numel())
+        for module in model.modules():
+            if is_norm(module) or isinstance(module, Sum):
+                module.register_forward_pre_hook(self._round_inputs)
+                module.register_forward_hook(self._round_error)
+        self.statistics = [b for b in model.buffers() if b.is_floating_point()]
         return model
 
     def memory(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, int]:
-        """As `Precision.memory`, with the rounded weights in their bits and two float32 ends of their range each in
-        model_bytes, and the float32 weights that are updated, of which they are made, in optimizer_bytes."""
-        kept = super().memory(optimizer, parameters)
+        """The rounded weights count in their bits, with two float32 ends of their range each, in model_bytes, and the
+        float32 weights that are updated, of which they are made, in optimizer_bytes."""
+        model = sum(kept_bytes(x, None) for x in (*parameters, *self.statistics))
+        state = sum(kept_bytes(v, None) for p in parameters for v in state_of(optimizer, p))
         if self.bits.weights is None:
-            return kept
+            return {"model_bytes": model, "optimizer_bytes": state}
         full = sum(4 * n for n in self.rounded_weights)
         few = sum(packed_bytes(n, self.bits.weights) + 8 for n in self.rounded_weights)
-        return {
-            "model_bytes": kept["model_bytes"] - full + few,
-            "optimizer_bytes": kept["optimizer_bytes"] + full,
-        }
+        return {"model_bytes": model - full + few, "optimizer_bytes": state + full}
+
+    def _arithmetic(self, layer: nn.Module) -> Arithmetic:
+        bits = self.bits
+
+        def activation(x: Tensor) -> Tensor:
+            return bits.activation(x, layer.training)
+
+        def weight(w: Tensor) -> Tensor:
+            return _RoundForward.apply(w, bits.weights, False, False)
+
+        def gradient(dw: Tensor) -> Tensor:
+            return min_max_quantize(dw, bits.gradients, stochastic=True)
+
+        return Arithmetic(
+            {
+                ("input", "forward"): activation,
+                ("input", "weight_gradient"): activation,
+                ("weight", "forward"): weight,
+                ("weight", "input_gradient"): weight,
+                ("output_gradient", "input_gradient"): self._error,
+                **(
+                    {}
+                    if bits.float_errors_for_weights
+                    else {("output_gradient", "weight_gradient"): self._error}
+                ),
+                ("result", "weight_gradient"): gradient,
+            }
+        )
+
+    def _error(self, error: Tensor) -> Tensor:
+        return min_max_quantize(error, self.bits.errors, self.bits.stochastic_errors)
 
     def _round_inputs(self, module: nn.Module, inputs: tuple) -> tuple:
         return tuple(self.bits.activation(x, module.training) for x in inputs)
 
     def _round_error(self, _module: nn.Module, _inputs: tuple, output: Tensor) -> Tensor:
-        return _RoundBackward.apply(output, self.bits)
+        return round_gradient(
+            output, self._error
+        ).clone()  # a view could not be changed in place, as a ReLU may do

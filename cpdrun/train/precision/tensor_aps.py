@@ -31,18 +31,6 @@ def aps_quantize(x: Tensor, fmt: str | Format) -> Tensor:
     return _ApsQuantize.apply(x, Format.parse(fmt).name)
 
 
-class ApsQuantizer:
-    """Rounds activations to `forward` and their gradients to `backward` (None: left alone), each by its own shift."""
-
-    def __init__(self, forward: str | None = None, backward: str | None = None) -> None:
-        self.forward_format, self.backward_format = forward, backward
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.backward_format is not None:
-            x = _ApsRoundGradient.apply(x, self.backward_format)
-        return x if self.forward_format is None else aps_quantize(x, self.forward_format)
-
-
 class _ApsQuantize(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, fmt: str) -> Tensor:
@@ -60,22 +48,6 @@ class _ApsQuantize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor):
         return grad, None
-
-
-class _ApsRoundGradient(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, fmt: str) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.fmt = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor):
-        return aps_quantize(grad, ctx.fmt), None
 
 
 def on_cpu(x: Tensor, fmt: str) -> Tensor:

@@ -22,15 +22,15 @@ ROUNDINGS = ("nearest_even", "stochastic")
 
 
 class WeightUpdate:
-    """Weights of `fmt`, one compensation a parameter where `kahan`. `updates` counts calls of `apply_`."""
+    """Weights of `formats`, one each, with a compensation each where `kahan`. `updates` counts calls of `apply_`."""
 
-    def __init__(self, fmt: str, rounding: str, kahan: bool, seed: int):
-        self.fmt, self.rounding, self.kahan, self.seed = fmt, rounding, kahan, seed
+    def __init__(self, formats: Sequence[str], rounding: str, kahan: bool, seed: int):
+        self.formats, self.rounding, self.kahan, self.seed = formats, rounding, kahan, seed
         self.updates = 0
         self.compensations: list[Tensor] = []
 
     def apply_(self, weights: Sequence[Tensor], changes: Sequence[Tensor]) -> None:
-        """Add changes (float64) to weights (float32 values of the format), in place."""
+        """Add changes (float64) to weights (float32 values of their formats), in place."""
         if self.kahan and not self.compensations:
             self.compensations = [torch.zeros_like(w) for w in weights]
         for p, (w, change) in enumerate(zip(weights, changes, strict=True)):
@@ -41,18 +41,18 @@ class WeightUpdate:
         self.updates += 1
 
     def _add_compensated_(self, w: Tensor, change: Tensor, c: Tensor, p: int) -> None:
-        y = self._nearest(change - c.double())
+        y = self._nearest(change - c.double(), p)
         t = self._new(w.double() + y.double(), p)
-        taken = self._nearest(t.double() - w.double())
-        c.copy_(self._nearest(taken.double() - y.double()))
+        taken = self._nearest(t.double() - w.double(), p)
+        c.copy_(self._nearest(taken.double() - y.double(), p))
         c.masked_fill_(~torch.isfinite(t), 0.0)
         w.copy_(t)
 
-    def _nearest(self, exact: Tensor) -> Tensor:
-        return custom_fp.quantize(exact, self.fmt)
+    def _nearest(self, exact: Tensor, p: int) -> Tensor:
+        return custom_fp.quantize(exact, self.formats[p])
 
     def _new(self, exact: Tensor, p: int) -> Tensor:
         if self.rounding == "nearest_even":
-            return self._nearest(exact)
+            return self._nearest(exact, p)
         seed = derived_seed("update", self.seed, self.updates, p)
-        return custom_fp.quantize(exact, self.fmt, rounding="stochastic", seed=seed)
+        return custom_fp.quantize(exact, self.formats[p], rounding="stochastic", seed=seed)

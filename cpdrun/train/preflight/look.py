@@ -41,7 +41,7 @@ def look(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
             parts = build(config, torch.device("cpu"))
             check_sample(config, parts)
             if products := emulated_products(parts):
-                notes |= dict.fromkeys(_left_in_float32(parts.precision.accumulator, products))
+                notes |= dict.fromkeys(_left_in_float32(parts.precision.rounds_products, products))
         except BuildError as error:
             problems[_told(error)] = None
         except (Exception, SystemExit) as error:
@@ -49,15 +49,15 @@ def look(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
     return {"problems": list(problems), "notes": list(notes)}
 
 
-def _left_in_float32(accumulator: str, products: dict[str, list[str]]) -> list[str]:
-    left, layers = products["in float32"], len(products["in the accumulator"])
+def _left_in_float32(rules: str, products: dict[str, list[str]]) -> list[str]:
+    left = products["in float32"]
+    layers = sum(len(reached) for where, reached in products.items() if where != "in float32")
     if not left:
         return []
     listed = "; ".join(left[:4]) + (f"; and {len(left) - 4} more" if len(left) > 4 else "")
     stay = "product stays" if len(left) == 1 else "products stay"
-    return [
-        f"precision.accumulator={accumulator} reaches {layers} layers; {len(left)} {stay} in float32: {listed}"
-    ]
+    reach = "reach" if " and " in rules else "reaches"
+    return [f"{rules} {reach} {layers} layers; {len(left)} {stay} in float32: {listed}"]
 
 
 def _told(error: BuildError) -> str:

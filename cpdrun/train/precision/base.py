@@ -1,0 +1,86 @@
+"""The numbers that one run computes with, behind one interface: what the learners call.
+
+Formats   weights, activations, errors, sums and steps in number formats, by rules
+Int8      tensors of 2^bits levels
+"""
+
+import copy
+from typing import Any, Self
+
+import torch
+from custom_fp.formats.names import parse
+from torch import Tensor, nn
+
+from cpdrun.train.precision.loss_scale import LossScale, loss_scale_of
+
+
+class Precision:
+    """All in float32, but for the loss scale; a precision of its own says what is not."""
+
+    seed: int = 0
+    """Keys stochastic rounding; set by whoever builds the run."""
+
+    rounds_weights: str = ""
+    """What rounds the weights between steps, as it is typed; empty where they are float32."""
+
+    rounds_products: str = ""
+    """What rounds operands or sums of products, as it is typed; empty where nothing does."""
+
+    activation_bits: int | None = None
+    """Of what a batch leaves for the backward pass; None: float32."""
+
+    loss_scale: LossScale
+
+    def __init__(self, loss_scale: float | str):
+        self.loss_scale = loss_scale_of(loss_scale)
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """The model as it computes in this precision, parameters the same objects. ValueError where it cannot."""
+        return model
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """ValueError where the steps of this optimizer cannot be taken in this precision."""
+
+    def at(self, step: int) -> None:
+        """From here on the model computes as it does in this step of the run, counted from 0."""
+
+    def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+        """One optimizer step. Gradients are in `.grad`, divided by the loss scale."""
+        optimizer.step()
+
+    def skip(self) -> None:
+        """Instead of a step that the loss scale refused."""
+
+    def memory(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, int]:
+        """Bytes that a machine with these numbers would keep from step to step.
+
+        model_bytes: weights and running statistics. optimizer_bytes: the optimizer's state and copies of weights.
+        """
+        raise NotImplementedError
+
+    def of_worker(self) -> Self:
+        """The same for a worker with an optimizer of its own, once the model that all play is prepared."""
+        other = copy.copy(self)
+        other.loss_scale = copy.deepcopy(self.loss_scale)
+        return other
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.loss_scale.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loss_scale.load_state_dict(state)
+
+
+def kept_bytes(tensor: Tensor, fmt: str | None) -> int:
+    """Of the tensor in a format, None: float32."""
+    if fmt is None:
+        return 4 * tensor.numel()
+    if (parsed := parse(fmt)).has_scales:
+        return parsed.packed_size(tensor.numel())
+    return -(-tensor.numel() * parsed.bits // 8)
+
+
+def state_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> list[Tensor]:
+    """Momentum and the like: what the optimizer keeps for each element of a parameter."""
+    values = optimizer.state.get(parameter, {}).values()
+    return [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0]

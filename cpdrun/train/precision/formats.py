@@ -1,0 +1,205 @@
+"""Number formats of the computation itself: weights, activations, errors, accumulators, optimizer state, update.
+
+What is emulated follows Wang et al., "Training Deep Neural Networks with 8-bit Floating Point Numbers" (arXiv
+1812.08011), figure 1, Micikevicius et al., "Mixed Precision Training" (arXiv 1710.03740), sections 3.1 (master
+weights) and 3.2 (loss scale), and, for training in one format throughout, Cheng et al., "Distributed Low Precision
+Training Without Mixed Precision" (arXiv 1911.07384):
+
+    weights          rounded before every step; the step itself updates a float32 master copy, or with
+                     master_weights=false the rounded weights (`weight_update.py` says what becomes of small updates)
+    activations      the input of the model, and what every layer reads and gives, is rounded
+    errors           the gradient that arrives at the output of every layer is rounded
+    accumulator      every product and partial sum of Linear and Conv layers, forward and backward
+    optimizer_state  momentum and the like, rounded after every step
+    update           every operation of SGD's step (`rounded_sgd.py`)
+    fp32_norms       normalisation layers keep float32 weights, statistics and optimizer state; what they read and give
+                     is rounded all the same
+    aps              each tensor of weights, activations or errors is shifted by a power of two that fills its format
+                     (`tensor_aps.py`)
+
+Weights, activations and errors may be in any format of custom_fp; one with scales (MX, a codebook) takes them from each
+tensor, in blocks of elements that are neighbours in memory: for a Linear layer those of one dot product, as MX 1.0
+has it; for a Conv2d neighbours in a row of the image or the kernel, where hardware would take channels.
+
+Running statistics are rounded to the weights' format after every step. All of it is fp32 by default, and then
+nothing is swapped in and nothing is copied. These are short forms of rules (`rules.py`), which precision.rules takes
+directly; those are asked first. Weights are kept as `keeping.py` has it, steps are taken as `stepping.py` has it.
+
+Differences from arXiv 1911.07384, which trains ResNet50 on 128 GPUs whose hardware computes FP16: the format is any,
+and emulated, so inside one layer that is no Linear or Conv (the mean and variance of a batch, a softmax, a bias
+added) the arithmetic is float32, and so are the loss and clip_norm; what goes in and comes out is of the format. The
+gradients between workers have the run's `format`. The paper's full text was not at hand: the rules of the update are
+those that other work found to do without a master copy, and may not be its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from custom_fp.formats.names import parse
+from torch import Tensor, nn
+
+from cpdrun.models.normed.norms import is_norm
+from cpdrun.optim.groups import trainable
+from cpdrun.optim.rounded_sgd import ORDERS
+from cpdrun.train.precision.base import Precision, kept_bytes
+from cpdrun.train.precision.keeping import Float32Weights, FormatWeights, MasterWeights, round_
+from cpdrun.train.precision.placement import Placement
+from cpdrun.train.precision.rules import (
+    OF_PRODUCTS,
+    Layer,
+    Rounding,
+    Rule,
+    Rules,
+    format_named,
+    layers_of,
+    one_of,
+    read_rule,
+    rounding_to,
+)
+from cpdrun.train.precision.stepping import Stepping
+from cpdrun.train.precision.weight_update import ROUNDINGS
+
+SHORT_FORMS = {
+    "weights": "parameter",
+    "activations": "activation",
+    "errors": "error",
+    "accumulator": "accumulator",
+}
+
+
+class Formats(Precision):
+    """The formats of one run; conf/precision/*.yaml gives the arguments and says what each does. `rules` has none in a
+    config.yaml that is older than the key. Raises ValueError where they do not fit together."""
+
+    def __init__(
+        self,
+        weights: str,
+        activations: str,
+        errors: str,
+        accumulator: str,
+        kahan: bool,
+        optimizer_state: str,
+        master_weights: bool,
+        loss_scale: float | str,
+        update: str,
+        update_order: str,
+        update_rounding: str,
+        kahan_weights: bool,
+        fp32_norms: bool,
+        aps: bool,
+        rules: Sequence[Mapping[str, Any]] = (),
+    ):
+        super().__init__(loss_scale)
+        given = {"weights": weights, "activations": activations, "errors": errors, "accumulator": accumulator}
+        self.typed = [read_rule(f"precision.rules[{i}]", rule) for i, rule in enumerate(rules)]
+        self.short = [rule for key, name in given.items() if (rule := _short_form(key, name, aps, kahan))]
+        self.stepping = Stepping(
+            format_named("precision.update", update),
+            one_of("precision.update_order", update_order, ORDERS),
+            format_named("precision.optimizer_state", optimizer_state),
+        )
+        self.master_weights, self.fp32_norms = master_weights, fp32_norms
+        self.update_rounding = one_of("precision.update_rounding", update_rounding, ROUNDINGS)
+        self.kahan_weights = kahan_weights
+        all_rules = Rules([*self.typed, *self.short])
+        self.rounds_weights = all_rules.of_any(["parameter"])
+        self.rounds_products = all_rules.of_any([*OF_PRODUCTS, "accumulator"])
+        _check_keeping(all_rules, master_weights, update_rounding == "stochastic" or kahan_weights)
+        self.weights = Float32Weights()
+        self.statistics: list[Tensor] = []  # running statistics, and how each is rounded
+        self.of_statistics: list[Rounding | None] = []
+        self.of_weights: list[Rounding | None] = []
+        self.placement: Placement | None = None
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """With rounding layers in place and its weights rounded; the same model where all is fp32."""
+        layers, parameters = layers_of(model), list(trainable(model).values())
+        norms = [layer for layer in layers if self.fp32_norms and is_norm(layer.module)]
+        of_norms = {id(p) for layer in norms for p in layer.module.parameters(recurse=False)}
+        self.stepping.in_fp32 = {i for i, p in enumerate(parameters) if id(p) in of_norms}
+        rules = Rules([*self.typed, *_in_fp32(norms, self.short), *self.short])
+        self.placement = Placement(model, layers, rules)
+        holder = {id(x): layer for layer in reversed(layers) for x in _held(layer.module)}
+        self.of_weights = [rules.of(holder[id(p)], "parameter") for p in parameters]
+        self.statistics = [b for b in model.buffers() if b.is_floating_point()]
+        self.of_statistics = [rules.of(holder[id(b)], "parameter") for b in self.statistics]
+        rules.check(layers)
+        if any(self.of_weights) and self.master_weights:
+            self.weights = MasterWeights(parameters, self.of_weights)
+        elif any(self.of_weights):
+            rounding, kahan = self.update_rounding, self.kahan_weights
+            self.weights = FormatWeights(parameters, self.of_weights, rounding, kahan, self.seed)
+        round_(self.statistics, self.of_statistics)
+        return self.placement.model
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        self.stepping.check(optimizer)
+
+    def at(self, step: int) -> None:
+        self.placement.at(step)
+
+    def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+        """On the masters, or on the weights of a format; then weights, statistics and state are rounded."""
+        with torch.no_grad():
+            self.weights.step(self.stepping, optimizer, parameters, self.loss_scale.used)
+            round_(self.statistics, self.of_statistics)
+            self.stepping.round_state(optimizer, parameters)
+
+    def skip(self) -> None:
+        """The running statistics alone have changed."""
+        round_(self.statistics, self.of_statistics)
+
+    def memory(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, int]:
+        """With aps a byte a tensor for its shift; in optimizer_bytes float32 copies and Kahan's compensations too."""
+        kept = zip([*parameters, *self.statistics], [*self.of_weights, *self.of_statistics], strict=True)
+        return {
+            "model_bytes": sum(kept_bytes(x, r and r.format) + bool(r and r.aps) for x, r in kept),
+            "optimizer_bytes": self.weights.extra_bytes() + self.stepping.state_bytes(optimizer, parameters),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | self.weights.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.weights.load_state_dict(state)
+
+
+def _short_form(key: str, name: str, aps: bool, kahan: bool) -> Rule | None:
+    """precision.KEY=NAME as the rule that it is short for; None where it leaves things alone."""
+    role, typed = SHORT_FORMS[key], f"precision.{key}"
+    sums = role == "accumulator"
+    rounding = rounding_to(typed, role, name, aps=aps and not sums, kahan=kahan and sums)
+    return None if rounding is None else Rule(f"{typed}={rounding}", ("*",), role, rounding)
+
+
+def _in_fp32(norms: Sequence[Layer], short: Sequence[Rule]) -> list[Rule]:
+    """precision.fp32_norms as a rule, where precision.weights would round what these layers keep."""
+    kept = [layer for layer in norms if layer.takes("parameter")]
+    if not kept or not any(rule.role == "parameter" for rule in short):
+        return []
+    return [Rule("precision.fp32_norms=true", tuple(layer.names[0] for layer in kept), "parameter", None)]
+
+
+def _held(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+
+
+def _check_keeping(rules: Rules, master_weights: bool, makes_up: bool) -> None:
+    of_weights = [rule for rule in rules.rules if rule.role == "parameter" and rule.rounding is not None]
+    if makes_up and (master_weights or not of_weights):
+        raise ValueError(
+            "precision.update_rounding=stochastic and precision.kahan_weights=true are for weights of a format "
+            "without a float32 copy: set precision.weights and precision.master_weights=false"
+        )
+    for rule in of_weights if not master_weights else ():
+        if parse(rule.rounding.format).has_scales:
+            raise ValueError(
+                f"{rule.typed} has scales, which every update would change: it takes precision.master_weights=true"
+            )
+        if rule.rounding.aps:
+            raise ValueError(
+                "precision.aps=true gives every weight tensor a shift, which an update would change: it takes "
+                "precision.master_weights=true"
+            )

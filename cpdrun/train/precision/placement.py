@@ -1,0 +1,137 @@
+"""Rules at work in one model: its Linear and Conv layers replaced, hooks at the ends of layers, both as the rules of
+the moment say. Where no rule reaches, nothing is replaced and nothing hooked in."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from custom_fp.modules import replace_layers_
+from custom_fp.products import PRODUCTS, ROLES, Arithmetic
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from cpdrun.train.precision.rules import Layer, Rounding, Rules
+
+
+class Placement:
+    """`model` is the one to train; a model that is one Linear layer is replaced itself."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[Layer], rules: Rules):
+        self.rules, self.turn = rules, -1
+        self.reached = [
+            layer
+            for layer in layers
+            if layer.multiplies and any(self._arithmetics(layer, t) for t in rules.turns)
+        ]
+        self.model = model
+        if self.reached:
+            self.model = replace_layers_(model, {layer.module: Arithmetic() for layer in self.reached})
+        self.placed = [(self.model.get_submodule(layer.names[0]), layer) for layer in self.reached]
+        self.ends = self._hook_in(layers)
+        self.at(0)
+
+    def at(self, step: int) -> None:
+        """As the rules say of this step."""
+        turn = max(t for t in self.rules.turns if t <= step)
+        if turn == self.turn:
+            return
+        self.turn = turn
+        for module, layer in self.placed:
+            module.arithmetic = self._arithmetics(layer, turn)
+        for ends in self.ends:
+            ends.set(self.rules, turn)
+
+    def _arithmetics(self, layer: Layer, step: int) -> Arithmetic:
+        of = self.rules.of
+        asked = {(role, p): of(layer, role, p, step) for role, products in ROLES.items() for p in products}
+        sums = {p: found for p in PRODUCTS if (found := of(layer, "accumulator", p, step))}
+        return Arithmetic(
+            {key: rounding for key, rounding in asked.items() if rounding},
+            {p: rounding.format for p, rounding in sums.items()},
+            any(rounding.kahan for rounding in sums.values()),
+        )
+
+    def _hook_in(self, layers: Sequence[Layer]) -> list["Ends"]:
+        leaves = {
+            self.model.get_submodule(layer.names[0]): layer for layer in layers if layer.takes("activation")
+        }
+        before: dict[nn.Module, list[Layer]] = {}
+        for chain in (list(m) for m in self.model.modules() if type(m) is nn.Sequential):
+            for one, other in pairwise(chain):
+                if one in leaves:
+                    before.setdefault(other, []).append(leaves[one])
+        found = [Ends(module, layer, before.get(module, [])) for module, layer in leaves.items()]
+        return [ends for ends in found if ends.hooked_in(self.rules)]
+
+
+class Ends:
+    """What one layer reads and gives, and the gradient that arrives at what it gives. What functional operations
+    between layers (a residual added) make of rounded values is rounded where the next layer reads it; directly behind a
+    layer of a Sequential there are none."""
+
+    def __init__(self, module: nn.Module, layer: Layer, before: Sequence[Layer]):
+        self.module, self.layer, self.before = module, layer, before
+        self.reading: Rounding | None = None
+        self.giving: Rounding | None = None
+        self.error: Rounding | None = None
+
+    def set(self, rules: Rules, step: int) -> None:
+        self.giving = rules.of(self.layer, "activation", None, step)
+        self.error = rules.of(self.layer, "error", None, step)
+        given = [rules.of(layer, "activation", None, step) for layer in self.before]
+        self.reading = None if given and all(g == self.giving for g in given) else self.giving
+
+    def hooked_in(self, rules: Rules) -> bool:
+        """Whether some rule reaches it in some step; then its hooks are in place."""
+        reads = gives = False
+        for turn in rules.turns:
+            self.set(rules, turn)
+            reads |= self.reading is not None
+            gives |= self.giving is not None or self.error is not None
+        if reads:
+            self.module.register_forward_pre_hook(self._read)
+        if gives:
+            self.module.register_forward_hook(self._give)
+        return reads or gives
+
+    def _read(self, _module: nn.Module, inputs: tuple) -> tuple:
+        return inputs if self.reading is None else tuple(_each(x, self.reading) for x in inputs)
+
+    def _give(self, _module: nn.Module, _inputs: tuple, output: Any) -> Any:
+        return _each(output, self._given)
+
+    def _given(self, x: Tensor) -> Tensor:
+        if self.error is not None:
+            x = round_gradient(x, self.error)
+            if self.giving is None:
+                return x.clone()  # a view could not be changed in place, as a ReLU may do
+        return x if self.giving is None else self.giving(x)
+
+
+def _each(value: Any, rounding: Any) -> Any:
+    """Of a tensor, or of all tensors in tuples, lists and mappings; numbers that are no floating point stay."""
+    if not isinstance(value, Tensor):
+        return tree_map(lambda leaf: _each(leaf, rounding) if isinstance(leaf, Tensor) else leaf, value)
+    return rounding(value) if value.is_floating_point() else value
+
+
+def round_gradient(x: Tensor, rounding: Any) -> Tensor:
+    """A view of x, through which the gradient comes rounded."""
+    return _RoundGradient.apply(x, rounding)
+
+
+class _RoundGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, rounding: Any) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.rounding = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        return ctx.rounding(grad), None
