@@ -3,6 +3,7 @@
 import custom_fp
 import pytest
 import torch
+from custom_fp.products import Arithmetic, Nearest
 from torch import nn
 
 x_5x7 = torch.randn(5, 7)
@@ -236,6 +237,9 @@ def test_a_quantized_model_learns():
 
 def test_layers_compile_and_vmap():
     model = custom_fp.quantize_model(network(), accumulator="e5m10", operands="e4m3", gradients="e5m2")
+    model[2].arithmetic = Arithmetic(
+        {("input", "forward"): Nearest("e4m3"), ("weight", "forward"): Nearest("e3m2")}
+    )
     x = torch.randn(2, 1, 8, 8)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), model(x))

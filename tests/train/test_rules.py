@@ -1,0 +1,203 @@
+"""Rules of what is rounded where: short forms are rules, the first that matches wins, and none is idle in silence."""
+
+import copy
+import re
+
+import custom_fp
+import pytest
+import torch
+from test_precision import FP32
+from torch import nn
+
+from cpdrun.config.identity import identity_hash
+from cpdrun.record import read_json
+from cpdrun.sweep import plan
+from cpdrun.train.precision.formats import Formats
+from cpdrun.train.preflight.look import look
+
+ALL = {"modules": "*", "format": "e4m3"}
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def after_a_step(precision, step=0):
+    """All weights and statistics after a step of SGD."""
+    model = precision.prepare(net())
+    precision.at(step)
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    model(x).square().sum().backward()
+    precision.step(torch.optim.SGD(model.parameters(), lr=0.1), list(model.parameters()))
+    return list(model.state_dict().values())
+
+
+def equal(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("key", "role"),
+    [
+        ("weights", "parameter"),
+        ("activations", "activation"),
+        ("errors", "error"),
+        ("accumulator", "accumulator"),
+    ],
+)
+def test_a_short_form_is_a_rule_for_all_modules(key, role):
+    short = after_a_step(Formats(**FP32 | {key: "e4m3"}))
+    assert equal(short, after_a_step(Formats(**FP32, rules=[ALL | {"role": role}])))
+    assert not equal(short, after_a_step(Formats(**FP32)))
+
+
+def test_the_first_rule_that_matches_wins():
+    rules = [{"modules": ["3", "BatchNorm*"], "role": "parameter", "format": "fp32"}]
+    precision = Formats(**FP32 | {"weights": "e4m3"}, rules=rules)
+    model, plain = precision.prepare(net()), net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    rounded = [not torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters(), strict=True)]
+    assert rounded == [True, True, False, False, False, False]
+    numels = [p.numel() for p in model.parameters()]
+    kept = sum(n * (1 if few else 4) for n, few in zip(numels, rounded, strict=True)) + 4 * 16
+    assert precision.memory(optimizer, list(model.parameters()))["model_bytes"] == kept
+
+
+def test_a_rule_of_some_steps_leaves_the_others_as_torch_computes_them():
+    rules = [ALL | {"role": role, "steps": [2, 4]} for role in ("weight", "activation", "error")]
+    plain, always = (
+        after_a_step(Formats(**FP32)),
+        [{k: v for k, v in rule.items() if k != "steps"} for rule in rules],
+    )
+    in_force = after_a_step(Formats(**FP32, rules=always))
+    for step, expected in ((0, plain), (1, plain), (2, in_force), (3, in_force), (4, plain)):
+        assert equal(after_a_step(Formats(**FP32, rules=rules), step), expected), step
+    assert not equal(plain, in_force)
+
+
+def test_one_product_of_one_layer():
+    rule = {"modules": "3", "role": "output_gradient", "product": "weight_gradient", "format": "e3m0"}
+    model, plain = Formats(**FP32, rules=[rule]).prepare(net()), net()
+    x = torch.randn(16, 8)
+    for m in (model, plain):
+        m(x).square().sum().backward()
+    error = (2 * plain(x)).detach()
+    read = plain[:3](x).detach()
+    expected = custom_fp.quantize(error, "e3m0").t() @ read
+    torch.testing.assert_close(model[3].weight.grad, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model[0].weight.grad, plain[0].weight.grad)
+    assert type(model[0]) is nn.Linear
+
+
+def test_errors_alone_leave_a_layer_that_changes_its_input_in_place_be():
+    """Its input was a view, which autograd forbids to change."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    Formats(**FP32 | {"errors": "e5m2"}).prepare(model)(torch.randn(2, 4)).sum().backward()
+
+
+def test_layers_that_give_tuples_are_rounded_in_all_they_give():
+    lstm = nn.LSTM(4, 3)
+    Formats(**FP32 | {"activations": "e3m2"}).prepare(lstm)
+    y, (h, c) = lstm(torch.randn(2, 1, 4))
+    assert all(torch.equal(custom_fp.quantize(x, "e3m2"), x) for x in (y, h, c))
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("e4m3", "precision.rules[0]=e4m3: must be a mapping"),
+        (ALL | {"rol": "weight"}, "precision.rules[0]: unknown key 'rol' (did you mean 'role'?)"),
+        (ALL, "precision.rules[0]: role is missing"),
+        (ALL | {"role": "weights"}, "precision.rules[0].role=weights: choose one of input, weight,"),
+        (
+            ALL | {"role": "weight", "product": "weight_gradient"},
+            "precision.rules[0].product=weight_gradient: weight takes part in forward, input_gradient",
+        ),
+        (ALL | {"role": "error", "product": "forward"}, "error takes part in none: leave product out"),
+        (ALL | {"role": "weight", "steps": [5, 5]}, "precision.rules[0].steps=[5, 5]: must be [first, end]"),
+        (
+            ALL | {"role": "parameter", "steps": [0, 5]},
+            "precision.rules[0].steps: weights are kept in one way",
+        ),
+        (ALL | {"role": "weight", "format": "e9m9"}, "precision.rules[0].format=e9m9: "),
+        (
+            ALL | {"role": "accumulator", "format": "mxfp4"},
+            "precision.rules[0].format=mxfp4: a format with scales",
+        ),
+        (ALL | {"role": "weight", "kahan": True}, "precision.rules[0]: kahan is for sums"),
+        (
+            ALL | {"role": "weight", "aps": True, "format": "mxfp4"},
+            "has scales of its own: it takes aps=false",
+        ),
+        (ALL | {"role": "weight", "aps": 1}, "precision.rules[0].aps=1: must be true or false"),
+        (ALL | {"role": "weight", "modules": []}, "precision.rules[0].modules=[]: must be a pattern"),
+        (
+            ALL | {"role": "weight", "modules": "head"},
+            "precision.rules[0]: 'head' matches no layer (weight is of",
+        ),
+        (
+            ALL | {"role": "weight", "modules": "ReLU"},
+            "exactly Linear, Conv1d, Conv2d, Conv3d); the first ones are 0",
+        ),
+        (ALL | {"role": "weight", "steps": [7, 9], "format": "fp32"}, None),
+    ],
+)
+def test_a_rule_that_cannot_be_applied_is_named(rule, message):
+    if message is None:
+        Formats(**FP32, rules=[rule]).prepare(net())
+        return
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Formats(**FP32, rules=[rule]).prepare(net())
+
+
+def test_a_rule_behind_others_that_take_everything_is_named():
+    rules = [ALL | {"role": "weight"}, {"modules": "3", "role": "weight", "format": "e5m2"}]
+    with pytest.raises(
+        ValueError, match=r"precision\.rules\[1\] never comes to bear: rules before it take all"
+    ):
+        Formats(**FP32, rules=rules).prepare(net())
+
+
+def test_no_rules_rename_no_run():
+    (run,) = plan(["exp=digits_bits", "format=e4m3", "aps=false", "seed=0"]).runs
+    older = copy.deepcopy(run.config)
+    del older["precision"]["rules"]
+    assert identity_hash(older) == identity_hash(run.config)
+    ruled = copy.deepcopy(run.config)
+    ruled["precision"]["rules"] = [ALL | {"role": "weight"}]
+    assert identity_hash(ruled) != identity_hash(run.config)
+
+
+RULES = (
+    "precision.rules=[{modules:'*',role:input,format:e4m3,steps:[0,3]},{modules:Conv2d,role:weight,format:e3m2},"
+    "{modules:'*',role:output_gradient,product:weight_gradient,format:e5m2,aps:true}]"
+)
+
+
+def test_a_run_by_rules_resumes_bit_for_bit_and_says_what_they_reach(make_run, train_here):
+    straight, stopped = (
+        make_run(RULES, "epochs=1", "world_size=2", "data.test_fraction=0.9") for _ in range(2)
+    )
+    assert train_here(straight) == 0
+    stopped.preempt.touch()
+    train_here(stopped)
+    stopped.preempt.unlink()
+    train_here(stopped)
+    one, other = (read_json(run.done) for run in (straight, stopped))
+    assert one["weights_sha256"] == other["weights_sha256"]
+    products = read_json(straight.env)["products"]
+    assert (
+        products["in float32"] == products["in the accumulator"] == []
+        and len(products["operands rounded"]) > 1
+    )
+
+
+def test_what_rules_leave_in_float32_is_said_before_the_start():
+    words = ["exp=transformer_bits_small", "format=fp32", "aps=false", "seed=0"]
+    rule = "precision.rules=[{modules:'blocks.*',role:weight,format:e4m3}]"
+    (run,) = plan([*words, rule]).runs
+    (note,) = look([run.config])["notes"]
+    assert note.startswith(
+        "precision.rules[0] reaches 8 layers; 3 products stay in float32: blocks.0 (Block)"
+    )
