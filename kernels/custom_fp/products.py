@@ -95,10 +95,11 @@ class Arithmetic:
         known["accumulator"] = {p: self.accumulators.get(p) for p in PRODUCTS}
         texts = []
         for role, by_product in known.items():
-            if len(values := {str(value) for value in by_product.values()}) == 1:
-                texts += [f"{role}={value}" for value in values - {"None"}]
+            shown = {p: getattr(value, "__name__", str(value)) for p, value in by_product.items() if value}
+            if len(shown) == len(by_product) and len(set(shown.values())) == 1:
+                texts.append(f"{role}={next(iter(shown.values()))}")
             else:
-                texts += [f"{role} of {p}={value}" for p, value in by_product.items() if value]
+                texts += [f"{role} of {p}={value}" for p, value in shown.items()]
         return ", ".join([*texts, *(["kahan=True"] if self.kahan else [])])
 
     def multiply(
@@ -161,8 +162,11 @@ class Product(torch.autograd.Function):
         error_w = (
             error_x if for_w == for_x else error if for_w is None else for_w(error)
         )  # one draw, if it draws
-        dx = arithmetic.rounded("result", INPUT_GRADIENT, kernel.input_gradient(error_x, x, w))
-        dw = arithmetic.rounded("result", WEIGHT_GRADIENT, kernel.weight_gradient(error_w, x, w))
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = arithmetic.rounded("result", INPUT_GRADIENT, kernel.input_gradient(error_x, x, w))
+        if ctx.needs_input_grad[1]:
+            dw = arithmetic.rounded("result", WEIGHT_GRADIENT, kernel.weight_gradient(error_w, x, w))
         return dx, dw, None, None, None, None
 
 

@@ -194,8 +194,8 @@ def test_memory_counts_weights_and_activations_in_their_bits():
     assert eight == {"model_bytes": full["model_bytes"] - 3 * rounded + 16, "optimizer_bytes": 4 * rounded}
     x = torch.randn(6, 1, 8, 8)
     values = 6 * 64 + 6 * 64 + 6 * 64  # what enters the convolution, the norm and the Linear layer
-    assert activation_bytes(model, x, precision.activation_bits) == values
-    assert activation_bytes(model, x, None) == 4 * values and model.training
+    assert activation_bytes(model, lambda: model(x), precision.activation_bits) == values
+    assert activation_bytes(model, lambda: model(x), None) == 4 * values and model.training
 
 
 def test_a_padding_that_eight_bits_do_not_know_is_named():
