@@ -1,6 +1,9 @@
+import importlib
+
 import pytest
 
 from cpdrun.config.identity import identity_hash, run_name
+from cpdrun.config.moved import FIRST_NAME
 from cpdrun.sweep import plan
 
 
@@ -57,3 +60,10 @@ def test_switches_that_are_off_rename_no_run():
     assert identity_hash(before) == identity_hash(now)
     on = ("sync.nesterov=true", "sync.closing_rounds=5", "precision.activation_range=samples")
     assert len({identity_hash(now), *(identity_hash(config(*typed, one)) for one in on)}) == 4
+
+
+def test_a_class_that_moved_is_where_it_is_said_and_keeps_its_first_name():
+    for now, first in FIRST_NAME.items():
+        module, _, name = now.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), now
+        assert first not in FIRST_NAME, "the name of all, not that of the time between"
