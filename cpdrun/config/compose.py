@@ -83,6 +83,13 @@ class Composer:
         where another is chosen that does not know it. Raises ConfigError for an unknown choice or a yaml that cannot
         be read.
         """
+        return copy.deepcopy(self._cached(choices))
+
+    def section(self, group: str, choices: Mapping[str, str]) -> dict[str, Any]:
+        """What `compose` gives for one group, alone."""
+        return copy.deepcopy(self._cached(choices)[group])
+
+    def _cached(self, choices: Mapping[str, str]) -> dict[str, Any]:
         key = tuple(sorted(choices.items()))
         if key not in self._composed:
             self._check_choices(choices)
@@ -90,7 +97,7 @@ class Composer:
             if EXPERIMENT in choices:
                 self._leave_out(config, choices)
             self._composed[key] = config
-        return copy.deepcopy(self._composed[key])
+        return self._composed[key]
 
     def left_out(self) -> list[str]:
         """What has been left out of experiments so far, each with its reason."""

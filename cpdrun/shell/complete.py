@@ -11,6 +11,7 @@ from typing import Any
 from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.keys import flatten
+from cpdrun.config.scaling import with_short_form
 from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
 
 
@@ -25,7 +26,11 @@ def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: A
             return [f"{key}={choice}" for choice in groups.get(key, [])]
         chosen = dict(word.split("=", 1) for word in typed if "=" in word)
         choices = {group: chosen[group] for group in groups if chosen.get(group) in groups[group]}
-        keys = {key for key, _ in flatten(composer.compose(choices)) if not key.startswith("sweep.")}
+        keys = {
+            key
+            for key, _ in flatten(composer.compose(with_short_form(composer, choices)))
+            if not key.startswith("sweep.")
+        }
         return [f"{key}=" for key in sorted(keys | set(groups)) if not key.endswith("_target_")]
     return []
 

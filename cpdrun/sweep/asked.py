@@ -28,6 +28,7 @@ from cpdrun.config.compose import EXPERIMENT, Composer
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import flatten, has_key
 from cpdrun.config.overrides import MOST_VALUES, Typed, parse, typed_form
+from cpdrun.config.scaling import with_short_form
 
 Axes = dict[str, list[Any]]
 Case = Mapping[str, Any]  # what it sets
@@ -65,7 +66,7 @@ def read(composer: Composer, texts: Sequence[str]) -> Asked:
     groups = composer.groups()
     typed = parse(texts, composer.loader)
     choices = _group_choices(typed, groups)
-    base = composer.compose(choices)
+    base = composer.compose(with_short_form(composer, choices))
     for t in typed:
         _require_known(t, base, groups)
     cases = _cases(base.get("sweep"))

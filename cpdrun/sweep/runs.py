@@ -17,6 +17,7 @@ from cpdrun.config.identity import run_name
 from cpdrun.config.keys import delete_key, flatten, get_key, has_key, set_key
 from cpdrun.config.overrides import Typed, typed_form
 from cpdrun.config.paths import check_path
+from cpdrun.config.scaling import spell_out, with_short_form
 from cpdrun.config.schema import check_kind, validate
 from cpdrun.record import SweepDir
 from cpdrun.sweep.asked import CASE, SEARCH, Asked, Axes, Rule, is_of_search, read
@@ -94,7 +95,8 @@ def _multiply(composer: Composer, asked: Asked, imports: bool) -> Plan:
             excluded[dropped[0]] += 1
             if config.get("format") != BASELINE or not config.get("aps"):
                 continue
-            config["aps"] = point["aps"] = False
+            point["aps"] = False
+            config = _config(composer, groups, asked, point)
             if any(_matches(rule, config, point) for rule in asked.exclusions):
                 continue
         run = _planned(config, asked, point, imports)
@@ -129,7 +131,8 @@ def _config(
     order; then the single values in the same order."""
     case = asked.cases.get(point.get(CASE), {})
     of_case, of_point = ({k: str(v) for k, v in values.items() if k in groups} for values in (case, point))
-    config = composer.compose({**of_case, **asked.choices, **of_point})
+    choices = {**of_case, **asked.choices, **of_point}
+    config = composer.compose(with_short_form(composer, choices))
     config.pop("sweep", None)
     for key, value in case.items():
         if key not in groups:
@@ -143,6 +146,7 @@ def _config(
         if key not in groups:
             _set(config, key, value)
     config.pop(SEARCH, None)
+    spell_out(config, composer, choices)
     with contextlib.suppress(ValueError, KeyError):  # validate says what is wrong with it
         if not is_own(config["format"]):
             config["format"] = parse_format(config["format"]).name  # one name in all records: e8m23 is fp32

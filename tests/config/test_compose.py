@@ -8,6 +8,7 @@ import pytest
 from cpdrun.config.compose import Composer, resolve
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.keys import flatten
+from cpdrun.config.scaling import spell_out
 from cpdrun.config.schema import RULES, SECTIONS, validate
 
 # What the training loop hands to a class beside the keys of its yaml.
@@ -64,6 +65,7 @@ def test_the_keys_of_a_yaml_are_the_arguments_of_its_class(composer, group, choi
 def test_the_defaults_alone_are_a_valid_run_but_for_its_name(composer):
     config = composer.compose({})
     config.pop("search")  # what a search is asked is no part of a run
+    spell_out(config, composer, {})
     validate({**config, "name": "x", "exp": None})
 
 
