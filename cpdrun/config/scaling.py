@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpdrun.config.compose import Composer
+from cpdrun.config.keys import has_key
 
 SCALING = "scaling"
 SHORT_FOR, NONE = "aps", "none"
@@ -22,6 +23,8 @@ def with_short_form(composer: Composer, choices: Mapping[str, str]) -> dict[str,
 def spell_out(config: dict[str, Any], composer: Composer, choices: Mapping[str, str]) -> None:
     """Sets `aps` and `scaling` of a config that was composed from `with_short_form` of these choices."""
     none, short_for = (composer.section(SCALING, {SCALING: name}) for name in (NONE, SHORT_FOR))
+    if "aps" not in config or not has_key(config, f"{SCALING}._target_"):
+        return  # deleted; validate says so
     aps, rule = config["aps"], config[SCALING]["_target_"]
     if aps is None:
         aps = _is_chosen(composer, choices) or rule != short_for["_target_"]

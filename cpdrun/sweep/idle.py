@@ -130,11 +130,16 @@ RULES = (
 
 def idle_settings(keys: Iterable[str], configs: Sequence[Config]) -> Iterator[str]:
     """What is said of keys and groups (`compressor`, `norm.groups`) that none of these resolved configs uses."""
-    keys = [key for key in dict.fromkeys(keys) if any(has_key(config, key) for config in configs)]
+    keys = [key for key in dict.fromkeys(keys) if _is_of_rule(key) or any(has_key(c, key) for c in configs)]
     for rule in RULES:
         given = [key for key in keys if rule.covers(key)]
         if given and not any(rule.used(config) for config in configs):
             yield rule.line(given, configs)
+
+
+def _is_of_rule(key: str) -> bool:
+    """Of a rule of scaling; a run without one has no such key."""
+    return key.startswith("scaling.")
 
 
 def keys_given(texts: Sequence[str], config_dir: Path | None = None) -> list[str]:

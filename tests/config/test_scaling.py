@@ -10,7 +10,9 @@ RULES = {"NoScaling": "none", "APS": "aps", "DelayedAPS": "aps_delayed", "Own": 
 def found(*typed: str) -> list[str]:
     """The rule of each run, and that `aps` says whether there is one."""
     rules = []
-    for run in plan(["name=x", "format=e4m3", *typed]).runs:
+    for run in plan(
+        ["name=x", *typed] if "exp=digits_bits" in typed else ["name=x", "format=e4m3", *typed]
+    ).runs:
         rule = RULES[run.config["scaling"]["_target_"].rsplit(".", 1)[-1]]
         assert run.config["aps"] is (rule != "none")
         assert ("-aps-" in run.name) is (rule != "none")
@@ -38,7 +40,10 @@ def found(*typed: str) -> list[str]:
         (["exp=digits_bits", "format=e4m3", "seed=0"], ["none", "aps"]),
         (["exp=digits_bits", "format=e4m3", "seed=0", "scaling=aps_delayed"], ["none", "aps_delayed"]),
         (["exp=digits_bits", "format=e4m3", "seed=0", "scaling=none,aps_delayed"], ["none", "aps_delayed"]),
-        (["exp=digits_bits", "format=fp32", "seed=0", "aps=true"], ["none"]),  # excluded; the baseline is not
+        (
+            ["exp=digits_bits", "format=fp32,e4m3", "seed=0", "aps=true"],
+            ["none", "aps"],
+        ),  # fp32: the baseline
     ],
 )
 def test_what_is_typed_and_what_runs(typed: list[str], rules: list[str]) -> None:
