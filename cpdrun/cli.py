@@ -19,6 +19,7 @@ from cpdrun.shell.visible import visible_line
 COMMANDS = (
     "search",
     "sweep",
+    "work",
     "report",
     "status",
     "logs",

@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from cpdrun.record import SweepDir, git, git_commit, read_object, record_of, write_text
+from cpdrun.record import SweepDir, git, git_commit, read_object, write_text
 from cpdrun.report import ReportError
 from cpdrun.report.claims import write_claims
 from cpdrun.report.claims.values import VALUES, write_values
@@ -165,7 +165,7 @@ class Maker:
         versions = ["; ".join(f"{k} {v}" for k, v in json.loads(text).items()) for text in sorted(packages)]
         devices = sorted({str(env.get("device")) for env in environments})
         pythons = sorted({str(env.get("python")) for env in environments})
-        trained = sum((record_of(run) or {}).get("wall_seconds") or 0 for run in runs.values())
+        trained = sum(((done := run.result()) and done.wall_seconds) or 0 for run in runs.values())
         lines = [
             *(f"command    {line}" for line in typed),
             f"commit     {self.commit}",

@@ -26,7 +26,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cpdrun.record import SweepDir, record_of
+from cpdrun.record import SweepDir
 
 RUNS = ["exp=digits_bits", "format=e4m3,e3m0", "aps=true,false", "seed=0,1", "epochs=6", "device=cpu"]
 ROLES = ("launcher", "warm process", "engine", "agent", "rank", "group")
@@ -160,7 +160,7 @@ class Soak:
         return SweepDir(self.folder / name / "digits_bits")
 
     def _weights(self, name: str) -> dict[str, str]:
-        return {run.name: (record_of(run) or {}).get("weights_sha256") for run in self._sweep(name).runs()}
+        return {run.name: (done := run.result()) and done.weights_sha256 for run in self._sweep(name).runs()}
 
 
 def _to_group(pid: int, number: int) -> None:

@@ -1,12 +1,12 @@
 """What is launched, and the one interface of everything that can launch it."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from cpdrun.errors import FAILED, UserError
-from cpdrun.record import RunDir, SweepDir
+from cpdrun.record import Outcome, RunDir, SweepDir
 
 
 class LaunchError(UserError):
@@ -26,6 +26,7 @@ class Job:
     run: RunDir
     config: dict[str, Any]
     overrides: list[str]
+    is_written: bool = False  # its config.yaml is on disk, and stays as it is
 
     @property
     def nproc(self) -> int:
@@ -46,11 +47,11 @@ class LaunchOptions:
 
 @dataclass(frozen=True)
 class Event:
-    """A job began or ended; `outcome` is then what its agent reported, as in the attempt's exit.json."""
+    """A job began or, where there is an `outcome`, ended; `elsewhere`: another launcher or worker brought it there."""
 
     job: Job
-    kind: Literal["started", "ended"]
-    outcome: dict[str, Any] = field(default_factory=dict)
+    outcome: Outcome | None = None
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Executor(ABC):
 
     here: ClassVar[bool] = False  # whether runs are trained on this machine
     idle_options: ClassVar[tuple[str, ...]] = ()  # fields of LaunchOptions that play no part
+    note: str = ""  # what is said once jobs are submitted
     slots: int  # ranks that this executor can run at the same time; 0 where that is a scheduler's to say
 
     @classmethod

@@ -111,35 +111,12 @@ def ask(
     return answer
 
 
-def start_tasks(request: dict[str, Any], tasks: int, log: IO[str]) -> subprocess.Popen:
-    """srun with one engine in each of `tasks` tasks, which rendezvous at a free port of this node.
-
-    Each prints its answer, which `answer_of_tasks` reads.
-    """
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    job = os.environ["SLURM_JOB_ID"]
-    request = request | {"rendezvous": f"{socket.gethostname()}:{port}", "rendezvous_id": job}
-    command = ["srun", f"--ntasks={tasks}", "--kill-on-bad-exit=0"]
-    command += [sys.executable, "-m", os.environ.get(MODULE_VARIABLE, ENGINE), "--task", json.dumps(request)]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
-
-
-def answer_of_tasks(output: bytes, code: int) -> dict[str, Any]:
-    """One answer from those that tasks printed and srun's exit code: the first failure is the cause, later ones
-    are of ranks that lost it."""
-    answers = []
-    for line in output.splitlines():
-        with contextlib.suppress(ValueError):
-            answers.append(json.loads(line))
-    failed = [answer for answer in answers if answer["exit_code"]]
-    return min(failed, key=lambda answer: answer["ended"]) if failed else {"exit_code": code, "rank": None}
+def engine_command() -> list[str]:
+    return [sys.executable, "-m", os.environ.get(MODULE_VARIABLE, ENGINE)]
 
 
 def _start(how: str, theirs: socket.socket, output: IO[str] | None = None) -> subprocess.Popen:
-    module = os.environ.get(MODULE_VARIABLE, ENGINE)
-    command = [sys.executable, "-m", module, how, str(theirs.fileno()), "--parent", str(os.getpid())]
+    command = [*engine_command(), how, str(theirs.fileno()), "--parent", str(os.getpid())]
     # A session of its own: Ctrl-C on the terminal is the launcher's to handle.
     return subprocess.Popen(
         command,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from cpdrun.errors import UserError
 from cpdrun.launch.base import Event, Executor, FolderGoneError, LaunchOptions
 from cpdrun.launch.progress.display import DISK_FULL, Display
-from cpdrun.record import SweepDir, cancellation
+from cpdrun.record import Outcome, SweepDir, cancellation
 
 POLL_S = 0.25
 STOPPING = "stopping: runs save at their next step (Ctrl-C again: at once)"
@@ -34,12 +34,12 @@ def drive(
             for event in executor.poll(POLL_S):
                 _check_folder(sweep, executor)
                 yield event
-                if event.kind == "ended" and not presses and (why := _stops(event, options)):
+                if event.outcome and not presses and (why := _stops(event.outcome, options)):
                     display.say(f"stopping {why}; runs save at their next step")
                     executor.cancel(now=False)
                     signals.append(signal.SIGTERM)
                     presses = 1
-                if event.kind == "ended" and on_end is not None and not signals:
+                if event.outcome and on_end is not None and not signals:
                     on_end(event)
             _check_folder(sweep, executor)
             if not presses and cancellation(sweep) != cancelled_before:
@@ -76,10 +76,10 @@ def _check_folder(sweep: SweepDir, executor: Executor) -> None:
         raise FolderGoneError(f"{sweep.path} was moved or deleted while its runs trained; they were stopped")
 
 
-def _stops(event: Event, options: LaunchOptions) -> str:
+def _stops(outcome: Outcome, options: LaunchOptions) -> str:
     """Why the end of a run stops the others, or ""."""
-    if event.outcome["outcome"] in ("finished", "diverged", "preempted"):
+    if not outcome.status.is_failure:
         return ""
-    if DISK_FULL in event.outcome["reason"]:
+    if DISK_FULL in outcome.reason:
         return "because the disk is full"
     return "at the first failure" if options.fail_fast else ""

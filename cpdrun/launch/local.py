@@ -15,8 +15,9 @@ from typing import Any
 from cpdrun.launch.agent import HELD_BACK
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
 from cpdrun.launch.connection import WarmEngine
+from cpdrun.launch.ending import end_of
 from cpdrun.launch.resources import Slots, cores, gpus
-from cpdrun.record import State, SweepDir, garbage, record_of, state_of
+from cpdrun.record import Ending, Outcome, SweepDir, failed_since, is_claimed
 
 LOOK_ELSEWHERE_S = 1.0  # how often to look at runs that another launcher has
 
@@ -60,6 +61,7 @@ class LocalExecutor(Executor):
         self._warm = warm if warm_start else None
         self._slots: Slots | None = None
         self._queue: deque[Job] = deque()
+        self._known: dict[str, int] = {}  # attempts at each run when it was submitted
         self._elsewhere: list[Job] = []
         self._agents: dict[int, _Agent] = {}
         self._selector = selectors.DefaultSelector()
@@ -82,6 +84,8 @@ class LocalExecutor(Executor):
             self._slots = self._size(jobs)
             self.slots = self._slots.count
         self._queue.extend(jobs)
+        for job in jobs:
+            self._known[job.run.name] = job.run.attempts_so_far
 
     def poll(self, timeout_s: float) -> list[Event]:
         events = self._start_what_fits()
@@ -123,15 +127,20 @@ class LocalExecutor(Executor):
         events = []
         while self._queue and (places := self._slots.take(self._queue[0].nproc)) is not None:
             job = self._queue.popleft()
+            if self._is_elsewhere(job):
+                self._slots.give_back(places)
+                self._elsewhere.append(job)
+                continue
             agent = self._start(job, places)
             self._agents[agent.pidfd] = agent
             self._selector.register(agent.pidfd, selectors.EVENT_READ, agent.pidfd)
-            events.append(Event(job, "started"))
+            events.append(Event(job))
         return events
 
     def _start(self, job: Job, places: list[str]) -> _Agent:
         command = [sys.executable, "-m", "cpdrun.launch.agent", str(job.run.path)]
         command += ["--retries", str(self._options.retries), "--parent", str(os.getpid())]
+        command += ["--known", str(self._known[job.run.name])]
         descriptors = []
         if self._warm is not None:
             command += ["--warm", str(self._warm.control)]
@@ -162,38 +171,39 @@ class LocalExecutor(Executor):
         os.close(agent.pidfd)
         self._slots.give_back(agent.places)
         output, _ = agent.process.communicate()
-        outcome = _last_json(output)
+        outcome = Outcome.read(_last_json(output))
         if outcome is None:
-            code = agent.process.returncode
-            outcome = {"outcome": "killed", "exit_code": code, "reason": "its agent was killed"}
-        if outcome["outcome"] != "elsewhere":
-            return [Event(agent.job, "ended", outcome)]
+            outcome = Outcome(Ending.KILLED, agent.process.returncode, reason="its agent was killed")
+        if outcome.status is not Ending.ELSEWHERE:
+            return [Event(agent.job, outcome)]
         if not self._cancelled:
             self._elsewhere.append(agent.job)
         return []
 
+    def _is_elsewhere(self, job: Job) -> bool:
+        """Whether another launcher or worker has the run, or has brought it to its end. The agent looks too, once it
+        has claimed the run; this spares it."""
+        run = job.run
+        return run.done.exists() or is_claimed(run) or failed_since(run, self._known[run.name])
+
     def _look_elsewhere(self) -> list[Event]:
-        """Runs that another launcher had: report those it finished, queue those it dropped."""
+        """Runs that another launcher or worker had: report those it brought to their end, queue those it dropped."""
         if not self._elsewhere or time.monotonic() - self._looked_elsewhere < LOOK_ELSEWHERE_S:
             return []
         self._looked_elsewhere = time.monotonic()
         events, still = [], []
         for job in self._elsewhere:
-            state = state_of(job.run)
-            if state is State.RUNNING:
+            if is_claimed(job.run) and not job.run.done.exists():
                 still.append(job)
-            elif state is State.DONE:
-                done = record_of(job.run)
-                outcome = {"outcome": done["status"] if done else "failed", "elsewhere": True}
-                outcome["reason"] = "" if done else garbage(job.run)
-                events.append(Event(job, "ended", outcome))
+            elif (outcome := end_of(job.run, self._known[job.run.name])) is not None:
+                events.append(Event(job, outcome, elsewhere=True))
             else:
                 self._queue.append(job)
         self._elsewhere = still
         return events
 
 
-def _last_json(output: bytes) -> dict[str, Any] | None:
+def _last_json(output: bytes) -> Any:
     lines = output.decode("utf-8", "replace").strip().splitlines()
     with contextlib.suppress(ValueError, IndexError):
         return json.loads(lines[-1])

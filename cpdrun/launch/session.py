@@ -97,6 +97,8 @@ class Session:
         try:
             with before_a_start():
                 submit(jobs)
+            if executor.note:
+                display.console.print(executor.note, soft_wrap=True)
             if options.wait:
                 with display:
                     on_end = None if more is None else lambda event: submit(more(event))
@@ -115,6 +117,8 @@ def _each_once(launchers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def write_configs(jobs: Sequence[Job]) -> None:
     """Put config.yaml, overrides.txt and format.json of each job on disk, where they are not there already."""
     for job in jobs:
+        if job.is_written:
+            continue
         config = yaml.dump(job.config, Dumper=yaml.CSafeDumper, sort_keys=False)
         overrides = "".join(f"{line}\n" for line in job.overrides)
         with writing(job.run.path):

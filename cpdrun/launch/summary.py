@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from cpdrun.errors import FAILED, INTERRUPTED, OK
 from cpdrun.launch.base import Event, Job
-from cpdrun.record import RunDir, record_of
+from cpdrun.record import Ending, RunDir
 
 
 @dataclass
@@ -39,18 +39,16 @@ class Tally:
 
     def event(self, event: Event) -> None:
         name = event.job.run.name
-        if event.kind == "started":
+        if event.outcome is None:
             self._started[name] = time.monotonic()
             return
-        if not event.outcome.get("elsewhere"):
+        if not event.elsewhere:
             self._executed[name] = (event.job, time.monotonic() - self._started.get(name, self._began))
-        outcome = event.outcome["outcome"]
-        if outcome == "finished":
-            self._summary.done += 1
-        elif outcome == "diverged":
-            self._summary.diverged += 1
-        elif outcome != "preempted":
-            self._summary.failed.append((event.job.run, event.outcome["reason"]))
+        status = event.outcome.status
+        self._summary.done += status is Ending.FINISHED
+        self._summary.diverged += status is Ending.DIVERGED
+        if status.is_failure:
+            self._summary.failed.append((event.job.run, event.outcome.reason))
 
     def summary(self, slots: int, *, waited: bool) -> Summary:
         """Of all events so far, on an executor of so many slots."""
@@ -69,7 +67,7 @@ def training_share(jobs: list[tuple[Job, float]], slots: int, wall_seconds: floa
     """
     training = 0.0
     for job, seconds in jobs:
-        done = record_of(job.run)
-        if done is not None:  # a resumed run also counts the training of earlier launches; not here
-            training += min(done["train_seconds"], seconds) * min(job.nproc, slots)
+        result = job.run.result()
+        if result is not None:  # a resumed run also counts the training of earlier launches; not here
+            training += min(result.train_seconds, seconds) * min(job.nproc, slots)
     return training / (wall_seconds * slots) if training else None

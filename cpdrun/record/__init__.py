@@ -5,6 +5,7 @@ meet nowhere else. Nothing here imports torch.
 """
 
 from cpdrun.record.cpu import described, differ, processor, processors
+from cpdrun.record.entries import Best, Ending, EpochRow, Outcome, Progress, Result, Where
 from cpdrun.record.files import (
     append_json_line,
     read_json,
@@ -19,20 +20,28 @@ from cpdrun.record.foreign import read_config, read_manifest
 from cpdrun.record.layout import Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, locked, release
 from cpdrun.record.repository import git, git_commit
-from cpdrun.record.state import State, cancellation, forget, garbage, record_of, state_of
+from cpdrun.record.state import State, cancellation, failed_since, forget, garbage, state_of
 
 __all__ = [
     "HEARTBEAT_S",
     "Attempt",
+    "Best",
+    "Ending",
+    "EpochRow",
     "NotFoundError",
+    "Outcome",
+    "Progress",
+    "Result",
     "RunDir",
     "State",
     "SweepDir",
+    "Where",
     "append_json_line",
     "cancellation",
     "claim",
     "described",
     "differ",
+    "failed_since",
     "find_runs",
     "find_sweeps",
     "find_sweeps_or_runs",
@@ -50,7 +59,6 @@ __all__ = [
     "read_json_lines",
     "read_manifest",
     "read_object",
-    "record_of",
     "release",
     "split_results_dir",
     "state_of",

@@ -19,6 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpdrun.record.entries import EpochRow, Outcome, Progress, Result, Where
+from cpdrun.record.files import read_json, read_json_lines
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -42,6 +45,14 @@ class Attempt:
     @property
     def exit(self) -> Path:
         return self.path / "exit.json"
+
+    def whereabouts(self) -> Where:
+        """What where.json says."""
+        return Where.read(read_json(self.where)) or Where()
+
+    def outcome(self) -> Outcome | None:
+        """What exit.json says; None while the attempt runs, and where its agent was killed with it."""
+        return Outcome.read(read_json(self.exit))
 
     @property
     def pulse(self) -> Path:
@@ -119,6 +130,20 @@ class RunDir:
         """Asks the ranks to save and stop at the next step boundary; whoever asks creates it."""
         return self.path / ".preempt"
 
+    def result(self) -> Result | None:
+        """What done.json says; None where it is absent or holds no result."""
+        return Result.read(read_json(self.done))
+
+    def progress(self) -> Progress | None:
+        """What status.json says; None before the first epoch."""
+        return Progress.read(read_json(self.status))
+
+    def rows(self) -> Iterator[EpochRow]:
+        """The epochs of metrics.jsonl; a line that is damaged is passed over."""
+        for line in read_json_lines(self.metrics):
+            if (row := EpochRow.read(line)) is not None:
+                yield row
+
     def attempts(self) -> list[Attempt]:
         """Every attempt so far, oldest first."""
         folder = self.path / "attempts"
@@ -130,10 +155,14 @@ class RunDir:
         attempts = self.attempts()
         return attempts[-1] if attempts else None
 
+    @property
+    def attempts_so_far(self) -> int:
+        last = self.last_attempt()
+        return last.number if last else 0
+
     def new_attempt(self) -> Attempt:
         """Create the folder of the next attempt. Only the holder of the claim may call this."""
-        last = self.last_attempt()
-        attempt = Attempt(self.path / "attempts" / str(last.number + 1 if last else 1))
+        attempt = Attempt(self.path / "attempts" / str(self.attempts_so_far + 1))
         attempt.path.mkdir(parents=True)
         return attempt
 

@@ -1,9 +1,9 @@
 """A run's state is derived from its files, never stored."""
 
 from enum import StrEnum
-from typing import Any
 
-from cpdrun.record.files import read_object, remove
+from cpdrun.record.entries import Ending
+from cpdrun.record.files import remove
 from cpdrun.record.layout import RunDir, SweepDir
 from cpdrun.record.lock import claim, is_claimed, release
 
@@ -25,18 +25,21 @@ def state_of(run: RunDir) -> State:
     last = run.last_attempt()
     if last is None:
         return State.PENDING
-    outcome = (read_object(last.exit) or {}).get("outcome")
-    if outcome in (None, "preempted"):  # None: its agent was killed, and it with its agent
+    outcome = last.outcome()
+    if (
+        outcome is None or outcome.status is Ending.PREEMPTED
+    ):  # None: its agent was killed, and it with its agent
         return State.PREEMPTED
-    if outcome in ("finished", "diverged"):  # and done.json was taken away: to be run again
+    if outcome.status.has_result:  # and done.json was taken away: to be run again
         return State.PENDING
     return State.FAILED
 
 
-def record_of(run: RunDir) -> dict[str, Any] | None:
-    """What done.json says: an object with `status` and `metrics`, by name. None where it is absent or garbage."""
-    done = {"metrics": {}} | (read_object(run.done) or {})
-    return done if isinstance(done.get("status"), str) and isinstance(done["metrics"], dict) else None
+def failed_since(run: RunDir, attempts: int) -> bool:
+    """Whether an attempt after the first so many has failed, the last that there was."""
+    last = run.last_attempt()
+    outcome = last.outcome() if last is not None and last.number > attempts else None
+    return outcome is not None and outcome.status.is_failure
 
 
 def garbage(run: RunDir) -> str:

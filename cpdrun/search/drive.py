@@ -11,6 +11,7 @@ from rich.console import Console, Group
 
 from cpdrun.launch import Display, Event, Job, LaunchOptions, Session, Summary
 from cpdrun.launch.executors import make_executor
+from cpdrun.record import Ending, Progress
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Ask, Standing, wanted
 from cpdrun.search.words import one_line, table, verdict_of
@@ -35,7 +36,7 @@ class SearchDisplay(Display):
                 self.say(one_line(self._results, standings, label))
             self._verdicts[label] = verdict
 
-    def _table(self, progress: list[tuple[Job, dict[str, Any]]]) -> Group:
+    def _table(self, progress: list[tuple[Job, Progress]]) -> Group:
         return Group(self._candidates, "", super()._table(progress))
 
 
@@ -73,7 +74,7 @@ class Driver:
     def ended(self, event: Event) -> None:
         """A run of ours has ended, well or not."""
         ask = self._in_flight.pop(event.job.run.name)
-        if not self.results.take(ask) and event.outcome["outcome"] != "preempted":
+        if not self.results.take(ask) and event.outcome.status is not Ending.PREEMPTED:
             self.results.failed(ask)
         if self._display is not None:
             self._display.news(self.results.standings())

@@ -2,18 +2,15 @@
 
 import math
 from statistics import fmean
-from typing import Any
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.record import RunDir, record_of
-from cpdrun.record.measure import Measure, known_judge
+from cpdrun.record import Ending, Result, RunDir
 from cpdrun.report.read.learnt import guess, learnt
 from cpdrun.report.read.metric import Metric
 from cpdrun.search.question import Question
 from cpdrun.search.schedule import Ask, Ended, Rules, Standing, stand
 
 FAILURES = 2  # of a cell, and no run of it that ended well: it is given up
-DIVERGED = "diverged"
 TOLERANCES = (
     10  # a diverged run is so many worse than the baseline, where neither the metric nor a guess is bounded
 )
@@ -46,19 +43,19 @@ class Results:
     def take(self, ask: Ask) -> bool:
         """Whether the run of this cell and seed has ended; if so it counts. Raises ConfigError for a metric that it
         does not have."""
-        done = record_of(self.run(ask))
+        done = self.run(ask).result()
         if done is None or self.ended.has(ask):
             return done is not None
         name, seed = ask
         config = self.question.cells[name][seed].config
-        self.seconds.append(_number(done.get("wall_seconds")))
+        self.seconds.append(_number(done.wall_seconds))
         self.core_seconds += self.seconds[-1] * config["nproc"] * config["threads"]
-        self._classes = _first(self._classes, _number(done.get("num_classes")))
-        self._samples = _first(self._samples, _number(done.get("test_samples")))
-        if done["status"] == DIVERGED:
+        self._classes = _first(self._classes, _number(done.num_classes))
+        self._samples = _first(self._samples, _number(done.test_samples))
+        if done.status is Ending.DIVERGED:
             value = math.nan
         else:
-            value = _number(done["metrics"].get(self._metric_of(done).name))
+            value = _number(done.metrics.get(self._metric_of(done).name))
             if not math.isfinite(value):
                 self.ended.skipped.add(ask)
                 return True
@@ -110,17 +107,14 @@ class Results:
             return f"the baseline itself did not learn ({self.metric.show(fmean(healthy))}{self.metric.unit})"
         return None
 
-    def _metric_of(self, done: dict[str, Any]) -> Metric:
+    def _metric_of(self, done: Result) -> Metric:
         """What is compared: the metric asked for, or that which the first run is judged by."""
         if self._metric is None:
-            metrics, asked = done["metrics"], self.question.settings.metric
+            metrics, asked = done.metrics, self.question.settings.metric
             if asked is not None and asked not in metrics:
                 raise ConfigError(f"search.metric={asked}: the runs have {', '.join(sorted(metrics))}")
-            judged_by = done.get("judged_by") if done.get("judged_by") in metrics else known_judge(metrics)
-            name = asked or judged_by or next(iter(metrics), "test_accuracy")
-            measures = done.get("measures")
-            said = measures.get(name) if isinstance(measures, dict) else None
-            self._metric = Metric(name, Measure.from_json(said))
+            name = asked or done.judge or next(iter(metrics), "test_accuracy")
+            self._metric = Metric(name, done.measures.get(name))
         return self._metric
 
     def _worst(self) -> float:

@@ -19,7 +19,7 @@ from cpdrun.launch import Job, LaunchError, LaunchOptions
 from cpdrun.launch.executors import make_executor, own_class, would_write
 from cpdrun.launch.progress.display import duration
 from cpdrun.launch.progress.status import estimate_seconds
-from cpdrun.record import State, read_object
+from cpdrun.record import State
 from cpdrun.shell.terminal import Terminal
 from cpdrun.shell.visible import visible, visible_line
 from cpdrun.sweep.asked import CASE
@@ -265,8 +265,8 @@ def _table(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun]) -> Table:
 
 
 def _sent(sweep: Plan, run: PlannedRun) -> str:
-    wire = (read_object(sweep.directory.run(run.name).done) or {}).get("wire")
-    size = wire.get("bytes_per_step_real_worker") if isinstance(wire, Mapping) else None
+    result = sweep.directory.run(run.name).result()
+    size = result and result.wire.get("bytes_per_step_real_worker")
     return f"{size:,.0f} bytes" if isinstance(size, int | float) else ""
 
 

@@ -14,7 +14,6 @@ from cpdrun.record import (
     processor,
     processors,
     read_config,
-    record_of,
     state_of,
 )
 from cpdrun.record.fingerprint import changed_runs
@@ -72,7 +71,7 @@ def standing(sweep: Plan) -> Standing:
             continue
         if state is State.DONE:
             done.append(run)
-            if record_of(run) is None:
+            if run.result() is None:
                 found.odd[planned.name] = garbage(run)
     found.processors = processors(done)
     configs = {planned.name: planned.config for planned in sweep.runs}

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.workers import Workers
+from cpdrun.record import Best, Ending, EpochRow, Result
 from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.base import Learner
@@ -61,7 +62,7 @@ class Progress:
 
 def train(
     config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device, journal: Journal
-) -> dict[str, Any]:
+) -> Result:
     """Train to the last epoch, or until the loss is not finite. Returns what done.json says of it.
 
     Raises Preempted after a step at which the journal was asked to stop.
@@ -73,7 +74,7 @@ def train(
     stop = StopVote(workers, journal.stop_requested, config["patience_s"])
     progress = _restore(learner, journal, workers, device)
     clock = time.perf_counter() - progress.train_seconds
-    status = "finished"
+    status = Ending.FINISHED
 
     while progress.epoch < epochs:
         epoch = progress.epoch
@@ -106,17 +107,17 @@ def train(
         progress.remember_best(judged_by, measures[judged_by])
         progress.train_seconds = time.perf_counter() - clock
         journal.epoch_done(
-            {
-                "epoch": epoch + 1,
-                "step": (epoch + 1) * S,
-                **progress.metrics,
-                "nonfinite_gradients": progress.nonfinite,
-                "layers": progress.layers,
-                "train_seconds": progress.train_seconds,
-            }
+            EpochRow(
+                epoch=epoch + 1,
+                step=(epoch + 1) * S,
+                metrics=progress.metrics,
+                nonfinite_gradients=progress.nonfinite,
+                layers=progress.layers,
+                train_seconds=progress.train_seconds,
+            )
         )
         if not math.isfinite(train_loss):
-            status = "diverged"
+            status = Ending.DIVERGED
             break
         progress.epoch, progress.step, progress.nonfinite, progress.losses_SxN = epoch + 1, 0, 0, None
         progress.layers = {}
@@ -126,26 +127,25 @@ def train(
         if asked and progress.epoch < epochs:
             raise Preempted
 
-    chain = learner.longest_chain()
     if epochs == 0:
         journal.restart_at(-1)
         progress.metrics = learner.evaluate()
-        journal.epoch_done({"epoch": 0, "step": 0, **progress.metrics, "train_seconds": 0.0})
-    return {
-        "status": status,
-        "metrics": progress.metrics,
-        "measures": {name: measures[name].to_json() for name in progress.metrics},
-        "judged_by": judged_by,
-        "best": progress.best or None,
-        "test_samples": learner.test_samples(),
-        "num_classes": getattr(parts.data, "num_classes", None),
-        "train_seconds": progress.train_seconds,
-        "memory": learner.memory(),
-        "wire": progress.bytes_per_step(),
-        "topology": learner.topology(),
-        **({} if chain is None else {"longest_chain": chain}),
-        "weights_sha256": learner.weights_sha256(),
-    }
+        journal.epoch_done(EpochRow(epoch=0, metrics=progress.metrics))
+    return Result(
+        status=status,
+        metrics=progress.metrics,
+        measures={name: measures[name] for name in progress.metrics},
+        judged_by=judged_by,
+        best=Best(**progress.best) if progress.best else None,
+        test_samples=learner.test_samples(),
+        num_classes=getattr(parts.data, "num_classes", None),
+        train_seconds=progress.train_seconds,
+        memory=learner.memory(),
+        wire=progress.bytes_per_step(),
+        topology=learner.topology(),
+        longest_chain=learner.longest_chain(),
+        weights_sha256=learner.weights_sha256(),
+    )
 
 
 def _restore(learner: Learner, journal: Journal, workers: Workers, device: torch.device) -> Progress:

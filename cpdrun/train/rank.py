@@ -20,7 +20,7 @@ import yaml
 from cpdrun.comm import naming_lost_ranks
 from cpdrun.comm.workers import Workers
 from cpdrun.errors import UserError
-from cpdrun.record import Attempt, RunDir
+from cpdrun.record import Attempt, Result, RunDir
 from cpdrun.train.build import build
 from cpdrun.train.loop import Preempted, train
 from cpdrun.train.preflight.products import emulated_products
@@ -93,9 +93,7 @@ def _leave(code: int, workers: Workers) -> int:
     return code
 
 
-def _train(
-    config: dict[str, Any], workers: Workers, device: torch.device, journal: Journal
-) -> dict[str, Any]:
+def _train(config: dict[str, Any], workers: Workers, device: torch.device, journal: Journal) -> Result:
     parts = build(config, device)
     pulse.beat()  # data and model are there; the first step has the whole patience again
     journal.environment(device, parts.data, config, emulated_products(parts))

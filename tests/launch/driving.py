@@ -86,7 +86,7 @@ def finish(executor: Executor, deadline_s: float = DEADLINE_S) -> dict[str, dict
     while executor.unfinished:
         assert time.monotonic() < deadline, f"still running: {executor.running}"
         for event in executor.poll(0.1):
-            if event.kind == "ended":
+            if event.outcome:
                 outcomes[event.job.run.name] = event.outcome
     return outcomes
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 from driving import drive, family, processes_of, wait_for
 
-from cpdrun.launch.connection import answer_of_tasks
 from cpdrun.launch.progress.display import telling_log
-from cpdrun.record import State, claim, is_claimed, read_json, state_of
+from cpdrun.launch.slurm.element import answer_of_tasks
+from cpdrun.record import Outcome, State, claim, is_claimed, state_of
 
 STATES = {"finished": State.DONE, "diverged": State.DONE}
 
@@ -32,9 +32,9 @@ STATES = {"finished": State.DONE, "diverged": State.DONE}
 def test_the_end_of_a_run_is_named(job, local, config, outcome, exit_code, reason):
     one = job(**config)
     got = drive(local(), [one])["one"]
-    assert (got["outcome"], got["exit_code"]) == (outcome, exit_code)
-    assert reason in got["reason"]
-    assert read_json(one.run.last_attempt().exit) == got
+    assert (got.status, got.exit_code) == (outcome, exit_code)
+    assert reason in got.reason
+    assert one.run.last_attempt().outcome() == got
     assert state_of(one.run) == STATES.get(outcome, State.FAILED)
     assert not processes_of(one.run.path)
 
@@ -42,7 +42,7 @@ def test_the_end_of_a_run_is_named(job, local, config, outcome, exit_code, reaso
 def test_the_log_that_matters_is_the_failing_ranks(job, local):
     one = job(act="crash", nproc=2, failing_rank=1, epoch_s=0.5)
     outcome = drive(local(), [one])["one"]
-    assert outcome["rank"] == 1
+    assert outcome.rank == 1
     assert telling_log(one.run) == one.run.last_attempt().rank_log(1)
 
 
@@ -61,7 +61,7 @@ def test_a_claimed_run_is_left_alone(job, local):
     one = job()
     lock = claim(one.run)
     result = _agent(one)
-    assert result["outcome"] == "elsewhere"
+    assert result.status == "elsewhere"
     assert not one.run.attempts()
     os.close(lock)
 
@@ -69,13 +69,13 @@ def test_a_claimed_run_is_left_alone(job, local):
 def test_a_finished_run_is_left_alone(job, local):
     one = job()
     drive(local(), [one])
-    assert _agent(one)["outcome"] == "elsewhere"
+    assert _agent(one).status == "elsewhere"
     assert len(one.run.attempts()) == 1
 
 
 def test_a_cold_start_needs_no_warm_process(job):
     one = job()
-    assert _agent(one)["outcome"] == "finished"
+    assert _agent(one).status == "finished"
 
 
 @pytest.mark.parametrize("victim", ["agent", "engine", "rank"])
@@ -89,19 +89,19 @@ def test_no_process_outlives_a_kill(job, local, victim):
     wait_for(lambda: not processes_of(one.run.path), "the end of every process")
     wait_for(lambda: not is_claimed(one.run), "the release of the run")
     events = wait_for(lambda: executor.poll(0.1), "the end of the run")
-    assert [event.outcome["outcome"] for event in events] == ["killed"]
+    assert [event.outcome.status for event in events] == ["killed"]
 
 
 def test_a_run_killed_from_outside_is_tried_again(job, local):
     one = job(act="once_killed", epochs=3)
-    assert drive(local(retries=1), [one])["one"]["outcome"] == "finished"
-    assert [read_json(a.exit)["outcome"] for a in one.run.attempts()] == ["killed", "finished"]
+    assert drive(local(retries=1), [one])["one"].status == "finished"
+    assert [a.outcome().status for a in one.run.attempts()] == ["killed", "finished"]
     assert (one.run.path / "trace.txt").read_text().split() == ["1", "2", "3"]  # no epoch was done twice
 
 
 def test_the_same_failure_twice_is_enough(job, local):
     one = job(act="crash")
-    assert drive(local(retries=5), [one])["one"]["outcome"] == "failed"
+    assert drive(local(retries=5), [one])["one"].status == "failed"
     assert len(one.run.attempts()) == 2
 
 
@@ -124,12 +124,12 @@ def test_a_removed_config_is_one_clear_line(job, local):
     one, other = job("one"), job("other")
     one.run.config.unlink()
     outcomes = drive(local(), [one, other])
-    assert outcomes["one"]["outcome"] == "failed"
-    assert "config.yaml" in outcomes["one"]["reason"]
-    assert outcomes["other"]["outcome"] == "finished"
+    assert outcomes["one"].status == "failed"
+    assert "config.yaml" in outcomes["one"].reason
+    assert outcomes["other"].status == "finished"
 
 
-def _agent(job) -> dict:
+def _agent(job) -> Outcome:
     """Run an agent by hand, from cold."""
     done = subprocess.run(
         [sys.executable, "-m", "cpdrun.launch.agent", str(job.run.path)],
@@ -137,4 +137,4 @@ def _agent(job) -> dict:
         text=True,
         check=False,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    return Outcome.read(json.loads(done.stdout.splitlines()[-1]))

@@ -24,7 +24,7 @@ def test_a_stopped_process_ends_the_run(job, local, victim):
     os.kill(others["rank"], signal.SIGSTOP)
     os.kill(others[victim], signal.SIGSTOP)
     outcome = finish(executor)["one"]
-    assert (outcome["outcome"], outcome["reason"]) == (
+    assert (outcome.status, outcome.reason) == (
         "failed",
         "hung or stopped: no step in 4 s (patience_s)",
     )
@@ -35,8 +35,8 @@ def test_a_stopped_process_ends_the_run(job, local, victim):
 def test_a_run_past_its_limit_saves_and_is_not_tried_again(job, local):
     one = job(epochs=4000, epoch_s=0.05, limit_s=1.5)
     outcome = drive(local(retries=3), [one])["one"]
-    assert outcome["outcome"] == "failed"
-    assert outcome["reason"] == "took longer than limit_s=1.5; with more it goes on from its checkpoint"
+    assert outcome.status == "failed"
+    assert outcome.reason == "took longer than limit_s=1.5; with more it goes on from its checkpoint"
     assert one.run.checkpoint.exists() and not one.run.preempt.exists()
     assert len(one.run.attempts()) == 1
 

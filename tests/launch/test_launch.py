@@ -17,7 +17,7 @@ from cpdrun.launch.cancel import cancel_sweep
 from cpdrun.launch.connection import MODULE_VARIABLE
 from cpdrun.launch.progress.status import sweep_status
 from cpdrun.launch.summary import training_share
-from cpdrun.record import State, read_json, state_of, write_json
+from cpdrun.record import State, state_of, write_json
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_two_launchers_execute_each_run_once(launcher, sweep):
         code, summary, _ = result(process)
         assert (code, summary["done"]) == (0, 6)  # each reports the whole sweep
     for run in sweep.runs():
-        assert [read_json(a.exit)["outcome"] for a in run.attempts()] == ["finished"]
+        assert [a.outcome().status for a in run.attempts()] == ["finished"]
         assert (run.path / "trace.txt").read_text().split() == ["1", "2", "3"]
 
 

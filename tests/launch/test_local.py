@@ -69,7 +69,7 @@ def test_a_stop_reaches_an_agent_that_is_still_starting(job, local, capfd, now):
     executor.poll(0)
     executor.cancel(now=now)
     outcome = finish(executor)["one"]
-    assert (outcome["outcome"], outcome["reason"]) == ("preempted", "stopped before it had begun")
+    assert (outcome.status, outcome.reason) == ("preempted", "stopped before it had begun")
     assert not one.run.attempts() and not one.run.preempt.exists()
     assert capfd.readouterr().err == ""
 
@@ -82,7 +82,7 @@ def test_an_agent_whose_warm_process_is_gone_starts_from_cold(job, local, warm):
     executor.poll(0)
     wait_for(one.run.status.exists, "the first epoch")
     own.close()  # and with it the engine and the rank
-    assert finish(executor)["one"]["outcome"] == "finished"
+    assert finish(executor)["one"].status == "finished"
     assert len(one.run.attempts()) == 2
 
 
@@ -93,4 +93,4 @@ def test_a_dead_warm_process_is_replaced(job, local, warm):
     executor.submit([job("before")])
     finish(executor)
     executor._warm.close()
-    assert drive(executor, [job("after")])["after"]["outcome"] == "finished"
+    assert drive(executor, [job("after")])["after"].status == "finished"

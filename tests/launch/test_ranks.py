@@ -9,7 +9,7 @@ from pathlib import Path
 
 from driving import dawdling, processes_of, training, wait_for
 
-from cpdrun.record import RunDir, State, SweepDir, read_json, state_of
+from cpdrun.record import RunDir, State, SweepDir, state_of
 
 RUN = [
     "exp=digits_bits",
@@ -47,7 +47,7 @@ def test_the_rank_that_died_and_the_rank_that_hangs_are_named(tmp_path):
     text, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 1, text
     assert {state_of(run) for run in (hanging, dying)} == {State.FAILED}
-    reasons = [read_json(run.attempts()[0].exit)["reason"] for run in (dying, hanging)]
+    reasons = [run.attempts()[0].outcome().reason for run in (dying, hanging)]
     assert "rank 1 was killed by SIGKILL" in reasons[0]
     assert "rank 1 did not come to an exchange in time; rank 0 stops (Timed out waiting 3000ms" in reasons[1]
     assert all(reason in text for reason in reasons)

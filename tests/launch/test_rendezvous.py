@@ -21,7 +21,7 @@ def test_many_ranks_forked_together_all_meet(job, local):
     for number in range(FORKS):
         one = job(f"r{number}", nproc=MANY, meet=True, patience_s=60)
         outcome = drive(executor, [one])[one.run.name]
-        assert outcome["outcome"] == "finished", outcome["reason"]
+        assert outcome.status == "finished", outcome.reason
 
 
 def test_no_rank_connects_before_the_last_is_forked(job, local):
@@ -43,8 +43,8 @@ def test_no_rank_connects_before_the_last_is_forked(job, local):
 def test_a_rank_that_never_comes_is_named(job, local):
     one = job(nproc=3, meet=True, absent=1, patience_s=4)
     outcome = drive(local(jobs=3), [one])["one"]
-    assert outcome["outcome"] == "failed"
-    assert "rank 1 did not come to the rendezvous within 4 s; rank " in outcome["reason"]
+    assert outcome.status == "failed"
+    assert "rank 1 did not come to the rendezvous within 4 s; rank " in outcome.reason
 
 
 def test_the_store_listens_on_loopback_alone(job, local):

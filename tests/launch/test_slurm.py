@@ -90,7 +90,7 @@ def test_an_array_with_a_limit_a_failing_and_a_cancelled_element(job, slurm, swe
         most = max(most, list(elements_in_queue([array]).values()).count("RUNNING"))
         if not cancelled and jobs[3].run.status.exists():
             cancelled = [cancel_run(jobs[3].run), cancel_run(jobs[5].run), cancel_run(jobs[0].run)]
-        outcomes |= {e.job.run.name: e.outcome["outcome"] for e in executor.poll(0.1) if e.kind == "ended"}
+        outcomes |= {e.job.run.name: e.outcome.status for e in executor.poll(0.1) if e.outcome}
     assert most <= 2
     assert cancelled == [True, True, False]  # running, waiting, finished
     expected = {"r2": "failed", "r3": "preempted", "r5": "preempted"}
@@ -116,7 +116,7 @@ def test_cancelled_from_another_shell(job, slurm, sweep):
     wait_for(jobs[0].run.status.exists, "the first epoch")
     assert cancel_sweep(sweep) == (1, 1)
     outcomes = finish(executor)
-    assert outcomes["running"]["outcome"] == "preempted"
+    assert outcomes["running"].status == "preempted"
     assert state_of(jobs[0].run) is State.PREEMPTED
     assert state_of(jobs[1].run) is State.PENDING
     assert elements_of(sweep) == {}
@@ -129,7 +129,7 @@ def test_odd_names_and_values_reach_slurm_as_they_are(job, node, tmp_path):
         **{**DEFAULTS, "sbatch": ["--comment='of ours'"]}, sweep=sweep, options=LaunchOptions()
     )
     executor.submit([one])
-    assert finish(executor)["one"]["outcome"] == "finished"
+    assert finish(executor)["one"].status == "finished"
     array = read_json(sweep.slurm)[0]["job"]
     assert (sweep.slurm_logs / f"{array}_0.log").exists()
 
@@ -152,7 +152,7 @@ def test_a_controller_that_does_not_answer_is_waited_for(job, slurm, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr("cpdrun.launch.slurm.executor.elements_in_queue", _no_answer)
         assert executor.poll(0.1) == []
-    assert finish(executor)["one"]["outcome"] == "finished"
+    assert finish(executor)["one"].status == "finished"
 
 
 def _no_answer(_):
@@ -173,8 +173,8 @@ def test_two_tasks_meet_their_time_limit_and_go_on_as_the_very_element(under_lim
     element = read_json(long.run.attempts()[0].where)["slurm_job"]
     more_time = ["scontrol", "update", f"JobId={element}", "TimeLimit=10"]
     wait_for(lambda: subprocess.run(more_time, check=False).returncode == 0, "the element in the queue")
-    assert finish(executor, deadline_s=120)[long.run.name]["outcome"] == "finished"
-    ends = [read_json(attempt.exit)["outcome"] for attempt in long.run.attempts()]
+    assert finish(executor, deadline_s=120)[long.run.name].status == "finished"
+    ends = [attempt.outcome().status for attempt in long.run.attempts()]
     assert ends == ["preempted", "finished"]
     assert read_json(long.run.attempts()[1].where)["slurm_job"] == element and element.endswith("_0")
 

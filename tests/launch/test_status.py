@@ -20,7 +20,7 @@ from cpdrun.launch.progress import logs, status
 from cpdrun.launch.progress.display import Display, print_summary
 from cpdrun.launch.progress.status import as_json, estimate_seconds, print_status, run_status, sweep_status
 from cpdrun.launch.summary import Summary
-from cpdrun.record import State, SweepDir, cancellation, write_json
+from cpdrun.record import Ending, Outcome, State, SweepDir, cancellation, write_json
 from cpdrun.sweep import plan
 
 
@@ -53,7 +53,7 @@ def test_a_running_run_tells_where_and_how_long(job, local):
     assert row.where.startswith(f"{os.uname().nodename}, agent ")
     assert 5 < row.seconds_left < 60
     assert cancel_run(one.run)
-    assert finish(executor)["one"]["outcome"] == "preempted"
+    assert finish(executor)["one"].status == "preempted"
     assert not cancel_run(one.run)  # it does not run any more
 
 
@@ -253,7 +253,7 @@ def test_lines_of_a_launch_tell_runs_apart_that_have_like_names(sweep):
     typed = ["precision.accumulator=fp32,e5m2", "format=e4m3", "precision.accumulator=e5m2"]
     one = Job(sweep.run("convnet-e4m3-w8-s0-1f0c2d3e4a"), {}, typed)
     display.event(Event(one, "started"))
-    display.event(Event(one, "ended", {"outcome": "failed", "reason": "sour"}))
+    display.event(Event(one, Outcome(Ending.FAILED, reason="sour")))
     lines = out.getvalue().splitlines()
     assert lines[0] == "start convnet-e4m3-w8-s0-1f0c2d3e4a precision.accumulator=e5m2"
     assert lines[1].startswith("failed convnet-e4m3-w8-s0-1f0c2d3e4a precision.accumulator=e5m2  sour ")

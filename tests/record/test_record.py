@@ -6,16 +6,21 @@ import sys
 import pytest
 
 from cpdrun.record import (
+    Ending,
+    EpochRow,
     NotFoundError,
+    Outcome,
+    Progress,
+    Result,
     RunDir,
     State,
+    Where,
     append_json_line,
     claim,
     find_sweeps,
     is_claimed,
     read_json,
     read_json_lines,
-    record_of,
     state_of,
     write_json,
     write_text,
@@ -91,7 +96,8 @@ def test_state_is_derived_from_files(run):
         ("preempted", State.PREEMPTED),
         ("killed", State.FAILED),
         ("failed", State.FAILED),
-        ("out_of_memory", State.FAILED),
+        ("out of memory", State.FAILED),
+        ("a word of another version", State.FAILED),
         ("finished", State.PENDING),
     ]:
         write_json(attempt.exit, {"outcome": outcome})
@@ -101,9 +107,9 @@ def test_state_is_derived_from_files(run):
         assert state_of(run) is State.PREEMPTED
     for garbage in ("garbage", "{}", "[]", '{"status": 1}', '{"status": "finished", "metrics": null}'):
         run.done.write_text(garbage)
-        assert state_of(run) is State.DONE and record_of(run) is None
+        assert state_of(run) is State.DONE and run.result() is None
     run.done.write_text('{"status": "finished"}')
-    assert record_of(run) == {"status": "finished", "metrics": {}}
+    assert run.result() == Result(Ending.FINISHED)
 
 
 def test_attempts_are_numbered_in_order(run):
@@ -133,3 +139,63 @@ def test_files_are_plain_json_and_open_to_those_whom_the_umask_allows(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
     (tmp_path / "ordinary").touch()
     assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
+
+
+def test_what_is_damaged_or_of_another_version_takes_its_default(run):
+    write_json(
+        run.done,
+        {
+            "status": "diverged",
+            "metrics": {"train_loss": None, "test_accuracy": "much"},
+            "num_classes": True,
+            "train_seconds": "long",
+            "wire": [],
+            "later": 1,
+        },
+    )
+    assert run.result() == Result(Ending.DIVERGED, {"train_loss": None, "test_accuracy": None})
+    for status in ("preempted", "unheard-of", 1, None):
+        write_json(run.done, {"status": status})
+        assert run.result() is None
+    write_json(run.status, {"epoch": 3, "epochs": 2.5, "updated": 7})
+    assert run.progress() == Progress(epoch=3, updated=7)
+    attempt = run.new_attempt()
+    write_json(attempt.where, {"host": 1, "slurm_job": "7_0", "from_epoch": None})
+    assert attempt.whereabouts() == Where(scheduled="7_0") and attempt.outcome() is None
+    write_json(attempt.exit, {"outcome": "killed", "rank": "first"})
+    assert attempt.outcome() == Outcome(Ending.KILLED)
+    run.metrics.write_text('{"epoch": 1, "train_loss": null, "x": "y", "layers": 3}\n{"step": 1}\n[]\n')
+    assert list(run.rows()) == [EpochRow(1, metrics={"train_loss": None})]
+
+
+def test_entries_are_written_field_by_field_as_they_always_were():
+    row = EpochRow(2, 20, {"train_loss": 0.5, "test_accuracy": 0.75}, 0, {"conv": {"max": 1}}, 1.5)
+    assert list(row.as_json()) == [
+        *("epoch", "step", "train_loss", "test_accuracy", "nonfinite_gradients", "layers", "train_seconds")
+    ]
+    assert EpochRow.read(row.as_json()) == row
+    assert list(EpochRow(0).as_json()) == ["epoch", "step", "train_seconds"]
+    assert list(Result(Ending.FINISHED, wall_seconds=1.0).as_json()) == [
+        *(
+            "status",
+            "metrics",
+            "measures",
+            "judged_by",
+            "best",
+            "test_samples",
+            "num_classes",
+            "train_seconds",
+        ),
+        *("memory", "wire", "topology"),
+        *("weights_sha256", "wall_seconds"),
+    ]
+    keys = ["outcome", "exit_code", "rank", "reason", "attempt", "started", "ended"]
+    assert list(Outcome(Ending.FAILED, attempt=1, started=1.0, ended=2.0).as_json()) == keys
+    assert list(Where().as_json()) == ["host", "pid", "slurm_job", "started", "from_epoch"]
+    assert list(Progress(1, 2, 0.5, 3, 4.0).as_json()) == [
+        "epoch",
+        "step",
+        "test_accuracy",
+        "epochs",
+        "updated",
+    ]

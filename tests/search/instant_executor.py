@@ -6,7 +6,7 @@ import random
 from made_up_world import World
 
 from cpdrun.launch.base import Event, Executor
-from cpdrun.record import record_of, write_json
+from cpdrun.record import Ending, Outcome, write_json
 
 GAPS = {("e3m0", True): -0.002, ("e3m2", False): -0.6, ("e2m0", True): -0.88, ("e4m1", False): math.nan}
 WORLD = World({}, noise=0.0035)
@@ -46,10 +46,10 @@ class Instant(Executor):
         Instant.cut_after -= 1
         job = self._queue.pop(self._rng.randrange(len(self._queue)))
         if any(text in job.run.name for text in Instant.failing):
-            outcome = {"outcome": "failed", "reason": "made to fail"}
+            outcome = Outcome(Ending.FAILED, reason="made to fail")
         else:
-            outcome = {"outcome": train(job), "reason": ""}
-        return [Event(job, "started"), Event(job, "ended", outcome)]
+            outcome = Outcome(train(job))
+        return [Event(job), Event(job, outcome)]
 
     def cancel(self, *, now):
         self._queue.clear()
@@ -83,5 +83,4 @@ def train(job):
         "num_classes": 10,
     }
     write_json(job.run.done, done)
-    assert record_of(job.run) is not None
-    return status
+    return job.run.result().status

@@ -13,11 +13,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.launch.agent import tail
 from cpdrun.launch.base import Event, Job
+from cpdrun.launch.ending import tail
 from cpdrun.launch.progress.axes import IN_NAMES, values_in
 from cpdrun.launch.summary import Summary
-from cpdrun.record import RunDir, read_object, record_of
+from cpdrun.record import Progress, RunDir
 from cpdrun.shell.visible import visible, visible_line
 
 REFRESH_S = 0.5
@@ -59,18 +59,18 @@ class Display:
 
     def event(self, event: Event) -> None:
         name = event.job.run.name
-        if event.kind == "started":
+        if event.outcome is None:
             self._started[name] = time.monotonic()
             if self._live is None:
                 self.console.print(f"start {self._called(event.job)}", highlight=False, soft_wrap=True)
             return
         self._ended += 1
-        self._executed += not event.outcome.get("elsewhere", False)
-        outcome = event.outcome["outcome"]
-        if self._live is None or outcome not in ("finished", "diverged"):
+        self._executed += not event.elsewhere
+        status = event.outcome.status
+        if self._live is None or not status.has_result:
             took = time.monotonic() - self._started.get(name, time.monotonic())
             how = f"{visible(_result(event))}  {duration(took)}  [{self._ended}/{self.total}]"
-            line = Text.assemble((outcome, STYLES.get(outcome, "red")), f" {self._called(event.job)}  {how}")
+            line = Text.assemble((status, STYLES.get(status, "red")), f" {self._called(event.job)}  {how}")
             self.console.print(line, highlight=False, soft_wrap=True)
 
     def say(self, message: str) -> None:
@@ -84,7 +84,7 @@ class Display:
         if self._live is None or time.monotonic() - self._refreshed < REFRESH_S:
             return
         self._refreshed = time.monotonic()
-        progress = [(job, read_object(job.run.status) or {}) for job in running]
+        progress = [(job, job.run.progress() or Progress()) for job in running]
         self._live.update(self._table(progress), refresh=True)
 
     def _called(self, job: Job) -> str:
@@ -92,23 +92,21 @@ class Display:
         values = values_in(job.overrides, self.axes)
         return visible(" ".join([job.run.name, *(f"{key}={value}" for key, value in values.items())]))
 
-    def _table(self, progress: list[tuple[Job, dict[str, Any]]]) -> Group:
+    def _table(self, progress: list[tuple[Job, Progress]]) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         table.add_column("run", no_wrap=True, overflow="ellipsis")
         for column in ("epoch", "accuracy", "time"):
             table.add_column(column, justify="right", no_wrap=True)
-        fractions = 0.0
         for job, status in progress[: max(1, self.console.height - 6)]:
             name = job.run.name
-            accuracy = status.get("test_accuracy")
+            accuracy = status.test_accuracy
             table.add_row(
                 Text(self._called(job)),
-                f"{status['epoch']}/{status['epochs']}" if "epochs" in status else "-",
+                f"{status.epoch}/{status.epochs}" if status.epochs is not None else "-",
                 "-" if accuracy is None else f"{100 * accuracy:.1f} %",
                 duration(time.monotonic() - self._started.get(name, time.monotonic())),
             )
-        for _, status in progress:
-            fractions += min(1.0, status.get("epoch", 0) / max(1, status.get("epochs", 1)))
+        fractions = sum(status.fraction for _, status in progress)
         left = self._seconds_left(fractions)
         overall = Table.grid(padding=(0, 2, 0, 0))
         overall.add_row(
@@ -160,7 +158,8 @@ def telling_log(run: RunDir) -> Path | None:
     attempt = run.last_attempt()
     if attempt is None:
         return None
-    rank = (read_object(attempt.exit) or {}).get("rank") or 0
+    outcome = attempt.outcome()
+    rank = (outcome and outcome.rank) or 0
     for log in (attempt.rank_log(rank), attempt.agent_log):
         if tail(log, 1):
             return log
@@ -180,11 +179,11 @@ def _print_failure(console: Console, run: RunDir, reason: str) -> None:
 
 
 def _result(event: Event) -> str:
-    done = record_of(event.job.run)
-    if done is not None and event.outcome["outcome"] in ("finished", "diverged"):
-        accuracy = done["metrics"].get("test_accuracy")
+    result = event.job.run.result()
+    if result is not None and event.outcome.status.has_result:
+        accuracy = result.metrics.get("test_accuracy")
         return "" if accuracy is None else f"test accuracy {100 * accuracy:.1f} %"
-    return event.outcome.get("reason", "")
+    return event.outcome.reason
 
 
 def duration(seconds: float) -> str:

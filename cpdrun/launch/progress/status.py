@@ -17,7 +17,7 @@ from cpdrun.launch.base import LaunchError
 from cpdrun.launch.executors import schedulers
 from cpdrun.launch.progress.axes import IN_NAMES, axes_of, headings, values_of
 from cpdrun.launch.progress.display import duration
-from cpdrun.record import RunDir, State, SweepDir, garbage, read_object, record_of, state_of
+from cpdrun.record import Ending, Progress, RunDir, State, SweepDir, Where, garbage, state_of
 from cpdrun.shell.visible import visible
 
 WATCH_S = 2.0
@@ -71,23 +71,25 @@ def _run_status(run: RunDir, axes: dict[str, str]) -> RunStatus:
     state = state_of(run)
     if state is State.PENDING:
         return RunStatus(run.name, state, axes=axes)
-    progress = read_object(run.status) or {}
+    progress = run.progress()
     known: dict[str, Any] = {"axes": axes}
-    known |= {key: _number(progress.get(key)) for key in ("epoch", "epochs", "test_accuracy")}
+    if progress is not None:
+        known |= {key: getattr(progress, key) for key in ("epoch", "epochs", "test_accuracy")}
     attempt = run.last_attempt()
-    where = (read_object(attempt.where) or {}) if attempt else {}
+    where = attempt.whereabouts() if attempt else Where()
     known |= {"attempt": attempt and attempt.number, "where": _place(where)}
     if state is State.DONE:
-        done = record_of(run)
-        if done is None:
+        result = run.result()
+        if result is None:
             known["reason"] = garbage(run)
         else:
-            known["diverged"] = done["status"] == "diverged"
-            known["test_accuracy"] = _number(done["metrics"].get("test_accuracy"))
+            known["diverged"] = result.status is Ending.DIVERGED
+            known["test_accuracy"] = result.metrics.get("test_accuracy")
     elif state is State.RUNNING:
-        known["seconds_left"] = _seconds_left(progress, where)
+        known["seconds_left"] = None if progress is None else _seconds_left(progress, where)
     elif attempt is not None:
-        known["reason"] = str((read_object(attempt.exit) or {}).get("reason", "killed, with its agent"))
+        outcome = attempt.outcome()
+        known["reason"] = "killed, with its agent" if outcome is None else outcome.reason
     return RunStatus(run.name, state, **known)
 
 
@@ -185,28 +187,22 @@ def _axis_values(shown: list[RunStatus], *, wide: bool) -> list[dict[str, str]]:
 
 def estimate_seconds(runs: Iterable[RunDir], todo: int, slots: int) -> float | None:
     """Wall time that `todo` further runs like those done among `runs` would take; None where none is done."""
-    done = ((read_object(run.done) or {}).get("wall_seconds") for run in runs)
-    seconds = [value for value in done if isinstance(value, int | float)]
+    results = [result for run in runs if (result := run.result()) is not None]
+    seconds = [result.wall_seconds for result in results if result.wall_seconds is not None]
     return statistics.median(seconds) * todo / min(slots, max(1, todo)) if seconds else None
 
 
-def _place(where: dict[str, Any]) -> str | None:
-    if "host" not in where:
+def _place(where: Where) -> str | None:
+    if where.host is None:
         return None
-    job = (
-        f", Slurm job {where['slurm_job']}" if where.get("slurm_job") else f", agent {where.get('pid', '?')}"
-    )
-    return f"{where['host']}{job}"
+    agent = "?" if where.pid is None else where.pid
+    return f"{where.host}, job {where.scheduled}" if where.scheduled else f"{where.host}, agent {agent}"
 
 
-def _number(value: Any) -> int | float | None:
-    return value if isinstance(value, int | float) else None
-
-
-def _seconds_left(progress: dict[str, Any], where: dict[str, Any]) -> float | None:
+def _seconds_left(progress: Progress, where: Where) -> float | None:
     """From the pace of this attempt; None before its first epoch, and where the files do not say."""
-    epochs = progress.get("epoch", 0) - where.get("from_epoch", 0)
-    if epochs <= 0 or "updated" not in progress or "started" not in where:
+    epochs = progress.epoch - where.from_epoch
+    if epochs <= 0 or None in (progress.updated, progress.epochs, where.started):
         return None
-    pace = (progress["updated"] - where["started"]) / epochs
-    return max(0.0, pace * (progress["epochs"] - progress["epoch"]) - (time.time() - progress["updated"]))
+    pace = (progress.updated - where.started) / epochs
+    return max(0.0, pace * (progress.epochs - progress.epoch) - (time.time() - progress.updated))

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cpdrun.launch.agent import last_line
 from cpdrun.launch.base import Event, Executor, Finding, Job, LaunchError, LaunchOptions
 from cpdrun.launch.connection import WarmEngine
+from cpdrun.launch.ending import last_line
 from cpdrun.launch.slurm.squeue import elements_in_queue, slurm
-from cpdrun.record import SweepDir, read_json, read_object, record_of, write_json, write_text
+from cpdrun.record import Ending, Outcome, SweepDir, read_json, write_json, write_text
 
 AUTO = "auto"
 MEM_PER_CPU_GB = 2  # torch and a data loader's images, with room
@@ -162,10 +162,10 @@ class SlurmExecutor(Executor):
             state = queue.get(element)
             if element not in self._begun and state != "PENDING":
                 self._begun.add(element)
-                events.append(Event(job, "started"))
+                events.append(Event(job))
             if state is None:
                 del self._jobs[element]
-                events.append(Event(job, "ended", self._outcome(job, element)))
+                events.append(Event(job, self._outcome(job, element)))
         return events
 
     def cancel(self, *, now: bool) -> None:
@@ -215,7 +215,7 @@ class SlurmExecutor(Executor):
             "signal": f"B:USR1@{self._warning_s}",
         }
         names = "\n".join(f"    {shlex.quote(job.run.name)}" for job in jobs)
-        command = [sys.executable, "-m", "cpdrun.launch.agent"]
+        command = [sys.executable, "-m", "cpdrun.launch.slurm.element"]
         flags = ["--retries", str(self._options.retries), "--tasks", str(self._tasks)]
         return SCRIPT.format(
             options="\n".join(f"#SBATCH --{key}={shlex.quote(str(value))}" for key, value in options.items()),
@@ -238,22 +238,17 @@ class SlurmExecutor(Executor):
             asked["mem"] = f"{MEM_PER_CPU_GB * cpus * self._tasks // self._nodes}G"
         return {"cpus-per-task": cpus} | {key: value for key, value in asked.items() if value is not None}
 
-    def _outcome(self, job: Job, element: str) -> dict[str, Any]:
-        done = record_of(job.run)
-        if done is not None:
-            return {"outcome": done["status"], "reason": ""}
+    def _outcome(self, job: Job, element: str) -> Outcome:
+        if (result := job.run.result()) is not None:
+            return Outcome(result.status)
         attempt = job.run.last_attempt()
-        where = (read_object(attempt.where) or {}) if attempt else {}
-        if where.get("slurm_job") == element:
-            killed = {"outcome": "killed", "reason": "killed by Slurm, with its agent"}
-            return read_object(attempt.exit) or killed
+        if attempt is not None and attempt.whereabouts().scheduled == element:
+            return attempt.outcome() or Outcome(Ending.KILLED, reason="killed by Slurm, with its agent")
         if self._cancelled or job.run.preempt.exists():
-            return {"outcome": "preempted", "reason": "cancelled before it had begun"}
+            return Outcome(Ending.PREEMPTED, reason="cancelled before it had begun")
         log = self._sweep.slurm_logs / f"{element}.log"
-        return {
-            "outcome": "failed",
-            "reason": f"never began ({last_line(log) or 'without a word'}); see {log}",
-        }
+        words = last_line(log) or "without a word"
+        return Outcome(Ending.FAILED, reason=f"never began ({words}); see {log}")
 
 
 SCRIPT = """\

@@ -18,7 +18,7 @@ import pandas as pd
 import yaml
 
 import cpdrun
-from cpdrun.record import RunDir, SweepDir, record_of, write_text
+from cpdrun.record import RunDir, SweepDir, write_text
 from cpdrun.report.errors import ReportError
 from cpdrun.report.read.collect import CORE_AXES, SEED, collect, finished, identity, other_axes
 
@@ -141,7 +141,8 @@ def _first(row: dict[str, Any], names: Sequence[str]) -> int | None:
 
 
 def _weights(run: RunDir) -> str | None:
-    return (record_of(run) or {}).get("weights_sha256")
+    result = run.result()
+    return result and result.weights_sha256
 
 
 def _commit(row: dict[str, Any]) -> str | None:

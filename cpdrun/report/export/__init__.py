@@ -8,9 +8,9 @@ import math
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cpdrun.record import RunDir, read_json_lines
+from cpdrun.record import RunDir
 from cpdrun.report.errors import ReportUsageError
 
 if TYPE_CHECKING:
@@ -34,11 +34,6 @@ def write(tool: str, study: "Study", folder: Path) -> Path:
 
 def epochs(run: RunDir) -> Iterator[tuple[int, dict[str, float]]]:
     """Each epoch's number and its metrics, those that are finite numbers."""
-    for row in read_json_lines(run.metrics):
-        if isinstance(row, dict) and isinstance(row.get("epoch"), int):
-            yield row["epoch"], {key: float(value) for key, value in row.items() if _is_number(key, value)}
-
-
-def _is_number(key: str, value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return key != "epoch" and is_number and math.isfinite(value)
+    for row in run.rows():
+        figures = {key: value for key, value in row.as_json().items() if isinstance(value, int | float)}
+        yield row.epoch, {key: float(v) for key, v in figures.items() if key != "epoch" and math.isfinite(v)}

@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from cpdrun.record import EpochRow
 from cpdrun.report.look.hover import hover
 from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.plots import NotDrawnError
@@ -76,9 +77,9 @@ def _first_recorded(study: Study) -> tuple[Facet, dict[Group, list[Layers]]]:
     raise NotDrawnError("no run recorded its layers' exponents")
 
 
-def _layers(history: list[dict[str, Any]]) -> list[Layers]:
+def _layers(history: list[EpochRow]) -> list[Layers]:
     """Each epoch's layers."""
-    recorded = [row["layers"] for row in history if isinstance(row.get("layers"), dict)]
+    recorded = [row.layers or {} for row in history]
     epochs = [{name: one for name, one in layers.items() if isinstance(one, dict)} for layers in recorded]
     return [layers for layers in epochs if layers]
 

@@ -57,7 +57,7 @@ def draw(study: Study) -> Figure:
 def _curve(study: Study, group: Group) -> Curve:
     curve: Curve = defaultdict(list)
     for row in study.history(group):
-        value, epoch = row.get(study.metric.name), row.get("epoch")
+        value, epoch = row.metrics.get(study.metric.name), row.epoch
         if isinstance(epoch, int) and isinstance(value, int | float):
             curve[epoch].append(study.metric.scale * value)
     return dict(sorted(curve.items()))

@@ -29,10 +29,9 @@ from cpdrun.record import (
     read_config,
     read_json,
     read_object,
-    record_of,
     state_of,
 )
-from cpdrun.record.measure import BEST, Measure, known_judge
+from cpdrun.record.measure import BEST
 from cpdrun.report.read import formats
 
 UNREADABLE = "unreadable"  # in place of a State
@@ -136,25 +135,19 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
 
 def _results(run: RunDir) -> dict[str, Any]:
     """What done.json says."""
-    done = record_of(run)
-    if done is None:
+    result = run.result()
+    if result is None:
         return {"run:problem": f"{run.done.name} holds no record"}
-    row: dict[str, Any] = {"run:status": done.get("status"), "run:judged_by": _judged_by(done)}
-    row["run:measures"] = {key: Measure.from_json(said) for key, said in _items(done.get("measures"))}
-    row |= {f"run:{key}": _number(done.get(key)) for key in _FIGURES}
-    row |= {f"metric:{key}": _number(value) for key, value in _items(done.get("metrics"))}
-    if isinstance(best := done.get("best"), dict) and isinstance(best.get("metric"), str):
-        name = BEST + best["metric"]
-        row |= {f"metric:{name}": _number(best.get("value")), "run:best_epoch": _number(best.get("epoch"))}
-        row["run:measures"][name] = row["run:measures"].get(best["metric"])
-    for part in ("wire", "memory"):
-        row |= {f"{part}:{key}": _number(value) for key, value in _items(done.get(part))}
+    row: dict[str, Any] = {"run:status": str(result.status), "run:judged_by": result.judge}
+    row["run:measures"] = dict(result.measures)
+    row |= {f"run:{key}": _number(getattr(result, key)) for key in _FIGURES}
+    for part, figures in (("metric", result.metrics), ("wire", result.wire), ("memory", result.memory)):
+        row |= {f"{part}:{key}": _number(value) for key, value in figures.items()}
+    if (best := result.best) is not None:
+        name = BEST + best.metric
+        row |= {f"metric:{name}": _number(best.value), "run:best_epoch": best.epoch}
+        row["run:measures"][name] = result.measures.get(best.metric)
     return row
-
-
-def _judged_by(done: dict[str, Any]) -> str | None:
-    said = done.get("judged_by")
-    return said if isinstance(said, str) and said in done["metrics"] else known_judge(done["metrics"])
 
 
 def _is_edited(run: RunDir, config: dict[str, Any]) -> bool:

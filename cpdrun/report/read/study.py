@@ -3,11 +3,10 @@
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import pandas as pd
 
-from cpdrun.record import RunDir, SweepDir, read_json_lines
+from cpdrun.record import EpochRow, RunDir, SweepDir
 from cpdrun.record.measure import known_judge
 from cpdrun.report.costmodel import Network
 from cpdrun.report.errors import ReportError, ReportUsageError
@@ -149,8 +148,8 @@ class Study:
 
     # ---- words and rows
 
-    def history(self, group: Group, runs: int | None = None) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, an epoch each, of the group's runs one after the other (or the first few)."""
+    def history(self, group: Group, runs: int | None = None) -> list[EpochRow]:
+        """The epochs of the group's runs one after the other (or the first few)."""
         return [row for run in group.runs[:runs] for row in _rows(run)]
 
     def describe(self, group: Group) -> str:
@@ -245,8 +244,8 @@ def _of_seeds(values: list[float], ci: float) -> Interval:
     )
 
 
-def _rows(run: RunDir) -> list[dict[str, Any]]:
+def _rows(run: RunDir) -> list[EpochRow]:
     try:
-        return [row for row in read_json_lines(run.metrics) if isinstance(row, dict)]
+        return list(run.rows())
     except (OSError, RecursionError):  # a folder in its place, or no right to read it: curves do without it
         return []

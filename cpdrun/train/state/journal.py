@@ -6,11 +6,12 @@ Rank 0 alone writes.
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from cpdrun.record import RunDir, append_json_line, read_json_lines, write_json, write_text
+from cpdrun.record import EpochRow, Progress, Result, RunDir, append_json_line, write_json, write_text
 from cpdrun.train.state.provenance import write_environment
 
 STATUS_EVERY_S = 1.0
@@ -39,26 +40,32 @@ class Journal:
     def restart_at(self, epoch: int) -> None:
         """Drop the metrics of epochs after `epoch`, which will be trained again."""
         if self.writes and self.run.metrics.exists():
-            kept = [row for row in read_json_lines(self.run.metrics) if row.get("epoch", 0) <= epoch]
-            write_text(self.run.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+            kept = [row for row in self.run.rows() if row.epoch <= epoch]
+            write_text(self.run.metrics, "".join(json.dumps(row.as_json()) + "\n" for row in kept))
 
-    def epoch_done(self, row: dict[str, Any]) -> None:
+    def epoch_done(self, row: EpochRow) -> None:
         """One line of metrics.jsonl and of the log; status.json at most once a second."""
         if not self.writes:
             return
-        append_json_line(self.run.metrics, row)
-        shown = (f"{key} {row[key]:.4g}" for key in row if key.startswith(("train_loss", "test_")))
-        print(f"epoch {row['epoch']}/{self.epochs}: {', '.join(shown)}", flush=True)
+        append_json_line(self.run.metrics, row.as_json())
+        shown = (
+            f"{key} {value:.4g}"
+            for key, value in row.metrics.items()
+            if key.startswith(("train_loss", "test_"))
+        )
+        print(f"epoch {row.epoch}/{self.epochs}: {', '.join(shown)}", flush=True)
         now = time.time()
-        if now - self._status_written >= STATUS_EVERY_S or row["epoch"] == self.epochs:
+        if now - self._status_written >= STATUS_EVERY_S or row.epoch == self.epochs:
             self._status_written = now
-            progress = {key: row[key] for key in ("epoch", "step", "test_accuracy") if key in row}
-            write_json(self.run.status, {**progress, "epochs": self.epochs, "updated": now})
+            accuracy = row.metrics.get("test_accuracy")
+            progress = Progress(row.epoch, row.step, accuracy, self.epochs, updated=now)
+            write_json(self.run.status, progress.as_json())
 
     def stop_requested(self) -> bool:
         return self.writes and self.run.preempt.exists()
 
-    def done(self, result: dict[str, Any]) -> None:
+    def done(self, result: Result) -> None:
         """done.json: from here on the run is finished."""
         if self.writes:
-            write_json(self.run.done, {**result, "wall_seconds": time.time() - self.started})
+            whole = replace(result, wall_seconds=time.time() - self.started)
+            write_json(self.run.done, whole.as_json())

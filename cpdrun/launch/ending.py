@@ -1,0 +1,77 @@
+"""How an attempt at a run ended, told by done.json, the engine's answer, and the last words of the logs."""
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+from cpdrun.record import Attempt, Ending, Outcome, RunDir, failed_since, garbage
+
+TAIL_BYTES = 16384
+OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory", re.IGNORECASE)
+START_NOTE = "agent {} on"  # begins the log of every attempt
+
+
+def classify(
+    run: RunDir, attempt: Attempt, answer: dict[str, Any] | None, *, stopped_now: bool, overdue: str = ""
+) -> Outcome:
+    """Name the end of an attempt.
+
+    `answer` is the engine's, or None where it was killed; `overdue` says why the watchdog had the attempt ended.
+    """
+    code, rank = (answer["exit_code"], answer["rank"]) if answer else (None, None)
+    if (result := run.result()) is not None:
+        status, reason = result.status, ""
+    elif run.done.exists():
+        status, reason = Ending.FAILED, garbage(run)
+    elif overdue and not stopped_now:
+        status, reason = Ending.FAILED, overdue
+    elif code == os.EX_TEMPFAIL:
+        status, reason = Ending.PREEMPTED, "stopped at a step, on request"
+    elif stopped_now:
+        status, reason = Ending.PREEMPTED, "stopped at once, on request"
+    elif code is None:
+        status, reason = Ending.KILLED, "the engine was killed"
+    elif code == 0:
+        status, reason = Ending.FAILED, "the ranks ended without an error and without a result"
+    elif code < 0:
+        status, reason = Ending.KILLED, f"rank {rank} was killed by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            reason += " (by hand, or by the kernel for want of memory)"
+    else:
+        reason = last_line(attempt.rank_log(rank)) if rank is not None else ""
+        words = last_line(attempt.agent_log)
+        reason = reason or (words if START_NOTE.format(os.getpid()) not in words else "")
+        reason = reason or f"rank {rank} ended with exit code {code}"
+        status = Ending.OUT_OF_MEMORY if OUT_OF_MEMORY.search(reason) else Ending.FAILED
+    return Outcome(status, code, rank, reason)
+
+
+def end_of(run: RunDir, attempts: int) -> Outcome | None:
+    """How another launcher or worker brought `run` to its end, in an attempt after the first so many; None where it did
+    not: it is still at it, or has dropped the run."""
+    if (result := run.result()) is not None:
+        return Outcome(result.status)
+    if run.done.exists():
+        return Outcome(Ending.FAILED, reason=garbage(run))
+    if failed_since(run, attempts) and (last := run.last_attempt()) is not None:
+        return last.outcome()
+    return None
+
+
+def last_line(log: Path) -> str:
+    """The last line of `log` that is not empty, or ""."""
+    lines = tail(log, 1)
+    return lines[-1].strip() if lines else ""
+
+
+def tail(log: Path, count: int) -> list[str]:
+    """The last `count` lines of `log` that are not empty; fewer, or none, where there are no more."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-count:]

@@ -1,0 +1,121 @@
+"""Runs that are left to whoever takes them: `cpdrun work SWEEP`, on any machine that sees the folder.
+
+So a scheduler that cpdrun knows nothing of serves as well: it is given `cpdrun work` as often as it has machines. Nobody
+hands out anything; whoever claims a run has it (record/lock.py).
+"""
+
+import time
+from typing import Any
+
+from cpdrun.launch.base import Event, Executor, Job, LaunchOptions
+from cpdrun.launch.connection import WarmEngine
+from cpdrun.launch.ending import end_of
+from cpdrun.record import Ending, Outcome, RunDir, State, SweepDir, is_claimed, read_config, state_of
+
+WATCH_S = 1.0
+TAKEN = {
+    State.PENDING,
+    State.PREEMPTED,
+    State.RUNNING,
+}  # the last for the case that another worker drops them
+
+
+class PullExecutor(Executor):
+    """Starts nothing, and watches what workers do.
+
+    Args:
+        sweep: whose folder they look at. When the launch is stopped, its workers stop.
+        options, warm: of no use here.
+    """
+
+    idle_options = ("jobs", "jobs_per_gpu", "max_parallel")
+    slots = 0
+
+    def __init__(self, *, sweep: SweepDir, options: LaunchOptions, warm: WarmEngine | None = None) -> None:
+        self._sweep = sweep
+        self._jobs: dict[str, Job] = {}
+        self._known: dict[str, int] = {}
+        self._begun: set[str] = set()
+        self._cancelled = False
+        self._looked = 0.0
+
+    @property
+    def note(self) -> str:
+        return f"Runs are taken by: cpdrun work {self._sweep.path}"
+
+    def submit(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self._jobs[job.run.name] = job
+            self._known[job.run.name] = job.run.attempts_so_far
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        time.sleep(timeout_s)
+        if time.monotonic() - self._looked < WATCH_S:
+            return []
+        self._looked = time.monotonic()
+        return [event for job in list(self._jobs.values()) for event in self._look(job)]
+
+    def cancel(self, *, now: bool) -> None:
+        self._cancelled = True
+        self._sweep.stop.touch()
+        for job in self.running:
+            job.run.preempt.touch()
+        if now:
+            self._jobs.clear()
+
+    def close(self) -> None:
+        """Workers are not ours: they go on without this process."""
+
+    @property
+    def running(self) -> list[Job]:
+        return [self._jobs[name] for name in self._begun if name in self._jobs]
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._jobs)
+
+    def _look(self, job: Job) -> list[Event]:
+        name, events = job.run.name, []
+        claimed = is_claimed(job.run) and not job.run.done.exists()
+        outcome = None if claimed else end_of(job.run, self._known[name])
+        if outcome is None and not claimed and self._cancelled:
+            outcome = Outcome(Ending.PREEMPTED, reason="stopped, or never begun")
+        if claimed and name not in self._begun:
+            events.append(Event(job))
+        self._begun = self._begun | {name} if claimed else self._begun - {name}
+        if outcome is not None:
+            del self._jobs[name]
+            events.append(Event(job, outcome, elsewhere=True))
+        return events
+
+
+class Pool:
+    """What a worker may take of a sweep's folder: its runs that wait or are stopped and, if asked to, that failed.
+
+    Those that run elsewhere are among them: they are watched, and taken where their worker is killed.
+    """
+
+    def __init__(self, sweep: SweepDir, *, failed: bool = False) -> None:
+        self._sweep = sweep
+        self._wanted = TAKEN | {State.FAILED} if failed else TAKEN
+        self._seen: set[str] = set()
+        self.unreadable: dict[str, str] = {}  # by name, why it cannot be taken
+
+    def take(self, *_: Any) -> list[Job]:
+        """Jobs that were not here at the last call."""
+        jobs = []
+        for run in self._sweep.runs():
+            if run.name in self._seen or not run.config.exists():
+                continue
+            self._seen.add(run.name)
+            if state_of(run) in self._wanted:
+                try:
+                    jobs.append(_job(run))
+                except (OSError, ValueError) as error:
+                    self.unreadable[run.name] = f"{run.config}: {error}"
+        return jobs
+
+
+def _job(run: RunDir) -> Job:
+    overrides = run.overrides.read_text(encoding="utf-8") if run.overrides.exists() else ""
+    return Job(run, read_config(run), overrides.splitlines(), is_written=True)

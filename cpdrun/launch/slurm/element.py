@@ -1,0 +1,110 @@
+"""The agent of one run as an element of a Slurm array: spreads its ranks over srun's tasks, and is requeued in time.
+
+    python -m cpdrun.launch.slurm.element RUN_DIR [--retries R] [--tasks T]
+
+SIGUSR1 is Slurm's warning of the time limit: save, stop, and requeue this very element.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import IO, Any
+
+from cpdrun.launch.agent import Agent, exit_code, parser, run
+from cpdrun.launch.connection import engine_command
+from cpdrun.record import Ending, Outcome, RunDir
+
+
+class Element(Agent):
+    """Args: tasks: of srun, over which the ranks are spread; with one, an engine beside this process starts them."""
+
+    def __init__(self, run: RunDir, *, retries: int = 0, known: int | None = None, tasks: int = 1) -> None:
+        super().__init__(run, retries=retries, known=known)
+        self.nodes = tasks
+        self.scheduled = element_name()
+        self.out_of_time = False
+        self.step: subprocess.Popen | None = None
+
+    def time_is_up(self, *_: Any) -> None:
+        """Signal handler: save, stop, and have Slurm run this element again."""
+        self.out_of_time = True
+        self.stop()
+
+    def _start(self, request: dict[str, Any], lock: int, log: IO[str]) -> dict[str, Any] | None:
+        """Have srun start an engine in each task; they meet at a port of this node."""
+        if self.nodes == 1:
+            return super()._start(request, lock, log)
+        self.step = start_tasks(request, self.nodes, log)
+        output, _ = self.step.communicate()
+        answer = answer_of_tasks(output, self.step.returncode)
+        self.step = None
+        return answer
+
+    def _kill_ranks(self) -> None:
+        if (step := self.step) is not None:
+            step.terminate()  # srun then kills its tasks
+        else:
+            super()._kill_ranks()
+
+
+def start_tasks(request: dict[str, Any], tasks: int, log: IO[str]) -> subprocess.Popen:
+    """srun with one engine in each of `tasks` tasks, which rendezvous at a free port of this node.
+
+    Each prints its answer, which `answer_of_tasks` reads.
+    """
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    job = os.environ["SLURM_JOB_ID"]
+    request = request | {"rendezvous": f"{socket.gethostname()}:{port}", "rendezvous_id": job}
+    command = ["srun", f"--ntasks={tasks}", "--kill-on-bad-exit=0"]
+    command += [*engine_command(), "--task", json.dumps(request)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+
+
+def answer_of_tasks(output: bytes, code: int) -> dict[str, Any]:
+    """One answer from those that tasks printed and srun's exit code: the first failure is the cause, later ones
+    are of ranks that lost it."""
+    answers = []
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError):
+            answers.append(json.loads(line))
+    failed = [answer for answer in answers if answer["exit_code"]]
+    return min(failed, key=lambda answer: answer["ended"]) if failed else {"exit_code": code, "rank": None}
+
+
+def element_name() -> str | None:
+    """The array element, or the job, that this process is; None outside Slurm."""
+    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID")
+
+
+def requeue(run: RunDir, outcome: Outcome) -> int:
+    """Have Slurm run this element again, unless its time was too short to get anywhere."""
+    saved = run.checkpoint.stat().st_mtime if run.checkpoint.exists() else 0.0
+    if outcome.started is None or saved < outcome.started:  # without an attempt there is no start
+        print("not requeued: the time limit came before a first checkpoint; raise launcher.time", flush=True)
+        return 1
+    return subprocess.run(["scontrol", "requeue", element_name()], check=False).returncode
+
+
+def main(argv: list[str]) -> int:
+    read = parser("python -m cpdrun.launch.slurm.element", __doc__.split("\n")[0])
+    read.add_argument("--tasks", type=int, default=1, metavar="T", help="spread the ranks over T srun tasks")
+    arguments = read.parse_args(argv)
+    element = Element(
+        RunDir(arguments.run_dir), retries=arguments.retries, known=arguments.known, tasks=arguments.tasks
+    )
+    signal.signal(signal.SIGUSR1, element.time_is_up)
+    outcome = run(element)
+    if element.out_of_time and outcome.status is Ending.PREEMPTED:
+        return requeue(element.run, outcome)
+    return exit_code(outcome)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,227 @@
+"""What stands in the JSON files of a run, typed: the one place that knows a field of them, and what an older or damaged
+file means.
+
+Each class is written field by field, in this order, and read with care: a field that is absent, or of another kind
+than declared, takes its default; one without a default is needed, and without it there is no entry (None). Keys that no
+field has are passed over. A new field stands here and where it is made.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from enum import Enum, StrEnum
+from functools import cache
+from types import NoneType
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+
+from cpdrun.record.measure import Measure, known_judge
+
+
+class Ending(StrEnum):
+    """How an attempt at a run, or the run, ended."""
+
+    FINISHED = "finished"
+    DIVERGED = "diverged"  # its loss was not finite: a result
+    PREEMPTED = "preempted"  # stopped on request; goes on from its checkpoint
+    KILLED = "killed"
+    OUT_OF_MEMORY = "out of memory"
+    FAILED = "failed"
+    ELSEWHERE = "elsewhere"  # another launcher has the run: said by an agent, never recorded
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Ending | None":
+        return cls.FAILED if isinstance(value, str) else None  # another version's word for it
+
+    @property
+    def has_result(self) -> bool:
+        return self in (Ending.FINISHED, Ending.DIVERGED)
+
+    @property
+    def is_failure(self) -> bool:
+        return self in (Ending.KILLED, Ending.OUT_OF_MEMORY, Ending.FAILED)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Base of what a file, or a line of one, holds."""
+
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ()  # fields that are not written where they are None
+    KEYS: ClassVar[Mapping[str, str]] = {}  # of fields that have another name in the file
+
+    @classmethod
+    def read(cls, value: Any) -> Self | None:
+        """The entry that a JSON value holds, if it holds one."""
+        if not isinstance(value, dict):
+            return None
+        taken = {}
+        for name, kind, default in _fields(cls):
+            given = value.get(cls.KEYS.get(name, name), MISSING)
+            if given is not MISSING and _is(kind, given):
+                taken[name] = _as(kind, given)
+            elif default is MISSING:
+                return None
+        return cls(**taken)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            self.KEYS.get(name, name): value
+            for name, value in asdict(self).items()
+            if value is not None or name not in self.LEFT_OUT
+        }
+
+
+@dataclass(frozen=True)
+class Best(Entry):
+    """The best value of the metric that a run is judged by, and the epoch that had it, counted from 1."""
+
+    metric: str
+    value: float
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Result(Entry):
+    """done.json: what a run that has ended leaves. A figure that is not finite is None."""
+
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("longest_chain", "wall_seconds")
+
+    status: Ending  # finished or diverged
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    measures: dict[str, Measure] = field(default_factory=dict)  # of each metric
+    judged_by: str | None = None  # the metric that a report asks for
+    best: Best | None = None
+    test_samples: int | None = None
+    num_classes: int | None = None
+    train_seconds: float = 0.0
+    memory: dict[str, Any] = field(default_factory=dict)  # bytes
+    wire: dict[str, Any] = field(default_factory=dict)  # bytes a step
+    topology: dict[str, float] | None = None  # of gossip
+    longest_chain: int | None = None  # most rounded additions in series that a gradient may pass
+    weights_sha256: str | None = None
+    wall_seconds: float | None = None
+
+    @classmethod
+    def read(cls, value: Any) -> Self | None:
+        if not isinstance(value, dict) or not isinstance(value.get("metrics", {}), dict):
+            return None
+        said = value["measures"].items() if isinstance(value.get("measures"), dict) else ()
+        measures = {key: found for key, one in said if (found := Measure.from_json(one)) is not None}
+        found = super().read({**value, "measures": measures, "best": Best.read(value.get("best"))})
+        return found if found is not None and found.status.has_result else None
+
+    @property
+    def judge(self) -> str | None:
+        """What it is judged by; None where its metrics are none that we know."""
+        return self.judged_by if self.judged_by in self.metrics else known_judge(self.metrics)
+
+
+@dataclass(frozen=True)
+class Progress(Entry):
+    """status.json: how far a run is, in epochs and steps."""
+
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("test_accuracy",)
+
+    epoch: int = 0
+    step: int = 0
+    test_accuracy: float | None = None
+    epochs: int | None = None
+    updated: float | None = None  # seconds since 1970
+
+    @property
+    def fraction(self) -> float:
+        return min(1.0, self.epoch / max(1, self.epochs or 1))
+
+
+@dataclass(frozen=True)
+class EpochRow(Entry):
+    """A line of metrics.jsonl; its metrics stand in the line under their own names."""
+
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("nonfinite_gradients", "layers")
+
+    epoch: int
+    step: int = 0
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    nonfinite_gradients: int | None = None  # elements, this epoch
+    layers: dict[str, Any] | None = None  # last statistics of each
+    train_seconds: float = 0.0
+
+    @classmethod
+    def read(cls, value: Any) -> Self | None:
+        if not isinstance(value, dict):
+            return None
+        own = {name for name, _, _ in _fields(cls)} - {"metrics"}
+        metrics = {key: n for key, n in value.items() if key not in own and _is(float | None, n)}
+        return super().read({**value, "metrics": metrics})
+
+    def as_json(self) -> dict[str, Any]:
+        row = super().as_json()
+        return {
+            k: v
+            for key, value in row.items()
+            for k, v in (value if key == "metrics" else {key: value}).items()
+        }
+
+
+@dataclass(frozen=True)
+class Where(Entry):
+    """where.json: what another shell needs to find an attempt, and to tell how fast it goes."""
+
+    KEYS: ClassVar[Mapping[str, str]] = {"scheduled": "slurm_job"}
+
+    host: str | None = None
+    pid: int | None = None
+    scheduled: str | None = None  # a scheduler's name for it
+    started: float | None = None  # seconds since 1970
+    from_epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome(Entry):
+    """exit.json: how an attempt ended. `rank` is the first that failed; `reason` is a line, or ""."""
+
+    KEYS: ClassVar[Mapping[str, str]] = {"status": "outcome"}
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("attempt", "started", "ended")
+
+    status: Ending
+    exit_code: int | None = None
+    rank: int | None = None
+    reason: str = ""
+    attempt: int | None = None
+    started: float | None = None  # seconds since 1970
+    ended: float | None = None
+
+
+@cache
+def _fields(cls: type[Entry]) -> list[tuple[str, Any, Any]]:
+    """Name, kind and default (MISSING where it is needed) of each field."""
+    hints = get_type_hints(cls)
+    return [
+        (f.name, hints[f.name], f.default if f.default_factory is MISSING else f.default_factory)
+        for f in fields(cls)
+    ]
+
+
+def _is(kind: Any, value: Any) -> bool:
+    """Whether a JSON value is of a declared kind; of a mapping its values are looked at by `_as`."""
+    if len(kinds := _kinds(kind)) > 1:
+        return any(_is(one, value) for one in kinds)
+    kind = get_origin(kind) or kind
+    if issubclass(kind, Enum):
+        return isinstance(value, str)
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _as(kind: Any, value: Any) -> Any:
+    """The value as its kind: an enum's member; a mapping of numbers with None in place of what is none."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
+    if get_origin(kind) is dict and (number := get_args(kind)[1]) is not Any:
+        return {key: item if _is(number, item) else None for key, item in value.items()}
+    return value
+
+
+@cache
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """`float | None` is two."""
+    return get_args(kind) if NoneType in get_args(kind) else (kind,)
