@@ -252,7 +252,7 @@ def test_lines_of_a_launch_tell_runs_apart_that_have_like_names(sweep):
     display = Display(Console(file=out, width=200), axes=["precision.accumulator", "format"])
     typed = ["precision.accumulator=fp32,e5m2", "format=e4m3", "precision.accumulator=e5m2"]
     one = Job(sweep.run("convnet-e4m3-w8-s0-1f0c2d3e4a"), {}, typed)
-    display.event(Event(one, "started"))
+    display.event(Event(one))
     display.event(Event(one, Outcome(Ending.FAILED, reason="sour")))
     lines = out.getvalue().splitlines()
     assert lines[0] == "start convnet-e4m3-w8-s0-1f0c2d3e4a precision.accumulator=e5m2"
