@@ -1,7 +1,7 @@
 """Runs that are left to whoever takes them: `cpdrun work SWEEP`, on any machine that sees the folder.
 
-So a scheduler that cpdrun knows nothing of serves as well: it is given `cpdrun work` as often as it has machines. Nobody
-hands out anything; whoever claims a run has it (record/lock.py).
+So a scheduler that cpdrun knows nothing of serves as well: it is given `cpdrun work` as often as it has machines.
+Nobody hands out anything; whoever claims a run has it (record/lock.py).
 """
 
 import time

@@ -35,5 +35,6 @@ def write(tool: str, study: "Study", folder: Path) -> Path:
 def epochs(run: RunDir) -> Iterator[tuple[int, dict[str, float]]]:
     """Each epoch's number and its metrics, those that are finite numbers."""
     for row in run.rows():
-        figures = {key: value for key, value in row.as_json().items() if isinstance(value, int | float)}
-        yield row.epoch, {key: float(v) for key, v in figures.items() if key != "epoch" and math.isfinite(v)}
+        more = {"nonfinite_gradients": row.nonfinite_gradients, "train_seconds": row.train_seconds or None}
+        figures = (row.metrics | more).items()
+        yield row.epoch, {key: float(x) for key, x in figures if x is not None and math.isfinite(x)}
