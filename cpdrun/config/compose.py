@@ -64,6 +64,7 @@ class Composer:
             search_path = self.loader.get_search_path()
             search_path.prepend("user", f"file://{self._user_dir.resolve()}")
             self.loader.repository.initialize_sources(search_path)
+        _read_each_file_once(self.loader.repository)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -118,7 +119,9 @@ class Composer:
             section = config.get(group)
             if group == EXPERIMENT or not isinstance(section, dict):
                 continue
-            its_own = self.compose({group: choice})[group] or {}
+            if all(key in self.loader.repository.load_config(f"{group}/{choice}").config for key in section):
+                continue
+            its_own = self.compose({group: choice})[group] or {}  # with what its yaml takes from others
             unknown = [key for key in section if key not in its_own]
             if not unknown:
                 continue
@@ -175,6 +178,18 @@ class Composer:
             silent = "a value holds ${ and is no interpolation: write ${key}"  # OmegaConf has no words for it
             raise ConfigError(" ".join(str(error).split()) or silent) from None
         return OmegaConf.to_container(config, resolve=False)
+
+
+def _read_each_file_once(repository: Any) -> None:
+    """Hydra reads all yaml again for each composition, a third of its time."""
+    load, found = repository.load_config, {}
+
+    def load_config(config_path: str) -> Any:
+        if config_path not in found:
+            found[config_path] = load(config_path)
+        return copy.deepcopy(found[config_path])
+
+    repository.load_config = load_config
 
 
 def _axes_in(block: Any) -> set[str]:

@@ -1,6 +1,7 @@
 """Every experiment of conf/exp: its first line is its command, its grid counts, and what fits this machine trains."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import cpdrun.conf
@@ -21,12 +22,17 @@ FEW = {  # so that a step costs little: samples of the data set, by its class
 }
 
 
+@cache
+def planned(exp):
+    return plan([f"exp={exp}"])
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_opens_with_its_command_and_has_a_grid(file):
     first, second, *_ = file.read_text().splitlines()
     assert first in (f"# cpdrun sweep exp={file.stem}", f"# cpdrun search exp={file.stem}")
     assert second.startswith("# ")
-    sweep = plan([f"exp={file.stem}"])
+    sweep = planned(file.stem)
     assert len(sweep.runs) == len({run.name for run in sweep.runs}) >= 3
     if told := re.search(r"(\d[\d,]*) runs", file.read_text().split("defaults:")[0]):
         assert len(sweep.runs) == int(told[1].replace(",", ""))
@@ -35,17 +41,17 @@ def test_it_opens_with_its_command_and_has_a_grid(file):
 
 @pytest.mark.parametrize("file", [f for f in FILES if TRAINS_HERE.search(f.stem)], ids=lambda file: file.stem)
 def test_a_step_of_it_trains_and_is_evaluated(file, tmp_path, train_here):
-    config = plan([f"exp={file.stem}"]).runs[-1].config
+    config = planned(file.stem).runs[-1].config
     kind = config["data"]["_target_"].rsplit(".", 1)[-1]
     if kind.startswith("Fashion") and not DEBIAN_DIR.exists():
         pytest.skip("Debian's dataset-fashion-mnist is not installed")
     typed = [f"exp={file.stem}", "epochs=1", "device=cpu", f"results_dir={tmp_path}", *FEW.get(kind, [])]
     if "cache_dir" in config["data"]:
         typed.append(f"data.cache_dir={tmp_path}")
-    planned = plan([*typed, *_one_step(config, kind)]).runs[-1]
-    run = RunDir(tmp_path / planned.name)
+    last = plan([*typed, *_one_step(config, kind)]).runs[-1]
+    run = RunDir(tmp_path / last.name)
     run.path.mkdir(parents=True)
-    write_text(run.config, yaml.safe_dump(planned.config))
+    write_text(run.config, yaml.safe_dump(last.config))
     assert train_here(run) == 0
     done = read_json(run.done)
     assert done["status"] == "finished" and 0 <= done["metrics"]["test_accuracy"] <= 1

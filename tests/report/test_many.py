@@ -18,7 +18,7 @@ def test_several_sweeps_have_the_sweep_as_an_axis(new_sweep, report):
     assert not a.dir.report.exists()
 
 
-def test_mixed_versions_are_told(new_sweep, report):
+def test_mixed_versions_are_told(new_sweep, report, no_pictures):
     sweep = new_sweep()
     for seed, torch in enumerate(("2.9.0", "2.9.0", "2.10.0")):
         env = {"python": "3.11.7", "packages": {"torch": torch}, "hostname": f"node{seed}"}
@@ -28,7 +28,7 @@ def test_mixed_versions_are_told(new_sweep, report):
     assert "node0" not in printed
 
 
-def test_one_version_is_not_worth_a_word(new_sweep, report):
+def test_one_version_is_not_worth_a_word(new_sweep, report, no_pictures):
     sweep = new_sweep()
     for seed in range(2):
         sweep.add(seed=seed, env={"packages": {"torch": "2.9.0"}})
@@ -36,8 +36,7 @@ def test_one_version_is_not_worth_a_word(new_sweep, report):
 
 
 @pytest.mark.timeout(240)
-def test_two_thousand_runs(new_sweep, report, monkeypatch):
-    monkeypatch.setattr("os.fsync", lambda fd: None)  # the runs are written here, not measured
+def test_two_thousand_runs(new_sweep, report):
     sweep = new_sweep()
     names = ["fp32", "bf16", "fp16", *(f"e{e}m{m}" for e in (3, 4, 5) for m in (0, 1, 2, 3))]
     rows = [{"epoch": i, "test_accuracy": 0.09 * i, "train_loss": 1 / i} for i in range(1, 11)]
@@ -66,7 +65,7 @@ def test_two_thousand_runs(new_sweep, report, monkeypatch):
     assert made.table["n"].sum() == 2000
 
 
-def test_sweeps_of_one_name_stay_apart_and_one_given_twice_counts_once(tmp_path, report):
+def test_sweeps_of_one_name_stay_apart_and_one_given_twice_counts_once(tmp_path, report, no_pictures):
     here, there = Sweep(tmp_path / "a" / "same"), Sweep(tmp_path / "b" / "same")
     for sweep, accuracy in ((here, 0.9), (there, 0.5)):
         sweep.add(accuracy=accuracy)

@@ -34,7 +34,7 @@ def test_it_says_where_the_picture_is(digits, report):
     assert str(digits.dir.report / "accuracy_vs_bits.png") in report(digits).printed
 
 
-def test_a_terminal_without_unicode_shows_it_in_ascii(digits):
+def test_a_terminal_without_unicode_shows_it_in_ascii(digits, no_pictures):
     raw = io.BytesIO()
     console = Console(file=io.TextIOWrapper(raw, encoding="ascii"), width=200)
     write_report([digits.dir], console=console, formats=["csv"])
@@ -44,7 +44,7 @@ def test_a_terminal_without_unicode_shows_it_in_ascii(digits):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_narrow_terminal_loses_nothing(digits, is_terminal):
+def test_a_narrow_terminal_loses_nothing(digits, is_terminal, no_pictures):
     out = io.StringIO()
     console = Console(file=out, width=60, force_terminal=is_terminal, color_system=None)
     write_report([digits.dir], console=console, formats=["csv"])
@@ -63,7 +63,7 @@ def test_a_reader_who_leaves_early_ends_the_printing_alone(digits):
     assert (digits.dir.report / "accuracy_vs_bits.png").is_file()
 
 
-def test_unfinished_runs_are_counted_and_the_report_goes_on(new_sweep, report):
+def test_unfinished_runs_are_counted_and_the_report_goes_on(new_sweep, report, no_pictures):
     sweep = fill_digits(new_sweep())
     sweep.add("e2m1", seed=0, status=None)
     sweep.add("e2m1", seed=1, status=None, outcome="failed", name="broken-run")
@@ -78,14 +78,14 @@ def test_unfinished_runs_are_counted_and_the_report_goes_on(new_sweep, report):
     assert len(made.table) == 13
 
 
-def test_runs_that_never_started_are_known_from_the_manifest(new_sweep, report):
+def test_runs_that_never_started_are_known_from_the_manifest(new_sweep, report, no_pictures):
     sweep = new_sweep()
     name = sweep.add().name
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [name, "another", "third"]}))
     assert "1 of 3 runs are finished (2 not started)" in report(sweep).printed
 
 
-def test_a_missing_seed_is_named(new_sweep, report):
+def test_a_missing_seed_is_named(new_sweep, report, no_pictures):
     sweep = fill_digits(new_sweep(), seeds=2)
     sweep.add("e2m1", aps=True, seed=0)
     assert "e2m1 with APS lacks seed 1" in report(sweep).printed
@@ -193,7 +193,7 @@ def test_a_picture_is_written_whole_or_not_at_all(digits, report, monkeypatch):
     assert (digits.dir.report / "accuracy_vs_bits.png").read_bytes() == before
 
 
-def test_hybrid_runs_are_called_so(new_sweep, report):
+def test_hybrid_runs_are_called_so(new_sweep, report, no_pictures):
     sweep = new_sweep()
     for seed in range(2):
         sweep.add(seed=seed, accuracy=0.98 + 0.001 * seed)
