@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.wire.piece import ceil_div
+from cpdrun.comm.wire.post import Post
 from cpdrun.comm.workers import Workers
 
 
@@ -61,8 +62,7 @@ class Agreement:
         self._bits = torch.stack(list(self._local())).view(torch.int32)
         self._local = None  # it holds on to the gradients, and the agreement may be kept for a step
         if self._workers.ranks > 1:
-            group = self._workers.group
-            self._work = dist.all_reduce(self._bits, dist.ReduceOp.MAX, group=group, async_op=True)
+            self._work = Post(self._workers.group).maximum_(self._bits)
 
     def wait(self) -> list[float]:
         self.start()

@@ -1,4 +1,4 @@
-"""Moves bytes between the ranks of a process group: every send and receive of payloads goes through here."""
+"""Moves payloads between the ranks of a process group: as bytes, or reduced by the platform itself."""
 
 from collections.abc import Sequence
 
@@ -54,3 +54,11 @@ class Post:
         receives = [(r, incoming[r]) for r in self.others if sizes[r]]
         self.exchange(receives, [(r, outgoing[r]) for r in self.others if outgoing[r].numel()], tag)
         return incoming
+
+    def add_(self, x: Tensor) -> dist.Work:
+        """Begins to sum it over the ranks in place, in an order that nobody states."""
+        return dist.all_reduce(x, group=self.group, async_op=True)
+
+    def maximum_(self, x: Tensor) -> dist.Work:
+        """Begins to take the largest of the ranks' values in place."""
+        return dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group, async_op=True)

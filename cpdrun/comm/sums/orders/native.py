@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from cpdrun.comm.sums.orders.base import Order
 from cpdrun.comm.sums.summation import Layers, Summation, Summed
 from cpdrun.comm.wire.failure import naming_lost_ranks
+from cpdrun.comm.wire.post import Post
 
 
 class PlatformSum(Summation):
@@ -35,7 +35,7 @@ class PlatformSum(Summation):
         for other_M in others:
             total_M += other_M
         with naming_lost_ranks(self.workers.group):
-            dist.all_reduce(total_M, group=self.workers.group)
+            Post(self.workers.group).add_(total_M).wait()
         for target, part in zip(layers.out, total_M.split(layers.numels), strict=True):
             target.copy_(part)
         ranks = self.workers.ranks
