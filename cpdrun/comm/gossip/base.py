@@ -57,6 +57,14 @@ class Round:
                 copies[j] += 1
         return copies
 
+    def weighted_sum(self, worker: int, rows: Mapping[int, Tensor]) -> Tensor:
+        """sum_j W[worker][j] rows[j] (D,), over the worker and its neighbours in the order of their numbers."""
+        total = None
+        for j in sorted([worker, *self.neighbours[worker]]):
+            weight = float(self.matrix_NxN[worker, j])
+            total = rows[j] * weight if total is None else total.add_(rows[j], alpha=weight)
+        return total
+
 
 class Gossip(ABC):
     """A gossip rule; what it remembers between steps stands in `memory`, (W, D) tensors by name.
@@ -177,12 +185,8 @@ class Gossip(ABC):
         return dict(zip(workers, c_XxD, strict=True))
 
     def weighted_sum(self, worker: int, rows: Mapping[int, Tensor]) -> Tensor:
-        """sum_j W[worker][j] rows[j] (D,), over the worker and its neighbours in the order of their numbers."""
-        total = None
-        for j in sorted([worker, *self.round.neighbours[worker]]):
-            weight = float(self.round.matrix_NxN[worker, j])
-            total = rows[j] * weight if total is None else total.add_(rows[j], alpha=weight)
-        return total
+        """sum_j W[worker][j] rows[j] (D,), over the worker and its neighbours in this round."""
+        return self.round.weighted_sum(worker, rows)
 
     def _count(self, message: int) -> None:
         copies = self.round.copies
