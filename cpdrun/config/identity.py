@@ -31,6 +31,7 @@ NOT_IDENTITY = (
 # keys that a run may leave as they are: there they are no part of it, so that a new one renames nothing
 UNUSED = {
     "parameter_groups": [],
+    "max_steps": None,
     "init_into": None,
     "init_skip": [],
     "init_sha256": None,

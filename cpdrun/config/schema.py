@@ -90,6 +90,10 @@ def _validate_together(config: Mapping[str, Any], knows_format: bool) -> None:
             f"format={config['format']} with epochs=0 trains nothing, so no gradient is ever in that format: "
             "type format=fp32 aps=false"
         )
+    if config["epochs"] == 0 and config["max_steps"] is not None:
+        raise ConfigError(
+            f"max_steps={config['max_steps']} with epochs=0, which trains nothing: type epochs=1 or more"
+        )
     for key in ("init_into", "init_skip", "init_sha256"):
         if config[key] and config["init_from"] is None:
             raise ConfigError(
@@ -210,6 +214,7 @@ RULES: dict[str, Check] = {
     "world_size": _integer(1),
     "batch_size": _integer(1),
     "epochs": _integer(0),
+    "max_steps": _optional(_integer(1)),
     "init_from": _optional(_text),
     "init_into": _optional(_text),
     "init_skip": _patterns,

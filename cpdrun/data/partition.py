@@ -48,6 +48,14 @@ class Iid(Partition):
         return order[: S * N * B].view(S, N, B)
 
 
+class InOrder(Partition):
+    """A stream's samples as they come: worker after worker, step after step, epoch after epoch."""
+
+    def deal(self, train: Dataset, N: int, B: int, *, seed: int, epoch: int, draws: Draws) -> Tensor:
+        S = len(train) // (N * B)
+        return epoch * S * N * B + torch.arange(S * N * B).view(S, N, B)
+
+
 class Shards(Partition):
     """Each worker keeps a part of its own. A part too small for an epoch is gone through again, one too large
     gives as many samples as the others."""

@@ -166,6 +166,8 @@ def _recipe(sweep: Plan) -> Iterator[str]:
     step = "" if {"world_size", "batch_size"} & varies.keys() else f", {workers * batch:,} samples a step"
     samples = f"{value('world_size')} workers of {value('batch_size')} samples"
     epochs = "1 epoch" if value("epochs") == "1" else f"{value('epochs')} epochs"
+    if value("max_steps") not in ("null", "None"):
+        epochs = f"{value('max_steps')} steps"
     yield f"recipe: {epochs}, {samples}{step}"
     scales = any(run.config["aps"] for run in sweep.runs)
     for part in PARTS if scales else PARTS[:-1]:

@@ -18,6 +18,8 @@ or tuples, lists and dicts of them; torch's default_collate makes batches of the
     fetch_batch(indices)                  a whole batch at once
     fetch_augmented(indices, generator)   the same for training, changed at random while it is decoded
     y_N                                   all targets, for a partition by classes to look at without reading samples
+    set_epoch(n)                          of an IterableDataset: called before its pass n, counted from 0
+An IterableDataset's samples are dealt as they come; where it has no __len__, max_steps must be given.
 
 MODEL  is an nn.Module that knows its shapes before a first batch. Arguments of its class that its yaml does not set
 are taken from the data's facts of that name. It is called with the inputs: a tuple's in order, a mapping's entries by

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from cpdrun.data.base import Batch, Data, augmented, fetch_batch
+from cpdrun.data.stream import Stream
 from cpdrun.train.seeds import generator
 
 AHEAD = 2  # batches that each process holds ready
@@ -98,7 +99,7 @@ def _loader(planned: Planned, loaders: int, device: torch.device) -> DataLoader:
     return DataLoader(
         planned,
         batch_size=None,
-        num_workers=loaders,
+        num_workers=1 if isinstance(planned.dataset, Stream) else loaders,  # a stream is read once, in order
         prefetch_factor=AHEAD,
         pin_memory=device.type == "cuda",
         collate_fn=lambda item: item,

@@ -4,6 +4,7 @@ Each part is the class that its `_target_` names, called with the other keys bes
 """
 
 import contextlib
+import copy
 import importlib
 import inspect
 import re
@@ -17,17 +18,20 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from cpdrun.comm import GradientSync
 from cpdrun.comm.gossip.base import Gossip
 from cpdrun.data.base import Data, DataError, states
-from cpdrun.data.partition import Partition
+from cpdrun.data.partition import Iid, InOrder, Partition
+from cpdrun.data.stream import Stream, length_of
 from cpdrun.errors import UserError
 from cpdrun.optim.groups import MakeOptimizer, ParameterGroups, trainable
 from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
+from cpdrun.train.course import Course
 from cpdrun.train.precision.base import Precision
-from cpdrun.train.preflight.fit import unfit_data, unfit_model
+from cpdrun.train.preflight.fit import SPLITS, unfit_data, unfit_model
 from cpdrun.train.seeds import derived_seed
 from cpdrun.train.state.init_from import InitFrom
 
@@ -44,6 +48,7 @@ class Parts:
 
     data: Data
     task: Task
+    course: Course
     batches: Batches
     eval_batch: int
     partition: Partition
@@ -62,6 +67,9 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     """Make every part of the run; initial weights depend on the seed alone. Raises BuildError."""
     data = build_data(config)
     task = build_task(config, data)
+    course = course_of(config, data)
+    partition = _instantiate("partition", config["partition"])
+    data, partition = _dealt_by_number(config, data, partition, course)
     precision = _instantiate("precision", config["precision"])
     precision.seed = config["seed"]
     layout = torch.channels_last if config["channels_last"] else torch.preserve_format
@@ -73,25 +81,19 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     make_optimizer = build_optimizer(config, model)
     with _naming("precision"):
         model = precision.prepare(model)
-    steps = len(data.train) // (config["world_size"] * config["batch_size"])
-    if steps < 1 and config["epochs"] > 0:
-        raise BuildError(
-            f"world_size * batch_size = {config['world_size'] * config['batch_size']} samples a step, "
-            f"but the training set has {len(data.train)}: lower one of the two"
-        )
     optimizer = make_optimizer(list(trainable(model).values()))
     with _naming("precision"):
         precision.check(optimizer)
     schedule = _instantiate("schedule", config["schedule"])
-    partition = _instantiate("partition", config["partition"])
-    sync = build_sync(config, model)
+    sync = build_sync(config, model, course)
     learner = _learner(config, precision, sync)
     with _naming("schedule"):
-        schedule(0.0, config["epochs"])
+        schedule(0.0, course.length)
     batches = Batches(data, config["seed"], device, config["loaders"], config["channels_last"])
     return Parts(
         data,
         task,
+        course,
         batches,
         config["eval_batch"],
         partition,
@@ -121,6 +123,33 @@ def build_data(config: dict[str, Any]) -> Data:
     if problem := unfit_data(data):
         raise BuildError(f"data: {problem}")
     return data
+
+
+def course_of(config: dict[str, Any], data: Data) -> Course:
+    """How long the run is (a config.yaml older than max_steps has none). Raises BuildError."""
+    per_step = config["world_size"] * config["batch_size"]
+    try:
+        return Course.of(length_of(data.train), per_step, config["epochs"], config.get("max_steps"))
+    except ValueError as error:
+        raise BuildError(str(error)) from None
+
+
+def _dealt_by_number(
+    config: dict[str, Any], data: Data, partition: Partition, course: Course
+) -> tuple[Data, Partition]:
+    """The same data with streams as numbered samples; those of the training set are dealt as they come."""
+    streams = [name for name in SPLITS if isinstance(getattr(data, name), IterableDataset)]
+    data = copy.copy(data) if streams else data
+    with _naming("data"):
+        if "test" in streams:
+            samples = length_of(data.test)
+            data.test = Stream(data.test, sum(1 for _ in data.test) if samples is None else samples)
+    if "train" not in streams:
+        return data, partition
+    if not isinstance(partition, Iid):
+        raise BuildError("partition: the samples of a stream are dealt as they come: type partition=iid")
+    data.train = Stream(data.train, course.S * config["world_size"] * config["batch_size"])
+    return data, InOrder()
 
 
 def build_task(config: dict[str, Any], data: Data) -> Task:
@@ -193,7 +222,7 @@ def _make_optimizer(
         return groups.optimizer(make, parameters)
 
 
-def build_sync(config: dict[str, Any], model: nn.Module) -> GradientSync | Gossip:
+def build_sync(config: dict[str, Any], model: nn.Module, course: Course) -> GradientSync | Gossip:
     make = _instantiate("sync", config["sync"], _partial_=True)
     scaling = _instantiate("scaling", config["scaling"]) if config["aps"] else None
     with _naming("sync"):
@@ -202,7 +231,7 @@ def build_sync(config: dict[str, Any], model: nn.Module) -> GradientSync | Gossi
             scaling=scaling,
             world_size=config["world_size"],
             seed=config["seed"],
-            epochs=config["epochs"],
+            epochs=course.epochs,
             parameter_names=list(trainable(model)),
             full_precision=config["full_precision"],
         )

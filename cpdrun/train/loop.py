@@ -67,8 +67,10 @@ def train(
 
     Raises Preempted after a step at which the journal was asked to stop.
     """
-    N, B, epochs, seed = (config[key] for key in ("world_size", "batch_size", "epochs", "seed"))
-    S = len(parts.data.train) // (N * B)
+    N, B, seed = (config[key] for key in ("world_size", "batch_size", "seed"))
+    course = parts.course
+    S, epochs = course.S, course.epochs
+    journal.epochs = epochs
     learner: Learner = parts.learner(config, parts, workers, device)
     judged_by, measures = f"test_{parts.task.judged_by}", learner.measures()
     stop = StopVote(workers, journal.stop_requested, config["patience_s"])
@@ -80,15 +82,16 @@ def train(
         epoch = progress.epoch
         deal = parts.partition.deal
         index_SxNxB = deal(parts.data.train, N, B, seed=seed, epoch=epoch, draws=generator)
+        index_SxNxB = index_SxNxB[: course.steps_of(epoch)]
         first_step = epoch * S + progress.step
         parts.batches.plan(index_SxNxB[progress.step :], workers.mine, first_step)
         if progress.losses_SxN is None:
-            progress.losses_SxN = torch.zeros(S, N, dtype=torch.float64, device=device)
+            progress.losses_SxN = torch.zeros(len(index_SxNxB), N, dtype=torch.float64, device=device)
 
-        for s in range(progress.step, S):
+        for s in range(progress.step, len(index_SxNxB)):
             step = epoch * S + s
             look = step % config["statistics"]["every_steps"] == 0
-            lr_factor = parts.schedule(step / S, epochs)
+            lr_factor = parts.schedule(step / S, course.length)
             losses_W = learner.step(index_SxNxB[s], step=step, epoch=epoch, lr_factor=lr_factor, look=look)
             if look:
                 progress.layers = learner.layers
@@ -97,7 +100,7 @@ def train(
             progress.count_bytes(learner.wire_bytes())
             progress.step = s + 1
             pulse.beat()
-            if s + 1 < S and stop.asked():
+            if s + 1 < len(index_SxNxB) and stop.asked():
                 progress.train_seconds = time.perf_counter() - clock
                 _save(learner, journal, workers, progress)
                 raise Preempted
@@ -109,7 +112,7 @@ def train(
         journal.epoch_done(
             EpochRow(
                 epoch=epoch + 1,
-                step=(epoch + 1) * S,
+                step=epoch * S + len(index_SxNxB),
                 metrics=progress.metrics,
                 nonfinite_gradients=progress.nonfinite,
                 layers=progress.layers,

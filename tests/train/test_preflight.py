@@ -88,7 +88,7 @@ def lazy(num_classes):
     [
         (
             ("data=custom", "Streamed"),
-            "data: train of Streamed is a Stream without numbered samples: workers take",
+            "data: train does not say how long it is: type max_steps=N",
         ),
         (("data=custom", "Untested"), "data: Untested has no test: a class of data has train and test"),
         (("data=custom", "EmptyTest"), "data: test of EmptyTest is empty"),

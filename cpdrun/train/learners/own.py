@@ -39,9 +39,8 @@ class OwnWeights(Learner):
             Update(parts.make_optimizer(weights), weights, parts.precision.of_worker(), config["clip_norm"])
             for weights in self.models.parameters
         ]
-        N, B = config["world_size"], config["batch_size"]
-        self.batch_size = B
-        self.last_step = config["epochs"] * (len(parts.data.train) // (N * B)) - 1
+        self.batch_size = config["batch_size"]
+        self.last_step = parts.course.steps - 1
         objective = Objective(self.models, parts.batches, parts.task, lambda w: self.updates[w].scale)
         self.gradients_of = EMULATIONS[config["emulation"]](objective)
         self.gossip.begin(self.models.rows, self.models.x_WxD)

@@ -20,10 +20,12 @@ def unfit_data(data: Any) -> str | None:
             return (
                 f"{name} has no {split}: a class of data has train and test, as cpdrun/tasks/__init__.py says"
             )
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        if isinstance(dataset, IterableDataset):
+            continue
+        if not hasattr(dataset, "__getitem__"):
             return (
-                f"{split} of {name} is a {type(dataset).__name__} without numbered samples: workers take theirs "
-                "by number, so it needs __len__ and __getitem__"
+                f"{split} of {name} is a {type(dataset).__name__} without numbered samples: it needs __len__ and "
+                "__getitem__, or to be an IterableDataset"
             )
         try:
             size = len(dataset)
