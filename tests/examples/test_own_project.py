@@ -41,6 +41,7 @@ def test_sweep_and_report_on_a_model_and_data_of_ones_own(project):
     runs = list(SweepDir(project / "results" / "mine").runs())
     assert [read_json(run.done)["status"] for run in runs] == ["finished"] * 3
     assert "_target_: waves.network.Conv1d" in runs[0].config.read_text()
+    assert {read_json(run.done)["judged_by"] for run in runs} == {"test_balanced_accuracy"}
     reported = cpdrun("report", "--format", "csv,html", cwd=project)
     assert reported.returncode == 0, reported.stderr
     folder = project / "results" / "mine" / "report"
@@ -50,6 +51,7 @@ def test_sweep_and_report_on_a_model_and_data_of_ones_own(project):
             ("e3m0", "False"),
             ("e3m0", "True"),
         }
+    assert "balanced accuracy" in reported.stdout
     assert "waves.network.Conv1d" in (folder / "report.html").read_text(encoding="utf-8")
 
 
@@ -68,7 +70,7 @@ def test_changed_code_is_noticed_when_the_command_is_typed_again(project):
     assert cpdrun(*words, cwd=project).returncode == 0
     assert "other code" not in cpdrun(*words, cwd=project).stdout
     (run,) = SweepDir(project / "results" / "mine").runs()
-    assert {"cpdrun", "waves.network", "waves.signals"} <= set(read_json(run.env)["code"])
+    assert {"cpdrun", "waves.focal", "waves.network", "waves.signals"} <= set(read_json(run.env)["code"])
     with (project / "waves" / "network.py").open("a") as file:
         file.write("# changed\n")
     again = cpdrun(*words, cwd=project).stdout

@@ -1,0 +1,33 @@
+"""A task of one's own: focal loss, for which hard samples count for more (Lin et al., arXiv 1708.02002, equation 4), and
+accuracy as the mean over classes."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cpdrun.record.measure import SHARE
+from cpdrun.tasks.classification import Classification
+from cpdrun.tasks.segmentation import confusion
+
+
+class Focal(Classification):
+    """gamma: 0 is cross-entropy; more, and what is right already counts for less."""
+
+    measures = Classification.measures | {"balanced_accuracy": SHARE}
+    judged_by = "balanced_accuracy"
+
+    def __init__(self, num_classes: int, gamma: float):
+        super().__init__(num_classes)
+        self.gamma = gamma
+
+    def loss(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        minus_log_p_B = F.cross_entropy(outputs, batch[1], reduction="none")
+        return ((1 - torch.exp(-minus_log_p_B)) ** self.gamma * minus_log_p_B).mean()
+
+    def sums(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        counts_KxK = confusion(outputs.argmax(dim=1), batch[1], self.num_classes)
+        return super().sums(outputs, batch) | {"counts": counts_KxK}
+
+    def metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        right_K = totals["counts"].diagonal() / totals["counts"].sum(dim=1)
+        return super().metrics(totals) | {"balanced_accuracy": right_K.mean().item()}
