@@ -1,5 +1,5 @@
-"""A task of one's own: focal loss, for which hard samples count for more (Lin et al., arXiv 1708.02002, equation 4), and
-accuracy as the mean over classes."""
+"""A task of one's own: focal loss, for which hard samples count for more (Lin et al., arXiv 1708.02002, equation 4),
+and accuracy as the mean over classes."""
 
 import torch
 import torch.nn.functional as F
