@@ -169,7 +169,9 @@ def check_seed(seed: object) -> int | None:
     if seed is None:
         return None
     try:
-        number = operator.index(seed)
+        number = (
+            seed if type(seed) is int else operator.index(seed)
+        )  # for a compiler, index() makes it a constant
     except TypeError:
         raise TypeError(f"seed is {seed!r}; a whole number or None is needed") from None
     if not -(1 << 63) <= number < 1 << 64:

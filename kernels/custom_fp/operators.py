@@ -39,16 +39,23 @@ from custom_fp.rule import Rounding, Rule
 Fmt = NumberFormat | str  # a str is a name or a format's spelling
 
 NO_EXPONENT = -(1 << 31)  # of a tensor of zeros
-_ON_HOST = torch.empty(0)
+_ON_HOST = torch.empty(0, device="cpu")
 
 
 def _on(x: Tensor, fmt: NumberFormat, name: str) -> Callable[..., None]:
-    return function(name, type(fmt), "cpu" if x.is_cpu else x.device.type)
+    return function(name, type(fmt), _device(x))
+
+
+def _device(x: Tensor) -> str:
+    return "cpu" if x.is_cpu else x.device.type  # the short way for most
 
 
 def _rule(fmt: NumberFormat, parts: Sequence[object], shift: int = 0) -> Rule:
     """The rule of these parts, if the format can follow it."""
-    rule = Rule.of(*parts)
+    try:
+        rule = Rule.of(*parts)
+    except TypeError:  # a compiler's numbers have no hash
+        rule = Rule(*parts)
     if fmt.has_scales:
         if rule.rounding is not Rounding.NEAREST_EVEN:
             raise ValueError(f"rounding is {rule.rounding.value!r}; {fmt} rounds to nearest only")
@@ -76,7 +83,7 @@ STRAIGHT_THROUGH = Derivative(
 
 
 @operator(
-    "(Tensor x, str fmt, str rounding, str overflow, int? seed, int offset=0) -> Tensor",
+    "(Tensor x, str fmt, str rounding, str overflow, SymInt? seed, SymInt offset=0) -> Tensor",
     vmap=all_at_once,
     derivative=STRAIGHT_THROUGH,
     draws=True,
@@ -92,10 +99,10 @@ def quantize(x: Tensor, fmt: Fmt, *parts: object) -> Work:
     )
 
 
-@operator("(Tensor x, int shift) -> Tensor", vmap=all_at_once)
+@operator("(Tensor x, SymInt shift) -> Tensor", vmap=all_at_once)
 def scale_pow2(x: Tensor, shift: int) -> Work:
     check_float(x)
-    scale = function("scale_pow2", Format, x.device.type)
+    scale = function("scale_pow2", Format, _device(x))
     return [(x.shape, torch.float32)], x, lambda out: scale(as_source(x), int(shift), out)
 
 
@@ -112,7 +119,7 @@ def max_exponent(x: Tensor) -> Work:
 
 def max_exponent_of(x: Tensor) -> int | None:
     check_float(x)
-    return function("max_exponent", Format, x.device.type)(as_source(x))
+    return function("max_exponent", Format, _device(x))(as_source(x))
 
 
 # ---- codes
@@ -142,7 +149,7 @@ def decode(encoded: Sequence[Tensor], fmt: Fmt) -> Work:
 
 
 @operator(
-    "(Tensor x, str fmt, int shift, str rounding, str overflow, int? seed, int offset) -> Tensor",
+    "(Tensor x, str fmt, SymInt shift, str rounding, str overflow, SymInt? seed, SymInt offset) -> Tensor",
     vmap=one_at_a_time,
     draws=True,
 )
@@ -157,7 +164,7 @@ def pack(x: Tensor, fmt: Fmt, shift: int, *parts: object) -> Work:
     )
 
 
-@operator("(Tensor data, str fmt, SymInt[] shape, int shift) -> Tensor", vmap=one_at_a_time)
+@operator("(Tensor data, str fmt, SymInt[] shape, SymInt shift) -> Tensor", vmap=one_at_a_time)
 def unpack(data: Tensor, fmt: Fmt, shape: Sequence[int], shift: int) -> Work:
     fmt = read(fmt)
     check_bytes("unpack", data, math.prod(shape), fmt)
@@ -173,7 +180,7 @@ def unpack(data: Tensor, fmt: Fmt, shape: Sequence[int], shift: int) -> Work:
 
 
 @operator(
-    "(Tensor[] tensors, str fmt, bool kahan, str rounding, str overflow, int? seed, int offset) -> Tensor",
+    "(Tensor[] tensors, str fmt, bool kahan, str rounding, str overflow, SymInt? seed, SymInt offset) -> Tensor",
     vmap=all_at_once,
     draws=True,
 )
@@ -181,8 +188,9 @@ def accumulate(tensors: Sequence[Tensor], fmt: Fmt, kahan: bool, *parts: object)
     for tensor in tensors:
         check_float(tensor)
     check_terms("accumulate", tensors)
-    first, fmt, rule = tensors[0], read(fmt), Rule.of(*parts)
+    first, fmt = tensors[0], read(fmt)
     check_knows("accumulate", type(fmt))
+    rule = _rule(fmt, parts)
     return (
         [(first.shape, torch.float32)],
         first,
@@ -191,14 +199,15 @@ def accumulate(tensors: Sequence[Tensor], fmt: Fmt, kahan: bool, *parts: object)
 
 
 @operator(
-    "(Tensor[] payloads, str fmt, SymInt n, bool kahan, str rounding, str overflow, int? seed, int offset)"
+    "(Tensor[] payloads, str fmt, SymInt n, bool kahan, str rounding, str overflow, SymInt? seed, SymInt offset)"
     " -> Tensor",
     vmap=one_at_a_time,
     draws=True,
 )
 def accumulate_packed(payloads: Sequence[Tensor], fmt: Fmt, n: int, kahan: bool, *parts: object) -> Work:
-    fmt, rule = read(fmt), Rule.of(*parts)
+    fmt = read(fmt)
     check_knows("accumulate_packed", type(fmt))
+    rule = _rule(fmt, parts)
     for payload in payloads:
         check_bytes("accumulate_packed", payload, n, fmt)
     check_terms("accumulate_packed", payloads)

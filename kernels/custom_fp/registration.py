@@ -112,7 +112,8 @@ class Operator:
             results = [_new(shape, dtype, like) for shape, dtype in shapes]
             fill(*results)
             return results
-        result = _new(*shapes[0], like)
+        shape, dtype = shapes[0]
+        result = _new(shape, dtype, like)
         fill(result)
         return result
 

@@ -227,6 +227,18 @@ def test_two_draws_without_a_seed_stay_two(backend):
     assert torch.equal(x.grad, torch.full((1000,), 2.0))
 
 
+def test_a_seed_a_step_compiles_no_graph_a_step():
+    def draws(x, number):
+        rule = {"rounding": "stochastic", "seed": number, "offset": number}
+        data = custom_fp.pack(x, "e5m2", **rule)
+        return custom_fp.quantize(x, "e5m2", **rule), data, custom_fp.accumulate([x, x], "e3m1", **rule)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(draws, fullgraph=True, backend="eager")  # more than 8 graphs of it are an error
+    for number in range(2, 14):
+        assert_same(compiled(x_4x32, number), draws(x_4x32, number))
+
+
 def test_draws_are_tagged():
     for operator in ("quantize", "pack", "accumulate", "accumulate_packed"):
         assert torch.Tag.nondeterministic_seeded in getattr(torch.ops.custom_fp, operator).default.tags

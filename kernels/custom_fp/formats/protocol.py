@@ -58,7 +58,7 @@ class NumberFormat(ABC):
         """The format of this kind called `name`, None if the name is not of this kind; ValueError for one that is, but
         which no format can have (e9m2)."""
 
-    @property
+    @cached_property
     def has_scales(self) -> bool:
         """Whether scales stand beside its codes: a scaled format."""
         return self.scale_bits > 0
