@@ -25,7 +25,6 @@ _HOME = {
     "matmul": "ops",
     "max_exponent": "ops",
     "is_own": "formats.names",
-    "is_scaled": "formats.names",
     "NumberFormat": "formats.protocol",
     "Overflow": "rule",
     "Rounding": "rule",

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from custom_fp.formats.names import AnyFormat, ScaledFormat
+from custom_fp.formats.names import parse
+from custom_fp.formats.protocol import NumberFormat
 from custom_fp.ops import quantize
-from custom_fp.products import Arithmetic, Conv, Linear, Sums, named
+from custom_fp.products import Arithmetic, Conv, Linear, Sums
 
 
 class _RoundGradient(torch.autograd.Function):
@@ -53,7 +54,7 @@ class _RoundGradientNotTangent(_RoundGradient):
         return tangent.view_as(tangent)
 
 
-def _round_gradient(x: Tensor, fmt: ScaledFormat | str) -> Tensor:
+def _round_gradient(x: Tensor, fmt: NumberFormat) -> Tensor:
     return (_RoundGradient if torch.compiler.is_compiling() else _RoundGradientNotTangent).apply(x, fmt)
 
 
@@ -64,10 +65,10 @@ class Quantizer(nn.Module):
     """
 
     def __init__(
-        self, forward: AnyFormat | str | None = None, backward: AnyFormat | str | None = None
+        self, forward: NumberFormat | str | None = None, backward: NumberFormat | str | None = None
     ) -> None:
         super().__init__()
-        self.forward_format, self.backward_format = forward and named(forward), backward and named(backward)
+        self.forward_format, self.backward_format = forward and parse(forward), backward and parse(backward)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.backward_format is not None:

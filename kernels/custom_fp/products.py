@@ -32,12 +32,6 @@ ROLES = {  # and the products that each takes part in
 }
 
 
-def named(fmt: NumberFormat | str) -> NumberFormat | str:
-    """Its name; a format with scales is returned as it is, for a table of one's own has no name to find it by."""
-    parsed = parse(fmt)
-    return parsed.name if isinstance(parsed, Format) else parsed
-
-
 Round = Callable[[Tensor], Tensor]  # of any shape; straight through for the gradient
 
 
@@ -45,7 +39,7 @@ Round = Callable[[Tensor], Tensor]  # of any shape; straight through for the gra
 class Nearest:
     """Rounding to a format, nearest even; see `custom_fp.quantize`."""
 
-    fmt: str | NumberFormat
+    fmt: NumberFormat
 
     def __call__(self, x: Tensor) -> Tensor:
         return quantize(x, self.fmt)
@@ -80,7 +74,7 @@ class Arithmetic:
         sums = {FORWARD: accumulator, INPUT_GRADIENT: backward, WEIGHT_GRADIENT: backward}
         formats = {"input": operands, "weight": operands, "output_gradient": gradients}
         return cls(
-            {(role, p): Nearest(named(fmt)) for role, fmt in formats.items() if fmt for p in ROLES[role]},
+            {(role, p): Nearest(parse(fmt)) for role, fmt in formats.items() if fmt for p in ROLES[role]},
             {product: Format.parse(fmt).name for product, fmt in sums.items() if fmt},
             kahan,
         )

@@ -115,18 +115,3 @@ def _imported(path: str) -> NumberFormat:
     if not isinstance(found, NumberFormat):
         raise ValueError(f"{path} is a {type(found).__name__}; a format is a {', a '.join(KINDS)}")
     return found
-
-
-# for callers that have not gone over to the facts yet
-
-AnyFormat = NumberFormat
-ScaledFormat = NumberFormat
-
-
-def as_scaled(fmt: str | NumberFormat) -> NumberFormat | None:
-    found = parse(fmt)
-    return found if found.has_scales else None
-
-
-def is_scaled(fmt: str | NumberFormat) -> bool:
-    return parse(fmt).has_scales
