@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cpdrun.report.read import formats
+from cpdrun.report.read.certified import MARKS
 from cpdrun.report.read.collect import SEED, finished
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.study import Study
@@ -42,8 +43,9 @@ def details(study: Study) -> pd.DataFrame:
     was judged, whether it learnt, the longest chain of rounded additions, bytes on the wire and in memory, and seconds.
 
     vs_fp32 is positive where a format does better, whichever way the metric points; its interval is paired by
-    seed where both sides ran the same seeds, Welch's otherwise (`vs_fp32_method`). `seeds_needed` is about how many
-    would settle on which side of the tolerance it lies; empty where no practical number would.
+    seed where both sides ran the same seeds, Welch's otherwise (`vs_fp32_method`). `verdict` is that of the
+    anytime-valid test over `pairs`, whose interval is from `anytime_low` to `anytime_high`; `seeds_needed` is about how
+    many would settle it, empty where no practical number would.
     """
     rows = []
     for group in study.groups:
@@ -57,7 +59,7 @@ def details(study: Study) -> pd.DataFrame:
                 "vs_fp32": gap.mean if gap else math.nan,
                 f"vs_fp32_ci{study.ci:g}": gap.half_width if gap else math.nan,
                 "vs_fp32_method": gap.method if gap else "",
-                "seeds_needed": gap.seeds_needed(study.tolerance / study.metric.scale) if gap else None,
+                **_judged(study, group),
                 "hybrid": group.hybrid,
                 "test_samples": group.test_samples,
                 "longest_chain": group.longest_chain,
@@ -165,6 +167,20 @@ def _numbers(study: Study, group: Group) -> dict:
     return row | {f"{name}_mean": mean, f"{name}_ci{study.ci:g}": half_width, "diverged": group.diverged}
 
 
+def _judged(study: Study, group: Group) -> dict:
+    judged = study.judged.get(group)
+    if judged is None:
+        return dict.fromkeys(("verdict", "pairs", "anytime_low", "anytime_high", "seeds_needed"))
+    found = judged.judgement
+    return {
+        "verdict": str(judged.verdict),
+        "pairs": found.pairs,
+        "anytime_low": found.low,
+        "anytime_high": found.high,
+        "seeds_needed": None if found.more is None else found.pairs + found.more,
+    }
+
+
 def _axes(study: Study) -> list[str]:
     return ["aps", "world_size", *study.axes]
 
@@ -178,6 +194,8 @@ def _labels(group: Group, axes: list[str]) -> list[str]:
 def _result(study: Study, group: Group) -> list[str]:
     gap = study.against_baseline(group)
     difference = study.metric.show_difference(gap.mean, gap.half_width) if gap else "-"
+    if group in study.judged:
+        difference += f" {MARKS[study.judged[group].verdict]}"
     return [study.metric.show_interval(study.interval(group)), difference]
 
 

@@ -1,9 +1,9 @@
 """The answer in a sentence: the smallest format that trains as well as fp32, and how sure that is.
 
 A format is within tolerance when its mean is at most `tolerance` worse than fp32's, none of its runs diverged, and
-it learnt. The seeds then say whether that is settled: the interval of the difference (paired by seed where both ran
-the same seeds, Welch's otherwise) lies on one side of the tolerance, or it does not. An fp32 that diverged or did
-not learn is nothing to compare with: then there is no answer.
+it learnt. Whether that is settled the anytime-valid test over paired seeds says, with the error that all chains of the
+report share (cpdrun.stats.anytime): a format is certified, refuted, or open. An fp32 that diverged or did not learn is
+nothing to compare with: then there is no answer.
 """
 
 import math
@@ -12,6 +12,8 @@ from cpdrun.report.read import formats
 from cpdrun.report.read.compare import Difference
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.study import Study
+from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.intervals import is_zero
 
 _ROUNDING = 1e-12  # a gap of exactly the tolerance is within, rounding aside
 
@@ -90,14 +92,19 @@ def _doubts(study: Study, facet: Facet) -> list[str]:
     what = "cases" if facet.has_cases else "formats"
     if any(len(group.values) < 2 for group in compared):
         return [f"Too few seeds to tell chance from effect: some {what} have a single run."]
-    tolerance, open_, hangs = _tolerance(study), [], []
+    open_, certified, hangs = [], [], []
     for group, gap in _decisive(study, facet):
         hangs.append(_samples_to_turn(study, group, gap))
-        if not gap.settled(tolerance):
-            shown = study.metric.show_difference(gap.mean, gap.half_width)
-            name = group.strategy if facet.has_cases else f"{group.name} {group.strategy}"
-            open_.append(f"{name} {shown}{points(study)}{_would_do(study, gap)}")
-    lines = [f"Too few seeds to be sure, against fp32: {some(open_, '; ')}."] if open_ else []
+        name = group.strategy if facet.has_cases else f"{group.name} {group.strategy}"
+        verdict = study.judged[group].verdict
+        if verdict is Verdict.OPEN:
+            open_.append(
+                f"{name} {study.metric.show_difference(gap.mean)}{points(study)}{_would_do(study, group)}"
+            )
+        elif verdict is Verdict.CERTIFIED:
+            certified.append(name)
+    lines = [f"Certified at {study.ci:g} %: {some(certified)}."] if certified else []
+    lines += [f"Too few seeds to be sure, against fp32: {some(open_, '; ')}."] if open_ else []
     return lines + _test_set(study, facet, min(hangs, default=math.inf))
 
 
@@ -116,18 +123,23 @@ def _decisive(study: Study, facet: Facet) -> list[tuple[Group, Difference]]:
 
 
 def is_open(study: Study, facet: Facet, strategy: str) -> bool:
-    """Whether the seeds leave the answer open: single seeds, or an interval across the tolerance."""
+    """Whether the seeds leave the answer open: single seeds, or what it rests on is neither certified nor refuted."""
     if any(len(group.values) < 2 for group in (facet.baseline, *facet.strategies[strategy])):
         return True
-    decisive = [gap for group, gap in _decisive(study, facet) if group.strategy == strategy]
-    return any(not gap.settled(_tolerance(study)) for gap in decisive)
+    decisive = [group for group, _ in _decisive(study, facet) if group.strategy == strategy]
+    return any(study.judged[group].verdict is Verdict.OPEN for group in decisive)
 
 
-def _would_do(study: Study, gap: Difference) -> str:
-    seeds = gap.seeds_needed(_tolerance(study))
-    if seeds is not None:
-        return f" (about {seeds} seeds would do)"
-    if not math.isnan(gap.half_width):
+def _would_do(study: Study, group: Group) -> str:
+    """About how many seeds would settle it, were the figures so far the true ones."""
+    judgement = study.judged[group].judgement
+    if judgement.pairs < 2:
+        return " (hardly a seed in common with fp32)"
+    if judgement.verdict is not Verdict.OPEN:
+        return " (a wider format is not certified)"
+    if judgement.more is not None:
+        return f" (about {judgement.pairs + judgement.more} seeds would do)"
+    if judgement.deviation > 0 and not is_zero(judgement.deviation):
         return ""
     unknown = ", on an unknown number of test samples" if study.metric.counts_samples else ""
     return f" (equal in every seed{unknown})"

@@ -14,7 +14,7 @@ from cpdrun.launch.executors import make_executor
 from cpdrun.record import Ending, Progress
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Ask, Standing, wanted
-from cpdrun.search.words import one_line, table, verdict_of
+from cpdrun.search.words import one_line, table
 from cpdrun.stats.anytime import Verdict
 from cpdrun.sweep import write_manifest
 
@@ -129,7 +129,7 @@ def at_once(results: Results, launcher: dict[str, Any], options: LaunchOptions) 
 
 def _verdicts(standings: Sequence[Standing]) -> dict[str, Verdict]:
     return {
-        candidate.label: verdict_of(judgement, width)
+        candidate.label: width.verdict_of(judgement)
         for standing in standings
         for candidate, judgement, width in standing
     }

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.record import Ending, Result, RunDir
-from cpdrun.report.read.learnt import guess, learnt
+from cpdrun.report.read.learnt import learnt, worst
 from cpdrun.report.read.metric import Metric
 from cpdrun.search.question import Question
 from cpdrun.search.schedule import Ask, Ended, Rules, Standing, stand
@@ -118,23 +118,9 @@ class Results:
         return self._metric
 
     def _worst(self) -> float:
-        metric = self.metric
-        if metric.is_fraction:
-            return 0.0
-        by_chance = guess(metric, self._classes)
-        if math.isfinite(by_chance):
-            return by_chance
-        baselines = {
-            candidate.baseline
-            for chain in self.question.chains
-            for width in chain.widths
-            for candidate in width
-        }
-        values = [
-            v for name in baselines for v in self.ended.values.get(name, {}).values() if math.isfinite(v)
-        ]
-        sign = -1 if metric.higher_is_better else 1
-        return (fmean(values) if values else 0.0) + sign * TOLERANCES * self.tolerance / metric.scale
+        baselines = {c.baseline for chain in self.question.chains for width in chain.widths for c in width}
+        values = [value for name in baselines for value in self.ended.values.get(name, {}).values()]
+        return worst(self.metric, self._classes, values, self.tolerance / self.metric.scale)
 
 
 def _number(value: object) -> float:

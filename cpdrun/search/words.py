@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from cpdrun.record import SweepDir
+from cpdrun.report.read.certified import MARKS
 from cpdrun.report.read.metric import Metric
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Candidate, Standing
 from cpdrun.stats.anytime import Judgement, Verdict
 from cpdrun.stats.chain import Width
 
-MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}
 
 
@@ -125,20 +125,13 @@ def table(results: Results) -> Table:
 
 
 def _row(results: Results, candidate: Candidate, judgement: Judgement, width: Width) -> tuple[Any, ...]:
-    verdict = verdict_of(judgement, width)
+    verdict = width.verdict_of(judgement)
     words = str(verdict)
     if verdict is Verdict.OPEN:
         words += f", {more(results, judgement)}" if width.is_reached else ", a wider one is not certified"
     mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
     shown = difference(results.metric, judgement)
     return candidate.label, f"{candidate.bits:g}", str(judgement.pairs), shown, mark
-
-
-def verdict_of(judgement: Judgement, width: Width) -> Verdict:
-    """What may be said of one candidate: it is certified only where every wider one is."""
-    if judgement.verdict is Verdict.CERTIFIED and not width.is_reached:
-        return Verdict.OPEN
-    return judgement.verdict
 
 
 def as_json(results: Results) -> str:
@@ -161,7 +154,7 @@ def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:
         {
             "candidate": candidate.label,
             "bits": candidate.bits,
-            "verdict": str(verdict_of(judgement, width)),
+            "verdict": str(width.verdict_of(judgement)),
             "pairs": judgement.pairs,
             "settled_at": judgement.settled_at,
             "difference": _finite(judgement.mean),
@@ -220,7 +213,7 @@ def one_line(results: Results, standings: Sequence[Standing], label: str) -> str
     for standing in standings:
         for candidate, judgement, width in standing:
             if candidate.label == label:
-                verdict = verdict_of(judgement, width)
+                verdict = width.verdict_of(judgement)
                 shown = difference(results.metric, judgement)
                 rest = f", {more(results, judgement)}" if verdict is Verdict.OPEN else ""
                 return f"{MARKS[verdict]} {label}: {verdict}, {judgement.pairs} pairs, {shown}{rest}"

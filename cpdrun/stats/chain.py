@@ -24,6 +24,12 @@ class Width:
         found = [i for i, each in enumerate(self.judgements) if each.verdict is Verdict.CERTIFIED]
         return found[0] if found and self.is_reached else None
 
+    def verdict_of(self, judgement: Judgement) -> Verdict:
+        """What may be said of one of the candidates: certified only where every wider width is."""
+        if judgement.verdict is Verdict.CERTIFIED and not self.is_reached:
+            return Verdict.OPEN
+        return judgement.verdict
+
     @property
     def verdict(self) -> Verdict:
         if self.certified is not None:

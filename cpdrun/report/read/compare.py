@@ -7,7 +7,6 @@ from statistics import fmean
 from typing import Any
 
 from cpdrun.stats.intervals import deviation, is_zero, mean_interval, t_quantile, unseen_share
-from cpdrun.stats.power import seeds_needed
 
 
 @dataclass(frozen=True)
@@ -20,20 +19,6 @@ class Difference:
     deviation: float = math.nan  # of one seed's difference
     ci: float = 95  # per cent
     samples: float = math.nan  # of the test set, where the metric is a share of them
-
-    def settled(self, tolerance: float) -> bool:
-        """Whether the interval lies wholly above or wholly below `-tolerance`."""
-        if not math.isfinite(self.half_width):
-            return False
-        return self.mean - self.half_width >= -tolerance or self.mean + self.half_width < -tolerance
-
-    def seeds_needed(self, tolerance: float) -> int | None:
-        """About how many seeds would settle it four times in five, were the figures so far the true ones; None
-        where no practical number would, or the spread is not known."""
-        if not math.isfinite(self.deviation) or (is_zero(self.deviation) and not math.isfinite(self.samples)):
-            return None
-        spread = 0.0 if is_zero(self.deviation) else self.deviation
-        return seeds_needed(abs(self.mean + tolerance), spread, self.ci, samples=self.samples)
 
 
 def difference(

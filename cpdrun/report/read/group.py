@@ -29,6 +29,7 @@ class Group:
     hybrid: str = ""  # what is exchanged in fp32 whatever the format says; empty: nothing
     figures: dict[str, float] = field(default_factory=dict)
     runs: list[RunDir] = field(default_factory=list)
+    diverged_seeds: frozenset[Any] = frozenset()
 
     @property
     def values(self) -> list[float]:

@@ -60,6 +60,7 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str) -> Group:
         hybrid="" if formats.is_baseline(rows[0]["format"]) else hybrid(rows[0]),
         figures={name: _mean(ended, column) for name, column in _FIGURES.items()},
         runs=[RunDir(Path(row["run:path"])) for row in ended],
+        diverged_seeds=frozenset(seed for seed, row in done.items() if row["run:status"] == "diverged"),
     )
 
 

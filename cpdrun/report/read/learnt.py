@@ -6,9 +6,12 @@ loss, below 95 % of the guess's. Heuristic thresholds: what they must tell apart
 """
 
 import math
+from collections.abc import Sequence
+from statistics import fmean
 
 from cpdrun.report.read.metric import Metric
 
+TOLERANCES = 10  # worse than the baseline is a diverged run, where neither the metric nor a guess is bounded
 CLASSES_IF_UNKNOWN = 10  # older records do not say; used only to doubt, never to vouch
 
 
@@ -34,3 +37,16 @@ def learnt(metric: Metric, value: float, classes: float) -> bool | None:
     if metric.is_fraction:
         return value >= min(2 * by_chance, by_chance + 0.1 * (1 - by_chance))
     return value < 0.95 * by_chance
+
+
+def worst(metric: Metric, classes: float, baseline: Sequence[float], tolerance: float) -> float:
+    """What a diverged run counts as: 0 of a fraction, what guessing gives of a loss; where that is not known, so many
+    tolerances worse than the mean of the baseline's values."""
+    if metric.is_fraction:
+        return 0.0
+    by_chance = guess(metric, classes)
+    if math.isfinite(by_chance):
+        return by_chance
+    healthy = [value for value in baseline if math.isfinite(value)]
+    sign = -1 if metric.higher_is_better else 1
+    return (fmean(healthy) if healthy else 0.0) + sign * TOLERANCES * tolerance

@@ -11,6 +11,7 @@ from cpdrun.record.measure import known_judge
 from cpdrun.report.costmodel import Network
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.look.style import Look, looks
+from cpdrun.report.read.certified import Judged, judge_chains
 from cpdrun.report.read.collect import (
     CORE_AXES,
     SEED,
@@ -110,6 +111,19 @@ class Study:
                 samples=self.samples(group, baseline),
             ),
         )
+
+    @cached_property
+    def judged(self) -> dict[Group, Judged]:
+        """What the anytime-valid test says of each group that is compared with fp32."""
+        chains = [
+            (facet.baseline, groups)
+            for facet in self.facets
+            if facet.baseline is not None and not self.baseline_problem(facet)
+            for groups in facet.strategies.values()
+        ]
+        samples = self.samples(*(group for _, groups in chains for group in groups)) if chains else math.nan
+        tolerance = self.tolerance / self.metric.scale
+        return judge_chains(chains, self.metric, tolerance, 1 - self.ci / 100, samples)
 
     def samples(self, *groups: Group) -> float:
         """How many test samples the metric of `groups` is a share of; NaN where it is none, or that is not known."""

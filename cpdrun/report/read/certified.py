@@ -1,0 +1,65 @@
+"""Which formats of a report are certified to be within the tolerance, refuted, or open: the test of a search, so that
+no verdict of a grid is worded more surely, and typing a sweep again with more seeds costs no validity.
+
+A chain is a facet's formats of one scaling, most bits first; all chains of a report share the error.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cpdrun.report.read import formats
+from cpdrun.report.read.group import Group
+from cpdrun.report.read.learnt import worst
+from cpdrun.report.read.metric import Metric
+from cpdrun.stats.anytime import Judgement, Verdict, differences
+from cpdrun.stats.chain import settle
+
+MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """`verdict` is what may be said: certified only where no run diverged, and where every wider width of the chain has
+    a format that is certified."""
+
+    verdict: Verdict
+    judgement: Judgement
+
+
+def judge_chains(
+    chains: Sequence[tuple[Group, Sequence[Group]]],
+    metric: Metric,
+    tolerance: float,
+    alpha: float,
+    samples: float,
+) -> dict[Group, Judged]:
+    """`chains`: a baseline and the groups compared with it. `tolerance`: in the metric's own unit; `samples`: of the
+    test set, where the metric counts them, else NaN."""
+    found: dict[Group, Judged] = {}
+    for baseline, groups in chains:
+        widths: dict[float, list[Group]] = {}
+        for group in sorted(groups, key=lambda group: formats.order(group.format)):
+            widths.setdefault(formats.bits(group.format) or math.inf, []).append(group)
+        members = [widths[bits] for bits in sorted(widths, reverse=True)]
+        low = worst(metric, baseline.num_classes, baseline.values, tolerance)
+        gaps = [[_gaps(group, baseline, metric, low) for group in width] for width in members]
+        resolution = 1 / samples if samples > 0 else 0.0
+        settled = settle(gaps, tolerance, alpha=alpha, chains=len(chains), resolution=resolution)
+        for width, stands in zip(members, settled, strict=True):
+            for group, judgement in zip(width, stands.judgements, strict=True):
+                verdict = stands.verdict_of(judgement)
+                if verdict is Verdict.CERTIFIED and group.diverged:  # after it was certified
+                    verdict = Verdict.OPEN
+                found[group] = Judged(verdict, judgement)
+    return found
+
+
+def _gaps(group: Group, baseline: Group, metric: Metric, low: float) -> list[float]:
+    return differences(_values(group), _values(baseline), higher_is_better=metric.higher_is_better, worst=low)
+
+
+def _values(group: Group) -> Mapping[Any, float]:
+    """By seed; NaN for a run that diverged, whatever it measured."""
+    return {**group.by_seed, **dict.fromkeys(group.diverged_seeds, math.nan)}
