@@ -11,9 +11,6 @@ from cpdrun.search.question import Question
 from cpdrun.search.schedule import Ask, Ended, Rules, Standing, stand
 
 FAILURES = 2  # of a cell, and no run of it that ended well: it is given up
-TOLERANCES = (
-    10  # a diverged run is so many worse than the baseline, where neither the metric nor a guess is bounded
-)
 
 
 class Results:
