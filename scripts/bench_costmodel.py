@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """The cost model against the clock: predicted and measured seconds of a training step over a slow link.
 
     sudo python scripts/bench_costmodel.py                           # 2 ranks, 1 Gbit/s and 100 Mbit/s

@@ -9,8 +9,6 @@ the machine only ever slows a call down; `ratio` is to the table's first row. In
 written into existing tensors. qtorch, ml_dtypes and gfloat are timed where installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import platform

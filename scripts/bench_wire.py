@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Seconds that synchronising gradients takes over a real slow link, end to end, rounding and packing
 included.
 

@@ -7,6 +7,8 @@ power of two and by the factor that bring the largest magnitude to their largest
 codebook does. Relative errors leave out values that are zero.
 """
 
+import argparse
+
 import custom_fp
 import torch
 from torch import Tensor
@@ -55,6 +57,7 @@ def row(label: str, name: str, scaling: str, quantize) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print("# Error of the formats\n")
     print(f"Mean over {TENSORS} tensors of {SAMPLES:,} samples each; `python scripts/codebook_errors.py`.\n")
     print("| format | bits a value | scale | N(0,1) absolute | relative | U(0,1) absolute | relative |")

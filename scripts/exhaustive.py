@@ -7,8 +7,6 @@ The reference (kernels/custom_fp/reference.py) works in float64 with torch's own
 the compiled kernels. Exit status 1 if a single result differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

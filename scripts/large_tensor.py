@@ -3,7 +3,7 @@
 python scripts/large_tensor.py [cpu | cuda]        # needs 10 GB of memory there
 """
 
-import sys
+import argparse
 
 import custom_fp
 import torch
@@ -11,7 +11,10 @@ import torch
 N = 2**31 + 8
 
 
-def main(device: str) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("device", nargs="?", choices=["cpu", "cuda"], default="cpu")
+    device = parser.parse_args().device
     x = torch.zeros(N, device=device)
     ends = torch.tensor([1.1, -2.2, 3.3, -4.4, 0.3, 1e-3, -0.0, 2.6], device=device)
     x[:8] = x[-8:] = ends
@@ -28,4 +31,4 @@ def main(device: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "cpu")
+    main()

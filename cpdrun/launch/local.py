@@ -116,6 +116,11 @@ class LocalExecutor(Executor):
     def unfinished(self) -> int:
         return len(self._queue) + len(self._elsewhere) + len(self._agents)
 
+    @classmethod
+    def idle(cls, options: LaunchOptions) -> list[str]:
+        no_gpu = options.jobs_per_gpu is not None and not gpus()
+        return super().idle(options) + ["--jobs-per-gpu plays no part: this machine has no GPU"] * no_gpu
+
     def _size(self, jobs: list[Job]) -> Slots:
         if any(job.config["device"] != "cpu" for job in jobs) and (names := gpus()):
             slots = Slots.on_gpus(names, self._jobs_per_gpu)

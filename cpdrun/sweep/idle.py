@@ -121,6 +121,12 @@ RULES = (
         "precision.error_bits=null rounds no error",
     ),
     Idle(
+        ("launcher.jobs_per_gpu",),
+        lambda config: config["device"] != "cpu",
+        "device=cpu takes no GPU",
+        "launcher",
+    ),
+    Idle(
         ("optim", "schedule", "sync", "partition", "clip_norm", "parameter_groups", "emulation"),
         _trains,
         "with epochs=0 nothing is trained",

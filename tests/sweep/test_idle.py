@@ -49,6 +49,8 @@ CASES = [
     (["precision=int8", "precision.error_rounding=nearest_even"], []),
     (["format=fp32", "epochs=0", "optim.lr=1,2", "schedule=step"], ["optim.lr and schedule play no part"]),
     (["epochs=1", "optim.lr=1"], []),
+    (["device=cpu", "launcher.jobs_per_gpu=2"], ["launcher.jobs_per_gpu plays no part: device=cpu takes no GPU"]),
+    (["launcher.jobs_per_gpu=2"], []),
 ]  # fmt: skip
 
 
@@ -91,8 +93,12 @@ def test_it_is_told_of_the_experiment_s_file_too(tmp_path, body):
     assert line.startswith("compressor") and "AllReduceSync takes none" in line
 
 
-def test_the_line_comes_before_anything_starts(tmp_path, capsys):
+def test_the_line_comes_before_anything_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("cpdrun.launch.local.gpus", list)
     words = ["sweep", "exp=digits_bits", "compressor=qsgd", f"results_dir={tmp_path}", "--dry-run"]
-    assert main(words) == 0
-    assert "note: compressor plays no part" in capsys.readouterr().err
+    assert main([*words, "--jobs-per-gpu=2", "--max-parallel=3"]) == 0
+    told = capsys.readouterr().err
+    assert "note: compressor plays no part" in told
+    assert "note: --max-parallel plays no part" in told
+    assert "note: --jobs-per-gpu plays no part: this machine has no GPU" in told
     assert not list(tmp_path.iterdir())
