@@ -3,6 +3,9 @@
 There was no task once: what a run learnt was its data's. Where it still is, the task is no part of a run's name.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 FIRST_NAME = {
     "cpdrun.comm.compressors.min_max.MinMax": "cpdrun.comm.compress.MinMax",
     "cpdrun.comm.compressors.qsgd.QSGD": "cpdrun.comm.qsgd.QSGD",
@@ -50,6 +53,7 @@ FIRST_NAME = {
     "cpdrun.train.precision.int8.Int8": "cpdrun.train.int8.Int8",
     "cpdrun.train.precision.formats.Formats": "cpdrun.train.precision.Precision",
 }
+NOW = {first: now for now, first in FIRST_NAME.items()}
 
 CLASSIFICATION = "cpdrun.tasks.classification.Classification"
 FIRST_TASK = {  # of each class of data; CLASSIFICATION of any other
@@ -61,3 +65,11 @@ FIRST_TASK = {  # of each class of data; CLASSIFICATION of any other
     "cpdrun.data.images.street_scenes.StreetScenes": "cpdrun.tasks.segmentation.Segmentation",
     "cpdrun.data.text.PydocText": "cpdrun.tasks.next_token.NextToken",
 }
+
+
+def as_now(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config by their dotted keys, of before perhaps, as they would be written now: classes by their
+    present names, and the task that is its data's."""
+    now = {key: NOW.get(value, value) if key.endswith("_target_") else value for key, value in flat.items()}
+    data = now.get("data._target_")
+    return now if data is None else {"task._target_": FIRST_TASK.get(data, CLASSIFICATION)} | now

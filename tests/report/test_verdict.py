@@ -143,6 +143,19 @@ def test_every_metric_of_records_that_declare_none_is_judged_the_right_way_round
     assert Metric(name).higher_is_better is higher
 
 
+def test_runs_of_before_stand_beside_those_of_now(new_sweep):
+    """A class has moved, and there was no task: neither is an axis. Nor is a task that follows the data."""
+    sweep = new_sweep()
+    now = {"_target_": "cpdrun.data.images.cityscapes.Cityscapes"}
+    sweep.add(seed=0, data={"_target_": "cpdrun.data.cityscapes.Cityscapes"})
+    sweep.add(seed=1, data=now, task={"_target_": "cpdrun.tasks.segmentation.Segmentation"})
+    (group,) = read_study([sweep.dir]).groups
+    assert len(group.values) == 2
+    digits = {"_target_": "cpdrun.data.images.digits.Digits"}
+    sweep.add(seed=0, data=digits, task={"_target_": "cpdrun.tasks.classification.Classification"})
+    assert read_study([sweep.dir]).axes == ["data._target_"]
+
+
 def test_a_metric_of_ones_own_is_judged_as_its_record_declares(new_sweep, report):
     """Lower energy is better, though no table knows it; so the format with more of it is the worse one."""
     sweep = new_sweep()

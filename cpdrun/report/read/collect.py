@@ -22,6 +22,7 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.config.identity import belongs_to_identity, identity_hash
+from cpdrun.config.moved import as_now
 from cpdrun.record import (
     RunDir,
     State,
@@ -85,7 +86,8 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
         if _may_be_axis(key) and _varies(runs, key) and not (runs[key] == runs["format"]).all()
     ]
     for key in sorted(varying, key=lambda key: (key.split(".")[0], not key.endswith("_target_"), key)):
-        same_group = [axis for axis in axes if axis == CASE or axis.split(".")[0] == key.split(".")[0]]
+        groups = (key.split(".")[0], *(["data"] if key.startswith("task.") else []))  # data choose their task
+        same_group = [axis for axis in axes if axis == CASE or axis.split(".")[0] in groups]
         if not any(_settles(runs, axis, key) for axis in same_group):
             axes.append(key)
     return axes
@@ -120,7 +122,7 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
     try:
         row["run:state"] = state_of(run)
         config = read_config(run)
-        row |= {key: value for key, value in _flat(config) if _is_used(key, config)}
+        row |= as_now({key: value for key, value in _flat(config) if _is_used(key, config)})
         row["run:edited"] = _is_edited(run, config)
         if isinstance(row.get("format"), str):
             row["format"] = formats.Recorded.of(row["format"], read_object(run.format_facts))
