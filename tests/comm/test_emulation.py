@@ -202,6 +202,7 @@ def test_inputs_are_not_written_and_shapes_are_kept() -> None:
         ({"order": "hierarchical", "group_size": 3}, "does not divide"),
         ({"group_size": 2}, "hierarchical"),
         ({"order": "native"}, "fp32"),
+        ({"error_feedback": True}, "take ddp_hook or AllReduceSync, which remember"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict, says: str) -> None:

@@ -1,10 +1,13 @@
 """Orders of summation: which groups, and the longest chain of rounded additions."""
 
+import inspect
 import itertools
+from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 
-from cpdrun.comm import Sum
+from cpdrun.comm import Sum, all_reduce, all_reduce_, all_reduce_coalesced, ddp_hook, emulate_all_reduce
 from cpdrun.comm.sums.orders import order_named
 from cpdrun.comm.sums.orders.hierarchical import auto_group_size
 from cpdrun.comm.workers import Workers
@@ -87,3 +90,12 @@ def test_knobs_are_those_of_the_sum_that_is_given_but_for_those_that_are_typed()
     assert Sum.of("e4m3", order="tree", kahan=True) == given
     with pytest.raises(TypeError, match="unexpected keyword argument 'khan'"):
         Sum.of("e4m3", khan=True)
+
+
+@pytest.mark.parametrize(
+    "function", [all_reduce, all_reduce_, all_reduce_coalesced, ddp_hook, emulate_all_reduce]
+)
+def test_help_shows_the_knobs_of_a_sum(function: Callable) -> None:
+    found = inspect.signature(function).parameters
+    for knob in fields(Sum)[1:]:
+        assert found[knob.name].default == knob.default and found[knob.name].kind.name == "KEYWORD_ONLY"

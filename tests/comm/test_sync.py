@@ -1,22 +1,29 @@
 """What AllReduceSync adds to a sum: configuration, hybrid precision, error feedback, counting, state."""
 
 import inspect
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from bits import reduce, same_bits
+from custom_fp import Format
 from hydra.errors import InstantiationException
 from hydra.utils import get_class, get_object, instantiate
+from torch import nn
 
 from cpdrun.comm import AllReduceSync, GradientSync, emulate_all_reduce
+from cpdrun.comm.sums.magnitudes import NotAsked
 from cpdrun.comm.sums.scaling import APS, ScalingRule
+from cpdrun.sweep.runs import plan
+from cpdrun.train.build import build_sync
+from cpdrun.train.course import Course
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = ["conv.weight", "conv.bias", "fc.weight", "fc.bias"]
 GIVEN_BY_THE_RUN = {
-    "given",
+    "given",  # as keywords, to another Sum of AllReduceSync
     "format",
     "scaling",
     "world_size",
@@ -154,3 +161,29 @@ def test_statistics_of_a_layer_worked_out_by_hand() -> None:
     assert (bias["nonfinite"], bias["overflow"], bias["sum_error"]) == (1, 1 / 3, None)
     assert (fc["format"], fc["sum_error"], fc["underflow"]) == ("fp32", 0.0, 0.0)
     assert (zero["exponent_min"], zero["exponent_max"], zero["sum_error"]) == (None, None, None)
+
+
+@dataclass(frozen=True)
+class Fixed(ScalingRule):
+    """A rule that a user may write: Hydra would hand a dataclass over as a dict."""
+
+    shift_by: int
+    magnitudes = NotAsked
+
+    def shift(self, layer: str, magnitude: float, summands: int, fmt: Format) -> int:
+        return self.shift_by
+
+
+def test_a_rule_of_ones_own_by_its_name() -> None:
+    typed = [
+        "name=x",
+        "format=e4m3",
+        "world_size=2",
+        f"scaling._target_={__name__}.Fixed",
+        "+scaling.shift_by=3",
+    ]
+    (run,) = plan([*typed, "~scaling.margin"]).runs
+    sync = build_sync(run.config, nn.Linear(3, 2), Course(S=1, steps=1))
+    sync.reduce_stacked([torch.ones(2, 2, 3), torch.ones(2, 2)], step=0, epoch=0)
+    rows = sync.statistics([torch.ones(2, 2, 3), torch.ones(2, 2)], [torch.ones(2, 3), torch.ones(2)])
+    assert [row["shift"] for row in rows] == [3, 3]
