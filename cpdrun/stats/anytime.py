@@ -189,6 +189,17 @@ def judge(
     )
 
 
+def trace(gaps: Sequence[float], tolerance: float, resolution: float = 0.0) -> list[float]:
+    """log10 of the evidence after 2, 3 ... pairs: for certifying above 0, that for refuting with a minus below it; 0
+    where there is none, for evidence against what one believes anyway is not kept."""
+    found = []
+    for n in range(2, len(gaps) + 1):
+        mean, spread = _moments(gaps[:n], resolution)
+        z = _z(mean + tolerance, spread, n) if spread > _SPREADLESS * (abs(mean) + tolerance) else 0.0
+        found.append(math.copysign(max(0.0, log_evidence(abs(z), n)) / math.log(10), z))
+    return found
+
+
 def pairs_needed(
     distance: float, spread: float, *, certify: float, refute: float, fewest: int, most: int
 ) -> int | None:

@@ -203,3 +203,10 @@ def test_a_new_plot_is_one_file(digits, report, tmp_path, monkeypatch):
     text = (made.folder / "report.html").read_text()
     assert "<h2>My &lt;own&gt;</h2>" in text and 'aria-label="Nothing, &quot;as yet&quot;."' in text
     assert (made.folder / "own.svg").exists()
+
+
+def test_evidence_is_a_line_for_each_format_compared_from_four_pairs_on(new_sweep, report):
+    made = report(fill_digits(new_sweep(), seeds=4))
+    assert len({text for text in titles(made, "evidence_vs_pairs") if "vs fp32" in text}) == 12
+    few = report(fill_digits(new_sweep("few"), seeds=3))
+    assert "no evidence_vs_pairs: it needs 4 seeds" in few.printed

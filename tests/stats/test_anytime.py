@@ -17,6 +17,7 @@ from cpdrun.stats.anytime import (
     log_evidence,
     pairs_needed,
     shares,
+    trace,
 )
 
 
@@ -123,3 +124,12 @@ def test_a_single_diverged_run_keeps_a_format_from_being_certified():
 def test_all_formats_of_a_width_and_all_chains_share_the_error():
     assert shares(0.05, formats=1, chains=1) == (0.05, 0.05)
     assert shares(0.06, formats=3, chains=2) == pytest.approx((0.01, 0.03))
+
+
+def test_the_trace_is_the_evidence_after_each_pair():
+    gaps = [0.1, -0.2, 0.15, 0.0, 0.05]
+    found = trace(gaps, 1.0)
+    judgement = judge(gaps, 1.0, certify=0.05, refute=0.05)
+    assert max(found) * math.log(10) == pytest.approx(judgement.log_certify) and len(found) == 4
+    assert trace([gap - 50 for gap in gaps], 1.0)[-1] < -1.5
+    assert trace([0.0, 0.0], 1.0) == [0.0]

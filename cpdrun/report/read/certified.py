@@ -13,7 +13,7 @@ from cpdrun.report.read import formats
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.learnt import worst
 from cpdrun.report.read.metric import Metric
-from cpdrun.stats.anytime import Judgement, Verdict, differences
+from cpdrun.stats.anytime import Judgement, Verdict, differences, shares, trace
 from cpdrun.stats.chain import settle
 
 MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
@@ -26,6 +26,11 @@ class Judged:
 
     verdict: Verdict
     judgement: Judgement
+    evidence: tuple[float, ...] = ()  # after 2, 3 ... pairs: `anytime.trace`
+    enough: tuple[float, float] = (
+        math.inf,
+        math.inf,
+    )  # log10 of the evidence that certifies, and that refutes
 
 
 def judge_chains(
@@ -47,12 +52,15 @@ def judge_chains(
         gaps = [[_gaps(group, baseline, metric, low) for group in width] for width in members]
         resolution = 1 / samples if samples > 0 else 0.0
         settled = settle(gaps, tolerance, alpha=alpha, chains=len(chains), resolution=resolution)
-        for width, stands in zip(members, settled, strict=True):
-            for group, judgement in zip(width, stands.judgements, strict=True):
+        for width, stands, of_width in zip(members, settled, gaps, strict=True):
+            enough = tuple(-math.log10(share) for share in shares(alpha, len(width), len(chains)))
+            for group, judgement, of_group in zip(width, stands.judgements, of_width, strict=True):
                 verdict = stands.verdict_of(judgement)
                 if verdict is Verdict.CERTIFIED and group.diverged:  # after it was certified
                     verdict = Verdict.OPEN
-                found[group] = Judged(verdict, judgement)
+                found[group] = Judged(
+                    verdict, judgement, tuple(trace(of_group, tolerance, resolution)), enough
+                )
     return found
 
 

@@ -1,0 +1,67 @@
+"""How evidence grew with the pairs of runs: above, that a format is within the tolerance of fp32; below, that it is
+not.
+
+Evidence is an e-value: how many times its stake a bet against "more than the tolerance worse" has become, or one
+against "at most that". A format is certified, or refuted, where its line first crosses the dashed one.
+"""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cpdrun.report.look.hover import hover
+from cpdrun.report.look.style import COLUMN_IN, NAME
+from cpdrun.report.plots import NotDrawnError
+from cpdrun.report.plots._grid import caption, grid, title
+from cpdrun.report.read.certified import MARKS
+from cpdrun.report.read.group import Facet
+from cpdrun.report.read.study import Study
+
+TITLE = "Evidence against pairs of runs"
+ALT = "The evidence that each format is within the tolerance, or is not, against the pairs of runs it took."
+
+FEWEST_PAIRS = 4  # of the longest line: fewer draw nothing that a table does not say
+_MOST = 8.0  # powers of ten shown: what is broken goes on to hundreds
+
+
+def draw(study: Study) -> Figure:
+    facets = [facet for facet in study.facets if any(_lines(study, facet))]
+    longest = max((judged.judgement.pairs for judged in study.judged.values()), default=0)
+    if not facets or longest < FEWEST_PAIRS:
+        raise NotDrawnError(f"it needs {FEWEST_PAIRS} seeds that fp32 and another format have in common")
+    figure, parts = grid(facets, COLUMN_IN, 2.6)
+    for part, facet in parts:
+        _panel(part.subplots(), study, facet)
+        title(part, facet, facets)
+    unit = " points" if study.metric.is_fraction else ""
+    text = f"above: at most {study.tolerance:g}{unit} worse than fp32, below: more; dashed: enough at {study.ci:g} %"
+    caption(figure, facets, text, "an end marked ? is open")
+    return figure
+
+
+def _lines(study: Study, facet: Facet) -> list:
+    groups = [group for groups in facet.strategies.values() for group in groups]
+    return [group for group in groups if group in study.judged and study.judged[group].evidence]
+
+
+def _panel(axes: Axes, study: Study, facet: Facet) -> None:
+    groups = _lines(study, facet)
+    for group in groups:
+        judged, look = study.judged[group], study.looks[group.strategy]
+        heights = [0.0, *(max(-_MOST, min(_MOST, value)) for value in judged.evidence)]
+        pairs = range(1, len(heights) + 1)
+        (line,) = axes.plot(pairs, heights, color=look.color, linestyle=look.dash, linewidth=0.9)
+        (end,) = axes.plot(pairs[-1], heights[-1], color=look.color, marker=look.marker, linestyle="")
+        for artist in (line, end):
+            hover(artist, study.describe(group))
+        axes.annotate(
+            f"{group.name} {MARKS[judged.verdict]}", (pairs[-1], heights[-1]), (3, 0),
+            textcoords="offset points", va="center", color=look.ink, **NAME,
+        )  # fmt: skip
+    certify = min(study.judged[group].enough[0] for group in groups)
+    refute = min(study.judged[group].enough[1] for group in groups)
+    for height in (certify, -refute):
+        axes.axhline(height, color="#555555", linewidth=0.7, linestyle=(0, (4, 2)))
+    axes.axhline(0, color="#555555", linewidth=0.5)
+    axes.margins(x=0.12)
+    axes.set_xlabel("pairs of runs")
+    axes.set_ylabel("evidence, powers of ten")
