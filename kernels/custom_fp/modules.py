@@ -24,38 +24,9 @@ from torch.nn import functional as F
 
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scalar import Format
 from custom_fp.ops import quantize
-from custom_fp.products import Arithmetic, Conv, Linear, Sums
-
-
-class _RoundGradient(torch.autograd.Function):
-    """Identity forward; the gradient is rounded backward."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, fmt: str) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.fmt = inputs[1]
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        return quantize(grad, ctx.fmt), None
-
-
-class _RoundGradientNotTangent(_RoundGradient):
-    """With the identity for tangents too; apart, for torch.compile takes no Function that has them."""
-
-    @staticmethod
-    def jvp(ctx, tangent: Tensor, _):
-        return tangent.view_as(tangent)
-
-
-def _round_gradient(x: Tensor, fmt: NumberFormat) -> Tensor:
-    return (_RoundGradient if torch.compiler.is_compiling() else _RoundGradientNotTangent).apply(x, fmt)
+from custom_fp.products import Arithmetic, Conv, Linear, Nearest, Sums, round_gradient
 
 
 class Quantizer(nn.Module):
@@ -72,7 +43,7 @@ class Quantizer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.backward_format is not None:
-            x = _round_gradient(x, self.backward_format)
+            x = round_gradient(x, Nearest(self.backward_format))
         return x if self.forward_format is None else quantize(x, self.forward_format)
 
     def extra_repr(self) -> str:
@@ -83,6 +54,20 @@ class _Quantized:
     """What all layers share: their arithmetic, and how they take over an existing layer."""
 
     arithmetic: Arithmetic
+
+    def __init__(
+        self,
+        *args,
+        accumulator: Format | str | None = None,
+        backward_accumulator: Format | str | None = None,
+        kahan: bool = False,
+        operands: NumberFormat | str | None = None,
+        gradients: NumberFormat | str | None = None,
+        **kwargs,
+    ) -> None:
+        """The other arguments are those of torch.nn's layer."""
+        super().__init__(*args, **kwargs)
+        self.arithmetic = Arithmetic.of(accumulator, backward_accumulator, kahan, operands, gradients)
 
     @classmethod
     def from_module(cls, module: nn.Module, arithmetic: Arithmetic):
@@ -98,18 +83,6 @@ class _Quantized:
 
 class QuantLinear(_Quantized, nn.Linear):
     """torch.nn.Linear in a custom accumulator; see the module's docstring for the keyword arguments."""
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device=None,
-        dtype=None,
-        **arithmetic,
-    ) -> None:
-        super().__init__(in_features, out_features, bias, device, dtype)
-        self.arithmetic = Arithmetic.of(**arithmetic)
 
     def forward(self, x: Tensor) -> Tensor:
         arithmetic = self.arithmetic
@@ -132,36 +105,6 @@ def _rows(x: Tensor) -> Tensor:
 class _QuantConv(_Quantized):
     """Convolution as torch has it, or, where an accumulator is emulated, as one matrix product a group over the windows
     of the input (im2col). Legend: B samples, G groups, C channels, M channels of the result, R windows in all."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size,
-        stride=1,
-        padding=0,
-        dilation=1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device=None,
-        dtype=None,
-        **arithmetic,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            device,
-            dtype,
-        )
-        self.arithmetic = Arithmetic.of(**arithmetic)
 
     def forward(self, x: Tensor) -> Tensor:
         dimensions = len(self.kernel_size)

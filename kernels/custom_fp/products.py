@@ -227,3 +227,35 @@ class Sums:
     def _sum(self, a: Tensor, b: Tensor, product: str) -> Tensor:
         fmt = self.accumulators.get(product)
         return a @ b if fmt is None else matmul(a, b, accumulator=fmt, kahan=self.kahan)
+
+
+# ---- between layers
+
+
+def round_gradient(x: Tensor, rounding: Round) -> Tensor:
+    """A view of x, through which the gradient comes rounded."""
+    return (_RoundGradient if torch.compiler.is_compiling() else _RoundGradientNotTangent).apply(x, rounding)
+
+
+class _RoundGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, rounding: Round) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.rounding = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        return ctx.rounding(grad), None
+
+
+class _RoundGradientNotTangent(_RoundGradient):
+    """With the identity for tangents too; apart, for torch.compile takes no Function that has them."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent.view_as(tangent)

@@ -7,12 +7,12 @@ import custom_fp
 import pytest
 import torch
 from custom_fp import Format
+from custom_fp.products import round_gradient
 from test_precision import FP32
 from torch import nn
 
 from cpdrun.record import read_json
 from cpdrun.train.precision.formats import Formats
-from cpdrun.train.precision.placement import round_gradient
 from cpdrun.train.precision.rules import Rounding
 from cpdrun.train.precision.tensor_aps import aps_quantize, on_device
 

@@ -26,14 +26,13 @@ from typing import Any
 
 import torch
 from custom_fp.modules import replace_layers_
-from custom_fp.products import Arithmetic
+from custom_fp.products import Arithmetic, round_gradient
 from torch import Tensor, nn
 
 from cpdrun.comm.compressors.base import check_rounding
 from cpdrun.comm.compressors.bitpack import packed_bytes
 from cpdrun.models.normed.norms import Sum, is_norm
 from cpdrun.train.precision.base import Precision, kept_bytes, state_of
-from cpdrun.train.precision.placement import round_gradient
 
 
 def min_max_quantize(

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
 from custom_fp.modules import replace_layers_
-from custom_fp.products import PRODUCTS, ROLES, Arithmetic
+from custom_fp.products import PRODUCTS, ROLES, Arithmetic, round_gradient
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -114,24 +113,3 @@ def _each(value: Any, rounding: Any) -> Any:
     if not isinstance(value, Tensor):
         return tree_map(lambda leaf: _each(leaf, rounding) if isinstance(leaf, Tensor) else leaf, value)
     return rounding(value) if value.is_floating_point() else value
-
-
-def round_gradient(x: Tensor, rounding: Any) -> Tensor:
-    """A view of x, through which the gradient comes rounded."""
-    return _RoundGradient.apply(x, rounding)
-
-
-class _RoundGradient(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, rounding: Any) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.rounding = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
-        return ctx.rounding(grad), None
