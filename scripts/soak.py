@@ -182,7 +182,7 @@ def roles(launcher: subprocess.Popen) -> dict[str, list[int]]:
     above = {launcher.pid: "launcher"}
     for pid in _down_from(launcher.pid, parents):
         line = " ".join(lines[pid])
-        if "cpdrun.launch.agent" in line:
+        if "cpdrun.launch.attempt.agent" in line:
             role = "agent"
         elif above[parents[pid]] == "launcher":
             role = "warm process"

@@ -28,7 +28,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     from custom_fp.formats.names import parse
 
-    from cpdrun.launch.calibration import calibrate
+    from cpdrun.launch.machine.calibration import calibrate
     from cpdrun.report.costmodel import forecast, network, print_forecast, read_calibration
     from cpdrun.shell.terminal import Terminal
     from cpdrun.sweep import plan

@@ -16,7 +16,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.launch.doctor import examine, print_findings
+    from cpdrun.launch.machine.doctor import examine, print_findings
     from cpdrun.record import split_results_dir
     from cpdrun.shell.terminal import Terminal
 

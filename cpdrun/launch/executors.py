@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import cpdrun.launch
+from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.base import Executor, Job, LaunchError, LaunchOptions
-from cpdrun.launch.connection import WarmEngine
 from cpdrun.record import SweepDir
 
 OWN = "cpdrun."

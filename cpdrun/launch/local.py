@@ -7,19 +7,16 @@ import selectors
 import signal
 import subprocess
 import sys
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from cpdrun.launch.agent import HELD_BACK
+from cpdrun.launch.attempt.agent import HELD_BACK
+from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
-from cpdrun.launch.connection import WarmEngine
-from cpdrun.launch.ending import end_of
-from cpdrun.launch.resources import Slots, cores, gpus
-from cpdrun.record import Ending, Outcome, SweepDir, failed_since, is_claimed
-
-LOOK_ELSEWHERE_S = 1.0  # how often to look at runs that another launcher has
+from cpdrun.launch.elsewhere import Elsewhere
+from cpdrun.launch.machine.resources import Slots, cores, gpus
+from cpdrun.record import Ending, Outcome, SweepDir
 
 
 @dataclass
@@ -61,11 +58,9 @@ class LocalExecutor(Executor):
         self._warm = warm if warm_start else None
         self._slots: Slots | None = None
         self._queue: deque[Job] = deque()
-        self._known: dict[str, int] = {}  # attempts at each run when it was submitted
-        self._elsewhere: list[Job] = []
+        self._elsewhere = Elsewhere()
         self._agents: dict[int, _Agent] = {}
         self._selector = selectors.DefaultSelector()
-        self._looked_elsewhere = 0.0
         self._cancelled = False
 
     @classmethod
@@ -85,18 +80,20 @@ class LocalExecutor(Executor):
             self.slots = self._slots.count
         self._queue.extend(jobs)
         for job in jobs:
-            self._known[job.run.name] = job.run.attempts_so_far
+            self._elsewhere.note(job)
 
     def poll(self, timeout_s: float) -> list[Event]:
         events = self._start_what_fits()
         for key, _ in self._selector.select(0 if events else timeout_s):
             events += self._ended(self._agents.pop(key.data))
-        return events + self._look_elsewhere()
+        ended, dropped = self._elsewhere.look()
+        self._queue.extend(dropped)
+        return events + ended
 
     def cancel(self, *, now: bool) -> None:
         self._cancelled = True
         self._queue.clear()
-        self._elsewhere.clear()
+        self._elsewhere.jobs.clear()
         for agent in self._agents.values():
             agent.process.send_signal(signal.SIGINT if now else signal.SIGTERM)
 
@@ -114,7 +111,7 @@ class LocalExecutor(Executor):
 
     @property
     def unfinished(self) -> int:
-        return len(self._queue) + len(self._elsewhere) + len(self._agents)
+        return len(self._queue) + len(self._elsewhere.jobs) + len(self._agents)
 
     @classmethod
     def idle(cls, options: LaunchOptions) -> list[str]:
@@ -132,9 +129,9 @@ class LocalExecutor(Executor):
         events = []
         while self._queue and (places := self._slots.take(self._queue[0].nproc)) is not None:
             job = self._queue.popleft()
-            if self._is_elsewhere(job):
+            if self._elsewhere.has(job):
                 self._slots.give_back(places)
-                self._elsewhere.append(job)
+                self._elsewhere.jobs.append(job)
                 continue
             agent = self._start(job, places)
             self._agents[agent.pidfd] = agent
@@ -143,9 +140,9 @@ class LocalExecutor(Executor):
         return events
 
     def _start(self, job: Job, places: list[str]) -> _Agent:
-        command = [sys.executable, "-m", "cpdrun.launch.agent", str(job.run.path)]
+        command = [sys.executable, "-m", "cpdrun.launch.attempt.agent", str(job.run.path)]
         command += ["--retries", str(self._options.retries), "--parent", str(os.getpid())]
-        command += ["--known", str(self._known[job.run.name])]
+        command += ["--known", str(self._elsewhere.known(job))]
         descriptors = []
         if self._warm is not None:
             command += ["--warm", str(self._warm.control)]
@@ -182,30 +179,8 @@ class LocalExecutor(Executor):
         if outcome.status is not Ending.ELSEWHERE:
             return [Event(agent.job, outcome)]
         if not self._cancelled:
-            self._elsewhere.append(agent.job)
+            self._elsewhere.jobs.append(agent.job)
         return []
-
-    def _is_elsewhere(self, job: Job) -> bool:
-        """Whether another launcher or worker has the run, or has brought it to its end. The agent looks too, once it
-        has claimed the run; this spares it."""
-        run = job.run
-        return run.done.exists() or is_claimed(run) or failed_since(run, self._known[run.name])
-
-    def _look_elsewhere(self) -> list[Event]:
-        """Runs that another launcher or worker had: report those it brought to their end, queue those it dropped."""
-        if not self._elsewhere or time.monotonic() - self._looked_elsewhere < LOOK_ELSEWHERE_S:
-            return []
-        self._looked_elsewhere = time.monotonic()
-        events, still = [], []
-        for job in self._elsewhere:
-            if is_claimed(job.run) and not job.run.done.exists():
-                still.append(job)
-            elif (outcome := end_of(job.run, self._known[job.run.name])) is not None:
-                events.append(Event(job, outcome, elsewhere=True))
-            else:
-                self._queue.append(job)
-        self._elsewhere = still
-        return events
 
 
 def _last_json(output: bytes) -> Any:

@@ -7,9 +7,9 @@ Nobody hands out anything; whoever claims a run has it (record/lock.py).
 import time
 from typing import Any
 
+from cpdrun.launch.attempt.connection import WarmEngine
+from cpdrun.launch.attempt.ending import end_of
 from cpdrun.launch.base import Event, Executor, Job, LaunchOptions
-from cpdrun.launch.connection import WarmEngine
-from cpdrun.launch.ending import end_of
 from cpdrun.record import Ending, Outcome, RunDir, State, SweepDir, is_claimed, read_config, state_of
 
 WATCH_S = 1.0

@@ -19,8 +19,8 @@ import yaml
 
 from cpdrun.config.format_facts import format_facts
 from cpdrun.errors import before_a_start, writing
+from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.base import Event, Job, LaunchOptions
-from cpdrun.launch.connection import WarmEngine
 from cpdrun.launch.drive import drive
 from cpdrun.launch.executors import executor_class, make_executor
 from cpdrun.launch.progress.display import Display

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from cpdrun.comm.sums import exchange as comm_exchange
 from cpdrun.comm.wire.layout import Layout
 from cpdrun.launch.base import LaunchError
-from cpdrun.launch.calibration import calibrate
+from cpdrun.launch.machine.calibration import calibrate
 from cpdrun.report.costmodel import (
     Codec,
     Network,

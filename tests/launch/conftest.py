@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from driving import HERE, make_job
 
+from cpdrun.launch.attempt.connection import MODULE_VARIABLE, WarmEngine
 from cpdrun.launch.base import Job, LaunchOptions
-from cpdrun.launch.connection import MODULE_VARIABLE, WarmEngine
 from cpdrun.launch.local import LocalExecutor
 from cpdrun.record import SweepDir
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from cpdrun.launch.attempt.connection import MODULE_VARIABLE
 from cpdrun.launch.base import Executor, Job
-from cpdrun.launch.connection import MODULE_VARIABLE
 from cpdrun.launch.session import write_configs
 from cpdrun.record import SweepDir
 from cpdrun.sweep import plan

@@ -132,7 +132,7 @@ def test_a_removed_config_is_one_clear_line(job, local):
 def _agent(job) -> Outcome:
     """Run an agent by hand, from cold."""
     done = subprocess.run(
-        [sys.executable, "-m", "cpdrun.launch.agent", str(job.run.path)],
+        [sys.executable, "-m", "cpdrun.launch.attempt.agent", str(job.run.path)],
         capture_output=True,
         text=True,
         check=False,

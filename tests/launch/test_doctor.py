@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cpdrun.launch import doctor
-from cpdrun.launch.doctor import examine, print_findings
+from cpdrun.launch.machine import doctor
+from cpdrun.launch.machine.doctor import examine, print_findings
 
 HEALTHY = {
     "errors": {},

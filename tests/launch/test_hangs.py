@@ -9,7 +9,7 @@ import time
 import pytest
 from driving import drive, family, finish, processes_of, wait_for
 
-from cpdrun.launch.watchdog import ASLEEP_S, Watchdog
+from cpdrun.launch.attempt.watchdog import ASLEEP_S, Watchdog
 from cpdrun.record import State, state_of
 
 

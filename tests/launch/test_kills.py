@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from driving import processes_of, wait_for
 
-from cpdrun.launch.connection import MODULE_VARIABLE
+from cpdrun.launch.attempt.connection import MODULE_VARIABLE
 from cpdrun.record import RunDir, SweepDir, read_json
 
 KILLS = 8  # scripts/soak.py: 200

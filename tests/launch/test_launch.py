@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from driving import HERE, family, processes_of, wait_for
 
+from cpdrun.launch.attempt.connection import MODULE_VARIABLE
 from cpdrun.launch.base import Job
 from cpdrun.launch.cancel import cancel_sweep
-from cpdrun.launch.connection import MODULE_VARIABLE
 from cpdrun.launch.progress.status import sweep_status
 from cpdrun.launch.summary import training_share
 from cpdrun.record import State, state_of, write_json

@@ -3,8 +3,8 @@
 import pytest
 from driving import drive, finish, wait_for
 
-from cpdrun.launch import resources
-from cpdrun.launch.resources import Slots
+from cpdrun.launch.machine import resources
+from cpdrun.launch.machine.resources import Slots
 
 
 def test_a_run_takes_a_slot_for_each_rank():

@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from cpdrun.launch.attempt.ending import tail
 from cpdrun.launch.base import Event, Job
-from cpdrun.launch.ending import tail
 from cpdrun.launch.progress.axes import IN_NAMES, values_in
 from cpdrun.launch.summary import Summary
 from cpdrun.record import Progress, RunDir

@@ -12,43 +12,50 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import IO, Any
 
-from cpdrun.launch.agent import Agent, exit_code, parser, run
-from cpdrun.launch.connection import engine_command
+from cpdrun.launch.attempt.agent import Agent, exit_code, parser, run
+from cpdrun.launch.attempt.connection import Starter, engine_command
 from cpdrun.record import Ending, Outcome, RunDir
 
 
 class Element(Agent):
-    """Args: tasks: of srun, over which the ranks are spread; with one, an engine beside this process starts them."""
+    """An agent that Slurm warns, and runs again."""
 
-    def __init__(self, run: RunDir, *, retries: int = 0, known: int | None = None, tasks: int = 1) -> None:
-        super().__init__(run, retries=retries, known=known)
-        self.nodes = tasks
+    def __init__(self, run: RunDir, starter: Starter, *, retries: int = 0, known: int | None = None) -> None:
+        super().__init__(run, starter, retries=retries, known=known)
         self.scheduled = element_name()
         self.out_of_time = False
-        self.step: subprocess.Popen | None = None
 
     def time_is_up(self, *_: Any) -> None:
         """Signal handler: save, stop, and have Slurm run this element again."""
         self.out_of_time = True
         self.stop()
 
-    def _start(self, request: dict[str, Any], lock: int, log: IO[str]) -> dict[str, Any] | None:
-        """Have srun start an engine in each task; they meet at a port of this node."""
-        if self.nodes == 1:
-            return super()._start(request, lock, log)
-        self.step = start_tasks(request, self.nodes, log)
-        output, _ = self.step.communicate()
-        answer = answer_of_tasks(output, self.step.returncode)
-        self.step = None
+
+class TasksStarter(Starter):
+    """Has srun start an engine in each of `tasks` tasks; they meet at a port of this node."""
+
+    def __init__(self, tasks: int) -> None:
+        super().__init__()
+        self.nodes = tasks
+        self._step: subprocess.Popen | None = None
+
+    def start(
+        self, request: dict[str, Any], lock: int, log: IO[str], given_up: Callable[[], bool]
+    ) -> dict[str, Any] | None:
+        if given_up():
+            return None
+        self._step = start_tasks(request, self.nodes, log)
+        output, _ = self._step.communicate()
+        answer = answer_of_tasks(output, self._step.returncode)
+        self._step = None
         return answer
 
-    def _kill_ranks(self) -> None:
-        if (step := self.step) is not None:
+    def kill(self) -> None:
+        if (step := self._step) is not None:
             step.terminate()  # srun then kills its tasks
-        else:
-            super()._kill_ranks()
 
 
 def start_tasks(request: dict[str, Any], tasks: int, log: IO[str]) -> subprocess.Popen:
@@ -96,9 +103,8 @@ def main(argv: list[str]) -> int:
     read = parser("python -m cpdrun.launch.slurm.element", __doc__.split("\n")[0])
     read.add_argument("--tasks", type=int, default=1, metavar="T", help="spread the ranks over T srun tasks")
     arguments = read.parse_args(argv)
-    element = Element(
-        RunDir(arguments.run_dir), retries=arguments.retries, known=arguments.known, tasks=arguments.tasks
-    )
+    starter = TasksStarter(arguments.tasks) if arguments.tasks > 1 else Starter()
+    element = Element(RunDir(arguments.run_dir), starter, retries=arguments.retries, known=arguments.known)
     signal.signal(signal.SIGUSR1, element.time_is_up)
     outcome = run(element)
     if element.out_of_time and outcome.status is Ending.PREEMPTED:

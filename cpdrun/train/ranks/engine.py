@@ -9,7 +9,7 @@
 start_method="fork" from a process that has torch in memory and has run no operator (a fork after an OpenMP
 region hangs, and a fork after CUDA's initialisation breaks CUDA in the child).
 
-A connection is a Unix stream socket whose other end the asking agent holds (cpdrun.launch.agent). Over it
+A connection is a Unix stream socket whose other end the asking agent holds (cpdrun.launch.attempt.agent). Over it
 goes one request, a line of JSON, with the descriptors of the run's lock and of the attempt's log
 
     {"do": "run", "run_dir": PATH, "attempt_dir": PATH, "nproc": 2, "threads": 1, "nodes": 1, "environ": {}}

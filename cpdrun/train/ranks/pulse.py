@@ -1,7 +1,7 @@
 """The sign of life of a run: a file that rank 0 touches as it gets on, a step or a batch of the evaluation at a time.
 
-The agent outside looks at it (cpdrun.launch.watchdog). It is touched by what makes progress and by no thread beside
-it, since a thread would go on where the training hangs.
+The agent outside looks at it (cpdrun.launch.attempt.watchdog). It is touched by what makes progress and by no thread
+beside it, since a thread would go on where the training hangs.
 """
 
 import os

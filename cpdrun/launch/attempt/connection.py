@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -62,6 +63,47 @@ class WarmEngine:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+class Starter:
+    """Starts the ranks of a run through an engine beside this process: forked from a warm one, or from cold.
+
+    Args:
+        warm: the descriptor of a warm process's control socket.
+    """
+
+    nodes = 1  # engines that share the ranks
+
+    def __init__(self, warm: int | None = None) -> None:
+        self.kind = "cold" if warm is None else "warm"
+        self._warm = warm
+        self._connection: socket.socket | None = None
+        self._engine: int | None = None
+
+    def start(
+        self, request: dict[str, Any], lock: int, log: IO[str], given_up: Callable[[], bool]
+    ) -> dict[str, Any] | None:
+        """Put `request`, and wait until the ranks are gone: the answer, None where the engine was killed. Nothing is
+        started once `given_up` is true."""
+        answer = None
+        with (self._warm and warm_connection(self._warm)) or cold_connection(log) as connection:
+            self._connection = connection
+            if not given_up():
+                answer = ask(connection, request, [lock, log.fileno()], self._started)
+            self._engine = self._connection = None
+        return answer
+
+    def kill(self) -> None:
+        """The ranks, at once; `start` returns when they are gone. May be called from a signal handler."""
+        if (connection := self._connection) is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)  # the engine dies of it; we read until all are gone
+            if self._engine is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._engine, signal.SIGKILL)  # it may be stopped, and hear nothing
+
+    def _started(self, pid: int) -> None:
+        self._engine = pid
 
 
 def warm_connection(control: int) -> socket.socket | None:

@@ -1,6 +1,6 @@
 """The agent of one run: claims it, starts its ranks, says how they ended. One process a run, without torch.
 
-    python -m cpdrun.launch.agent RUN_DIR [--retries R] [--known N] [--warm FD] [--parent PID]
+    python -m cpdrun.launch.attempt.agent RUN_DIR [--retries R] [--known N] [--warm FD] [--parent PID]
 
 Its last line on standard output is the outcome as JSON, as in the attempt's exit.json; the launcher reads it
 there, so that a full disk is reported too. SIGTERM asks the ranks to save and stop at their next step, SIGINT
@@ -20,13 +20,13 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
-from cpdrun.launch.connection import ask, cold_connection, warm_connection
-from cpdrun.launch.ending import START_NOTE, classify
-from cpdrun.launch.watchdog import NAMING_S, Watchdog
+from cpdrun.launch.attempt.connection import Starter
+from cpdrun.launch.attempt.ending import START_NOTE, classify
+from cpdrun.launch.attempt.watchdog import NAMING_S, Watchdog
 from cpdrun.record import (
     HEARTBEAT_S,
     Ending,
@@ -53,20 +53,15 @@ class Agent:
     """One run's attempts, from the claim to the last outcome."""
 
     scheduled: str | None = None  # the name that a scheduler has for this process
-    nodes = 1  # engines that share the ranks
 
-    def __init__(
-        self, run: RunDir, *, retries: int = 0, known: int | None = None, warm: int | None = None
-    ) -> None:
+    def __init__(self, run: RunDir, starter: Starter, *, retries: int = 0, known: int | None = None) -> None:
         self.run = run
+        self.starter = starter
         self.retries = retries
         self.known = known
-        self.warm = warm
         self.stopping = self.stopping_now = False
         self.overdue = ""  # why the watchdog ends the attempt
         self.watchdog: Watchdog | None = None
-        self.connection: socket.socket | None = None
-        self.engine: int | None = None
 
     def execute(self) -> Outcome:
         """Bring the run to its end, with up to `retries` further attempts, and return the last outcome."""
@@ -112,7 +107,7 @@ class Agent:
                 self.run.preempt.touch()
         if watchdog.overtime_s > OVERTIME_S or watchdog.hangs:
             self.overdue = self.overdue or watchdog.hangs
-            self._kill_ranks()
+            self.starter.kill()
 
     def _attempts(self, lock: int) -> Outcome:
         if self.run.result() is not None:
@@ -140,15 +135,7 @@ class Agent:
     def stop_now(self, *_: Any) -> None:
         """Signal handler: have the ranks killed."""
         self.stopping = self.stopping_now = True
-        self._kill_ranks()
-
-    def _kill_ranks(self) -> None:
-        if (connection := self.connection) is not None:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_WR)  # the engine dies of it; we read until all are gone
-            if self.engine is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.engine, signal.SIGKILL)  # it may be stopped, and hear nothing
+        self.starter.kill()
 
     def _attempt(self, lock: int) -> Outcome:
         config = yaml.load(self.run.config.read_text(encoding="utf-8"), yaml.CSafeLoader)
@@ -158,7 +145,7 @@ class Agent:
         with attempt.agent_log.open("a", encoding="utf-8") as log:
             _note(
                 log,
-                f"{START_NOTE.format(os.getpid())} {socket.gethostname()}, {'warm' if self.warm else 'cold'} start",
+                f"{START_NOTE.format(os.getpid())} {socket.gethostname()}, {self.starter.kind} start",
             )
             request = {
                 "do": "run",
@@ -166,13 +153,13 @@ class Agent:
                 "attempt_dir": str(attempt.path),
                 "nproc": config["nproc"],
                 "threads": config["threads"],
-                "nodes": self.nodes,
+                "nodes": self.starter.nodes,
                 "environ": {name: os.environ[name] for name in ENVIRON if name in os.environ},
             }
             naming_s = NAMING_S if config["nproc"] > 1 else 0.0
             self.overdue = ""
             self.watchdog = Watchdog(attempt.pulse, config["patience_s"] + naming_s, config["limit_s"])
-            answer = self._start(request, lock, log)
+            answer = self.starter.start(request, lock, log, lambda: self.stopping_now)
             self.watchdog = None
             outcome = replace(
                 classify(self.run, attempt, answer, stopped_now=self.stopping_now, overdue=self.overdue),
@@ -194,19 +181,6 @@ class Agent:
         progress = self.run.progress()
         from_epoch = progress.epoch if progress else 0
         return Where(socket.gethostname(), os.getpid(), self.scheduled, started, from_epoch)
-
-    def _start(self, request: dict[str, Any], lock: int, log: IO[str]) -> dict[str, Any] | None:
-        """Have an engine beside us start the ranks, and wait until they are gone."""
-        with (self.warm and warm_connection(self.warm)) or cold_connection(log) as connection:
-            self.connection = connection
-            answer = None
-            if not self.stopping_now:
-                answer = ask(connection, request, [lock, log.fileno()], self._engine_started)
-            self.engine = self.connection = None
-        return answer
-
-    def _engine_started(self, pid: int) -> None:
-        self.engine = pid
 
     def _worth_a_retry(self, outcome: Outcome, before: Outcome | None) -> bool:
         if self.retries <= 0 or self.stopping or self.overdue.startswith("took"):
@@ -257,15 +231,14 @@ def exit_code(outcome: Outcome) -> int:
 
 
 def main(argv: list[str]) -> int:
-    read = parser("python -m cpdrun.launch.agent", __doc__.split("\n")[0])
+    read = parser("python -m cpdrun.launch.attempt.agent", __doc__.split("\n")[0])
     read.add_argument("--warm", type=int, metavar="FD", help="the control socket of a warm engine")
     read.add_argument("--parent", type=int, metavar="PID", help="die when this process does")
     arguments = read.parse_args(argv)
     if arguments.parent is not None:
         _die_with(arguments.parent)
-    agent = Agent(
-        RunDir(arguments.run_dir), retries=arguments.retries, known=arguments.known, warm=arguments.warm
-    )
+    starter = Starter(arguments.warm)
+    agent = Agent(RunDir(arguments.run_dir), starter, retries=arguments.retries, known=arguments.known)
     return exit_code(run(agent))
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from cpdrun import __version__
 from cpdrun.launch.base import Finding
 from cpdrun.launch.executors import schedulers
-from cpdrun.launch.resources import cores, gpus
+from cpdrun.launch.machine.resources import cores, gpus
 
 PROBE_TIMEOUT_S = 120
 FREE_GB_WANTED = 1

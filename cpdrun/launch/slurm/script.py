@@ -1,0 +1,105 @@
+"""The array script of a sweep: what stands in `results/<sweep>/array.sbatch`."""
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cpdrun.launch.base import Job, LaunchError
+from cpdrun.record import SweepDir
+
+AUTO = "auto"
+MEM_PER_CPU_GB = 2  # torch and a data loader's images, with room
+
+
+@dataclass(frozen=True)
+class ArrayScript:
+    """What all arrays of a sweep have in common. Raises LaunchError for text that would be a command of the script.
+
+    asked: partition, account, time, gres, mem, as sbatch takes them; None leaves one out. tasks: of all nodes.
+    """
+
+    sweep: SweepDir
+    asked: dict[str, str | None]
+    nodes: int
+    tasks: int
+    max_parallel: int | None
+    warning_s: int
+    setup: list[str]
+    more: list[str]
+    retries: int
+
+    def __post_init__(self) -> None:
+        for key, value in (*self.asked.items(), *(("sbatch", line) for line in self.more)):
+            if not str(value).isprintable():  # the rest of a line that is broken would be a command
+                raise LaunchError(f"launcher.{key}={value!r}: no line breaks or control characters")
+
+    def check(self, jobs: list[Job]) -> None:
+        """Raises LaunchError for a run whose ranks the tasks cannot share."""
+        for job in jobs:
+            if job.nproc % self.tasks:
+                raise LaunchError(
+                    f"launcher.nodes * launcher.tasks_per_node = {self.tasks} does not divide nproc={job.nproc}"
+                )
+
+    def of(self, jobs: list[Job]) -> str:
+        """The sbatch script for `jobs`, which all need the same resources."""
+        limit = f"%{self.max_parallel}" if self.max_parallel else ""
+        options = {
+            "job-name": f"cpdrun-{self.sweep.name}",
+            "array": f"0-{len(jobs) - 1}{limit}",
+            "output": f"{str(self.sweep.slurm_logs.absolute()).replace('%', '%%')}/%A_%a.log",
+            "open-mode": "append",
+            "nodes": self.nodes,
+            "ntasks-per-node": self.tasks // self.nodes,
+            **self._resources(jobs[0]),
+            "signal": f"B:USR1@{self.warning_s}",
+        }
+        names = "\n".join(f"    {shlex.quote(job.run.name)}" for job in jobs)
+        command = [sys.executable, "-m", "cpdrun.launch.slurm.element"]
+        flags = ["--retries", str(self.retries), "--tasks", str(self.tasks)]
+        return SCRIPT.format(
+            options="\n".join(f"#SBATCH --{key}={shlex.quote(str(value))}" for key, value in options.items()),
+            more="".join(f"#SBATCH {line}\n" for line in self.more),
+            setup="".join(f"{line}\n" for line in self.setup),
+            names=names,
+            folder=shlex.quote(str(self.sweep.runs_folder.absolute())),
+            here=shlex.quote(str(Path.cwd())),
+            agent=shlex.join(command),
+            flags=shlex.join(flags),
+        )
+
+    def _resources(self, job: Job) -> dict[str, Any]:
+        """Cores for the threads and loaders of a task's ranks, and what the yaml asks for."""
+        cpus = job.nproc // self.tasks * (job.config["threads"] + job.config.get("loaders", 0))
+        asked = dict(self.asked)
+        if asked["gres"] == AUTO:
+            asked["gres"] = f"gpu:{job.nproc // self.nodes}" if job.config["device"] == "cuda" else None
+        if asked["mem"] == AUTO:
+            asked["mem"] = f"{MEM_PER_CPU_GB * cpus * self.tasks // self.nodes}G"
+        return {"cpus-per-task": cpus} | {key: value for key, value in asked.items() if value is not None}
+
+
+SCRIPT = """\
+#!/bin/bash
+{options}
+#SBATCH --requeue
+{more}
+# Written by `cpdrun sweep`; yours to edit, and to submit with `sbatch`. One element of the array is one run:
+# finished ones end at once, stopped ones go on from their last checkpoint.
+runs=(
+{names}
+)
+cd {here}
+{setup}exec {agent} {folder}/"${{runs[$SLURM_ARRAY_TASK_ID]}}" {flags}
+"""
+
+
+def by_resources(jobs: list[Job]) -> list[list[Job]]:
+    """The jobs, those that need the same together."""
+    groups: dict[tuple, list[Job]] = {}
+    for job in jobs:
+        needs = (job.nproc, *(job.config.get(key) for key in ("threads", "loaders", "device")))
+        groups.setdefault(needs, []).append(job)
+    return list(groups.values())
