@@ -9,7 +9,7 @@ from driving import finish, processes_of, wait_for
 
 from cpdrun.launch.base import LaunchOptions
 from cpdrun.launch.pull import PullExecutor
-from cpdrun.record import State, state_of
+from cpdrun.record import Ending, Outcome, Result, State, state_of, write_json
 
 
 @pytest.fixture
@@ -45,36 +45,30 @@ def test_two_workers_share_a_sweep_and_one_takes_over_what_the_other_dropped(swe
     assert "5 done" in out and "sour" in out
     assert processes_of(sweep.path) == []
 
-    again, forced = work(), work("--rerun", "failed")
-    assert "nothing is left to do" in again.communicate(timeout=60)[0] and again.returncode == 0
+    forced = work("--rerun", "failed")
     assert forced.communicate(timeout=60) and forced.returncode == 1
     assert len(jobs[5].run.attempts()) == 2
 
 
-def test_a_worker_that_is_stopped_saves_and_goes_on_and_takes_what_comes_later(sweep, job, work):
-    one = job("one", epochs=20, epoch_s=0.1)
-    worker = work()
-    wait_for(lambda: (one.run.path / "trace.txt").exists(), "the first epoch")
+def test_a_launch_watches_a_worker_that_is_stopped_and_one_that_goes_on_and_stops_it(sweep, job, work):
+    one, ready = job("one", epochs=20, epoch_s=0.1), job("ready")
+    write_json(ready.run.done, Result(Ending.FINISHED).as_json())
+    executor = PullExecutor(sweep=sweep, options=LaunchOptions())
+    executor.submit([one, ready])
+    worker, events = work(), []
+    wait_for(lambda: events.extend(executor.poll(0.1)) or executor.running == [one], "the run to begin")
+    assert [(e.job, e.outcome) for e in events if e.outcome] == [(ready, Outcome(Ending.FINISHED))]
     worker.send_signal(signal.SIGINT)
     assert worker.wait(60) == 130 and state_of(one.run) is State.PREEMPTED
     worker = work()
     wait_for(lambda: state_of(one.run) is State.RUNNING, "the run to go on")
-    later = job("later")
-    out, _ = worker.communicate(timeout=60)
-    assert worker.returncode == 0, out
-    assert state_of(later.run) is state_of(one.run) is State.DONE
+    later, last = job("later"), job("last", epochs=1000, epoch_s=0.1)
+    assert finish(executor)["one"].status == "finished"
     assert len((one.run.path / "trace.txt").read_text().split()) == 20
-
-
-def test_a_launch_that_leaves_its_runs_to_workers_watches_them(sweep, job, work):
-    jobs = [job("good"), job("sour", act="crash"), job("tough", epochs=100, epoch_s=0.1)]
-    executor = PullExecutor(sweep=sweep, options=LaunchOptions())
-    executor.submit(jobs)
-    worker, events = work(), []
-    wait_for(lambda: events.extend(executor.poll(0.1)) or jobs[2] in executor.running, "the last to run")
-    ends = {event.job.run.name: event.outcome.status for event in events if event.outcome}
-    assert ends == {"good": "finished", "sour": "failed"}
+    executor.submit([last])
+    wait_for(lambda: executor.poll(0.1) or executor.running == [last], "what came later to be taken")
     executor.cancel(now=False)
-    assert finish(executor)["tough"].status == "preempted"
+    assert finish(executor)["last"].status == "preempted"
     worker.communicate(timeout=60)
-    assert worker.returncode == 1, "and stops its workers"
+    assert worker.returncode == 130, "a launch that is stopped stops its workers"
+    assert state_of(later.run) is State.PENDING
