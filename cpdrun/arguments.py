@@ -19,12 +19,12 @@ def add_names(parser: argparse.ArgumentParser, nargs: str, meaning: str) -> None
 
 
 def complete_by(name: str, argument: argparse.Action) -> None:
-    """The shell's completion of `argument` is cpdrun.shell.complete.<name>, imported when asked."""
+    """The shell's completion of `argument` is cpdrun.shell.completion.<name>, imported when asked."""
 
     def completer(**words: str) -> list[str]:
-        from cpdrun.shell import complete
+        from cpdrun.shell import completion
 
-        return getattr(complete, name)(**words)
+        return getattr(completion, name)(**words)
 
     argument.completer = completer
 

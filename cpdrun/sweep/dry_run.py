@@ -12,36 +12,22 @@ from rich.table import Table
 from rich.text import Text
 
 from cpdrun.config.compose import CONF_MODULE, EXPERIMENT
-from cpdrun.config.format_facts import format_facts
 from cpdrun.config.keys import flatten, get_key, has_key
-from cpdrun.config.overrides import typed_form
 from cpdrun.launch import Job, LaunchError, LaunchOptions
 from cpdrun.launch.executors import make_executor, own_class, would_write
 from cpdrun.launch.progress.display import duration
 from cpdrun.launch.progress.status import estimate_seconds
 from cpdrun.record import State
 from cpdrun.shell.terminal import Terminal
-from cpdrun.shell.visible import visible, visible_line
+from cpdrun.shell.visible import visible_line
 from cpdrun.sweep.asked import CASE
+from cpdrun.sweep.in_common import OURS, bytes_lines, class_name, recipe_lines, shown
 from cpdrun.sweep.needs import missing_folders, twin
 from cpdrun.sweep.runs import Plan, PlannedRun
 from cpdrun.sweep.standing import Standing
 
 WORDS = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
-PARTS = ("model", "data", "partition", "optim", "schedule", "precision", "sync", "scaling")
-MACHINE = ("device", "nproc", "threads", "loaders", "emulation")
-FURTHER = (
-    "parameter_groups",
-    "clip_norm",
-    "label_smoothing",
-    "init_from",
-    "init_into",
-    "init_skip",
-)  # where they are set
-OURS = "cpdrun."
-MOST_SHOWN = 4  # values of a key that varies
 WIDEST = 1000  # columns of a table
-SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 
 
 def print_dry_run(
@@ -56,8 +42,8 @@ def print_dry_run(
     for line in (
         *_purpose(sweep.runs[0].config["exp"], config_dir),
         *_forecast(sweep, found, to_run, options),
-        *_recipe(sweep),
-        *_bytes(sweep),
+        *recipe_lines(sweep),
+        *bytes_lines(sweep),
         *_missing(sweep, config_dir),
         *_not_looked_at(sweep),
     ):
@@ -152,59 +138,6 @@ def _jobs(sweep: Plan, to_run: Sequence[PlannedRun]) -> list[Job]:
     return [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
 
 
-def _recipe(sweep: Plan) -> Iterator[str]:
-    """The parts of the first run with their settings; what the sweep varies is in the table."""
-    config = sweep.runs[0].config
-    varies = _varying(sweep)
-
-    def value(key: str) -> str:
-        if key not in varies:
-            return _short(get_key(config, key))
-        return "/".join(varies[key]) if len(varies[key]) <= MOST_SHOWN else "(varies)"
-
-    workers, batch = config["world_size"], config["batch_size"]
-    step = "" if {"world_size", "batch_size"} & varies.keys() else f", {workers * batch:,} samples a step"
-    samples = f"{value('world_size')} workers of {value('batch_size')} samples"
-    epochs = "1 epoch" if value("epochs") == "1" else f"{value('epochs')} epochs"
-    if value("max_steps") not in ("null", "None"):
-        epochs = f"{value('max_steps')} steps"
-    yield f"recipe: {epochs}, {samples}{step}"
-    scales = any(run.config["aps"] for run in sweep.runs)
-    for part in PARTS if scales else PARTS[:-1]:
-        keys = [key for key, _ in flatten(config[part], f"{part}.") if not key.endswith("_target_")]
-        if classes := varies.get(f"{part}._target_"):
-            yield f"  {part:<10} {' or '.join(map(_class, classes))}"
-            continue
-        name = _class(config[part]["_target_"])
-        settings = ", ".join(f"{key.removeprefix(f'{part}.')} {value(key)}" for key in keys)
-        yield f"  {part:<10} {name}{f': {settings}' if settings else ''}"
-    yield "  " + ", ".join(f"{key} {value(key)}" for key in MACHINE)
-    kept = [
-        key for key, given in flatten(config["full_precision"], "full_precision.") if given or key in varies
-    ]
-    if kept:
-        yield "  in fp32 all the same: " + ", ".join(f"{key} {value(key)}" for key in kept)
-    if further := [key for key in FURTHER if config[key] or key in varies]:
-        yield "  " + ", ".join(f"{key} {value(key)}" for key in further)
-
-
-def _bytes(sweep: Plan) -> Iterator[str]:
-    """What a worker sends: 2 (N - 1) / N values of k bits for each gradient, by reduce-scatter and all-gather."""
-    configs = [run.config for run in sweep.runs]
-    if any(config["sync"]["_target_"] not in SUMS or config["world_size"] == 1 for config in configs):
-        return
-    sizes: dict[str, dict[str, None]] = {}
-    for config in configs:
-        if not is_own(config["format"]):
-            workers = config["world_size"]
-            bits = format_facts(config["format"])["bits"]
-            size = f"{2 * (workers - 1) / workers * bits / 8:.3g} MB"
-            sizes.setdefault(config["format"], {})[size] = None
-    said = ", ".join(f"{name} {' to '.join(_ends(list(found)))}" for name, found in sizes.items())
-    if said:
-        yield f"a worker sends each step, for a million gradients: {said}"
-
-
 def _missing(sweep: Plan, config_dir: Path | None) -> Iterator[str]:
     missing = _missing_folders(sweep)
     for what in missing:
@@ -276,30 +209,10 @@ def _cell(config: Mapping[str, Any], key: str) -> str:
     if not has_key(config, key):
         return ""
     value = get_key(config, key)
-    return _class(value["_target_"]) if isinstance(value, Mapping) and "_target_" in value else _short(value)
-
-
-def _varying(sweep: Plan) -> dict[str, list[str]]:
-    """Keys whose value the sweep changes, with the values as they are shown."""
-    found: dict[str, dict[str, None]] = {}
-    for run in sweep.runs:
-        for key, value in flatten(run.config):
-            found.setdefault(key, {})[_short(value)] = None
-    return {key: list(values) for key, values in found.items() if len(values) > 1}
+    return (
+        class_name(value["_target_"]) if isinstance(value, Mapping) and "_target_" in value else shown(value)
+    )
 
 
 def _states(found: Standing, runs: Sequence[PlannedRun]) -> list[State]:
     return [found.states[run.name] for run in runs]
-
-
-def _class(target: str) -> str:
-    return target.rsplit(".", 1)[-1] if target.startswith(OURS) else target
-
-
-def _short(value: Any) -> str:
-    text = visible(value if isinstance(value, str) else typed_form(value))
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _ends(values: list[str]) -> list[str]:
-    return values if len(values) == 1 else [values[0], values[-1]]

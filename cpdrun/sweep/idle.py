@@ -42,7 +42,8 @@ def _rounds(*keys: str) -> Callable[[Config], bool]:
 
     def rounds(config: Config) -> bool:
         given = [config["precision"][key] for key in keys if key in config["precision"]]
-        return not given or any(value not in (FP32, None) for value in given)
+        rules = config["precision"].get("rules")  # of its own, for some layers
+        return bool(rules) or not given or any(value not in (FP32, None) for value in given)
 
     return rounds
 

@@ -5,7 +5,7 @@ The verdict (held, contradicted, open, not asked) is computed from the values of
 """
 
 from cpdrun.report.claims.claim import Claim, read_claims
+from cpdrun.report.claims.claims_md import write_claims
 from cpdrun.report.claims.judgement import Finding, judge
-from cpdrun.report.claims.write import write_claims
 
 __all__ = ["Claim", "Finding", "judge", "read_claims", "write_claims"]
