@@ -88,7 +88,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     if arguments.json:
         print(as_json(results))
     elif code == OK and not arguments.dry_run:
-        print(report_command(question.directory))
+        print(report_command(results))
     return code
 
 

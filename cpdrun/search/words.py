@@ -12,7 +12,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.record import SweepDir
 from cpdrun.report.read.certified import MARKS
 from cpdrun.report.read.metric import Metric
 from cpdrun.search.results import Results
@@ -181,8 +180,12 @@ def baseline_name(results: Results) -> str:
     return str(given.get("case") or given.get("format") or ", ".join(f"{k}={v}" for k, v in given.items()))
 
 
-def report_command(directory: SweepDir) -> str:
-    return f"For the report: cpdrun report {directory.path}"
+def report_command(results: Results) -> str:
+    """With what the search was asked, which a report does not know."""
+    asked = results.question.settings
+    tolerance = f" --tol {asked.tolerance:g}" if asked.tolerance is not None else ""
+    metric = f" --metric {asked.metric}" if asked.metric else ""
+    return f"For the report: cpdrun report {results.question.directory.path}{tolerance}{metric}"
 
 
 def tolerance_of(results: Results) -> str:

@@ -15,7 +15,7 @@ from cpdrun.search.drive import SearchDisplay, at_once, search
 from cpdrun.search.forecast import forecast
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
-from cpdrun.search.words import as_json, sentences
+from cpdrun.search.words import as_json, report_command, sentences
 
 TYPED = [
     "format=fp32,e4m3,e3m2,e3m0,e2m0",
@@ -83,6 +83,7 @@ def test_typed_again_it_has_nothing_to_do_and_says_the_same(go):
     first, *_ = go()
     again, _, codes = go()
     assert sentences(again) == sentences(first) and codes == []
+    assert report_command(again).endswith("/here/found --tol 1")
 
 
 def test_twenty_power_cuts_change_neither_the_verdict_nor_the_runs(go):
