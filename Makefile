@@ -9,8 +9,10 @@ demo: $(INSTALLED)
 	$(BIN)/cpdrun sweep exp=digits_bits
 	$(BIN)/cpdrun report digits_bits
 
+# One test on each core; those that start whole sweeps and kill them watch the clock and run by themselves.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal --ignore tests/launch
+	$(BIN)/python -m pytest tests/launch
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -20,10 +22,13 @@ lint: $(INSTALLED)
 clean:
 	rm -rf .venv build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-# Rebuilt when what is compiled or declared changes; Python files are used in place.
+# Installed anew when what is compiled or declared changes, and when a file has come, gone or moved: Python files are
+# used in place, but the installation knows each by its path.
 SOURCES := pyproject.toml constraints.txt $(wildcard CMakeLists.txt kernels/custom_fp/CMakeLists.txt kernels/custom_fp/csrc/*)
+FILES := $(shell find cpdrun kernels/custom_fp conf -name '*.py' | LC_ALL=C sort | cksum)
+$(shell test "$(FILES)" = "$$(cat $(INSTALLED) 2>/dev/null)" || rm -f $(INSTALLED))
 
 $(INSTALLED): $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	echo '$(FILES)' > $@
