@@ -56,7 +56,16 @@ def a_link_to_nowhere(path):
     path.symlink_to("nowhere")
 
 
-@pytest.mark.parametrize("put", [a_list, a_key_error, another_runs, a_folder, a_link_to_nowhere])
+def one_laid_out_as_before(path):
+    now, checkpoint.LAYOUT = checkpoint.LAYOUT, 1
+    checkpoint.save(path, STATE, "one")
+    checkpoint.LAYOUT = now
+
+
+PUT = [a_list, a_key_error, another_runs, one_laid_out_as_before, a_folder, a_link_to_nowhere]
+
+
+@pytest.mark.parametrize("put", PUT)
 def test_what_is_no_checkpoint_of_the_run_falls_back_and_never_pushes_out_the_one_before(
     tmp_path, put, capfd
 ):

@@ -4,7 +4,8 @@ Every random draw is derived from (seed, epoch, step, worker), see :mod:`cpdrun.
 generator's state is kept.
 
 A checkpoint is what torch.save writes, a ZIP archive, and in the archive's comment (APPNOTE 4.3.16: the last bytes of
-the file) the name of the run and the SHA-256 of every byte before and of that name. torch.load reads it as it is.
+the file) the name of the run, the layout of what is in it, and the SHA-256 of every byte before and of that name.
+torch.load reads it as it is.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
+LAYOUT = 2  # of what a checkpoint holds; raised when a part is named or formed in another way
 CHUNK_BYTES = 1 << 20
 SEAL_BYTES = 2048  # no seal is longer: a name has 255 bytes at most, six times that as JSON
 LENGTH_BYTES = 2  # of the comment, as the archive says just before it
@@ -109,17 +111,21 @@ def _check_seal(file: BinaryIO, run: str) -> None:
     line = file.read().rpartition(b"\n")[2]
     try:
         seal = json.loads(line)
-        name, digest = seal["run"], seal["sha256"]
+        name, digest, layout = seal["run"], seal["sha256"], seal.get("layout", 1)
     except (ValueError, KeyError, TypeError):
         raise UnreadableError("it is cut short or no checkpoint of cpdrun: no digest at its end") from None
     if digest != _digest(file, size - len(line) - 1, name):
         raise UnreadableError("it is damaged: its bytes are not those that were written")
     if name != run:
         raise UnreadableError(f"it is of another run, {name!r}")
+    if layout != LAYOUT:
+        raise UnreadableError(
+            "it was written by a version of cpdrun that laid checkpoints out in another way"
+        )
 
 
 def _seal_of(run: str, digest: str) -> bytes:
-    return b"\n" + json.dumps({"run": run, "sha256": digest}).encode()
+    return b"\n" + json.dumps({"run": run, "layout": LAYOUT, "sha256": digest}).encode()
 
 
 def _digest(file: BinaryIO, size: int, run: str) -> str:
