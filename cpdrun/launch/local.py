@@ -27,6 +27,14 @@ class _Agent:
     places: list[str]
 
 
+def _places(jobs: list[Job], at_once: int | None, per_gpu: int) -> Slots:
+    if any(job.config["device"] != "cpu" for job in jobs) and (names := gpus()):
+        slots = Slots.on_gpus(names, per_gpu)
+        return Slots(slots.take(at_once)) if at_once else slots
+    threads = max((job.config["threads"] for job in jobs), default=1)
+    return Slots.on_cores(at_once or max(1, cores() // threads))
+
+
 class LocalExecutor(Executor):
     """Fills the cores, or the GPUs, of this machine with runs.
 
@@ -72,11 +80,11 @@ class LocalExecutor(Executor):
         return None
 
     def at_once(self, jobs: list[Job]) -> int:
-        return self._size(jobs).count
+        return _places(jobs, self._jobs, self._jobs_per_gpu).count
 
     def submit(self, jobs: list[Job]) -> None:
         if self._slots is None:
-            self._slots = self._size(jobs)
+            self._slots = _places(jobs, self._jobs, self._jobs_per_gpu)
             self.slots = self._slots.count
         self._queue.extend(jobs)
         for job in jobs:
@@ -117,13 +125,6 @@ class LocalExecutor(Executor):
     def idle(cls, options: LaunchOptions) -> list[str]:
         no_gpu = options.jobs_per_gpu is not None and not gpus()
         return super().idle(options) + ["--jobs-per-gpu plays no part: this machine has no GPU"] * no_gpu
-
-    def _size(self, jobs: list[Job]) -> Slots:
-        if any(job.config["device"] != "cpu" for job in jobs) and (names := gpus()):
-            slots = Slots.on_gpus(names, self._jobs_per_gpu)
-            return Slots(slots.take(self._jobs)) if self._jobs else slots
-        threads = max((job.config["threads"] for job in jobs), default=1)
-        return Slots.on_cores(self._jobs or max(1, cores() // threads))
 
     def _start_what_fits(self) -> list[Event]:
         events = []

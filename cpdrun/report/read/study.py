@@ -46,12 +46,7 @@ class Study:
     @cached_property
     def facets(self) -> list[Facet]:
         """The groups by world size and the other axes."""
-        found: dict[tuple[str, ...], Facet] = {}
-        for group in self.groups:
-            keys = {name: group.keys[name] for name in self.facet_axes}
-            facet = found.setdefault(tuple(map(identity, keys.values())), Facet(keys, []))
-            facet.groups.append(group)
-        return list(found.values())
+        return _facets(self.groups, self.facet_axes)
 
     def of_facets(self, has_cases: bool) -> "Study":
         """The study of those facets alone whose runs are named cases, or of the others."""
@@ -246,6 +241,15 @@ def count_states(runs: pd.DataFrame) -> str:
     """`30 done, 2 running, 1 failed`."""
     counts = runs["run:state"].value_counts()
     return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _facets(groups: list[Group], axes: list[str]) -> list[Facet]:
+    found: dict[tuple[str, ...], Facet] = {}
+    for group in groups:
+        keys = {name: group.keys[name] for name in axes}
+        facet = found.setdefault(tuple(map(identity, keys.values())), Facet(keys, []))
+        facet.groups.append(group)
+    return list(found.values())
 
 
 def _of_seeds(values: list[float], ci: float) -> Interval:
