@@ -7,7 +7,6 @@ The launcher only watches: `--no-wait`, a closed laptop or kill -9 leave the arr
 """
 
 import getpass
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from cpdrun.launch.attempt.ending import last_line
 from cpdrun.launch.base import Event, Executor, Finding, Job, LaunchError, LaunchOptions
 from cpdrun.launch.slurm.queued import elements_of, queued, withdraw
 from cpdrun.launch.slurm.script import ArrayScript, by_resources
-from cpdrun.launch.slurm.squeue import elements_in_queue, slurm
+from cpdrun.launch.slurm.squeue import elements_in_queue, examine, slurm
 from cpdrun.record import Ending, Outcome, SweepDir, read_json, write_json, write_text
 
 PATIENCE = 150  # polls without an answer, five minutes, before the launcher gives up watching
@@ -100,13 +99,7 @@ class SlurmExecutor(Executor):
 
     @classmethod
     def examine(cls) -> Finding:
-        if shutil.which("sbatch") is None:
-            return Finding("Slurm", "no", "no sbatch here; sweeps run on this machine")
-        try:
-            partitions = slurm("sinfo", "--noheader", "--format", "%R").split()
-        except LaunchError as error:
-            return Finding("Slurm", "no", str(error), "ask who runs the cluster, or use --launcher local")
-        return Finding("Slurm", "ok", f"partitions {', '.join(dict.fromkeys(partitions))}")
+        return examine()
 
     def would_write(self, jobs: list[Job]) -> dict[Path, str]:
         self._script.check(jobs)

@@ -1,8 +1,9 @@
 """What Slurm says: its commands, wrapped just enough to be read. squeue alone is needed; sacct is not."""
 
+import shutil
 import subprocess
 
-from cpdrun.launch.base import LaunchError
+from cpdrun.launch.base import Finding, LaunchError
 
 TIMEOUT_S = 60
 
@@ -32,3 +33,14 @@ def elements_in_queue(jobs: list[str]) -> dict[str, str]:
             return {}
         raise
     return dict(line.split(maxsplit=1) for line in listing.splitlines() if line.strip())
+
+
+def examine() -> Finding:
+    """Whether Slurm is here, and its partitions."""
+    if shutil.which("sbatch") is None:
+        return Finding("Slurm", "no", "no sbatch here; sweeps run on this machine")
+    try:
+        partitions = slurm("sinfo", "--noheader", "--format", "%R").split()
+    except LaunchError as error:
+        return Finding("Slurm", "no", str(error), "ask who runs the cluster, or use --launcher local")
+    return Finding("Slurm", "ok", f"partitions {', '.join(dict.fromkeys(partitions))}")
