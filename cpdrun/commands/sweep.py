@@ -60,7 +60,7 @@ def _sweep(arguments: argparse.Namespace, options: "LaunchOptions", session: "Se
     from cpdrun.record import State
     from cpdrun.record.fingerprint import of_other_code
     from cpdrun.sweep import listed, plan
-    from cpdrun.sweep.idle import idle_settings, keys_given
+    from cpdrun.sweep.idle import idle_settings
     from cpdrun.sweep.standing import standing
 
     with before_a_start():
@@ -88,8 +88,7 @@ def _sweep(arguments: argparse.Namespace, options: "LaunchOptions", session: "Se
     print(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run", flush=True)
     if found.changed and not arguments.rerun:
         print(of_other_code(found.changed), flush=True)
-    given = keys_given(arguments.overrides, arguments.config_dir)
-    notes = [*sweep.left_out, *idle_settings(given, [run.config for run in sweep.runs])]
+    notes = [*sweep.left_out, *idle_settings(sweep.given, [run.config for run in sweep.runs])]
     executor = own_class(to_run[0].config["launcher"]) if to_run else None
     if executor is not None:
         notes += executor.idle(options)

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cpdrun.config.bounded_yaml import OutOfBoundsError, read_yaml
 from cpdrun.config.errors import ConfigError, did_you_mean
-from cpdrun.config.keys import flatten, get_key, has_key
+from cpdrun.config.keys import copied, flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 
 CONF_MODULE = "cpdrun.conf"
@@ -50,6 +50,7 @@ class Composer:
             )
         self._user_dir = config_dir
         self._composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
+        self._files: dict[tuple[str, str], dict[str, Any]] = {}
         self._groups: dict[str, list[str]] | None = None
         self._own_choices: dict[str | None, dict[str, str]] = {}
         self._left_out: dict[str, None] = {}
@@ -84,11 +85,18 @@ class Composer:
         where another is chosen that does not know it. Raises ConfigError for an unknown choice or a yaml that cannot
         be read.
         """
-        return copy.deepcopy(self._cached(choices))
+        return copied(self._cached(choices))
 
-    def section(self, group: str, choices: Mapping[str, str]) -> dict[str, Any]:
-        """What `compose` gives for one group, alone."""
-        return copy.deepcopy(self._cached(choices)[group])
+    def kind(self, group: str, choices: Mapping[str, str]) -> str:
+        """The class that `compose` gives a group."""
+        return self._cached(choices)[group]["_target_"]
+
+    def file(self, group: str, choice: str) -> dict[str, Any]:
+        """What the yaml of a choice says by itself, which costs no composition; a fresh copy."""
+        if (group, choice) not in self._files:
+            found = self.loader.repository.load_config(f"{group}/{choice}").config
+            self._files[group, choice] = OmegaConf.to_container(found, resolve=False)
+        return copied(self._files[group, choice])
 
     def _cached(self, choices: Mapping[str, str]) -> dict[str, Any]:
         key = tuple(sorted(choices.items()))
@@ -119,7 +127,7 @@ class Composer:
             section = config.get(group)
             if group == EXPERIMENT or not isinstance(section, dict):
                 continue
-            if all(key in self.loader.repository.load_config(f"{group}/{choice}").config for key in section):
+            if section.keys() <= self.file(group, choice).keys():
                 continue
             its_own = self.compose({group: choice})[group] or {}  # with what its yaml takes from others
             unknown = [key for key in section if key not in its_own]

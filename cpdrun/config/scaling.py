@@ -22,7 +22,7 @@ def with_short_form(composer: Composer, choices: Mapping[str, str]) -> dict[str,
 
 def spell_out(config: dict[str, Any], composer: Composer, choices: Mapping[str, str]) -> None:
     """Sets `aps` and `scaling` of a config that was composed from `with_short_form` of these choices."""
-    none, short_for = (composer.section(SCALING, {SCALING: name}) for name in (NONE, SHORT_FOR))
+    none, short_for = (composer.file(SCALING, name) for name in (NONE, SHORT_FOR))
     if "aps" not in config or not has_key(config, f"{SCALING}._target_"):
         return  # deleted; validate says so
     aps, rule = config["aps"], config[SCALING]["_target_"]
@@ -37,7 +37,4 @@ def spell_out(config: dict[str, Any], composer: Composer, choices: Mapping[str, 
 
 def _is_chosen(composer: Composer, choices: Mapping[str, str]) -> bool:
     """By a word, a case or an axis, or by the experiment."""
-    if SCALING in choices:
-        return True
-    by_default = composer.section(SCALING, {SCALING: NONE})["_target_"]
-    return composer.section(SCALING, choices)["_target_"] != by_default
+    return SCALING in choices or composer.kind(SCALING, choices) != composer.file(SCALING, NONE)["_target_"]

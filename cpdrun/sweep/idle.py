@@ -3,12 +3,9 @@ word typed, an axis, a case or the experiment's file."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from cpdrun.config.compose import Composer
 from cpdrun.config.keys import has_key
-from cpdrun.sweep.asked import read
 
 Config = Mapping[str, Any]
 FP32 = "fp32"
@@ -147,12 +144,3 @@ def idle_settings(keys: Iterable[str], configs: Sequence[Config]) -> Iterator[st
 def _is_of_rule(key: str) -> bool:
     """Of a rule of scaling; a run without one has no such key."""
     return key.startswith("scaling.")
-
-
-def keys_given(texts: Sequence[str], config_dir: Path | None = None) -> list[str]:
-    """Every key and group that was given a value: by the words typed, by axes and cases, in the experiment's file."""
-    with Composer(config_dir) as composer:
-        asked = read(composer, texts)
-        of_cases = [key for case in asked.cases.values() for key in case]
-        body = [] if asked.experiment is None else composer.set_by(asked.experiment)
-        return [*(t.key for t in asked.typed), *asked.axes, *of_cases, *body]

@@ -47,6 +47,7 @@ class Plan:
     excluded: list[tuple[str, int]] = field(default_factory=list)  # (description, number of runs)
     baselines: int = 0  # fp32 without APS in place of excluded runs: without, nothing could be compared
     duplicates: int = 0
+    given: list[str] = field(default_factory=list)  # keys and groups that were given a value, wherever
     search: dict[str, Any] = field(default_factory=dict)  # the block of that name: what it is asked
     left_out: list[str] = field(default_factory=list)  # of the experiment, for choices that were not made
 
@@ -119,6 +120,7 @@ def _multiply(composer: Composer, asked: Asked, imports: bool) -> Plan:
         excluded=[(_described(rule), n) for rule, n in zip(asked.exclusions, excluded, strict=True) if n],
         baselines=len(baselines),
         duplicates=duplicates,
+        given=_given(composer, asked),
         search=_search(composer, asked),
         left_out=composer.left_out(),
     )
@@ -151,6 +153,13 @@ def _config(
         if not is_own(config["format"]):
             config["format"] = parse_format(config["format"]).name  # one name in all records: e8m23 is fp32
     return config
+
+
+def _given(composer: Composer, asked: Asked) -> list[str]:
+    """Every key and group that was given a value: by the words typed, by axes and cases, in the experiment's file."""
+    of_cases = [key for case in asked.cases.values() for key in case]
+    body = [] if asked.experiment is None else composer.set_by(asked.experiment)
+    return [*(t.key for t in asked.typed), *asked.axes, *of_cases, *body]
 
 
 def _search(composer: Composer, asked: Asked) -> dict[str, Any]:

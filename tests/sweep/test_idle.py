@@ -7,7 +7,7 @@ import pytest
 from cpdrun.cli import main
 from cpdrun.config.compose import Composer
 from cpdrun.sweep import plan
-from cpdrun.sweep.idle import RULES, idle_settings, keys_given
+from cpdrun.sweep.idle import RULES, idle_settings
 
 # what is set, beside format=e4m3, and how each line begins
 CASES = [
@@ -55,14 +55,13 @@ CASES = [
 
 
 def told(words, config_dir=None):
-    runs = plan(words, config_dir, imports=False).runs
-    return list(idle_settings(keys_given(words, config_dir), [run.config for run in runs]))
+    sweep = plan(words, config_dir, imports=False)
+    return list(idle_settings(sweep.given, [run.config for run in sweep.runs]))
 
 
 def test_what_plays_no_part_in_any_run_is_told(monkeypatch):
     with Composer() as composer:  # one for all of them: opening it takes most of the time
-        for module in ("runs", "idle"):
-            monkeypatch.setattr(f"cpdrun.sweep.{module}.Composer", lambda _: nullcontext(composer))
+        monkeypatch.setattr("cpdrun.sweep.runs.Composer", lambda _: nullcontext(composer))
         for given, lines in CASES:
             format = [] if any(word.startswith("format") for word in given) else ["format=e4m3"]
             found = told([*format, *given])
