@@ -19,8 +19,10 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "--metric", help="what to report (default: what the data is judged by: accuracy, mean IoU ...)"
     )
     report.add_argument("--format", type=several, default=["md", "csv", "html"], metavar="F,F", help=FORMATS)
-    report.add_argument("--ci", type=float, default=95, help="confidence level of the intervals, per cent")
-    report.add_argument("--tol", type=float, metavar="T", help="points below fp32 that still count as equal")
+    level = "confidence level, per cent (default: what a search asked, or 95)"
+    report.add_argument("--ci", type=float, help=level)
+    equal = "points below fp32 that still count as equal (default: what a search asked, or 0.5)"
+    report.add_argument("--tol", type=float, metavar="T", help=equal)
     report.add_argument("--rows", type=several, default=[], metavar="AXES", help="rows of one more table")
     report.add_argument("--cols", type=several, default=[], metavar="AXES", help="and its columns")
     networks = "for the predicted speed-up: 1gbit, 10gbit, a yaml file ... (default: all)"
@@ -63,5 +65,5 @@ def _claims(arguments: argparse.Namespace) -> int:
     results_dir, names = split_results_dir(arguments.names)
     if names:
         raise UserError(f"--claims judges all claims; it takes results_dir=PATH alone, not {names[0]!r}")
-    write_claims(results_dir, ci=arguments.ci, console=Terminal())
+    write_claims(results_dir, ci=95 if arguments.ci is None else arguments.ci, console=Terminal())
     return OK

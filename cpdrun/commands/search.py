@@ -62,7 +62,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
     from cpdrun.search.words import as_json, report_command
-    from cpdrun.sweep import listed
+    from cpdrun.sweep import listed, write_question
 
     with before_a_start():
         if not arguments.overrides:
@@ -77,6 +77,9 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         results = Results(question)
     console = _console(arguments.json)
     _say_what_is_asked(console, results)
+    if not arguments.dry_run:
+        with writing(question.directory.path):
+            write_question(question.directory, question.asked)
     if arguments.dry_run:
         _dry_run(console, results, options)
         code = OK

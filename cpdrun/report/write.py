@@ -38,7 +38,7 @@ def write_report(
     *,
     metric: str | None = None,
     formats: Sequence[str] = ("md", "csv"),
-    ci: float = 95,
+    ci: float | None = None,
     tolerance: float | None = None,
     rows: Sequence[str] = (),
     cols: Sequence[str] = (),
@@ -49,10 +49,10 @@ def write_report(
     """Write the report on `sweeps` and print its answer and table on `console`.
 
     One sweep's report goes into its report folder; that of several into the folder `A+B` beside the first. `metric` is
-    by default the one that the data is judged by; a report of another goes into a folder of its name within.
+    by default the one that a search asked for, or that the data is judged by; a report of another goes into a folder of its name within.
     `formats` are kinds of table, `html` for the page, and kinds of picture (png and svg where none is named).
     `ci` is the interval's width in per cent; `tolerance`, how much worse than fp32 counts as equal, in shown
-    units (points for an accuracy, default 0.5). `rows` and `cols` name axes for one more table, pivot.*;
+    units; by default what a search of these runs asked, or else 95 and 0.5 points of an accuracy. `rows` and `cols` name axes for one more table, pivot.*;
     `networks` are those of the predicted speed-up, by name or as yaml files (default: all that have names, and the
     one that was calibrated). `export_to` names tools whose files are written too (tensorboard, mlflow).
     Raises ReportError where there is nothing to report or the question cannot be put.
@@ -88,14 +88,16 @@ def write_report(
     return Report(answer, notes + reasons, tables.frame(study), files)
 
 
-def _check(formats: Sequence[str], ci: float, tolerance: float | None, export_to: Sequence[str]) -> None:
+def _check(
+    formats: Sequence[str], ci: float | None, tolerance: float | None, export_to: Sequence[str]
+) -> None:
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ReportUsageError(f"unknown report format {unknown[0]!r}; there are: {', '.join(FORMATS)}")
     unknown = [tool for tool in export_to if tool not in export.names()]
     if unknown:
         raise ReportUsageError(f"cannot export to {unknown[0]!r}; there are: {', '.join(export.names())}")
-    if not 0 < ci < 100:
+    if ci is not None and not 0 < ci < 100:
         raise ReportUsageError(
             f"ci={ci:g} is not a confidence level; give per cent, between 0 and 100, e.g. 95"
         )

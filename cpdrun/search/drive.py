@@ -68,7 +68,8 @@ class Driver:
         self._in_flight |= new
         self._listed |= new
         if runs:
-            write_manifest(question.as_plan([question.cells[n][seed] for n, seed in self._listed.values()]))
+            listed = [question.cells[name][seed] for name, seed in self._listed.values()]
+            write_manifest(question.as_plan(listed), question.asked)
         return [Job(question.directory.run(run.name), run.config, run.overrides) for run in runs]
 
     def ended(self, event: Event) -> None:

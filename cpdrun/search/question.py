@@ -46,6 +46,12 @@ class Question:
         """The sweep of these runs, for its sweep.yaml."""
         return Plan(self.directory, self.typed, self.axes, list(runs))
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """For sweep.yaml, so that a report answers the same question."""
+        about = {key: getattr(self.settings, key) for key in ("tolerance", "confidence", "metric")}
+        return about | {"baseline": self.baseline}
+
 
 def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> Question:
     """Raises ConfigError for what `sweep.plan` refuses, for a seed that is typed, for a baseline that is no cell of

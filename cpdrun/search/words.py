@@ -181,11 +181,8 @@ def baseline_name(results: Results) -> str:
 
 
 def report_command(results: Results) -> str:
-    """With what the search was asked, which a report does not know."""
-    asked = results.question.settings
-    tolerance = f" --tol {asked.tolerance:g}" if asked.tolerance is not None else ""
-    metric = f" --metric {asked.metric}" if asked.metric else ""
-    return f"For the report: cpdrun report {results.question.directory.path}{tolerance}{metric}"
+    """It answers what the search asked, for that stands in the folder's sweep.yaml."""
+    return f"For the report: cpdrun report {results.question.directory.path}"
 
 
 def tolerance_of(results: Results) -> str:

@@ -1,31 +1,43 @@
-"""sweep.yaml: what a sweep's folder was asked for, and the names of its runs."""
+"""sweep.yaml: what a sweep's folder was asked for, what a search there asks, and the names of its runs."""
 
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
+from typing import Any
 
 import yaml
 
 from cpdrun import __version__
 from cpdrun.config.errors import ConfigError
 from cpdrun.record import SweepDir, git_commit, locked, read_manifest, write_text
+from cpdrun.sweep.asked import SEARCH
 from cpdrun.sweep.runs import Plan
 
 
-def write_manifest(sweep: Plan) -> None:
+def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None:
     """sweep.yaml: what was asked for. One that asks for all of it already is left as it is, and runs that another
-    command has made in the same folder stay listed. Raises OSError where the folder cannot be written, and ConfigError
-    for a sweep.yaml that is not ours to replace."""
+    command has made in the same folder stay listed; so does the last search's question, `search`, for the report.
+    Raises OSError where the folder cannot be written, and ConfigError for a sweep.yaml that is not ours to replace."""
     sweep.directory.path.mkdir(parents=True, exist_ok=True)
     with locked(sweep.directory.lock):  # two commands typed at once keep each other's runs
-        _add_to_manifest(sweep)
+        _add_to_manifest(sweep, search)
 
 
-def _add_to_manifest(sweep: Plan) -> None:
+def write_question(directory: SweepDir, search: Mapping[str, Any]) -> None:
+    """Another search of the same runs: its question takes the place of the last one's in sweep.yaml, where there is
+    one. Raises as `write_manifest`."""
+    if listed(directory) and read_manifest(directory).get(SEARCH) != search:
+        with locked(directory.lock):
+            _write(directory, read_manifest(directory) | {SEARCH: dict(search)})
+
+
+def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
     names = [run.name for run in sweep.runs]
     before = listed(sweep.directory)
     if names and set(names) <= set(before):
         return
+    if search is None and before:
+        search = read_manifest(sweep.directory).get(SEARCH)
     made = [name for name in before if name not in names and sweep.directory.run(name).path.exists()]
     manifest = {
         "sweep": sweep.directory.name,
@@ -35,7 +47,11 @@ def _add_to_manifest(sweep: Plan) -> None:
         "git_commit": git_commit(),
         "versions": {"cpdrun": __version__, "python": platform.python_version(), "torch": version("torch")},
     }
-    write_text(sweep.directory.manifest, yaml.safe_dump(manifest, sort_keys=False))
+    _write(sweep.directory, manifest | ({SEARCH: dict(search)} if isinstance(search, Mapping) else {}))
+
+
+def _write(directory: SweepDir, manifest: Mapping[str, Any]) -> None:
+    write_text(directory.manifest, yaml.safe_dump(dict(manifest), sort_keys=False))
 
 
 def listed(directory: SweepDir) -> list[str]:

@@ -85,6 +85,29 @@ def test_runs_that_never_started_are_known_from_the_manifest(new_sweep, report, 
     assert "1 of 3 runs are finished (2 not started)" in report(sweep).printed
 
 
+def test_a_search_is_answered_with_what_it_asked_unless_another_question_is_typed(
+    new_sweep, report, no_pictures
+):
+    sweep = fill_digits(new_sweep())
+    question = {"tolerance": 1.0, "confidence": 90, "metric": "test_accuracy", "baseline": {"format": "fp32"}}
+    write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": question}))
+    asked = report(sweep)
+    assert "within 1 points of fp32" in asked.printed
+    assert "as the search asked: a tolerance of 1 point, 90 % confidence; --tol" in asked.printed
+    typed = report(sweep, tolerance=0.25, ci=95).printed
+    assert "within 0.25 points of fp32" in typed and "as the search asked" not in typed
+    other = report(sweep, metric="test_loss").printed
+    assert "within 0.05 of fp32" in other and "as the search asked: 90 %" in other
+
+
+def test_a_question_of_a_search_that_cannot_be_read_is_passed_over(new_sweep, report, no_pictures):
+    sweep = fill_digits(new_sweep())
+    question = {"tolerance": "wide", "confidence": 400, "metric": ["a"], "baseline": 3}
+    write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": question}))
+    made = report(sweep)
+    assert "within 0.5 points of fp32" in made.printed and "as the search asked" not in made.printed
+
+
 def test_a_missing_seed_is_named(new_sweep, report, no_pictures):
     sweep = fill_digits(new_sweep(), seeds=2)
     sweep.add("e2m1", aps=True, seed=0)

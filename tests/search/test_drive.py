@@ -77,13 +77,15 @@ def test_its_manifest_lists_the_runs_that_were_asked_for_and_no_others(go):
     results, *_ = go()
     manifest = yaml.safe_load(results.question.directory.manifest.read_text())
     assert sorted(manifest["runs"]) == names(results)
+    baseline = {"format": "fp32", "aps": False}
+    assert manifest["search"] == {"tolerance": 1, "confidence": 95, "metric": None, "baseline": baseline}
 
 
 def test_typed_again_it_has_nothing_to_do_and_says_the_same(go):
     first, *_ = go()
     again, _, codes = go()
     assert sentences(again) == sentences(first) and codes == []
-    assert report_command(again).endswith("/here/found --tol 1")
+    assert report_command(again).endswith("/here/found")
 
 
 def test_twenty_power_cuts_change_neither_the_verdict_nor_the_runs(go):

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.sweep import plan, write_manifest
+from cpdrun.sweep import listed, plan, write_manifest, write_question
 
 
 def test_the_grid_of_an_experiment():
@@ -112,6 +112,21 @@ def test_the_manifest_says_what_was_asked_for(tmp_path):
     assert manifest["axes"] == {"format": sweep.axes["format"], "aps": [False, True]}
     assert len(manifest["runs"]) == 13
     assert manifest["versions"]["cpdrun"] and "git_commit" in manifest
+
+
+def test_the_question_of_a_search_stays_in_the_manifest(tmp_path):
+    def asked():
+        return yaml.safe_load(sweep.directory.manifest.read_text())["search"]
+
+    words = ["format=fp32,e4m3", "name=asked", f"results_dir={tmp_path}"]
+    sweep = plan(words)
+    write_question(sweep.directory, {"tolerance": 1})
+    assert not sweep.directory.manifest.exists()
+    write_manifest(sweep, {"tolerance": 1})
+    write_manifest(plan([*words, "seed=0,1"]))
+    assert asked() == {"tolerance": 1}
+    write_question(sweep.directory, {"tolerance": 2})
+    assert asked() == {"tolerance": 2} and len(listed(sweep.directory)) == 4
 
 
 def test_the_manifest_keeps_what_other_commands_made_in_its_folder(tmp_path):

@@ -11,6 +11,7 @@ from cpdrun.record.measure import known_judge
 from cpdrun.report.costmodel import Network
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.look.style import Look, looks
+from cpdrun.report.read.asked import CONFIDENCE, asked
 from cpdrun.report.read.certified import Judged, judge_chains
 from cpdrun.report.read.collect import (
     CORE_AXES,
@@ -42,6 +43,7 @@ class Study:
     facet_axes: list[str]  # what panels differ in
     networks: dict[str, Network] = field(default_factory=dict)  # asked for, of the predicted speed-up
     is_default_metric: bool = True
+    question: str = ""  # what of it a search asked, in words
 
     @cached_property
     def facets(self) -> list[Facet]:
@@ -185,11 +187,12 @@ def read_study(
     sweeps: list[SweepDir],
     *,
     metric: str | None = None,
-    ci: float = 95,
+    ci: float | None = None,
     tolerance: float | None = None,
     networks: dict[str, Network] | None = None,
 ) -> Study:
-    """Read every run of `sweeps`. `metric` None: the one that their data set is judged by.
+    """Read every run of `sweeps`. What is None is as the search asked whose runs they are, or else: the metric that
+    their data set is judged by, 95 per cent, the metric's usual tolerance.
 
     Raises ReportError where no run has finished, or none has the metric.
     """
@@ -204,7 +207,8 @@ def read_study(
     known = sorted(
         c.removeprefix("metric:") for c in done.columns if c.startswith("metric:") and done[c].notna().any()
     )
-    usual = _usual_metric(done, known)
+    question = asked(sweeps)
+    usual = question.metric if question.metric in known else _usual_metric(done, known)
     metric = usual if metric is None else metric
     if metric not in known and known:
         raise ReportUsageError(
@@ -214,17 +218,22 @@ def read_study(
     shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
     axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
     about, groups = Metric.of(metric, done), make_groups(shown, axes, f"metric:{metric}")
+    asked_tolerance = question.tolerance if metric == usual else None  # it is in the units of that metric
+    usual_tolerance = about.default_tolerance if asked_tolerance is None else asked_tolerance
     return Study(
         sweeps=names,
         runs=runs,
         metric=about,
-        ci=ci,
-        tolerance=about.default_tolerance if tolerance is None else tolerance,
+        ci=(question.confidence or CONFIDENCE) if ci is None else ci,
+        tolerance=usual_tolerance if tolerance is None else tolerance,
         axes=axes,
         groups=groups,
         facet_axes=facet_axes(groups, axes),
         networks=networks or {},
         is_default_metric=metric == usual,
+        question=question.said(
+            about, tolerance=tolerance is None and asked_tolerance is not None, confidence=ci is None
+        ),
     )
 
 

@@ -1,0 +1,61 @@
+"""What a search asked, out of its folder's sweep.yaml: a report answers the same unless another question is typed."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cpdrun.record import SweepDir, read_manifest
+from cpdrun.report.read.metric import Metric
+
+CONFIDENCE = 95.0  # per cent, where nobody asked for another
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was no search's, or is not to be read, is None or empty."""
+
+    tolerance: float | None = None  # as it is shown: points of a fraction
+    confidence: float | None = None  # per cent
+    metric: str | None = None
+    baseline: Mapping[str, Any] = field(default_factory=dict)  # the values that name it
+
+    def said(self, metric: Metric, *, tolerance: bool, confidence: bool) -> str:
+        """Which of these the report took over. "" for none."""
+        parts = []
+        if tolerance and self.tolerance is not None:
+            unit = "" if not metric.is_fraction else " point" if self.tolerance == 1 else " points"
+            parts.append(f"a tolerance of {self.tolerance:g}{unit}")
+        if confidence and self.confidence is not None:
+            parts.append(f"{self.confidence:g} % confidence")
+        return f"as the search asked: {', '.join(parts)}; --tol and --ci ask otherwise" if parts else ""
+
+
+def asked(sweeps: Sequence[SweepDir]) -> Asked:
+    """The question that all of `sweeps` were searched with; an empty one where they were not, or differ."""
+    questions = [_asked(sweep) for sweep in sweeps]
+    first = questions[0] if questions else Asked()
+    return first if all(question == first for question in questions) else Asked()
+
+
+def _asked(sweep: SweepDir) -> Asked:
+    try:
+        manifest = read_manifest(sweep)
+    except (OSError, ValueError):
+        return Asked()
+    block = manifest.get("search") if isinstance(manifest, Mapping) else None
+    if not isinstance(block, Mapping):
+        return Asked()
+    tolerance, confidence = _number(block.get("tolerance")), _number(block.get("confidence"))
+    metric, baseline = block.get("metric"), block.get("baseline")
+    return Asked(
+        tolerance if tolerance is not None and tolerance >= 0 else None,
+        confidence if confidence is not None and 0 < confidence < 100 else None,
+        metric if isinstance(metric, str) else None,
+        baseline if isinstance(baseline, Mapping) else {},
+    )
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
