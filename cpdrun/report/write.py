@@ -52,9 +52,10 @@ def write_report(
     by default the one that a search asked for, or that the data is judged by; a report of another goes into a folder of its name within.
     `formats` are kinds of table, `html` for the page, and kinds of picture (png and svg where none is named).
     `ci` is the interval's width in per cent; `tolerance`, how much worse than fp32 counts as equal, in shown
-    units; by default what a search of these runs asked, or else 95 and 0.5 points of an accuracy. `rows` and `cols` name axes for one more table, pivot.*;
-    `networks` are those of the predicted speed-up, by name or as yaml files (default: all that have names, and the
-    one that was calibrated). `export_to` names tools whose files are written too (tensorboard, mlflow).
+    units: by default what a search of these runs asked, or else 95 and 0.5 points of an accuracy. `rows` and `cols`
+    name axes for one more table, pivot.*; `networks` are those of the predicted speed-up, by name or as yaml files
+    (default: all that have names, and the one that was calibrated). `export_to` names tools whose files are written
+    too (tensorboard, mlflow).
     Raises ReportError where there is nothing to report or the question cannot be put.
     """
     console = console or Console()
