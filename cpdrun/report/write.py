@@ -49,7 +49,8 @@ def write_report(
     """Write the report on `sweeps` and print its answer and table on `console`.
 
     One sweep's report goes into its report folder; that of several into the folder `A+B` beside the first. `metric` is
-    by default the one that a search asked for, or that the data is judged by; a report of another goes into a folder of its name within.
+    by default the one that a search asked for, or that the data is judged by; a report of another goes into a folder
+    of its name within.
     `formats` are kinds of table, `html` for the page, and kinds of picture (png and svg where none is named).
     `ci` is the interval's width in per cent; `tolerance`, how much worse than fp32 counts as equal, in shown
     units: by default what a search of these runs asked, or else 95 and 0.5 points of an accuracy. `rows` and `cols`
