@@ -12,6 +12,7 @@ from custom_fp.checks import check_float, check_terms
 from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
+from cpdrun.comm.sums.forming import summation_of
 from cpdrun.comm.sums.scaling import APS, Shifts
 from cpdrun.comm.sums.sum import Sum, takes_knobs
 from cpdrun.comm.sums.summation import Layers
@@ -90,7 +91,7 @@ def emulate_all_reduce(
     check_terms("emulate_all_reduce", tensors)
     for tensor in tensors:
         check_float(tensor)
-    summation = _once(fmt, knobs).summation(Workers(len(tensors)), _shifts(aps))
+    summation = summation_of(_once(fmt, knobs), Workers(len(tensors)), _shifts(aps))
     stack_Nxn = torch.stack([tensor.detach().to(torch.float32).reshape(-1) for tensor in tensors])
     total_n = torch.empty_like(stack_Nxn[0])
     summation.run(Layers(["0"], [stack_Nxn], [total_n], (seed,)))
@@ -108,7 +109,7 @@ def _sum(
 ) -> None:
     """Writes the sums to `out`: contiguous float32 tensors, which may be `tensors` themselves."""
     workers = Workers.of_group(dist.get_world_size(group), group)
-    summation = _once(fmt, knobs).summation(workers, _shifts(aps))
+    summation = summation_of(_once(fmt, knobs), workers, _shifts(aps))
     for tensor in tensors:
         check_float(tensor)
     if not any(tensor.numel() for tensor in tensors):

@@ -14,6 +14,7 @@ from cpdrun.comm.base import GradientSync
 from cpdrun.comm.hybrid import FullPrecision
 from cpdrun.comm.statistics import count_hidden, count_nonfinite, hides_nonfinite, layer_statistics
 from cpdrun.comm.sums.feedback import ErrorFeedback
+from cpdrun.comm.sums.forming import summation_of
 from cpdrun.comm.sums.scaling import ScalingRule, Shifts
 from cpdrun.comm.sums.sum import Sum, takes_knobs
 from cpdrun.comm.sums.summation import Layers, Summation
@@ -47,8 +48,8 @@ class AllReduceSync(GradientSync):
         self.sum = Sum.of(format, **knobs)
         self.workers = Workers.of_group(world_size, group)
         self.shifts = Shifts(scaling)
-        self.summation = self.sum.summation(self.workers, self.shifts)
-        self.in_full_precision = self.sum.in_full_precision().summation(self.workers)
+        self.summation = summation_of(self.sum, self.workers, self.shifts)
+        self.in_full_precision = summation_of(self.sum.in_full_precision(), self.workers)
         self.longest_chain = self.summation.longest_chain
         self.feedback = ErrorFeedback() if self.sum.error_feedback else None
         self.seed, self.names = seed, list(parameter_names)

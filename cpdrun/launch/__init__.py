@@ -2,7 +2,7 @@
 
 The main path: a Session (session.py) hands jobs to an Executor (base.py; local.py, pull.py, slurm/) and follows its
 events (drive.py); the executor starts one agent a run (attempt/agent.py); the agent asks an engine (connection.py is
-its client, cpdrun.train.ranks.engine the program) to start the ranks. Nothing here imports torch. Names are imported on
+its client, cpdrun.train.engine the program) to start the ranks. Nothing here imports torch. Names are imported on
 first use, so that an agent does not pay for the display.
 """
 

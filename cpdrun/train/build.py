@@ -30,8 +30,8 @@ from cpdrun.optim.groups import MakeOptimizer, ParameterGroups, trainable
 from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
 from cpdrun.train.course import Course
+from cpdrun.train.fit import SPLITS, unfit_data, unfit_model
 from cpdrun.train.precision.base import Precision
-from cpdrun.train.preflight.fit import SPLITS, unfit_data, unfit_model
 from cpdrun.train.seeds import derived_seed
 from cpdrun.train.state.init_from import InitFrom
 

@@ -2,7 +2,7 @@
 
 A row says what its results are like and what computes them; from that one function come the operator on real tensors,
 its fake kernel, and with what stands beside it in the table its vmap rule and its derivative. torch.library takes no
-format, so an operator gets a text, `NumberFormat.spelling`.
+format, so an operator gets a text, `names.spelled`.
 
 Operators that may draw a seed are tagged nondeterministic_seeded, for a compiler would make one of two equal calls.
 They are registered without `custom_op`, whose Python costs a small tensor more than all else.
@@ -22,7 +22,7 @@ from torch.library import Library, register_fake, register_vmap
 from torch.nn import Parameter
 
 from custom_fp.checks import check_out, deliver, destination
-from custom_fp.formats.names import read
+from custom_fp.formats.names import read, spelled
 from custom_fp.formats.protocol import NumberFormat
 
 Shapes = Sequence[tuple[Sequence[int], torch.dtype]]
@@ -180,7 +180,7 @@ def _new(shape: Sequence[int], dtype: torch.dtype, like: Tensor) -> Tensor:
 
 
 def _text(fmt: NumberFormat | str) -> str:
-    return read(fmt).spelling
+    return spelled(read(fmt))
 
 
 # For a compiler a constant: what torch.compiler.assume_constant_result does, which imports all of it (a second).

@@ -14,6 +14,7 @@ from custom_fp import Codebook
 from ranks import run_ranks
 
 from cpdrun.comm import AllReduceSync, RankLost, Sum, all_reduce, all_reduce_, emulate_all_reduce
+from cpdrun.comm.sums.forming import summation_of
 from cpdrun.comm.sums.scaling import APS
 from cpdrun.comm.sums.summation import Layers
 from cpdrun.comm.sync import decoded
@@ -212,6 +213,6 @@ def test_the_survivors_name_a_rank_that_died():
 
 
 def test_empty_layers_send_nothing() -> None:
-    summation = Sum("linear").summation(Workers(1))
+    summation = summation_of(Sum("linear"), Workers(1))
     done = summation.run(Layers(["a"], [torch.ones(1, 0)], [torch.empty(0)]))
     assert (done.sent_bytes, done.real_worker_bytes) == (0, 0)

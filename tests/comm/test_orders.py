@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 
 from cpdrun.comm import Sum, all_reduce, all_reduce_, all_reduce_coalesced, ddp_hook, emulate_all_reduce
+from cpdrun.comm.sums.forming import summation_of
 from cpdrun.comm.sums.orders import order_named
 from cpdrun.comm.sums.orders.hierarchical import auto_group_size
 from cpdrun.comm.workers import Workers
@@ -51,12 +52,12 @@ def test_automatic_groups(n_workers: int, size: int) -> None:
     ],
 )
 def test_longest_chain(knobs: dict, n_workers: int, chain: int | None) -> None:
-    assert Sum("fp32", **knobs).summation(Workers(n_workers)).longest_chain == chain
+    assert summation_of(Sum("fp32", **knobs), Workers(n_workers)).longest_chain == chain
 
 
 @pytest.mark.parametrize(("requantise", "chain"), [("hop", 7), ("once", 1)])
 def test_longest_chain_of_what_is_decoded_and_added_in_float32(requantise: str, chain: int) -> None:
-    assert Sum("dynamic_tree", requantise=requantise).summation(Workers(8)).longest_chain == chain
+    assert summation_of(Sum("dynamic_tree", requantise=requantise), Workers(8)).longest_chain == chain
 
 
 def test_every_worker_is_added_once_at_every_level() -> None:
@@ -66,18 +67,18 @@ def test_every_worker_is_added_once_at_every_level() -> None:
             assert [i for group in level.groups for i in group] == list(range(below))
             below = len(level.groups)
         assert below == 1
-        first, summation = order.levels(n_workers)[0], Sum("fp32", name).summation(Workers(n_workers))
+        first, summation = order.levels(n_workers)[0], summation_of(Sum("fp32", name), Workers(n_workers))
         assert all(w in first.groups[summation.group_of(w)] for w in range(n_workers))
 
 
 def test_formats_with_scales_take_one_chain_alone() -> None:
-    few = Sum("mxfp4", order="hierarchical").summation(Workers(8))
-    assert few.longest_chain == Sum("mxfp4").summation(Workers(8)).longest_chain == 7
+    few = summation_of(Sum("mxfp4", order="hierarchical"), Workers(8))
+    assert few.longest_chain == summation_of(Sum("mxfp4"), Workers(8)).longest_chain == 7
     for order, n_workers in (("hierarchical", 16), ("tree", 3), ("ring", 2)):
         with pytest.raises(
             ValueError, match=rf"order={order}: format mxfp4 .*order=rank, or sync=requantised"
         ):
-            Sum("mxfp4", order=order).summation(Workers(n_workers))
+            summation_of(Sum("mxfp4", order=order), Workers(n_workers))
 
 
 def test_a_group_size_that_plays_no_part_has_one_spelling() -> None:

@@ -1,6 +1,6 @@
 """An engine whose ranks only pretend to train: the launcher's tests say in the config what a rank does.
 
-    python -m stand_in --warm FD ...      cpdrun.train.ranks.engine with another worker
+    python -m stand_in --warm FD ...      cpdrun.train.engine with another worker
 
 `act` is finish, diverge, crash, out_of_memory, exit (with `code`), kill (itself), silent (leaves no result)
 or once_killed (kills itself on the first attempt). Each of `epochs` takes `epoch_s` seconds. It counts, in
@@ -19,7 +19,8 @@ from pathlib import Path
 import yaml
 
 from cpdrun.record import Attempt, RunDir, append_json_line, write_json
-from cpdrun.train.ranks import engine, pulse
+from cpdrun.train import engine
+from cpdrun.train.ranks import pulse
 
 
 def run_rank(run_dir: str) -> int:

@@ -18,6 +18,7 @@ import torch
 from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor, nn
 
+from cpdrun.comm.sums.forming import summation_of
 from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.sums.summation import Layers
 from cpdrun.comm.wire.post import Post
@@ -76,7 +77,7 @@ class ModelWorkers:
         """parts[i]: float32 summand of my i-th worker, all of one shape; the sum over all workers. Collective."""
         total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
         stack_LxN = torch.stack(list(parts)).reshape(len(parts), -1)
-        summation = Sum(fmt, requantise="once").summation(self.workers)
+        summation = summation_of(Sum(fmt, requantise="once"), self.workers)
         done = summation.run(Layers(["sum"], [stack_LxN], [total.view(-1)]))
         self.sent_bytes += done.sent_bytes
         self.real_worker_bytes += done.real_worker_bytes

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import custom_fp
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from cpdrun.comm.sums.sum import Sum
+from cpdrun.comm.sums.sum import Sum
 
 
 @dataclass(frozen=True)

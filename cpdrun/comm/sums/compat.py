@@ -17,30 +17,11 @@ format, float32 subnormals flushed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import custom_fp
 import torch
 from custom_fp import Format
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from cpdrun.comm.sums.sum import Sum
-
-THEIRS = {"order": ("rank", "hierarchical"), "rounding": ("nearest_even",), "overflow": ("infinity",)}
-
-
-def check(sum: Sum) -> None:
-    """Raises ValueError for what their code does not have."""
-    for key, theirs in THEIRS.items():
-        if (value := getattr(sum, key)) not in theirs:
-            raise ValueError(
-                f"{key}={value} with compat={sum.compat}: its code has only {' and '.join(theirs)}"
-            )
-    if sum.error_feedback:
-        raise ValueError(f"error_feedback=true with compat={sum.compat}: its code has none")
-    if sum.again:
-        raise ValueError(f"compat={sum.compat}: its code has no formats with scales such as {sum.fmt}")
 
 
 def add_unrounded(values: Sequence[Tensor], fmt: Format, *, kahan: bool) -> Tensor:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,15 +26,12 @@ from torch import Tensor
 
 from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.magnitudes import largest_magnitude
-from cpdrun.comm.sums.summation import Layers, Summed
+from cpdrun.comm.sums.orders import Level
+from cpdrun.comm.sums.summation import Layers, Summation, Summed
 from cpdrun.comm.wire.failure import naming_lost_ranks
 from cpdrun.comm.wire.layout import Layout
 from cpdrun.comm.wire.piece import Piece
 from cpdrun.comm.wire.transport import Transport, transport_for
-
-if TYPE_CHECKING:
-    from cpdrun.comm.sums.orders import Level
-    from cpdrun.comm.sums.rounded import Rounded
 
 SEGMENT_VALUES = 512 * 1024  # smaller: more messages; larger: a longer start and end without overlap
 LAG = 2  # segments between two stages
@@ -55,7 +51,7 @@ def transport_of(group: dist.ProcessGroup | None, device: torch.device) -> Trans
 class Exchange:
     """One sum under way, in an order of one level."""
 
-    def __init__(self, summation: Rounded, layers: Layers) -> None:
+    def __init__(self, summation: Summation, layers: Layers) -> None:
         self.summation, self.layers, self.workers = summation, layers, summation.workers
         self.sum, self.wire = summation.sum, summation.wire
         self.first, *self.above = summation.levels

@@ -7,16 +7,13 @@ level: the sums of a level are held as float32 gradients until the next one has 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.exchange import Exchange
+from cpdrun.comm.sums.orders import Level
 from cpdrun.comm.wire.piece import Piece
-
-if TYPE_CHECKING:
-    from cpdrun.comm.sums.orders import Level
 
 
 class LevelsExchange(Exchange):
@@ -43,7 +40,7 @@ class LevelsExchange(Exchange):
     def _add_workers(self, t: int) -> None:
         """The sum of each group of workers as a float32 gradient, kept."""
         payload_NxB = self.transport.wait_for_workers(t)
-        how, sums_of_groups = self.summation.at(self.first), []
+        how, sums_of_groups = self.sum.at(self.first), []
         for j, group in enumerate(self.first.groups):
             sums = []
             for piece in self.layout.pieces(self.workers.rank, t):
@@ -87,4 +84,4 @@ class LevelsExchange(Exchange):
             for place, total in enumerate(below)
         ]
         draw = self._draw(level, j, piece, "sum", 0, piece.start)
-        return codec.accumulate(values, self.summation.at(level), draw)
+        return codec.accumulate(values, self.sum.at(level), draw)

@@ -17,22 +17,18 @@ bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cpdrun.comm.sums.codec import Draw, accumulate, quantize_scaled, scale
-from cpdrun.comm.sums.compat import add_unrounded
+from cpdrun.comm.sums.codec import Draw, quantize_scaled, scale
 from cpdrun.comm.sums.exchange import Exchange
 from cpdrun.comm.sums.levels import LevelsExchange
 from cpdrun.comm.sums.magnitudes import largest_magnitude
+from cpdrun.comm.sums.orders import Level
+from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.sums.summation import Layers, Summation, Summed
-
-if TYPE_CHECKING:
-    from cpdrun.comm.sums.orders import Level
-    from cpdrun.comm.sums.sum import Sum
 
 
 class Rounded(Summation):
@@ -44,11 +40,6 @@ class Rounded(Summation):
         self.unrounded = self.sum.compat == "cpd" and not self.shifts.scale and one_level
         if self.unrounded:
             self.wire = self.sum.in_full_precision()
-
-    def at(self, level: Level) -> Sum:
-        """How a level adds."""
-        plain = self.sum.compat == "cpd" and self.sum.kahan and not level.last
-        return replace(self.sum, kahan=False) if plain else self.sum
 
     def between(self, layers: Layers) -> Summed:
         kind = Exchange if len(self.levels) == 1 else LevelsExchange
@@ -77,7 +68,9 @@ class Rounded(Summation):
         )
         sums = [
             [
-                rows[0] if level.passes_on(j) else self._add(rows, shift, self.at(level), (*layers.key, name))
+                rows[0]
+                if level.passes_on(j)
+                else self._add(rows, shift, self.sum.at(level), (*layers.key, name))
                 for rows, shift, name in zip(of_group, shifts[j], level.names(layers.names, j), strict=True)
             ]
             for j, of_group in enumerate(members)
@@ -107,9 +100,3 @@ class Rounded(Summation):
                 [rows[w] if whole else rows[w][start:stop] for w in places], how, draw
             )
         return scale(sum_n, -shift)
-
-    def total(self, values: Sequence[Tensor], how: Sum, draw: Draw | None) -> Tensor:
-        """Values that have travelled, added in the order given, every partial sum rounded."""
-        if self.unrounded:
-            return add_unrounded(values, how.fmt, kahan=how.kahan)
-        return accumulate(values, how, draw)

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from custom_fp import Format
 from torch import Tensor
 
 from cpdrun.comm.sums.magnitudes import Agreement, Magnitudes, NotAsked, StepBefore, ThisStep, sum_exponent
+from cpdrun.comm.sums.orders import Level
 from cpdrun.comm.workers import Workers
-
-if TYPE_CHECKING:
-    from cpdrun.comm.sums.orders import Level
 
 
 class ScalingRule(ABC):

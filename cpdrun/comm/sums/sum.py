@@ -1,6 +1,6 @@
 """What a sum is: format, order, rounding, since low-precision addition is not associative.
 
-A `Sum` is a value. `Sum.summation` makes of it what forms the sum of so many workers' gradients: see `summation.py`.
+A `Sum` is a value; `summation_of` (forming.py) makes of it what forms the sum of so many workers' gradients.
 """
 
 import inspect
@@ -13,12 +13,7 @@ from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.rule import Overflow, Rounding
 
-from cpdrun.comm.sums import compat
-from cpdrun.comm.sums.decoded import Decoded
-from cpdrun.comm.sums.orders import AUTO, Order, order_named
-from cpdrun.comm.sums.scaling import Shifts
-from cpdrun.comm.sums.summation import Summation
-from cpdrun.comm.workers import Workers
+from cpdrun.comm.sums.orders import AUTO, Level, Order, order_named
 
 FP32 = parse("fp32")
 _CHOICES = {
@@ -27,6 +22,8 @@ _CHOICES = {
     "requantise": (None, "hop", "once"),
     "compat": (None, "cpd"),
 }
+# of compat=cpd
+_THEIRS = {"order": ("rank", "hierarchical"), "rounding": ("nearest_even",), "overflow": ("infinity",)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Sum:
         if self.group_size is None:
             object.__setattr__(self, "group_size", AUTO)  # one spelling of what plays no part
         if self.compat:
-            compat.check(self)
+            self._check_compat()
 
     @cached_property
     def ordering(self) -> Order:
@@ -87,10 +84,21 @@ class Sum:
         """The same in fp32."""
         return replace(self, fmt=FP32, requantise=None)
 
-    def summation(self, workers: Workers, shifts: Shifts | None = None) -> Summation:
-        """What forms the sum of these workers' gradients. Raises ValueError where it cannot."""
-        kind = self.ordering.summation if self.again is None else Decoded
-        return kind(self, workers, shifts or Shifts())
+    def at(self, level: Level) -> "Sum":
+        """How a level of the order adds: compat=cpd knows kahan in the last one alone."""
+        return replace(self, kahan=False) if self.compat and self.kahan and not level.last else self
+
+    def _check_compat(self) -> None:
+        """Raises ValueError for what the code of APS's authors does not have."""
+        for key, theirs in _THEIRS.items():
+            if (value := getattr(self, key)) not in theirs:
+                raise ValueError(
+                    f"{key}={value} with compat={self.compat}: its code has only {' and '.join(theirs)}"
+                )
+        if self.error_feedback:
+            raise ValueError(f"error_feedback=true with compat={self.compat}: its code has none")
+        if self.again:
+            raise ValueError(f"compat={self.compat}: its code has no formats with scales such as {self.fmt}")
 
 
 def takes_knobs(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
     rounded.py          every partial sum in the format, in the order that was asked for
     decoded.py          decoded, added in float32 and quantized again: formats with scales
-    orders/native.py    left to the platform
+    platform.py         left to the platform
 
 Legend: N workers, L of them on this rank, n elements of a layer.
 """
@@ -13,18 +13,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from cpdrun.comm.sums.codec import Draw, quantize_scaled, scale
+from cpdrun.comm.sums.codec import Draw, accumulate, quantize_scaled, scale
+from cpdrun.comm.sums.compat import add_unrounded
 from cpdrun.comm.sums.magnitudes import agreement_bytes
 from cpdrun.comm.sums.scaling import Shifts
+from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.wire.layout import Layout
 from cpdrun.comm.workers import Workers
-
-if TYPE_CHECKING:
-    from cpdrun.comm.sums.sum import Sum
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,7 @@ class Summation(ABC):
         self.sum, self.workers, self.shifts = sum, workers, shifts
         self.n_workers = workers.world_size
         self.wire = sum  # how values travel
+        self.unrounded = False  # they travel and are added as they are (`compat.py`)
         self.levels = sum.ordering.levels(self.n_workers)
 
     @property
@@ -103,6 +102,12 @@ class Summation(ABC):
             layout.sent_bytes() + agreement_bytes(agreed, self.n_workers),
             sent_bytes + agreement_bytes(agreed, self.workers.ranks),
         )
+
+    def total(self, values: Sequence[Tensor], how: Sum, draw: Draw | None) -> Tensor:
+        """Values that have travelled, added in the order given, every partial sum rounded."""
+        if self.unrounded:
+            return add_unrounded(values, how.fmt, kahan=how.kahan)
+        return accumulate(values, how, draw)
 
     def group_of(self, worker: int) -> int:
         """Of the first level: whose shifts the worker has."""

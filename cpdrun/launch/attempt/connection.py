@@ -1,4 +1,4 @@
-"""The asking side of cpdrun.train.ranks.engine: a connection to an engine, warm or cold, and a request over it."""
+"""The asking side of cpdrun.train.engine: a connection to an engine, warm or cold, and a request over it."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import IO, Any
 
-ENGINE = "cpdrun.train.ranks.engine"
+ENGINE = "cpdrun.train.engine"
 # Tests of the launcher put a stand-in here whose "training" they control.
 MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
 

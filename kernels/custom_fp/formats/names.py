@@ -52,8 +52,9 @@ def is_own(name: object) -> bool:
     return isinstance(name, str) and _PATH.fullmatch(name) is not None
 
 
+@cache
 def spelled(fmt: NumberFormat) -> str:
-    """`NumberFormat.spelling`."""
+    """A text that `read` makes this format of again, in any process: its name if `parse` knows it, else all of it."""
     try:
         if _parse(fmt.name) == fmt:
             return fmt.name
@@ -65,7 +66,7 @@ def spelled(fmt: NumberFormat) -> str:
 
 
 def read(fmt: str | NumberFormat) -> NumberFormat:
-    """As `parse`, and what `NumberFormat.spelling` has written down is a format, too."""
+    """As `parse`, and what `spelled` has written down is a format, too."""
     return _read(fmt) if type(fmt) is str else parse(fmt)
 
 

@@ -82,14 +82,6 @@ class NumberFormat(ABC):
         """Bytes of a packed tensor: its scales, then ceil(numel / 8) * k bytes of codes."""
         return self.scales(numel) * self.scale_bits // 8 + -(-numel // 8) * self.code_bits
 
-    @cached_property
-    def spelling(self) -> str:
-        """A text that `names.read` makes this format of again, in any process: its name if `names.parse` knows it, else
-        all of it."""
-        from custom_fp.formats import names
-
-        return names.spelled(self)
-
     def __str__(self) -> str:
         return self.name
 

@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from cpdrun.comm.sums.rounded import Rounded
-from cpdrun.comm.sums.summation import Summation
-
 AUTO = "auto"
 
 
@@ -49,7 +46,7 @@ class Level:
 class Order:
     """One chain of all workers, where a subclass says nothing else. Each is a frozen dataclass in its own file."""
 
-    summation: ClassVar[type[Summation]] = Rounded  # who forms a sum of a format without scales in this order
+    is_stated: ClassVar[bool] = True  # False: it is left to the platform, and nobody knows it
 
     @classmethod
     def of(cls, group_size: int | str | None) -> "Order":

@@ -1,8 +1,8 @@
 """The engine: starts the ranks of a run with torchrun's own machinery, in tenths of a second.
 
-    python -m cpdrun.train.ranks.engine --warm FD    import torch once, then fork one engine for each connection
-    python -m cpdrun.train.ranks.engine --once FD    be the engine of one connection
-    python -m cpdrun.train.ranks.engine --task JSON  be one of a run's engines, a task of srun; prints its answer
+    python -m cpdrun.train.engine --warm FD    import torch once, then fork one engine for each connection
+    python -m cpdrun.train.engine --once FD    be the engine of one connection
+    python -m cpdrun.train.engine --task JSON  be one of a run's engines, a task of srun; prints its answer
 
 `torchrun` costs three seconds a run, nearly all of it `import torch`. What it does after that import is
 `torch.distributed.launcher.api.elastic_launch`; here the same function starts the ranks with
@@ -52,7 +52,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m cpdrun.train.ranks.engine")
+    parser = argparse.ArgumentParser(prog="python -m cpdrun.train.engine")
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--warm", type=int, metavar="FD", help="a socket over which connections arrive")
     how.add_argument("--once", type=int, metavar="FD", help="a connection")
