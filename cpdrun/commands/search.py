@@ -3,7 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from cpdrun.arguments import add_overrides, count, positive
+from cpdrun.arguments import add_overrides
+from cpdrun.commands.launching import add_options, may_start, options_of, words_of
 from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, writing
 
 if TYPE_CHECKING:
@@ -33,28 +34,15 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     search.add_argument(
         "--json", action="store_true", help="what was found, for programs; progress goes to stderr"
     )
-    where = "where to run: local (default), or slurm, which gets rounds of runs"
-    search.add_argument("--launcher", metavar="NAME", help=where)
-    search.add_argument("--jobs", type=positive, metavar="N", help="processes at once (default: all cores)")
-    search.add_argument("--jobs-per-gpu", type=positive, metavar="K", help="processes that share a GPU")
-    search.add_argument("--max-parallel", type=positive, metavar="K", help="runs at once on a cluster")
-    search.add_argument("--retries", type=count, default=0, metavar="R", help="tries again after a failure")
-    search.add_argument("--fail-fast", action="store_true", help="stop the search at the first failure")
+    add_options(search, "or slurm, which gets rounds of runs")
     return search
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.launch import LaunchOptions, Session
+    from cpdrun.launch import Session
 
-    options = LaunchOptions(
-        jobs=arguments.jobs,
-        jobs_per_gpu=arguments.jobs_per_gpu,
-        max_parallel=arguments.max_parallel,
-        retries=arguments.retries,
-        fail_fast=arguments.fail_fast,
-    )
     with Session() as session:
-        return _search(arguments, options, session)
+        return _search(arguments, options_of(arguments), session)
 
 
 def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
@@ -69,9 +57,8 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
             raise UserError("say what to search: cpdrun search exp=NAME, such as exp=digits_bits")
         if not arguments.dry_run:
             session.warm_up()  # importing torch takes longer than planning
-        launcher = [f"launcher={arguments.launcher}"] if arguments.launcher else []
         budget = [f"search.budget={arguments.budget}"] if arguments.budget else []
-        words = [*arguments.overrides, *launcher, *budget]
+        words = [*words_of(arguments), *budget]
         question = ask(words, arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
         results = Results(question)
@@ -139,22 +126,15 @@ def _launch(
     from cpdrun.launch import axes_of, print_summary
     from cpdrun.record import cancellation
     from cpdrun.search.drive import SearchDisplay, search
-    from cpdrun.sweep.needs import missing_folders, twin
+
+    def say(line: str) -> None:
+        console.print(line, soft_wrap=True, markup=False)
 
     question = results.question
     configs = [cell[0].config for cell in question.cells.values()]
     cancelled_before = cancellation(question.directory)
-    with before_a_start():
-        problems, notes = session.preflight(configs, options)
-        if problems:
-            if any(missing_folders(config) for config in configs):
-                problems[-1] += f". Without it: {twin(configs[0]['exp'], config_dir)}"
-            raise UserError(*problems)
-        for note in notes:
-            console.print(f"note: {note}", soft_wrap=True)
-        if cancellation(question.directory) != cancelled_before:
-            console.print("Cancelled from another shell. Nothing was started.")
-            return INTERRUPTED
+    if not may_start(session, question.directory, configs, options, cancelled_before, config_dir, say):
+        return INTERRUPTED
     display = SearchDisplay(console, axes_of(question.directory), results)
     with writing(question.directory.path):  # a full disk, as a rule
         summaries = search(session, results, configs[0]["launcher"], options, display, cancelled_before)

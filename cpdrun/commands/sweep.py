@@ -4,7 +4,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from cpdrun.arguments import add_overrides, count, positive
+from cpdrun.arguments import add_overrides
+from cpdrun.commands.launching import add_options, may_start, options_of, words_of
 from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, writing
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from cpdrun.launch import LaunchOptions, Session
     from cpdrun.sweep import Plan, PlannedRun
+    from cpdrun.sweep.standing import Standing
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -25,44 +27,29 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     add_overrides(sweep, "exp=NAME, key=value, or key=a,b,c for an axis")
     sweep.add_argument("--dry-run", action="store_true", help="say what would be run, and stop")
     sweep.add_argument("--json", action="store_true", help="with --dry-run: the same for programs")
-    where = "where to run: local (default), slurm, or pull, which leaves the runs to `cpdrun work`"
-    sweep.add_argument("--launcher", metavar="NAME", help=where)
-    sweep.add_argument("--jobs", type=positive, metavar="N", help="processes at once (default: all cores)")
-    sweep.add_argument("--jobs-per-gpu", type=positive, metavar="K", help="processes that share a GPU")
-    sweep.add_argument("--max-parallel", type=positive, metavar="K", help="runs at once on a cluster")
-    sweep.add_argument("--retries", type=count, default=0, metavar="R", help="tries again after a failure")
+    add_options(sweep, "slurm, or pull, which leaves the runs to `cpdrun work`")
     rerun = "only failed runs; also those of other code or data than now; or all from the start"
     sweep.add_argument("--rerun", choices=["failed", "changed", "all"], help=rerun)
-    sweep.add_argument("--fail-fast", action="store_true", help="stop the sweep at the first failure")
-    sweep.add_argument(
-        "--no-wait", action="store_true", help="hand the runs to the cluster, or to workers, and leave"
-    )
+    leave = "hand the runs to the cluster, or to workers, and leave"
+    sweep.add_argument("--no-wait", action="store_false", dest="wait", help=leave)
     return sweep
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.launch import LaunchOptions, Session
+    from cpdrun.launch import Session
 
-    options = LaunchOptions(
-        jobs=arguments.jobs,
-        jobs_per_gpu=arguments.jobs_per_gpu,
-        max_parallel=arguments.max_parallel,
-        retries=arguments.retries,
-        fail_fast=arguments.fail_fast,
-        wait=not arguments.no_wait,
-    )
     with Session() as session:
-        return _sweep(arguments, options, session)
+        return _sweep(arguments, session)
 
 
-def _sweep(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
-    from cpdrun.launch.executors import own_class
+def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     from cpdrun.record import State
     from cpdrun.record.fingerprint import of_other_code
     from cpdrun.sweep import listed, plan
-    from cpdrun.sweep.idle import idle_settings
+    from cpdrun.sweep.dry_run import as_json, print_dry_run
     from cpdrun.sweep.standing import standing
 
+    options = options_of(arguments)
     with before_a_start():
         if arguments.json and not arguments.dry_run:
             raise UserError("--json is for --dry-run; of a sweep that runs, `cpdrun status --json` tells")
@@ -70,8 +57,7 @@ def _sweep(arguments: argparse.Namespace, options: "LaunchOptions", session: "Se
             raise UserError(_which_experiment(arguments.config_dir))
         if not arguments.dry_run:
             session.warm_up()  # importing torch takes longer than planning
-        launcher = [f"launcher={arguments.launcher}"] if arguments.launcher else []
-        words, imports = [*arguments.overrides, *launcher], not arguments.dry_run
+        words, imports = words_of(arguments), not arguments.dry_run
         sweep = plan(words, arguments.config_dir, imports=imports, on_many=_say_how_many)
         listed(sweep.directory)
 
@@ -81,27 +67,17 @@ def _sweep(arguments: argparse.Namespace, options: "LaunchOptions", session: "Se
     again = set(found.changed) if arguments.rerun == "changed" else set()
     to_run = [r for r in sweep.runs if found.states.get(r.name) in wanted[arguments.rerun] or r.name in again]
     if arguments.json:
-        from cpdrun.sweep.dry_run import as_json
-
         print(as_json(sweep, found, to_run, options))
         return OK
     print(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run", flush=True)
     if found.changed and not arguments.rerun:
         print(of_other_code(found.changed), flush=True)
-    notes = [*sweep.left_out, *idle_settings(sweep.given, [run.config for run in sweep.runs])]
-    executor = own_class(to_run[0].config["launcher"]) if to_run else None
-    if executor is not None:
-        notes += executor.idle(options)
-    for note in [*found.notes(here=executor is not None and executor.here), *notes]:
+    for note in _notes(sweep, found, to_run, options):
         print(f"note: {note}", file=sys.stderr)
-    odd = {
-        name: text for name, text in found.odd.items() if arguments.rerun != "all" or name not in found.states
-    }
-    for text in odd.values():
+    odd = [text for name, text in found.odd.items() if arguments.rerun != "all" or name not in found.states]
+    for text in odd:
         print(f"error: {text}", file=sys.stderr)
     if arguments.dry_run:
-        from cpdrun.sweep.dry_run import print_dry_run
-
         print_dry_run(sweep, found, to_run, options, arguments.config_dir)
         return OK
     if not to_run:
@@ -124,26 +100,17 @@ def _launch(
     from cpdrun.record import cancellation, forget
     from cpdrun.shell.terminal import Terminal
     from cpdrun.sweep import write_manifest
-    from cpdrun.sweep.needs import missing_folders, twin
 
     cancelled_before = cancellation(sweep.directory)
     jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
-    with before_a_start():
-        problems, notes = session.preflight([run.config for run in to_run], options)
-        if problems:
-            if any(missing_folders(run.config) for run in to_run):
-                problems[-1] += f". Without it: {twin(to_run[0].config['exp'], config_dir)}"
-            raise UserError(*problems)
-        for note in notes:
-            print(f"note: {note}", flush=True)
-        if cancellation(sweep.directory) != cancelled_before:
-            print("Cancelled from another shell. Nothing was started.")
-            return INTERRUPTED
-        with writing(sweep.directory.path):
-            write_manifest(sweep)
-            for job in jobs:
-                if job.run.name in anew:
-                    forget(job.run)
+    configs = [run.config for run in to_run]
+    if not may_start(session, sweep.directory, configs, options, cancelled_before, config_dir):
+        return INTERRUPTED
+    with before_a_start(), writing(sweep.directory.path):
+        write_manifest(sweep)
+        for job in jobs:
+            if job.run.name in anew:
+                forget(job.run)
     console, launcher = Terminal(), to_run[0].config["launcher"]
     display = Display(console, axes_of(sweep.directory))
     with writing(sweep.directory.path):  # a full disk, as a rule
@@ -152,6 +119,20 @@ def _launch(
     if summary.exit_code == OK and options.wait:
         print(f"For the report: cpdrun report {sweep.directory.path}")
     return summary.exit_code
+
+
+def _notes(
+    sweep: "Plan", found: "Standing", to_run: "list[PlannedRun]", options: "LaunchOptions"
+) -> list[str]:
+    """What a user should know before anything starts."""
+    from cpdrun.launch.executors import own_class
+    from cpdrun.sweep.idle import idle_settings
+
+    executor = own_class(to_run[0].config["launcher"]) if to_run else None
+    of_launcher = [] if executor is None else executor.idle(options)
+    here = executor is not None and executor.here
+    idle = idle_settings(sweep.given, [run.config for run in sweep.runs])
+    return [*found.notes(here=here), *sweep.left_out, *idle, *of_launcher]
 
 
 def _which_experiment(config_dir: "Path | None") -> str:

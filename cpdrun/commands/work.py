@@ -2,10 +2,16 @@
 
 import argparse
 import sys
+from typing import TYPE_CHECKING, Any
 
-from cpdrun.arguments import complete_by, count, positive
-from cpdrun.errors import FAILED, OK, UserError, before_a_start
+from cpdrun.arguments import complete_by
+from cpdrun.commands.launching import add_options, may_start, options_of
+from cpdrun.errors import FAILED, INTERRUPTED, OK
 from cpdrun.shell.visible import visible_line
+
+if TYPE_CHECKING:
+    from cpdrun.launch import Session
+    from cpdrun.record import SweepDir
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -20,48 +26,51 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     )
     text = "name or folder of a sweep; results_dir=PATH says where names lie"
     complete_by("sweeps", work.add_argument("names", nargs="+", metavar="SWEEP", help=text))
-    work.add_argument("--jobs", type=positive, metavar="N", help="processes at once (default: all cores)")
-    work.add_argument("--jobs-per-gpu", type=positive, metavar="K", help="processes that share a GPU")
-    work.add_argument("--retries", type=count, default=0, metavar="R", help="tries again after a failure")
+    add_options(work)
     work.add_argument("--rerun", choices=["failed"], help="take failed runs too, each once")
     return work
 
 
 def run(arguments: argparse.Namespace) -> int:
     from cpdrun.config.compose import Composer
-    from cpdrun.launch import Display, LaunchOptions, Session, axes_of, print_summary
-    from cpdrun.launch.pull import Pool
-    from cpdrun.record import cancellation, find_sweeps
-    from cpdrun.shell.terminal import Terminal
+    from cpdrun.launch import Session
+    from cpdrun.record import find_sweeps
 
-    options = LaunchOptions(
-        jobs=arguments.jobs, jobs_per_gpu=arguments.jobs_per_gpu, retries=arguments.retries
-    )
     with Composer() as composer:
-        launcher = composer.compose({"launcher": "local"})["launcher"]
-    code, console = OK, Terminal()
+        launcher = composer.file("launcher", "local")
+    code = OK
     with Session() as session:
         for sweep in find_sweeps(arguments.names):
-            cancelled_before = cancellation(sweep)
-            pool = Pool(sweep, failed=arguments.rerun == "failed")
-            jobs = pool.take()
-            for reason in pool.unreadable.values():
-                print(f"error: {visible_line(reason)}", file=sys.stderr)
-            code = code or (FAILED if pool.unreadable else OK)
-            if not jobs:
-                print(f"{visible_line(sweep.name)}: nothing is left to do")
-                continue
-            with before_a_start():
-                configs = [{**job.config, "launcher": launcher} for job in jobs]
-                problems, notes = session.preflight(configs, options)
-                if problems:
-                    raise UserError(*problems)
-            for note in notes:
-                print(f"note: {note}", flush=True)
-            display = Display(console, axes_of(sweep))
-            summary = session.launch(
-                sweep, jobs, launcher, options, display, cancelled_before, more=pool.take
-            )
-            print_summary(console, summary)
-            code = code or summary.exit_code
+            worked = _work(sweep, launcher, arguments, session)
+            if worked == INTERRUPTED:
+                return INTERRUPTED
+            code = code or worked
     return code
+
+
+def _work(
+    sweep: "SweepDir", launcher: dict[str, Any], arguments: argparse.Namespace, session: "Session"
+) -> int:
+    """Take what is left of one sweep."""
+    from cpdrun.launch import Display, axes_of, print_summary
+    from cpdrun.launch.pull import Pool
+    from cpdrun.record import cancellation
+    from cpdrun.shell.terminal import Terminal
+
+    options, console = options_of(arguments), Terminal()
+    cancelled_before = cancellation(sweep)
+    pool = Pool(sweep, failed=arguments.rerun == "failed")
+    code = OK
+    if jobs := pool.take():
+        configs = [{**job.config, "launcher": launcher} for job in jobs]
+        if not may_start(session, sweep, configs, options, cancelled_before):
+            return INTERRUPTED
+        display = Display(console, axes_of(sweep))
+        summary = session.launch(sweep, jobs, launcher, options, display, cancelled_before, more=pool.take)
+        print_summary(console, summary)
+        code = summary.exit_code
+    else:
+        print(f"{visible_line(sweep.name)}: nothing is left to do")
+    for reason in pool.unreadable.values():
+        print(f"error: {visible_line(reason)}", file=sys.stderr)
+    return code or (FAILED if pool.unreadable else OK)

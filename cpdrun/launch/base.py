@@ -81,7 +81,8 @@ class Executor(ABC):
     @classmethod
     def idle(cls, options: LaunchOptions) -> list[str]:
         """What is said of options that were given and play no part."""
-        typed = [key for key in cls.idle_options if getattr(options, key) is not None]
+        usual = LaunchOptions()
+        typed = [key for key in cls.idle_options if getattr(options, key) != getattr(usual, key)]
         return [f"--{key.replace('_', '-')} plays no part with this launcher" for key in typed]
 
     @classmethod

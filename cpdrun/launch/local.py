@@ -29,10 +29,10 @@ class _Agent:
 
 def _places(jobs: list[Job], at_once: int | None, per_gpu: int) -> Slots:
     if any(job.config["device"] != "cpu" for job in jobs) and (names := gpus()):
-        slots = Slots.on_gpus(names, per_gpu)
+        slots = Slots(names * per_gpu)
         return Slots(slots.take(at_once)) if at_once else slots
     threads = max((job.config["threads"] for job in jobs), default=1)
-    return Slots.on_cores(at_once or max(1, cores() // threads))
+    return Slots(["cpu"] * (at_once or max(1, cores() // threads)))
 
 
 class LocalExecutor(Executor):

@@ -7,17 +7,15 @@ Nobody hands out anything; whoever claims a run has it (record/lock.py).
 import time
 from typing import Any
 
+from cpdrun.config.schema import RULES
 from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.attempt.ending import end_of
 from cpdrun.launch.base import Event, Executor, Job, LaunchOptions
 from cpdrun.record import Ending, Outcome, RunDir, State, SweepDir, is_claimed, read_config, state_of
 
 WATCH_S = 1.0
-TAKEN = {
-    State.PENDING,
-    State.PREEMPTED,
-    State.RUNNING,
-}  # the last for the case that another worker drops them
+TAKEN = {State.PENDING, State.PREEMPTED, State.RUNNING}  # the last in case that another worker drops them
+READ_HERE = ("nproc", "threads", "device", "patience_s", "limit_s")  # of a config, before its run begins
 
 
 class PullExecutor(Executor):
@@ -28,7 +26,7 @@ class PullExecutor(Executor):
         options, warm: of no use here.
     """
 
-    idle_options = ("jobs", "jobs_per_gpu", "max_parallel")
+    idle_options = ("jobs", "jobs_per_gpu", "max_parallel", "retries")
     slots = 0
 
     def __init__(self, *, sweep: SweepDir, options: LaunchOptions, warm: WarmEngine | None = None) -> None:
@@ -41,7 +39,8 @@ class PullExecutor(Executor):
 
     @property
     def note(self) -> str:
-        return f"Runs are taken by: cpdrun work {self._sweep.path}"
+        failed = any(state_of(job.run) is State.FAILED for job in self._jobs.values())
+        return f"Runs are taken by: cpdrun work {self._sweep.path}{' --rerun failed' if failed else ''}"
 
     def submit(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -108,14 +107,20 @@ class Pool:
             if run.name in self._seen or not run.config.exists():
                 continue
             self._seen.add(run.name)
-            if state_of(run) in self._wanted:
-                try:
+            try:
+                if state_of(run) in self._wanted:
                     jobs.append(_job(run))
-                except (OSError, ValueError) as error:
-                    self.unreadable[run.name] = f"{run.config}: {error}"
+            except OSError as error:
+                self.unreadable[run.name] = f"{error.filename or run.path}: {error.strerror}"
+            except ValueError as error:
+                self.unreadable[run.name] = f"{run.config}: {error}"
         return jobs
 
 
 def _job(run: RunDir) -> Job:
     overrides = run.overrides.read_text(encoding="utf-8") if run.overrides.exists() else ""
-    return Job(run, read_config(run), overrides.splitlines(), is_written=True)
+    config = read_config(run)
+    for key in READ_HERE:
+        if problem := RULES[key](config[key]) if key in config else "is missing":
+            raise ValueError(f"{key}: {problem}")
+    return Job(run, config, overrides.splitlines(), is_written=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import Enum, StrEnum
 from functools import cache
+from sys import float_info
 from types import NoneType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -208,7 +209,8 @@ def _is(kind: Any, value: Any) -> bool:
     if issubclass(kind, Enum):
         return isinstance(value, str)
     if kind in (int, float):
-        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        return number and abs(value) <= float_info.max  # NaN and infinities are no JSON of ours
     return isinstance(value, kind)
 
 

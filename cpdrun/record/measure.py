@@ -5,7 +5,7 @@ of before say nothing of it: KNOWN has the metrics that they can hold.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 UNITS = ("percent", "nats", "bits", "plain")
@@ -23,9 +23,6 @@ class Measure:
     def __post_init__(self) -> None:
         if self.shown not in UNITS:
             raise ValueError(f"a metric is shown as {', '.join(UNITS)}, not as {self.shown!r}")
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_json(cls, said: Any) -> "Measure | None":

@@ -16,9 +16,10 @@ WRITTEN_BY_US = ("cache_dir",)
 
 def missing_folders(config: Mapping[str, Any]) -> list[str]:
     """`data.data_dir=data/imagenet` for every folder of the data that is not there."""
+    data = config.get("data")
     return [
         f"data.{key}={value}"
-        for key, value in flatten(config["data"])
+        for key, value in flatten(data if isinstance(data, Mapping) else {})
         if _names_a_folder(key) and isinstance(value, str) and not Path(value).expanduser().is_dir()
     ]
 

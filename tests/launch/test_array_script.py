@@ -3,7 +3,10 @@
 import pytest
 
 from cpdrun.launch import Job, LaunchError, LaunchOptions
+from cpdrun.launch.cancel import cancel_sweep
 from cpdrun.launch.executors import would_write
+from cpdrun.launch.slurm.queued import submitted_of
+from cpdrun.record import write_json
 from cpdrun.sweep import plan
 
 
@@ -66,3 +69,13 @@ def test_the_flagship_gets_its_loaders_and_runs_of_other_needs_a_script_of_their
     two = scripts("threads=1,2", "loaders=2")
     assert [path.name for path in two] == ["array.sbatch", "array-2.sbatch"]
     assert [asked(text)["cpus-per-task"] for text in two.values()] == ["3", "4"]
+
+
+def test_a_damaged_list_of_arrays_hides_what_is_damaged_alone(sweep):
+    good = {"job": "7", "script": "array.sbatch", "runs": ["one"]}
+    sweep.path.mkdir()
+    for text in ("", "7", "[1, 2", '{"job": "7"}', '[{"job": 7, "runs": []}, {"job": "7", "runs": "one"}]'):
+        sweep.slurm.write_text(text)
+        assert submitted_of(sweep) == [] and cancel_sweep(sweep) == (0, 0)
+    write_json(sweep.slurm, [None, good])
+    assert submitted_of(sweep) == [good]

@@ -8,7 +8,7 @@ from cpdrun.launch.machine.resources import Slots
 
 
 def test_a_run_takes_a_slot_for_each_rank():
-    slots = Slots.on_cores(3)
+    slots = Slots(["cpu"] * 3)
     assert slots.take(2) == ["cpu", "cpu"]
     assert slots.take(2) is None
     assert slots.take(1) == ["cpu"]
@@ -19,7 +19,7 @@ def test_a_run_takes_a_slot_for_each_rank():
 
 
 def test_gpus_are_shared_evenly_and_ranks_spread():
-    slots = Slots.on_gpus(["0", "1"], per_gpu=2)
+    slots = Slots(["0", "1"] * 2)
     assert slots.take(2) == ["0", "1"]
     first = slots.take(1)
     second = slots.take(1)

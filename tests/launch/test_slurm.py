@@ -11,7 +11,7 @@ from driving import dawdling, finish, make_job, make_training_job, training, wai
 
 from cpdrun.launch.base import LaunchError, LaunchOptions
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
-from cpdrun.launch.slurm.executor import SlurmExecutor, elements_of
+from cpdrun.launch.slurm.executor import SlurmExecutor, queued
 from cpdrun.launch.slurm.squeue import elements_in_queue
 from cpdrun.record import State, SweepDir, read_json, state_of
 
@@ -119,7 +119,7 @@ def test_cancelled_from_another_shell(job, slurm, sweep):
     assert outcomes["running"].status == "preempted"
     assert state_of(jobs[0].run) is State.PREEMPTED
     assert state_of(jobs[1].run) is State.PENDING
-    assert elements_of(sweep) == {}
+    assert queued(sweep) == {}
 
 
 def test_odd_names_and_values_reach_slurm_as_they_are(job, node, tmp_path):

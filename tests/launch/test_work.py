@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from driving import finish, processes_of, wait_for
+from driving import finish, make_job, processes_of, wait_for
 
 from cpdrun.launch.base import LaunchOptions
-from cpdrun.launch.pull import PullExecutor
-from cpdrun.record import Ending, Outcome, Result, State, state_of, write_json
+from cpdrun.launch.pull import Pool, PullExecutor
+from cpdrun.record import Ending, Outcome, Result, State, SweepDir, state_of, write_json
 
 
 @pytest.fixture
@@ -48,6 +48,38 @@ def test_two_workers_share_a_sweep_and_one_takes_over_what_the_other_dropped(swe
     forced = work("--rerun", "failed")
     assert forced.communicate(timeout=60) and forced.returncode == 1
     assert len(jobs[5].run.attempts()) == 2
+
+
+def test_a_config_that_cannot_be_run_keeps_no_other_from_being_taken(sweep, job):
+    _, bad, worse = (job(name) for name in ("good", "bad", "worse"))
+    bad.run.config.write_text("format: fp32\n")
+    worse.run.config.write_text(worse.run.config.read_text().replace("nproc: 1", "nproc: many"))
+    pool = Pool(sweep)
+    assert [taken.run.name for taken in pool.take()] == ["good"]
+    assert pool.unreadable["bad"].endswith("nproc: is missing") and "whole number" in pool.unreadable["worse"]
+
+
+def test_a_worker_that_is_stopped_takes_no_further_sweep(sweep, job, work):
+    one, other = (
+        job("one", epochs=1000, epoch_s=0.1),
+        make_job(SweepDir(sweep.path.with_name("other")), "two"),
+    )
+    worker = work(str(other.run.sweep.path))
+    wait_for(lambda: state_of(one.run) is State.RUNNING, "the run to begin")
+    worker.send_signal(signal.SIGINT)
+    assert worker.wait(60) == 130
+    assert (state_of(one.run), state_of(other.run)) == (State.PREEMPTED, State.PENDING)
+
+
+def test_a_launch_says_how_workers_take_what_failed_and_which_options_play_no_part(sweep, job):
+    one, options = job("one"), LaunchOptions(retries=1)
+    executor = PullExecutor(sweep=sweep, options=options)
+    executor.submit([one])
+    assert executor.note.endswith(str(sweep.path))
+    write_json(one.run.new_attempt().exit, Outcome(Ending.FAILED).as_json())
+    assert executor.note.endswith(" --rerun failed")
+    assert PullExecutor.idle(options) == ["--retries plays no part with this launcher"]
+    assert PullExecutor.idle(LaunchOptions()) == []
 
 
 def test_a_launch_watches_a_worker_that_is_stopped_and_one_that_goes_on_and_stops_it(sweep, job, work):

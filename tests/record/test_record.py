@@ -166,6 +166,9 @@ def test_what_is_damaged_or_of_another_version_takes_its_default(run):
     assert attempt.outcome() == Outcome(Ending.KILLED)
     run.metrics.write_text('{"epoch": 1, "train_loss": null, "x": "y", "layers": 3}\n{"step": 1}\n[]\n')
     assert list(run.rows()) == [EpochRow(1, metrics={"train_loss": None})]
+    odd = f'"metrics": {{"a": NaN, "b": 1e999}}, "wall_seconds": -Infinity, "train_seconds": {10**400}'
+    run.done.write_text(f'{{"status": "finished", {odd}}}')
+    assert run.result() == Result(Ending.FINISHED, {"a": None, "b": None}), "nobody prints or adds up these"
 
 
 def test_entries_are_written_field_by_field_as_they_always_were():

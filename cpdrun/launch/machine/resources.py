@@ -33,9 +33,9 @@ def gpus() -> list[str]:
 
 
 class Slots:
-    """Places for ranks: `count` on the processor, or `per_gpu` on each of `names`.
+    """Places for ranks, by name: "cpu" as often as ranks fit on the processor, or each GPU as often as it is shared.
 
-    >>> slots = Slots.on_gpus(["0", "1"], per_gpu=2)
+    >>> slots = Slots(["0", "1"] * 2)
     >>> slots.take(3)
     ['0', '1', '0']
     """
@@ -43,14 +43,6 @@ class Slots:
     def __init__(self, free: list[str]) -> None:
         self.count = len(free)
         self._free = free
-
-    @classmethod
-    def on_cores(cls, count: int) -> "Slots":
-        return cls(["cpu"] * count)
-
-    @classmethod
-    def on_gpus(cls, names: list[str], per_gpu: int) -> "Slots":
-        return cls(names * per_gpu)
 
     def take(self, wanted: int) -> list[str] | None:
         """Take `wanted` places (all, where there are fewer), on GPUs as idle and as different as can be.

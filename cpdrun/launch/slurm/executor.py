@@ -14,10 +14,10 @@ from typing import Any
 from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.attempt.ending import last_line
 from cpdrun.launch.base import Event, Executor, Finding, Job, LaunchError, LaunchOptions
-from cpdrun.launch.slurm.queued import elements_of, queued, withdraw
+from cpdrun.launch.slurm.queued import queued, submitted_of, withdraw
 from cpdrun.launch.slurm.script import ArrayScript, by_resources
 from cpdrun.launch.slurm.squeue import elements_in_queue, examine, slurm
-from cpdrun.record import Ending, Outcome, SweepDir, read_json, write_json, write_text
+from cpdrun.record import Ending, Outcome, SweepDir, write_json, write_text
 
 PATIENCE = 150  # polls without an answer, five minutes, before the launcher gives up watching
 POLL_S = 2.0  # squeue asks the controller that the whole cluster shares
@@ -108,7 +108,7 @@ class SlurmExecutor(Executor):
 
     def submit(self, jobs: list[Job]) -> None:
         self._script.check(jobs)
-        waiting = {run: element for element, run in elements_of(self._sweep).items()}
+        waiting = {run: element for element, (run, _) in queued(self._sweep).items()}
         new = [job for job in jobs if job.run.name not in waiting]
         self._jobs |= {waiting[job.run.name]: job for job in jobs if job.run.name in waiting}
         for number, group in enumerate(by_resources(new), start=1):
@@ -167,9 +167,8 @@ class SlurmExecutor(Executor):
         except OSError as error:
             raise LaunchError(f"cannot write {script}: {error.strerror}") from error
         array = slurm("sbatch", "--parsable", str(script)).strip().split(";")[0]
-        submitted = read_json(self._sweep.slurm) or []
-        submitted.append({"job": array, "script": script.name, "runs": [job.run.name for job in jobs]})
-        write_json(self._sweep.slurm, submitted)
+        new = {"job": array, "script": script.name, "runs": [job.run.name for job in jobs]}
+        write_json(self._sweep.slurm, [*submitted_of(self._sweep), new])
         return array
 
 

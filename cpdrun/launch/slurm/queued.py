@@ -1,25 +1,31 @@
 """What of a sweep is in Slurm's queue, and how it is taken out."""
 
 import contextlib
+from typing import Any
 
 from cpdrun.launch.base import LaunchError
 from cpdrun.launch.slurm.squeue import elements_in_queue, slurm
 from cpdrun.record import SweepDir, read_json
 
 
+def submitted_of(sweep: SweepDir) -> list[dict[str, Any]]:
+    """What slurm.json says of each array: its `job`, `script` and `runs`; what is damaged is passed over."""
+    arrays = read_json(sweep.slurm)
+    return [
+        array
+        for array in (arrays if isinstance(arrays, list) else [])
+        if isinstance(array, dict)
+        and isinstance(array.get("job"), str)
+        and isinstance(array.get("runs"), list)
+    ]
+
+
 def queued(sweep: SweepDir) -> dict[str, tuple[str, str]]:
     """Run name and state of each array element of `sweep` that is not over."""
-    submitted = read_json(sweep.slurm)
-    if not submitted:
-        return {}
+    submitted = submitted_of(sweep)
     runs = {f"{array['job']}_{i}": run for array in submitted for i, run in enumerate(array["runs"])}
     queue = elements_in_queue([array["job"] for array in submitted])
     return {element: (runs[element], state) for element, state in queue.items() if element in runs}
-
-
-def elements_of(sweep: SweepDir) -> dict[str, str]:
-    """The run of each array element of `sweep` that waits or runs: {element: run name}."""
-    return {element: run for element, (run, _) in queued(sweep).items()}
 
 
 def withdraw(sweep: SweepDir, name: str | None = None) -> int:
