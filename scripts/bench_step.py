@@ -99,7 +99,7 @@ class TakingTurns(Journal):
         self._between_epochs = False
         return False
 
-    def epoch_done(self, row: dict[str, Any]) -> None:
+    def epoch_done(self, *_: Any) -> None:
         self._began, self._between_epochs = (
             None,
             True,

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from cpdrun.errors import UserError
+
 Batch = Any  # (inputs, targets) or a mapping with labels; trees of tensors
 NO_FACTS = ("train", "test", "augment", "path", "sha256")  # what a model cannot ask for
 
@@ -21,7 +23,7 @@ class Data(Protocol):
     test: Dataset
 
 
-class DataError(Exception):
+class DataError(UserError):
     """A dataset is not there or not whole; the message says how to get it."""
 
 

@@ -10,7 +10,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from cpdrun.comm import GradientSync
@@ -26,7 +26,7 @@ from cpdrun.data.base import Data, DataError, states
 from cpdrun.data.partition import Iid, InOrder, Partition
 from cpdrun.data.stream import Stream, length_of
 from cpdrun.errors import UserError
-from cpdrun.optim.groups import MakeOptimizer, ParameterGroups, trainable
+from cpdrun.optim.groups import ParameterGroups, trainable
 from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
 from cpdrun.train.course import Course
@@ -53,10 +53,8 @@ class Parts:
     eval_batch: int
     partition: Partition
     model: nn.Module
-    optimizer: torch.optim.Optimizer
-    make_optimizer: Callable[
-        [list[nn.Parameter]], torch.optim.Optimizer
-    ]  # one like `optimizer`, for other weights
+    optimizer: Optimizer
+    make_optimizer: Callable[[list[nn.Parameter]], Optimizer]  # one like `optimizer`, for other weights
     schedule: Callable[[float, float], float]
     precision: Precision
     sync: GradientSync | Gossip
@@ -71,7 +69,7 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     partition = _instantiate("partition", config["partition"])
     data, partition = _dealt_by_number(config, data, partition, course)
     precision = _instantiate("precision", config["precision"])
-    precision.seed = config["seed"]
+    precision.seed, precision.steps = config["seed"], course.steps
     layout = torch.channels_last if config["channels_last"] else torch.preserve_format
     model = build_model(config, data)
     if problem := unfit_model(model):
@@ -143,7 +141,10 @@ def _dealt_by_number(
     with _naming("data"):
         if "test" in streams:
             samples = length_of(data.test)
-            data.test = Stream(data.test, sum(1 for _ in data.test) if samples is None else samples)
+            samples = sum(1 for _ in data.test) if samples is None else samples
+            if samples == 0:
+                raise DataError(f"test of {type(data).__name__} is empty")
+            data.test = Stream(data.test, samples)
     if "train" not in streams:
         return data, partition
     if not isinstance(partition, Iid):
@@ -200,26 +201,22 @@ def load_initial_weights(config: dict[str, Any], model: nn.Module) -> None:
             InitFrom(path, config["init_sha256"], config["init_into"], config["init_skip"]).load_into(model)
 
 
-def build_optimizer(
-    config: dict[str, Any], model: nn.Module
-) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+def build_optimizer(config: dict[str, Any], model: nn.Module) -> Callable[[list[nn.Parameter]], Optimizer]:
     """Makes the run's optimizer of parameters that stand for the model's, in their order. Raises BuildError."""
     make = _instantiate("optim", config["optim"], _partial_=True)
     with _naming("parameter_groups"):
         groups = ParameterGroups(model, groups_of(config))
-    return partial(_make_optimizer, groups, make)
+
+    def make_optimizer(parameters: list[nn.Parameter]) -> Optimizer:
+        with _naming("optim"):
+            return groups.optimizer(make, parameters)
+
+    return make_optimizer
 
 
 def groups_of(config: dict[str, Any]) -> list[dict[str, Any]]:
     """None in a config.yaml that is older than the key: a run without groups has the name that it had then."""
     return config.get("parameter_groups", [])
-
-
-def _make_optimizer(
-    groups: ParameterGroups, make: MakeOptimizer, parameters: list[nn.Parameter]
-) -> torch.optim.Optimizer:
-    with _naming("optim"):
-        return groups.optimizer(make, parameters)
 
 
 def build_sync(config: dict[str, Any], model: nn.Module, course: Course) -> GradientSync | Gossip:

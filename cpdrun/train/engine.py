@@ -162,10 +162,7 @@ def _launch_config(request: dict[str, Any]) -> Any:
 
     nodes = request["nodes"]
     if nodes == 1:
-        rendezvous: dict[str, Any] = {
-            "rdzv_backend": LoopbackRendezvous.BACKEND,
-            "local_addr": LOOPBACK,
-        }
+        rendezvous: dict[str, Any] = {"rdzv_backend": LoopbackRendezvous.BACKEND, "local_addr": LOOPBACK}
     else:
         rendezvous = {"rdzv_backend": "c10d", "rdzv_endpoint": request["rendezvous"]}
     # LaunchConfig asks whether there is a GPU; through NVML, that does not initialise CUDA before the fork.

@@ -6,16 +6,13 @@ workers are dealt to processes changes no bit of it (with emulation=exact).
 
 import math
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from cpdrun.comm.workers import Workers
 from cpdrun.record import Best, Ending, EpochRow, Result
-from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.base import Learner
 from cpdrun.train.ranks import pulse
@@ -23,41 +20,11 @@ from cpdrun.train.ranks.vote import StopVote
 from cpdrun.train.seeds import generator
 from cpdrun.train.state import checkpoint
 from cpdrun.train.state.journal import Journal
+from cpdrun.train.state.progress import Progress
 
 
 class Preempted(Exception):
     """The run was asked to stop; its checkpoint is written."""
-
-
-@dataclass
-class Progress:
-    """How far a run is: `step` steps into epoch `epoch`, both counted from 0."""
-
-    epoch: int = 0
-    step: int = 0
-    train_seconds: float = 0.0
-    nonfinite: int = 0  # gradient elements that were inf or NaN, this epoch
-    losses_SxN: Tensor | None = None  # of this epoch; this rank's workers are set, the others zero
-    layers: dict[str, dict[str, Any]] = field(default_factory=dict)  # this epoch's last statistics
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last whole epoch
-    best: dict[str, Any] = field(default_factory=dict)  # metric, value and epoch of the best epoch so far
-    wire: dict[str, int] = field(default_factory=dict)  # sums of the learner's `wire_bytes` over ...
-    wire_steps: int = 0  # ... so many steps
-
-    def count_bytes(self, of_step: dict[str, int]) -> None:
-        self.wire = {key: self.wire.get(key, 0) + n for key, n in of_step.items()}
-        self.wire_steps += 1
-
-    def remember_best(self, metric: str, measure: Measure) -> None:
-        """Of the epochs whose value is a number; the first of equals."""
-        value = self.metrics[metric]
-        sign = 1 if measure.higher_is_better else -1
-        if math.isfinite(value) and (not self.best or sign * value > sign * self.best["value"]):
-            self.best = {"metric": metric, "value": value, "epoch": self.epoch + 1}
-
-    def bytes_per_step(self) -> dict[str, int]:
-        """The mean: a step whose gradients travel in fp32 (full_precision) sends more than others."""
-        return {key: round(n / self.wire_steps) for key, n in self.wire.items()}
 
 
 def train(
@@ -70,18 +37,21 @@ def train(
     N, B, seed = (config[key] for key in ("world_size", "batch_size", "seed"))
     course = parts.course
     S, epochs = course.S, course.epochs
-    journal.epochs = epochs
     learner: Learner = parts.learner(config, parts, workers, device)
     judged_by, measures = f"test_{parts.task.judged_by}", learner.measures()
     stop = StopVote(workers, journal.stop_requested, config["patience_s"])
     progress = _restore(learner, journal, workers, device)
     clock = time.perf_counter() - progress.train_seconds
-    status = Ending.FINISHED
+    ending = Ending.FINISHED
+
+    if epochs == 0:
+        journal.restart_at(-1)
+        progress.metrics = learner.evaluate()
+        journal.epoch_done(EpochRow(epoch=0, metrics=progress.metrics), epochs)
 
     while progress.epoch < epochs:
         epoch = progress.epoch
-        deal = parts.partition.deal
-        index_SxNxB = deal(parts.data.train, N, B, seed=seed, epoch=epoch, draws=generator)
+        index_SxNxB = parts.partition.deal(parts.data.train, N, B, seed=seed, epoch=epoch, draws=generator)
         index_SxNxB = index_SxNxB[: course.steps_of(epoch)]
         first_step = epoch * S + progress.step
         parts.batches.plan(index_SxNxB[progress.step :], workers.mine, first_step)
@@ -109,18 +79,17 @@ def train(
         progress.metrics = {"train_loss": train_loss, **learner.evaluate()}
         progress.remember_best(judged_by, measures[judged_by])
         progress.train_seconds = time.perf_counter() - clock
-        journal.epoch_done(
-            EpochRow(
-                epoch=epoch + 1,
-                step=epoch * S + len(index_SxNxB),
-                metrics=progress.metrics,
-                nonfinite_gradients=progress.nonfinite,
-                layers=progress.layers,
-                train_seconds=progress.train_seconds,
-            )
+        row = EpochRow(
+            epoch=epoch + 1,
+            step=epoch * S + progress.step,
+            metrics=progress.metrics,
+            nonfinite_gradients=progress.nonfinite,
+            layers=progress.layers,
+            train_seconds=progress.train_seconds,
         )
+        journal.epoch_done(row, epochs)
         if not math.isfinite(train_loss):
-            status = Ending.DIVERGED
+            ending = Ending.DIVERGED
             break
         progress.epoch, progress.step, progress.nonfinite, progress.losses_SxN = epoch + 1, 0, 0, None
         progress.layers = {}
@@ -130,12 +99,8 @@ def train(
         if asked and progress.epoch < epochs:
             raise Preempted
 
-    if epochs == 0:
-        journal.restart_at(-1)
-        progress.metrics = learner.evaluate()
-        journal.epoch_done(EpochRow(epoch=0, metrics=progress.metrics))
     return Result(
-        status=status,
+        status=ending,
         metrics=progress.metrics,
         measures={name: measures[name] for name in progress.metrics},
         judged_by=judged_by,
@@ -152,29 +117,25 @@ def train(
 
 
 def _restore(learner: Learner, journal: Journal, workers: Workers, device: torch.device) -> Progress:
-    """The learner as the checkpoint has it, and how far it was; all as it is without one."""
-    state = _checkpoint(journal, workers, device)
-    if state is None:
+    """The learner as the last whole checkpoint has it, and how far it was; all as it is without one."""
+    file = journal.run.checkpoint
+    there = [None, *checkpoint.candidates(file)]
+    choice = torch.zeros(1, dtype=torch.int64, device=device)
+    if workers.rank == 0:
+        choice += there.index(checkpoint.choose(file, journal.run_name))
+    if workers.ranks > 1:
+        dist.broadcast(choice, src=0)  # two ranks must not go on from different ones
+    chosen = there[int(choice.item())]
+    if chosen is None:
         journal.restart_at(0)
         return Progress()
+    state = checkpoint.read(chosen, device)
     learner.load_state_dict(state)
     progress = Progress(**state["progress"])
     if workers.rank > 0 and progress.losses_SxN is not None:
         progress.losses_SxN.zero_()  # the checkpoint has those of all workers; they count once, on rank 0
     journal.restart_at(progress.epoch)
     return progress
-
-
-def _checkpoint(journal: Journal, workers: Workers, device: torch.device) -> dict[str, Any] | None:
-    """The last whole checkpoint, which rank 0 chooses for all: two ranks must not go on from different ones."""
-    there = [None, *checkpoint.candidates(journal.run.checkpoint)]
-    choice = torch.zeros(1, dtype=torch.int64, device=device)
-    if workers.rank == 0:
-        choice += there.index(checkpoint.choose(journal.run.checkpoint, journal.run_name))
-    if workers.ranks > 1:
-        dist.broadcast(choice, src=0)
-    chosen = there[int(choice.item())]
-    return None if chosen is None else checkpoint.read(chosen, device)
 
 
 def _save(learner: Learner, journal: Journal, workers: Workers, progress: Progress) -> None:

@@ -36,8 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if len(arguments) != 1 or not (Path(arguments[0]) / "config.yaml").exists():
         print(
-            "usage: [torchrun ...] -m cpdrun.train.rank RUN_DIR (a folder with config.yaml)",
-            file=sys.stderr,
+            "usage: [torchrun ...] -m cpdrun.train.rank RUN_DIR (a folder with config.yaml)", file=sys.stderr
         )
         return 2
     return run_rank(arguments[0])
@@ -62,7 +61,7 @@ def run_rank(run_dir: str) -> int:
         return _refused(error)
     torch.backends.cudnn.benchmark = False  # the fastest kernel of the day sums in an order of its own
     torch.backends.cudnn.deterministic = True
-    journal = Journal(run, rank, config["epochs"])
+    journal = Journal(run, rank)
     try:
         if workers.ranks > 1:
             meet("nccl" if device.type == "cuda" else "gloo", config["patience_s"])

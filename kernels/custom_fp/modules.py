@@ -89,8 +89,7 @@ class QuantLinear(_Quantized, nn.Linear):
         if not arithmetic:
             return super().forward(x)
         if arithmetic.accumulators:
-            sums = Sums(arithmetic.accumulators, arithmetic.kahan)
-            rows = arithmetic.multiply(sums, x, self.weight, _rows, torch.t)
+            rows = arithmetic.multiply(Sums(arithmetic), x, self.weight, _rows, torch.t)
             result = rows.view(*x.shape[:-1], self.out_features)
         else:
             result = arithmetic.multiply(Linear(), x, self.weight)
@@ -123,8 +122,8 @@ class _QuantConv(_Quantized):
         return self.arithmetic.multiply(kernel, x, self.weight, as_it_is_or_padded)
 
     def _by_windows(self, x: Tensor) -> Tensor:
-        sums = Sums(self.arithmetic.accumulators, self.arithmetic.kahan)
-        product_GxRxM = self.arithmetic.multiply(sums, x, self.weight, self._windows, self._columns)
+        kernel = Sums(self.arithmetic)
+        product_GxRxM = self.arithmetic.multiply(kernel, x, self.weight, self._windows, self._columns)
         result = product_GxRxM.reshape(self.groups, x.shape[0], *self._size_out(x), -1)
         return result.movedim(-1, 1).movedim(2, 0).reshape(x.shape[0], self.out_channels, *self._size_out(x))
 
@@ -174,12 +173,7 @@ class QuantConv3d(_QuantConv, nn.Conv3d):
     """torch.nn.Conv3d in a custom accumulator; see the module's docstring for the keyword arguments."""
 
 
-LAYERS = {
-    nn.Linear: QuantLinear,
-    nn.Conv1d: QuantConv1d,
-    nn.Conv2d: QuantConv2d,
-    nn.Conv3d: QuantConv3d,
-}
+LAYERS = {nn.Linear: QuantLinear, nn.Conv1d: QuantConv1d, nn.Conv2d: QuantConv2d, nn.Conv3d: QuantConv3d}
 
 
 def quantize_model(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic) -> nn.Module:

@@ -10,7 +10,7 @@ sums are float32, or matrices whose every partial sum is rounded (`Sums`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,11 +54,12 @@ class Arithmetic:
 
     roundings      by (role, product), of `ROLES`
     accumulators   by product, the format of every product of two values and of every partial sum (custom_fp.matmul)
+    kahan          the products whose additions carry their error along
     """
 
     roundings: Mapping[tuple[str, str], Round] = field(default_factory=dict)
     accumulators: Mapping[str, str] = field(default_factory=dict)
-    kahan: bool = False
+    kahan: Collection[str] = ()
 
     @classmethod
     def of(
@@ -76,7 +77,7 @@ class Arithmetic:
         return cls(
             {(role, p): Nearest(parse(fmt)) for role, fmt in formats.items() if fmt for p in ROLES[role]},
             {product: Format.parse(fmt).name for product, fmt in sums.items() if fmt},
-            kahan,
+            PRODUCTS if kahan else (),
         )
 
     def __bool__(self) -> bool:
@@ -87,6 +88,7 @@ class Arithmetic:
             role: {p: self.roundings.get((role, p)) for p in products} for role, products in ROLES.items()
         }
         known["accumulator"] = {p: self.accumulators.get(p) for p in PRODUCTS}
+        known["kahan"] = {p: p in self.kahan for p in PRODUCTS}
         texts = []
         for role, by_product in known.items():
             shown = {p: getattr(value, "__name__", str(value)) for p, value in by_product.items() if value}
@@ -94,7 +96,7 @@ class Arithmetic:
                 texts.append(f"{role}={next(iter(shown.values()))}")
             else:
                 texts += [f"{role} of {p}={value}" for p, value in shown.items()]
-        return ", ".join([*texts, *(["kahan=True"] if self.kahan else [])])
+        return ", ".join(texts)
 
     def multiply(
         self,
@@ -212,8 +214,7 @@ class Conv:
 class Sums:
     """Matrices x (..., R, K) and w (..., K, M), y (..., R, M), every partial sum of a product in its accumulator."""
 
-    accumulators: Mapping[str, str]
-    kahan: bool
+    arithmetic: Arithmetic
 
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         return self._sum(x, w, FORWARD)
@@ -225,8 +226,8 @@ class Sums:
         return self._sum(x.mT, error, WEIGHT_GRADIENT)
 
     def _sum(self, a: Tensor, b: Tensor, product: str) -> Tensor:
-        fmt = self.accumulators.get(product)
-        return a @ b if fmt is None else matmul(a, b, accumulator=fmt, kahan=self.kahan)
+        fmt, kahan = self.arithmetic.accumulators.get(product), product in self.arithmetic.kahan
+        return a @ b if fmt is None else matmul(a, b, accumulator=fmt, kahan=kahan)
 
 
 # ---- between layers

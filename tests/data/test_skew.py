@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from cpdrun.data.partition import STRETCHES, Dirichlet, Iid, Skewed, labels
 from cpdrun.data.text import PydocText
@@ -87,3 +88,16 @@ def test_text_has_stretches_for_classes():
     assert all(own[w].max() < own[w + 1].min() for w in range(N - 1)), (
         "one stretch of the text after the other"
     )
+
+
+def test_targets_that_are_no_class_have_stretches_too():
+    """Numbers, or a class for every pixel, also where a dataset holds them all (y_N)."""
+    for y_N in (torch.randn(64), torch.zeros(64, 2, 2, dtype=torch.int64)):
+        assert torch.equal(labels(TensorsOf(y_N)), torch.arange(64) * STRETCHES // 64)
+    assert labels(TensorsOf(torch.arange(64) % 3)).tolist() == [i % 3 for i in range(64)]
+
+
+class TensorsOf(TensorDataset):
+    def __init__(self, y_N):
+        super().__init__(y_N, y_N)
+        self.y_N = y_N

@@ -47,9 +47,9 @@ class DigitsOneByOne:
 
     num_classes, in_channels = 10, 1
 
-    def __init__(self):
+    def __init__(self, held_out: int = 40):
         digits = Digits(test_fraction=0.9)
-        self.train, self.test = OneByOne(digits.train), OneByOne(digits.test, 40)
+        self.train, self.test = OneByOne(digits.train), OneByOne(digits.test, held_out)
 
 
 class OneByOne(IterableDataset):
@@ -120,6 +120,24 @@ def test_a_stream_is_trained_on_resumed_with_the_same_bits(make_run, train_here)
     assert read_json(straight.status)["epochs"] == 3 and done["test_samples"] == 40
 
 
+def test_a_stream_that_ends_too_soon_ends_the_run_with_a_line(make_run, train_here, capfd):
+    """Nobody can know before: it is read as the run goes on."""
+    typed = ("data=custom", f"data._target_={HERE}.SaysMore", "epochs=1", "world_size=4", "batch_size=8")
+    assert train_here(make_run(*typed, "eval_batch=16")) == 2
+    assert "error: TooShort says that it has 128 samples and gave 100" in capfd.readouterr().err
+
+
+class TooShort(OneByOne):
+    def __len__(self) -> int:
+        return 128
+
+
+class SaysMore(DigitsOneByOne):
+    def __init__(self):
+        super().__init__()
+        self.train = TooShort(self.train.whole)
+
+
 def test_a_stream_read_ahead_gives_the_same_batches():
     """By two processes, were it no stream: each would have to read all of it."""
     index_SxNxB = InOrder().deal(Stream(Counting(5), 24), 4, 2, seed=0, epoch=0, draws=None)
@@ -135,6 +153,7 @@ def test_a_stream_read_ahead_gives_the_same_batches():
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
+        (("+data.held_out=0", "max_steps=9"), "data: test of DigitsOneByOne is empty"),
         ((), "data: train does not say how long it is: type max_steps=N"),
         (("max_steps=9", "partition=skewed"), "partition: the samples of a stream are dealt as they come"),
     ],

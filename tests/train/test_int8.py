@@ -192,6 +192,12 @@ def test_memory_counts_weights_and_activations_in_their_bits():
     )  # the convolution's and the Linear layer's weights; their biases and the norm stay float32
     assert full == {"model_bytes": 4 * (rounded + 4 + 10 + 12), "optimizer_bytes": 0}
     assert eight == {"model_bytes": full["model_bytes"] - 3 * rounded + 16, "optimizer_bytes": 4 * rounded}
+    frozen = net()
+    frozen[0].requires_grad_(False)
+    precision_of_frozen = Int8(**BITS)
+    left = [p for p in precision_of_frozen.prepare(frozen).parameters() if p.requires_grad]
+    kept = precision_of_frozen.memory(torch.optim.SGD(left, 0.1), left)
+    assert kept["optimizer_bytes"] == 4 * 640, "no float32 copy of what nothing updates"
     x = torch.randn(6, 1, 8, 8)
     values = 6 * 64 + 6 * 64 + 6 * 64  # what enters the convolution, the norm and the Linear layer
     assert activation_bytes(model, lambda: model(x), precision.activation_bits) == values

@@ -201,3 +201,51 @@ def test_what_rules_leave_in_float32_is_said_before_the_start():
     assert note.startswith(
         "precision.rules[0] reaches 8 layers; 3 products stay in float32: blocks.0 (Block)"
     )
+
+
+def test_a_rule_of_steps_after_the_last_is_named():
+    """And one that comes to bear only then, behind another."""
+    late = {"modules": "0", "role": "weight", "format": "e5m2", "steps": [10, None]}
+    for rules, i, why in (
+        ([late], 0, "the run has 10 steps"),
+        (
+            [ALL | {"role": "weight", "steps": [0, 10]}, {**late, "steps": None}],
+            1,
+            "rules before it take all",
+        ),
+    ):
+        precision = Formats(**FP32, rules=rules)
+        precision.steps = 11
+        precision.prepare(net())
+        precision = Formats(**FP32, rules=rules)
+        precision.steps = 10
+        with pytest.raises(ValueError, match=rf"precision\.rules\[{i}\] never comes to bear: {why}"):
+            precision.prepare(net())
+
+
+def test_a_rule_for_frozen_weights_alone_says_that_it_reaches_none():
+    model = net()
+    model[0].requires_grad_(False)
+    rule = {"modules": "0", "role": "parameter", "format": "e4m3"}
+    with pytest.raises(ValueError, match="'0' matches no layer; the first ones are 1, 3"):
+        Formats(**FP32, rules=[rule]).prepare(model)
+
+
+def test_kahan_is_of_the_products_whose_rule_says_so():
+    """A backward product without it is as it is where no product has it."""
+    sums = {"modules": "Linear", "role": "accumulator", "format": "e4m3"}
+    kahan_forward = [{**sums, "product": "forward", "kahan": True}, sums]
+
+    def products(rules):
+        model = Formats(**FP32, rules=rules).prepare(nn.Linear(64, 2, bias=False))
+        model.weight.data = torch.linspace(-1, 1, 128).view(2, 64)
+        y = model(torch.linspace(0, 1, 40 * 64).view(40, 64))
+        (dw,) = torch.autograd.grad(y.sum(), [model.weight])
+        return y.detach(), dw, str(model)
+
+    y, dw, shown = products(kahan_forward)
+    y_plain, dw_plain, _ = products([sums])
+    y_kahan, dw_kahan, _ = products([{**sums, "kahan": True}])
+    assert torch.equal(y, y_kahan) and not torch.equal(y, y_plain)
+    assert torch.equal(dw, dw_plain) and not torch.equal(dw, dw_kahan)
+    assert "kahan of forward=True" in shown

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from cpdrun.models.normed.norms import activated
+
 
 class NormedConvNet(nn.Module):
     """Images (B, in_channels, H, W) float32 -> logits (B, num_classes) float32; any H, W >= 4.
@@ -18,12 +20,8 @@ class NormedConvNet(nn.Module):
         layers: list[nn.Module] = []
         for i, channels in enumerate((width, 2 * width, 4 * width)):
             before = in_channels if i == 0 else layers[-2].out_channels
-            normed = norm(channels)
             conv = nn.Conv2d(before, channels, 3, stride=2 if i else stride, padding=1, bias=False)
-            layers += [
-                conv,
-                normed if getattr(normed, "activates", False) else nn.Sequential(normed, nn.ReLU()),
-            ]
+            layers += [conv, activated(norm(channels))]
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(4 * width, num_classes)
 

@@ -130,11 +130,6 @@ def activated(norm: nn.Module) -> nn.Module:
     return norm if activates(norm) else nn.Sequential(norm, nn.ReLU())
 
 
-def norms_of(model: nn.Module) -> list[nn.Module]:
-    """Its normalisation layers, of torch or anyone's."""
-    return [module for module in model.modules() if is_norm(module)]
-
-
 def is_norm(module: nn.Module) -> bool:
     """Whether a module without modules in it is one of those above or has Norm in its class's name."""
     named = "norm" in type(module).__name__.lower()

@@ -67,11 +67,6 @@ class Learner(ABC):
         """Bytes of the model and of the optimizer that one worker keeps, each value in its format."""
         return {}
 
-    @property
-    def frozen_bytes(self) -> int:
-        """Of parameters that require no gradient: part of the model, and no format's business."""
-        return sum(p.nbytes for p in self.parts.model.parameters() if not p.requires_grad)
-
     def topology(self) -> dict[str, float] | None:
         """Who sends to whom, where workers gossip: `neighbours`, the most that a worker has, and `spectral_gap`."""
         return None

@@ -143,9 +143,7 @@ class OwnWeights(Learner):
         self.models.begin_worker(0)
         task, model, batch = self.parts.task, self.parts.model, self.parts.batches.plain(self.batch_size)
         bits = self.parts.precision.activation_bits
-        memory = self.updates[0].memory()
-        return memory | {
-            "model_bytes": memory["model_bytes"] + self.frozen_bytes,
+        return self.updates[0].memory(model) | {
             "gossip_bytes": 4 * sum(self.models.rows.numels) * len(self.gossip.memory),
             "activation_bytes": activation_bytes(model, lambda: task.outputs(model, batch), bits),
         }

@@ -53,8 +53,7 @@ class SharedWeights(Learner):
         self.within_models = {"bytes_per_step_sent": sent, "bytes_per_step_real_worker": of_all // workers}
 
     def memory(self) -> dict[str, int]:
-        memory = self.update.memory()
-        return memory | {"model_bytes": memory["model_bytes"] + self.frozen_bytes}
+        return self.update.memory(self.parts.model)
 
     def longest_chain(self) -> int | None:
         return self.parts.sync.longest_chain

@@ -53,8 +53,11 @@ class Update:
             correct(gradient)
         self.precision.step(self.optimizer, self.parameters)
 
-    def memory(self) -> dict[str, int]:
-        return self.precision.memory(self.optimizer, self.parameters)
+    def memory(self, model: nn.Module) -> dict[str, int]:
+        """With parameters that require no gradient: part of the model, and no format's business."""
+        memory = self.precision.memory(self.optimizer, self.parameters)
+        frozen = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
+        return memory | {"model_bytes": memory["model_bytes"] + frozen}
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer.state_dict(), "precision": self.precision.state_dict()}

@@ -5,13 +5,16 @@ Int8      tensors of 2^bits levels
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Self
 
-import torch
 from custom_fp.formats.names import parse
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from cpdrun.train.precision.loss_scale import LossScale, loss_scale_of
+
+Parameters = Sequence[nn.Parameter]
 
 
 class Precision:
@@ -19,6 +22,9 @@ class Precision:
 
     seed: int = 0
     """Keys stochastic rounding; set by whoever builds the run."""
+
+    steps: int | None = None
+    """Of the run, so that rules of later ones are refused; set by whoever builds it."""
 
     rounds_weights: str = ""
     """What rounds the weights between steps, as it is typed; empty where they are float32."""
@@ -38,20 +44,20 @@ class Precision:
         """The model as it computes in this precision, parameters the same objects. ValueError where it cannot."""
         return model
 
-    def check(self, optimizer: torch.optim.Optimizer) -> None:
+    def check(self, optimizer: Optimizer) -> None:
         """ValueError where the steps of this optimizer cannot be taken in this precision."""
 
     def at(self, step: int) -> None:
         """From here on the model computes as it does in this step of the run, counted from 0."""
 
-    def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+    def step(self, optimizer: Optimizer, parameters: Parameters) -> None:
         """One optimizer step. Gradients are in `.grad`, divided by the loss scale."""
         optimizer.step()
 
     def skip(self) -> None:
         """Instead of a step that the loss scale refused."""
 
-    def memory(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, int]:
+    def memory(self, optimizer: Optimizer, parameters: Parameters) -> dict[str, int]:
         """Bytes that a machine with these numbers would keep from step to step.
 
         model_bytes: weights and running statistics. optimizer_bytes: the optimizer's state and copies of weights.
@@ -80,7 +86,7 @@ def kept_bytes(tensor: Tensor, fmt: str | None) -> int:
     return -(-tensor.numel() * parsed.bits // 8)
 
 
-def state_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> list[Tensor]:
+def state_of(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:
     """Momentum and the like: what the optimizer keeps for each element of a parameter."""
     values = optimizer.state.get(parameter, {}).values()
     return [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0]

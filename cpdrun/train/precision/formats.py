@@ -38,11 +38,12 @@ from typing import Any
 import torch
 from custom_fp.formats.names import parse
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from cpdrun.models.normed.norms import is_norm
 from cpdrun.optim.groups import trainable
 from cpdrun.optim.rounded_sgd import ORDERS
-from cpdrun.train.precision.base import Precision, kept_bytes
+from cpdrun.train.precision.base import Parameters, Precision, kept_bytes
 from cpdrun.train.precision.keeping import Float32Weights, FormatWeights, MasterWeights, round_
 from cpdrun.train.precision.placement import Placement
 from cpdrun.train.precision.rules import (
@@ -60,6 +61,7 @@ from cpdrun.train.precision.rules import (
 from cpdrun.train.precision.stepping import Stepping
 from cpdrun.train.precision.weight_update import ROUNDINGS
 
+# and their roles
 SHORT_FORMS = {
     "weights": "parameter",
     "activations": "activation",
@@ -118,7 +120,7 @@ class Formats(Precision):
         norms = [layer for layer in layers if self.fp32_norms and is_norm(layer.module)]
         of_norms = {id(p) for layer in norms for p in layer.module.parameters(recurse=False)}
         self.stepping.in_fp32 = {i for i, p in enumerate(parameters) if id(p) in of_norms}
-        rules = Rules([*self.typed, *_in_fp32(norms, self.short), *self.short])
+        rules = Rules([*self.typed, *_in_fp32(norms, self.short), *self.short], self.steps)
         self.placement = Placement(model, layers, rules)
         holder = {id(x): layer for layer in reversed(layers) for x in _held(layer.module)}
         self.of_weights = [rules.of(holder[id(p)], "parameter") for p in parameters]
@@ -133,13 +135,13 @@ class Formats(Precision):
         round_(self.statistics, self.of_statistics)
         return self.placement.model
 
-    def check(self, optimizer: torch.optim.Optimizer) -> None:
+    def check(self, optimizer: Optimizer) -> None:
         self.stepping.check(optimizer)
 
     def at(self, step: int) -> None:
         self.placement.at(step)
 
-    def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+    def step(self, optimizer: Optimizer, parameters: Parameters) -> None:
         """On the masters, or on the weights of a format; then weights, statistics and state are rounded."""
         with torch.no_grad():
             self.weights.step(self.stepping, optimizer, parameters, self.loss_scale.used)
@@ -150,7 +152,7 @@ class Formats(Precision):
         """The running statistics alone have changed."""
         round_(self.statistics, self.of_statistics)
 
-    def memory(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, int]:
+    def memory(self, optimizer: Optimizer, parameters: Parameters) -> dict[str, int]:
         """With aps a byte a tensor for its shift; in optimizer_bytes float32 copies and Kahan's compensations too."""
         kept = zip([*parameters, *self.statistics], [*self.of_weights, *self.of_statistics], strict=True)
         return {

@@ -21,12 +21,11 @@ rounds to nearest; biases and the weights of norms stay float32.
 inf and NaN make their whole tensor NaN: a diverged run stays visible. A tensor of equal values is kept as it is.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from custom_fp.modules import replace_layers_
-from custom_fp.products import Arithmetic, round_gradient
+from custom_fp.products import ROLES, Arithmetic, round_gradient
 from torch import Tensor, nn
 
 from cpdrun.comm.compressors.base import check_rounding
@@ -51,25 +50,6 @@ def min_max_quantize(
     level = (x - low) / step
     level = torch.floor(level + torch.rand_like(x)) if stochastic else level.round()
     return level.clamp(0, 2**bits - 1) * step + low
-
-
-@dataclass(frozen=True)
-class Bits:
-    """The settings of one run, as conf/precision/int8.yaml spells them."""
-
-    weights: int | None
-    activations: int | None
-    errors: int | None
-    gradients: int | None
-    stochastic_errors: bool
-    stochastic_activations: bool
-    clipped_activations: bool
-    float_errors_for_weights: bool
-
-    def activation(self, x: Tensor, training: bool) -> Tensor:
-        """x as a layer reads it; straight through for the gradient."""
-        stochastic = self.stochastic_activations and training
-        return _RoundForward.apply(x, self.activations, stochastic, self.clipped_activations)
 
 
 class _RoundForward(torch.autograd.Function):
@@ -120,24 +100,17 @@ class Int8(Precision):
             raise ValueError(
                 f"precision.activation_range must be one of {', '.join(RANGES)}, not {activation_range}"
             )
-        given = {
-            "weight": weight_bits,
-            "activation": activation_bits,
-            "error": error_bits,
-            "gradient": gradient_bits,
-        }
-        for name, bits in given.items():
+        given = (weight_bits, activation_bits, error_bits, gradient_bits)
+        self.bits = dict(zip(("weight", "activation", "error", "gradient"), given, strict=True))
+        for name, bits in self.bits.items():
             if bits is not None and not 1 <= bits <= 16:
                 raise ValueError(f"precision.{name}_bits must lie between 1 and 16, or be null, not {bits}")
-        self.bits = Bits(
-            *given.values(),
-            stochastic_errors=error_rounding == "stochastic",
-            stochastic_activations=activation_rounding == "stochastic",
-            clipped_activations=activation_range == "samples",
-            float_errors_for_weights=float_errors_for_weights,
-        )
+        self.stochastic_errors = error_rounding == "stochastic"
+        self.stochastic_activations = activation_rounding == "stochastic"
+        self.clipped_activations = activation_range == "samples"
+        self.float_errors_for_weights = float_errors_for_weights
         self.activation_bits = activation_bits
-        self.rounded_weights: list[int] = []  # how many values each has
+        self.rounded_weights: list[Tensor] = []
         self.statistics: list[Tensor] = []
 
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -150,7 +123,7 @@ class Int8(Precision):
         for name in chosen:
             layer = model.get_submodule(name)
             layer.arithmetic = self._arithmetic(layer)
-            self.rounded_weights.append(layer.weight.numel())
+            self.rounded_weights.append(layer.weight)
         for module in model.modules():
             if is_norm(module) or isinstance(module, Sum):
                 module.register_forward_pre_hook(self._round_inputs)
@@ -163,47 +136,44 @@ class Int8(Precision):
         float32 weights that are updated, of which they are made, in optimizer_bytes."""
         model = sum(kept_bytes(x, None) for x in (*parameters, *self.statistics))
         state = sum(kept_bytes(v, None) for p in parameters for v in state_of(optimizer, p))
-        if self.bits.weights is None:
+        if (bits := self.bits["weight"]) is None:
             return {"model_bytes": model, "optimizer_bytes": state}
-        full = sum(4 * n for n in self.rounded_weights)
-        few = sum(packed_bytes(n, self.bits.weights) + 8 for n in self.rounded_weights)
-        return {"model_bytes": model - full + few, "optimizer_bytes": state + full}
+        full = sum(w.nbytes for w in self.rounded_weights)
+        few = sum(packed_bytes(w.numel(), bits) + 8 for w in self.rounded_weights)
+        updated = sum(w.nbytes for w in self.rounded_weights if w.requires_grad)
+        return {"model_bytes": model - full + few, "optimizer_bytes": state + updated}
 
     def _arithmetic(self, layer: nn.Module) -> Arithmetic:
-        bits = self.bits
-
         def activation(x: Tensor) -> Tensor:
-            return bits.activation(x, layer.training)
+            return self._activation(x, layer.training)
 
-        def weight(w: Tensor) -> Tensor:
-            return _RoundForward.apply(w, bits.weights, False, False)
-
-        def gradient(dw: Tensor) -> Tensor:
-            return min_max_quantize(dw, bits.gradients, stochastic=True)
-
+        errors = ROLES["output_gradient"][:1] if self.float_errors_for_weights else ROLES["output_gradient"]
         return Arithmetic(
             {
-                ("input", "forward"): activation,
-                ("input", "weight_gradient"): activation,
-                ("weight", "forward"): weight,
-                ("weight", "input_gradient"): weight,
-                ("output_gradient", "input_gradient"): self._error,
-                **(
-                    {}
-                    if bits.float_errors_for_weights
-                    else {("output_gradient", "weight_gradient"): self._error}
-                ),
-                ("result", "weight_gradient"): gradient,
+                **{("input", p): activation for p in ROLES["input"]},
+                **{("weight", p): self._weight for p in ROLES["weight"]},
+                **{("output_gradient", p): self._error for p in errors},
+                ("result", "weight_gradient"): self._gradient,
             }
         )
 
+    def _activation(self, x: Tensor, training: bool) -> Tensor:
+        """x as a layer reads it; straight through for the gradient."""
+        stochastic = self.stochastic_activations and training
+        return _RoundForward.apply(x, self.activation_bits, stochastic, self.clipped_activations)
+
+    def _weight(self, w: Tensor) -> Tensor:
+        return _RoundForward.apply(w, self.bits["weight"], False, False)
+
+    def _gradient(self, dw: Tensor) -> Tensor:
+        return min_max_quantize(dw, self.bits["gradient"], stochastic=True)
+
     def _error(self, error: Tensor) -> Tensor:
-        return min_max_quantize(error, self.bits.errors, self.bits.stochastic_errors)
+        return min_max_quantize(error, self.bits["error"], self.stochastic_errors)
 
     def _round_inputs(self, module: nn.Module, inputs: tuple) -> tuple:
-        return tuple(self.bits.activation(x, module.training) for x in inputs)
+        return tuple(self._activation(x, module.training) for x in inputs)
 
     def _round_error(self, _module: nn.Module, _inputs: tuple, output: Tensor) -> Tensor:
-        return round_gradient(
-            output, self._error
-        ).clone()  # a view could not be changed in place, as a ReLU may do
+        # a view could not be changed in place, as a ReLU may do
+        return round_gradient(output, self._error).clone()

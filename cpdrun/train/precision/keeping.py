@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import Optimizer
 
-from cpdrun.train.precision.base import kept_bytes
+from cpdrun.train.precision.base import Parameters, kept_bytes
 from cpdrun.train.precision.rules import Rounding
 from cpdrun.train.precision.stepping import Stepping
 from cpdrun.train.precision.weight_update import WeightUpdate
@@ -18,13 +19,7 @@ from cpdrun.train.precision.weight_update import WeightUpdate
 class Float32Weights:
     """Nothing is rounded and nothing copied."""
 
-    def step(
-        self,
-        stepping: Stepping,
-        optimizer: torch.optim.Optimizer,
-        parameters: Sequence[nn.Parameter],
-        scale: float,
-    ) -> None:
+    def step(self, stepping: Stepping, optimizer: Optimizer, parameters: Parameters, scale: float) -> None:
         """The optimizer's step. scale: the loss scale of its gradients."""
         stepping.move_(optimizer, parameters, scale)
 
@@ -42,18 +37,12 @@ class Float32Weights:
 class MasterWeights(Float32Weights):
     """A float32 copy takes every step; the model has it rounded (arXiv 1710.03740, section 3.1)."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], roundings: Sequence[Rounding | None]):
+    def __init__(self, parameters: Parameters, roundings: Sequence[Rounding | None]):
         self.roundings = roundings
         self.masters = [p.detach().clone() for p in parameters]
         round_(parameters, roundings)
 
-    def step(
-        self,
-        stepping: Stepping,
-        optimizer: torch.optim.Optimizer,
-        parameters: Sequence[nn.Parameter],
-        scale: float,
-    ) -> None:
+    def step(self, stepping: Stepping, optimizer: Optimizer, parameters: Parameters, scale: float) -> None:
         for parameter, master in zip(parameters, self.masters, strict=True):
             parameter.copy_(master)
         stepping.move_(optimizer, parameters, scale)
@@ -76,7 +65,7 @@ class FormatWeights(Float32Weights):
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        parameters: Parameters,
         roundings: Sequence[Rounding | None],
         rounding: str,
         kahan: bool,
@@ -87,13 +76,7 @@ class FormatWeights(Float32Weights):
         self.update = WeightUpdate(self.formats, rounding, kahan, seed)
         round_(parameters, roundings)
 
-    def step(
-        self,
-        stepping: Stepping,
-        optimizer: torch.optim.Optimizer,
-        parameters: Sequence[nn.Parameter],
-        scale: float,
-    ) -> None:
+    def step(self, stepping: Stepping, optimizer: Optimizer, parameters: Parameters, scale: float) -> None:
         changes = stepping.changes(optimizer, parameters, scale)
         self.update.apply_([parameters[i] for i in self.in_format], [changes[i] for i in self.in_format])
         for i in set(range(len(parameters))) - set(self.in_format):

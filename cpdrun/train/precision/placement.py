@@ -18,15 +18,15 @@ class Placement:
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], rules: Rules):
         self.rules, self.turn = rules, -1
-        self.reached = [
-            layer
-            for layer in layers
-            if layer.multiplies and any(self._arithmetics(layer, t) for t in rules.turns)
-        ]
-        self.model = model
-        if self.reached:
-            self.model = replace_layers_(model, {layer.module: Arithmetic() for layer in self.reached})
-        self.placed = [(self.model.get_submodule(layer.names[0]), layer) for layer in self.reached]
+        # of all steps, so that each rule is asked that some step will ask
+        phases = {
+            layer: [self._arithmetic(layer, t) for t in rules.turns] for layer in layers if layer.multiplies
+        }
+        reached = [layer for layer, of_layer in phases.items() if any(of_layer)]
+        self.model = (
+            replace_layers_(model, {layer.module: Arithmetic() for layer in reached}) if reached else model
+        )
+        self.placed = [(self.model.get_submodule(layer.names[0]), layer) for layer in reached]
         self.ends = self._hook_in(layers)
         self.at(0)
 
@@ -37,18 +37,18 @@ class Placement:
             return
         self.turn = turn
         for module, layer in self.placed:
-            module.arithmetic = self._arithmetics(layer, turn)
+            module.arithmetic = self._arithmetic(layer, turn)
         for ends in self.ends:
             ends.set(self.rules, turn)
 
-    def _arithmetics(self, layer: Layer, step: int) -> Arithmetic:
+    def _arithmetic(self, layer: Layer, step: int) -> Arithmetic:
         of = self.rules.of
         asked = {(role, p): of(layer, role, p, step) for role, products in ROLES.items() for p in products}
         sums = {p: found for p in PRODUCTS if (found := of(layer, "accumulator", p, step))}
         return Arithmetic(
             {key: rounding for key, rounding in asked.items() if rounding},
             {p: rounding.format for p, rounding in sums.items()},
-            any(rounding.kahan for rounding in sums.values()),
+            [p for p, rounding in sums.items() if rounding.kahan],
         )
 
     def _hook_in(self, layers: Sequence[Layer]) -> list["Ends"]:

@@ -12,10 +12,11 @@
     aps       true: each tensor is shifted by a power of two that fills its format (`tensor_aps.py`)
     kahan     true: additions of an accumulator carry their error along
 
-Nothing is rounded twice by two rules, and a rule that never comes to bear is an error: it matches no layer, or rules
-before it take all that it matches.
+Nothing is rounded twice by two rules, and a rule that never comes to bear is an error: it matches no layer, rules
+before it take all that it matches, or the run ends before it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -65,7 +66,10 @@ class Layer:
     def takes(self, role: str) -> bool:
         """Whether a rule of this role can mean it."""
         if role == "parameter":
-            return any(True for _ in (*self.module.parameters(False), *self.module.buffers(False)))
+            kept = (*self.module.parameters(False), *self.module.buffers(False))
+            return any(
+                x.requires_grad or (x.is_floating_point() and not isinstance(x, nn.Parameter)) for x in kept
+            )
         if role in ("activation", "error"):
             return not list(self.module.children())
         return self.multiplies
@@ -162,12 +166,12 @@ def format_named(key: str, name: str, scales: bool = False) -> str | None:
 
 
 class Rules:
-    """In the order in which they are asked."""
+    """In the order in which they are asked, of a run of so many steps (None: of any number)."""
 
-    def __init__(self, rules: Sequence[Rule]):
-        self.rules = list(rules)
-        ends = {r.end for r in self.rules if r.end is not None}
-        self.turns = sorted({0, *(r.first for r in self.rules), *ends})  # steps from which other rules hold
+    def __init__(self, rules: Sequence[Rule], steps: int | None = None):
+        self.rules, self.steps = list(rules), steps or math.inf
+        turns = {0, *(r.first for r in self.rules), *(r.end for r in self.rules if r.end is not None)}
+        self.turns = sorted(t for t in turns if t < self.steps)  # steps from which other rules hold
         self._won: set[Rule] = set()
 
     def of(self, layer: Layer, role: str, product: str | None = None, step: int = 0) -> Rounding | None:
@@ -189,9 +193,11 @@ class Rules:
                 continue
             means = [layer for layer in layers if layer.takes(rule.role)]
             if any(rule.matches(layer) for layer in means):
-                raise ValueError(
-                    f"{rule.typed} never comes to bear: rules before it take all that it matches"
+                late = rule.first >= self.steps
+                why = (
+                    f"the run has {self.steps} steps" if late else "rules before it take all that it matches"
                 )
+                raise ValueError(f"{rule.typed} never comes to bear: {why}")
             patterns = " or ".join(map(repr, rule.modules))
             kinds = ", ".join(kind.__name__ for kind in LAYERS)
             why = f" ({rule.role} is of layers that are exactly {kinds})" if ROLES[rule.role] else ""

@@ -3,15 +3,16 @@
 Parameters in `in_fp32` (by their place) take a float32 step whatever the formats.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import custom_fp
 import torch
 from custom_fp import Format
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import SGD, Optimizer
 
 from cpdrun.optim.rounded_sgd import rounding_to, sgd_update
-from cpdrun.train.precision.base import kept_bytes, state_of
+from cpdrun.train.precision.base import Parameters, kept_bytes, state_of
 
 
 class Stepping:
@@ -23,19 +24,17 @@ class Stepping:
     def __init__(self, update: str | None, order: str, state: str | None):
         self.update, self.order, self.state = update, order, state
 
-    def check(self, optimizer: torch.optim.Optimizer) -> None:
+    def check(self, optimizer: Optimizer) -> None:
         """ValueError where the operations of this optimizer are not known."""
         groups = optimizer.param_groups
-        sgd = type(optimizer) is torch.optim.SGD and not any(g["dampening"] or g["maximize"] for g in groups)
+        sgd = type(optimizer) is SGD and not any(g["dampening"] or g["maximize"] for g in groups)
         if self.update and not sgd:
             raise ValueError(
                 f"precision.update={self.update} rounds every operation of SGD (optim=sgd) and knows no other "
                 "optimizer; precision.update=fp32 rounds its state and the weights after each step"
             )
 
-    def move_(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], scale: float
-    ) -> None:
+    def move_(self, optimizer: Optimizer, parameters: Parameters, scale: float) -> None:
         """Float32 weights take the step. scale: the loss scale of its gradients."""
         if not self.update:
             optimizer.step()
@@ -43,9 +42,7 @@ class Stepping:
         for p, change in zip(parameters, self._rounded_changes(optimizer, parameters, scale), strict=True):
             p.copy_(p.double() + change)
 
-    def changes(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], scale: float
-    ) -> list[Tensor]:
+    def changes(self, optimizer: Optimizer, parameters: Parameters, scale: float) -> list[Tensor]:
         """What the step adds to each parameter, float64; the parameters stay."""
         if self.update:
             return self._rounded_changes(optimizer, parameters, scale)
@@ -55,9 +52,7 @@ class Stepping:
         torch._foreach_copy_(list(parameters), before)
         return changes
 
-    def _rounded_changes(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], scale: float
-    ) -> list[Tensor]:
+    def _rounded_changes(self, optimizer: Optimizer, parameters: Parameters, scale: float) -> list[Tensor]:
         settings = {p: group for group in optimizer.param_groups for p in group["params"]}
         in_format, in_fp32 = rounding_to(self.update), rounding_to(None)
         return [
@@ -73,12 +68,12 @@ class Stepping:
             for i, p in enumerate(parameters)
         ]
 
-    def round_state(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    def round_state(self, optimizer: Optimizer, parameters: Parameters) -> None:
         for i, parameter in enumerate(parameters):
             for value in state_of(optimizer, parameter) if self.state and i not in self.in_fp32 else ():
                 custom_fp.quantize(value, self.state, out=value)
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> int:
+    def state_bytes(self, optimizer: Optimizer, parameters: Parameters) -> int:
         formats = [fmt for fmt in (self.update, self.state) if fmt]
         narrowest = min(formats, key=lambda name: Format.parse(name).bits, default=None)
         return sum(

@@ -20,8 +20,8 @@ STATUS_EVERY_S = 1.0
 class Journal:
     """The record of one attempt, as its ranks see it. On ranks other than 0 writing does nothing."""
 
-    def __init__(self, run: RunDir, rank: int, epochs: int):
-        self.run, self.writes, self.epochs = run, rank == 0, epochs
+    def __init__(self, run: RunDir, rank: int):
+        self.run, self.writes = run, rank == 0
         self.run_name = run.path.resolve().name  # of `.` too
         self.started = time.time()
         self._status_written = 0.0
@@ -43,22 +43,18 @@ class Journal:
             kept = [row for row in self.run.rows() if row.epoch <= epoch]
             write_text(self.run.metrics, "".join(json.dumps(row.as_json()) + "\n" for row in kept))
 
-    def epoch_done(self, row: EpochRow) -> None:
-        """One line of metrics.jsonl and of the log; status.json at most once a second."""
+    def epoch_done(self, row: EpochRow, epochs: int) -> None:
+        """One line of metrics.jsonl and of the log; status.json at most once a second. epochs: of the run."""
         if not self.writes:
             return
         append_json_line(self.run.metrics, row.as_json())
-        shown = (
-            f"{key} {value:.4g}"
-            for key, value in row.metrics.items()
-            if key.startswith(("train_loss", "test_"))
-        )
-        print(f"epoch {row.epoch}/{self.epochs}: {', '.join(shown)}", flush=True)
+        shown = (f"{k} {v:.4g}" for k, v in row.metrics.items() if k.startswith(("train_loss", "test_")))
+        print(f"epoch {row.epoch}/{epochs}: {', '.join(shown)}", flush=True)
         now = time.time()
-        if now - self._status_written >= STATUS_EVERY_S or row.epoch == self.epochs:
+        if now - self._status_written >= STATUS_EVERY_S or row.epoch == epochs:
             self._status_written = now
             accuracy = row.metrics.get("test_accuracy")
-            progress = Progress(row.epoch, row.step, accuracy, self.epochs, updated=now)
+            progress = Progress(row.epoch, row.step, accuracy, epochs, updated=now)
             write_json(self.run.status, progress.as_json())
 
     def stop_requested(self) -> bool:
