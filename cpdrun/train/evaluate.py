@@ -5,41 +5,29 @@ counts is exact in any order.
 """
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import Tensor
 
 from cpdrun.comm.workers import Workers
-from cpdrun.tasks.base import Task
 from cpdrun.train.batches import fetched
+from cpdrun.train.build import Parts
 from cpdrun.train.ranks import pulse
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    task: Task,
-    dataset: Dataset,
-    workers: Workers,
-    device: torch.device,
-    *,
-    batch: int,
-    samples: int | None = None,
-    loaders: int = 0,
+    parts: Parts, workers: Workers, device: torch.device, samples: int | None = None
 ) -> dict[str, float]:
-    """The task's metrics, each as test_NAME.
-
-    batch: samples at once; samples: only the first so many of the dataset, None: all; loaders: processes that fetch
-    ahead, 0: none.
-    """
+    """The task's metrics of `parts.model` as it stands, each as test_NAME, on the test set of `parts.data` or its first
+    `samples`; `workers`' ranks share the work."""
+    model, task, dataset = parts.model, parts.task, parts.data.test
     model.eval()
-    batches = torch.arange(len(dataset))[:samples].split(batch)
+    batches = torch.arange(len(dataset))[:samples].split(parts.eval_batch)
     mine = range(workers.rank, len(batches), workers.ranks)
     totals = Totals(len(batches))
     looked_at = mine or range(1)  # a rank without a batch looks at one, to know the names and shapes
-    for i, of_batch in zip(
-        looked_at, fetched(dataset, [batches[i] for i in looked_at], loaders, device), strict=True
-    ):
-        totals.add(i, task.sums(task.outputs(model, of_batch), of_batch), counted=i in mine)
+    ready = fetched(dataset, [batches[i] for i in looked_at], parts.batches.loaders, device)
+    for i, batch in zip(looked_at, ready, strict=True):
+        totals.add(i, task.sums(task.outputs(model, batch), batch), counted=i in mine)
         pulse.beat()
     model.train()
     metrics = task.metrics({name: totals.of(name, workers) for name in totals.tables})
@@ -54,15 +42,14 @@ class Totals:
 
     def add(self, i: int, sums: dict[str, Tensor], *, counted: bool) -> None:
         for name, value in sums.items():
-            if value.is_floating_point():
-                table = self.tables.setdefault(
-                    name, value.new_zeros(self.batches, *value.shape, dtype=torch.float64)
+            floats = value.is_floating_point()
+            if name not in self.tables:
+                shape, dtype = (
+                    ((self.batches, *value.shape), torch.float64) if floats else (value.shape, torch.int64)
                 )
-                table = table[i]
-            else:
-                table = self.tables.setdefault(name, torch.zeros_like(value, dtype=torch.int64))
+                self.tables[name] = value.new_zeros(shape, dtype=dtype)
             if counted:
-                table += value
+                (self.tables[name][i] if floats else self.tables[name]).add_(value)
 
     def of(self, name: str, workers: Workers) -> Tensor:
         """Collective."""

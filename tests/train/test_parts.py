@@ -1,4 +1,5 @@
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,6 +42,12 @@ def test_running_statistics_follow_worker_0():
         assert torch.equal(model.state_dict()[name], value), name
 
 
+def judged(model, task, test, batch):
+    data, batches = SimpleNamespace(test=test), SimpleNamespace(loaders=0)
+    parts = SimpleNamespace(model=model, task=task, data=data, batches=batches, eval_batch=batch)
+    return evaluate(parts, Workers(1), torch.device("cpu"))
+
+
 def test_evaluation_counts_every_sample_once_and_leaves_training_mode_on():
     class Numbers:
         def __len__(self):
@@ -50,7 +57,7 @@ def test_evaluation_counts_every_sample_once_and_leaves_training_mode_on():
             return torch.tensor([float(i % 3 == 0), 0.5]), torch.tensor(0)
 
     model = nn.Identity()
-    metrics = evaluate(model, Classification(), Numbers(), Workers(1), torch.device("cpu"), batch=500)
+    metrics = judged(model, Classification(), Numbers(), batch=500)
     assert metrics["test_accuracy"] == 412 / 1234
     assert model.training
 
@@ -95,7 +102,7 @@ def test_metrics_of_pixels_leave_out_what_is_ignored():
             return torch.nn.functional.one_hot(predicted[i], 4).permute(2, 0, 1).float() * 5, truth[i]
 
     metrics, of_text = (
-        evaluate(nn.Identity(), task, Pixels(), Workers(1), torch.device("cpu"), batch=1)
+        judged(nn.Identity(), task, Pixels(), batch=1)
         for task in (Segmentation(num_classes=4), NextToken(bytes_per_token=2))
     )
     assert metrics["test_accuracy"] == 7 / 10
@@ -112,7 +119,7 @@ def test_the_top_five_hold_the_best():
         def __getitem__(self, i):
             return torch.arange(8.0, 0, -1), torch.tensor(i)  # class i is the i-th best
 
-    metrics = evaluate(nn.Identity(), Top5(), Ranked(), Workers(1), torch.device("cpu"), batch=500)
+    metrics = judged(nn.Identity(), Top5(), Ranked(), batch=500)
     assert (metrics["test_accuracy"], metrics["test_top5_accuracy"]) == (1 / 8, 5 / 8)
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
-from cpdrun.train.evaluate import evaluate
 from cpdrun.train.precision.base import Precision
 
 
@@ -90,20 +89,3 @@ class Learner(ABC):
     @abstractmethod
     def weights_sha256(self) -> str:
         """Digest of all weights and buffers: equal digests, equal bits. Collective."""
-
-
-def evaluate_on(
-    parts: Parts, workers: Workers, device: torch.device, samples: int | None = None
-) -> dict[str, float]:
-    """The metrics of `parts.model` as it stands on the test set of `parts.data`, or its first `samples`; `workers`'
-    ranks share the work."""
-    return evaluate(
-        parts.model,
-        parts.task,
-        parts.data.test,
-        workers,
-        device,
-        samples=samples,
-        batch=parts.eval_batch,
-        loaders=parts.batches.loaders,
-    )

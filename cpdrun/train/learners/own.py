@@ -19,7 +19,8 @@ from cpdrun.comm.gossip.topology.mixing import mean_gap
 from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import ERROR, VARIANTS, Measure
 from cpdrun.train.build import Parts, groups_of
-from cpdrun.train.learners.base import Learner, evaluate_on
+from cpdrun.train.evaluate import evaluate
+from cpdrun.train.learners.base import Learner
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
 from cpdrun.train.learners.played import OwnModels
 from cpdrun.train.learners.update import Update
@@ -110,14 +111,14 @@ class OwnWeights(Learner):
         mine = []
         for w in range(len(self.workers.mine)):
             self.models.begin_worker(w)
-            mine.append(evaluate_on(self.parts, alone, self.device, self.gossip.worker_test_samples))
+            mine.append(evaluate(self.parts, alone, self.device, self.gossip.worker_test_samples))
         names = list(mine[0])
         table_NxK = torch.zeros(self.workers.world_size, len(names), dtype=torch.float64, device=self.device)
         for worker, metrics in zip(self.workers.mine, mine, strict=True):
             table_NxK[worker] = torch.tensor([metrics[name] for name in names], dtype=torch.float64)
         by_name = dict(zip(names, self.workers.sum_of_disjoint(table_NxK).unbind(1), strict=True))
         distance = self.models.play_mean()
-        averaged = evaluate_on(self.parts, self.workers, self.device)
+        averaged = evaluate(self.parts, self.workers, self.device)
         return (
             {name: values_N.mean().item() for name, values_N in by_name.items()}
             | {f"{name}_worst": self._worst(name, values_N) for name, values_N in by_name.items()}

@@ -9,7 +9,8 @@ from cpdrun.comm.parallel.workers import model_workers_of
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.train.build import Parts
-from cpdrun.train.learners.base import Learner, evaluate_on
+from cpdrun.train.evaluate import evaluate
+from cpdrun.train.learners.base import Learner
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
 from cpdrun.train.learners.played import SharedModel
 from cpdrun.train.learners.update import Update
@@ -63,7 +64,7 @@ class SharedWeights(Learner):
         return {key: n + self.within_models[key] for key, n in self.parts.sync.wire_bytes().items()}
 
     def evaluate(self) -> dict[str, float]:
-        return evaluate_on(self.parts, self.workers, self.device)
+        return evaluate(self.parts, self.workers, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         return {
