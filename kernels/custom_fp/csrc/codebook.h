@@ -2,7 +2,7 @@
 //
 // y = x / scale, then i = #{t_j < y} over the ascending thresholds t_j (custom_fp/codebook.py makes them, and defines
 // the result). The top 16 bits of y give a first i: 65,536 cells, each of which holds the count at its lower end; from
-// there at most `steps` thresholds lie in a cell, one or none in the tables of the paper. custom_fp/scaled.py says the
+// there at most `steps` thresholds lie in a cell, one or none in the tables of the paper. custom_fp/scaled says the
 // same in torch.
 #pragma once
 

@@ -1,4 +1,4 @@
-// custom_fp._codebook: csrc/codebook.h behind addresses and sizes. scaled.py checks what it is given.
+// custom_fp._codebook: csrc/codebook.h behind addresses and sizes. scaled/ checks what it is given.
 #include <nanobind/nanobind.h>
 
 #include "codebook.h"

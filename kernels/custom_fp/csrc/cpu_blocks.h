@@ -1,4 +1,4 @@
-// CPU loops over blocks of values that share a power of two (MX). scaled.py defines the results; the elements are rounded
+// CPU loops over blocks of values that share a power of two (MX). scaled/ defines the results; the elements are rounded
 // and packed by the loops of single values. See cpu_kernels.h for the contract.
 //
 // Legend: a row of n values is cut in blocks of `size`, the last of which may be shorter; n for a whole tensor.

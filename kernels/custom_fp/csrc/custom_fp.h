@@ -77,7 +77,7 @@ CFP_FN float to_float32(float x) { return x; }
 
 // ---- formats ---------------------------------------------------------------------------------------------------
 
-// A format as format.py's Format.spec packs it.
+// A format as formats/scalar.py's Format.spec packs it.
 struct Spec {
     int exponent_bits, mantissa_bits, emin, bits;
     u32 has_inf, has_nan;
