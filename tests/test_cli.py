@@ -96,6 +96,8 @@ def test_a_long_table_pages_on_a_terminal(tmp_path):
     command = f"stty rows 12 cols 90; {CPDRUN} sweep exp=digits_bits seed=0 --dry-run"
     script = f"import os, pty; os.chdir({str(tmp_path)!r}); pty.spawn(['/bin/sh', '-c', {command!r}])"
     environment = {**os.environ, "PAGER": "sed s/^/PAGED:/", "TERM": "xterm"}
+    for size in ("LINES", "COLUMNS"):  # pytest-xdist sets them, and they outweigh the terminal's own
+        environment.pop(size, None)
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=environment,

@@ -87,9 +87,10 @@ class Composer:
         """
         return copied(self._cached(choices))
 
-    def kind(self, group: str, choices: Mapping[str, str]) -> str:
-        """The class that `compose` gives a group."""
-        return self._cached(choices)[group]["_target_"]
+    def kind(self, group: str, choices: Mapping[str, str]) -> Any:
+        """The class that `compose` gives a group; None where a yaml makes something else of it."""
+        section = self._cached(choices).get(group)
+        return section.get("_target_") if isinstance(section, Mapping) else None
 
     def file(self, group: str, choice: str) -> dict[str, Any]:
         """What the yaml of a choice says by itself, which costs no composition; a fresh copy."""
