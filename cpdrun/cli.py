@@ -16,17 +16,8 @@ from cpdrun.arguments import Version, with_words_after_options
 from cpdrun.errors import INTERRUPTED, UserError
 from cpdrun.shell.visible import visible_line
 
-COMMANDS = (
-    "search",
-    "sweep",
-    "work",
-    "report",
-    "status",
-    "logs",
-    "cancel",
-    "calibrate",
-    "doctor",
-)  # as a user meets them
+# as a user meets them
+COMMANDS = ("search", "sweep", "work", "report", "status", "logs", "cancel", "calibrate", "doctor")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,20 +14,10 @@ from cpdrun.config.overrides import typed_form
 from cpdrun.config.paths import MOST_NAME_BYTES
 
 MOST_TRIED = 100_000  # divisors of a world size that nobody meant need not all be found
-SECTIONS = (
-    "model",
-    "norm",
-    "data",
-    "task",
-    "optim",
-    "schedule",
-    "precision",
-    "partition",
-    "sync",
-    "topology",
-    "compressor",
-    "scaling",
-)  # arguments of the class in _target_
+SECTIONS = (  # arguments of the class in _target_
+    *("model", "norm", "data", "task", "optim", "schedule", "precision", "partition", "sync", "topology"),
+    *("compressor", "scaling"),
+)
 FREE = ("launcher",)  # checked by its executor, for the most part
 NUMBER_OR_WORD = ("precision.loss_scale",)  # or dynamic
 

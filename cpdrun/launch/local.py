@@ -151,9 +151,8 @@ class LocalExecutor(Executor):
         environ = dict(os.environ)
         if places[0] != "cpu":
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(places))
-        before = signal.pthread_sigmask(
-            signal.SIG_BLOCK, HELD_BACK
-        )  # inherited: a stop waits for its handler
+        # inherited: a stop waits for its handler
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         try:
             process = subprocess.Popen(
                 command,

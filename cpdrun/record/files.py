@@ -38,9 +38,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
             file.flush()
-            os.fchmod(
-                file.fileno(), 0o666 & ~_UMASK
-            )  # mkstemp keeps files to their owner; records are shared
+            # mkstemp keeps files to their owner; records are shared
+            os.fchmod(file.fileno(), 0o666 & ~_UMASK)
             os.fsync(file.fileno())
         Path(temporary).replace(path)
     except BaseException:

@@ -26,9 +26,7 @@ def state_of(run: RunDir) -> State:
     if last is None:
         return State.PENDING
     outcome = last.outcome()
-    if (
-        outcome is None or outcome.status is Ending.PREEMPTED
-    ):  # None: its agent was killed, and it with its agent
+    if outcome is None or outcome.status is Ending.PREEMPTED:  # None: killed with its agent
         return State.PREEMPTED
     if outcome.status.has_result:  # and done.json was taken away: to be run again
         return State.PENDING

@@ -80,9 +80,7 @@ RULES = (
         "full_precision.layers=['*'] has all gradients exchanged in fp32",
     ),
     Idle(
-        ("sync.error_feedback", "sync.requantise"),
-        _sends_less,
-        "format=fp32 takes nothing from a gradient",
+        ("sync.error_feedback", "sync.requantise"), _sends_less, "format=fp32 takes nothing from a gradient"
     ),
     Idle(
         ("sync.group_size",),

@@ -13,14 +13,8 @@ from cpdrun.sweep.runs import Plan
 
 PARTS = ("model", "data", "partition", "optim", "schedule", "precision", "sync", "scaling")
 MACHINE = ("device", "nproc", "threads", "loaders", "emulation")
-FURTHER = (
-    "parameter_groups",
-    "clip_norm",
-    "label_smoothing",
-    "init_from",
-    "init_into",
-    "init_skip",
-)  # where they are set
+# where they are set
+FURTHER = ("parameter_groups", "clip_norm", "label_smoothing", "init_from", "init_into", "init_skip")
 OURS = "cpdrun."
 MOST_SHOWN = 4  # values of a key that varies
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")

@@ -143,10 +143,7 @@ class Agent:
         started = time.time()
         write_json(attempt.where, self._where(started).as_json())
         with attempt.agent_log.open("a", encoding="utf-8") as log:
-            _note(
-                log,
-                f"{START_NOTE.format(os.getpid())} {socket.gethostname()}, {self.starter.kind} start",
-            )
+            _note(log, f"{START_NOTE.format(os.getpid())} {socket.gethostname()}, {self.starter.kind} start")
             request = {
                 "do": "run",
                 "run_dir": str(self.run.path),

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 NAMING_S = (
-    30.0  # what ranks have, once their patience is over, to find out which of them hangs, and to say so
+    30.0  # once their patience is over, ranks have these to find out which of them hangs, and to say so
 )
 ASLEEP_S = 10.0  # between two looks: the watchdog was stopped itself, and the run probably with it
 
