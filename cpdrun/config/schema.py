@@ -215,7 +215,7 @@ RULES: dict[str, Check] = {
     "seed": _integer(0),
     "nproc": _integer(1),
     "threads": _integer(1),
-    "emulation": _one_of("exact", "batched"),
+    "emulation": _one_of("exact", "chunked", "batched"),
     "device": _one_of("auto", "cpu", "cuda"),
     "loaders": _integer(0),
     "eval_batch": _integer(1),

@@ -36,7 +36,7 @@ class Task(ABC):
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """What a training step makes smaller: (), a mean over the batch.
 
-        With emulation=batched it runs inside torch.func.vmap: no value of a tensor may steer it.
+        With emulation=batched or chunked it runs inside torch.func.vmap: no value of a tensor may steer it.
         """
 
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> Tensor:

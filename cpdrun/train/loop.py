@@ -1,7 +1,7 @@
 """The training loop: epochs of steps on samples dealt to N workers; `learners` say what a step is.
 
 Legend: N workers, B samples a worker, S steps an epoch. The result depends on the config alone: how the N
-workers are dealt to processes changes no bit of it (with emulation=exact).
+workers are dealt to processes changes no bit of it (with emulation=exact or chunked).
 """
 
 import math
@@ -54,7 +54,7 @@ def train(
         index_SxNxB = parts.partition.deal(parts.data.train, N, B, seed=seed, epoch=epoch, draws=generator)
         index_SxNxB = index_SxNxB[: course.steps_of(epoch)]
         first_step = epoch * S + progress.step
-        parts.batches.plan(index_SxNxB[progress.step :], workers.mine, first_step)
+        parts.batches.plan(index_SxNxB[progress.step :], learner.gradients_of.plays, first_step)
         if progress.losses_SxN is None:
             progress.losses_SxN = torch.zeros(len(index_SxNxB), N, dtype=torch.float64, device=device)
 

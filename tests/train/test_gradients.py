@@ -4,11 +4,19 @@ from torch import nn
 
 from cpdrun.comm.workers import Workers
 from cpdrun.data.images.digits import Digits
+from cpdrun.errors import UserError
 from cpdrun.models.convnet import ConvNet
 from cpdrun.record import read_json
 from cpdrun.tasks.classification import Classification
 from cpdrun.train.batches import Batches
-from cpdrun.train.learners.gradients import BatchedGradients, CannotBatchError, ExactGradients, Objective
+from cpdrun.train.learners.gradients import (
+    CHUNK,
+    BatchedGradients,
+    CannotBatchError,
+    ChunkedGradients,
+    ExactGradients,
+    Objective,
+)
 from cpdrun.train.learners.played import OwnModels, SharedModel
 
 CPU = torch.device("cpu")
@@ -26,10 +34,8 @@ def convnet():
     return ConvNet(in_channels=1, num_classes=10, width=4, dropout=0.0)
 
 
-def objective(model, data):
-    return Objective(
-        SharedModel(model, Workers(W)), Batches(data, 0, CPU, loaders=0, channels_last=False), TASK
-    )
+def objective(model, data, workers=Workers(W)):  # noqa: B008 (frozen)
+    return Objective(SharedModel(model, workers), Batches(data, 0, CPU, loaders=0, channels_last=False), TASK)
 
 
 def test_batched_gradients_and_buffers_equal_exact_ones_but_for_rounding(digits):
@@ -43,6 +49,57 @@ def test_batched_gradients_and_buffers_equal_exact_ones_but_for_rounding(digits)
         torch.testing.assert_close(g_Wb, g_W, rtol=2e-5, atol=2e-5 * g_W.abs().max().item())
     for (name, buffer), (_, other) in zip(exact.named_buffers(), batched.named_buffers(), strict=True):
         torch.testing.assert_close(other, buffer, msg=name)
+
+
+def test_chunked_gradients_of_one_chunk_are_batched_ones(digits):
+    index_WxB = torch.arange(W * B).view(W, B)
+    losses, gradients = BatchedGradients(objective(convnet(), digits))(index_WxB, 0)
+    losses_c, gradients_c = ChunkedGradients(objective(convnet(), digits))(index_WxB, 0)
+    assert torch.equal(losses_c, losses) and all(map(torch.equal, gradients_c, gradients))
+
+
+class Normed(nn.Sequential):
+    """Dropout's mask is one for all workers of a pass; BatchNorm of 3 channels is where a kernel gives a worker other
+    last bits in another place of a pass."""
+
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(1, 3, 3),
+            nn.BatchNorm2d(3),
+            nn.GELU(),
+            nn.Dropout(0.3),
+            nn.Flatten(),
+            nn.Linear(108, 16),
+            nn.LayerNorm(16),
+            nn.Linear(16, 10),
+        )
+
+
+@pytest.mark.parametrize("N", [CHUNK // 2, CHUNK, CHUNK + 4])
+def test_chunked_gradients_are_the_same_for_any_split(digits, N):
+    """Also where ranks play parts of chunks, and where the last chunk is short."""
+    torch.manual_seed(1)
+    model, index_NxB = Normed(), torch.randint(1000, (N, B))
+    losses, gradients = ChunkedGradients(objective(model, digits, Workers(N)))(index_NxB, 7)
+    for ranks in (n for n in range(2, N + 1) if N % n == 0):
+        for rank in range(ranks):
+            of_rank = objective(model, digits, workers := Workers(N, rank, ranks))
+            of_rank.played.end_step = lambda: None  # it would wait for the other ranks
+            mine = slice(workers.mine.start, workers.mine.stop)
+            losses_W, gradients_W = ChunkedGradients(of_rank)(index_NxB, 7)
+            assert torch.equal(losses_W, losses[mine])
+            assert all(torch.equal(g, of_all[mine]) for g, of_all in zip(gradients_W, gradients, strict=True))
+
+
+def test_a_chunk_of_workers_with_weights_of_their_own_is_not_split(digits):
+    batches = Batches(digits, 0, CPU, loaders=0, channels_last=False)
+    two = Objective(OwnModels(convnet(), Workers(2 * CHUNK, 0, 2)), batches, TASK)
+    assert ChunkedGradients(two).plays == range(CHUNK)
+    split = Objective(OwnModels(convnet(), Workers(2 * CHUNK, 0, 4)), batches, TASK)
+    with pytest.raises(
+        UserError, match=r"emulation=chunked: each .* nproc=4 gives it .*; take a smaller nproc"
+    ):
+        ChunkedGradients(split)
 
 
 def test_gradients_of_all_workers_sum_to_that_of_the_global_batch(digits):
@@ -98,11 +155,17 @@ def test_want_of_memory_is_not_called_a_layer_that_cannot_be_batched(digits):
         BatchedGradients(objective(model, digits))(torch.arange(W * B).view(W, B), 0)
 
 
-def test_a_batched_run_learns_as_an_exact_one(make_run, train_here):
-    exact, batched = (
-        make_run("model.dropout=0.1", f"emulation={e}", "epochs=5") for e in ("exact", "batched")
-    )
+def test_a_batched_run_learns_as_an_exact_one_and_a_chunked_one_on_two_ranks_as_it(
+    make_run, train_here, torchrun
+):
+    """A chunk that holds all workers is the pass that one batched process makes, to the last bit."""
+    typed = ("model.dropout=0.1", "epochs=5")
+    exact, batched = (make_run(*typed, f"emulation={e}") for e in ("exact", "batched"))
+    chunked = make_run(*typed, "emulation=chunked", "nproc=2", "loaders=1")
     train_here(exact)
     train_here(batched)
-    one, other = (read_json(run.done)["metrics"]["test_accuracy"] for run in (exact, batched))
-    assert one > 0.9 and abs(one - other) < 0.05
+    assert torchrun(chunked, 2).returncode == 0
+    one, other, split = (read_json(run.done) for run in (exact, batched, chunked))
+    accuracy, of_batched = (done["metrics"]["test_accuracy"] for done in (one, other))
+    assert accuracy > 0.9 and abs(accuracy - of_batched) < 0.05
+    assert (split["weights_sha256"], split["metrics"]) == (other["weights_sha256"], other["metrics"])

@@ -17,6 +17,7 @@ from torch import Tensor
 from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
+from cpdrun.train.learners.gradients import Gradients
 from cpdrun.train.precision.base import Precision
 
 
@@ -24,6 +25,9 @@ class Learner(ABC):
     """One training run's weights and optimizer state, on all ranks together."""
 
     parts: Parts
+
+    gradients_of: Gradients
+    """Of the workers that this rank plays."""
 
     nonfinite: int = 0
     """Elements of the latest step's gradients that are inf or NaN: equal on all ranks, and for any split."""

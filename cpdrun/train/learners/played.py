@@ -32,12 +32,15 @@ class Played:
     def end_step(self) -> None:
         """After the last worker of a step. Collective."""
 
-    def stacked(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Parameters and buffers by name for one pass over all W: (W, ...), parameters without the W unless `own`."""
+    def stacked(self, workers: range) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and buffers by name for one pass over W workers: (W, ...), parameters without the W unless `own`.
+
+        workers: any where weights are shared, else some of mine.
+        """
         raise NotImplementedError
 
     def took(self, buffers_W: dict[str, Tensor]) -> None:
-        """What one pass over all W made of the buffers. Collective."""
+        """What the pass over my first worker made of the buffers, after the step's last pass. Collective."""
 
 
 class SharedModel(Played):
@@ -71,8 +74,8 @@ class SharedModel(Played):
         if self.workers.ranks > 1:
             _broadcast_from_rank_0(self.buffers)
 
-    def stacked(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        W = len(self.workers.mine)
+    def stacked(self, workers: range) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        W = len(workers)
         parameters = {name: p.detach() for name, p in trainable(self.model).items()}
         return parameters, {name: b.expand(W, *b.shape).clone() for name, b in self.model.named_buffers()}
 
@@ -109,9 +112,11 @@ class OwnModels(Played):
     def begin_worker(self, w: int) -> None:
         self._become([*self.rows.parameters(self.x_WxD[w]), *(stack[w] for stack in self.buffers_BxW)])
 
-    def stacked(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        parameters = dict(zip(self.names, self.rows.stacked(self.x_WxD), strict=True))
-        return parameters, dict(zip(self.buffer_names, self.buffers_BxW, strict=True))
+    def stacked(self, workers: range) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        first = self.workers.mine.start
+        w = slice(workers.start - first, workers.stop - first)
+        parameters = dict(zip(self.names, self.rows.stacked(self.x_WxD[w]), strict=True))
+        return parameters, {name: b[w] for name, b in zip(self.buffer_names, self.buffers_BxW, strict=True)}
 
     def play_mean(self) -> float:
         """The model is the mean of all N from here on; sqrt(mean_i |x_i - x_mean|^2). Collective."""
