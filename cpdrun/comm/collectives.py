@@ -15,19 +15,16 @@ from torch import Tensor
 from cpdrun.comm.sums.forming import summation_of
 from cpdrun.comm.sums.scaling import APS, Shifts
 from cpdrun.comm.sums.sum import Sum, takes_knobs
-from cpdrun.comm.sums.summation import Layers
+from cpdrun.comm.sums.summation import Layers, Summation
 from cpdrun.comm.workers import Workers
+
+How = Sum | NumberFormat | str
+Group = dist.ProcessGroup | None
 
 
 @takes_knobs
 def all_reduce(
-    tensor: Tensor,
-    fmt: Sum | NumberFormat | str,
-    *,
-    aps: bool = False,
-    seed: int = 0,
-    group: dist.ProcessGroup | None = None,
-    **knobs: Any,
+    tensor: Tensor, fmt: How, *, aps: bool = False, seed: int = 0, group: Group = None, **knobs: Any
 ) -> Tensor:
     """The sum of the ranks' tensors, formed in `fmt`, sent in its bits a value; a new float32 tensor.
 
@@ -36,52 +33,41 @@ def all_reduce(
     Collective: same shape and options on every rank; with a seed of its own for each call where the rounding is
     stochastic. Raises ValueError for options that do not fit together, RankLost where another rank is gone.
     """
-    total = _new(tensor)
-    _sum([tensor], [total], fmt, knobs, aps, seed, group)
-    return total
+    return all_reduce_coalesced([tensor], fmt, aps=aps, seed=seed, group=group, **knobs)[0]
 
 
 @takes_knobs
 def all_reduce_(
-    tensor: Tensor,
-    fmt: Sum | NumberFormat | str,
-    *,
-    aps: bool = False,
-    seed: int = 0,
-    group: dist.ProcessGroup | None = None,
-    **knobs: Any,
+    tensor: Tensor, fmt: How, *, aps: bool = False, seed: int = 0, group: Group = None, **knobs: Any
 ) -> Tensor:
     """`all_reduce` in place; returns the tensor."""
-    in_place = tensor.dtype == torch.float32 and tensor.is_contiguous()
-    total = tensor if in_place else _new(tensor)
-    _sum([tensor], [total], fmt, knobs, aps, seed, group)
-    return tensor if in_place else tensor.copy_(total)
+    if tensor.dtype == torch.float32 and tensor.is_contiguous():
+        _sum([tensor], [tensor], fmt, aps, seed, group, knobs)
+    else:
+        tensor.detach().copy_(all_reduce(tensor, fmt, aps=aps, seed=seed, group=group, **knobs))
+    return tensor
 
 
 @takes_knobs
 def all_reduce_coalesced(
     tensors: Sequence[Tensor],
-    fmt: Sum | NumberFormat | str,
+    fmt: How,
     *,
     aps: bool = False,
     seed: int = 0,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     **knobs: Any,
 ) -> list[Tensor]:
     """`all_reduce` of several tensors in one exchange; with APS each has a shift of its own."""
-    sums = [_new(tensor) for tensor in tensors]
-    _sum(tensors, sums, fmt, knobs, aps, seed, group)
+    new = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
+    sums = [torch.empty_like(tensor, **new) for tensor in tensors]
+    _sum(tensors, sums, fmt, aps, seed, group, knobs)
     return sums
 
 
 @takes_knobs
 def emulate_all_reduce(
-    tensors: Sequence[Tensor],
-    fmt: Sum | NumberFormat | str,
-    *,
-    aps: bool = False,
-    seed: int = 0,
-    **knobs: Any,
+    tensors: Sequence[Tensor], fmt: How, *, aps: bool = False, seed: int = 0, **knobs: Any
 ) -> Tensor:
     """The sum of N equally shaped tensors as N machines form it: float32, of their shape.
 
@@ -91,7 +77,7 @@ def emulate_all_reduce(
     check_terms("emulate_all_reduce", tensors)
     for tensor in tensors:
         check_float(tensor)
-    summation = summation_of(_once(fmt, knobs), Workers(len(tensors)), _shifts(aps))
+    summation = _summation(Workers(len(tensors)), fmt, aps, knobs)
     stack_Nxn = torch.stack([tensor.detach().to(torch.float32).reshape(-1) for tensor in tensors])
     total_n = torch.empty_like(stack_Nxn[0])
     summation.run(Layers(["0"], [stack_Nxn], [total_n], (seed,)))
@@ -101,37 +87,32 @@ def emulate_all_reduce(
 def _sum(
     tensors: Sequence[Tensor],
     out: Sequence[Tensor],
-    fmt: Sum | NumberFormat | str,
-    knobs: dict[str, Any],
+    fmt: How,
     aps: bool,
     seed: int,
-    group: dist.ProcessGroup | None,
+    group: Group,
+    knobs: dict[str, Any],
 ) -> None:
     """Writes the sums to `out`: contiguous float32 tensors, which may be `tensors` themselves."""
     workers = Workers.of_group(dist.get_world_size(group), group)
-    summation = summation_of(_once(fmt, knobs), workers, _shifts(aps))
+    summation = _summation(workers, fmt, aps, knobs)
     for tensor in tensors:
         check_float(tensor)
-    if not any(tensor.numel() for tensor in tensors):
-        return
-    names = [str(p) for p in range(len(tensors))]
-    stacks = [tensor.detach().to(torch.float32).reshape(1, -1) for tensor in tensors]
-    summation.run(Layers(names, stacks, [target.detach().view(-1) for target in out], (seed,)))
+        if tensor.device != tensors[0].device:
+            raise ValueError(
+                f"tensors on {tensors[0].device} and {tensor.device}: one exchange takes one device"
+            )
+    if any(tensor.numel() for tensor in tensors):
+        names = [str(p) for p in range(len(tensors))]
+        stacks = [tensor.detach().to(torch.float32).reshape(1, -1) for tensor in tensors]
+        summation.run(Layers(names, stacks, [target.detach().view(-1) for target in out], (seed,)))
 
 
-def _once(fmt: Sum | NumberFormat | str, knobs: dict[str, Any]) -> Sum:
-    """A sum that is formed once, and remembers nothing."""
-    found = Sum.of(fmt, **knobs)
-    if found.error_feedback:
+def _summation(workers: Workers, fmt: How, aps: bool, knobs: dict[str, Any]) -> Summation:
+    """Of a sum that is formed once, and remembers nothing."""
+    how = Sum.of(fmt, **knobs)
+    if how.error_feedback:
         raise ValueError(
             "error_feedback=true adds up over steps: take ddp_hook or AllReduceSync, which remember"
         )
-    return found
-
-
-def _shifts(aps: bool) -> Shifts:
-    return Shifts(APS() if aps else None)
-
-
-def _new(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
+    return summation_of(how, workers, Shifts(APS() if aps else None))

@@ -16,7 +16,7 @@ travel in shards.
 Legend: N workers, L of them on this rank, n values of a layer, M bytes of a message.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from cpdrun.comm.workers import Workers
 
 
 class CompressedSync(GradientSync):
-    """The run gives what it gives `AllReduceSync`; conf/sync/compressed.yaml the rest.
+    """The run gives what it gives `AllReduceSync` (given: see `Compression`); conf/sync/compressed.yaml the rest.
 
     Layers of full_precision travel as fp32. Raises ValueError where format or scaling do not fit the compressor.
     """
@@ -44,47 +44,33 @@ class CompressedSync(GradientSync):
         compressor: Compressor,
         error_feedback: bool,
         world_size: int,
-        parameter_names: Sequence[str],
-        format: str = "fp32",
-        scaling: Any = None,
         seed: int = 0,
-        full_precision: Mapping[str, Any] | None = None,
-        epochs: int | None = None,
         group: dist.ProcessGroup | None = None,
+        **given: Any,
     ) -> None:
-        self.compression = Compression(
-            compressor,
-            format=format,
-            scaling=scaling,
-            parameter_names=parameter_names,
-            epochs=epochs,
-            full_precision=full_precision,
-        )
-        self.seed, self.names = seed, list(parameter_names)
+        self.compression = Compression(compressor, **given)
+        self.seed, self.names = seed, self.compression.names
         self.workers = Workers.of_group(world_size, group)
         self.messages = Messages([range(world_size)] * world_size, self.workers)
         self.feedback = ErrorFeedback() if error_feedback else None
         self._message_bytes = 0
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
-        share = self.workers.share
-        if any(len(stack) != share for stack in stacks):
-            raise ValueError(f"{len(stacks[0])} workers on a rank that plays {share}")
-        flat = [stack.detach().reshape(share, -1) for stack in stacks]
+        flat, mine = self.workers.rows(stacks, len(self.names)), self.workers.mine
         if self.feedback:
-            flat = [self.feedback.compensate(name, c) for name, c in zip(self.names, flat, strict=True)]
+            flat = list(map(self.feedback.compensate, self.names, flat))
         message = self.compression.message([c_Lxn.shape[1] for c_Lxn in flat], epoch)
         self._message_bytes = message.length
         sums, hidden = [torch.zeros_like(c_Lxn[0]) for c_Lxn in flat], 0
         if message.length:
-            mine_LxM = message.compress(flat, (self.seed, step), self.workers.mine)
+            mine_LxM = message.compress(flat, (self.seed, step), mine)
             _, data_NxM = self.messages.exchange(mine_LxM)
             for p, decoded_Nxn in message.decompress(data_NxM):
                 for decoded_n in decoded_Nxn:
                     sums[p] += decoded_n
-                mine = self.workers.mine
                 hidden += self._account_for(p, flat[p], decoded_Nxn[mine.start : mine.stop])
-        self.nonfinite = count_nonfinite(sums) + self._of_all(hidden, stacks[0].device)
+            hidden = self.workers.total(hidden, stacks[0].device)
+        self.nonfinite = count_nonfinite(sums) + hidden
         return [total_n.view(stack.shape[1:]) for total_n, stack in zip(sums, stacks, strict=True)]
 
     def _account_for(self, p: int, sent_Lxn: Tensor, decoded_Lxn: Tensor) -> int:
@@ -95,11 +81,6 @@ class CompressedSync(GradientSync):
         if not count_nonfinite([sent_Lxn]):
             return 0
         return int((torch.isfinite(decoded_Lxn) & ~torch.isfinite(sent_Lxn)).sum())
-
-    def _of_all(self, hidden: int, device: torch.device) -> int:
-        """Over the ranks. Collective."""
-        count = torch.tensor(hidden, dtype=torch.int64, device=device)
-        return int(self.workers.sum_of_disjoint(count))
 
     def wire_bytes(self) -> dict[str, int]:
         return {

@@ -143,15 +143,12 @@ def ddp_hook(
 def _check_kind(model: nn.Module) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     for name, module in model.named_modules():
-        if fsdp and isinstance(module, fsdp.FullyShardedDataParallel):
+        if fsdp and isinstance(module, fsdp.FullyShardedDataParallel | fsdp.FSDPModule):
+            one_wrapper = isinstance(module, fsdp.FullyShardedDataParallel)
+            kind = "FullyShardedDataParallel" if one_wrapper else "fully_shard (FSDP2)"
             raise ValueError(
-                "ddp_hook cannot serve FullyShardedDataParallel, which keeps a part of each gradient a rank: "
-                "wrap the model in DistributedDataParallel"
-            )
-        if fsdp and isinstance(module, fsdp.FSDPModule):
-            raise ValueError(
-                "ddp_hook cannot serve fully_shard (FSDP2), which takes no communication hook: "
-                "wrap the model in DistributedDataParallel"
+                f"ddp_hook cannot serve {kind}, which leaves a rank a part of each gradient: wrap the model in "
+                "DistributedDataParallel"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ValueError(
@@ -169,9 +166,8 @@ def _group_of(model: nn.Module, given: dist.ProcessGroup | None) -> dist.Process
             raise ValueError(f"group holds ranks {others}, DDP's process group {ranks}: leave group out")
         return given
     backend = None if model.process_group is dist.group.WORLD else dist.get_backend(model.process_group)
-    unsorted = (
-        {} if ranks == sorted(ranks) else {"sort_ranks": False}
-    )  # where torch has such groups, it takes this
+    # where torch has such groups, it takes this
+    unsorted = {} if ranks == sorted(ranks) else {"sort_ranks": False}
     return dist.new_group(ranks, backend=backend, use_local_synchronization=True, **unsorted)
 
 

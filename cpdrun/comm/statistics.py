@@ -10,7 +10,6 @@ from typing import Any
 import custom_fp
 import torch
 import torch.distributed as dist
-from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
 from cpdrun.comm.sums.codec import quantize_scaled
@@ -28,34 +27,24 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> int:
 
 
 @lru_cache(maxsize=64)
-def _hides(fmt: NumberFormat, overflow: str) -> tuple[bool, bool]:
+def hides_nonfinite(how: Sum) -> tuple[bool, bool]:
     """Whether the format makes a number of inf, and of NaN."""
     values = torch.tensor([math.inf, math.nan])
     for _ in ("a worker's gradient", "the sum"):  # NaN may become inf, and that the largest value
-        values = custom_fp.quantize(values, fmt, overflow=overflow)
-    hidden = torch.isfinite(values)
-    return bool(hidden[0]), bool(hidden[1])
-
-
-def hides_nonfinite(how: Sum) -> bool:
-    """Whether there are values, inf or NaN, that the format makes numbers of."""
-    return any(_hides(how.fmt, how.overflow))
+        values = custom_fp.quantize(values, how.fmt, overflow=how.overflow)
+    return tuple(torch.isfinite(values).tolist())
 
 
 def count_hidden(tensors: Sequence[Tensor], how: Sum) -> int:
     """How many elements are inf or NaN that the format makes numbers of."""
-    if not hides_nonfinite(how) or not count_nonfinite(tensors):
+    if not any(hides_nonfinite(how)) or not count_nonfinite(tensors):
         return 0
-    kinds = zip(_hides(how.fmt, how.overflow), (torch.isinf, torch.isnan), strict=True)
+    kinds = zip(hides_nonfinite(how), (torch.isinf, torch.isnan), strict=True)
     return sum(int(is_kind(tensor).sum()) for hidden, is_kind in kinds if hidden for tensor in tensors)
 
 
 def layer_statistics(
-    gradients: Tensor,
-    total: Tensor,
-    shifts: Sequence[int],
-    how: Sum,
-    workers: Workers,
+    gradients: Tensor, total: Tensor, shifts: Sequence[int], how: Sum, workers: Workers
 ) -> dict[str, Any]:
     """Statistics over all N workers; equal on all ranks, and for every split. Collective.
 
@@ -79,17 +68,8 @@ def layer_statistics(
     exponents = torch.frexp(stack_Lxn[counted]).exponent - 1
     largest = exponents.max().item() if exponents.numel() else _NO_EXPONENT
     smallest = exponents.min().item() if exponents.numel() else -_NO_EXPONENT
-    counts = torch.tensor(
-        [
-            int((counted & (rounded_Lxn == 0)).sum()),
-            int(counted.sum()),
-            int((finite & ~torch.isfinite(rounded_Lxn)).sum()),
-            int(finite.sum()),
-            int((~finite).sum()),
-        ],
-        dtype=torch.float64,
-        device=gradients.device,
-    )
+    underflow, overflow = counted & (rounded_Lxn == 0), finite & ~torch.isfinite(rounded_Lxn)
+    counts = torch.stack([kind.sum() for kind in (underflow, counted, overflow, finite, ~finite)]).double()
     bounds = torch.tensor([largest, -smallest], dtype=torch.int32, device=gradients.device)
     exact_n = stack_Lxn.to(torch.float64).sum(0)
     if workers.ranks > 1:

@@ -57,31 +57,22 @@ class AllReduceSync(GradientSync):
         self.nothing_to_do = world_size == 1 and self.sum.is_plain and not self.shifts.scale
         self._shapes: list[Tensor] | None = None  # of the parameters
         self._step = -1
-        self._latest: dict[
-            str, tuple[Summation, list[int]]
-        ] = {}  # how each layer went, and each group's shift
+        self._latest: dict[str, tuple[Summation, list[int]]] = {}  # how a layer went, each group's shift
         self._real_worker_bytes = 0
         self._sent_bytes = 0
         self._hidden = 0  # inf and NaN of this rank's workers that the format made numbers of
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
-        if self.nothing_to_do:
+        flat = self.workers.rows(stacks, len(self.names))
+        if self.nothing_to_do and stacks:
             return self._own_gradient(stacks)
-        if any(len(stack) != self.workers.share for stack in stacks):
-            raise ValueError(f"{len(stacks[0])} workers on a rank that plays {self.workers.share}")
-        flat = [stack.detach().reshape(self.workers.share, -1) for stack in stacks]
         sums = [torch.empty_like(stack_Lxn[0]) for stack_Lxn in flat]
         self._hidden = 0
         self.reduce_layers(range(len(self.names)), flat, step=step, epoch=epoch, out=sums)
-        self.nonfinite = count_nonfinite(sums) + self._hidden_of_all(stacks[0].device)
+        if self.workers.ranks > 1 and stacks and any(hides_nonfinite(self.sum)):
+            self._hidden = self.workers.total(self._hidden, stacks[0].device)
+        self.nonfinite = count_nonfinite(sums) + self._hidden
         return [total.view(stack.shape[1:]) for total, stack in zip(sums, stacks, strict=True)]
-
-    def _hidden_of_all(self, device: torch.device) -> int:
-        """What inf and NaN all workers had that the sums do not show. Collective where the format hides them."""
-        if self.workers.ranks == 1 or not hides_nonfinite(self.sum):
-            return self._hidden
-        hidden = torch.tensor(self._hidden, dtype=torch.int64, device=device)
-        return int(self.workers.sum_of_disjoint(hidden))
 
     def _own_gradient(self, stacks: Sequence[Tensor]) -> list[Tensor]:
         """The definition's +0 + g, for all layers at once: a step of a small model is a matter of overhead."""
@@ -92,13 +83,7 @@ class AllReduceSync(GradientSync):
         return list(_unflatten_dense_tensors(flat_n, self._shapes))
 
     def reduce_layers(
-        self,
-        layers: Sequence[int],
-        stacks: Sequence[Tensor],
-        *,
-        step: int,
-        epoch: int,
-        out: Sequence[Tensor],
+        self, layers: Sequence[int], stacks: Sequence[Tensor], *, step: int, epoch: int, out: Sequence[Tensor]
     ) -> None:
         """`reduce_stacked` for some of the parameters, as DDP's buckets hold them.
 
@@ -152,13 +137,13 @@ class AllReduceSync(GradientSync):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"scaling": self.shifts.state_dict()}
+        state = {"scaling": self.shifts.magnitudes.state_dict()}
         if self.feedback:
             state["residuals"] = self.feedback.state_dict(self.workers)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shifts.load_state_dict(state["scaling"])
+        self.shifts.magnitudes.load_state_dict(state["scaling"])
         if self.feedback:
             self.feedback.load_state_dict(state["residuals"], self.workers)
 

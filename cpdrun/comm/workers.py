@@ -4,9 +4,11 @@ Rank r of the ranks plays workers r*N/ranks .. (r+1)*N/ranks - 1, so rank-major 
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -60,6 +62,19 @@ class Workers:
     def owner(self, worker: int) -> int:
         """The rank that plays it."""
         return worker // self.share
+
+    def rows(self, stacks: Sequence[Tensor], layers: int) -> list[Tensor]:
+        """(share, n) of each layer's gradients, (share, ...). Raises ValueError where one is missing or too many."""
+        if len(stacks) != layers:
+            raise ValueError(f"{len(stacks)} gradients for {layers} parameters")
+        for stack in stacks:
+            if len(stack) != self.share:
+                raise ValueError(f"{len(stack)} workers on a rank that plays {self.share}")
+        return [stack.detach().reshape(self.share, -1) for stack in stacks]
+
+    def total(self, count: int, device: torch.device) -> int:
+        """Of all ranks' counts. Collective."""
+        return int(self.sum_of_disjoint(torch.tensor(count, dtype=torch.int64, device=device)))
 
     def sum_of_disjoint(self, table: Tensor) -> Tensor:
         """Add tables over the ranks, each entry set by one rank and zero elsewhere: exact in any order."""

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import custom_fp
 import torch
 import torch.distributed as dist
 from custom_fp import Format
@@ -129,7 +130,7 @@ def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, fl
 
     each = [
         lambda s: codec.round_and_pack(x_SxV[s], shift, how, None, out=packed_SxB[s]),
-        lambda s: codec.unpack(packed_SxB[s], n, how, -shift, out=out_V[s]),
+        lambda s: custom_fp.unpack(packed_SxB[s], how.fmt, n, shift=-shift, out=out_V[s]),
         lambda s: largest_magnitude(x_SxV[s]),
         *(partial(add, summands) for summands in SUMMANDS),
     ]

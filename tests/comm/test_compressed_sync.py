@@ -178,3 +178,7 @@ def test_settings_that_do_not_fit_are_refused(settings, message):
 def test_a_wrong_number_of_workers_is_refused():
     with pytest.raises(ValueError, match="1 workers on a rank that plays 4"):
         reduce(make(), [gradients(0)], step=0, epoch=0)
+
+
+def test_no_parameters_have_no_gradients():
+    assert make(parameter_names=[]).reduce_stacked([], step=0, epoch=0) == []

@@ -202,6 +202,8 @@ def test_inputs_are_not_written_and_shapes_are_kept() -> None:
         ({"order": "hierarchical", "group_size": 3}, "does not divide"),
         ({"group_size": 2}, "hierarchical"),
         ({"order": "native"}, "fp32"),
+        ({"kahan": "yes"}, "kahan='yes': choose one of False, True"),
+        ({"order": "ring", "requantise": "once"}, "requantise=once adds in float32: .* take order=rank"),
         ({"error_feedback": True}, "take ddp_hook or AllReduceSync, which remember"),
     ],
 )

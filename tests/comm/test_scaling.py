@@ -93,8 +93,8 @@ def test_delayed_aps_asks_at_once_where_the_layer_was_zero_and_for_that_layer_al
 def test_delayed_aps_continues_from_a_checkpoint() -> None:
     shifts, resumed = Shifts(DelayedAPS()), Shifts(DelayedAPS())
     ask(shifts, ["a"], 4.0)
-    resumed.load_state_dict(shifts.state_dict())
+    resumed.magnitudes.load_state_dict(shifts.magnitudes.state_dict())
     ours = ask(shifts, ["a"], 64.0)
     assert ask(resumed, ["a"], 64.0) == ours == [E4M3.emax - 3]
     with pytest.raises(ValueError, match="remembers nothing, the checkpoint has"):
-        Shifts(APS()).load_state_dict(shifts.state_dict())
+        Shifts(APS()).magnitudes.load_state_dict(shifts.magnitudes.state_dict())

@@ -140,6 +140,27 @@ def test_a_wrong_number_of_workers_is_refused() -> None:
         reduce(make(), [gradients(0)])
 
 
+@pytest.mark.parametrize("fmt", ["fp32", "e4m3"])
+def test_gradients_that_are_not_those_of_the_parameters_are_refused(fmt: str) -> None:
+    """More of them came back as memory that nobody had written; one worker's fp32 gradient passed unlooked at."""
+    sync = AllReduceSync(format=fmt, world_size=1, parameter_names=["a", "b"])
+    one, two = torch.ones(1, 3), torch.ones(2, 3)
+    for stacks, says in (
+        ([one, one, one], "3 gradients for 2 parameters"),
+        ([one], "1 gradients for 2 parameters"),
+        ([one, two], "2 workers on a rank that plays 1"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            sync.reduce_stacked(stacks, step=0, epoch=0)
+
+
+@pytest.mark.parametrize("fmt", ["fp32", "e4m3"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_no_parameters_have_no_gradients(fmt: str, world_size: int) -> None:
+    sync = AllReduceSync(format=fmt, world_size=world_size, parameter_names=[])
+    assert sync.reduce_stacked([], step=0, epoch=0) == [] and sync.nonfinite == 0
+
+
 def test_statistics_of_a_layer_worked_out_by_hand() -> None:
     # e3m0 holds 0 and 0.25 .. 8; an eighth is a tie with zero, which is even
     sync = make("e3m0", full_precision={"layers": ["fc.*"], "first_epochs": 0, "last_epochs": 0})

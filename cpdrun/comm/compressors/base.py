@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cpdrun.comm.sums.codec import Draw
+from cpdrun.comm.sums.draw import Draw
 
 ROUNDINGS = ("nearest_even", "stochastic")
 
@@ -41,6 +41,11 @@ class Compressor(ABC):
 def check_rounding(key: str, rounding: str) -> None:
     if rounding not in ROUNDINGS:
         raise ValueError(f"{key} must be one of {', '.join(ROUNDINGS)}, not {rounding}")
+
+
+def check_whole(key: str, value: int, most: int) -> None:
+    if not (isinstance(value, int) and 1 <= value <= most):
+        raise ValueError(f"{key} must be a whole number between 1 and {most}, not {value}")
 
 
 def floats(data_WxM: Tensor) -> Tensor:

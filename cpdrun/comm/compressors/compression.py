@@ -15,7 +15,7 @@ from torch import Tensor
 from cpdrun.comm.compressors.base import Compressor
 from cpdrun.comm.compressors.rounded import Rounded
 from cpdrun.comm.hybrid import FullPrecision
-from cpdrun.comm.sums.scaling import APS
+from cpdrun.comm.sums.scaling import APS, ScalingRule
 
 
 class Compression:
@@ -29,11 +29,11 @@ class Compression:
         self,
         compressor: Compressor,
         *,
-        format: str,
-        scaling: Any,
         parameter_names: Sequence[str],
-        epochs: int | None,
-        full_precision: Mapping[str, Any] | None,
+        format: str = "fp32",
+        scaling: ScalingRule | None = None,
+        epochs: int | None = None,
+        full_precision: Mapping[str, Any] | None = None,
     ) -> None:
         kind = type(compressor).__name__
         if scaling is not None and not getattr(compressor, "aps", False):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cpdrun.comm.compressors.base import Compressor, check_rounding, floats, uniforms
+from cpdrun.comm.compressors.base import Compressor, check_rounding, check_whole, floats, uniforms
 from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
 
 
@@ -22,8 +22,7 @@ class MinMax(Compressor):
 
     def __init__(self, bits: int, rounding: str):
         check_rounding("compressor.rounding", rounding)
-        if not 1 <= bits <= 16:
-            raise ValueError(f"compressor.bits must lie between 1 and 16, not {bits}")
+        check_whole("compressor.bits", bits, 16)
         self.bits, self.rounding = bits, rounding
 
     def message_bytes(self, n: int) -> int:

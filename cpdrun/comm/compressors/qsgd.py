@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cpdrun.comm.compressors.base import Compressor, floats, uniforms
+from cpdrun.comm.compressors.base import Compressor, check_whole, floats, uniforms
 from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
 
 
@@ -25,8 +25,7 @@ class QSGD(Compressor):
     in_format = False
 
     def __init__(self, levels: int, contract: bool):
-        if not 1 <= levels <= 32767:
-            raise ValueError(f"compressor.levels must lie between 1 and 32767, not {levels}")
+        check_whole("compressor.levels", levels, 32767)
         self.levels, self.contract = levels, contract
         self.bits = (2 * levels).bit_length()
 
@@ -36,9 +35,8 @@ class QSGD(Compressor):
     def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
         norm_Wx1 = torch.stack([row.double().norm() for row in x_Wxn]).float()[:, None]
         place_Wxn = x_Wxn.abs() / torch.where(norm_Wx1 == 0, 1.0, norm_Wx1) * self.levels
-        level_Wxn = (
-            torch.floor(place_Wxn + uniforms(x_Wxn, keys)).nan_to_num(0.0, 0.0).clamp_(max=self.levels)
-        )
+        level_Wxn = torch.floor(place_Wxn + uniforms(x_Wxn, keys)).nan_to_num(0.0, 0.0)
+        level_Wxn.clamp_(max=self.levels)
         code_Wxn = torch.where(x_Wxn < 0, -level_Wxn, level_Wxn).long() + self.levels
         return torch.cat([norm_Wx1.view(torch.uint8), pack_codes(code_Wxn, self.bits)], dim=1)
 

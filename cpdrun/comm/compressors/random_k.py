@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cpdrun.comm.compressors.top_k import TopK
-from cpdrun.comm.sums.codec import Draw
+from cpdrun.comm.sums.draw import Draw
 
 SEED_BYTES = 8
 

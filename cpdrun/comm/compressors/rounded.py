@@ -8,7 +8,7 @@ from custom_fp.formats.names import parse
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor, check_rounding
-from cpdrun.comm.sums.codec import Draw
+from cpdrun.comm.sums.draw import Draw
 
 SHIFT_BYTES = 2
 
@@ -23,23 +23,27 @@ class Rounded(Compressor):
 
     def __init__(self, format: str, aps: bool, rounding: str):
         check_rounding("compressor.rounding", rounding)
-        self.format, self.aps, self.rounding = format, aps, rounding
-        self.lossless = parse(format).is_fp32 and not aps
-        self._bytes: dict[int, int] = {}
-        self.message_bytes(1)
-        if aps and parse(format).has_scales:
+        self.format, self.aps, self.rounding = parse(format), aps, rounding
+        self.lossless = self.format.is_fp32 and not aps
+        if aps and self.format.has_scales:
             raise ValueError(f"compressor: {format} has scales of its own: it takes aps=false")
+        if rounding == "stochastic" and self.format.has_scales:
+            raise ValueError(
+                f"compressor: {format} rounds to nearest only: it takes compressor.rounding=nearest_even"
+            )
 
     def message_bytes(self, n: int) -> int:
-        if n not in self._bytes:
-            self._bytes[n] = custom_fp.pack(torch.zeros(n), self.format).numel()
-        return self._bytes[n] + SHIFT_BYTES * self.aps
+        return self.format.packed_size(n) + SHIFT_BYTES * self.aps
 
     def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
         shift_W = self._shifts(x_Wxn) if self.aps else None
         scaled_Wxn = x_Wxn if shift_W is None else torch.ldexp(x_Wxn.double(), shift_W[:, None])
         if self.rounding == "stochastic":
-            rows = [self._draw(x_n, key) for x_n, key in zip(scaled_Wxn, keys, strict=True)]
+            seeds = [Draw(key).seed() for key in keys]
+            rows = [
+                custom_fp.quantize(x_n, self.format, rounding="stochastic", seed=seed)
+                for x_n, seed in zip(scaled_Wxn, seeds, strict=True)
+            ]
             scaled_Wxn = torch.stack(rows)
         packed_WxM = self._pack(scaled_Wxn)
         if shift_W is None:
@@ -54,26 +58,23 @@ class Rounded(Compressor):
         shift_Wx1 = head_Wx2.view(torch.int16).int()
         return torch.ldexp(self._unpack(data_WxM[:, SHIFT_BYTES:], n).double(), -shift_Wx1).float()
 
-    def _draw(self, x_n: Tensor, key: tuple) -> Tensor:
-        return custom_fp.quantize(x_n, self.format, rounding="stochastic", seed=Draw(key).seed())
-
     def _shifts(self, x_Wxn: Tensor) -> Tensor:
         """(W,) int32: `scaling.APS` of each row as the only summand; 0 for a row without finite values but 0."""
         size_W = torch.where(torch.isfinite(x_Wxn), x_Wxn, 0.0).abs().amax(dim=1)
         mantissa_W, exponent_W = torch.frexp(size_W)
         ceiling_W = exponent_W - (mantissa_W == 0.5).int()
-        return torch.where(size_W == 0, 0, custom_fp.Format.parse(self.format).emax - ceiling_W)
+        return torch.where(size_W == 0, 0, self.format.emax - ceiling_W)
 
     def _pack(self, x_Wxn: Tensor) -> Tensor:
         """Each row as `custom_fp.pack` has it; all at once where a format's values stand alone."""
-        if parse(self.format).has_scales:
+        if self.format.has_scales:
             return torch.stack([custom_fp.pack(x_n, self.format) for x_n in x_Wxn])
         W, n = x_Wxn.shape
         filled = torch.nn.functional.pad(x_Wxn, (0, -n % 8))
         return custom_fp.pack(filled.contiguous(), self.format).view(W, -1)
 
     def _unpack(self, data_WxM: Tensor, n: int) -> Tensor:
-        if parse(self.format).has_scales:
+        if self.format.has_scales:
             return torch.stack([custom_fp.unpack(data_M, self.format, (n,)) for data_M in data_WxM])
         shape = (len(data_WxM), n + -n % 8)
         return custom_fp.unpack(data_WxM.contiguous().view(-1), self.format, shape)[:, :n]

@@ -25,7 +25,7 @@ class TopK(Compressor):
     """
 
     def __init__(self, keep: float, format: str, aps: bool, rounding: str):
-        if not 0 < keep <= 1:
+        if not (isinstance(keep, int | float) and 0 < keep <= 1):
             raise ValueError(f"compressor.keep must be above 0 and at most 1, not {keep}")
         self.keep, self.aps = keep, aps
         self.values = Rounded(format, aps, rounding)

@@ -16,6 +16,7 @@ no bit. inf and NaN spread to the neighbours.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,27 +52,15 @@ class Round:
     @cached_property
     def copies(self) -> list[int]:
         """To how many others each worker sends its message."""
-        copies = [0] * len(self.neighbours)
-        for of_i in self.neighbours:
-            for j in of_i:
-                copies[j] += 1
-        return copies
-
-    def weighted_sum(self, worker: int, rows: Mapping[int, Tensor]) -> Tensor:
-        """sum_j W[worker][j] rows[j] (D,), over the worker and its neighbours in the order of their numbers."""
-        total = None
-        for j in sorted([worker, *self.neighbours[worker]]):
-            weight = float(self.matrix_NxN[worker, j])
-            total = rows[j] * weight if total is None else total.add_(rows[j], alpha=weight)
-        return total
+        received = Counter(j for of_i in self.neighbours for j in of_i)
+        return [received[j] for j in range(len(self.neighbours))]
 
 
 class Gossip(ABC):
     """A gossip rule; what it remembers between steps stands in `memory`, (W, D) tensors by name.
 
-    The run gives format, scaling, world_size, seed, epochs, parameter_names and full_precision (those in full are
-    sent as fp32), conf/sync/*.yaml the rest. Raises ValueError where they do not fit together. `learner`: as
-    `GradientSync.learner`.
+    The run gives world_size, seed and given (see `Compression`: layers in full precision are sent as fp32),
+    conf/sync/*.yaml the rest. Raises ValueError where they do not fit together. `learner`: as `GradientSync.learner`.
     """
 
     learner = "cpdrun.train.learners.own.OwnWeights"
@@ -86,27 +75,16 @@ class Gossip(ABC):
         closing_rounds: int,
         worker_test_samples: int | None,
         world_size: int,
-        parameter_names: Sequence[str],
-        format: str = "fp32",
-        scaling: Any = None,
         seed: int = 0,
-        epochs: int | None = None,
-        full_precision: Mapping[str, Any] | None = None,
         group: dist.ProcessGroup | None = None,
+        **given: Any,
     ) -> None:
         if nesterov and quasi_global_momentum is None:
             raise ValueError("sync.nesterov=true: of which momentum? type sync.quasi_global_momentum=0.9")
         _check_count("closing_rounds", closing_rounds, 0)
         if worker_test_samples is not None:
             _check_count("worker_test_samples", worker_test_samples, 1, ", or null")
-        self.compression = Compression(
-            compressor,
-            format=format,
-            scaling=scaling,
-            parameter_names=parameter_names,
-            epochs=epochs,
-            full_precision=full_precision,
-        )
+        self.compression = Compression(compressor, **given)
         self.beta, self.nesterov = quasi_global_momentum, nesterov
         self.momentum = None if self.beta is None else QuasiGlobalMomentum(self.beta, nesterov)
         self.seed, self.world_size = seed, world_size
@@ -185,8 +163,12 @@ class Gossip(ABC):
         return dict(zip(workers, c_XxD, strict=True))
 
     def weighted_sum(self, worker: int, rows: Mapping[int, Tensor]) -> Tensor:
-        """sum_j W[worker][j] rows[j] (D,), over the worker and its neighbours in this round."""
-        return self.round.weighted_sum(worker, rows)
+        """sum_j W[worker][j] rows[j] (D,), over the worker and its neighbours in this round, by their numbers."""
+        total = None
+        for j in sorted([worker, *self.round.neighbours[worker]]):
+            weight = float(self.round.matrix_NxN[worker, j])
+            total = rows[j] * weight if total is None else total.add_(rows[j], alpha=weight)
+        return total
 
     def _count(self, message: int) -> None:
         copies = self.round.copies

@@ -48,12 +48,8 @@ class ParallelLinear(nn.Module):
         super().__init__()
         if split not in SPLITS:
             raise ValueError(f"split={split!r}: choose one of {', '.join(SPLITS)}")
-        self.in_features, self.out_features, self.split, self.workers = (
-            in_features,
-            out_features,
-            split,
-            workers,
-        )
+        self.in_features, self.out_features = in_features, out_features
+        self.split, self.workers = split, workers
         self.activations, self.errors = parse(activations), parse(errors)
         whole = nn.Linear(in_features, out_features)
         self.slices = workers.slices(out_features if split == "columns" else in_features)
@@ -82,12 +78,6 @@ class ParallelLinear(nn.Module):
             f"activations={self.activations}, errors={self.errors}"
         )
 
-    def gather(self, parts: list[Tensor], size: int, fmt: NumberFormat) -> Tensor:
-        return parts[0] if self.workers.number == 1 else self.workers.gather(parts, size, fmt)
-
-    def sum(self, parts: list[Tensor], fmt: NumberFormat) -> Tensor:
-        return parts[0] if self.workers.number == 1 else self.workers.sum(parts, fmt)
-
 
 class _Columns(torch.autograd.Function):
     @staticmethod
@@ -97,7 +87,7 @@ class _Columns(torch.autograd.Function):
         weights, biases = parameters[:half], parameters[half:]
         ctx.save_for_backward(x_BxI, *weights)
         parts = [F.linear(x_BxI, w, b) for w, b in zip(weights, biases, strict=True)]
-        return layer.gather(parts, layer.out_features, layer.activations)
+        return layer.workers.gather(parts, layer.out_features, layer.activations)
 
     @staticmethod
     def backward(ctx: Any, grad_BxO: Tensor):
@@ -105,7 +95,7 @@ class _Columns(torch.autograd.Function):
         of_worker = [grad_BxO[:, layer.slices[m]] for m in layer.workers.mine]
         grad_x = None
         if ctx.needs_input_grad[1]:
-            grad_x = layer.sum([g @ w for g, w in zip(of_worker, weights, strict=True)], layer.errors)
+            grad_x = layer.workers.sum([g @ w for g, w in zip(of_worker, weights, strict=True)], layer.errors)
         return None, grad_x, *(g.t() @ x_BxI for g in of_worker), *(g.sum(0) for g in of_worker)
 
 
@@ -116,13 +106,13 @@ class _Rows(torch.autograd.Function):
         ctx.save_for_backward(x_BxI, *weights)
         slices = [layer.slices[m] for m in layer.workers.mine]
         parts = [F.linear(x_BxI[:, part], w) for part, w in zip(slices, weights, strict=True)]
-        return layer.sum(parts, layer.activations)
+        return layer.workers.sum(parts, layer.activations)
 
     @staticmethod
     def backward(ctx: Any, grad_BxO: Tensor):
         layer, (x_BxI, *weights) = ctx.layer, ctx.saved_tensors
         grad_x = None
         if ctx.needs_input_grad[1]:
-            grad_x = layer.gather([grad_BxO @ w for w in weights], layer.in_features, layer.errors)
+            grad_x = layer.workers.gather([grad_BxO @ w for w in weights], layer.in_features, layer.errors)
         slices = [layer.slices[m] for m in layer.workers.mine]
         return None, grad_x, *(grad_BxO.t() @ x_BxI[:, part] for part in slices)

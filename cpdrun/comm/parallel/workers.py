@@ -7,7 +7,8 @@ Two exchanges, the same in one process that plays all workers and between ranks,
     sum      the parts are encoded, decoded, added in float32 in worker order and encoded once more: decoded.py with
              requantise=once. 2 (M-1)/M of a part sent by each, on average.
 
-A codebook without a block size takes one scale from each worker's part.
+One worker sends nothing, and nothing is rounded. A codebook without a block size takes one scale from each worker's
+part.
 """
 
 from collections.abc import Sequence
@@ -55,6 +56,8 @@ class ModelWorkers:
 
         dim=0: slices of rows, (n_m, F), to (size, F).
         """
+        if self.number == 1:
+            return parts[0]
         across = parts[0].shape[1 - dim]
         widths = [part.stop - part.start for part in self.slices(size)]
         shapes = [(across, width) if dim == 1 else (width, across) for width in widths]
@@ -62,19 +65,19 @@ class ModelWorkers:
         self.real_worker_bytes += (self.number - 1) * max(packed)
         if self.workers.ranks == 1:
             return torch.cat([custom_fp.quantize(part, fmt) for part in parts], dim=dim)
-        workers, ranks = self.workers, self.workers.ranks
+        ranks = self.workers.ranks
         own = torch.cat([custom_fp.pack(part, fmt) for part in parts])
-        sizes = [sum(packed[m] for m in workers.played_by(r)) for r in range(ranks)]
-        received = Post(workers.group).swap([own] * ranks, sizes, Tag.PARTS)
+        sizes = [sum(packed[m] for m in self.workers.played_by(r)) for r in range(ranks)]
+        received = Post(self.workers.group).swap([own] * ranks, sizes, Tag.PARTS)
         self.sent_bytes += (ranks - 1) * own.numel()
         payloads = torch.cat(received).split(packed)
-        return torch.cat(
-            [custom_fp.unpack(data, fmt, shape) for data, shape in zip(payloads, shapes, strict=True)],
-            dim=dim,
-        )
+        decoded = [custom_fp.unpack(data, fmt, shape) for data, shape in zip(payloads, shapes, strict=True)]
+        return torch.cat(decoded, dim=dim)
 
     def sum(self, parts: Sequence[Tensor], fmt: NumberFormat) -> Tensor:
         """parts[i]: float32 summand of my i-th worker, all of one shape; the sum over all workers. Collective."""
+        if self.number == 1:
+            return parts[0]
         total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
         stack_LxN = torch.stack(list(parts)).reshape(len(parts), -1)
         summation = summation_of(Sum(fmt, requantise="once"), self.workers)

@@ -1,38 +1,19 @@
 """Scaled rounding, packing and adding: the steps of a sum that touch every element, in terms of `custom_fp`.
 
-The exchange between processes and the emulation share what is said here about numbers; only the exchange
-packs.
+The exchange between processes and the emulation share what is said here about numbers; only the exchange packs.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import custom_fp
 import torch
 from torch import Tensor
 
+from cpdrun.comm.sums.draw import Draw
 from cpdrun.comm.sums.sum import Sum
-
-
-@dataclass(frozen=True)
-class Draw:
-    """The random numbers of one stochastic rounding: a key, and where in its layer the tensor begins.
-
-    An element's number depends on the key and on its place in the layer, not on the process that rounds it
-    or on the pieces the layer is cut into.
-    """
-
-    key: tuple
-    start: int = 0
-
-    def seed(self) -> int:
-        """63 bits, unrelated for unequal keys."""
-        digest = hashlib.blake2b(repr(self.key).encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 1
 
 
 def _rule(sum: Sum, draw: Draw | None) -> dict[str, Any]:
@@ -77,22 +58,11 @@ def accumulate(values: Sequence[Tensor], sum: Sum, draw: Draw | None = None) -> 
 # ---- packed bytes, one-dimensional tensors
 
 
-def pack(q: Tensor, sum: Sum, *, out: Tensor) -> None:
-    """Values of the format to ceil(n/8) * k bytes."""
-    custom_fp.pack(q, sum.fmt, out=out)
-
-
 def round_and_pack(x: Tensor, shift: int, sum: Sum, draw: Draw | None, *, out: Tensor) -> None:
     """pack(Q(x * 2^shift))."""
     custom_fp.pack(x, sum.fmt, shift=shift, out=out, **_rule(sum, draw))
 
 
-def unpack(data: Tensor, numel: int, sum: Sum, shift: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Bytes to (numel,) values of the format, times 2^shift."""
-    return custom_fp.unpack(data, sum.fmt, (numel,), shift=shift, out=out)
-
-
 def add_packed(payloads: Sequence[Tensor], numel: int, sum: Sum, draw: Draw | None, *, out: Tensor) -> None:
     """pack(accumulate(unpacked payloads)), in the order given."""
-    rule = _rule(sum, draw)
-    custom_fp.accumulate_packed(payloads, sum.fmt, numel, kahan=sum.kahan, out=out, **rule)
+    custom_fp.accumulate_packed(payloads, sum.fmt, numel, kahan=sum.kahan, out=out, **_rule(sum, draw))

@@ -47,7 +47,7 @@ class Decoded(Summation):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        sum, why = self.sum, "what is added in float32 overflows nowhere"
+        sum, why = self.sum, f"requantise={self.sum.again} adds in float32"
         if sum.fmt.has_scales:
             why = f"format {sum.fmt} has scales of its own"
         if self.shifts.scale:
@@ -57,7 +57,7 @@ class Decoded(Summation):
                 raise ValueError(f"{key}={value}: {why}, which leaves only {allowed}")
         if not sum.ordering.is_one_chain(self.n_workers):
             raise ValueError(
-                f"order={sum.order}: {why}, which leaves only rank: take order=rank, or sync=requantised"
+                f"order={sum.order}: {why}, added in worker order: take order=rank, or sync=requantised"
             )
 
     @property
@@ -70,7 +70,7 @@ class Decoded(Summation):
         for stack_Nxn, target in zip(layers.stacks, layers.out, strict=True):
             decoded_Nxn = custom_fp.quantize_rows(stack_Nxn, fmt)  # a worker has scales of its own
             target.copy_(custom_fp.quantize(self._add(decoded_Nxn.unbind()), fmt))
-        return self._summed(layers, 0)
+        return self._summed(layers)
 
     def between(self, layers: Layers) -> Summed:
         dealt = _deal(layers.numels, self.sum.fmt, self.workers.ranks)
@@ -85,7 +85,7 @@ class Decoded(Summation):
             total = total + row
         return total
 
-    def _summed(self, layers: Layers, sent_bytes: int) -> Summed:
+    def _summed(self, layers: Layers, sent_bytes: int = 0) -> Summed:
         packed = sum(piece.size for piece in _cut(layers.numels, self.sum.fmt))
         real_worker = ceil_div(2 * (self.n_workers - 1) * packed, self.n_workers)
         return Summed([[0] * len(layers.names)], real_worker, sent_bytes)

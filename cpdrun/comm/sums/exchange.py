@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
+import custom_fp
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -57,6 +58,7 @@ class Exchange:
         self.first, *self.above = summation.levels
         self.transport = transport_of(self.workers.group, layers.stacks[0].device)
         self.layout = _layout(layers.numels, self.wire.fmt.bits, self.workers.ranks, SEGMENT_VALUES)
+        self.my_pieces = self.layout.pieces[self.workers.rank]  # of each segment
         self.agreed = 0  # magnitudes
 
     def run(self) -> Summed:
@@ -85,8 +87,7 @@ class Exchange:
 
     def _agree(self, level: Level, mine: Callable[[range, int], list[Tensor]]) -> list[list[int]]:
         """shifts[j][p] of the level's group j and layer p, from one agreement. mine: what this rank has of them."""
-        nothing = self.layers.stacks[0].new_zeros(())
-        names = self.layers.names
+        names, nothing = self.layers.names, self.layers.stacks[0].new_zeros(())
         shifts, agreed = self.summation.shifts.of_level(
             level,
             names,
@@ -104,23 +105,22 @@ class Exchange:
             for i, worker in enumerate(self.workers.mine):
                 shifts = self.shifts[self.summation.group_of(worker)]
                 message = self.transport.outgoing(t, owner, i)
-                for piece in self.layout.pieces(owner, t):
+                for piece in self.layout.pieces[owner][t]:
                     source = self.layers.stacks[piece.layer][i, piece.start : piece.stop]
-                    draw = self.summation.draw(
-                        worker, self.layers.names[piece.layer], self.layers.key, piece.start
-                    )
+                    layer = self.layers.names[piece.layer]
+                    draw = self.summation.draw(worker, layer, self.layers.key, piece.start)
                     codec.round_and_pack(source, shifts[piece.layer], self.wire, draw, out=piece.of(message))
         self.transport.send_to_owners(t)
 
     def _add(self, t: int) -> None:
         payload_NxB = self.transport.wait_for_workers(t)
         own_sum = self.transport.own_sum(t)
-        for piece in self.layout.pieces(self.workers.rank, t):
+        for piece in self.my_pieces[t]:
             payloads = [piece.of(payload) for payload in payload_NxB]
             out, numel = piece.of(own_sum), self.layout.numels[piece.layer]
             for start, stop, places in self.sum.ordering.spans(len(payloads), numel, piece.start, piece.stop):
                 part = piece.part(start, stop)
-                draw = self._draw(self.first, 0, piece, "sum", 0, start)
+                draw = self._draw(self.first, 0, piece, "sum", start=start)
                 self._add_packed([payloads[w][part] for w in places], stop - start, draw, out[part])
         self.transport.send_to_all(t)
 
@@ -130,24 +130,23 @@ class Exchange:
         if not self.summation.unrounded:
             codec.add_packed(payloads, numel, self.sum, draw, out=out)
             return
-        values = [codec.unpack(payload, numel, self.wire) for payload in payloads]
-        codec.pack(self.summation.total(values, self.sum, draw), self.wire, out=out)
+        values = [custom_fp.unpack(payload, self.wire.fmt, numel) for payload in payloads]
+        custom_fp.pack(self.summation.total(values, self.sum, draw), self.wire.fmt, out=out)
 
     def _unpack(self, t: int) -> None:
         for owner, message in enumerate(self.transport.wait_for_sums(t)):
-            for piece in self.layout.pieces(owner, t):
+            for piece in self.layout.pieces[owner][t]:
                 out = self.layers.out[piece.layer][piece.start : piece.stop]
                 shift = -self.result_shifts[piece.layer]
-                codec.unpack(piece.of(message), piece.numel, self.wire, shift, out=out)
+                custom_fp.unpack(piece.of(message), self.wire.fmt, piece.numel, shift=shift, out=out)
 
     def _draw(
-        self, level: Level, j: int, piece: Piece, stage: str, index: int, start: int
+        self, level: Level, j: int, piece: Piece, stage: str, index: int = 0, start: int | None = None
     ) -> codec.Draw | None:
-        if self.sum.rounding != "stochastic":
-            return None
-        return codec.Draw(
-            (*self.layers.key, self.layers.names[piece.layer] + level.marks[j], stage, index), start
-        )
+        """start: in the layer; None: where the piece begins."""
+        layer = self.layers.names[piece.layer] + level.marks[j]
+        start = piece.start if start is None else start
+        return self.sum.draw(*self.layers.key, layer, stage, index, start=start)
 
 
 def _largest(tensors: Sequence[Tensor], nothing: Tensor) -> Tensor:

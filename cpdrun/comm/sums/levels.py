@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import custom_fp
 from torch import Tensor
 
 from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.exchange import Exchange
 from cpdrun.comm.sums.orders import Level
-from cpdrun.comm.wire.piece import Piece
 
 
 class LevelsExchange(Exchange):
@@ -29,9 +29,8 @@ class LevelsExchange(Exchange):
 
     def _agree_on_held(self, level: Level) -> list[list[int]]:
         """For a level whose groups add up what is held of the level below."""
-        pieces_of_segments = [self.layout.pieces(self.workers.rank, t) for t in range(self.layout.segments)]
         held: list[list[list[Tensor]]] = [[[] for _ in self.layers.names] for _ in self.held[0]]
-        for pieces, sums_of_groups in zip(pieces_of_segments, self.held, strict=True):
+        for pieces, sums_of_groups in zip(self.my_pieces, self.held, strict=True):
             for of_layers, sums in zip(held, sums_of_groups, strict=True):
                 for piece, total in zip(pieces, sums, strict=True):
                     of_layers[piece.layer].append(total)
@@ -43,9 +42,11 @@ class LevelsExchange(Exchange):
         how, sums_of_groups = self.sum.at(self.first), []
         for j, group in enumerate(self.first.groups):
             sums = []
-            for piece in self.layout.pieces(self.workers.rank, t):
-                values = [codec.unpack(piece.of(payload_NxB[w]), piece.numel, self.sum) for w in group]
-                total = codec.accumulate(values, how, self._draw(self.first, j, piece, "sum", 0, piece.start))
+            for piece in self.my_pieces[t]:
+                values = [
+                    custom_fp.unpack(piece.of(payload_NxB[w]), self.sum.fmt, piece.numel) for w in group
+                ]
+                total = codec.accumulate(values, how, self._draw(self.first, j, piece, "sum"))
                 sums.append(codec.scale(total, -self.shifts[j][piece.layer]))
             sums_of_groups.append(sums)
         self.held.append(sums_of_groups)
@@ -53,35 +54,28 @@ class LevelsExchange(Exchange):
     def _add_held(self, level: Level, shifts: Sequence[Sequence[int]]) -> None:
         """The sums of the level's groups take the place of those that they add up."""
         for t, below in enumerate(self.held):
-            pieces = self.layout.pieces(self.workers.rank, t)
             self.held[t] = [
                 below[group.start]
                 if level.passes_on(j)
                 else [
-                    codec.scale(
-                        self._total(level, j, [below[i][k] for i in group], piece, shifts[j][piece.layer]),
-                        -shifts[j][piece.layer],
-                    )
-                    for k, piece in enumerate(pieces)
+                    codec.scale(self._total(level, j, t, k, shifts[j][piece.layer]), -shifts[j][piece.layer])
+                    for k, piece in enumerate(self.my_pieces[t])
                 ]
                 for j, group in enumerate(level.groups)
             ]
 
     def _add_last(self, t: int) -> None:
         own_sum = self.transport.own_sum(t)
-        for k, piece in enumerate(self.layout.pieces(self.workers.rank, t)):
-            shift = self.result_shifts[piece.layer]
-            total = self._total(self.above[-1], 0, [of_group[k] for of_group in self.held[t]], piece, shift)
-            codec.pack(total, self.sum, out=piece.of(own_sum))
+        for k, piece in enumerate(self.my_pieces[t]):
+            total = self._total(self.above[-1], 0, t, k, self.result_shifts[piece.layer])
+            custom_fp.pack(total, self.sum.fmt, out=piece.of(own_sum))
         self.transport.send_to_all(t)
 
-    def _total(self, level: Level, j: int, below: Sequence[Tensor], piece: Piece, shift: int) -> Tensor:
-        """The sum, in the format, of a piece of what the level's group j adds up."""
+    def _total(self, level: Level, j: int, t: int, k: int, shift: int) -> Tensor:
+        """The sum, in the format, of what the level's group j adds up of a segment's piece k."""
+        piece, below = self.my_pieces[t][k], self.held[t]
         values = [
-            codec.quantize_scaled(
-                total, shift, self.sum, self._draw(level, j, piece, "worker", place, piece.start)
-            )
-            for place, total in enumerate(below)
+            codec.quantize_scaled(below[i][k], shift, self.sum, self._draw(level, j, piece, "worker", place))
+            for place, i in enumerate(level.groups[j])
         ]
-        draw = self._draw(level, j, piece, "sum", 0, piece.start)
-        return codec.accumulate(values, self.sum.at(level), draw)
+        return codec.accumulate(values, self.sum.at(level), self._draw(level, j, piece, "sum"))

@@ -15,8 +15,9 @@ class PlatformSum(Summation):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         if not self.sum.fmt.is_fp32 or self.sum.kahan:
+            given = f"{self.sum.fmt}{' with kahan' if self.sum.kahan else ''}"
             raise ValueError(
-                f"order=native leaves the sum to the platform: only fp32 without kahan, not {self.sum.fmt.name}"
+                f"order=native leaves the sum to the platform: only fp32 without kahan, not {given}"
             )
 
     def emulate(self, layers: Layers) -> Summed:

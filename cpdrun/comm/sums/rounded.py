@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpdrun.comm.sums.codec import Draw, quantize_scaled, scale
+from cpdrun.comm.sums.codec import quantize_scaled, scale
 from cpdrun.comm.sums.exchange import Exchange
 from cpdrun.comm.sums.levels import LevelsExchange
 from cpdrun.comm.sums.magnitudes import largest_magnitude
@@ -82,21 +82,17 @@ class Rounded(Summation):
     def _add(self, stack_Nxn: Tensor, shift: int, how: Sum, key: tuple) -> Tensor:
         """The sum of one group of workers, of one layer."""
         n_workers, numel = stack_Nxn.shape
-        stochastic = how.rounding == "stochastic"
         if self.unrounded:
             rows = stack_Nxn.unbind()
-        elif stochastic:
+        elif how.rounding == "stochastic":
             rows = [
-                quantize_scaled(grad_n, shift, how, Draw((*key, "worker", w)))
-                for w, grad_n in enumerate(stack_Nxn)
+                quantize_scaled(g, shift, how, how.draw(*key, "worker", w)) for w, g in enumerate(stack_Nxn)
             ]
         else:
             rows = quantize_scaled(stack_Nxn, shift, how).unbind()
         sum_n = torch.empty(numel, dtype=torch.float32, device=stack_Nxn.device)
         for start, stop, places in how.ordering.spans(n_workers, numel, 0, numel):
-            draw = Draw((*key, "sum", 0), start) if stochastic else None
             whole = stop - start == numel
-            sum_n[start:stop] = self.total(
-                [rows[w] if whole else rows[w][start:stop] for w in places], how, draw
-            )
+            values = [rows[w] if whole else rows[w][start:stop] for w in places]
+            sum_n[start:stop] = self.total(values, how, how.draw(*key, "sum", 0, start=start))
         return scale(sum_n, -shift)

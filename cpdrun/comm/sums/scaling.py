@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from custom_fp import Format
 from torch import Tensor
@@ -98,16 +98,6 @@ class Shifts:
                 shifts.append([0] * len(layers))
                 continue
             magnitudes = self.magnitudes.of(level.names(layers, j), agreement, j * len(layers))
-            shifts.append(
-                [
-                    self.rule.shift(layer, m, len(group), fmt)
-                    for layer, m in zip(layers, magnitudes, strict=True)
-                ]
-            )
+            by_layer = zip(layers, magnitudes, strict=True)
+            shifts.append([self.rule.shift(layer, m, len(group), fmt) for layer, m in by_layer])
         return shifts, agreement.agreed
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.magnitudes.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.magnitudes.load_state_dict(state)

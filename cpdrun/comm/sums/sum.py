@@ -13,10 +13,13 @@ from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.rule import Overflow, Rounding
 
+from cpdrun.comm.sums.draw import Draw
 from cpdrun.comm.sums.orders import AUTO, Level, Order, order_named
 
 FP32 = parse("fp32")
 _CHOICES = {
+    "kahan": (False, True),
+    "error_feedback": (False, True),
     "rounding": tuple(Rounding),
     "overflow": tuple(Overflow),
     "requantise": (None, "hop", "once"),
@@ -58,7 +61,7 @@ class Sum:
         object.__setattr__(self, "fmt", parse(self.fmt))
         for key, allowed in _CHOICES.items():
             if (value := getattr(self, key)) not in allowed:
-                words = ", ".join("null" if choice is None else choice for choice in allowed)
+                words = ", ".join("null" if choice is None else str(choice) for choice in allowed)
                 raise ValueError(f"{key}={value!r}: choose one of {words}")
         order_named(self.order, self.group_size)
         if self.group_size is None:
@@ -79,6 +82,10 @@ class Sum:
     def is_plain(self) -> bool:
         """Whether a single worker's gradient comes out as it is, but for the definition's +0 + g."""
         return self == Sum(FP32, self.order, self.group_size)
+
+    def draw(self, *key: Any, start: int = 0) -> Draw | None:
+        """The random numbers that rounding a tensor takes, which begins at element `start` of its layer."""
+        return Draw(key, start) if self.rounding == "stochastic" else None
 
     def in_full_precision(self) -> "Sum":
         """The same in fp32."""

@@ -16,8 +16,9 @@ from functools import cached_property
 
 from torch import Tensor
 
-from cpdrun.comm.sums.codec import Draw, accumulate, quantize_scaled, scale
+from cpdrun.comm.sums.codec import accumulate, quantize_scaled, scale
 from cpdrun.comm.sums.compat import add_unrounded
+from cpdrun.comm.sums.draw import Draw
 from cpdrun.comm.sums.magnitudes import agreement_bytes
 from cpdrun.comm.sums.scaling import Shifts
 from cpdrun.comm.sums.sum import Sum
@@ -88,12 +89,7 @@ class Summation(ABC):
         """Ranks share the workers."""
 
     def summed(
-        self,
-        layers: Layers,
-        shifts: list[list[int]] | None = None,
-        *,
-        agreed: int = 0,
-        sent_bytes: int = 0,
+        self, layers: Layers, shifts: list[list[int]] | None = None, *, agreed: int = 0, sent_bytes: int = 0
     ) -> Summed:
         """agreed: magnitudes; sent_bytes: payloads. The agreement is counted here."""
         layout = Layout(layers.numels, self.wire.fmt.bits, self.n_workers, 1)
@@ -119,10 +115,8 @@ class Summation(ABC):
 
     def draw(self, worker: int, layer: str, key: tuple, start: int = 0) -> Draw | None:
         """For the rounding of a worker's gradient, from element `start` of the layer on."""
-        if self.sum.rounding != "stochastic":
-            return None
         j, place = self._place(worker)
-        return Draw((*key, layer + self.levels[0].marks[j], "worker", place), start)
+        return self.sum.draw(*key, layer + self.levels[0].marks[j], "worker", place, start=start)
 
     def _place(self, worker: int) -> tuple[int, int]:
         """(group, place in it) of a worker in the first level."""

@@ -7,7 +7,6 @@ data are padding: messages of one size, none empty, for any number of values.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -54,14 +53,10 @@ class Layout:
         """What a rank sends: its workers' payloads to the other owners, its own sum to the other ranks."""
         return (self.ranks - 1) * self.shard_bytes * (local_workers + 1)
 
-    def pieces(self, shard: int, segment: int) -> Sequence[Piece]:
-        return self._pieces[shard][segment]
-
     @cached_property
-    def _pieces(self) -> list[list[list[Piece]]]:
-        return [
-            [self._cut(shard, segment) for segment in range(self.segments)] for shard in range(self.ranks)
-        ]
+    def pieces(self) -> list[list[list[Piece]]]:
+        """Of each segment of each shard."""
+        return [[self._cut(shard, t) for t in range(self.segments)] for shard in range(self.ranks)]
 
     def _cut(self, shard: int, segment: int) -> list[Piece]:
         first = shard * self.shard_blocks + segment * self.segment_blocks
@@ -71,14 +66,7 @@ class Layout:
             layer = bisect_right(self.first_blocks, block) - 1
             stop_block = min(end, self.first_blocks[layer + 1])
             start, stop = ((b - self.first_blocks[layer]) * 8 for b in (block, stop_block))
-            pieces.append(
-                Piece(
-                    layer=layer,
-                    start=start,
-                    stop=min(stop, self.numels[layer]),
-                    size=(stop_block - block) * self.bits,
-                    byte=(block - first) * self.bits,
-                )
-            )
+            size, byte = (stop_block - block) * self.bits, (block - first) * self.bits
+            pieces.append(Piece(layer, start, min(stop, self.numels[layer]), size, byte))
             block = stop_block
         return pieces

@@ -155,9 +155,11 @@ def test_qsgd_gives_levels_of_the_norm_and_its_variance_is_bounded() -> None:
     ("make", "message"),
     [
         (lambda: TopK(0, "fp32", False, "nearest_even"), "compressor.keep must be above 0"),
-        (lambda: MinMax(0, "nearest_even"), "compressor.bits must lie between 1 and 16"),
+        (lambda: MinMax(0, "nearest_even"), "compressor.bits must be a whole number between 1 and 16"),
         (lambda: MinMax(8, "up"), "compressor.rounding must be one of nearest_even, stochastic, not up"),
-        (lambda: QSGD(0, True), "compressor.levels must lie between"),
+        (lambda: QSGD(0, True), "compressor.levels must be a whole number between 1 and 32767"),
+        (lambda: QSGD(2.5, True), "compressor.levels must be a whole number"),
+        (lambda: Rounded("mxfp8_e4m3", False, "stochastic"), "it takes compressor.rounding=nearest_even"),
         (lambda: Rounded("e9m9", False, "nearest_even"), "e9m9"),
     ],
 )

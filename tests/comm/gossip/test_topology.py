@@ -9,7 +9,7 @@ from cpdrun.comm.gossip.topology.complete import Complete
 from cpdrun.comm.gossip.topology.exponential import Exponential
 from cpdrun.comm.gossip.topology.hub import Hub
 from cpdrun.comm.gossip.topology.links import Arrows, Links
-from cpdrun.comm.gossip.topology.mixing import spectral_gap
+from cpdrun.comm.gossip.topology.mixing import mean_gap, spectral_gap
 from cpdrun.comm.gossip.topology.one_peer_exponential import OnePeerExponential
 from cpdrun.comm.gossip.topology.random_pairs import RandomPairs
 from cpdrun.comm.gossip.topology.ring import Ring
@@ -29,12 +29,12 @@ GRAPHS = {
 @pytest.mark.parametrize("name", GRAPHS)
 def test_mixing_keeps_the_mean_and_connects_all(name: str, N: int) -> None:
     topology = GRAPHS[name]
-    W = topology.matrix(N)
+    W = topology.matrices(N)[0]
     assert W.min() >= 0
     np.testing.assert_allclose(W.sum(axis=0), 1, atol=1e-12)
     np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-12)
-    for i, of_i in enumerate(topology.neighbours(N)):
-        assert set(np.flatnonzero(W[i])) == {i, *of_i} and i not in of_i
+    for i, of_i in enumerate(topology.senders(N)):
+        assert set(np.flatnonzero(W[i])) == {i, *of_i}
     # how fast agreement comes: rounds of mixing shrink the distance to the mean as the gap says
     x = np.random.default_rng(0).normal(size=N)
     far = np.abs(np.linalg.matrix_power(W, 30) @ x - x.mean()).max()
@@ -56,7 +56,7 @@ def closed_forms() -> list:
 
 @pytest.mark.parametrize(("name", "N", "gap"), closed_forms())
 def test_spectral_gaps_are_those_of_the_closed_forms(name: str, N: int, gap: float) -> None:
-    W = GRAPHS[name].matrix(N)
+    W = GRAPHS[name].matrices(N)[0]
     assert spectral_gap(W) == pytest.approx(gap, abs=1e-12)
     if np.array_equal(W, W.T):
         assert sorted(np.abs(np.linalg.eigvalsh(W)))[:-1][-1:] == pytest.approx(
@@ -66,11 +66,11 @@ def test_spectral_gaps_are_those_of_the_closed_forms(name: str, N: int, gap: flo
 
 def test_metropolis_mixes_graphs_whose_workers_have_unequally_many_neighbours() -> None:
     star = [[0, i] for i in range(1, 5)]
-    W = Links("metropolis", star).matrix(5)
+    W = Links("metropolis", star).matrices(5)[0]
     np.testing.assert_allclose(W[0], [1 / 5] * 5)
     np.testing.assert_allclose(W[1], [1 / 5, 4 / 5, 0, 0, 0])
     with pytest.raises(ValueError, match="take metropolis"):
-        Links("uniform", star).matrix(5)
+        Links("uniform", star).matrices(5)[0]
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,20 @@ def test_metropolis_mixes_graphs_whose_workers_have_unequally_many_neighbours() 
         (Ring("metropolis", directed=True), 4, "links go both ways"),
         (Links("metropolis", [[0, 1], [2, 3]]), 4, "do not connect all workers"),
         (Links("metropolis", [[0, 4]]), 4, r"\[0, 4\] is no pair of workers below world_size=4"),
+        (Links("metropolis", [3]), 4, r"\[3\] is no pair of workers"),
         (Torus("uniform", rows=3), 8, "topology.rows=3 does not divide world_size=8"),
     ],
 )
 def test_what_cannot_gossip_is_named(topology, N: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        topology.matrix(N)
+        topology.matrices(N)
+
+
+@pytest.mark.parametrize("rows", [0, -1, 1.5])
+def test_a_torus_has_rows(rows) -> None:
+    """-1 was a graph without workers, which push-sum took; 0 was null."""
+    with pytest.raises(ValueError, match=r"topology\.rows=.*: must be a whole number, at least 1, or null"):
+        Torus("uniform", rows)
 
 
 def test_an_unknown_mixing_is_named() -> None:
@@ -105,10 +113,10 @@ def test_each_round_of_a_changing_graph_keeps_the_mean_and_all_together_connect(
         assert all(len(of_i - {i}) <= 1 for i, of_i in enumerate(senders))
         x = W @ x
     assert x.mean() == pytest.approx(mean)
-    assert 0 < topology.spectral_gap(N) <= 1
+    assert 0 < mean_gap(topology.matrices(N)) <= 1
     if isinstance(topology, OnePeerExponential) and N in (2, 8):
         np.testing.assert_allclose(x, mean, atol=1e-12)
-        assert topology.spectral_gap(N) > 0.99
+        assert mean_gap(topology.matrices(N)) > 0.99
 
 
 @pytest.mark.parametrize("period", [4, 25, 400])
@@ -116,7 +124,7 @@ def test_the_gap_a_round_of_many_rounds_is_not_lost_in_rounding(period: int) -> 
     """Against the product of few rounds, and against how fast workers agree in 800 rounds; it is what they do at
     least, from the worst beginning. Ten workers, for eight may come to agree exactly."""
     topology = RandomPairs("uniform", period, 0)
-    matrices, gap = topology.matrices(10), topology.spectral_gap(10)
+    matrices, gap = topology.matrices(10), mean_gap(topology.matrices(10))
     if period == 4:
         product = matrices[3] @ matrices[2] @ matrices[1] @ matrices[0]
         assert gap == pytest.approx(1 - np.linalg.norm(product - 1 / 10, 2) ** (1 / 4))

@@ -19,7 +19,7 @@ def test_pieces_tile_the_layers(numels: tuple[int, ...], ranks: int, segment_val
     for shard in range(ranks):
         for segment in range(layout.segments):
             end = 0
-            for piece in layout.pieces(shard, segment):
+            for piece in layout.pieces[shard][segment]:
                 assert (
                     piece.start % 8 == 0
                     and piece.start < piece.stop

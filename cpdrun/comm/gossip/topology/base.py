@@ -17,7 +17,6 @@ sides a >= b > 2, 2/5 (1 - cos(2 pi / a)); exponential graph, even N, 2 / (1 + c
 """
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,7 +24,7 @@ import numpy as np
 from cpdrun.comm.gossip.topology.mixing import MIXINGS, TOLERANCE, mean_gap, metropolis, uniform
 
 
-class Topology(ABC):
+class Topology:
     """A graph for any number of workers it can be drawn for. One class and one yaml a topology."""
 
     def __init__(self, mixing: str):
@@ -33,25 +32,14 @@ class Topology(ABC):
             raise ValueError(f"topology.mixing must be one of {', '.join(MIXINGS)}, not {mixing}")
         self.mixing = mixing
 
-    @abstractmethod
     def senders(self, N: int) -> list[set[int]]:
-        """For each of N workers, those whose messages it receives; its own number may be among them."""
+        """For each of N workers, those whose messages it receives; its own number may be among them. What a graph that
+        stands says, and one that changes says `rounds`."""
+        raise NotImplementedError(f"{type(self).__name__} says neither senders nor rounds")
 
     def rounds(self, N: int) -> list[list[set[int]]]:
-        """`senders` of one round after the other, and then again from the first; one for a graph that stands."""
+        """`senders` of one round after the other, and then again from the first."""
         return [self.senders(N)]
-
-    def neighbours(self, N: int) -> list[list[int]]:
-        """`senders` in ascending order, without oneself."""
-        return without_oneself(self.senders(N))
-
-    def spectral_gap(self, N: int) -> float:
-        """Of the mixing matrices; larger: workers agree sooner."""
-        return mean_gap(self.matrices(N))
-
-    def matrix(self, N: int) -> np.ndarray:
-        """The mixing matrix W (N, N) of the first round, float64. Raises as `matrices` does."""
-        return self.matrices(N)[0]
 
     def matrices(self, N: int) -> list[np.ndarray]:
         """The mixing matrix W (N, N) of each round, float64.

@@ -10,7 +10,7 @@ class Links(Topology):
 
     def __init__(self, mixing: str, links: Sequence[Sequence[int]]):
         super().__init__(mixing)
-        self.links = [tuple(link) for link in links]
+        self.links = list(links)
 
     def senders(self, N: int) -> list[set[int]]:
         of: list[set[int]] = [set() for _ in range(N)]
@@ -26,7 +26,7 @@ class Arrows(Topology):
 
     def __init__(self, mixing: str, arrows: Sequence[Sequence[int]]):
         super().__init__(mixing)
-        self.arrows = [tuple(arrow) for arrow in arrows]
+        self.arrows = list(arrows)
 
     def senders(self, N: int) -> list[set[int]]:
         of: list[set[int]] = [set() for _ in range(N)]
@@ -37,6 +37,7 @@ class Arrows(Topology):
 
 
 def _pair(key: str, link: Sequence[int], N: int) -> tuple[int, int]:
-    if len(link) != 2 or not all(isinstance(i, int) and 0 <= i < N for i in link):
-        raise ValueError(f"{key}: {list(link)} is no pair of workers below world_size={N}")
-    return link[0], link[1]
+    pair = list(link) if isinstance(link, Sequence) else [link]
+    if len(pair) != 2 or not all(isinstance(i, int) and 0 <= i < N for i in pair):
+        raise ValueError(f"{key}: {pair} is no pair of workers below world_size={N}")
+    return pair[0], pair[1]

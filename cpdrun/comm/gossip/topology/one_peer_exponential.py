@@ -12,7 +12,3 @@ class OnePeerExponential(Topology):
 
     def rounds(self, N: int) -> list[list[set[int]]]:
         return [[{(i - (1 << k)) % N} for i in range(N)] for k in range(max(1, (N - 1).bit_length()))]
-
-    def senders(self, N: int) -> list[set[int]]:
-        """Of the first round."""
-        return self.rounds(N)[0]

@@ -22,10 +22,6 @@ class RandomPairs(Topology):
         draws = torch.Generator().manual_seed(self.seed)
         return [_pairs(torch.randperm(N, generator=draws).tolist()) for _ in range(self.period)]
 
-    def senders(self, N: int) -> list[set[int]]:
-        """Of the first round."""
-        return self.rounds(N)[0]
-
 
 def _pairs(order: list[int]) -> list[set[int]]:
     of: list[set[int]] = [set() for _ in order]

@@ -10,6 +10,8 @@ class Torus(Topology):
 
     def __init__(self, mixing: str, rows: int | None):
         super().__init__(mixing)
+        if rows is not None and not (isinstance(rows, int) and rows >= 1):
+            raise ValueError(f"topology.rows={rows}: must be a whole number, at least 1, or null")
         self.rows = rows
 
     def senders(self, N: int) -> list[set[int]]:

@@ -8,18 +8,13 @@ from cpdrun.comm.sums.orders.base import AUTO, Level, Order
 
 __all__ = ["AUTO", "Level", "Order", "order_named"]
 
-_NO_ORDERS = ("base",)
-
-
-@cache
-def _names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NO_ORDERS)
+NAMES = sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"base"})
 
 
 def order_named(name: str, group_size: int | str | None = AUTO) -> Order:
     """Raises ValueError for an unknown name, and for groups in an order that has none."""
-    if name not in _names():
-        raise ValueError(f"order={name!r}: choose one of {', '.join(_names())}")
+    if name not in NAMES:
+        raise ValueError(f"order={name!r}: choose one of {', '.join(NAMES)}")
     return _kind(name).of(group_size)
 
 
