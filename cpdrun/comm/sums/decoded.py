@@ -57,7 +57,7 @@ class Decoded(Summation):
                 raise ValueError(f"{key}={value}: {why}, which leaves only {allowed}")
         if not sum.ordering.is_one_chain(self.n_workers):
             raise ValueError(
-                f"order={sum.order}: {why}, added in worker order: take order=rank, or sync=requantised"
+                f"order={sum.order}: {why}, which leaves only rank: take order=rank, or sync=requantised"
             )
 
     @property

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.sums import codec
+from cpdrun.comm.sums.draw import Draw
 from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.sums.orders import Level
 from cpdrun.comm.sums.summation import Layers, Summation, Summed
@@ -124,9 +125,7 @@ class Exchange:
                 self._add_packed([payloads[w][part] for w in places], stop - start, draw, out[part])
         self.transport.send_to_all(t)
 
-    def _add_packed(
-        self, payloads: Sequence[Tensor], numel: int, draw: codec.Draw | None, out: Tensor
-    ) -> None:
+    def _add_packed(self, payloads: Sequence[Tensor], numel: int, draw: Draw | None, out: Tensor) -> None:
         if not self.summation.unrounded:
             codec.add_packed(payloads, numel, self.sum, draw, out=out)
             return
@@ -142,7 +141,7 @@ class Exchange:
 
     def _draw(
         self, level: Level, j: int, piece: Piece, stage: str, index: int = 0, start: int | None = None
-    ) -> codec.Draw | None:
+    ) -> Draw | None:
         """start: in the layer; None: where the piece begins."""
         layer = self.layers.names[piece.layer] + level.marks[j]
         start = piece.start if start is None else start
