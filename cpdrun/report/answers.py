@@ -120,7 +120,7 @@ def _summary(study: Study, facets: list[Facet]) -> str:
         if ends and len(enough) < len(known):
             text += f", and none in {len(known) - len(enough)} of {len(known)}"
         what = (
-            f"the smallest format within {study.tolerance:g}{points(study)} of fp32 is "
+            f"the smallest format within {study.tolerance:g}{points(study)} of {study.baseline_name} is "
             if not clauses
             else ""
         )
@@ -154,7 +154,7 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
         cells = [_cell(study, facet, name) if problem is None else "-" for name in names]
         rows.append([*(axis_text(facet.keys[key]) for key in keys), *lengths, fp32, *cells])
     labels = [*map(axis_title, keys), *(["chain"] if chains else [])]
-    return Shown([*labels, f"fp32, {study.metric.title}", *names], rows, len(labels))
+    return Shown([*labels, f"{study.baseline_name}, {study.metric.title}", *names], rows, len(labels))
 
 
 def _sortable(value: object) -> tuple:

@@ -17,7 +17,7 @@ _PROCESSOR = ("env:device", "env:cpu", "env:cpu_vector")  # have a line of their
 def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
     """One line for each thing that the reader must know about the question and the runs behind the numbers."""
     return [
-        *([study.question] if study.question else []),
+        *study.question,
         *_unfinished(study.runs, _planned_absent(study.runs, sweeps)),
         *_unreadable(study.runs),
         *_edited(study.runs),

@@ -6,7 +6,7 @@ import pandas as pd
 
 from cpdrun.report.errors import ReportUsageError
 from cpdrun.report.read import formats
-from cpdrun.report.read.collect import CORE_AXES, identity
+from cpdrun.report.read.collect import CORE_AXES, FORMAT, identity
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.study import Study
 from cpdrun.report.read.words import axis_text, axis_title
@@ -72,12 +72,15 @@ def _values(study: Study, axes: list[str]) -> dict[Key, list]:
     """The combinations of values of `axes`, the first axis slowest, most bits first."""
     found = {_key(group, axes): [group.keys[axis] for axis in axes] for group in study.groups}
     return dict(
-        sorted(found.items(), key=lambda item: [_order(a, v) for a, v in zip(axes, item[1], strict=True)])
+        sorted(
+            found.items(),
+            key=lambda item: [_order(a, v, study.bits_axis.key) for a, v in zip(axes, item[1], strict=True)],
+        )
     )
 
 
-def _order(axis: str, value: object) -> tuple:
-    if axis == "format":
+def _order(axis: str, value: object, bits_axis: str) -> tuple:
+    if axis in (FORMAT, bits_axis):
         bits, exponent, name = formats.order(value)
         return (0, -bits, exponent, name)
     return (0, value, 0, "") if isinstance(value, int | float) else (1, 0, 0, identity(value))

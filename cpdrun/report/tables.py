@@ -7,7 +7,7 @@ import pandas as pd
 
 from cpdrun.report.read import formats
 from cpdrun.report.read.certified import MARKS
-from cpdrun.report.read.collect import SEED, finished
+from cpdrun.report.read.collect import FORMAT, SEED, finished
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.study import Study
 from cpdrun.report.read.words import SWEEP, axis_text, axis_title
@@ -74,15 +74,15 @@ def details(study: Study) -> pd.DataFrame:
 
 def brief(study: Study) -> Shown:
     """For the terminal. Bits of a hybrid run, parts of which are exchanged in fp32: `4 + 32`."""
-    axes, chain = _axes(study), _chain(study)
+    axes, chain = [axis for axis in _axes(study) if axis != study.bits_axis.key], _chain(study)
     header = [
-        "format",
+        axis_title(study.bits_axis.key),
         "bits",
         *map(axis_title, axes),
         *chain,
         "n",
         study.metric.title,
-        study.metric.difference_title,
+        study.difference_title,
         "diverged",
     ]
     rows = [
@@ -160,7 +160,7 @@ def column(axis: str) -> str:
 
 
 def _numbers(study: Study, group: Group) -> dict:
-    row = {"format": group.format, "bits": formats.bits(group.format)}
+    row = {FORMAT: group.keys[FORMAT], "bits": formats.bits(group.format)}
     row |= {column(axis): group.keys[axis] for axis in _axes(study)} | {"n": len(group.values)}
     mean, half_width = mean_interval(group.values, study.ci)
     name, half_width = study.metric.name, math.nan if is_zero(half_width) else half_width

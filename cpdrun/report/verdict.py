@@ -36,7 +36,7 @@ def sentence(study: Study, facet: Facet) -> str:
         return _without_baseline(study, facet, problem)
     if facet.has_cases:
         return _of_cases(study, facet)
-    fp32 = f"fp32: {study.metric.show_interval(study.interval(facet.baseline))}{study.metric.unit}."
+    fp32 = f"{study.baseline_name}: {study.metric.show_interval(study.interval(facet.baseline))}{study.metric.unit}."
     clauses = [_clause(study, facet, name, first=i == 0) for i, name in enumerate(facet.strategies)]
     answer = [f"{'; '.join(clauses)}."] if clauses else []
     return " ".join([*answer, fp32, *_doubts(study, facet)])
@@ -49,10 +49,12 @@ def _of_cases(study: Study, facet: Facet) -> str:
     for group, gap in sorted(gaps, key=lambda pair: pair[1].mean):
         shown = f"{group.strategy} ({_shown(study, group, gap)})"
         (near if is_within(study, group, gap) else far).append(shown)
-    within = f"within {study.tolerance:g}{points(study)} of fp32 or better"
+    within = f"within {study.tolerance:g}{points(study)} of {study.baseline_name} or better"
     parts = [f"{len(near)} of {len(gaps)} other cases {'is' if len(near) == 1 else 'are'} {within}."]
     parts += [f"Worse: {some(far, '; ', most=8)}."] if far else []
-    parts.append(f"fp32: {metric.show_interval(study.interval(facet.baseline))}{metric.unit}.")
+    parts.append(
+        f"{study.baseline_name}: {metric.show_interval(study.interval(facet.baseline))}{metric.unit}."
+    )
     return " ".join([*parts, *_doubts(study, facet)])
 
 
@@ -67,7 +69,7 @@ def _shown(study: Study, group: Group, gap: Difference) -> str:
 
 def _clause(study: Study, facet: Facet, strategy: str, first: bool) -> str:
     name = strategy[0].upper() + strategy[1:] if first else strategy
-    within = f"within {study.tolerance:g}{points(study)}{' of fp32' if first else ''}"
+    within = f"within {study.tolerance:g}{points(study)}{f' of {study.baseline_name}' if first else ''}"
     found = smallest_within(study, facet, strategy)
     if found is None:
         return f"{name} no format is {within} ({_nearest(study, facet, strategy)})"
@@ -104,7 +106,9 @@ def _doubts(study: Study, facet: Facet) -> list[str]:
         elif verdict is Verdict.CERTIFIED:
             certified.append(name)
     lines = [f"Certified at {study.ci:g} %: {some(certified)}."] if certified else []
-    lines += [f"Too few seeds to be sure, against fp32: {some(open_, '; ')}."] if open_ else []
+    lines += (
+        [f"Too few seeds to be sure, against {study.baseline_name}: {some(open_, '; ')}."] if open_ else []
+    )
     return lines + _test_set(study, facet, min(hangs, default=math.inf))
 
 
@@ -134,7 +138,7 @@ def _would_do(study: Study, group: Group) -> str:
     """About how many seeds would settle it, were the figures so far the true ones."""
     judgement = study.judged[group].judgement
     if judgement.pairs < 2:
-        return " (hardly a seed in common with fp32)"
+        return f" (hardly a seed in common with {study.baseline_name})"
     if judgement.verdict is not Verdict.OPEN:
         return " (a wider format is not certified)"
     if judgement.more is not None:
@@ -177,7 +181,7 @@ def _without_baseline(study: Study, facet: Facet, problem: str) -> str:
         return f"No finished run has a value of {study.metric.name}."
     best = (max if study.metric.higher_is_better else min)(groups, key=lambda group: group.mean)
     value = study.metric.show_interval(study.interval(best)) + study.metric.unit
-    return f"No finished fp32 run to compare with. The best is {named(best)} {best.strategy}: {value}."
+    return f"No finished {study.baseline_name} run to compare with. The best is {named(best)} {best.strategy}: {value}."
 
 
 def _differences(study: Study, facet: Facet, strategy: str) -> list[tuple[Group, Difference]]:

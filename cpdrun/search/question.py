@@ -1,8 +1,9 @@
 """From an experiment's axes to chains of candidates, and to the runs of every cell.
 
-A cell is a point of the axes without its seed. The axis `format` makes the candidates of a chain, `case` makes each
-case a chain of its own; every other axis, such as aps or world_size, makes chains beside each other. A candidate's
-baseline is the cell in which the keys of `search.baseline` have the values given there and all other axes its own.
+A cell is a point of the axes without its seed. The axis of bits makes the candidates of a chain: `format`, or else one
+whose values all name formats, such as precision.weights. `case` makes each case a chain of its own; every other axis,
+such as aps or world_size, makes chains beside each other. A candidate's baseline is the cell in which the keys of
+`search.baseline` have the values given there and all other axes its own.
 """
 
 import json
@@ -16,6 +17,8 @@ from cpdrun.config.format_facts import format_facts
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.record import SweepDir
+from cpdrun.report.read import formats
+from cpdrun.report.read.bits_axis import last_words
 from cpdrun.report.read.words import axis_text, axis_title
 from cpdrun.search.schedule import Candidate, Chain
 from cpdrun.search.settings import Settings, settings
@@ -62,9 +65,10 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
         )
     first = plan([*texts, f"{SEED}=0"], config_dir, imports=imports)
     asked = settings(first.search)
-    baseline = _baseline_keys(asked.baseline, first)
+    bits_axis = _bits_axis(first.axes)
+    baseline = _baseline_keys(asked.baseline, first, bits_axis)
     varies = [
-        key for key, values in first.axes.items() if len(values) > 1 and key not in (FORMAT, CASE, SEED)
+        key for key, values in first.axes.items() if len(values) > 1 and key not in (bits_axis, CASE, SEED)
     ]
     others = [key for key in varies if key not in baseline]
     seeds = f"{SEED}={','.join(map(str, range(asked.most_seeds)))}"
@@ -76,30 +80,48 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     by_chain: dict[str, list[Candidate]] = {}
     for name, cell in _cells(candidates.runs).items():
         config = cell[0].config
+        fmt = get_key(config, bits_axis)
         against_name = names.get(_point(config, others))
         if against_name is None:
-            raise ConfigError(f"search.baseline: no run of {' '.join(fixed)} beside {config[FORMAT]}")
-        if name in names.values() or (CASE not in baseline and config[FORMAT] == baseline.get(FORMAT)):
+            raise ConfigError(f"search.baseline: no run of {' '.join(fixed)} beside {fmt}")
+        if name in names.values() or (CASE not in baseline and fmt == baseline.get(bits_axis)):
             continue  # the baseline's own format, scaled or not, is not in question
-        label = _label(config, varies)
+        label = _label(config, varies, bits_axis)
         if CASE in first.axes:
             label = named = ", ".join(filter(None, [str(config[CASE]), label]))
         else:
-            named = f"{config[FORMAT]} {label}"
-        bits = format_facts(config[FORMAT])["bits"]
+            named = f"{fmt} {label}"
+        bits = format_facts(fmt)["bits"]
         by_chain.setdefault(label, []).append(Candidate(name, against_name, named, bits))
     if not by_chain:
         raise ConfigError("no candidate beside the baseline: give formats, such as format=e5m2,e4m3,e3m0")
-    chains = [Chain(label, _widths(found, cells)) for label, found in by_chain.items()]
+    chains = [Chain(label, _widths(found, cells, bits_axis)) for label, found in by_chain.items()]
     members = [candidate for found in by_chain.values() for candidate in found]
     cells = {name: cells[name] for name in dict.fromkeys(n for c in members for n in (c.baseline, c.name))}
     return Question(candidates.directory, asked, baseline, chains, cells, candidates.axes, list(texts))
 
 
-def _baseline_keys(given: Mapping[str, Any], first: Plan) -> dict[str, Any]:
-    """Where runs are named cases, the one named fp32, unless another is given."""
+def _bits_axis(axes: Mapping[str, Sequence[Any]]) -> str:
+    """`format` where it varies, or no other axis names formats; of several others the one with most values."""
+    if CASE in axes or len(axes.get(FORMAT, ())) > 1:
+        return FORMAT
+    named = [key for key, values in axes.items() if len(values) > 1 and all(map(_is_format, values))]
+    return max(named, key=lambda key: len(axes[key]), default=FORMAT)
+
+
+def _is_format(value: Any) -> bool:
+    return isinstance(value, str) and formats.parse(value) is not None
+
+
+def _baseline_keys(given: Mapping[str, Any], first: Plan, bits_axis: str) -> dict[str, Any]:
+    """Where runs are named cases, the one named fp32, unless another is given; on another axis of bits than `format`
+    its fp32, or else its widest value, unless one is given."""
     if CASE in first.axes:
         return {CASE: given.get(CASE, BASELINE_CASE)}
+    if bits_axis != FORMAT and bits_axis not in given:
+        values = first.axes[bits_axis]
+        widest = max(values, key=lambda value: formats.bits(value))
+        return {bits_axis: next(filter(formats.is_baseline, values), widest)}
     return {key: value for key, value in given.items() if value is not None}
 
 
@@ -117,9 +139,11 @@ def _point(config: Mapping[str, Any], keys: Sequence[str]) -> str:
     return json.dumps(values, sort_keys=True, default=str)
 
 
-def _label(config: Mapping[str, Any], axes: Sequence[str]) -> str:
-    """What is the same along a chain: `with APS, workers 8`. Of a case only what differs beside it."""
+def _label(config: Mapping[str, Any], axes: Sequence[str], bits_axis: str) -> str:
+    """What is the same along a chain: `with APS, workers 8`, `of weights`. Of a case only what differs beside it."""
     words = [] if config[CASE] is not None else ["with APS" if config[APS] else "without APS"]
+    if bits_axis != FORMAT:
+        words = [f"of {last_words(bits_axis)}", *(words if APS in axes else [])]
     for key in axes:
         value = get_key(config, key) if key != APS and has_key(config, key) else None
         if value is not None:
@@ -128,11 +152,13 @@ def _label(config: Mapping[str, Any], axes: Sequence[str]) -> str:
     return ", ".join(words)
 
 
-def _widths(found: Sequence[Candidate], cells: Mapping[str, Cell]) -> tuple[tuple[Candidate, ...], ...]:
+def _widths(
+    found: Sequence[Candidate], cells: Mapping[str, Cell], bits_axis: str
+) -> tuple[tuple[Candidate, ...], ...]:
     """Most bits first; of one width the format with most exponent bits, and so most range, first."""
 
     def exponent_bits(candidate: Candidate) -> int:
-        return format_facts(cells[candidate.name][0].config[FORMAT])["exponent_bits"] or 0
+        return format_facts(get_key(cells[candidate.name][0].config, bits_axis))["exponent_bits"] or 0
 
     widths: dict[float, list[Candidate]] = {}
     for candidate in sorted(found, key=lambda candidate: (-candidate.bits, -exponent_bits(candidate))):

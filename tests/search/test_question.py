@@ -53,6 +53,17 @@ def test_other_axes_make_chains_each_with_a_baseline_of_its_own():
         assert question.cells[chain.widths[0][0].baseline][0].config["world_size"] == workers
 
 
+def test_another_axis_that_names_formats_makes_candidates_with_a_baseline_on_it():
+    words = ["format=fp32", "search.most_seeds=3"]
+    question = ask([*words, "precision.weights=fp32,e4m3,e3m2", "aps=false"])
+    (chain,) = question.chains
+    assert chain.label == "of weights" and formats(chain) == [["e4m3"], ["e3m2"]]
+    assert question.cells[chain.widths[0][0].baseline][0].config["precision"]["weights"] == "fp32"
+    assert question.asked["baseline"] == {"precision.weights": "fp32"}
+    widest = ask([*words, "precision.weights=e4m3,bf16"])
+    assert widest.baseline == {"precision.weights": "bf16"} and formats(widest.chains[0]) == [["e4m3"]]
+
+
 def test_each_named_case_is_a_chain_against_the_one_named_fp32():
     question = ask(["exp=pure_fp16_ablation_small", "case=fp32,pure", "world_size=8", "search.most_seeds=3"])
     assert [chain.label for chain in question.chains] == ["pure"]

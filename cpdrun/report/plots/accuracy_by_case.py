@@ -28,7 +28,7 @@ def draw(study: Study) -> Figure:
     for part, facet in parts:
         _panel(part.subplots(), study, facet)
         title(part, facet, facets)
-    caption(figure, facets, "band: the case fp32", study.interval_title)
+    caption(figure, facets, f"band: the case {study.baseline_name}", study.interval_title)
     return figure
 
 

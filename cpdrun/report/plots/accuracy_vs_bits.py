@@ -4,6 +4,7 @@ The x axis has one slot for each format, formats of equal size side by side, few
 formats share a number of bits, and differ. The line goes through the best format of each size.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 from matplotlib.axes import Axes
@@ -77,7 +78,7 @@ def _panel(axis: MetricAxis, facet: Facet, slots: dict[str, float], width_in: fl
     names = []
     if facet.baseline is not None:
         axis.band(facet.baseline, (-0.4, last + 0.6))
-        names.append((axis.y(facet.baseline), FP32))
+        names.append((axis.y(facet.baseline), replace(FP32, label=axis.study.baseline_name)))
     for name, groups in reversed(facet.strategies.items()):  # what APS does lies on top
         _line(axis, groups, slots)
         names.append((axis.y(groups[0]), axis.study.looks[name]))

@@ -27,14 +27,16 @@ def draw(study: Study) -> Figure:
     facets = [facet for facet in study.facets if any(_lines(study, facet))]
     longest = max((judged.judgement.pairs for judged in study.judged.values()), default=0)
     if not facets or longest < FEWEST_PAIRS:
-        raise NotDrawnError(f"it needs {FEWEST_PAIRS} seeds that fp32 and another format have in common")
+        raise NotDrawnError(
+            f"it needs {FEWEST_PAIRS} seeds that {study.baseline_name} and another format have in common"
+        )
     figure, parts = grid(facets, COLUMN_IN, 2.6)
     for part, facet in parts:
         _panel(part.subplots(), study, facet)
         title(part, facet, facets)
     unit = " points" if study.metric.is_fraction else ""
-    text = f"above: at most {study.tolerance:g}{unit} worse than fp32, below: more; dashed: enough at {study.ci:g} %"
-    caption(figure, facets, text, "an end marked ? is open")
+    text = f"above: at most {study.tolerance:g}{unit} worse than {study.baseline_name}, below: more"
+    caption(figure, facets, f"{text}; dashed: enough at {study.ci:g} %", "an end marked ? is open")
     return figure
 
 

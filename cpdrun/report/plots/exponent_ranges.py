@@ -44,7 +44,8 @@ def draw(study: Study) -> Figure:
     epochs = _layers(study.history(source, 1))  # a heat map shows one run
     every = math.ceil(len(epochs[-1]) / _MOST_LAYERS)
     layers = list(epochs[-1])[::every]
-    reduced = [group for group in recorded if not group.is_baseline and formats.is_floating(group.format)]
+    compared = [group for group in recorded if not group.is_baseline and study.bits_axis.is_of_gradients]
+    reduced = [group for group in compared if formats.is_floating(group.format)]
     names = sorted({group.format for group in reduced}, key=formats.order)
     height_in = 1.3 + 0.11 * len(names) + 0.2 * len(layers)
     figure = Figure(figsize=(2 * COLUMN_IN, height_in), layout="constrained")

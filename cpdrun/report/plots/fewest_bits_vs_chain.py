@@ -71,7 +71,7 @@ def draw(study: Study) -> Figure:
     caption(
         figure,
         facets,
-        f"enough: mean within {study.tolerance:g}{unit} of fp32 in the same order",
+        f"enough: mean within {study.tolerance:g}{unit} of {study.baseline_name} in the same order",
         "number: workers",
         "side by side where they would overlap",
         "open: no format tried was enough"

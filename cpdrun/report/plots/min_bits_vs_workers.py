@@ -40,7 +40,10 @@ def draw(study: Study) -> Figure:
         title(part, facet, panels)
     unit = " points" if study.metric.is_fraction else ""
     caption(
-        figure, panels, f"enough: mean within {study.tolerance:g}{unit} of fp32", "open: no format tried was"
+        figure,
+        panels,
+        f"enough: mean within {study.tolerance:g}{unit} of {study.baseline_name}",
+        "open: no format tried was",
     )
     return figure
 

@@ -27,6 +27,7 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid
 from cpdrun.report.plots._metric_axis import apart
 from cpdrun.report.read import formats
+from cpdrun.report.read.collect import FORMAT
 from cpdrun.report.read.group import Facet
 from cpdrun.report.read.study import Study
 
@@ -98,8 +99,8 @@ def _networks(calibration: Calibration) -> dict[str, Network]:
 def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool]]:
     """(format, with APS): one of each size that the study has, with APS where it has both; fewest bits first."""
     chosen: dict[int, tuple[str, bool]] = {}
-    for group in sorted(study.groups, key=lambda group: (group.aps, formats.order(group.format))):
-        name = str(group.format)
+    for group in sorted(study.groups, key=lambda group: (group.aps, formats.order(group.keys[FORMAT]))):
+        name = str(group.keys[FORMAT])
         if name in calibration.codecs and not formats.is_baseline(name):
             chosen[calibration.codecs[name].bits] = (name, group.aps)
     return [chosen[bits] for bits in sorted(chosen)][:_MOST_LINES]

@@ -39,7 +39,7 @@ def draw(study: Study) -> Figure:
     for part, facet in parts:
         panels = part.subplots(1, columns, squeeze=False, sharey=True)[0]
         drawn = {}
-        for axes, name in zip(panels, list(facet.strategies) or ["fp32"], strict=False):
+        for axes, name in zip(panels, list(facet.strategies) or [study.baseline_name], strict=False):
             drawn[axes] = _panel(
                 axes, study, [facet.baseline, *facet.strategies.get(name, [])], curves, colors
             )

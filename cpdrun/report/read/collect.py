@@ -41,8 +41,8 @@ _RECORD = ("run:", "metric:", "wire:", "memory:", "env:")
 
 _FIGURES = ("wall_seconds", "train_seconds", "test_samples", "num_classes", "longest_chain")
 
-SEED, SCALING, CASE = "seed", "scaling", "case"
-CORE_AXES = ("format", "aps", "world_size")
+SEED, SCALING, CASE, FORMAT = "seed", "scaling", "case", "format"
+CORE_AXES = (FORMAT, "aps", "world_size")
 
 
 def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:

@@ -6,6 +6,7 @@ from typing import Any
 
 from cpdrun.record import RunDir
 from cpdrun.report.read import formats
+from cpdrun.report.read.bits_axis import BitsAxis
 from cpdrun.report.read.collect import CASE
 from cpdrun.report.read.words import axis_text, axis_title, is_scaling, plain
 from cpdrun.stats.intervals import mean_interval
@@ -30,6 +31,7 @@ class Group:
     figures: dict[str, float] = field(default_factory=dict)
     runs: list[RunDir] = field(default_factory=list)
     diverged_seeds: frozenset[Any] = frozenset()
+    axis: BitsAxis = field(default_factory=BitsAxis)
 
     @property
     def values(self) -> list[float]:
@@ -37,7 +39,8 @@ class Group:
 
     @property
     def format(self) -> Any:
-        return self.keys["format"]
+        """What is compared: of the gradients between workers, or on another axis of bits."""
+        return self.keys[self.axis.key]
 
     @property
     def name(self) -> str:
@@ -51,9 +54,11 @@ class Group:
     @property
     def strategy(self) -> str:
         """`with APS`, `without APS`, or with the scaling rule's name and settings where those are an axis; of a
-        named case its name."""
+        named case its name; of another axis of bits what has them: `of weights`."""
         if self.case is not None:
             return plain(str(self.case))
+        if not self.axis.is_of_gradients:
+            return f"of {plain(self.axis.what)}"
         if not self.aps:
             return WITHOUT_APS
         rules = [axis_text(value) for key, value in self.keys.items() if is_scaling(key)]
@@ -67,10 +72,10 @@ class Group:
 
     @property
     def is_baseline(self) -> bool:
-        """fp32 without APS; among named cases the one of that name."""
+        """fp32, or what else was asked for, without APS where that scales it; among cases the one of that name."""
         if self.case is not None:
-            return formats.is_baseline(str(self.case))
-        return formats.is_baseline(self.format) and not self.aps
+            return self.axis.is_baseline(str(self.case))
+        return self.axis.is_baseline(self.format) and not (self.aps and self.axis.is_of_gradients)
 
     @cached_property
     def mean(self) -> float:

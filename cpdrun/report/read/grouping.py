@@ -8,7 +8,8 @@ import pandas as pd
 
 from cpdrun.record import RunDir, State
 from cpdrun.report.read import formats
-from cpdrun.report.read.collect import CORE_AXES, SEED, identity, other_axes
+from cpdrun.report.read.bits_axis import BitsAxis
+from cpdrun.report.read.collect import CORE_AXES, FORMAT, SEED, identity, other_axes
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.words import hybrid, is_strategy
 from cpdrun.stats.intervals import mean_interval
@@ -26,28 +27,29 @@ _FIGURES = {
 }
 
 
-def facet_axes(groups: list[Group], axes: list[str]) -> list[str]:
-    names = [name for name in ("world_size", *axes) if not is_strategy(name)]
+def facet_axes(groups: list[Group], axes: list[str], of: BitsAxis) -> list[str]:
+    held = [] if of.is_of_gradients else ["aps"]
+    names = [name for name in ("world_size", *held, *axes) if not is_strategy(name) and name != of.key]
     return [name for name in names if len({identity(group.keys[name]) for group in groups}) > 1]
 
 
-def make_groups(runs: pd.DataFrame, axes: list[str], metric: str) -> list[Group]:
+def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) -> list[Group]:
     """Sorted for reading: by the other axes and world size, then most bits first, plain before APS."""
     names = [*CORE_AXES, *axes]
     members: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in runs.to_dict("records"):
         members.setdefault(tuple(identity(row[name]) for name in names), []).append(row)
-    groups = [_group(rows, names, metric) for rows in members.values()]
+    groups = [_group(rows, names, metric, of) for rows in members.values()]
 
     def for_reading(group: Group) -> tuple:
-        rest = tuple(_sortable(group.keys[name]) for name in (*axes, "world_size"))
+        rest = tuple(_sortable(group.keys[name]) for name in (*axes, "world_size") if name != of.key)
         bits, exponent, name = formats.order(group.format)
         return (*rest, -bits, exponent, name, group.aps)
 
     return sorted(groups, key=for_reading)
 
 
-def _group(rows: list[dict[str, Any]], names: list[str], metric: str) -> Group:
+def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAxis) -> Group:
     # Two runs of one seed can differ in nothing that changes the result: they count once.
     done = {_seed(row): row for row in rows if row["run:state"] == State.DONE}
     ended = list(done.values())
@@ -57,10 +59,11 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str) -> Group:
         n_finished=len(ended),
         diverged=sum(row["run:status"] == "diverged" for row in ended),
         failed=sum(row["run:state"] == State.FAILED for row in rows),
-        hybrid="" if formats.is_baseline(rows[0]["format"]) else hybrid(rows[0]),
+        hybrid="" if formats.is_baseline(rows[0][FORMAT]) or not of.is_of_gradients else hybrid(rows[0]),
         figures={name: _mean(ended, column) for name, column in _FIGURES.items()},
         runs=[RunDir(Path(row["run:path"])) for row in ended],
         diverged_seeds=frozenset(seed for seed, row in done.items() if row["run:status"] == "diverged"),
+        axis=of,
     )
 
 

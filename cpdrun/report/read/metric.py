@@ -50,11 +50,6 @@ class Metric:
         return self.name.replace("_", " ") + (", %" if self.is_fraction else "")
 
     @property
-    def difference_title(self) -> str:
-        """For the column of differences: a better value is a positive difference, whichever way the metric points."""
-        return "vs fp32" if self.higher_is_better else "vs fp32 (+: better)"
-
-    @property
     def scale(self) -> float:
         """Stored values times this are shown values: a fraction is shown in points."""
         return 100.0 if self.is_fraction else 1.0

@@ -12,6 +12,7 @@ from cpdrun.report.costmodel import Network
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.look.style import Look, looks
 from cpdrun.report.read.asked import CONFIDENCE, asked
+from cpdrun.report.read.bits_axis import BitsAxis, bits_axis
 from cpdrun.report.read.certified import Judged, judge_chains
 from cpdrun.report.read.collect import (
     CORE_AXES,
@@ -39,11 +40,14 @@ class Study:
     ci: float  # per cent
     tolerance: float  # in the metric's shown units (points)
     axes: list[str]  # beyond format, aps and world_size
+    bits_axis: BitsAxis
     groups: list[Group] = field(repr=False)
     facet_axes: list[str]  # what panels differ in
     networks: dict[str, Network] = field(default_factory=dict)  # asked for, of the predicted speed-up
     is_default_metric: bool = True
-    question: str = ""  # what of it a search asked, in words
+    question: list[str] = field(
+        default_factory=list
+    )  # what of it a search asked, and what is compared, in words
 
     @cached_property
     def facets(self) -> list[Facet]:
@@ -62,21 +66,32 @@ class Study:
 
     # ---- what is compared, and how sure that is
 
+    @property
+    def baseline_name(self) -> str:
+        """`fp32`, as a rule."""
+        return self.bits_axis.baseline_name
+
+    @property
+    def difference_title(self) -> str:
+        """For the column of differences: a better value is a positive difference, whichever way the metric points."""
+        return f"vs {self.baseline_name}" + ("" if self.metric.higher_is_better else " (+: better)")
+
     def baseline_problem(self, facet: Facet) -> str | None:
-        """Why fp32 is nothing to compare with; None where it is."""
-        fp32, baseline, metric = facet.fp32, facet.baseline, self.metric
+        """Why the baseline is nothing to compare with; None where it is."""
+        fp32, baseline, metric, name = facet.fp32, facet.baseline, self.metric, self.baseline_name
         if fp32 is not None and fp32.diverged:
-            return f"fp32 itself diverged in {fp32.diverged} of {fp32.n_finished} runs"
+            return f"{name} itself diverged in {fp32.diverged} of {fp32.n_finished} runs"
         if baseline is None:
             finished_ones = fp32 is not None and fp32.n_finished
-            return f"fp32 has no value of {metric.name}" if finished_ones else "no finished fp32 run"
+            return f"{name} has no value of {metric.name}" if finished_ones else f"no finished {name} run"
         shown = metric.show(baseline.mean) + metric.unit
         verdict = learnt(metric, baseline.mean, baseline.num_classes)
         if verdict is False:
             by_chance = metric.show(guess(metric, baseline.num_classes)) + metric.unit
-            return f"fp32 itself did not learn ({shown}; a guess among {baseline.num_classes:.0f} classes {by_chance})"
+            chance = f"a guess among {baseline.num_classes:.0f} classes {by_chance}"
+            return f"{name} itself did not learn ({shown}; {chance})"
         if verdict is None and metric.is_fraction and not learnt(metric, baseline.mean, CLASSES_IF_UNKNOWN):
-            return f"fp32 itself reaches {shown}, and its record does not say of how many classes"
+            return f"{name} itself reaches {shown}, and its record does not say of how many classes"
         return None
 
     def learnt(self, group: Group) -> bool:
@@ -168,14 +183,14 @@ class Study:
         facet = [
             f"{axis_title(k)} {axis_text(group.keys[k])}"
             for k in ("world_size", *self.axes)
-            if not is_strategy(k)
+            if not is_strategy(k) and k != self.bits_axis.key
         ]
         name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
         facet += [f"{group.hybrid} in fp32"] if group.hybrid else []
         parts = [self.metric.show_interval(self.interval(group)) + self.metric.unit]
         parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
         if gap := self.against_baseline(group):
-            parts.append(f"{self.metric.show_difference(gap.mean, gap.half_width)} vs fp32")
+            parts.append(f"{self.metric.show_difference(gap.mean, gap.half_width)} vs {self.baseline_name}")
         if group.diverged:
             parts.append(f"{group.diverged} diverged")
         elif not self.learnt(group):
@@ -217,9 +232,13 @@ def read_study(
     shown = pd.concat([done, hopeless(runs)]) if len(done) < len(runs) else done
     shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
     axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
-    about, groups = Metric.of(metric, done), make_groups(shown, axes, f"metric:{metric}")
+    about, of = Metric.of(metric, done), bits_axis(shown, axes, question.baseline)
+    groups = make_groups(shown, axes, f"metric:{metric}", of)
     asked_tolerance = question.tolerance if metric == usual else None  # it is in the units of that metric
     usual_tolerance = about.default_tolerance if asked_tolerance is None else asked_tolerance
+    said = question.said(
+        about, tolerance=tolerance is None and asked_tolerance is not None, confidence=ci is None
+    )
     return Study(
         sweeps=names,
         runs=runs,
@@ -227,13 +246,12 @@ def read_study(
         ci=(question.confidence or CONFIDENCE) if ci is None else ci,
         tolerance=usual_tolerance if tolerance is None else tolerance,
         axes=axes,
+        bits_axis=of,
         groups=groups,
-        facet_axes=facet_axes(groups, axes),
+        facet_axes=facet_axes(groups, axes, of),
         networks=networks or {},
         is_default_metric=metric == usual,
-        question=question.said(
-            about, tolerance=tolerance is None and asked_tolerance is not None, confidence=ci is None
-        ),
+        question=[line for line in (said, of.said) if line],
     )
 
 

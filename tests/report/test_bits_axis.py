@@ -1,0 +1,87 @@
+"""Axes of bits other than `format`: what a report compares, and with what."""
+
+import yaml
+
+from cpdrun.record import write_text
+
+SCATTER = (-0.001, 0.0, 0.001, 0.0005)
+
+
+def precision(weights: str, errors: str = "fp32") -> dict:
+    return {"weights": weights, "activations": "fp32", "errors": errors}
+
+
+def fill(sweep, means: dict, **config):
+    for key, mean in means.items():
+        parts = key if isinstance(key, tuple) else (key,)
+        for seed, shift in enumerate(SCATTER):
+            sweep.add(seed=seed, accuracy=mean + shift, precision=precision(*parts), **config)
+    return sweep
+
+
+def test_formats_of_weights_are_compared_with_their_fp32(new_sweep, report, no_pictures):
+    made = report(fill(new_sweep(), {"fp32": 0.98, "e4m3": 0.981, "e3m2": 0.3}))
+    assert made.sentences[0].startswith(
+        "Of weights the smallest format within 0.5 points of fp32 is e4m3 (8 bits)."
+    )
+    assert "precision.weights   bits" in made.printed and "vs fp32" in made.printed
+    assert list(made.table["bits"]) == [32, 8, 6]
+    assert list(made.table["format"]) == ["fp32"] * 3  # of what workers send
+
+
+def test_the_format_of_gradients_may_be_any_and_scaled(new_sweep, report, no_pictures):
+    made = report(fill(new_sweep(), {"fp32": 0.98, "e4m3": 0.981}, format="e5m2", aps=True))
+    assert made.sentences[0].startswith("Of weights the smallest format within 0.5 points of fp32 is e4m3")
+
+
+def test_what_always_has_the_same_format_is_named_too(new_sweep, report, no_pictures):
+    made = report(fill(new_sweep(), {("fp32", "fp32"): 0.98, ("e4m3", "e4m3"): 0.981}))
+    assert (
+        "f weights and errors the smallest" in made.sentences[0]
+        or "f errors and weights the" in made.sentences[0]
+    )
+
+
+def test_of_two_axes_one_is_compared_while_the_other_is_held(new_sweep, report, no_pictures):
+    cells = {(w, e): 0.98 for w in ("fp32", "e4m3", "e3m2") for e in ("fp32", "e5m2")}
+    made = report(fill(new_sweep(), cells))
+    assert len(made.sentences) == 2
+    for sentence, errors in zip(made.sentences, ("e5m2", "fp32"), strict=True):
+        assert sentence.startswith(f"precision.errors {errors}: Of weights the smallest format within")
+
+
+def test_without_fp32_the_widest_is_the_baseline_and_the_report_says_so(new_sweep, report, no_pictures):
+    made = report(fill(new_sweep(), {"bf16": 0.98, "e4m3": 0.981}))
+    assert (
+        "Of weights the smallest format within 0.5 points of bf16 is e4m3 (8 bits). bf16: 98" in made.printed
+    )
+    assert "precision.weights has no fp32: compared with the widest, bf16" in made.printed
+    assert "vs bf16" in made.printed
+
+
+def test_the_baseline_of_a_search_is_that_of_its_report(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    for name in ("fp32", "bf16", "e4m3"):
+        for seed, shift in enumerate(SCATTER):
+            sweep.add(name, seed=seed, accuracy=0.98 + shift)
+    search = {"tolerance": 1, "baseline": {"format": "bf16", "aps": False}}
+    write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": search}))
+    printed = report(sweep).printed
+    assert "within 1 points of bf16 is e4m3" in printed and "compared with bf16" in printed
+
+
+def test_an_axis_of_formats_beside_format_itself_is_held(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    for format in ("fp32", "e4m3"):
+        fill(sweep, {"fp32": 0.98, "e5m2": 0.98}, format=format)
+    made = report(sweep)
+    assert [line.split(":")[0] for line in made.sentences] == [
+        "precision.weights e5m2",
+        "precision.weights fp32",
+    ]
+    assert "Without APS the smallest format" in made.sentences[0]
+
+
+def test_its_pictures_are_drawn(new_sweep, report):
+    made = report(fill(new_sweep(), {"fp32": 0.98, "e4m3": 0.981, "e3m2": 0.3}), formats=["svg"])
+    assert {"accuracy_vs_bits.svg", "evidence_vs_pairs.svg"} <= {file.name for file in made.files}
