@@ -12,10 +12,10 @@ from custom_fp.checks import check_float, check_terms
 from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
-from cpdrun.comm.sums.forming import summation_of
 from cpdrun.comm.sums.scaling import APS, Shifts
 from cpdrun.comm.sums.sum import Sum, takes_knobs
-from cpdrun.comm.sums.summation import Layers, Summation
+from cpdrun.comm.sums.summations import summation_of
+from cpdrun.comm.sums.summations.base import Layers, Summation
 from cpdrun.comm.workers import Workers
 
 How = Sum | NumberFormat | str

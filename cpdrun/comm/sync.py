@@ -14,10 +14,10 @@ from cpdrun.comm.base import GradientSync
 from cpdrun.comm.hybrid import FullPrecision
 from cpdrun.comm.statistics import count_hidden, count_nonfinite, hides_nonfinite, layer_statistics
 from cpdrun.comm.sums.feedback import ErrorFeedback
-from cpdrun.comm.sums.forming import summation_of
 from cpdrun.comm.sums.scaling import ScalingRule, Shifts
 from cpdrun.comm.sums.sum import Sum, takes_knobs
-from cpdrun.comm.sums.summation import Layers, Summation
+from cpdrun.comm.sums.summations import summation_of
+from cpdrun.comm.sums.summations.base import Layers, Summation
 from cpdrun.comm.workers import Workers
 
 

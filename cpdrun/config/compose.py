@@ -102,7 +102,7 @@ class Composer:
     def _cached(self, choices: Mapping[str, str]) -> dict[str, Any]:
         key = tuple(sorted(choices.items()))
         if key not in self._composed:
-            self._check_choices(choices)
+            _check_choices(choices, self.groups())
             config = self._compose(choices)
             if EXPERIMENT in choices:
                 self._leave_out(config, choices)
@@ -151,16 +151,6 @@ class Composer:
             self._own_choices[experiment] = {g: found[g] for g in self.groups() if g in found}
         return self._own_choices[experiment]
 
-    def _check_choices(self, choices: Mapping[str, str]) -> None:
-        groups = self.groups()
-        for group, choice in choices.items():
-            if choice not in groups[group]:
-                kind = "experiment" if group == EXPERIMENT else f"choice of {group}"
-                near = did_you_mean(str(choice), groups[group])
-                raise ConfigError(
-                    f"unknown {kind} {str(choice)!r}{near}; there are: {', '.join(groups[group])}"
-                )
-
     def _compose(self, choices: Mapping[str, str]) -> dict[str, Any]:
         overrides = [
             f"{EXPERIMENT}@_global_={choice}" if group == EXPERIMENT else f"{group}={choice}"
@@ -187,6 +177,14 @@ class Composer:
             silent = "a value holds ${ and is no interpolation: write ${key}"  # OmegaConf has no words for it
             raise ConfigError(" ".join(str(error).split()) or silent) from None
         return OmegaConf.to_container(config, resolve=False)
+
+
+def _check_choices(choices: Mapping[str, str], groups: Mapping[str, list[str]]) -> None:
+    for group, choice in choices.items():
+        if choice not in groups[group]:
+            kind = "experiment" if group == EXPERIMENT else f"choice of {group}"
+            near = did_you_mean(str(choice), groups[group])
+            raise ConfigError(f"unknown {kind} {str(choice)!r}{near}; there are: {', '.join(groups[group])}")
 
 
 def _read_each_file_once(repository: Any) -> None:

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from cpdrun.comm.statistics import count_nonfinite
 from cpdrun.comm.sums import codec
-from cpdrun.comm.sums.exchange import SEGMENT_VALUES
 from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.sums.sum import Sum
+from cpdrun.comm.sums.summations.exchange import SEGMENT_VALUES
 from cpdrun.comm.wire.post import Post
 from cpdrun.comm.wire.tags import Tag
 from cpdrun.comm.workers import Workers

@@ -13,9 +13,9 @@ from custom_fp import Format
 from ranks import run_ranks
 
 from cpdrun.comm import AllReduceSync, all_reduce, all_reduce_, all_reduce_coalesced, emulate_all_reduce
-from cpdrun.comm.sums import exchange as exchange_module
 from cpdrun.comm.sums.magnitudes import StepBefore
 from cpdrun.comm.sums.scaling import APS, DelayedAPS, ScalingRule
+from cpdrun.comm.sums.summations import exchange as exchange_module
 from cpdrun.comm.wire.transport import Collectives
 
 KNOBS = yaml.safe_load((Path(__file__).parents[2] / "conf" / "sync" / "all_reduce.yaml").read_text())

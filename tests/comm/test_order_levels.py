@@ -8,9 +8,9 @@ from dataclasses import fields
 import pytest
 
 from cpdrun.comm import Sum, all_reduce, all_reduce_, all_reduce_coalesced, ddp_hook, emulate_all_reduce
-from cpdrun.comm.sums.forming import summation_of
 from cpdrun.comm.sums.orders import order_named
 from cpdrun.comm.sums.orders.hierarchical import auto_group_size
+from cpdrun.comm.sums.summations import summation_of
 from cpdrun.comm.workers import Workers
 
 

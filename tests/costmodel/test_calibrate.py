@@ -5,7 +5,7 @@ import math
 import pytest
 import torch.distributed as dist
 
-from cpdrun.comm.sums import exchange as comm_exchange
+from cpdrun.comm.sums.summations import exchange as comm_exchange
 from cpdrun.comm.wire.layout import Layout
 from cpdrun.launch.base import LaunchError
 from cpdrun.launch.machine.calibration import calibrate

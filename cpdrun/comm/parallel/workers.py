@@ -19,9 +19,9 @@ import torch
 from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor, nn
 
-from cpdrun.comm.sums.forming import summation_of
 from cpdrun.comm.sums.sum import Sum
-from cpdrun.comm.sums.summation import Layers
+from cpdrun.comm.sums.summations import summation_of
+from cpdrun.comm.sums.summations.base import Layers
 from cpdrun.comm.wire.post import Post
 from cpdrun.comm.wire.tags import Tag
 from cpdrun.comm.workers import Workers

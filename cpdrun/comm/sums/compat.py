@@ -1,6 +1,6 @@
 """`compat=cpd`: sums as the code of APS's authors forms them where it departs from ours: github.com/drcut/CPD, ddd9a67
 
-What it does otherwise, in the names of `rounded.py`:
+What it does otherwise, in the names of `summations/rounded.py`:
 
     without APS   normal_sum_gradients and kahan_sum_gradients add what workers have, unrounded: acc = Q(acc + g_w), the
                   addition in float32. Nothing that fits k bits could be sent: gradients travel in float32. Ours rounds

@@ -1,6 +1,6 @@
 """What a sum is: format, order, rounding, since low-precision addition is not associative.
 
-A `Sum` is a value; `summation_of` (forming.py) makes of it what forms the sum of so many workers' gradients.
+A `Sum` is a value; `summation_of` (summations/) makes of it what forms the sum of so many workers' gradients.
 """
 
 import inspect

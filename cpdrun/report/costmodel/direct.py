@@ -26,7 +26,7 @@ from cpdrun.report.costmodel.parameters import Codec, Network
 
 SEGMENT_VALUES = (
     512 * 1024
-)  # as in cpdrun.comm.sums.exchange, which the report cannot import; a test compares
+)  # as in cpdrun.comm.sums.summations.exchange, which the report cannot import; a test compares
 LAG = 2
 
 

@@ -47,7 +47,7 @@ class Study:
     is_default_metric: bool = True
     question: list[str] = field(
         default_factory=list
-    )  # what of it a search asked, and what is compared, in words
+    )  # of it, what a search asked; and what is compared, in words
 
     @cached_property
     def facets(self) -> list[Facet]:
@@ -78,21 +78,7 @@ class Study:
 
     def baseline_problem(self, facet: Facet) -> str | None:
         """Why the baseline is nothing to compare with; None where it is."""
-        fp32, baseline, metric, name = facet.fp32, facet.baseline, self.metric, self.baseline_name
-        if fp32 is not None and fp32.diverged:
-            return f"{name} itself diverged in {fp32.diverged} of {fp32.n_finished} runs"
-        if baseline is None:
-            finished_ones = fp32 is not None and fp32.n_finished
-            return f"{name} has no value of {metric.name}" if finished_ones else f"no finished {name} run"
-        shown = metric.show(baseline.mean) + metric.unit
-        verdict = learnt(metric, baseline.mean, baseline.num_classes)
-        if verdict is False:
-            by_chance = metric.show(guess(metric, baseline.num_classes)) + metric.unit
-            chance = f"a guess among {baseline.num_classes:.0f} classes {by_chance}"
-            return f"{name} itself did not learn ({shown}; {chance})"
-        if verdict is None and metric.is_fraction and not learnt(metric, baseline.mean, CLASSES_IF_UNKNOWN):
-            return f"{name} itself reaches {shown}, and its record does not say of how many classes"
-        return None
+        return _baseline_problem(facet, self.metric, self.baseline_name)
 
     def learnt(self, group: Group) -> bool:
         """False where its metric is no better than a guess; where the record does not say how many classes there are,
@@ -196,6 +182,24 @@ class Study:
         elif not self.learnt(group):
             parts.append("did not learn")
         return f"{', '.join([name, *facet])}: {', '.join(parts)}"
+
+
+def _baseline_problem(facet: Facet, metric: Metric, name: str) -> str | None:
+    fp32, baseline = facet.fp32, facet.baseline
+    if fp32 is not None and fp32.diverged:
+        return f"{name} itself diverged in {fp32.diverged} of {fp32.n_finished} runs"
+    if baseline is None:
+        finished_ones = fp32 is not None and fp32.n_finished
+        return f"{name} has no value of {metric.name}" if finished_ones else f"no finished {name} run"
+    shown = metric.show(baseline.mean) + metric.unit
+    verdict = learnt(metric, baseline.mean, baseline.num_classes)
+    if verdict is False:
+        by_chance = metric.show(guess(metric, baseline.num_classes)) + metric.unit
+        chance = f"a guess among {baseline.num_classes:.0f} classes {by_chance}"
+        return f"{name} itself did not learn ({shown}; {chance})"
+    if verdict is None and metric.is_fraction and not learnt(metric, baseline.mean, CLASSES_IF_UNKNOWN):
+        return f"{name} itself reaches {shown}, and its record does not say of how many classes"
+    return None
 
 
 def read_study(

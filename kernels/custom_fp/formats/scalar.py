@@ -48,11 +48,7 @@ class Format(NumberFormat):
     """
 
     LOOKS_LIKE: ClassVar = "e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..."
-    BACKENDS: ClassVar = {
-        "cpu": "custom_fp.native",
-        "cuda": "custom_fp.cuda",
-        "any": "custom_fp.reference",
-    }
+    BACKENDS: ClassVar = {"cpu": "custom_fp.native", "cuda": "custom_fp.cuda", "any": "custom_fp.reference"}
     has_negative_zero: ClassVar = True
     is_signed: ClassVar = True
 
@@ -63,13 +59,11 @@ class Format(NumberFormat):
     name: str = field(init=False, repr=False, compare=False)  # the alias where there is one
 
     def __post_init__(self) -> None:
-        for what, value in (("exponent_bits", self.exponent_bits), ("mantissa_bits", self.mantissa_bits)):
-            if type(value) is not int:
+        for what, least, most in (("exponent_bits", 1, 8), ("mantissa_bits", 0, 23)):
+            if type(value := getattr(self, what)) is not int:
                 raise ValueError(f"{what} is {value!r}; a whole number is needed")
-        if not 1 <= self.exponent_bits <= 8:
-            raise ValueError(f"exponent_bits is {self.exponent_bits}; allowed: 1..8")
-        if not 0 <= self.mantissa_bits <= 23:
-            raise ValueError(f"mantissa_bits is {self.mantissa_bits}; allowed: 0..23")
+            if not least <= value <= most:
+                raise ValueError(f"{what} is {value}; allowed: {least}..{most}")
         if self.family not in FAMILIES:
             raise ValueError(f"family is {self.family!r}; allowed: {', '.join(FAMILIES)}")
         if self.bias is None:

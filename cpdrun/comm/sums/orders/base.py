@@ -1,9 +1,9 @@
 """What an order of summation says: which values make up which sum, level by level, and in what order.
 
-Between two levels a sum is brought back to float32 (step 4 of the definition in `rounded.py`) and goes on as if it were
-one worker's gradient: with a scaling rule each group of each level has a shift of its own, a function of the layer's
-magnitude in that group alone. What travels is rounded, so that a worker whose first group is itself alone (the last of
-an odd number) is rounded with its own shift before it is passed up.
+Between two levels a sum is brought back to float32 (step 4 of the definition in `summations/rounded.py`) and goes on
+as if it were one worker's gradient: with a scaling rule each group of each level has a shift of its own, a function of
+the layer's magnitude in that group alone. What travels is rounded, so that a worker whose first group is itself alone
+(the last of an odd number) is rounded with its own shift before it is passed up.
 
 What decides how much of a small value survives is the longest chain of rounded additions: once a partial sum is 2^(m+2)
 times as large as a value, in a format of m mantissa bits, adding that value changes nothing.

@@ -1,11 +1,11 @@
-"""Which kind of summation forms a Sum."""
+"""Who forms a sum: every partial sum in the format (rounded.py), decoded and quantized again, or the platform."""
 
-from cpdrun.comm.sums.decoded import Decoded
-from cpdrun.comm.sums.platform import PlatformSum
-from cpdrun.comm.sums.rounded import Rounded
 from cpdrun.comm.sums.scaling import Shifts
 from cpdrun.comm.sums.sum import Sum
-from cpdrun.comm.sums.summation import Summation
+from cpdrun.comm.sums.summations.base import Summation
+from cpdrun.comm.sums.summations.decoded import Decoded
+from cpdrun.comm.sums.summations.platform import PlatformSum
+from cpdrun.comm.sums.summations.rounded import Rounded
 from cpdrun.comm.workers import Workers
 
 

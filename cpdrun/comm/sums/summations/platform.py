@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from cpdrun.comm.sums.summation import Layers, Summation, Summed
+from cpdrun.comm.sums.summations.base import Layers, Summation, Summed
 from cpdrun.comm.wire.failure import naming_lost_ranks
 from cpdrun.comm.wire.post import Post
 

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from cpdrun.comm.sums.codec import quantize_scaled, scale
-from cpdrun.comm.sums.exchange import Exchange
-from cpdrun.comm.sums.levels import LevelsExchange
 from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.sums.orders import Level
 from cpdrun.comm.sums.sum import Sum
-from cpdrun.comm.sums.summation import Layers, Summation, Summed
+from cpdrun.comm.sums.summations.base import Layers, Summation, Summed
+from cpdrun.comm.sums.summations.exchange import Exchange
+from cpdrun.comm.sums.summations.levels import LevelsExchange
 
 
 class Rounded(Summation):

@@ -34,7 +34,7 @@ import torch
 from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
-from cpdrun.comm.sums.summation import Layers, Summation, Summed
+from cpdrun.comm.sums.summations.base import Layers, Summation, Summed
 from cpdrun.comm.wire.piece import Piece, ceil_div, deal
 from cpdrun.comm.wire.post import Post
 from cpdrun.comm.wire.tags import Tag

@@ -29,7 +29,7 @@ from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.draw import Draw
 from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.sums.orders import Level
-from cpdrun.comm.sums.summation import Layers, Summation, Summed
+from cpdrun.comm.sums.summations.base import Layers, Summation, Summed
 from cpdrun.comm.wire.failure import naming_lost_ranks
 from cpdrun.comm.wire.layout import Layout
 from cpdrun.comm.wire.piece import Piece

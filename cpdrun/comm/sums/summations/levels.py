@@ -12,8 +12,8 @@ import custom_fp
 from torch import Tensor
 
 from cpdrun.comm.sums import codec
-from cpdrun.comm.sums.exchange import Exchange
 from cpdrun.comm.sums.orders import Level
+from cpdrun.comm.sums.summations.exchange import Exchange
 
 
 class LevelsExchange(Exchange):
