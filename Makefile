@@ -9,9 +9,9 @@ demo: $(INSTALLED)
 	$(BIN)/cpdrun sweep exp=digits_bits
 	$(BIN)/cpdrun report digits_bits
 
-# One test on each core; those that start whole sweeps and kill them watch the clock and run by themselves.
+# One test on each core, of one thread; those that start whole sweeps and kill them watch the clock and run by themselves.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal --ignore tests/launch
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal --ignore tests/launch
 	$(BIN)/python -m pytest tests/launch
 
 lint: $(INSTALLED)
