@@ -78,7 +78,7 @@ class TakingTurns(Journal):
     """A journal that, asked after a step whether to stop, has the plain script take one, and times both."""
 
     def __init__(self, folder: Path, plain: Iterator[None], steps: int, device: torch.device):
-        super().__init__(RunDir(folder), 0, 1)
+        super().__init__(RunDir(folder), 0)
         self.plain, self.left, self.device = plain, steps + WARM_UPS, device
         self.loop_s: list[float] = []
         self.plain_s: list[float] = []
@@ -100,10 +100,8 @@ class TakingTurns(Journal):
         return False
 
     def epoch_done(self, *_: Any) -> None:
-        self._began, self._between_epochs = (
-            None,
-            True,
-        )  # evaluation is no step, nor is the checkpoint after it
+        """Evaluation is no step, nor is the checkpoint after it."""
+        self._began, self._between_epochs = None, True
 
     def restart_at(self, epoch: int) -> None:
         """Nothing is kept, so nothing is dropped."""

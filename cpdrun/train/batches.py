@@ -83,6 +83,8 @@ class Planned(Dataset):
 
 
 def _on(device: torch.device, batch: Batch) -> Batch:
+    if type(batch) is tuple and all(isinstance(part, Tensor) for part in batch):
+        return tuple(t.to(device, non_blocking=True) for t in batch)  # as below, without a pytree's overhead
     return tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
 
 
