@@ -13,7 +13,7 @@ chunked  passes over CHUNK workers, of all N and not of these W: as fast as batc
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +63,11 @@ class Objective:
         """Gradients are divided by it, so that where workers share weights their sum is the mean."""
         return 1 if self.played.own else self.workers.world_size
 
+    def divide_(self, gradients: Sequence[Tensor]) -> None:
+        """By `summands`. No two of them may be one tensor."""
+        if self.summands > 1:
+            torch._foreach_div_(gradients, self.summands)
+
 
 class Gradients(ABC):
     """Of a step, each worker's own."""
@@ -104,11 +109,12 @@ class ExactGradients(Gradients):
                 torch._foreach_copy_(self.gradients_of_w[w], gradient)
             played.end_worker(w)
         played.end_step()
-        if self.gradients_WxP:
-            torch._foreach_div_(self.gradients_WxP, objective.summands)
-        else:
-            gradient = torch._foreach_div(gradient, objective.summands)
-        return torch.stack(losses), self.gradients_WxP or [g.unsqueeze(0) for g in gradient]
+        if not self.gradients_WxP:  # of one worker, as autograd gave them: one tensor may stand for two parameters
+            if objective.summands > 1:
+                gradient = torch._foreach_div(gradient, objective.summands)
+            return torch.stack(losses), [g.unsqueeze(0) for g in gradient]
+        objective.divide_(self.gradients_WxP)
+        return torch.stack(losses), self.gradients_WxP
 
 
 class BatchedGradients(Gradients):
@@ -148,8 +154,7 @@ class BatchedGradients(Gradients):
         (number,) = self.passes
         losses_W, gradients_WxP, buffers_W = self._pass(number, index_NxB, step)
         self.objective.played.took(buffers_W)
-        if self.objective.summands > 1:
-            torch._foreach_div_(gradients_WxP, self.objective.summands)
+        self.objective.divide_(gradients_WxP)
         return losses_W, gradients_WxP
 
     def _pass(
@@ -207,8 +212,7 @@ class ChunkedGradients(BatchedGradients):
             torch._foreach_copy_(here, [g[of_pass] for g in gradients_WxP])
             losses.append(losses_W[of_pass])
         objective.played.took(of_worker_0)
-        if objective.summands > 1:
-            torch._foreach_div_(self.gradients_WxP, objective.summands)
+        objective.divide_(self.gradients_WxP)
         return torch.cat(losses), self.gradients_WxP
 
 
