@@ -109,7 +109,8 @@ class ExactGradients(Gradients):
                 torch._foreach_copy_(self.gradients_of_w[w], gradient)
             played.end_worker(w)
         played.end_step()
-        if not self.gradients_WxP:  # of one worker, as autograd gave them: one tensor may stand for two parameters
+        if not self.gradients_WxP:
+            # as autograd gave them, where one tensor may stand for two parameters: not in place
             if objective.summands > 1:
                 gradient = torch._foreach_div(gradient, objective.summands)
             return torch.stack(losses), [g.unsqueeze(0) for g in gradient]
