@@ -3,6 +3,7 @@
     python scripts/references.py                                      # all of references.yaml, then claims.md
     python scripts/references.py digits_workers resnet50_bits_small   # these
     python scripts/references.py claims                               # only judge the claims again
+    python scripts/references.py --runs-of COMMIT digits_workers      # report again on what COMMIT trained
 
 Runs land in results/references-COMMIT, so that all are of the code that is checked out; killed and typed again it goes
 on. What is kept of each report is prepared there too, beside values.csv (one row a run; see
@@ -44,16 +45,17 @@ class NotMadeError(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """One sweep of a reference: what is typed, and what is kept of its report under which name."""
+    """One sweep or search of a reference: what is typed, and what is kept of its report under which name."""
 
-    sweep: list[str]
+    command: str
+    words: list[str]
     report: list[str]
     keep: dict[str, str]
     calibrate: list[str]
 
     @property
     def name(self) -> str:
-        named = dict(word.split("=", 1) for word in self.sweep if word.startswith(("exp=", "name=")))
+        named = dict(word.split("=", 1) for word in self.words if word.startswith(("exp=", "name=")))
         return named.get("name", named["exp"])
 
 
@@ -67,8 +69,10 @@ def read_parts(path: Path) -> dict[str, list[Part]]:
 
 def _part(name: str, about: Mapping[str, Any]) -> Part:
     keep = about["keep"]
+    command = "search" if "search" in about else "sweep"
     return Part(
-        sweep=list(about.get("sweep", [f"exp={name}"])),
+        command=command,
+        words=list(about.get(command, [f"exp={name}"])),
         report=list(about.get("report", [])),
         keep=dict(keep) if isinstance(keep, Mapping) else {file: file for file in keep},
         calibrate=list(about.get("calibrate", [])),
@@ -76,10 +80,13 @@ def _part(name: str, about: Mapping[str, Any]) -> Part:
 
 
 class Maker:
-    """Makes references of one commit; `work` is where runs and finished references wait."""
+    """Makes references of one commit; `work` is where runs and finished references wait. `commit` trains, or has
+    trained, and `reporting` is the one that is checked out."""
 
-    def __init__(self, commit: str, results_dir: Path, config_dir: Path | None, jobs: str | None):
-        self.commit = commit
+    def __init__(
+        self, commit: str, reporting: str, results_dir: Path, config_dir: Path | None, jobs: str | None
+    ):
+        self.commit, self.reporting = commit, reporting
         self.work = results_dir / f"references-{commit[:10]}"
         self.config_dir = ["--config-dir", str(config_dir)] if config_dir else []
         self.jobs = ["--jobs", jobs] if jobs else []
@@ -87,11 +94,14 @@ class Maker:
 
     def is_made(self, name: str) -> bool:
         """made_by.txt is written last."""
-        return (self.work / "made" / name / MADE_BY).exists()
+        return (self.made(name) / MADE_BY).exists()
+
+    def made(self, name: str) -> Path:
+        return self.work / f"made-{self.reporting[:10]}" / name
 
     def make(self, name: str, parts: list[Part]) -> None:
         self.started = time.monotonic()
-        folder = self.work / "made" / name
+        folder = self.made(name)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         typed = []
@@ -104,7 +114,7 @@ class Maker:
         write_text(folder / MADE_BY, self._made_by(typed, sweeps, [*files, MADE_BY]))
 
     def _train(self, part: Part) -> str:
-        return self._cpdrun("sweep", [*part.sweep, *self.config_dir], self.jobs)
+        return self._cpdrun(part.command, [*part.words, *self.config_dir], self.jobs)
 
     def _calibrate(self, part: Part) -> list[str]:
         if not part.calibrate:
@@ -169,6 +179,7 @@ class Maker:
         lines = [
             *(f"command    {line}" for line in typed),
             f"commit     {self.commit}",
+            *([] if self.reporting == self.commit else [f"reported   {self.reporting}"]),
             f"python     {', '.join(pythons)}",
             *(f"versions   {line}" for line in versions),
             *(f"processor  {line}" for line in devices),
@@ -228,7 +239,10 @@ def main() -> int:
     commit = git_commit()
     if commit is None:
         return _refuse("not in a git repository: a reference names the commit that it is of")
-    maker = Maker(commit, arguments.results_dir, arguments.config_dir, arguments.jobs)
+    trained_by = git("rev-parse", "--verify", "--quiet", f"{arguments.runs_of or commit}^{{commit}}")
+    if not trained_by:
+        return _refuse(f"--runs-of {arguments.runs_of}: no commit of this repository")
+    maker = Maker(trained_by.strip(), commit, arguments.results_dir, arguments.config_dir, arguments.jobs)
     wanted = [name for name in names if name != CLAIMS]
     to_make = [name for name in wanted if not maker.is_made(name)]
     changed = git("status", "--porcelain") if to_make else ""
@@ -238,10 +252,10 @@ def main() -> int:
         )
     try:
         if not _make_all(maker, {name: parts[name] for name in to_make}):
-            print(f"nothing is copied before all are made; those that are wait in {maker.work / 'made'}")
+            print(f"nothing is copied before all are made; those that are wait in {maker.work}")
             return FAILED
         for name in wanted:
-            put(maker.work / "made" / name, arguments.out / name)
+            put(maker.made(name), arguments.out / name)
         if CLAIMS in names:
             write_claims(None, references=arguments.out, out=arguments.out / f"{CLAIMS}.md")
     except (ReportError, OSError) as error:
@@ -264,6 +278,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, default=DATA, help="what is kept of each reference")
     parser.add_argument("--config-dir", type=Path, help="a folder of yaml in front of conf/")
+    parser.add_argument(
+        "--runs-of", metavar="COMMIT", help="take the runs that it trained (default: HEAD's own)"
+    )
     parser.add_argument("--jobs", help="processes at once")
     return parser.parse_args()
 

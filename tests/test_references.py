@@ -113,6 +113,14 @@ def test_killed_it_goes_on_and_keeps_what_is_written_by_hand(repository):
     again = start(repository, "tiny")  # nothing to train: it may be typed beside its own uncommitted output
     assert again.wait(60) == 0
 
+    later = commit(repository)  # of the report alone, say
+    script = start(repository, "--runs-of", head, "tiny")
+    out, err = script.communicate(timeout=60)
+    assert script.returncode == 0, out + err
+    made_by = (kept / "made_by.txt").read_text()
+    assert f"commit     {head}\nreported   {later}\n" in made_by
+    assert len(finished(repository)) == 4, "what was there was to be reported, not trained"
+
 
 def test_what_differs_from_its_commit_is_refused(repository):
     (repository / "conf" / "exp" / "tiny.yaml").write_text(TINY + "# changed\n")
@@ -124,6 +132,10 @@ def test_what_differs_from_its_commit_is_refused(repository):
     _, err = script.communicate(timeout=60)
     assert script.returncode == 2
     assert "no reference 'nothing'; there are: tiny, claims" in err
+    script = start(repository, "--runs-of", "v9", "tiny")
+    _, err = script.communicate(timeout=60)
+    assert script.returncode == 2
+    assert "--runs-of v9: no commit of this repository" in err
 
 
 def test_each_reference_has_its_experiment_and_each_claim_its_reference():
