@@ -147,19 +147,28 @@ class EpochRow(Entry):
 
     @classmethod
     def read(cls, value: Any) -> Self | None:
-        if not isinstance(value, dict):
-            return None
-        own = {name for name, _, _ in _fields(cls)} - {"metrics"}
-        metrics = {key: n for key, n in value.items() if key not in own and _is(float | None, n)}
-        return super().read({**value, "metrics": metrics})
+        return super().read(_metrics_apart(cls, value))
 
     def as_json(self) -> dict[str, Any]:
-        row = super().as_json()
-        return {
-            k: v
-            for key, value in row.items()
-            for k, v in (value if key == "metrics" else {key: value}).items()
-        }
+        return _metrics_among(super().as_json())
+
+
+@dataclass(frozen=True)
+class LoggedRow(Entry):
+    """A line of metrics.jsonl that a user's script logged; epoch and step as it counts them, where it says."""
+
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("epoch", "step")
+
+    epoch: float | None = None
+    step: int | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)  # None: was not finite
+
+    @classmethod
+    def read(cls, value: Any) -> Self | None:
+        return super().read(_metrics_apart(cls, value))
+
+    def as_json(self) -> dict[str, Any]:
+        return _metrics_among(super().as_json())
 
 
 @dataclass(frozen=True)
@@ -189,6 +198,22 @@ class Outcome(Entry):
     attempt: int | None = None
     started: float | None = None  # seconds since 1970
     ended: float | None = None
+
+
+def _metrics_apart(cls: type[Entry], value: Any) -> Any:
+    """A line whose metrics stand in it under their own names, with them in a mapping of their own."""
+    if not isinstance(value, dict):
+        return None
+    own = {name for name, _, _ in _fields(cls)} - {"metrics"}
+    metrics = {key: n for key, n in value.items() if key not in own and _is(float | None, n)}
+    return {**value, "metrics": metrics}
+
+
+def _metrics_among(row: dict[str, Any]) -> dict[str, Any]:
+    """What `_metrics_apart` takes apart."""
+    return {
+        k: v for key, value in row.items() for k, v in (value if key == "metrics" else {key: value}).items()
+    }
 
 
 @cache

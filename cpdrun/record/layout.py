@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpdrun.record.entries import EpochRow, Outcome, Progress, Result, Where
-from cpdrun.record.files import read_json, read_json_lines
+from cpdrun.record.entries import EpochRow, LoggedRow, Outcome, Progress, Result, Where
+from cpdrun.record.files import append_json_line, read_json, read_json_lines
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,16 @@ class Attempt:
     def pulse(self) -> Path:
         """Touched as the run gets on."""
         return self.path / ".pulse"
+
+    @property
+    def asks(self) -> Path:
+        """Touched when a user's script first asks whether it should stop."""
+        return self.path / ".asks"
+
+    @property
+    def told(self) -> Path:
+        """Touched when a user's script was told that it should stop."""
+        return self.path / ".told"
 
     def rank_log(self, rank: int) -> Path:
         return self.path / f"rank{rank}.log"
@@ -143,6 +153,16 @@ class RunDir:
         for line in read_json_lines(self.metrics):
             if (row := EpochRow.read(line)) is not None:
                 yield row
+
+    def logged(self) -> Iterator[LoggedRow]:
+        """The lines of metrics.jsonl, of a user's script's run; one that is damaged is passed over."""
+        for line in read_json_lines(self.metrics):
+            if (row := LoggedRow.read(line)) is not None:
+                yield row
+
+    def append_row(self, row: LoggedRow) -> None:
+        """Add a line to metrics.jsonl."""
+        append_json_line(self.metrics, row.as_json(), to_disk=False)
 
     def attempts(self) -> list[Attempt]:
         """Every attempt so far, oldest first."""
