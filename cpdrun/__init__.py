@@ -3,9 +3,15 @@
 Start at :mod:`cpdrun.cli` and follow it downwards. Importing this package imports nothing else.
 """
 
+from typing import Any
 
-def __getattr__(name: str) -> str:
-    """`__version__`, looked up when asked for: every process of a run imports this package."""
+
+def __getattr__(name: str) -> Any:
+    """`attach` and `__version__`, looked up when asked for: every process of a run imports this package."""
+    if name == "attach":
+        import cpdrun.attach as package
+
+        return package
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version

@@ -1,0 +1,102 @@
+"""What a script may call of cpdrun: two lines, which do nothing where cpdrun is not around.
+
+    run = cpdrun.attach(model, optimizer)
+    run.log(epoch=1, val_loss=0.3)
+
+and, in a script that plays several workers on one process, or saves and stops by itself:
+
+    for w in run.workers:
+        with run.worker(w):
+            loss(model, batch_of(w)).backward()
+    optimizer.step()
+    if run.should_stop(): save(run.checkpoint_dir)
+"""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+RUN_DIR = "CPDRUN_RUN_DIR"  # as recorder.RUN_DIR, without importing it
+
+
+class Run(Protocol):
+    """What `cpdrun.attach` gives, inside a run and outside of one."""
+
+    workers: range
+    """Those that this process plays: of N, numbered from 0. Outside of a run one, by its rank."""
+
+    checkpoint_dir: Path | None
+    """A folder of the run for the script's own checkpoints, the same when it is started again; None outside."""
+
+    def log(self, **values: float) -> None:
+        """One row of the run's record: epoch=1 or step=100, and metrics by their names."""
+
+    def worker(self, w: int, *, divided: bool = False) -> AbstractContextManager[None]:
+        """Around forward and backward of worker w, on the mean loss of its own samples. Once all `workers` have been,
+        each parameter's `.grad` is the mean over all N workers, exchanged as the run says: clip and step after that.
+
+        divided=True: the script divides the losses by the number of its micro-batches already, as Accelerate and
+        gradient accumulation in general do; then `.grad` is their sum.
+        """
+
+    def should_stop(self) -> bool:
+        """Whether the run is asked to save and end: the same on every rank. Collective."""
+
+
+class Outside:
+    """Without cpdrun: nothing happens."""
+
+    checkpoint_dir = None
+
+    @property
+    def workers(self) -> range:
+        rank = int(os.environ.get("RANK", "0"))
+        return range(rank, rank + 1)
+
+    def log(self, **values: float) -> None:
+        pass
+
+    def worker(self, w: int, *, divided: bool = False) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def should_stop(self) -> bool:
+        return False
+
+
+class Inside:
+    """In a run: worker goes to its `Hold`, all else to its `Recorder`."""
+
+    def __init__(self, hold: Any, recorder: Any) -> None:
+        self._hold, self._recorder = hold, recorder
+
+    @property
+    def workers(self) -> range:
+        return self._hold.workers
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return self._recorder.checkpoint_dir
+
+    def log(self, **values: float) -> None:
+        self._recorder.log(values)
+
+    def worker(self, w: int, *, divided: bool = False) -> AbstractContextManager[None]:
+        return self._hold.worker(w, divided=divided)
+
+    def should_stop(self) -> bool:
+        return self._recorder.should_stop()
+
+
+def attach(*models_and_optimizers: Any) -> Run:
+    """The run around this script; models and optimizers (any number, in any order) that were made before are taken hold
+    of. Raises UserError for anything else."""
+    if RUN_DIR not in os.environ:
+        return Outside()
+    from cpdrun.attach.hold import Hold
+    from cpdrun.attach.recorder import Recorder
+
+    hold, recorder = Hold.around(), Recorder.from_environment()
+    for given in models_and_optimizers:
+        hold.take(given)
+    return Inside(hold, recorder)
