@@ -3,15 +3,14 @@
 Start at :mod:`cpdrun.cli` and follow it downwards. Importing this package imports nothing else.
 """
 
-from typing import Any
 
-
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """`attach` and `__version__`, looked up when asked for: every process of a run imports this package."""
     if name == "attach":
-        import cpdrun.attach as package
+        # by its name: of all that lies in this package only a script's own line leads there
+        from importlib import import_module
 
-        return package
+        return import_module("cpdrun.attach")
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version
