@@ -29,7 +29,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     report.add_argument("--network", type=several, default=[], metavar="N,N", help=networks)
     report.add_argument("--to", type=several, default=[], metavar="TOOL", help="export: tensorboard, mlflow")
     claims = (
-        "what papers claim, judged by the runs here or by the committed references: held, contradicted, open"
+        "what papers claim, judged by the runs here or by the committed references: certified, refuted, open"
     )
     report.add_argument("--claims", action="store_true", help=claims)
     return report

@@ -95,18 +95,7 @@ def more(results: Results, judgement: Judgement) -> str:
 
 def difference(metric: Metric, judgement: Judgement) -> str:
     """`−0.39 [−0.84, +0.06]`, positive is better; each end holds at the level of its verdict."""
-    if math.isnan(judgement.mean):
-        return "-"
-    ends = [_signed(metric, end) for end in (judgement.low, judgement.high)]
-    return f"{_signed(metric, judgement.mean)} [{', '.join(ends)}]"
-
-
-def _signed(metric: Metric, value: float) -> str:
-    sign = "−" if value < 0 else "+"
-    if math.isinf(value):
-        return f"{sign}∞"
-    digits = 2 if metric.is_fraction else 4
-    return f"{sign}{abs(value) * metric.scale:.{digits}f}"
+    return metric.show_between(judgement.mean, judgement.low, judgement.high)
 
 
 def table(results: Results) -> Table:

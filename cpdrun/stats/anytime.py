@@ -33,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from numbers import Real
 from statistics import fmean
 from typing import Any
 
@@ -152,13 +153,14 @@ def judge(
     `resolution`: the step in which the metric counts, 1 / samples for an accuracy; what rounding to it may hide is
     added to the spread, so that counts which happen to be equal prove no more than they can. Where it is 0, equal
     differences have measured no spread and settle nothing. `most_pairs`: further than that `more` does not look.
+    `tolerance` may be below 0: the boundary lies at -tolerance, wherever that is.
     """
     verdict, settled_at = Verdict.OPEN, None
     evidence = {Verdict.CERTIFIED: 0.0, Verdict.REFUTED: 0.0}
     low, high = -math.inf, math.inf
     for n in range(2, len(gaps) + 1):
         mean, spread = _moments(gaps[:n], resolution)
-        if spread <= _SPREADLESS * (abs(mean) + tolerance):
+        if spread <= _SPREADLESS * (abs(mean) + abs(tolerance)):
             continue
         z = _z(mean + tolerance, spread, n)
         for side, sign, alpha in ((Verdict.CERTIFIED, 1, certify), (Verdict.REFUTED, -1, refute)):
@@ -195,7 +197,7 @@ def trace(gaps: Sequence[float], tolerance: float, resolution: float = 0.0) -> l
     found = []
     for n in range(2, len(gaps) + 1):
         mean, spread = _moments(gaps[:n], resolution)
-        z = _z(mean + tolerance, spread, n) if spread > _SPREADLESS * (abs(mean) + tolerance) else 0.0
+        z = _z(mean + tolerance, spread, n) if spread > _SPREADLESS * (abs(mean) + abs(tolerance)) else 0.0
         found.append(math.copysign(max(0.0, log_evidence(abs(z), n)) / math.log(10), z))
     return found
 
@@ -241,6 +243,10 @@ def _z(mean: float, spread: float, n: int) -> float:
 
 
 def _ordered(seeds: Any) -> list[Any]:
-    return sorted(
-        seeds, key=lambda seed: (not isinstance(seed, int), seed if isinstance(seed, int) else 0, str(seed))
-    )
+    """Numbers by their size, whatever a table has made of them, then all else."""
+
+    def key(seed: Any) -> tuple[bool, Any, str]:
+        is_number = isinstance(seed, Real)
+        return not is_number, seed if is_number else 0, str(seed)
+
+    return sorted(seeds, key=key)

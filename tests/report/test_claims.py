@@ -15,12 +15,15 @@ from cpdrun.cli import main
 from cpdrun.config.keys import flatten
 from cpdrun.report.claims import claim as claims
 from cpdrun.report.claims import judgement as judging
-from cpdrun.report.claims import read_claims, values, write_claims
-from cpdrun.report.claims.judgement import CONTRADICTED, HELD, NOT_ASKED, OPEN
+from cpdrun.report.claims import pairs, read_claims, values, write_claims
+from cpdrun.report.claims.judgement import NOT_ASKED
 from cpdrun.report.claims.render import as_markdown, power_sentence
 from cpdrun.report.errors import ReportUsageError
 from cpdrun.report.page.markup import escape_markdown
+from cpdrun.stats.anytime import Verdict
 from cpdrun.sweep import plan
+
+CERTIFIED, REFUTED, OPEN = Verdict.CERTIFIED, Verdict.REFUTED, Verdict.OPEN
 
 PAPER = claims.Paper(title="A paper", arxiv="0000.00000", authors="Nobody", order=1)
 APS_AGAINST_FP32 = {
@@ -67,7 +70,7 @@ def judged(sweep: Sweep, *asks: dict, **more) -> judging.Judgement:
 
 @pytest.mark.parametrize(
     ("effect", "verdict"),
-    [(0.0, HELD), (-0.02, CONTRADICTED), (-0.005, OPEN)],
+    [(0.0, CERTIFIED), (-0.02, REFUTED), (-0.005, OPEN)],
     ids=["equal", "worse", "near"],
 )
 def test_a_loss_is_judged_by_its_interval(new_sweep, effect, verdict):
@@ -81,8 +84,12 @@ def test_a_loss_is_judged_by_its_interval(new_sweep, effect, verdict):
 
 def test_two_bounds(new_sweep):
     sweep = fill(new_sweep(), {("e4m3", True): -0.015})
-    assert judged(sweep, {"at_least": -2, "at_most": -1}).verdict == HELD
-    assert judged(sweep, {"at_least": -1, "at_most": 0}).verdict == CONTRADICTED
+    assert judged(sweep, {"at_least": -2, "at_most": -1}).verdict == CERTIFIED
+    assert judged(sweep, {"at_least": -1, "at_most": 0}).verdict == REFUTED
+    (finding,) = judged(sweep, {"at_least": -1.5, "at_most": 0}).findings
+    assert finding.verdict == OPEN and finding.low < -1.5 < finding.high < 0
+    (alone,) = judged(sweep, {"at_most": 0}).findings
+    assert alone.verdict == CERTIFIED and alone.low < alone.value < alone.high < 0
 
 
 def test_a_loss_metric_counts_the_other_way(new_sweep):
@@ -91,41 +98,74 @@ def test_a_loss_metric_counts_the_other_way(new_sweep):
         for format, aps, loss in (("fp32", False, 1.0), ("e4m3", True, 1.2)):
             metrics = {"test_accuracy": 0.9, "test_loss": loss + 0.01 * seed * (2 if aps else 1)}
             sweep.add(format, aps=aps, seed=seed, metrics=metrics)
-    assert judged(sweep, {"metric": "test_loss", "at_least": -0.05}).verdict == CONTRADICTED
+    assert judged(sweep, {"metric": "test_loss", "at_least": -0.05}).verdict == REFUTED
 
 
 def test_what_every_most_and_some_ask_for(new_sweep):
     sweep = fill(new_sweep(), {("e4m3", True): 0.0, ("e5m2", True): 0.0, ("e3m0", True): -0.1})
     ask = {"ours": {"format": ["e5m2", "e4m3", "e3m0"], "aps": True}, "at_least": -1}
     verdicts = {name: judged(sweep, ask, holds_for=name).verdict for name in ("every", "most", "some")}
-    assert verdicts == {"every": CONTRADICTED, "most": HELD, "some": HELD}
+    assert verdicts == {"every": REFUTED, "most": CERTIFIED, "some": CERTIFIED}
     worse = {"ours": {"format": "e3m0", "aps": True}, "at_least": -1}
-    assert judged(sweep, worse, holds_for="some").verdict == CONTRADICTED
+    assert judged(sweep, worse, holds_for="some").verdict == REFUTED
 
 
-def test_one_of_many_comparisons_must_stray_further_to_contradict(new_sweep):
-    """Just outside by its own interval: enough where it is asked alone, chance where it is one of twenty."""
+def test_one_of_many_comparisons_must_stray_further_to_refute(new_sweep):
+    """Outside by what is enough where it is asked alone, and may be chance where it is one of twenty."""
     sweep = new_sweep()
-    gaps = [-0.006, -0.012, -0.009]
+    gaps = [-0.010, -0.012, -0.011]
     for i in range(20):
         for seed, gap in enumerate(gaps):
             sweep.add("fp32", seed=seed, accuracy=0.9, epochs=i)
             other = gap if i == 0 else 0.002 * (seed - 1)
             sweep.add("e4m3", aps=True, seed=seed, accuracy=0.9 + other, epochs=i)
-    assert judged(sweep, {"at_least": -0.1, "where": {"epochs": 0}}).verdict == CONTRADICTED
+    assert judged(sweep, {"at_least": -0.1, "where": {"epochs": 0}}).verdict == REFUTED
     among = judged(sweep, {"at_least": -0.1})
-    assert among.verdict == OPEN
-    assert [finding.verdict for finding in among.findings].count(CONTRADICTED) == 1
+    assert among.verdict == OPEN and len(among.findings) == 20
+    assert {finding.verdict for finding in among.findings} == {OPEN}
+    some = judged(sweep, {"at_least": -0.1}, holds_for="some")
+    assert [finding.verdict for finding in some.findings].count(REFUTED) == 1
 
 
-def test_a_run_that_diverged_contradicts_and_a_baseline_that_did_is_no_answer(new_sweep):
+def test_a_run_that_diverged_counts_as_the_worst_and_is_never_certified(new_sweep):
     sweep = fill(new_sweep(), {("e4m3", True): 0.0})
-    sweep.add("e4m3", aps=True, seed=8, accuracy=0.1, status="diverged")
+    assert judged(sweep, {"at_least": -0.5}).verdict == CERTIFIED
+    sweep.add("e4m3", aps=True, seed=8, accuracy=0.9, status="diverged")
     sweep.add("fp32", seed=8, accuracy=0.9)
     judgement = judged(sweep, {"at_least": -0.5})
-    assert judgement.verdict == CONTRADICTED
-    assert judgement.findings[0].why == "1 of 9 runs diverged"
+    (finding,) = judgement.findings
+    assert judgement.verdict == OPEN
+    assert (finding.seeds, finding.why) == (9, "1 of 9 runs diverged")
+    assert finding.value == pytest.approx(-90 / 9, abs=0.3)
+    for seed in (9, 10):  # with both: these seeds say nothing
+        sweep.add("e4m3", aps=True, seed=seed, status="diverged")
+        sweep.add("e4m3", seed=seed, status="diverged")
+    for seed in range(8):
+        sweep.add("e4m3", seed=seed, accuracy=0.9)
+    among_ours = judged(sweep, {"against": {"format": "e4m3", "aps": False}, "at_least": -0.5})
+    assert among_ours.findings[0].seeds == 8
 
+
+def test_what_always_diverges_is_refuted_and_what_it_is_compared_with_wins(new_sweep):
+    sweep = fill(new_sweep(), {("e4m3", True): 0.0})
+    for seed in range(4):
+        sweep.add("e4m3", seed=seed, status="diverged")
+    broken = judged(sweep, {"ours": {"format": "e4m3", "aps": False}, "at_least": -10})
+    assert (broken.verdict, broken.findings[0].why) == (REFUTED, "4 of 4 runs diverged")
+    better = {"ours": {"aps": True}, "against": {"aps": False}, "where": {"format": "e4m3"}, "at_least": 0}
+    assert judged(sweep, better).verdict == CERTIFIED
+
+
+def test_of_a_metric_without_bounds_a_diverged_run_is_worse_though_the_claim_is_of_no_loss(new_sweep):
+    sweep = new_sweep()
+    for seed in range(5):
+        sweep.add("fp32", seed=seed, metrics={"test_perplexity": 9.0 + 0.01 * seed})
+        sweep.add("e4m3", aps=True, seed=seed, status="diverged")
+    judgement = judged(sweep, {"metric": "test_perplexity", "at_least": 0})
+    assert judgement.verdict == REFUTED and judgement.findings[0].value < 0
+
+
+def test_a_baseline_that_diverged_is_no_answer(new_sweep):
     broken = fill(new_sweep("broken"), {("e4m3", True): 0.0})
     broken.add("fp32", seed=8, accuracy=0.1, status="diverged")
     broken.add("e4m3", aps=True, seed=8, accuracy=0.9)
@@ -172,17 +212,17 @@ def test_a_case_stands_for_what_it_settles(new_sweep):
     ]
     skewed = judged(sweep, {**ask, "where": {"partition._target_": "Skewed"}})
     assert len(skewed.findings) == 1
-    assert skewed.verdict == HELD
+    assert skewed.verdict == CERTIFIED
 
 
 def test_bytes_are_counted(new_sweep):
     sweep = fill(new_sweep(), {("e4m3", True): 0.0, ("e4m3", False): 0.0})
     count = {"metric": None, "count": "wire:bytes_per_step_real_worker"}
     fewer = judged(sweep, {**count, "at_least": 3.5})
-    assert (fewer.verdict, fewer.findings[0].figure) == (HELD, "3.96 times fewer")
+    assert (fewer.verdict, fewer.findings[0].figure) == (CERTIFIED, "3.96 times fewer")
     more = {**count, "counted_as": "per_cent_more", "ours": {"aps": True}, "against": {"aps": False}}
     assert judged(sweep, {**more, "at_most": 2}).findings[0].figure == "1 % more"
-    assert judged(sweep, {**more, "at_most": 0.5}).verdict == CONTRADICTED
+    assert judged(sweep, {**more, "at_most": 0.5}).verdict == REFUTED
 
 
 def test_without_runs_or_with_one_seed_it_is_open(new_sweep):
@@ -208,9 +248,10 @@ def test_committed_values_give_the_same_verdicts(new_sweep, tmp_path):
         judging.judge(asked, lambda _, found=found: [found])
         for found in (values.of_runs(sweep.dir), values.of_reference(reference))
     )
-    assert live.verdict == kept.verdict == HELD or live.verdict == kept.verdict == OPEN
-    assert [(f.cell, f.value, f.half_width, f.deviation) for f in live.findings] == [
-        (f.cell, f.value, f.half_width, f.deviation) for f in kept.findings
+    assert live.verdict == kept.verdict == OPEN
+    assert {finding.verdict for finding in live.findings} == {OPEN, REFUTED}
+    assert [(f.cell, f.verdict, f.value, f.low, f.high, f.more) for f in live.findings] == [
+        (f.cell, f.verdict, f.value, f.low, f.high, f.more) for f in kept.findings
     ]
     assert kept.findings[0].source == f"digits_bits/values.csv, commit {'a' * 10}"
 
@@ -223,9 +264,9 @@ def test_runs_here_come_before_committed_values(new_sweep, tmp_path):
     values.write_values([other.dir], reference / values.VALUES)
     asked = [claim({"at_least": -0.5})]
     quiet = {"claims": asked, "console": Console(file=io.StringIO())}
-    assert write_claims(sweep.dir.path.parent, **quiet)[0].verdict == CONTRADICTED
+    assert write_claims(sweep.dir.path.parent, **quiet)[0].verdict == REFUTED
     out = tmp_path / "claims.md"
-    assert write_claims(None, references=reference.parent, out=out, **quiet)[0].verdict == HELD
+    assert write_claims(None, references=reference.parent, out=out, **quiet)[0].verdict == CERTIFIED
 
 
 def test_equal_seeds_on_an_unknown_number_of_samples_settle_nothing_and_see_nothing(new_sweep):
@@ -236,14 +277,16 @@ def test_equal_seeds_on_an_unknown_number_of_samples_settle_nothing_and_see_noth
     judgement = judged(sweep, {"at_least": -0.05})
     assert judgement.verdict == OPEN
     assert judgement.findings[0].why.startswith("the same for every seed")
-    assert power_sentence(judgement, 95) == ""
+    assert power_sentence(judgement) == ""
 
 
 def test_power_is_said(new_sweep):
     sweep = fill(new_sweep(), {("e4m3", True): 0.0}, seeds=3)
-    sentence = power_sentence(judged(sweep, {"at_least": -0.05}), 95)
-    assert sentence.startswith("3 seeds see ")
-    assert "0.05 points would take about" in sentence
+    sentence = power_sentence(judged(sweep, {"at_least": -0.05}))
+    assert sentence.startswith("3 seeds settle what lies 1.4 points from the threshold; ")
+    assert "a threshold of 0.05 points would take more than 1,000 seeds" in sentence
+    (finding,) = judged(sweep, {"at_least": -0.5}).findings
+    assert finding.verdict == OPEN and 0 < finding.more < 10
 
 
 def test_nothing_of_a_record_becomes_markup(new_sweep):
@@ -278,7 +321,7 @@ def test_every_claim_that_ships_asks_for_cells_that_its_sweep_has():
                     if all(
                         key in run
                         and any(
-                            judging._is(run[key], v) for v in (value if isinstance(value, list) else [value])
+                            pairs._is(run[key], v) for v in (value if isinstance(value, list) else [value])
                         )
                         for key, value in wanted.items()
                     )
@@ -295,7 +338,7 @@ def test_the_command_writes_every_verdict(new_sweep, tmp_path, capsys):
     for item in read_claims():
         assert item.says in printed
         assert item.not_asked is None or item.not_asked in printed
-        verdict = NOT_ASKED if item.not_asked else f"({HELD}|{CONTRADICTED}|{OPEN})"
+        verdict = NOT_ASKED if item.not_asked else f"({CERTIFIED}|{REFUTED}|{OPEN})"
         assert re.search(f"### {re.escape(escape_markdown(item.says))}: {verdict}\n", written)
     assert main(["report", "--claims", "digits_bits"]) == 2
     assert "takes results_dir=PATH alone" in capsys.readouterr().err

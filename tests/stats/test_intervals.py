@@ -1,4 +1,4 @@
-"""Intervals and power against scipy's own functions, published figures and simulation."""
+"""Intervals against scipy's own functions, published figures and simulation."""
 
 import math
 import random
@@ -6,8 +6,7 @@ import random
 import pytest
 import scipy.stats
 
-from cpdrun.stats.intervals import mean_interval, share_interval, unseen_share, wilson
-from cpdrun.stats.power import power, seeds_needed
+from cpdrun.stats.intervals import share_interval, unseen_share, wilson
 
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 20), (20, 20), (1, 360), (355, 360), (9_500, 10_000)])
@@ -49,27 +48,3 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
 def test_the_rule_of_three():
     assert unseen_share(100, 95) == pytest.approx(0.0295, abs=5e-5)
     assert math.isnan(unseen_share(math.nan, 95))
-
-
-@pytest.mark.parametrize("seeds", [3, 5, 8, 10])
-def test_power_is_how_often_the_interval_settles(seeds):
-    """An equal format, and a tolerance of one standard deviation of the paired differences: by simulation."""
-    draw, tries, factor = random.Random(seeds), 4000, scipy.stats.t.ppf(0.975, seeds - 1)
-    settled = 0
-    for _ in range(tries):
-        mean, half = mean_interval([draw.gauss(0, 1) for _ in range(seeds)], 95)
-        settled += mean - half >= -1
-    assert power(seeds, 1.0, 95) == pytest.approx(settled / tries, abs=0.03)
-    assert power(seeds, 1.0, 95) == pytest.approx(
-        scipy.stats.nct.sf(factor, seeds - 1, math.sqrt(seeds)), abs=1e-9
-    )
-
-
-def test_seeds_needed():
-    assert seeds_needed(1.0, 1.0, 95) == 10  # as tables of the paired t test have it
-    assert seeds_needed(0.0, 1.0, 95) is None
-    assert seeds_needed(0.005, 0.0, 95, samples=100) == 6  # 3 / 600: no spread, and a small test set
-    assert seeds_needed(1e-9, 1.0, 95) is None
-    assert seeds_needed(1.0, 1e-11, 95) == seeds_needed(1.0, 1e-3, 95) == 2
-    n = seeds_needed(0.7, 1.3, 95)
-    assert power(n, 0.7 / 1.3, 95) >= 0.8 > power(n - 1, 0.7 / 1.3, 95)

@@ -32,9 +32,9 @@ from typing import Any
 import yaml
 
 from cpdrun.report.errors import ReportUsageError
+from cpdrun.stats.quantified import QUANTIFIERS
 
 PAPER = "paper.yaml"
-QUANTIFIERS = ("every", "most", "some")
 COUNTS_AS = ("times_fewer", "per_cent_more")
 
 

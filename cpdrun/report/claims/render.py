@@ -7,19 +7,19 @@ from itertools import groupby
 from rich.console import Console
 
 from cpdrun.report.claims.claim import Paper
-from cpdrun.report.claims.judgement import CONTRADICTED, HELD, NOT_ASKED, OPEN, Finding, Judgement
+from cpdrun.report.claims.judgement import MOST_SEEDS, NOT_ASKED, Finding, Judgement
 from cpdrun.report.page.markup import encodable, escape_markdown
+from cpdrun.report.read.certified import MARKS
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.words import plain
-from cpdrun.stats.intervals import unseen_share
-from cpdrun.stats.power import seeds_needed, visible_effect
+from cpdrun.stats.anytime import Verdict, critical_t, pairs_needed
 
-STYLES = {HELD: "green", CONTRADICTED: "red", OPEN: "yellow", NOT_ASKED: "dim"}
+STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow", NOT_ASKED: "dim"}
+DECIDING = (Verdict.REFUTED, Verdict.OPEN, Verdict.CERTIFIED)  # what is shown first
 MOST_ON_A_TERMINAL = 4  # comparisons of a claim; the file has all
 WIDEST_VERDICT = max(map(len, STYLES))
 NEEDED = {"every": "all", "most": "more than half", "some": "at least one"}
 NO_RUNS = "no runs"
-MOST_SEEDS = 10_000_000  # beyond it the sentence says that nobody has them
 
 
 def on_terminal(console: Console, judgements: list[Judgement], ci: float) -> None:
@@ -33,22 +33,22 @@ def on_terminal(console: Console, judgements: list[Judgement], ci: float) -> Non
         say(_heading(paper), "bold")
         for judgement in of_paper:
             say(f"  {judgement.verdict:<{WIDEST_VERDICT}}  {judgement.claim.says}", STYLES[judgement.verdict])
-            for line in _below(judgement, ci):
+            for line in _below(judgement):
                 say(f"  {'':<{WIDEST_VERDICT}}  {line}", "" if judgement.claim.asks else "dim")
     say(summary(judgements), "bold")
 
 
-def _below(judgement: Judgement, ci: float) -> Iterator[str]:
+def _below(judgement: Judgement) -> Iterator[str]:
     if judgement.claim.not_asked:
         yield judgement.claim.not_asked
         return
     ran = [finding for finding in judgement.findings if finding.why != NO_RUNS]
-    deciding = sorted(ran, key=lambda f: ([CONTRADICTED, OPEN, HELD].index(f.verdict), f.value))
+    deciding = sorted(ran, key=lambda f: (DECIDING.index(f.verdict), f.value))
     for finding in deciding[:MOST_ON_A_TERMINAL]:
         yield f"{finding.ask.sweep}, {finding.cell}: {_result(finding)}"
     if len(deciding) > MOST_ON_A_TERMINAL or len(deciding) < len(judgement.findings):
         yield tally(judgement)
-    if sentence := power_sentence(judgement, ci):
+    if sentence := power_sentence(judgement):
         yield sentence
 
 
@@ -58,10 +58,11 @@ def as_markdown(judgements: list[Judgement], ci: float) -> str:
         "# What the papers claim, and what ran here",
         "",
         "Made by `cpdrun report --claims` from the claims in conf/claims and the values of single runs; no verdict is "
-        "written by hand. Small networks on small data: these runs can contradict a claim or fail to, they cannot "
-        f"confirm it at the papers' scale. Intervals are {ci:g} % over seeds, of differences with the same seed. "
-        "*Held*: every interval that the claim needs lies within its threshold; *contradicted*: one lies wholly "
-        "outside (a stricter interval, the more comparisons there are); *open*: neither. *No runs*: neither runs nor "
+        "written by hand. Small networks on small data: these runs can refute a claim or fail to, they cannot "
+        f"certify it at the papers' scale. Verdicts are at {ci:g} % for each claim as a whole, by the anytime-valid "
+        "test of searches and reports on differences of the same seed: seeds may be added until it is settled. "
+        "*Certified*: shown to be within the claim's threshold; *refuted*: shown to be outside; *open*: neither. An "
+        "interval is that of the same test, and wider the more comparisons may err. *No runs*: neither runs nor "
         "committed values of single runs are here; an older reference of that name may still have a table of means.",
         "",
         summary(judgements),
@@ -72,7 +73,7 @@ def as_markdown(judgements: list[Judgement], ci: float) -> str:
         lines += [f"## {escape_markdown(_heading(paper))}", ""]
         lines += _table(["claim", "verdict", "what it rests on"], map(_row, block))
         for judgement in block:
-            lines += [*_details(judgement, ci), ""]
+            lines += [*_details(judgement), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -83,7 +84,7 @@ def _row(judgement: Judgement) -> list[str]:
     return [claim.says, judgement.verdict, tally(judgement)]
 
 
-def _details(judgement: Judgement, ci: float) -> Iterator[str]:
+def _details(judgement: Judgement) -> Iterator[str]:
     claim = judgement.claim
     yield f"### {escape_markdown(claim.says)}: {judgement.verdict}"
     yield ""
@@ -98,7 +99,7 @@ def _details(judgement: Judgement, ci: float) -> Iterator[str]:
         header = ["sweep", "cells", "difference", "seeds", "verdict"]
         yield from _table(header, map(_finding_row, judgement.findings))
         yield f"From: {escape_markdown('; '.join(dict.fromkeys(f.source for f in judgement.findings)))}."
-        if sentence := power_sentence(judgement, ci):
+        if sentence := power_sentence(judgement):
             yield f"\nPower: {escape_markdown(sentence)}"
     if claim.note:
         yield f"\n{escape_markdown(claim.note)}"
@@ -110,21 +111,33 @@ def _table(header: list[str], rows: Iterable[list[str]]) -> list[str]:
 
 
 def _finding_row(finding: Finding) -> list[str]:
-    verdict = finding.verdict + (f" ({finding.why})" if finding.why else "")
+    about = finding.why or _more(finding)
+    verdict = _marked(finding.verdict) + (f" ({about})" if about else "")
     return [finding.ask.sweep, finding.cell, finding.figure, str(finding.seeds or "-"), verdict]
+
+
+def _marked(verdict: str) -> str:
+    return f"{MARKS[verdict]} {verdict}" if verdict in MARKS else verdict
+
+
+def _more(finding: Finding) -> str:
+    """`about 9 more`, were the figures so far the true ones."""
+    if finding.verdict is not Verdict.OPEN:
+        return ""
+    return f"more than {MOST_SEEDS:,} in all" if finding.more is None else f"about {finding.more} more"
 
 
 def _result(finding: Finding) -> str:
     about = [f"{finding.seeds} seeds"] if finding.seeds and finding.why != "counted" else []
-    about += [finding.why] if finding.why else []
+    about += [text] if (text := finding.why or _more(finding)) else []
     brackets = f" ({'; '.join(about)})" if about else ""
     return f"{finding.figure}{brackets}: {finding.verdict}"
 
 
 def tally(judgement: Judgement) -> str:
-    """`of 12 comparisons 2 held, 1 contradicted, 9 open; 3 sweeps have no runs`."""
+    """`of 12 comparisons 2 certified, 9 open, 1 refuted; 3 sweeps have no runs`."""
     ran = [finding for finding in judgement.findings if finding.why != NO_RUNS]
-    counts = {v: sum(f.verdict == v for f in ran) for v in (HELD, CONTRADICTED, OPEN)}
+    counts = {v: sum(f.verdict == v for f in ran) for v in reversed(DECIDING)}
     parts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     texts = [f"of {len(ran)} comparison{'s' if len(ran) != 1 else ''} {parts}"] if ran else []
     if missing := len(judgement.findings) - len(ran):
@@ -139,48 +152,50 @@ def summary(judgements: list[Judgement]) -> str:
     )
 
 
-def power_sentence(judgement: Judgement, ci: float) -> str:
-    """What the seeds that ran can see, and how many the threshold would take; empty where nothing has an interval."""
-    seen = [f for f in judgement.findings if f.seeds > 1 and math.isfinite(f.half_width)]
+def power_sentence(judgement: Judgement) -> str:
+    """What the seeds that ran can settle, and how many the threshold would take; empty where nothing was tested."""
+    seen = [f for f in judgement.findings if f.seeds > 1 and f.deviation > 0]
     metrics = list(dict.fromkeys(finding.ask.metric for finding in seen))
-    texts = {name: _power_of(name, [f for f in seen if f.ask.metric == name], ci) for name in metrics}
+    texts = {name: _power_of(name, [f for f in seen if f.ask.metric == name]) for name in metrics}
     if len(texts) == 1:
         return next(iter(texts.values()))
     return " ".join(f"{name.replace('_', ' ')}: {text}" for name, text in texts.items())
 
 
-def _power_of(metric: str, findings: list[Finding], ci: float) -> str:
-    """`3 seeds of 2,000 test samples see 1.9 to 12 points 4 times in 5; 0.05 points would take about 4,000 seeds.`"""
+def _power_of(metric: str, findings: list[Finding]) -> str:
+    """`3 seeds of 2,000 test samples settle what lies 1.9 to 12 points from the threshold; were there no difference, a
+    threshold of 0.05 points would take more than 1,000 seeds.`"""
     points = " points" if Metric(metric).is_fraction else f" of {Metric(metric).title}"
     seeds = _range([f.seeds for f in findings])
     samples = [f.test_samples for f in findings if math.isfinite(f.test_samples)]
     tested = f" of {_range(samples)} test samples" if samples else ""
-    see = f"{seeds} seeds{tested} see {_range([_visible(f, ci) for f in findings])}{points} 4 times in 5"
-    needed = [(f, margin) for f in findings if (margin := _margin(f)) is not None]
-    if not needed:
-        return f"{see}."
-    margins = _range([margin for _, margin in needed])
-    counts = [_needed(f, margin, ci) for f, margin in needed]
+    visible = [distance for f in findings if math.isfinite(distance := _visible(f))]
+    what = f"what lies {_range(visible)}{points} from the threshold" if visible else "nothing"
+    some = f" (in {len(visible)} of {len(findings)} comparisons)" if 0 < len(visible) < len(findings) else ""
+    settle = f"{seeds} seeds{tested} settle {what}{some}"
+    bounded = [(f, margin) for f in findings if (margin := _margin(f)) is not None]
+    if not bounded:
+        return f"{settle}."
+    margins, counts = [margin for _, margin in bounded], [_needed(*each) for each in bounded]
+    threshold = f"were there no difference, a threshold of {_range(margins)}{points} would take"
     if None in counts:
-        return f"{see}; {margins}{points} would take more seeds than anyone has."
-    if all(count <= f.seeds for count, (f, _) in zip(counts, needed, strict=True)):
-        return f"{see}, so {margins}{points} too."
-    return (
-        f"{see}; {margins}{points} would take about {_range([_two_digits(count) for count in counts])} seeds."
-    )
+        return f"{settle}; {threshold} more than {MOST_SEEDS:,} seeds."
+    return f"{settle}; {threshold} about {_range(counts)} seeds."
 
 
-def _visible(finding: Finding, ci: float) -> float:
-    """The difference that the seeds see, in shown units; none smaller than what equal counts leave open."""
-    least = 100 * unseen_share(finding.seeds * finding.test_samples, ci)
-    return max(visible_effect(finding.seeds, ci) * finding.deviation, least if math.isfinite(least) else 0.0)
+def _visible(finding: Finding) -> float:
+    """How far from the threshold the mean of so many seeds must lie to certify, in shown units; infinite where no
+    distance is enough."""
+    certify, _ = finding.errors
+    distance = critical_t(finding.seeds, certify) * finding.deviation / math.sqrt(finding.seeds)
+    metric = Metric(finding.ask.metric)
+    return math.inf if metric.is_fraction and distance > metric.scale else distance
 
 
-def _needed(finding: Finding, margin: float, ci: float) -> int | None:
-    scale = Metric(finding.ask.metric).scale
-    return seeds_needed(
-        margin / scale, finding.deviation / scale, ci, samples=finding.test_samples, most=MOST_SEEDS
-    )
+def _needed(finding: Finding, margin: float) -> int | None:
+    """How many seeds are likely to settle a mean so far from the threshold; None: more than MOST_SEEDS."""
+    certify, refute = finding.errors
+    return pairs_needed(margin, finding.deviation, certify=certify, refute=refute, fewest=2, most=MOST_SEEDS)
 
 
 def _margin(finding: Finding) -> float | None:
@@ -190,11 +205,6 @@ def _margin(finding: Finding) -> float | None:
         return (ask.at_most - ask.at_least) / 2
     bound = ask.at_least if ask.at_least is not None else ask.at_most
     return abs(bound) or None
-
-
-def _two_digits(count: int) -> int:
-    step = 10 ** max(0, len(str(count)) - 2)
-    return -(-count // step) * step
 
 
 def _range(values: list[float]) -> str:

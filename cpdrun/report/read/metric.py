@@ -94,3 +94,18 @@ class Metric:
             return "-"
         sign = "\N{MINUS SIGN}" if value < 0 else "+"
         return sign + self.show(abs(value), half_width)
+
+    def show_between(self, value: float, low: float, high: float) -> str:
+        """A difference and its anytime interval: `−0.39 [−0.84, +0.06]`; an end that is not known yet is infinite, a
+        known one of a fraction not beyond 100 points. `-` where there is no value."""
+        if math.isnan(value):
+            return "-"
+        if self.is_fraction:
+            low, high = (max(-1.0, min(end, 1.0)) if math.isfinite(end) else end for end in (low, high))
+        return f"{self._signed(value)} [{self._signed(low)}, {self._signed(high)}]"
+
+    def _signed(self, value: float) -> str:
+        sign = "−" if value < 0 else "+"
+        if math.isinf(value):
+            return f"{sign}∞"
+        return f"{sign}{abs(value) * self.scale:.{2 if self.is_fraction else 4}f}"
