@@ -1,0 +1,69 @@
+"""Hugging Face's Trainer on a tiny GPT-2 made from a GPT2Config: no download, a byte is a token."""
+
+import argparse
+from pydoc_data.topics import topics
+
+import torch
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--max_steps", type=int, default=60)
+parser.add_argument("--learning_rate", type=float, default=1e-2)
+parser.add_argument("--seed", type=int, default=42)
+parser.add_argument("--output_dir", default="hf_trainer_out")
+args = parser.parse_args()
+
+torch.set_num_threads(1)
+set_seed(args.seed)
+
+
+class ByteBlocks(Dataset):
+    """Stretches of 32 bytes of English."""
+
+    def __init__(self, text):
+        self.blocks = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().split(32)[:-1]
+
+    def __len__(self):
+        return len(self.blocks)
+
+    def __getitem__(self, i):
+        return {"input_ids": self.blocks[i], "labels": self.blocks[i]}
+
+
+text = "\n".join(topics[name] for name in sorted(topics)).encode()
+config = GPT2Config(
+    vocab_size=256,
+    n_positions=32,
+    n_embd=32,
+    n_layer=2,
+    n_head=2,
+    resid_pdrop=0,
+    embd_pdrop=0,
+    attn_pdrop=0,
+    bos_token_id=0,
+    eos_token_id=0,
+)
+trainer = Trainer(
+    model=GPT2LMHeadModel(config),
+    args=TrainingArguments(
+        output_dir=args.output_dir,
+        max_steps=args.max_steps,
+        per_device_train_batch_size=8,
+        per_device_eval_batch_size=32,
+        learning_rate=args.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=5,
+        eval_strategy="steps",
+        eval_steps=20,
+        logging_steps=20,
+        save_strategy="no",
+        seed=args.seed,
+        use_cpu=True,
+        disable_tqdm=True,
+    ),
+    train_dataset=ByteBlocks(text[:-20_000]),
+    eval_dataset=ByteBlocks(text[-20_000:]),
+)
+trainer.train()
+trainer.save_model()
