@@ -155,7 +155,8 @@ def _label(config: Mapping[str, Any], axes: Sequence[str], bits_axis: str) -> st
 def _widths(
     found: Sequence[Candidate], cells: Mapping[str, Cell], bits_axis: str
 ) -> tuple[tuple[Candidate, ...], ...]:
-    """Most bits first; of one width the format with most exponent bits, and so most range, first."""
+    """Most bits first; of one width the format with most exponent bits, and so most range, first: the order until a run
+    of the baseline tells more (`cpdrun.search.likeliest`)."""
 
     def exponent_bits(candidate: Candidate) -> int:
         return format_facts(get_key(cells[candidate.name][0].config, bits_axis))["exponent_bits"] or 0

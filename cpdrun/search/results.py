@@ -1,14 +1,16 @@
 """What the runs of a search left: values by cell and seed, and the rules of the test in the metric's own unit."""
 
 import math
+from dataclasses import replace
 from statistics import fmean
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.record import Ending, Result, RunDir
 from cpdrun.report.read.learnt import learnt, worst
 from cpdrun.report.read.metric import Metric
+from cpdrun.search.likeliest import Gradients, likeliest_first
 from cpdrun.search.question import Question
-from cpdrun.search.schedule import Ask, Ended, Rules, Standing, stand
+from cpdrun.search.schedule import Ask, Chain, Ended, Rules, Standing, stand
 
 FAILURES = 2  # of a cell, and no run of it that ended well: it is given up
 
@@ -24,6 +26,7 @@ class Results:
         self._classes = self._samples = math.nan
         self._metric: Metric | None = None
         self._failed: dict[str, int] = {}
+        self._ordered: dict[str, Chain] = {}  # by label, once a run of the baseline has told
         for name, cell in question.cells.items():
             for seed in cell:
                 self.take((name, seed))
@@ -89,7 +92,31 @@ class Results:
         )
 
     def standings(self) -> list[Standing]:
-        return stand(self.question.chains, self.ended, self.rules())
+        return stand(self.chains, self.ended, self.rules())
+
+    @property
+    def chains(self) -> list[Chain]:
+        """Those of the question, in each width the likeliest first, as `likeliest` says, once that is known."""
+        return [self._ordered.get(chain.label) or self._in_order(chain) for chain in self.question.chains]
+
+    def _in_order(self, chain: Chain) -> Chain:
+        configs = {c.name: self.question.cells[c.name][0].config for width in chain.widths for c in width}
+        of_width = [{configs[candidate.name]["format"] for candidate in width} for width in chain.widths]
+        if all(len(formats) == 1 for formats in of_width):
+            return self._ordered.setdefault(chain.label, chain)
+        baseline = chain.widths[0][0].baseline
+        seeds = range(self.question.settings.most_seeds)
+        ask = next(((baseline, seed) for seed in seeds if (baseline, seed) not in self.ended.skipped), None)
+        if ask is None or baseline in self.ended.given_up:
+            return chain
+        if not self.ended.has(ask):
+            return replace(chain, is_ordered=False)
+        run, config = self.run(ask), self.question.cells[baseline][0].config
+        done = run.result()
+        additions = done.longest_chain if done is not None else None
+        gradients = Gradients.of(run.rows(), config["world_size"] - 1 if additions is None else additions)
+        widths = (likeliest_first(width, configs, gradients) for width in chain.widths)
+        return self._ordered.setdefault(chain.label, replace(chain, widths=tuple(widths)))
 
     def problem(self, baseline: str) -> str | None:
         """Why this cell is nothing to compare with, once two of its runs have ended; None where it is."""

@@ -29,10 +29,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Chain:
-    """Candidates that differ in their format alone: `widths`, most bits first; in each the likeliest first."""
+    """Candidates that differ in their format alone: `widths`, most bits first; in each the likeliest first. Until that
+    is known, `is_ordered` is false, and a width of several candidates waits for a run of the baseline."""
 
     label: str
     widths: tuple[tuple[Candidate, ...], ...]
+    is_ordered: bool = True
+
+    def may_try(self, width: int) -> bool:
+        """Whether it is known which candidate of this width to try first."""
+        return self.is_ordered or len(self.widths[width]) == 1
 
 
 @dataclass(frozen=True)
@@ -87,16 +93,20 @@ class Standing:
         return next((i for i, width in enumerate(self.widths) if width.certified is None), None)
 
     @property
-    def active(self) -> tuple[Candidate, Judgement] | None:
-        """The candidate to seed: the first at the frontier that is open and has seeds left; None where the chain is
-        at its end."""
+    def in_question(self) -> list[tuple[Candidate, Judgement]]:
+        """The candidates at the frontier that are open and have seeds left, the likeliest first."""
         if self.frontier is None:
-            return None
+            return []
         width = self.widths[self.frontier]
         rows = zip(
             self.chain.widths[self.frontier], width.judgements, self.exhausted[self.frontier], strict=True
         )
-        return next((row[:2] for row in rows if row[1].verdict is Verdict.OPEN and not row[2]), None)
+        return [row[:2] for row in rows if row[1].verdict is Verdict.OPEN and not row[2]]
+
+    @property
+    def active(self) -> tuple[Candidate, Judgement] | None:
+        """The candidate to seed, the first in question; None where the chain is at its end."""
+        return next(iter(self.in_question), None)
 
 
 def stand(chains: Sequence[Chain], ended: Ended, rules: Rules) -> list[Standing]:
@@ -169,7 +179,7 @@ def wanted(
                     yield ask
 
 
-def _needed(standing: Standing, ended: Ended, rules: Rules) -> Iterator[tuple[Ask, Ask]]:
+def _needed(standing: Standing, ended: Ended, rules: Rules) -> Iterator[tuple[Ask, ...]]:
     if standing.active is None:
         return
     candidate, judgement = standing.active
@@ -177,19 +187,25 @@ def _needed(standing: Standing, ended: Ended, rules: Rules) -> Iterator[tuple[As
     skipped = counted - judgement.pairs  # failed runs, and seeds that diverged with both, take further ones
     more = 1 if judgement.more is None else math.ceil(judgement.more / 2)  # half: figures move
     upto = max(FIRST_PAIRS + skipped, counted + more)
-    yield from _pairs(candidate, range(counted, min(upto, rules.most_seeds)))
+    pairs = _pairs(candidate, range(counted, min(upto, rules.most_seeds)))
+    yield from pairs if standing.chain.may_try(standing.frontier) else (pair[:1] for pair in pairs)
 
 
 def _further(standing: Standing, ended: Ended, rules: Rules) -> Iterator[tuple[Ask, Ask]]:
     """At most twice the seeds that have ended, and three: compute is not to be wasted because it is there."""
-    if standing.active is None:
+    chain, frontier = standing.chain, standing.frontier
+    if standing.active is None or not chain.may_try(frontier):
         return
-    candidate, judgement = standing.active
+    (candidate, judgement), *others = standing.in_question
     looks_bad = judgement.pairs >= 2 and judgement.mean + rules.tolerance < 0
+    below = frontier + 1
+    if looks_bad:
+        likely = [other for other, _ in others]
+    else:
+        likely = chain.widths[below] if below < len(chain.widths) and chain.may_try(below) else ()
     counted = _counted(candidate, ended, rules.most_seeds)
     own = _pairs(candidate, range(counted, min(2 * counted + FIRST_PAIRS, rules.most_seeds)))
-    below = [] if looks_bad else standing.chain.widths[standing.frontier + 1 :]
-    yield from itertools.chain(*(_pairs(width[0], range(FIRST_PAIRS)) for width in below[:1]), own)
+    yield from itertools.chain(*(_pairs(each, range(FIRST_PAIRS)) for each in likely[:1]), own)
 
 
 def _pairs(candidate: Candidate, seeds: Sequence[int]) -> Iterator[tuple[Ask, Ask]]:

@@ -6,9 +6,14 @@ import random
 from made_up_world import World
 
 from cpdrun.launch.base import Event, Executor
-from cpdrun.record import Ending, Outcome, write_json
+from cpdrun.record import Ending, Outcome, append_json_line, write_json
 
-GAPS = {("e3m0", True): -0.002, ("e3m2", False): -0.6, ("e2m0", True): -0.88, ("e4m1", False): math.nan}
+GAPS = {
+    ("e3m0", True): -0.002,
+    ("e3m2", False): -0.6,
+    ("e2m0", True): -0.88,
+    ("e4m1", False): math.nan,
+}
 WORLD = World({}, noise=0.0035)
 
 
@@ -82,5 +87,7 @@ def train(job):
         "test_samples": 360,
         "num_classes": 10,
     }
+    layers = {"conv": {"exponent_max": -7}, "head": {"exponent_max": -6}}
+    append_json_line(job.run.metrics, {"epoch": 1, "layers": layers})
     write_json(job.run.done, done)
     return job.run.result().status

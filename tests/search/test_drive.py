@@ -1,5 +1,6 @@
 """A search through the launcher's session, with an executor that trains nothing: kills, failures, budgets, rounds."""
 
+import contextlib
 import io
 import json
 import math
@@ -104,6 +105,22 @@ def test_twenty_power_cuts_change_neither_the_verdict_nor_the_runs(go):
     assert cuts == 20
     assert sentences(results) == sentences(undisturbed)
     assert [run.name for run in results.question.directory.runs() if run.done.exists()] == names(undisturbed)
+
+
+def test_of_a_width_the_likeliest_comes_first_in_the_same_order_however_often_the_power_goes(go):
+    widths = ("format=fp32,e4m0,e3m1", "aps=true", "search.most_seeds=12")
+    undisturbed, *_ = go(*widths, folder="undisturbed", slots=1)
+    ran = names(undisturbed)
+    assert answers(undisturbed) == ["e3m1 with APS"] and not any("e4m0" in name for name in ran)
+    rng = random.Random(5)
+    for _ in range(6):
+        Instant.cut_after = rng.randrange(0, 3)
+        with contextlib.suppress(PowerCutError):
+            go(*widths, slots=1)
+    Instant.cut_after = math.inf
+    results, *_ = go(*widths, slots=1)
+    assert [run.name for run in results.question.directory.runs() if run.done.exists()] == ran
+    assert sentences(results) == sentences(undisturbed)
 
 
 def test_a_cluster_gets_rounds_of_what_is_likely_to_be_needed(go):
