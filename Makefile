@@ -6,8 +6,7 @@ INSTALLED := .venv/.installed
 .PHONY: demo test lint clean
 
 demo: $(INSTALLED)
-	$(BIN)/cpdrun sweep exp=digits_bits
-	$(BIN)/cpdrun report digits_bits
+	$(BIN)/cpdrun search exp=digits_search --report
 
 # One test on each core, of one thread; those that start whole sweeps and kill them watch the clock and run by themselves.
 test: $(INSTALLED)

@@ -34,6 +34,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     search.add_argument(
         "--json", action="store_true", help="what was found, for programs; progress goes to stderr"
     )
+    search.add_argument("--report", action="store_true", help="write tables, pictures and the page as well")
     add_options(search, "or slurm, which gets rounds of runs")
     return search
 
@@ -49,7 +50,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     from cpdrun.search.drive import Driver
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
-    from cpdrun.search.words import as_json, report_command
+    from cpdrun.search.words import as_json
     from cpdrun.sweep import listed, write_question
 
     with before_a_start():
@@ -74,12 +75,29 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         code = _launch(session, results, options, console, arguments.config_dir)
     else:
         code = OK
-    _say_what_was_found(console, results)
+    _say_what_was_found(console, results, report=_report(arguments, code, results))
     if arguments.json:
         print(as_json(results))
-    elif code == OK and not arguments.dry_run:
-        print(report_command(results))
     return code
+
+
+def _report(arguments: argparse.Namespace, code: int, results: "Results") -> str:
+    """Where the report is, or the command that makes it; empty where there is nothing to report yet."""
+    from cpdrun.search.words import report_command
+
+    if arguments.dry_run or code == INTERRUPTED or not results.runs:
+        return ""
+    if not arguments.report:
+        return report_command(results)
+    from rich.console import Console
+
+    from cpdrun.report import write_report
+
+    console = Console(quiet=True)  # it would say the same answer in other words
+    files = write_report([results.question.directory], formats=["md", "csv", "html"], console=console).files
+    page = next(file for file in files if file.suffix == ".html")
+    pictures = [file.name for file in files if file.suffix == ".png"]
+    return f"Tables and pictures: open {page}; beside it {', '.join(pictures)}"
 
 
 def _say_what_is_asked(console: "Console", results: "Results") -> None:
@@ -97,12 +115,14 @@ def _say_what_is_asked(console: "Console", results: "Results") -> None:
     )
 
 
-def _say_what_was_found(console: "Console", results: "Results") -> None:
+def _say_what_was_found(console: "Console", results: "Results", report: str) -> None:
+    """The answers come last, where they are seen."""
     from cpdrun.search.words import sentences, table
 
+    *answers, took = sentences(results)
     if results.runs:
         console.print(table(results))
-    for line in sentences(results):
+    for line in filter(None, [report, took, *answers]):
         console.print(line, soft_wrap=True)
 
 

@@ -11,7 +11,7 @@ from cpdrun.report.read.group import Facet
 from cpdrun.report.read.study import Study
 from cpdrun.report.read.words import axis_text, axis_title
 from cpdrun.report.tables import Shown
-from cpdrun.report.verdict import is_open, named, points, sentence, smallest_within, some
+from cpdrun.report.verdict import is_open, named, sentence, smallest_within, some, tolerance
 
 MOST_SENTENCES = 3  # facets; more of them become rows of a matrix
 ORDER = ("sync.order", "sync.group_size")  # which gradients are added to which, when
@@ -120,7 +120,7 @@ def _summary(study: Study, facets: list[Facet]) -> str:
         if ends and len(enough) < len(known):
             text += f", and none in {len(known) - len(enough)} of {len(known)}"
         what = (
-            f"the smallest format within {study.tolerance:g}{points(study)} of {study.baseline_name} is "
+            f"the smallest format within {tolerance(study)} of {study.baseline_name} is "
             if not clauses
             else ""
         )

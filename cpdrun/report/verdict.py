@@ -49,7 +49,7 @@ def _of_cases(study: Study, facet: Facet) -> str:
     for group, gap in sorted(gaps, key=lambda pair: pair[1].mean):
         shown = f"{group.strategy} ({_shown(study, group, gap)})"
         (near if is_within(study, group, gap) else far).append(shown)
-    within = f"within {study.tolerance:g}{points(study)} of {study.baseline_name} or better"
+    within = f"within {tolerance(study)} of {study.baseline_name} or better"
     parts = [f"{len(near)} of {len(gaps)} other cases {'is' if len(near) == 1 else 'are'} {within}."]
     parts += [f"Worse: {some(far, '; ', most=8)}."] if far else []
     parts.append(
@@ -69,7 +69,7 @@ def _shown(study: Study, group: Group, gap: Difference) -> str:
 
 def _clause(study: Study, facet: Facet, strategy: str, first: bool) -> str:
     name = strategy[0].upper() + strategy[1:] if first else strategy
-    within = f"within {study.tolerance:g}{points(study)}{f' of {study.baseline_name}' if first else ''}"
+    within = f"within {tolerance(study)}{f' of {study.baseline_name}' if first else ''}"
     found = smallest_within(study, facet, strategy)
     if found is None:
         return f"{name} no format is {within} ({_nearest(study, facet, strategy)})"
@@ -170,7 +170,8 @@ def _test_set(study: Study, facet: Facet, hangs: float) -> list[str]:
         if hangs == 1
         else f"{hangs:.0f} answered otherwise, over all seeds,"
     )
-    return [f"{study.tolerance:g}{points(study)} are {share}; {times} would change the answer."]
+    are = "is" if study.tolerance == 1 else "are"
+    return [f"{tolerance(study)} {are} {share}; {times} would change the answer."]
 
 
 def _without_baseline(study: Study, facet: Facet, problem: str) -> str:
@@ -200,6 +201,11 @@ def named(group: Group) -> str:
     return (
         f"{group.name} (hybrid: {size}, {group.hybrid} in fp32)" if group.hybrid else f"{group.name} ({size})"
     )
+
+
+def tolerance(study: Study) -> str:
+    """`0.5 points`."""
+    return study.metric.show_tolerance(study.tolerance)
 
 
 def points(study: Study) -> str:

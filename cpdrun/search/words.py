@@ -176,8 +176,7 @@ def report_command(results: Results) -> str:
 
 def tolerance_of(results: Results) -> str:
     """`1 point`, `0.5 points`, `0.05`."""
-    unit = points(results.metric)
-    return f"{results.tolerance:g}{unit.removesuffix('s') if results.tolerance == 1 else unit}"
+    return results.metric.show_tolerance(results.tolerance)
 
 
 def points(metric: Metric) -> str:

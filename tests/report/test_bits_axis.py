@@ -67,7 +67,7 @@ def test_the_baseline_of_a_search_is_that_of_its_report(new_sweep, report, no_pi
     search = {"tolerance": 1, "baseline": {"format": "bf16", "aps": False}}
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": search}))
     printed = report(sweep).printed
-    assert "within 1 points of bf16 is e4m3" in printed and "compared with bf16" in printed
+    assert "within 1 point of bf16 is e4m3" in printed and "compared with bf16" in printed
 
 
 def test_an_axis_of_formats_beside_format_itself_is_held(new_sweep, report, no_pictures):

@@ -92,7 +92,7 @@ def test_a_search_is_answered_with_what_it_asked_unless_another_question_is_type
     question = {"tolerance": 1.0, "confidence": 90, "metric": "test_accuracy", "baseline": {"format": "fp32"}}
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": question}))
     asked = report(sweep)
-    assert "within 1 points of fp32" in asked.printed
+    assert "within 1 point of fp32" in asked.printed
     assert "as the search asked: a tolerance of 1 point, 90 % confidence; --tol" in asked.printed
     typed = report(sweep, tolerance=0.25, ci=95).printed
     assert "within 0.25 points of fp32" in typed and "as the search asked" not in typed

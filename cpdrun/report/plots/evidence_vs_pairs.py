@@ -34,8 +34,8 @@ def draw(study: Study) -> Figure:
     for part, facet in parts:
         _panel(part.subplots(), study, facet)
         title(part, facet, facets)
-    unit = " points" if study.metric.is_fraction else ""
-    text = f"above: at most {study.tolerance:g}{unit} worse than {study.baseline_name}, below: more"
+    tolerance = study.metric.show_tolerance(study.tolerance)
+    text = f"above: at most {tolerance} worse than {study.baseline_name}, below: more"
     caption(figure, facets, f"{text}; dashed: enough at {study.ci:g} %", "an end marked ? is open")
     return figure
 

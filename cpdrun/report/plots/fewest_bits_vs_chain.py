@@ -67,11 +67,11 @@ def draw(study: Study) -> Figure:
     for (part, facet), (_, points) in zip(parts, drawn, strict=False):
         _panel(part.subplots(), points, colors, axis)
         title(part, facet, facets)
-    unit = " points" if study.metric.is_fraction else ""
+    tolerance = study.metric.show_tolerance(study.tolerance)
     caption(
         figure,
         facets,
-        f"enough: mean within {study.tolerance:g}{unit} of {study.baseline_name} in the same order",
+        f"enough: mean within {tolerance} of {study.baseline_name} in the same order",
         "number: workers",
         "side by side where they would overlap",
         "open: no format tried was enough"

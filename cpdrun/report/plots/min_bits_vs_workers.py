@@ -38,11 +38,11 @@ def draw(study: Study) -> Figure:
     for (part, facet), one in zip(parts, series, strict=False):
         _panel(part.subplots(), study, one, axis)
         title(part, facet, panels)
-    unit = " points" if study.metric.is_fraction else ""
+    tolerance = study.metric.show_tolerance(study.tolerance)
     caption(
         figure,
         panels,
-        f"enough: mean within {study.tolerance:g}{unit} of {study.baseline_name}",
+        f"enough: mean within {tolerance} of {study.baseline_name}",
         "open: no format tried was",
     )
     return figure

@@ -24,8 +24,7 @@ class Asked:
         """Which of these the report took over. "" for none."""
         parts = []
         if tolerance and self.tolerance is not None:
-            unit = "" if not metric.is_fraction else " point" if self.tolerance == 1 else " points"
-            parts.append(f"a tolerance of {self.tolerance:g}{unit}")
+            parts.append(f"a tolerance of {metric.show_tolerance(self.tolerance)}")
         if confidence and self.confidence is not None:
             parts.append(f"{self.confidence:g} % confidence")
         return f"as the search asked: {', '.join(parts)}; --tol and --ci ask otherwise" if parts else ""

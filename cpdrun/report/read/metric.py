@@ -95,6 +95,11 @@ class Metric:
         sign = "\N{MINUS SIGN}" if value < 0 else "+"
         return sign + self.show(abs(value), half_width)
 
+    def show_tolerance(self, shown: float) -> str:
+        """`1 point`, `0.5 points`, `0.05`."""
+        unit = (" point" if shown == 1 else " points") if self.is_fraction else ""
+        return f"{shown:g}{unit}"
+
     def show_between(self, value: float, low: float, high: float) -> str:
         """A difference and its anytime interval: `−0.39 [−0.84, +0.06]`; an end that is not known yet is infinite, a
         known one of a fraction not beyond 100 points. `-` where there is no value."""
