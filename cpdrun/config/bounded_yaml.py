@@ -25,7 +25,11 @@ def read_yaml(path: Path, times: int = 1) -> Any:
     """What the yaml in `path` says, which may be so many times as long as a configuration. Raises ValueError, in
     a line, for what is no yaml or out of bounds; OSError where it cannot be read."""
     with path.open("rb") as file:
-        text = file.read(times * MOST_BYTES + 1)
+        return parse_yaml(file.read(times * MOST_BYTES + 1), times)
+
+
+def parse_yaml(text: bytes, times: int = 1) -> Any:
+    """As `read_yaml`, of the text itself."""
     if len(text) > times * MOST_BYTES:
         raise OutOfBoundsError(f"is larger than {times * MOST_BYTES >> 20} MiB")
     try:

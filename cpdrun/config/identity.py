@@ -57,8 +57,9 @@ def run_name(config: Mapping[str, Any]) -> str:
 def identity_hash(config: Mapping[str, Any]) -> str:
     """The first ten hexadecimal digits of the SHA-256 of the config's identity."""
     unused = [] if config["aps"] else ["scaling"]
-    if "task" in config:
-        of_data = FIRST_TASK.get(config["data"]["_target_"], CLASSIFICATION)
+    data = config.get("data")
+    if "task" in config and isinstance(data, Mapping) and "_target_" in data:  # others may say `task: mnli`
+        of_data = FIRST_TASK.get(data["_target_"], CLASSIFICATION)
         unused += ["task"] if config["task"] == {"_target_": of_data} else []
     identity = {
         key: FIRST_NAME.get(value, value) if key.endswith("_target_") else value

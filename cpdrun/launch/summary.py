@@ -69,5 +69,5 @@ def training_share(jobs: list[tuple[Job, float]], slots: int, wall_seconds: floa
     for job, seconds in jobs:
         result = job.run.result()
         if result is not None:  # a resumed run also counts the training of earlier launches; not here
-            training += min(result.train_seconds, seconds) * min(job.nproc, slots)
+            training += min(result.train_seconds or 0.0, seconds) * min(job.nproc, slots)
     return training / (wall_seconds * slots) if training else None

@@ -20,5 +20,8 @@ from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweep
 from cpdrun.record.foreign import read_config, read_manifest
 from cpdrun.record.layout import Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, locked, release
+from cpdrun.record.measure import Measure
+from cpdrun.record.outside import GivenError, write_run
 from cpdrun.record.repository import git, git_commit
 from cpdrun.record.state import State, cancellation, failed_since, forget, garbage, state_of
+from cpdrun.record.version import VERSION, NewerRecordError, newer

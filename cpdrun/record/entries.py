@@ -14,6 +14,7 @@ from sys import float_info
 from types import NoneType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
+from cpdrun.record import version
 from cpdrun.record.measure import Measure, known_judge
 
 
@@ -83,7 +84,7 @@ class Best(Entry):
 class Result(Entry):
     """done.json: what a run that has ended leaves. A figure that is not finite is None."""
 
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ("longest_chain", "wall_seconds")
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("train_seconds", "longest_chain", "wall_seconds")
 
     status: Ending  # finished or diverged
     metrics: dict[str, float | None] = field(default_factory=dict)
@@ -92,21 +93,26 @@ class Result(Entry):
     best: Best | None = None
     test_samples: int | None = None
     num_classes: int | None = None
-    train_seconds: float = 0.0
+    train_seconds: float | None = None
     memory: dict[str, Any] = field(default_factory=dict)  # bytes
     wire: dict[str, Any] = field(default_factory=dict)  # bytes a step
     topology: dict[str, float] | None = None  # of gossip
     longest_chain: int | None = None  # most rounded additions in series that a gradient may pass
     weights_sha256: str | None = None
     wall_seconds: float | None = None
+    record: int = version.VERSION
 
     @classmethod
     def read(cls, value: Any) -> Self | None:
         if not isinstance(value, dict) or not isinstance(value.get("metrics", {}), dict):
             return None
+        if version.newer(value):
+            return None
         said = value["measures"].items() if isinstance(value.get("measures"), dict) else ()
         measures = {key: found for key, one in said if (found := Measure.from_json(one)) is not None}
-        found = super().read({**value, "measures": measures, "best": Best.read(value.get("best"))})
+        found = super().read(
+            {version.KEY: 1, **value, "measures": measures, "best": Best.read(value.get("best"))}
+        )
         return found if found is not None and found.status.has_result else None
 
     @property

@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,11 @@ def append_json_line(path: Path, row: dict[str, Any], *, to_disk: bool = True) -
         file.flush()
         if to_disk:
             os.fsync(file.fileno())
+
+
+def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write all `rows` in one step, a line each; as `write_json`."""
+    write_text(path, "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows))
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -24,6 +24,10 @@ class Measure:
         if self.shown not in UNITS:
             raise ValueError(f"a metric is shown as {', '.join(UNITS)}, not as {self.shown!r}")
 
+    def can_be(self, value: float) -> bool:
+        """False for a share above 1, which was meant per cent; and of samples below 0."""
+        return not (self.shown == "percent" and value > 1 + 1e-6) and not (self.of_samples and value < 0)
+
     @classmethod
     def from_json(cls, said: Any) -> "Measure | None":
         """None where `said`, of a record that anyone may have written, is no measure."""

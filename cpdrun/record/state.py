@@ -3,9 +3,10 @@
 from enum import StrEnum
 
 from cpdrun.record.entries import Ending
-from cpdrun.record.files import remove
+from cpdrun.record.files import read_json, remove
 from cpdrun.record.layout import RunDir, SweepDir
 from cpdrun.record.lock import claim, is_claimed, release
+from cpdrun.record.version import newer
 
 
 class State(StrEnum):
@@ -42,7 +43,8 @@ def failed_since(run: RunDir, attempts: int) -> bool:
 
 def garbage(run: RunDir) -> str:
     """What to say of a done.json that is there and cannot be read."""
-    return f"{run.done} holds no record; remove it and run again"
+    problem = newer(read_json(run.done))
+    return f"{run.done} {problem or 'holds no record; remove it and run again'}"
 
 
 def forget(run: RunDir) -> None:

@@ -19,8 +19,11 @@ _OPEN = " ?"
 
 
 def answer(study: Study) -> tuple[list[str], Shown | None]:
-    """The sentences, and the matrix where there is one. That the runs are a mixture is said first of all."""
+    """The sentences, and the matrix where there is one. That the runs are a mixture is said first of all,
+    and that a metric's direction is a guess."""
     sentences, matrix = _answer(study)
+    if not study.metric.is_known:
+        sentences[0] = f"If a higher {study.metric.name} is better, which no record says: {sentences[0]}"
     if mixed := mixture(study):
         sentences[0] = f"{mixed}: {sentences[0]}"
     return sentences, matrix

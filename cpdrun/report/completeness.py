@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from cpdrun.record import State, SweepDir, described, differ, processors, read_manifest
-from cpdrun.report.read.collect import CODE, DATA, UNREADABLE, finished, sweep_names
+from cpdrun.record import NewerRecordError, State, SweepDir, described, differ, processors, read_manifest
+from cpdrun.report.read.collect import CODE, DATA, SEED, UNREADABLE, finished, sweep_names
+from cpdrun.report.read.formats import bits
 from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import some
 
@@ -18,10 +19,14 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
     """One line for each thing that the reader must know about the question and the runs behind the numbers."""
     return [
         *study.question,
+        *_newer(sweeps),
         *_unfinished(study.runs, _planned_absent(study.runs, sweeps)),
         *_unreadable(study.runs),
         *_edited(study.runs),
         *_without_value(study),
+        *_repeated(study),
+        *_other_bits(study),
+        *_other_units(study),
         *_uneven_seeds(study),
         *_mixed_processors(study),
         *_mixed_versions(study),
@@ -45,6 +50,21 @@ def mixture(study: Study) -> str:
     if not mixed:
         return ""
     return f"A mixture, for its runs are not all of one code and data ({some(mixed)} differ between them)"
+
+
+def _newer(sweeps: Sequence[SweepDir]) -> list[str]:
+    """Folders of which it is not known what was asked there."""
+    lines = []
+    for sweep in sweep_names(sweeps).values():
+        try:
+            read_manifest(sweep)
+        except NewerRecordError as error:
+            lines.append(
+                f"{sweep.manifest} {error}; what was asked there, and which runs were to come, is left out"
+            )
+        except (OSError, ValueError):
+            continue
+    return lines
 
 
 def _unfinished(runs: pd.DataFrame, absent: int) -> list[str]:
@@ -105,13 +125,53 @@ def _without_value(study: Study) -> list[str]:
     if not count:
         return []
     have = "runs have" if count > 1 else "run has"
-    return [f"{count} finished {have} no {study.metric.name} and cannot be in a mean"]
+    name, done = study.metric.name, finished(study.runs).to_dict("records")
+    odd = {row["run:name"]: row["run:impossible"][name] for row in done if name in row["run:impossible"]}
+    why = f" ({some([f'{v:g} in {run}' for run, v in odd.items()], most=3)}: a share from 0 to 1 is wanted)"
+    return [f"{count} finished {have} no {name} and cannot be in a mean{why if odd else ''}"]
+
+
+def _repeated(study: Study) -> list[str]:
+    names = [name for group in study.groups for name in group.repeated]
+    if not names:
+        return []
+    are = "runs are" if len(names) > 1 else "run is"
+    what = "another of the same settings and seed has another value, and the last by name counts"
+    return [f"{len(names)} finished {are} in no mean, for {what}: {some(names)}"]
+
+
+def _other_bits(study: Study) -> list[str]:
+    """Formats that we do not know, of which the records say different things."""
+    said: dict[str, set] = {}
+    for name in finished(study.runs)["format"]:
+        said.setdefault(str(name), set()).add(bits(name))
+    odd = {name: sizes for name, sizes in said.items() if len(sizes) > 1}
+    shown = [
+        f"{name} {', '.join(sorted('unknown' if size is None else f'{size:g}' for size in sizes))}"
+        for name, sizes in odd.items()
+    ]
+    return [f"the records do not agree on the bits of a format: {some(shown, '; ')}"] if odd else []
+
+
+def _other_units(study: Study) -> list[str]:
+    name = study.metric.name
+    units = {one[name].shown for one in finished(study.runs)["run:measures"] if one.get(name)}
+    if len(units) < 2:
+        return []
+    return [
+        f"the records do not agree on the unit of {name} ({', '.join(sorted(units))}): "
+        f"shown as {study.metric.measure.shown}"
+    ]
 
 
 def _uneven_seeds(study: Study) -> list[str]:
     """Rows of the table that lack a seed which others have."""
+    done, lines = finished(study.runs), []
+    if unnamed := int(done[SEED].isna().sum()) if SEED in done.columns else len(done):
+        return [
+            f"{unnamed} of {len(done)} finished runs record no seed: each counts as one of its own, in no pair"
+        ]
     seeds = {seed for group in study.groups for seed in group.by_seed}
-    lines = []
     for group in study.groups:
         if group.failed and not group.n_finished:  # told already
             continue

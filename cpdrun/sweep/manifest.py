@@ -9,7 +9,7 @@ import yaml
 
 from cpdrun import __version__
 from cpdrun.config.errors import ConfigError
-from cpdrun.record import SweepDir, git_commit, locked, read_manifest, write_text
+from cpdrun.record import VERSION, NewerRecordError, SweepDir, git_commit, locked, read_manifest, write_text
 from cpdrun.sweep.asked import SEARCH
 from cpdrun.sweep.runs import Plan
 
@@ -40,6 +40,7 @@ def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
         search = read_manifest(sweep.directory).get(SEARCH)
     made = [name for name in before if name not in names and sweep.directory.run(name).path.exists()]
     manifest = {
+        "record": VERSION,
         "sweep": sweep.directory.name,
         "overrides": list(sweep.typed),
         "axes": sweep.axes,
@@ -64,6 +65,8 @@ def listed(directory: SweepDir) -> list[str]:
         return []
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except NewerRecordError as error:
+        raise ConfigError(f"{path} {error}") from None
     except ValueError:
         manifest = "no yaml"
     if manifest is None:

@@ -178,7 +178,7 @@ def test_entries_are_written_field_by_field_as_they_always_were():
     ]
     assert EpochRow.read(row.as_json()) == row
     assert list(EpochRow(0).as_json()) == ["epoch", "step", "train_seconds"]
-    assert list(Result(Ending.FINISHED, wall_seconds=1.0).as_json()) == [
+    assert list(Result(Ending.FINISHED, train_seconds=0.5, wall_seconds=1.0).as_json()) == [
         *(
             "status",
             "metrics",
@@ -190,7 +190,7 @@ def test_entries_are_written_field_by_field_as_they_always_were():
             "train_seconds",
         ),
         *("memory", "wire", "topology"),
-        *("weights_sha256", "wall_seconds"),
+        *("weights_sha256", "wall_seconds", "record"),
     ]
     keys = ["outcome", "exit_code", "rank", "reason", "attempt", "started", "ended"]
     assert list(Outcome(Ending.FAILED, attempt=1, started=1.0, ended=2.0).as_json()) == keys

@@ -112,6 +112,16 @@ def test_the_manifest_says_what_was_asked_for(tmp_path):
     assert manifest["axes"] == {"format": sweep.axes["format"], "aps": [False, True]}
     assert len(manifest["runs"]) == 13
     assert manifest["versions"]["cpdrun"] and "git_commit" in manifest
+    assert manifest["record"] == 1
+
+
+def test_the_manifest_of_a_newer_version_is_nobodys_to_replace(tmp_path):
+    sweep = plan(["exp=digits_bits", f"results_dir={tmp_path}"])
+    write_manifest(sweep)
+    text = sweep.directory.manifest.read_text()
+    sweep.directory.manifest.write_text(text.replace("record: 1", "record: 2"))
+    with pytest.raises(ConfigError, match=r"sweep.yaml is of record version '2'.*: update cpdrun"):
+        write_manifest(sweep)
 
 
 def test_the_question_of_a_search_stays_in_the_manifest(tmp_path):

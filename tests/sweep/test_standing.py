@@ -58,6 +58,14 @@ def test_odd_runs_keep_no_other_from_being_looked_at(sweep):
     assert found.states[sweep.runs[3].name] is State.PREEMPTED
 
 
+def test_a_run_of_a_newer_version_is_done_and_says_so(sweep):
+    run = run_of(sweep, 0)
+    write_json(run.done, {"status": "finished", "metrics": {}, "record": 2})
+    found = standing(sweep)
+    assert found.states[run.name] is State.DONE
+    assert "is of record version '2'" in found.odd[run.name] and "remove it" not in found.odd[run.name]
+
+
 def test_a_run_that_may_not_be_read_gets_its_line(sweep, monkeypatch):
     """As one whose folder is another user's; root, who may run these tests, may read everything."""
     closed = run_of(sweep, 0)

@@ -4,6 +4,7 @@ Columns: every key of the run's config, nested ones joined by dots (`model.depth
 the record adds carries a prefix that no config key has:
   run:sweep run:name run:state run:problem   where it lies, its State, what is wrong with its record (or None)
   run:judged_by run:measures                 the metric that its task is judged by; what each is (Measure or None)
+  run:impossible                             {metric: value} of shares of samples beyond 0 to 1, which are left out
   run:edited                                 whether config.yaml is not what the folder's name has the hash of
   run:status run:wall_seconds ...            done.json (status: finished or diverged)
   metric:NAME                                done.json's metrics, float, NaN where absent or not a number; also
@@ -27,12 +28,13 @@ from cpdrun.record import (
     RunDir,
     State,
     SweepDir,
+    newer,
     read_config,
     read_json,
     read_object,
     state_of,
 )
-from cpdrun.record.measure import BEST
+from cpdrun.record.measure import BEST, known_measure
 from cpdrun.report.read import formats
 
 UNREADABLE = "unreadable"  # in place of a State
@@ -66,6 +68,20 @@ def sweep_names(sweeps: Sequence[SweepDir]) -> dict[str, SweepDir]:
 def finished(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs that ended, diverged ones too, and whose record can be read."""
     return runs[(runs["run:state"] == State.DONE) & runs["run:problem"].isna()]
+
+
+def count_states(runs: pd.DataFrame) -> str:
+    """`30 done, 2 running, 1 failed`."""
+    counts = runs["run:state"].value_counts()
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def why_none(runs: pd.DataFrame) -> str:
+    """Of runs none of which is finished and readable, in words."""
+    odd = runs[runs["run:problem"].notna()]
+    if odd.empty:
+        return "nothing to report yet"
+    return f"of {len(odd)} the record cannot be read, as of {odd['run:name'].iloc[0]}: {odd['run:problem'].iloc[0]}"
 
 
 def config_keys(runs: pd.DataFrame) -> list[str]:
@@ -123,6 +139,7 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
         row["run:state"] = state_of(run)
         config = read_config(run)
         row |= as_now({key: value for key, value in _flat(config) if _is_used(key, config)})
+        row[SEED] = _whole(row.get(SEED))
         row["run:edited"] = _is_edited(run, config)
         if isinstance(row.get("format"), str):
             row["format"] = formats.Recorded.of(row["format"], read_object(run.format_facts))
@@ -135,11 +152,18 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
     return row
 
 
+def _whole(seed: Any) -> Any:
+    """A seed of digits is the number, as a csv's reader may have written it down: they pair."""
+    return (
+        int(seed) if isinstance(seed, str) and seed.isascii() and seed.isdigit() and len(seed) < 20 else seed
+    )
+
+
 def _results(run: RunDir) -> dict[str, Any]:
     """What done.json says."""
     result = run.result()
     if result is None:
-        return {"run:problem": f"{run.done.name} holds no record"}
+        return {"run:problem": f"{run.done.name} {newer(read_json(run.done)) or 'holds no record'}"}
     row: dict[str, Any] = {"run:status": str(result.status), "run:judged_by": result.judge}
     row["run:measures"] = dict(result.measures)
     row |= {f"run:{key}": _number(getattr(result, key)) for key in _FIGURES}
@@ -149,7 +173,19 @@ def _results(run: RunDir) -> dict[str, Any]:
         name = BEST + best.metric
         row |= {f"metric:{name}": _number(best.value), "run:best_epoch": best.epoch}
         row["run:measures"][name] = result.measures.get(best.metric)
-    return row
+    row["run:impossible"] = _impossible(row)
+    return row | {f"metric:{name}": math.nan for name in row["run:impossible"]}
+
+
+def _impossible(row: dict[str, Any]) -> dict[str, float]:
+    """Per cent, as a rule, in place of a share: in a mean it would be a hundred times too much."""
+    found = {}
+    for key, value in row.items():
+        name = key.removeprefix("metric:")
+        measure = row["run:measures"].get(name) or known_measure(name)
+        if name != key and measure is not None and measure.of_samples and not measure.can_be(value):
+            found[name] = value
+    return found
 
 
 def _is_edited(run: RunDir, config: dict[str, Any]) -> bool:
@@ -169,6 +205,8 @@ def _is_used(key: str, config: dict[Any, Any]) -> bool:
 def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
         name = f"{prefix}{key}"
+        if name.startswith(_RECORD):  # a stranger's key in the place of what the record says
+            continue
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{name}.")
         else:

@@ -31,6 +31,7 @@ class Group:
     figures: dict[str, float] = field(default_factory=dict)
     runs: list[RunDir] = field(default_factory=list)
     diverged_seeds: frozenset[Any] = frozenset()
+    repeated: tuple[str, ...] = ()  # runs of a seed that another run of the group has, with another value
     axis: BitsAxis = field(default_factory=BitsAxis)
 
     @property

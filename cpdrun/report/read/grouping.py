@@ -50,8 +50,9 @@ def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) 
 
 
 def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAxis) -> Group:
-    # Two runs of one seed can differ in nothing that changes the result: they count once.
-    done = {_seed(row): row for row in rows if row["run:state"] == State.DONE}
+    # Two runs of one seed differ in nothing that changes the result, unless somebody else wrote them: they count once.
+    finished = [row for row in rows if row["run:state"] == State.DONE]
+    done = {_seed(row): row for row in finished}
     ended = list(done.values())
     return Group(
         keys={name: rows[0][name] for name in names},
@@ -63,6 +64,9 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
         figures={name: _mean(ended, column) for name, column in _FIGURES.items()},
         runs=[RunDir(Path(row["run:path"])) for row in ended],
         diverged_seeds=frozenset(seed for seed, row in done.items() if row["run:status"] == "diverged"),
+        repeated=tuple(
+            row["run:name"] for row in finished if _value(row, metric) != _value(done[_seed(row)], metric)
+        ),
         axis=of,
     )
 
@@ -79,6 +83,11 @@ def hopeless(runs: pd.DataFrame) -> pd.DataFrame:
     failed = readable[readable["run:state"] == State.FAILED]
     others = {of(row) for row in readable[readable["run:state"] != State.FAILED].to_dict("records")}
     return failed[[of(row) not in others for row in failed.to_dict("records")]]
+
+
+def _value(row: dict[str, Any], metric: str) -> tuple[Any, float | None]:
+    """What it measured and how it ended, to be compared."""
+    return row["run:status"], row[metric] if math.isfinite(row[metric]) else None
 
 
 def _mean(rows: list[dict[str, Any]], name: str) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cpdrun.record.measure import Measure, known_measure
+from cpdrun.report.errors import ReportError
 from cpdrun.stats.intervals import Interval
 
 
@@ -13,7 +14,7 @@ from cpdrun.stats.intervals import Interval
 class Metric:
     """A name out of done.json's `metrics`, e.g. `test_accuracy`, and what the record, or else our table, says of it.
 
-    A name that neither knows is taken as higher is better, shown as it is.
+    A name that neither knows is taken as higher is better, shown as it is; the answer says so.
     """
 
     name: str
@@ -21,11 +22,22 @@ class Metric:
 
     @classmethod
     def of(cls, name: str, runs: pd.DataFrame) -> "Metric":
-        """As the first of `runs` (of `collect`) declares it that does."""
-        found = (
-            measures.get(name) for measures in runs.get("run:measures", ()) if isinstance(measures, dict)
-        )
-        return cls(name, next(filter(None, found), None))
+        """As the first of `runs` (of `collect`) declares it that does. Raises ReportError where another says that the
+        other way is better: no difference has a sign then."""
+        said = zip(runs.get("run:measures", ()), runs.get("run:name", ()), strict=True)
+        by_run = {run: one[name] for one, run in said if isinstance(one, dict) and one.get(name)}
+        ways = {measure.higher_is_better: run for run, measure in by_run.items()}
+        if len(ways) > 1:
+            raise ReportError(
+                f"the runs do not agree which way of {name} is better: higher says {ways[True]}, lower {ways[False]}; "
+                f"mend `measures` in one's done.json, or report the two apart"
+            )
+        return cls(name, next(iter(by_run.values()), None))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the record, or else our table, says which way is better."""
+        return self.declared is not None or known_measure(self.name) is not None
 
     @property
     def measure(self) -> Measure:

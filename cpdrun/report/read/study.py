@@ -18,10 +18,12 @@ from cpdrun.report.read.collect import (
     CORE_AXES,
     SEED,
     collect,
+    count_states,
     finished,
     identity,
     other_axes,
     sweep_names,
+    why_none,
 )
 from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.group import Facet, Group
@@ -222,7 +224,7 @@ def read_study(
         raise ReportError(f"no runs in {where}: start some with `cpdrun sweep`")
     done = finished(runs)
     if done.empty:
-        raise ReportError(f"no finished run in {where} ({count_states(runs)}): nothing to report yet")
+        raise ReportError(f"no finished run in {where} ({count_states(runs)}): {why_none(runs)}")
     known = sorted(
         c.removeprefix("metric:") for c in done.columns if c.startswith("metric:") and done[c].notna().any()
     )
@@ -266,12 +268,6 @@ def _usual_metric(done: pd.DataFrame, known: list[str]) -> str:
     if len(most):
         return most.index[0]
     return known_judge(known) or (known[0] if known else "test_accuracy")
-
-
-def count_states(runs: pd.DataFrame) -> str:
-    """`30 done, 2 running, 1 failed`."""
-    counts = runs["run:state"].value_counts()
-    return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
 def _facets(groups: list[Group], axes: list[str]) -> list[Facet]:
