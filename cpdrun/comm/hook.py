@@ -121,23 +121,35 @@ def ddp_hook(
     Raises ValueError for options that do not fit together, a group of other ranks than DDP's, FSDP and layers with
     sparse gradients.
     """
+
+    def make(names: Sequence[str], world_size: int, group: dist.ProcessGroup) -> AllReduceSync:
+        return AllReduceSync(
+            format=fmt,
+            world_size=world_size,
+            parameter_names=names,
+            scaling=scaling or (APS() if aps else None),
+            seed=seed,
+            full_precision={"layers": tuple(full_precision_layers)},
+            group=group,
+            **knobs,
+        )
+
+    return hook_of(model, make, group)
+
+
+def hook_of(
+    model: nn.Module,
+    make: Callable[[Sequence[str], int, dist.ProcessGroup], AllReduceSync],
+    group: dist.ProcessGroup | None = None,
+) -> tuple[HookState, Callable[[HookState, dist.GradBucket], TensorFuture]]:
+    """`ddp_hook` around a sum of the caller's making, of (parameter names, number of workers, their group)."""
     model = getattr(model, "_orig_mod", model)
     _check_kind(model)
     module = model.module if isinstance(model, DistributedDataParallel) else model
     names, parameters = zip(*module.named_parameters(), strict=True)
     names = [name.replace("_orig_mod.", "") for name in names]
     group = _group_of(model, group)
-    sync = AllReduceSync(
-        format=fmt,
-        world_size=dist.get_world_size(group),
-        parameter_names=names,
-        scaling=scaling or (APS() if aps else None),
-        seed=seed,
-        full_precision={"layers": tuple(full_precision_layers)},
-        group=group,
-        **knobs,
-    )
-    return HookState(sync, parameters), _exchange_bucket
+    return HookState(make(names, dist.get_world_size(group), group), parameters), _exchange_bucket
 
 
 def _check_kind(model: nn.Module) -> None:

@@ -5,17 +5,13 @@ Each part is the class that its `_target_` names, called with the other keys bes
 
 import contextlib
 import copy
-import importlib
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
@@ -25,21 +21,15 @@ from cpdrun.comm.gossip.base import Gossip
 from cpdrun.data.base import Data, DataError, states
 from cpdrun.data.partition import Iid, InOrder, Partition
 from cpdrun.data.stream import Stream, length_of
-from cpdrun.errors import UserError
 from cpdrun.optim.groups import ParameterGroups, trainable
 from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
 from cpdrun.train.course import Course
 from cpdrun.train.fit import SPLITS, unfit_data, unfit_model
+from cpdrun.train.instantiate import BuildError, locate, naming, part
 from cpdrun.train.precision.base import Precision
 from cpdrun.train.seeds import derived_seed
 from cpdrun.train.state.init_from import InitFrom
-
-UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
-
-
-class BuildError(UserError):
-    """A part of the run cannot be made; the message names the key and the cause."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +56,9 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     data = build_data(config)
     task = build_task(config, data)
     course = course_of(config, data)
-    partition = _instantiate("partition", config["partition"])
+    partition = part("partition", config["partition"])
     data, partition = _dealt_by_number(config, data, partition, course)
-    precision = _instantiate("precision", config["precision"])
+    precision = part("precision", config["precision"])
     precision.seed, precision.steps = config["seed"], course.steps
     layout = torch.channels_last if config["channels_last"] else torch.preserve_format
     model = build_model(config, data)
@@ -77,15 +67,15 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     load_initial_weights(config, model)
     model = model.to(device, memory_format=layout)
     make_optimizer = build_optimizer(config, model)
-    with _naming("precision"):
+    with naming("precision"):
         model = precision.prepare(model)
     optimizer = make_optimizer(list(trainable(model).values()))
-    with _naming("precision"):
+    with naming("precision"):
         precision.check(optimizer)
-    schedule = _instantiate("schedule", config["schedule"])
+    schedule = part("schedule", config["schedule"])
     sync = build_sync(config, model, course)
     learner = _learner(config, precision, sync)
-    with _naming("schedule"):
+    with naming("schedule"):
         schedule(0.0, course.length)
     batches = Batches(data, config["seed"], device, config["loaders"], config["channels_last"])
     return Parts(
@@ -107,7 +97,7 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
 
 def _learner(config: dict[str, Any], precision: Precision, sync: GradientSync | Gossip) -> type:
     """The class that the sync names. Raises BuildError for settings that make no sense with it."""
-    learner = _locate(sync.learner)
+    learner = locate(sync.learner)
     try:
         learner.check(config, precision, sync)
     except ValueError as error:
@@ -117,7 +107,7 @@ def _learner(config: dict[str, Any], precision: Precision, sync: GradientSync | 
 
 def build_data(config: dict[str, Any]) -> Data:
     """Raises BuildError."""
-    data = _instantiate("data", config["data"])
+    data = part("data", config["data"])
     if problem := unfit_data(data):
         raise BuildError(f"data: {problem}")
     return data
@@ -138,7 +128,7 @@ def _dealt_by_number(
     """The same data with streams as numbered samples; those of the training set are dealt as they come."""
     streams = [name for name in SPLITS if isinstance(getattr(data, name), IterableDataset)]
     data = copy.copy(data) if streams else data
-    with _naming("data"):
+    with naming("data"):
         if "test" in streams:
             samples = length_of(data.test)
             samples = sum(1 for _ in data.test) if samples is None else samples
@@ -161,7 +151,7 @@ def build_task(config: dict[str, Any], data: Data) -> Task:
     elif smoothing:
         name = spec["_target_"].rsplit(".", 1)[-1]
         raise BuildError(f"label_smoothing={smoothing}: {name} smooths no labels; type label_smoothing=0")
-    return _instantiate("task", _with_facts("task", spec, data))
+    return part("task", _with_facts("task", spec, data))
 
 
 def build_model(config: dict[str, Any], data: Data) -> nn.Module:
@@ -184,31 +174,31 @@ def _with_facts(section: str, spec: dict[str, Any], data: Data) -> dict[str, Any
 
 def _asked_for(section: str, spec: dict[str, Any]) -> Mapping[str, inspect.Parameter]:
     """The arguments of the class that `spec` names, by their names."""
-    with _naming(section):
-        return inspect.signature(_locate(spec["_target_"])).parameters
+    with naming(section):
+        return inspect.signature(locate(spec["_target_"])).parameters
 
 
 def _make_model(config: dict[str, Any], spec: dict[str, Any]) -> nn.Module:
     torch.manual_seed(derived_seed("weights", config["seed"]))
-    return _instantiate("model", spec)
+    return part("model", spec)
 
 
 def load_initial_weights(config: dict[str, Any], model: nn.Module) -> None:
     """Those of init_from, where it is given (a config.yaml older than the key gives none). Raises BuildError."""
     if config.get("init_from") is not None:
-        with _naming("init_from"):
+        with naming("init_from"):
             path = Path(config["init_from"])
             InitFrom(path, config["init_sha256"], config["init_into"], config["init_skip"]).load_into(model)
 
 
 def build_optimizer(config: dict[str, Any], model: nn.Module) -> Callable[[list[nn.Parameter]], Optimizer]:
     """Makes the run's optimizer of parameters that stand for the model's, in their order. Raises BuildError."""
-    make = _instantiate("optim", config["optim"], _partial_=True)
-    with _naming("parameter_groups"):
+    make = part("optim", config["optim"], _partial_=True)
+    with naming("parameter_groups"):
         groups = ParameterGroups(model, groups_of(config))
 
     def make_optimizer(parameters: list[nn.Parameter]) -> Optimizer:
-        with _naming("optim"):
+        with naming("optim"):
             return groups.optimizer(make, parameters)
 
     return make_optimizer
@@ -220,9 +210,9 @@ def groups_of(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def build_sync(config: dict[str, Any], model: nn.Module, course: Course) -> GradientSync | Gossip:
-    make = _instantiate("sync", config["sync"], _partial_=True)
-    scaling = _instantiate("scaling", config["scaling"]) if config["aps"] else None
-    with _naming("sync"):
+    make = part("sync", config["sync"], _partial_=True)
+    scaling = part("scaling", config["scaling"]) if config["aps"] else None
+    with naming("sync"):
         return make(
             format=config["format"],
             scaling=scaling,
@@ -232,35 +222,3 @@ def build_sync(config: dict[str, Any], model: nn.Module, course: Course) -> Grad
             parameter_names=list(trainable(model)),
             full_precision=config["full_precision"],
         )
-
-
-def _instantiate(section: str, spec: dict[str, Any], **given: Any) -> Any:
-    with _naming(section):
-        _locate(spec["_target_"])
-        return instantiate(spec, _convert_="all", **given)
-
-
-def _locate(target: str) -> Any:
-    """What `target` (package.module.Class) names; Hydra's own look-up prints three lines where it finds nothing."""
-    module, _, name = target.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
-        where = "; run where it lies, or name that folder in PYTHONPATH" if missing else ""
-        raise ImportError(f"cannot import {target}: {error}{where}") from None
-
-
-@contextlib.contextmanager
-def _naming(section: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        cause: BaseException = error
-        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        text = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
-        if isinstance(cause, TypeError) and (unknown := UNKNOWN_ARGUMENT.search(text)):
-            raise BuildError(f"{section}: unknown key '{section}.{unknown[1]}'") from error
-        known = isinstance(cause, DataError | InstantiationException | ImportError | ValueError)
-        raise BuildError(f"{section}: {text if known else f'{type(cause).__name__}: {text}'}") from error
