@@ -55,6 +55,10 @@ class HookState:
         self.step = state["step"]
         self._thread.submit(self.sync.load_state_dict, state["sync"]).result()
 
+    def names_of(self, parameters: Sequence[nn.Parameter]) -> list[str]:
+        """Of some of the model's parameters."""
+        return [self.sync.names[self._index[id(parameter)]] for parameter in parameters]
+
     def average(self, bucket: dist.GradBucket) -> Callable[[], Tensor]:
         """The work of one bucket: its buffer becomes the mean over the ranks.
 
@@ -66,7 +70,7 @@ class HookState:
                 "this ddp_hook was made for another model: make one for each, and register it on its own"
             )
         if buffer.layout != torch.strided:
-            name = self.sync.names[self._index[id(parameters[0])]]
+            (name,) = self.names_of(parameters[:1])
             raise ValueError(f"the gradient of {name} is sparse, ddp_hook sums dense ones: {_DENSE}")
         layers = [self._index[id(parameter)] for parameter in parameters]
 

@@ -34,14 +34,13 @@ class FullPrecision:
             raise ValueError("full_precision.last_epochs needs the number of epochs")
 
     @cached_property
-    def _always(self) -> frozenset[int]:
-        return frozenset(
-            p for p, name in enumerate(self.names) if any(fnmatchcase(name, glob) for glob in self.layers)
-        )
+    def always(self) -> frozenset[str]:
+        """The parameters whose gradients are exchanged in fp32 in every epoch."""
+        return frozenset(name for name in self.names if any(fnmatchcase(name, glob) for glob in self.layers))
 
     def covers(self, parameter: int, epoch: int) -> bool:
         """Whether a parameter's gradient is exchanged in fp32 in epoch `epoch` (from 0)."""
         at_an_end = epoch < self.first_epochs or (
             self.last_epochs > 0 and epoch >= self.epochs - self.last_epochs
         )
-        return at_an_end or parameter in self._always
+        return at_an_end or self.names[parameter] in self.always

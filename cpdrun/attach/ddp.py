@@ -1,0 +1,93 @@
+"""DistributedDataParallel: the run's sum in the place of its all-reduce, by a hook registered when it is constructed.
+
+A process is one worker then, in the order of DDP's process group. What works under it as without, gradients having the
+bits of `cpdrun.comm.emulate_all_reduce`: no_sync (what piles up locally is exchanged once), find_unused_parameters,
+static_graph, gradient_as_bucket_view, activation checkpointing, torch.compile before or after, clipping and GradScaler
+(both come after the exchange; scaled gradients are exchanged, which a power of two changes nothing of with APS, while
+without it the scale decides what underflows). A comm hook of the script's own is refused: DDP takes one.
+
+Where a process plays several workers (`played.py`), DDP exchanges nothing: its hook hands each bucket back as it is.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cpdrun.attach.exchange import Asked
+from cpdrun.attach.models import clean
+from cpdrun.attach.patches import Patches
+from cpdrun.attach.products import Products
+from cpdrun.attach.script import DDP, Script
+from cpdrun.comm.hook import hook_of
+from cpdrun.errors import UserError
+
+
+class HoldsDdp:
+    """`models`: those constructed so far."""
+
+    def __init__(self, asked: Asked, script: Script, products: Products) -> None:
+        self.asked, self.script, self.products = asked, script, products
+        self.models: list[DistributedDataParallel] = []
+        self.states: list[Any] = []
+
+    def install(self, patches: Patches) -> None:
+        patches.around(DistributedDataParallel, "__init__", self._construct)
+        if not self.asked.plain:
+            patches.around(DistributedDataParallel, "register_comm_hook", self._register)
+
+    def _construct(
+        self, original: Callable, ddp: DistributedDataParallel, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> None:
+        self.products.place(module)
+        original(ddp, module, *args, **kwargs)
+        self.take(ddp)
+
+    def take(self, ddp: DistributedDataParallel) -> None:
+        """Raises UserError for a process group that is not all of the script's processes."""
+        if ddp in self.models:
+            return
+        self.models.append(ddp)
+        self.script.wrappers[DDP] = self.script.wrappers.get(DDP, 0) + 1
+        if self.asked.plain:
+            return
+        ranks = ddp.process_group.size()
+        if ranks != self.script.ranks:
+            raise UserError(
+                f"DistributedDataParallel over {ranks} of {self.script.ranks} processes: the run's "
+                f"world_size={self.script.world_size} workers are all of them; take the default process group"
+            )
+        if self.script.share > 1:
+            DistributedDataParallel.register_comm_hook.__wrapped__(ddp, None, _as_it_is)
+            return
+        state, hook = hook_of(ddp, self.asked.sum_of)
+        DistributedDataParallel.register_comm_hook.__wrapped__(ddp, state, self._counted(hook))
+        self.states.append(state)
+        for p in ddp.module.parameters():
+            self.script.claimed[p] = DDP
+
+    def _counted(self, hook: Callable) -> Callable:
+        """The hook; the record knows what went through it."""
+
+        def counted(state: Any, bucket: dist.GradBucket) -> Any:
+            if state.step < 3:
+                names = state.names_of(bucket.parameters())
+                self.script.did_exchange(DDP, map(clean, names), [p.numel() for p in bucket.parameters()])
+            return hook(state, bucket)
+
+        return counted
+
+    def _register(self, original: Callable, ddp: DistributedDataParallel, state: Any, hook: Callable) -> None:
+        raise UserError(
+            "the script registers a communication hook of its own, in whose place the run's exchange stands: remove "
+            "register_comm_hook, or run with format=fp32"
+        )
+
+
+def _as_it_is(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future

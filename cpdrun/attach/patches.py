@@ -1,0 +1,30 @@
+"""Functions of torch with something of ours around them, and as they were again."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+class Patches:
+    """Undone in the reverse order."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def around(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """owner.name(*args, **kwargs) becomes call(what it was, *args, **kwargs)."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return call(original, *args, **kwargs)
+
+        setattr(owner, name, patched)
+        self._undo.append(lambda: setattr(owner, name, original))
+
+    def later(self, undo: Callable[[], None]) -> None:
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()

@@ -1,0 +1,112 @@
+"""The run's precision rules in a script's models: layers' products, activations and errors, as in a built-in run.
+
+A model is taken hold of once: by cpdrun.attach(model), before DistributedDataParallel or fully_shard wrap it, or when
+an optimizer is made of its parameters, whichever comes first; so before its first forward pass. Layers stay the same
+objects, that other names for them in the script mean them too. What a script keeps for itself is refused: formats of
+the weights, the optimizer and its state, and a loss scale (it has GradScaler).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from cpdrun.attach.models import models_of, unwrapped
+from cpdrun.attach.script import Script
+from cpdrun.errors import UserError
+from cpdrun.train.instantiate import naming, part
+from cpdrun.train.precision.formats import Formats
+
+MULTIPLY = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.MultiheadAttention, nn.RNNBase, nn.Bilinear)
+
+
+class Products:
+    """Raises UserError for a precision that a script cannot be held to."""
+
+    def __init__(self, config: dict[str, Any], script: Script) -> None:
+        self.config, self.script = config, script
+        self.placed: list[tuple[nn.Module, Any]] = []  # models, and the precision of each
+        self.rounded: dict[str, str] = {}  # layers, and how
+        self.in_fp32: dict[str, str] = {}  # layers that multiply, and their classes
+        precision = self._precision()
+        self.asked = not isinstance(precision, Formats) or bool(precision.typed or precision.short)
+        typed = precision.rounds_weights
+        if isinstance(precision, Formats):
+            update, state = precision.stepping.update, precision.stepping.state
+            typed = typed or (update and f"precision.update={update}") or state
+            typed = f"precision.optimizer_state={state}" if typed == state and state else typed
+        if typed:
+            raise UserError(
+                f"{typed}: weights and steps of a script are its own; rules of role weight round products"
+            )
+        if config["precision"]["loss_scale"] != 1:
+            scale = config["precision"]["loss_scale"]
+            raise UserError(
+                f"precision.loss_scale={scale}: a script scales its own loss, as by GradScaler; take 1.0"
+            )
+
+    def _precision(self) -> Any:
+        precision = part("precision", self.config["precision"])
+        precision.seed = self.config["seed"]
+        return precision
+
+    @property
+    def took_hold(self) -> bool:
+        return any(precision is not None for _, precision in self.placed)
+
+    def place_around(self, parameters: Sequence[nn.Parameter]) -> None:
+        """In the models that hold these."""
+        if self.asked:
+            for model in models_of(parameters):
+                self.place(model)
+
+    def place(self, model: nn.Module) -> None:
+        """In the model, once. Raises UserError for a rule that fits the first of the script's models nowhere."""
+        model = unwrapped(model)
+        if not self.asked or self._is_placed(model):
+            return
+        before, precision = dict(model.named_modules(remove_duplicate=False)), self._precision()
+        try:
+            with naming("precision"):
+                prepared = precision.prepare(model)
+        except UserError:
+            # a rule that means another of the script's models
+            if not self.placed:
+                raise
+            self.script.note(f"{type(model).__name__}: no precision rule fits it, it stays in float32")
+            self.placed.append((model, None))
+            return
+        _same_objects(before, prepared)
+        self.placed.append((model, precision))
+        self._list(model)
+
+    def _is_placed(self, model: nn.Module) -> bool:
+        parts = {id(m) for m in model.modules()}
+        return any(parts & {id(m) for m in placed.modules()} for placed, _ in self.placed)
+
+    def _list(self, model: nn.Module) -> None:
+        for name, module in model.named_modules():
+            name = name or type(module).__name__
+            if getattr(module, "arithmetic", None):
+                self.rounded[name] = str(module.arithmetic)
+            elif isinstance(module, MULTIPLY):
+                self.in_fp32[name] = type(module).__name__
+
+    def at(self, step: int) -> None:
+        """From here on as the rules say of this step."""
+        for _, precision in self.placed:
+            if precision is not None:
+                precision.at(step)
+
+
+def _same_objects(before: dict[str, nn.Module], prepared: nn.Module) -> None:
+    """Layers that were replaced take over the classes and the contents of those that replaced them."""
+    for name, old in before.items():
+        new = prepared.get_submodule(name)
+        if new is old:
+            continue
+        object.__setattr__(old, "__dict__", new.__dict__)
+        old.__class__ = type(new)
+        if name:
+            parent, _, child = name.rpartition(".")
+            prepared.get_submodule(parent)._modules[child] = old
