@@ -2,6 +2,7 @@
 
     python scripts/soak.py                          # 200 blows, seed 0: about an hour on two cores
     python scripts/soak.py --blows 10 --seed 3      # a look at it
+    python scripts/soak.py --search 20              # then a search that is killed so often: scripts/soak_search.py
     python scripts/soak.py --fuzz 10000             # then that many override strings and yaml files
 
 A sweep of digits is trained undisturbed. Then sweeps of the same runs, with 1 and with 2 ranks in turn, are struck: a
@@ -26,12 +27,24 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import soak_search
+from soak_search import BrokenError
+
 from cpdrun.record import SweepDir
 
 RUNS = ["exp=digits_bits", "format=e4m3,e3m0", "aps=true,false", "seed=0,1", "epochs=6", "device=cpu"]
 ROLES = ("launcher", "warm process", "engine", "agent", "rank", "group")
 BLOWS = ("KILL", "INT", "INT twice", "TERM", "TERM twice", "HUP", "HUP twice", "STOP")
 KILL_SHARE = 0.4
+SEARCHED = [
+    "exp=digits_search",
+    "world_size=2",
+    "batch_size=32",
+    "epochs=2",
+    "model.width=4",
+    "search.tolerance=4",
+    "device=cpu",
+]
 STARTING_S = 2.0  # before the first blow, so that not all fall on a launcher that imports
 PAUSE_S = (0.0, 0.6)  # between blows
 TWICE_S = (0.0, 0.25)
@@ -39,10 +52,6 @@ STOPPED_S = (0.05, 3.0)
 WAIT_FOR_A_ROLE_S = 10.0
 MOST_A_STORM = 20  # so that 1 and 2 ranks come in turn
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\w[\w.]*)", re.MULTILINE)
-
-
-class BrokenError(Exception):
-    """What did not hold."""
 
 
 @dataclass
@@ -221,6 +230,16 @@ def fuzz(tries: int) -> int:
     return subprocess.run(command, env={**os.environ, "CPDRUN_FUZZ": str(tries)}).returncode
 
 
+def search(kills: int, seed: int, patience_s: float, folder: Path) -> str | None:
+    """What broke, or None."""
+    try:
+        print(soak_search.soak(SEARCHED, kills, seed, folder, patience_s), flush=True)
+    except BrokenError as error:
+        print(f"BROKEN: {error} (--seed {seed}; {folder})", flush=True)
+        return str(error)
+    return None
+
+
 def soak(blows: int, seed: int, patience_s: float, folder: Path) -> str | None:
     """What broke, or None."""
     run = Soak(folder, random.Random(seed), patience_s)
@@ -239,6 +258,7 @@ def main() -> int:
     parser.add_argument(
         "--blows", type=int, default=200, help="kills and signals in all (default 200; 0: none)"
     )
+    parser.add_argument("--search", type=int, default=0, metavar="N", help="kills of a search after")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--patience", type=float, default=300, help="seconds without a blow until an end")
     parser.add_argument("--folder", type=Path, help="where the sweeps lie (default: a temporary one)")
@@ -246,14 +266,18 @@ def main() -> int:
         "--fuzz", type=int, default=0, metavar="N", help="strings and yaml files to try after"
     )
     arguments = parser.parse_args()
-    broken = None
+    folder = (arguments.folder or Path(tempfile.mkdtemp(prefix="cpdrun-soak-"))).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    broken = []
     if arguments.blows:
-        folder = arguments.folder or Path(tempfile.mkdtemp(prefix="cpdrun-soak-"))
-        folder.mkdir(parents=True, exist_ok=True)
-        broken = soak(arguments.blows, arguments.seed, arguments.patience, folder.resolve())
-        print(f"BROKEN: {broken}" if broken else f"{arguments.blows} blows changed nothing", flush=True)
-    fell = fuzz(arguments.fuzz) if arguments.fuzz else 0
-    return 1 if broken or fell else 0
+        fell = soak(arguments.blows, arguments.seed, arguments.patience, folder)
+        print(f"BROKEN: {fell}" if fell else f"{arguments.blows} blows changed nothing", flush=True)
+        broken.append(fell)
+    if arguments.search:
+        broken.append(search(arguments.search, arguments.seed, arguments.patience, folder))
+    if arguments.fuzz:
+        broken.append(fuzz(arguments.fuzz))
+    return 1 if any(broken) else 0
 
 
 if __name__ == "__main__":

@@ -16,6 +16,18 @@ from cpdrun.launch.session import write_configs
 from cpdrun.record import SweepDir
 from cpdrun.sweep import plan
 
+# A search that takes nine runs of a second: three pairs certify e4m3, three refute e3m0 without APS.
+TINY_SEARCH = (
+    "exp=digits_search",
+    "world_size=2",
+    "batch_size=32",
+    "epochs=2",
+    "model.width=4",
+    "format=fp32,e4m3,e3m0",
+    "aps=false",
+    "search.tolerance=20",
+    "device=cpu",
+)
 HERE = Path(__file__).parent
 DEADLINE_S = 60
 
