@@ -1,17 +1,19 @@
-"""Among formats of one width, the likeliest first: that whose rounding leaves least of the recorded gradients lost.
+"""Among formats of one width, the likeliest first: that which loses least of the gradients that the baseline recorded.
 
 The rule. A run of the baseline records, epoch by epoch, the power of two of each layer's largest gradient. The squares
 of a layer's gradients lie in the few octaves below it: of a Laplace distribution of some 20,000 values 12, 42, 32, 11
 and 2 per cent in the first to the fifth (digits' layers have 83 to 100 per cent in the first four). A format rounds an
-octave to a grid of spacing q, which makes an error of q^2 / 12; where that is more than the octave's own squares, all
-of it is lost. Each rounded addition errs once more, where the format is still normal, on a sum that has grown to half
-the chain in the mean. The sum of both, as a share of the squares, at most 1, averaged over layers and epochs, is a
-format's `loss`; its root is what a run records as `sum_error`. With APS a layer's largest sum lies at the format's
-upper end. Measured on digits, predicted and recorded: e3m1 with APS .26 and .33, e4m0 .40 and .36, e3m0 .47 and .56,
-e2m2 .85 and .94; e4m0 without APS .84 and .83.
+octave to a grid of spacing q. Where all of it is below q / 2 it becomes zero and is lost; else rounding makes noise of
+q^2 / 12. Each rounded addition makes as much again, where the format is still normal, on a sum that has grown to half
+the chain in the mean. With APS a layer's largest sum lies at the format's upper end. As shares of the squares, averaged
+over layers and epochs, what is lost plus a tenth of the noise is a format's `loss`: noise differs from step to step,
+and an optimizer averages it (momentum of .9 over ten steps and more), but what is lost is lost in every step.
 
 The reason. Range alone would always choose most exponent bits, which is the order where nothing is recorded; but range
-that no gradient needs costs precision in every one of them. Here the two are one figure.
+that no gradient needs costs precision in every one of them. On digits with 8 workers the root of the sum of both is
+near the `sum_error` that runs record (e3m1 with APS .27 and .33, e4m0 .40 and .36, e3m0 .52 and .56, e2m2 .95 and .94;
+e4m0 without APS .89 and .83), and the order by `loss` is that of the training losses that these formats end with (e4m0
+.017, e3m1 .023, e3m0 .033, e4m0 without APS .076, e2m2 .50; by the error e3m1 would come before e4m0).
 
 What it may go by. Only the baseline's first run that leaves a record, by its seed: it is the same whenever and however
 often the search is typed, and a width with several formats is not asked for before it has ended. So the order is a
@@ -35,6 +37,7 @@ from cpdrun.search.schedule import Candidate
 LARGEST = 10  # scales of a Laplace distribution in the largest of e^10 = 22,000 values
 OCTAVES = 8  # the last with all that is left below
 EXPONENTS = range(-149, 128)  # of float32
+AVERAGED = 10  # steps of which noise counts as one
 IN_AN_OCTAVE = 28  # spacing^2 / 12 beside the mean square of values spread evenly from 1 to 2, which is 7 / 3
 
 
@@ -72,32 +75,39 @@ def likeliest_first(
 
 
 def loss(name: object, gradients: Gradients, *, scaled: bool) -> float:
-    """The share of the gradients' squares that a format by this name loses, 0 .. 1; inf where a gradient is larger than
-    its largest value, or nothing is known of such formats. `scaled`: by APS or a rule like it."""
+    """What a format by this name costs training, 0: nothing; inf where a gradient is larger than its largest value, or
+    nothing is known of such formats. `scaled`: by APS or a rule like it."""
+    lost, noise = lost_and_noise(name, gradients, scaled=scaled)
+    return lost + noise / AVERAGED
+
+
+def lost_and_noise(name: object, gradients: Gradients, *, scaled: bool) -> tuple[float, float]:
+    """As shares of the gradients' squares."""
     fmt = formats.parse(name)
     if not isinstance(fmt, Format):
-        return math.inf
+        return math.inf, math.inf
     if scaled:
         headroom = 1 + math.ceil(math.log2(gradients.additions + 1))
-        return _loss_of_layer(fmt, fmt.emax - headroom, gradients.additions)
+        return _of_layer(fmt, fmt.emax - headroom, gradients.additions)
     layers = sum(gradients.largest.values())
-    of_each = (n * _loss_of_layer(fmt, top, gradients.additions) for top, n in gradients.largest.items())
-    return math.fsum(of_each) / layers
+    of_each = [(n, *_of_layer(fmt, top, gradients.additions)) for top, n in gradients.largest.items()]
+    return math.fsum(n * x for n, x, _ in of_each) / layers, math.fsum(n * x for n, _, x in of_each) / layers
 
 
-def _loss_of_layer(fmt: Format, largest: int, additions: int) -> float:
+def _of_layer(fmt: Format, largest: int, additions: int) -> tuple[float, float]:
     if largest > fmt.emax:
-        return math.inf
-    lost = (share * _lost(fmt, largest - below, additions) for below, share in enumerate(SHARES))
-    return min(1.0, math.fsum(lost))
-
-
-def _lost(fmt: Format, exponent: int, additions: int) -> float:
-    """Of the squares of one octave."""
-    spacing = max(exponent, fmt.emin) - fmt.mantissa_bits
-    of_values = min(1.0, 4.0 ** (spacing - exponent) / IN_AN_OCTAVE)
-    of_sums = 4.0**-fmt.mantissa_bits / IN_AN_OCTAVE * additions / 2 if exponent >= fmt.emin else 0.0
-    return of_values + of_sums
+        return math.inf, math.inf
+    lost = noise = 0.0
+    for below, share in enumerate(SHARES):
+        exponent = largest - below
+        spacing = max(exponent, fmt.emin) - fmt.mantissa_bits
+        if spacing >= exponent + 2:
+            lost += share
+            continue
+        noise += share * 4.0 ** (spacing - exponent) / IN_AN_OCTAVE
+        if exponent >= fmt.emin:
+            noise += share * 4.0**-fmt.mantissa_bits / IN_AN_OCTAVE * additions / 2
+    return lost, noise
 
 
 def _squares_above(scales: float) -> float:
