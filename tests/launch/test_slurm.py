@@ -1,5 +1,6 @@
-"""A real Slurm of one node: arrays, failures, cancellation, the time limit, two tasks."""
+"""A real Slurm of one node: arrays, failures, cancellation, the time limit, two tasks, a search in rounds."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -7,13 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from driving import dawdling, finish, make_job, make_training_job, training, wait_for
+from driving import TINY_SEARCH, dawdling, finish, make_job, make_training_job, training, wait_for
 
 from cpdrun.launch.base import LaunchError, LaunchOptions
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
 from cpdrun.launch.slurm.executor import SlurmExecutor, queued
 from cpdrun.launch.slurm.squeue import elements_in_queue
-from cpdrun.record import State, SweepDir, read_json, state_of
+from cpdrun.record import State, SweepDir, read_json, read_manifest, state_of
+from cpdrun.search.drive import Driver
+from cpdrun.search.question import ask
+from cpdrun.search.results import Results
 
 NODE = Path(__file__).parents[2] / "scripts" / "slurm_one_node.sh"
 DEFAULTS = {
@@ -107,6 +111,27 @@ def test_a_sweep_is_not_submitted_twice(job, slurm, sweep):
     assert len(read_json(sweep.slurm)) == 1
     cancel_sweep(sweep)
     finish(first)
+
+
+def test_a_search_submits_rounds_until_its_answer_is_certified(node, tmp_path):
+    """As it is typed, with runs that really train: three pairs certify e4m3; then three refute e3m0."""
+    words = [*TINY_SEARCH, "name=searched", "launcher=slurm", f"results_dir={tmp_path}"]
+    with training():
+        command = [sys.executable, "-m", "cpdrun.cli", "search", *words, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found, sweep = json.loads(done.stdout), SweepDir(tmp_path / "searched")
+    (chain,) = found["chains"]
+    assert chain["is_over"] and chain["smallest"] == "e4m3 without APS"
+    assert [each["verdict"] for each in chain["candidates"]] == ["certified", "refuted"]
+    assert "certified at 95 %" in found["says"][0]
+
+    rounds = [array["runs"] for array in read_json(sweep.slurm)]
+    assert list(map(len, rounds)) == [6, 3]
+    submitted = sorted(name for runs in rounds for name in runs)
+    assert submitted == sorted(read_manifest(sweep)["runs"]) == [run.name for run in sweep.runs()]
+    assert all(run.done.exists() and len(run.attempts()) == 1 for run in sweep.runs())
+    assert Driver(Results(ask(words))).asks(None, ahead=False) == []  # typed again it submits nothing
 
 
 def test_cancelled_from_another_shell(job, slurm, sweep):
