@@ -50,6 +50,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     from cpdrun.search.drive import Driver
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
+    from cpdrun.search.tuned_words import asked
     from cpdrun.search.words import as_json
     from cpdrun.sweep import listed, write_question
 
@@ -67,7 +68,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     _say_what_is_asked(console, results)
     if not arguments.dry_run:
         with writing(question.directory.path):
-            write_question(question.directory, question.asked)
+            write_question(question.directory, asked(results))
     if arguments.dry_run:
         _dry_run(console, results, options)
         code = OK
@@ -101,16 +102,17 @@ def _report(arguments: argparse.Namespace, code: int, results: "Results") -> str
 
 
 def _say_what_is_asked(console: "Console", results: "Results") -> None:
-    from cpdrun.search.words import baseline_name, tolerance_of
+    from cpdrun.search.tuned_words import plan_text
+    from cpdrun.search.words import tolerance_of
 
     question = results.question
     asked = question.settings
     candidates = sum(len(width) for chain in question.chains for width in chain.widths)
     budget = f", for at most {asked.budget}" if asked.budget else ""
     console.print(
-        f"{candidates} candidates in {len(question.chains)} chains against {baseline_name(results)}: at most "
+        f"{candidates} candidates in {len(question.chains)} chains against {question.baseline_name}: at most "
         f"{tolerance_of(results)} worse, at {asked.confidence:g} %{budget}; "
-        f"{results.runs} runs are there",
+        f"{plan_text(results)}{results.runs} runs are there",
         soft_wrap=True,
     )
 

@@ -14,9 +14,10 @@ from cpdrun.launch.executors import make_executor
 from cpdrun.record import Ending, Progress
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Ask, Standing, wanted
+from cpdrun.search.tuned_words import asked
 from cpdrun.search.words import one_line, table
 from cpdrun.stats.anytime import Verdict
-from cpdrun.sweep import write_manifest
+from cpdrun.sweep import write_manifest, write_question
 
 
 class SearchDisplay(Display):
@@ -54,7 +55,8 @@ class Driver:
         results, in_flight = self.results, set(self._in_flight.values())
         standings = [s for s in results.standings() if not results.problem(s.chain.widths[0][0].baseline)]
         found: list[Ask] = []
-        for ask in wanted(standings, results.ended, in_flight, results.rules(), ahead=ahead):
+        tuning = results.question.tuning
+        for ask in wanted(standings, results.ended, in_flight, results.rules(), tuning, ahead=ahead):
             if (most is not None and len(in_flight) + len(found) >= most) or self._is_spent(len(found)):
                 break
             found.append(ask)
@@ -69,7 +71,7 @@ class Driver:
         self._listed |= new
         if runs:
             listed = [question.cells[name][seed] for name, seed in self._listed.values()]
-            write_manifest(question.as_plan(listed), question.asked)
+            write_manifest(question.as_plan(listed), asked(self.results))
         return [Job(question.directory.run(run.name), run.config, run.overrides) for run in runs]
 
     def ended(self, event: Event) -> None:
@@ -116,6 +118,8 @@ def search(
         stopped = summaries[-1].interrupted or (summaries[-1].failed and options.fail_fast)
         if stopped or most is not None:  # on this machine `more` has asked for all there was
             break
+    if results.question.tuning:
+        write_question(directory, asked(results))  # with what was chosen
     return summaries
 
 

@@ -17,6 +17,8 @@ TOLERANCES = (0.5, 1.0, 2.0)  # of the tolerance asked for: what half of it, or 
 def forecast(results: Results, slots: int | None) -> Iterator[str]:
     """`sd 0.36 points (7 candidates): tolerance 0.5 needs about 14 pairs a format, 1 about 5 ...`"""
     standings = results.standings()
+    if to_choose := tuning_runs(results, standings):
+        yield f"to choose the tuned values: {to_choose} runs, if each width is reached and its first format does"
     noise, source = noise_floor(results, standings)
     if noise is None:
         yield "the noise is known, and what the search is likely to cost, once two pairs are recorded"
@@ -36,7 +38,8 @@ def forecast(results: Results, slots: int | None) -> Iterator[str]:
         if slots is None or math.isnan(a_run)
         else f", about {runs * a_run / slots / 60:.1f} minutes with {slots} at once"
     )
-    yield f"likely: about {runs} further runs{time}, if each width but the last is as good as the baseline"
+    further = f"{runs} further runs{', those included' if to_choose else ''}"
+    yield f"likely: about {further}{time}, if each width but the last is as good as the baseline"
 
 
 def noise_floor(results: Results, standings: Sequence[Standing]) -> tuple[float | None, str]:
@@ -59,9 +62,19 @@ def noise_floor(results: Results, standings: Sequence[Standing]) -> tuple[float 
     return None, ""
 
 
+def tuning_runs(results: Results, standings: Sequence[Standing]) -> int:
+    """Runs still to come that choose, for the baselines and the first format of every width from the frontier on."""
+    tuning, cells = results.question.tuning, set()
+    for standing in standings:
+        if standing.active is not None:
+            first = [standing.active[0], *(w[0] for w in standing.chain.widths[standing.frontier + 1 :])]
+            cells |= {name for candidate in first for name in (candidate.baseline, candidate.name)}
+    return sum(len(turn) for cell in cells for turn in tuning.missing(cell, results.ended))
+
+
 def likely_runs(results: Results, standings: Sequence[Standing], noise: float) -> int | None:
     """Runs still to come, were the likeliest format of every width equal to the baseline but those of the last."""
-    rules, runs, longest = results.rules(), 0, 0
+    rules, runs, longest = results.rules(), tuning_runs(results, standings), 0
     for standing in standings:
         if standing.active is None:
             continue
@@ -77,7 +90,7 @@ def likely_runs(results: Results, standings: Sequence[Standing], noise: float) -
             runs += max(0, pairs - width.judgements[0].pairs)
             longest = max(longest, needed)
     baselines = {s.chain.widths[0][0].baseline for s in standings if s.active is not None}
-    return runs + sum(max(0, longest - len(results.ended.values.get(name, {}))) for name in baselines)
+    return runs + sum(max(0, longest - len(results.paired(name))) for name in baselines)
 
 
 def _tolerances(results: Results) -> list[float]:

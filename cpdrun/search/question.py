@@ -8,7 +8,7 @@ such as aps or world_size, makes chains beside each other. A candidate's baselin
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from cpdrun.record import SweepDir
 from cpdrun.report.read import formats
 from cpdrun.report.read.bits_axis import last_words
 from cpdrun.report.read.words import axis_text, axis_title
+from cpdrun.search.arms import held, with_arms
 from cpdrun.search.schedule import Candidate, Chain
 from cpdrun.search.settings import Settings, settings
+from cpdrun.search.tune import Tuning
 from cpdrun.sweep import Plan, PlannedRun, plan
 
 FORMAT, APS, CASE, SEED = "format", "aps", "case", "seed"
@@ -39,6 +41,18 @@ class Question:
     cells: dict[str, Cell]  # by name: that of its run of seed 0
     axes: dict[str, list[Any]]
     typed: list[str]
+    tuning: Tuning = field(default_factory=Tuning)
+
+    def config(self, name: str) -> dict[str, Any]:
+        """Of a run of that cell; of one that is tuned with the values listed first."""
+        return self.cells[self.tuning.arms.get(name, (name,))[0]][0].config
+
+    @property
+    def baseline_name(self) -> str:
+        """`fp32`, `bf16`, the name of a case, or else the values that make it."""
+        given = self.baseline
+        values = ", ".join(f"{key}={value}" for key, value in given.items())
+        return str(given.get(CASE) or given.get(FORMAT) or values)
 
     @property
     def grid(self) -> int:
@@ -53,7 +67,8 @@ class Question:
     def asked(self) -> dict[str, Any]:
         """For sweep.yaml, so that a report answers the same question."""
         about = {key: getattr(self.settings, key) for key in ("tolerance", "confidence", "metric")}
-        return about | {"baseline": self.baseline}
+        tuned = {"values": dict(self.tuning.keys), "seeds": list(self.tuning.seeds)}
+        return about | {"baseline": self.baseline} | ({"tune": tuned} if self.tuning else {})
 
 
 def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> Question:
@@ -65,16 +80,18 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
         )
     first = plan([*texts, f"{SEED}=0"], config_dir, imports=imports)
     asked = settings(first.search)
+    words = [*texts, *held(asked, first, texts)]
     bits_axis = _bits_axis(first.axes)
     baseline = _baseline_keys(asked.baseline, first, bits_axis)
     varies = [
         key for key, values in first.axes.items() if len(values) > 1 and key not in (bits_axis, CASE, SEED)
     ]
     others = [key for key in varies if key not in baseline]
-    seeds = f"{SEED}={','.join(map(str, range(asked.most_seeds)))}"
-    candidates = plan([*texts, seeds], config_dir, imports=imports)
+    count = 1 if asked.tune else asked.most_seeds  # the runs of a search that tunes are those of its arms
+    seeds = f"{SEED}={','.join(map(str, range(count)))}"
+    candidates = plan([*words, seeds], config_dir, imports=imports)
     fixed = [f"{key}={typed_form(value)}" for key, value in baseline.items()]
-    against = plan([*texts, *fixed, seeds], config_dir, imports=imports)
+    against = plan([*words, *fixed, seeds], config_dir, imports=imports)
     cells = _cells([*against.runs, *candidates.runs])
     names = {_point(cells[name][0].config, others): name for name in _cells(against.runs)}
     by_chain: dict[str, list[Candidate]] = {}
@@ -98,7 +115,11 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     chains = [Chain(label, _widths(found, cells, bits_axis)) for label, found in by_chain.items()]
     members = [candidate for found in by_chain.values() for candidate in found]
     cells = {name: cells[name] for name in dict.fromkeys(n for c in members for n in (c.baseline, c.name))}
-    return Question(candidates.directory, asked, baseline, chains, cells, candidates.axes, list(texts))
+    question = Question(candidates.directory, asked, baseline, chains, cells, candidates.axes, list(texts))
+    if not asked.tune:
+        return question
+    untuned = [*against.runs, *candidates.runs]
+    return with_arms(question, untuned, ([*texts, *fixed], texts), config_dir, imports=imports)
 
 
 def _bits_axis(axes: Mapping[str, Sequence[Any]]) -> str:

@@ -92,7 +92,7 @@ class Results:
         )
 
     def standings(self) -> list[Standing]:
-        return stand(self.chains, self.ended, self.rules())
+        return stand(self.chains, self.ended, self.rules(), self.question.tuning)
 
     @property
     def chains(self) -> list[Chain]:
@@ -100,12 +100,16 @@ class Results:
         return [self._ordered.get(chain.label) or self._in_order(chain) for chain in self.question.chains]
 
     def _in_order(self, chain: Chain) -> Chain:
-        configs = {c.name: self.question.cells[c.name][0].config for width in chain.widths for c in width}
+        configs = {c.name: self.question.config(c.name) for width in chain.widths for c in width}
         of_width = [{configs[candidate.name]["format"] for candidate in width} for width in chain.widths]
         if all(len(formats) == 1 for formats in of_width):
             return self._ordered.setdefault(chain.label, chain)
-        baseline = chain.widths[0][0].baseline
-        seeds = range(self.question.settings.most_seeds)
+        named = chain.widths[0][0].baseline
+        baseline, tuning = self.chosen.get(named, named), self.question.tuning
+        if baseline in tuning.arms:  # what it recorded depends on what is chosen for it
+            return replace(chain, is_ordered=False)
+        of_tuning = tuning.seeds if tuning.runs(named) else ()
+        seeds = (*of_tuning, *range(self.question.settings.most_seeds))
         ask = next(((baseline, seed) for seed in seeds if (baseline, seed) not in self.ended.skipped), None)
         if ask is None or baseline in self.ended.given_up:
             return chain
@@ -118,9 +122,21 @@ class Results:
         widths = (likeliest_first(width, configs, gradients) for width in chain.widths)
         return self._ordered.setdefault(chain.label, replace(chain, widths=tuple(widths)))
 
+    @property
+    def chosen(self) -> dict[str, str]:
+        """By the name of a cell that is tuned its arm, where that is chosen."""
+        better = self.metric.higher_is_better
+        return self.question.tuning.chosen(self.ended, higher_is_better=better)
+
+    def paired(self, name: str) -> dict[int, float]:
+        """What has ended of a cell by seed, but for the seeds that choose."""
+        aside, values = self.question.tuning.seeds, self.ended.values.get(name, {})
+        return {seed: value for seed, value in values.items() if seed not in aside}
+
     def problem(self, baseline: str) -> str | None:
         """Why this cell is nothing to compare with, once two of its runs have ended; None where it is."""
-        values = list(self.ended.values.get(baseline, {}).values())
+        tried = self.paired(baseline) or self.ended.values.get(baseline, {})
+        values = list(tried.values())
         healthy = [value for value in values if math.isfinite(value)]
         diverged = len(values) - len(healthy)
         if baseline in self.ended.given_up:
@@ -142,8 +158,10 @@ class Results:
         return self._metric
 
     def _worst(self) -> float:
+        chosen = self.chosen
         baselines = {c.baseline for chain in self.question.chains for width in chain.widths for c in width}
-        values = [value for name in baselines for value in self.ended.values.get(name, {}).values()]
+        names = [chosen.get(name, name) for name in baselines]
+        values = [value for name in names for value in self.paired(name).values()]
         return worst(self.metric, self._classes, values, self.tolerance / self.metric.scale)
 
 

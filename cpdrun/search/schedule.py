@@ -7,12 +7,15 @@ run that ends early, as a diverging one does, tells nothing before those of the 
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from cpdrun.search.tune import Tuning
 from cpdrun.stats.anytime import Judgement, Verdict, differences
 from cpdrun.stats.chain import Width, settle
 
 FIRST_PAIRS = 3  # the fewest that settle anything; asked for at once where there are cores
+
+UNTUNED = Tuning()
 
 Ask = tuple[str, int]  # a cell's name and a seed
 
@@ -109,9 +112,21 @@ class Standing:
         return next(iter(self.in_question), None)
 
 
-def stand(chains: Sequence[Chain], ended: Ended, rules: Rules) -> list[Standing]:
-    """How all candidates stand."""
-    return [_stand(chain, ended, rules, len(chains)) for chain in chains]
+def stand(chains: Sequence[Chain], ended: Ended, rules: Rules, tuning: Tuning = UNTUNED) -> list[Standing]:
+    """How all candidates stand, each under the name of its arm as soon as that is chosen."""
+    chosen = tuning.chosen(ended, higher_is_better=rules.higher_is_better)
+    return [_stand(of_arms(chain, chosen), ended, rules, len(chains)) for chain in chains]
+
+
+def of_arms(chain: Chain, chosen: Mapping[str, str]) -> Chain:
+    """The chain with the arms in place of the cells of which one is chosen."""
+
+    def of(candidate: Candidate) -> Candidate:
+        name, baseline = candidate.name, candidate.baseline
+        return replace(candidate, name=chosen.get(name, name), baseline=chosen.get(baseline, baseline))
+
+    widths = tuple(tuple(map(of, width)) for width in chain.widths)
+    return replace(chain, widths=widths) if chosen else chain
 
 
 def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int) -> Standing:
@@ -160,17 +175,26 @@ def _gaps(candidate: Candidate, ended: Ended, rules: Rules) -> list[float]:
 
 
 def wanted(
-    standings: Sequence[Standing], ended: Ended, asked: set[Ask], rules: Rules, *, ahead: bool = True
+    standings: Sequence[Standing],
+    ended: Ended,
+    asked: set[Ask],
+    rules: Rules,
+    tuning: Tuning = UNTUNED,
+    *,
+    ahead: bool = True,
 ) -> Iterator[Ask]:
     """The runs that would settle most, the best first, each once; without those that have ended or are `asked` for.
 
     Chains take turns, pair by pair. First come the pairs that the candidate in question is likely to need: three, then
     as many as the figures so far say. Those beyond, `ahead`, keep cores busy that would stand idle: the first pairs of
     the next narrower format unless the present one looks bad, and further seeds of the present one.
+
+    A cell of which the arm is still to be chosen runs on its tuning seeds first, and none does before its chain has
+    reached it: what is tuned ahead would be lost where the present format is refuted.
     """
     seen = set(asked)
-    needed = [list(_needed(standing, ended, rules)) for standing in standings]
-    further = [list(_further(standing, ended, rules)) for standing in standings] if ahead else []
+    needed = [list(_needed(standing, ended, rules, tuning)) for standing in standings]
+    further = [list(_further(standing, ended, rules, tuning)) for standing in standings] if ahead else []
     for turns in (needed, further):
         for turn in itertools.zip_longest(*turns, fillvalue=()):
             for ask in itertools.chain(*turn):
@@ -179,10 +203,17 @@ def wanted(
                     yield ask
 
 
-def _needed(standing: Standing, ended: Ended, rules: Rules) -> Iterator[tuple[Ask, ...]]:
+def _needed(standing: Standing, ended: Ended, rules: Rules, tuning: Tuning) -> Iterator[tuple[Ask, ...]]:
     if standing.active is None:
         return
     candidate, judgement = standing.active
+    if not _is_tuned(candidate, tuning):
+        yield from tuning.missing(candidate.baseline, ended)
+        if standing.chain.may_try(standing.frontier):
+            yield from tuning.missing(candidate.name, ended)
+        else:
+            yield from _of_baseline(candidate, tuning)
+        return
     counted = _counted(candidate, ended, rules.most_seeds)
     skipped = counted - judgement.pairs  # failed runs, and seeds that diverged with both, take further ones
     more = 1 if judgement.more is None else math.ceil(judgement.more / 2)  # half: figures move
@@ -191,12 +222,15 @@ def _needed(standing: Standing, ended: Ended, rules: Rules) -> Iterator[tuple[As
     yield from pairs if standing.chain.may_try(standing.frontier) else (pair[:1] for pair in pairs)
 
 
-def _further(standing: Standing, ended: Ended, rules: Rules) -> Iterator[tuple[Ask, Ask]]:
+def _further(standing: Standing, ended: Ended, rules: Rules, tuning: Tuning) -> Iterator[tuple[Ask, ...]]:
     """At most twice the seeds that have ended, and three: compute is not to be wasted because it is there."""
     chain, frontier = standing.chain, standing.frontier
     if standing.active is None or not chain.may_try(frontier):
         return
     (candidate, judgement), *others = standing.in_question
+    if not _is_tuned(candidate, tuning):
+        yield from _of_baseline(candidate, tuning)
+        return
     looks_bad = judgement.pairs >= 2 and judgement.mean + rules.tolerance < 0
     below = frontier + 1
     if looks_bad:
@@ -205,7 +239,18 @@ def _further(standing: Standing, ended: Ended, rules: Rules) -> Iterator[tuple[A
         likely = chain.widths[below] if below < len(chain.widths) and chain.may_try(below) else ()
     counted = _counted(candidate, ended, rules.most_seeds)
     own = _pairs(candidate, range(counted, min(2 * counted + FIRST_PAIRS, rules.most_seeds)))
-    yield from itertools.chain(*(_pairs(each, range(FIRST_PAIRS)) for each in likely[:1]), own)
+    first = [each for each in likely[:1] if _is_tuned(each, tuning)]
+    yield from itertools.chain(*(_pairs(each, range(FIRST_PAIRS)) for each in first), own)
+
+
+def _is_tuned(candidate: Candidate, tuning: Tuning) -> bool:
+    return not {candidate.name, candidate.baseline} & tuning.arms.keys()
+
+
+def _of_baseline(candidate: Candidate, tuning: Tuning) -> Iterator[tuple[Ask, ...]]:
+    """What the first pairs will want of it, whatever is chosen for the candidate."""
+    if candidate.baseline not in tuning.arms:
+        yield from (((candidate.baseline, seed),) for seed in range(FIRST_PAIRS))
 
 
 def _pairs(candidate: Candidate, seeds: Sequence[int]) -> Iterator[tuple[Ask, Ask]]:

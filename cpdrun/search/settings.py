@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpdrun.config.errors import ConfigError, did_you_mean
+from cpdrun.config.keys import flatten
 from cpdrun.config.overrides import typed_form
 
 FEWEST_SEEDS = 3  # fewer settle nothing
@@ -31,6 +32,8 @@ class Settings:
     budget: Budget | None
     baseline: dict[str, Any]
     metric: str | None
+    tune: dict[str, list[Any]]  # the values to choose among, by key; empty: nothing is tuned
+    tune_seeds: int
 
     @property
     def alpha(self) -> float:
@@ -50,6 +53,8 @@ def settings(block: Mapping[str, Any]) -> Settings:
         budget=budget(block["budget"]),
         baseline=_baseline(block["baseline"]),
         metric=_metric(block["metric"]),
+        tune=_tune(block["tune"]),
+        tune_seeds=_tune_seeds(block["tune_seeds"]),
     )
 
 
@@ -95,6 +100,28 @@ def _baseline(value: Any) -> dict[str, Any]:
 def _metric(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         _refuse("metric", value, "must be the name of a metric, such as test_loss, or null")
+    return value
+
+
+def _tune(value: Any) -> dict[str, list[Any]]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        _refuse("tune", value, "must map keys to the values to try, such as {optim.lr: [.05, .1, .2]}")
+    found = {}
+    for key, given in flatten(value):
+        values = given if isinstance(given, list) else [given]
+        if not values or any(each is None or isinstance(each, list | Mapping) for each in values):
+            _refuse(f"tune.{key}", given, "must be the values to try, such as [.05, .1, .2]")
+        if len({typed_form(each) for each in values}) < len(values):
+            _refuse(f"tune.{key}", given, "names a value twice")
+        found[key] = values
+    return found
+
+
+def _tune_seeds(value: Any) -> int:
+    if not (_is_number(value) and isinstance(value, int) and value >= 1):
+        _refuse("tune_seeds", value, "must be a whole number, at least 1")
     return value
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from cpdrun.report.read.certified import MARKS
 from cpdrun.report.read.metric import Metric
+from cpdrun.search import tuned_words
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Candidate, Standing
 from cpdrun.stats.anytime import Judgement, Verdict
@@ -25,14 +26,16 @@ STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yel
 def sentences(results: Results) -> list[str]:
     """A line for each chain, then what it took."""
     lines = [_of_chain(results, standing) for standing in results.standings()]
-    return [*lines, took(results)]
+    return [*lines, *tuned_words.line(results), took(results)]
 
 
 def took(results: Results) -> str:
     """`61 runs; the grid of all cells at 14 seeds takes 182.`"""
-    seeds = max((len(values) for values in results.ended.values.values()), default=0)
-    cells = len(results.question.cells)
+    seeds = max((len(results.paired(name)) for name in results.ended.values), default=0)
     text = f"{results.runs} run{'s' if results.runs != 1 else ''}"
+    if results.question.tuning:
+        return tuned_words.took(results, text, seeds)
+    cells = len(results.question.cells)
     return (
         f"{text}; the grid of all {cells} cells at {seeds} seeds takes {cells * seeds}."
         if seeds
@@ -53,8 +56,9 @@ def _of_chain(results: Results, standing: Standing) -> str:
 def _certified(results: Results, standing: Standing) -> str:
     candidate, judgement = standing.answer
     confidence = results.question.settings.confidence
-    bits = f"{candidate.bits:g} bits ({_name(candidate, standing)}) are enough"
-    tolerance = f"at most {tolerance_of(results)} worse than {baseline_name(results)}"
+    bits = f"{candidate.bits:g} bits ({_name(results, candidate, standing)}) are enough"
+    baseline = results.question.baseline_name + tuned_words.at(results, candidate.baseline)
+    tolerance = f"at most {tolerance_of(results)} worse than {baseline}"
     shown = difference(results.metric, judgement)
     return f"{bits}, certified at {confidence:g} % to be {tolerance} ({judgement.pairs} pairs, {shown})."
 
@@ -65,7 +69,7 @@ def _frontier(results: Results, standing: Standing, *, said: bool) -> str:
     bits = f"{candidates[0].bits:g} bits"
     pairs = list(zip(candidates, width.judgements, strict=True))
     if width.verdict is Verdict.REFUTED:
-        named = ", ".join(f"{_name(c, standing)} {difference(results.metric, j)}" for c, j in pairs)
+        named = ", ".join(f"{_name(results, c, standing)} {difference(results.metric, j)}" for c, j in pairs)
         return (
             f"{_capital(bits)} are not: refuted ({named})."
             if said
@@ -76,9 +80,11 @@ def _frontier(results: Results, standing: Standing, *, said: bool) -> str:
 
 
 def _open(results: Results, standing: Standing, candidate: Candidate, judgement: Judgement) -> str:
-    name = _name(candidate, standing)
+    name = _name(results, candidate, standing)
     if judgement.verdict is Verdict.REFUTED:
         return f"{name} is refuted"
+    if started := tuned_words.chosen_so_far(results, candidate):
+        return f"{name} is not tuned yet, {started}"
     if not judgement.pairs:
         return f"{name} was not tried"
     shown = f"{name} {difference(results.metric, judgement)} after {judgement.pairs} pairs"
@@ -102,10 +108,15 @@ def table(results: Results) -> Table:
     """A row a candidate that was tried or is next: pairs, difference with its anytime interval, verdict, more."""
     found = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     found.add_column("candidate", no_wrap=True)
+    if results.question.tuning:
+        found.add_column(tuned_words.title(results), no_wrap=True)
     for heading in ("bits", "pairs", f"difference{points(results.metric)}"):
         found.add_column(heading, justify="right", no_wrap=True)
     found.add_column("verdict", no_wrap=True)
-    for standing in results.standings():
+    standings = results.standings()
+    for name, label in tuned_words.baselines(results, standings).items() if results.question.tuning else ():
+        found.add_row(label, tuned_words.chosen_text(results, name), "", "", "", "the baseline")
+    for standing in standings:
         for candidate, judgement, width in standing:
             if judgement.pairs or (standing.active and candidate is standing.active[0]):
                 found.add_row(*_row(results, candidate, judgement, width))
@@ -115,11 +126,14 @@ def table(results: Results) -> Table:
 def _row(results: Results, candidate: Candidate, judgement: Judgement, width: Width) -> tuple[Any, ...]:
     verdict = width.verdict_of(judgement)
     words = str(verdict)
-    if verdict is Verdict.OPEN:
+    if verdict is Verdict.OPEN and tuned_words.chosen_so_far(results, candidate):
+        words = "being tuned"
+    elif verdict is Verdict.OPEN:
         words += f", {more(results, judgement)}" if width.is_reached else ", a wider one is not certified"
     mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
     shown = difference(results.metric, judgement)
-    return candidate.label, f"{candidate.bits:g}", str(judgement.pairs), shown, mark
+    chosen = [tuned_words.chosen_text(results, candidate.name)] if results.question.tuning else []
+    return candidate.label, *chosen, f"{candidate.bits:g}", str(judgement.pairs), shown, mark
 
 
 def as_json(results: Results) -> str:
@@ -134,6 +148,8 @@ def as_json(results: Results) -> str:
         "chains": chains,
         "says": sentences(results),
     }
+    if results.question.tuning:
+        facts["tune"] = tuned_words.question_facts(results)
     return json.dumps(facts, indent=2, ensure_ascii=False)
 
 
@@ -150,23 +166,19 @@ def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:
             "high": _finite(judgement.high),
             "more": judgement.more,
         }
+        | tuned_words.facts(results, candidate.name)
         for candidate, judgement, width in standing
     ]
     answer = standing.answer
+    baseline = standing.chain.widths[0][0].baseline
     return {
         "chain": standing.chain.label,
-        "problem": results.problem(standing.chain.widths[0][0].baseline),
+        "problem": results.problem(baseline),
         "smallest": answer[0].label if answer else None,
         "bits": answer[0].bits if answer else None,
         "is_over": standing.active is None,
         "candidates": candidates,
-    }
-
-
-def baseline_name(results: Results) -> str:
-    """`fp32`, `bf16`, the name of a case, or else the values that make it."""
-    given = results.question.baseline
-    return str(given.get("case") or given.get("format") or ", ".join(f"{k}={v}" for k, v in given.items()))
+    } | tuned_words.facts(results, baseline, of="baseline_tuned")
 
 
 def report_command(results: Results) -> str:
@@ -183,9 +195,10 @@ def points(metric: Metric) -> str:
     return " points" if metric.is_fraction else ""
 
 
-def _name(candidate: Candidate, standing: Standing) -> str:
-    """Its format, for what is common to the chain is said before; of a case its name."""
-    return candidate.label.removesuffix(f" {standing.chain.label}")
+def _name(results: Results, candidate: Candidate, standing: Standing) -> str:
+    """Its format, for what is common to the chain is said before; of a case its name. With what was chosen for it."""
+    name = candidate.label.removesuffix(f" {standing.chain.label}")
+    return name + tuned_words.at(results, candidate.name)
 
 
 def _finite(value: float) -> float | None:

@@ -36,6 +36,7 @@ Rule = Mapping[str, Any]  # of runs that are left out: the values that they have
 
 CASE = "case"
 SEARCH = "search"  # what `cpdrun search` is asked: no part of any run
+TUNE = "search.tune."  # and the key of a run's config that it tunes
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _known(base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> list[str
 
 
 def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
-    if t.adds or t.key in groups or has_key(base, t.key):
+    if t.adds or t.key in groups or has_key(base, t.key) or t.key.startswith(TUNE):
         return
     known = _known(base, groups)
     section = t.key.split(".")[0]
@@ -151,6 +152,8 @@ def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Ax
     if not isinstance(exclusions, list) or not all(isinstance(item, Mapping) and item for item in exclusions):
         raise ConfigError("sweep.exclude must be a list of mappings, such as - {format: fp32, aps: true}")
     for t in typed:
+        if is_of_search(t.key):
+            continue
         if t.is_axis:
             if not t.values:
                 raise ConfigError(f"{t.text!r} names no value: the axis is empty")

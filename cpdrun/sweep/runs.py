@@ -20,7 +20,7 @@ from cpdrun.config.paths import check_path
 from cpdrun.config.scaling import spell_out, with_short_form
 from cpdrun.config.schema import check_kind, validate
 from cpdrun.record import SweepDir
-from cpdrun.sweep.asked import CASE, SEARCH, Asked, Axes, Rule, is_of_search, read
+from cpdrun.sweep.asked import CASE, SEARCH, TUNE, Asked, Axes, Rule, is_of_search, read
 from cpdrun.sweep.initial_weights import find_initial_weights
 
 BASELINE = "fp32"
@@ -166,11 +166,24 @@ def _search(composer: Composer, asked: Asked) -> dict[str, Any]:
     """The block `search:` with what was typed of it; no run has it, for it changes none. Raises ConfigError."""
     config = composer.compose(asked.choices)
     for t in asked.typed:
-        if is_of_search(t.key):
+        if t.key.startswith(TUNE):
+            _set_tuned(config, t)
+        elif is_of_search(t.key):
             if t.is_axis or not t.values:
                 raise ConfigError(f"{t.text!r}: a search has one value of each of its keys")
             set_key(config, t.key, t.values[0])
     return config.get(SEARCH) or {}
+
+
+def _set_tuned(config: dict[str, Any], t: Typed) -> None:
+    """`search.tune.optim.lr=.05,.1`: the values to try of one key, in place of the experiment's, however that wrote
+    them."""
+    block = config[SEARCH]
+    if isinstance(block["tune"] or {}, Mapping):
+        key, tune = t.key.removeprefix(TUNE), dict(flatten(block["tune"] or {}))
+        tune.pop(key, None)
+        values = list(t.values) if t.is_axis else t.values[0] if t.values else []
+        block["tune"] = tune if t.deletes else tune | {key: values}
 
 
 def _set(config: dict[str, Any], key: str, value: Any) -> None:

@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass, field
 
 from cpdrun.search.schedule import Ask, Candidate, Chain, Ended, Rules, Standing, stand, wanted
+from cpdrun.search.tune import Tuning
 
 BASELINE = "fp32"
 RULES = Rules(tolerance=1.0, alpha=0.05, most_seeds=30)
@@ -43,12 +44,13 @@ class World:
         slots: int = 2,
         ended: Ended | None = None,
         most: float = math.inf,
+        tuning: Tuning = Tuning(),  # noqa: B008  it is frozen
     ) -> list[Standing]:
         """Keep so many slots busy, let runs end in any order, and go on until nothing is wanted, or after `most`."""
         rng, ended, flying = random.Random(self.seed), ended or Ended(), []
         while len(self.ran) < most:
-            standings = stand(chains, ended, rules)
-            for ask in wanted(standings, ended, set(flying), rules):
+            standings = stand(chains, ended, rules, tuning)
+            for ask in wanted(standings, ended, set(flying), rules, tuning):
                 if len(flying) == slots:
                     break
                 flying.append(ask)
@@ -57,7 +59,7 @@ class World:
             ask = flying.pop(rng.randrange(len(flying)))
             self.ran.append(ask)
             ended.values.setdefault(ask[0], {})[ask[1]] = self.value(ask)
-        return stand(chains, ended, rules)
+        return stand(chains, ended, rules, tuning)
 
     def pairs(self, name: str) -> int:
         return sum(cell == name for cell, _ in self.ran)

@@ -3,7 +3,7 @@
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from cpdrun.report.read.collect import CASE, SCALING
@@ -32,6 +32,13 @@ def axis_title(name: str) -> str:
     """An axis in words, for headings: `workers`, `sweep`, `model`."""
     known = {"world_size": "workers", SWEEP: "sweep", "aps": "APS"}
     return known.get(name, plain(name.removesuffix("._target_")))
+
+
+def short_titles(keys: Collection[str]) -> dict[str, str]:
+    """By key its last word, `lr` of optim.lr; the whole of it where another ends alike."""
+    last = {key: key.rpartition(".")[2] for key in keys}
+    words = list(last.values())
+    return {key: plain(word if words.count(word) == 1 else key) for key, word in last.items()}
 
 
 def axis_text(value: Any) -> str:

@@ -1,0 +1,21 @@
+"""Which of several settings did best on the seeds that are there to choose it."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+
+def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
+    """The index of the best: of fewest diverged runs, and among those of the best mean over its others.
+
+    `arms`: for each setting the metric of its runs, NaN for one that diverged. A setting of which no run has a value
+    is behind all others; of equals the one listed first is taken. Nothing else is looked at, so that what is certified
+    afterwards on other seeds had no part in the choice.
+    """
+    sign = 1.0 if higher_is_better else -1.0
+
+    def merit(values: Sequence[float]) -> tuple[bool, int, float]:
+        healthy = [value for value in values if math.isfinite(value)]
+        return bool(values), len(healthy) - len(values), sign * fmean(healthy) if healthy else -math.inf
+
+    return max(range(len(arms)), key=lambda i: merit(arms[i]))  # the first of the largest
