@@ -12,11 +12,13 @@ from custom_fp.formats.synonyms import meant
 
 from cpdrun.config.bounded_yaml import MOST_DEPTH
 from cpdrun.config.identity import belongs_to_identity
+from cpdrun.config.keys import flatten
 from cpdrun.errors import UserError
 from cpdrun.record.measure import ACCURACY, BITS, ERROR, NATS, SHARE, Measure, known_measure
 
 ARGUMENTS = ("format", "aps", "seed", "world_size")
 MOST_BITS = 1024
+MOST_LETTERS = 80  # of a format's name
 # what may be said of a metric: which way is better, or else what it is
 DIRECTIONS = {
     "higher": Measure(higher_is_better=True),
@@ -51,20 +53,22 @@ def whole(name: str, value: Any, least: int) -> int:
     return value
 
 
-def number(name: str, value: Any) -> float:
+def number(name: str, value: Any, least: float = -math.inf) -> float:
     """Finite."""
     value = _bare(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise GivenError(f"{name}={value!r}: a number is wanted, e.g. float(...) of what a csv holds")
     if not _is_finite(value):
         raise GivenError(f"{name}={str(value)[:40]}: a finite number is wanted")
+    if value < least:
+        raise GivenError(f"{name}={value}: at least {least:g} is wanted")
     return value
 
 
 def format_facts(name: Any, bits: Any, exponent_bits: Any) -> dict[str, Any]:
     """format.json of a format of ours, or of one that the writer knows the bits of. Imports no module."""
-    if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        raise GivenError(f"format={name!r}: a name is wanted, such as 'e4m3' or 'nf4'")
+    if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > MOST_LETTERS:
+        raise GivenError(f"format={str(name)[:MOST_LETTERS]!r}: a name is wanted, such as 'e4m3' or 'nf4'")
     if bits is not None and not 0 < (bits := number("bits", bits)) <= MOST_BITS:
         raise GivenError(f"bits={bits:g}: more than 0 and at most {MOST_BITS} are wanted")
     if exponent_bits is not None:
@@ -155,6 +159,9 @@ def config(given: Any, *, aps: bool) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise GivenError(f"config={given!r}: a mapping of settings is wanted")
     made = plain("config", given)
+    leaves = [key for key, _ in flatten(made)]
+    if twice := [key for key in leaves if leaves.count(key) > 1]:
+        raise GivenError(f"config has {twice[0]!r} twice, with dots and as a mapping")
     for key in made:
         if key in ARGUMENTS:
             raise GivenError(f"config has {key!r}: it is an argument of its own")
@@ -177,7 +184,11 @@ def plain(name: str, value: Any, depth: int = 1) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
-        return number(name, value)
+        if not _is_finite(value):
+            raise GivenError(
+                f"{name}={str(value)[:40]}: a finite number is wanted, or None where there is none"
+            )
+        return value
     if isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value):
         return str(value)
     if isinstance(value, list | tuple):

@@ -195,7 +195,7 @@ class SweepDir:
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return self.path.name or self.path.absolute().name  # of `.`
 
     @property
     def manifest(self) -> Path:

@@ -113,10 +113,10 @@ def write_run(
         judged_by=judged_by or next(iter(values), None),
         test_samples=_or_none(given.whole, "test_samples", test_samples, 1),
         num_classes=_or_none(given.whole, "num_classes", num_classes, 1),
-        train_seconds=_or_none(given.number, "train_seconds", train_seconds),
+        train_seconds=_or_none(given.number, "train_seconds", train_seconds, 0),
         wire={}
         if bytes_per_step is None
-        else {"bytes_per_step_real_worker": given.number("bytes_per_step", bytes_per_step)},
+        else {"bytes_per_step_real_worker": given.number("bytes_per_step", bytes_per_step, 0)},
     )
     files = {
         "config": _as_yaml(settings),
@@ -222,6 +222,8 @@ def _as_yaml(settings: Mapping[str, Any]) -> str:
 def _curve(rows: Iterable[Mapping[str, Any]], measures: Mapping[str, Measure]) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; what is not finite is null there."""
     made: list[dict[str, Any]] = []
+    if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
+        raise GivenError(f"rows={rows!r}: a list of mappings is wanted, one for each epoch")
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping) or "epoch" not in row:
             raise GivenError(f"rows[{i}]={row!r}: a mapping with an epoch is wanted, {{'epoch': 1, ...}}")

@@ -17,6 +17,31 @@ from cpdrun.stats.intervals import is_zero, mean_interval
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}
 
 
+# columns of ours in table.csv and details.csv, beside those that begin with the metric's name
+OWN = {
+    "sweep",
+    "bits",
+    "n",
+    "diverged",
+    "learnt",
+    "vs_fp32",
+    "vs_fp32_method",
+    "verdict",
+    "pairs",
+    "anytime_low",
+}
+OWN |= {
+    "anytime_high",
+    "seeds_needed",
+    "hybrid",
+    "test_samples",
+    "longest_chain",
+    "bytes_per_step",
+    "train_seconds",
+}
+OWN |= {*KEPT.values()}
+
+
 @dataclass(frozen=True)
 class Shown:
     """A table as a reader sees it: text, ready for any markup."""
@@ -114,7 +139,9 @@ def runs(study: Study) -> pd.DataFrame:
     names = [SWEEP, "run:name", "format", *_axes(study), SEED, "run:status", "run:test_samples"]
     metrics = [name for name in done.columns if name.startswith("metric:")]
     names = [*dict.fromkeys(name for name in names if name in done.columns), *metrics]
-    return done[names].rename(columns=lambda name: name.split(":", 1)[-1])
+    ours = {name: name.split(":", 1)[-1] for name in names if ":" in name}
+    taken = {name: f"config.{name}" for name in names if name in ours.values()}
+    return done[names].rename(columns=ours | taken)
 
 
 def _chain(study: Study) -> dict[str, list[str]]:
@@ -155,8 +182,8 @@ def show_bytes(count: float) -> str:
 
 
 def column(axis: str) -> str:
-    """An axis's name as a column of a csv."""
-    return "sweep" if axis == SWEEP else axis
+    """An axis's name as a column of a csv; `config.bits` of a setting that is called as a column of ours."""
+    return "sweep" if axis == SWEEP else f"config.{axis}" if axis in OWN else axis
 
 
 def _numbers(study: Study, group: Group) -> dict:

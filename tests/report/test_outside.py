@@ -1,5 +1,6 @@
 """Reports on what other tools left, by `write_run` or by hand: right where it can be, and honest about the rest."""
 
+import pandas as pd
 import yaml
 from pytest import mark, raises
 
@@ -12,7 +13,8 @@ from cpdrun.record import (
     write_run,
     write_text,
 )
-from cpdrun.report import ReportError
+from cpdrun.report import ReportError, tables
+from cpdrun.report.read.words import short
 
 pytestmark = mark.usefixtures("no_pictures")
 
@@ -47,6 +49,12 @@ def test_formats_of_another_tool_get_bits_differences_and_verdicts(new_sweep, re
     assert made.table.set_index("format")["bits"].to_dict() == {"fp32": 32.0, **bits}
     assert set(made.table["n"]) == {6} and "✗" in made.printed
     assert not [note for note in made.notes if "differ" in note or "lacks" in note]
+
+
+def test_long_names_in_pictures_keep_what_tells_them_apart():
+    assert short("int8-blockwise") == "int8-blockwise"
+    assert short("int8-blockwise-64") == "int8-bl…ise-64" and short("int8-blockwise-128") == "int8-bl…se-128"
+    assert short(4, 16) == "4"
 
 
 def test_a_metric_that_falls_is_read_so(new_sweep, report):
@@ -184,3 +192,18 @@ def test_a_strangers_setting_is_not_taken_for_what_the_record_says(new_sweep, re
         RunDir(run.path).config.open("a").write("'metric:test_loss': 7\n'run:problem': no\n'run:path': /\n")
     made = report(sweep)
     assert set(made.table["n"]) == {3} and set(made.table["test_loss_mean"].round(2)) == {1.0}
+
+
+def test_a_setting_that_is_called_as_a_column_of_ours_hides_no_figure(new_sweep, report):
+    sweep = new_sweep()
+    for word in ("four", "two"):
+        settings = dict.fromkeys((*sorted(tables.OWN), "status", "test_loss"), word)
+        fill(sweep, {"fp32": {"test_loss": 1.0}, "e4m3": {"test_loss": 1.0}}, config=settings)
+    made = report(sweep, formats=["csv", "md", "html"])
+    assert made.table["bits"].tolist() == [32, 8, 32, 8] and set(made.table["n"]) == {3}
+    assert made.table["config.bits"].tolist() == ["four", "four", "two", "two"]
+    runs, details = (pd.read_csv(made.folder / f"{name}.csv") for name in ("runs", "details"))
+    assert set(runs["status"]) == {"finished"} and set(runs["config.status"]) == {"four", "two"}
+    assert set(runs["config.test_loss"]) == {"four", "two"} and runs["test_loss"].between(0.9, 1.1).all()
+    own = {name for name in details if not name.startswith(("config.", "test_loss", "vs_fp32_ci"))}
+    assert own - {"format", "aps", "world_size", "status"} == tables.OWN - {"sweep"}

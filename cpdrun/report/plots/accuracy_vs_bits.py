@@ -17,7 +17,7 @@ from cpdrun.report.plots._metric_axis import MetricAxis
 from cpdrun.report.read import formats
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import plain
+from cpdrun.report.read.words import short
 
 TITLE = "Accuracy against bits"
 ALT = "The metric of each format, fewest bits on the left, a line for each way of scaling; fp32 as a band."
@@ -123,7 +123,7 @@ def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
 
 def _format_axis(axes: Axes, slots: dict[str, float]) -> None:
     """Format names under the slots, the number of bits under each group of them."""
-    names = [plain(str(name))[:16] for name in slots]
+    names = [short(name, 16) for name in slots]
     crowded = len(slots) > _MOST_SLOTS_UPRIGHT or len(names) * max(map(len, names)) > _MOST_LETTERS_UPRIGHT
     axes.set_xticks(list(slots.values()), names)
     axes.tick_params(axis="x", length=0, pad=2, rotation=90 if crowded else 0)

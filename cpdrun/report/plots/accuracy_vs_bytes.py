@@ -15,6 +15,7 @@ from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.study import Study
+from cpdrun.report.read.words import short
 from cpdrun.report.tables import show_bytes
 
 TITLE = "Accuracy against bytes on the wire"
@@ -91,11 +92,14 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
         here = [group for group in on_front if group.wire_bytes == size]
         for row, group in enumerate(here[:3]):
             look = FP32 if group.is_baseline else study.looks[group.strategy]
-            axis.write(size, here[0], group.name[:12], look.color, above=True, row=row)
+            axis.write(size, here[0], short(group.name), look.color, above=True, row=row)
+    top = (
+        0.14 if study.metric.higher_is_better else 0.94
+    )  # away from fp32, which sends most and is among the best
     for i, look in enumerate(study.looks[name] for name in facet.strategies):
         axes = axis.parts[0]
         axes.text(
-            0.98, 0.14 - 0.08 * i, look.label, transform=axes.transAxes, ha="right", color=look.ink, **NAME
+            0.98, top - 0.08 * i, look.label, transform=axes.transAxes, ha="right", color=look.ink, **NAME
         )
     axes = axis.parts[-1]
     axes.set_xscale("log")

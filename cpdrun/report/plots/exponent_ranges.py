@@ -25,7 +25,7 @@ from cpdrun.report.plots._grid import caption
 from cpdrun.report.read import formats
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import plain
+from cpdrun.report.read.words import plain, short
 
 TITLE = "Why: the gradients' exponents"
 ALT = (
@@ -119,7 +119,7 @@ def _format_bars(axes: Axes, names: list[str]) -> None:
         bar = axes.barh(i, high - low, left=low, height=0.75, color=FP32.color, alpha=0.45)[0]
         hover(bar, f"{name}: from 2^{low} to below 2^{high + 1}")
         axes.annotate(
-            plain(str(name))[:12],
+            short(name),
             (high, i),
             (2, 0),
             textcoords="offset points",
@@ -171,7 +171,7 @@ def _lost(axes: Axes, study: Study, recorded: list[tuple[Group, list[Layers]]], 
         if np.isfinite(share):
             color = _ON_DARK if share > 0.5 else _ON_LIGHT
             axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=FIGURE_SIZE, color=color)
-    axes.set_xticks(range(len(columns)), [group.name[:12] for group, _ in columns], rotation=90)
+    axes.set_xticks(range(len(columns)), [short(group.name) for group, _ in columns], rotation=90)
     for tick, (group, _) in zip(axes.get_xticklabels(), columns, strict=True):
         tick.set_color(study.looks[group.strategy].color)
     axes.set_yticks(range(len(layers)), [])

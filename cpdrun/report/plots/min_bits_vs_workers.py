@@ -19,6 +19,7 @@ from cpdrun.report.read import formats
 from cpdrun.report.read.collect import identity
 from cpdrun.report.read.group import Facet
 from cpdrun.report.read.study import Study
+from cpdrun.report.read.words import short
 from cpdrun.report.verdict import smallest_within
 
 TITLE = "Fewest bits against workers"
@@ -81,7 +82,7 @@ def _panel(axes: Axes, study: Study, series: Series, axis: BitsAxis) -> None:
                 offset = (0, 4 if place == 0 else -4)
                 text = {"ha": "center", "va": "bottom" if place == 0 else "top", "fontsize": FIGURE_SIZE}
                 axes.annotate(
-                    one[0].name[:12],
+                    short(one[0].name),
                     (n, height),
                     offset,
                     textcoords="offset points",

@@ -16,6 +16,7 @@ from cpdrun.report.plots._metric_axis import apart
 from cpdrun.report.read import formats
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.study import Study
+from cpdrun.report.read.words import short
 from cpdrun.stats.intervals import mean_interval
 
 TITLE = "Training curves"
@@ -86,7 +87,7 @@ def _panel(
             epochs, means, color=color, linewidth=1.1, dashes=(3, 1) if group.is_baseline else ()
         )
         hover(line, study.describe(group))
-        ends.append((means[-1], group.name[:12], color))
+        ends.append((means[-1], short(group.name), color))
     axes.set_xlabel("epoch")
     axes.xaxis.get_major_locator().set_params(integer=True)
     return sorted(ends, reverse=True)

@@ -28,6 +28,13 @@ def plain(text: str) -> str:
     )
 
 
+def short(name: object, most: int = 14) -> str:
+    """A name for a picture: what is too long loses its middle, for such names differ at their ends."""
+    text = plain(str(name))
+    head = most // 2
+    return text if len(text) <= most else f"{text[:head]}\N{HORIZONTAL ELLIPSIS}{text[head + 1 - most :]}"
+
+
 def axis_title(name: str) -> str:
     """An axis in words, for headings: `workers`, `sweep`, `model`."""
     known = {"world_size": "workers", SWEEP: "sweep", "aps": "APS"}
