@@ -19,9 +19,13 @@ from cpdrun.record import (
     RunDir,
     SweepDir,
     Where,
+    read_manifest,
+    write_run,
 )
 from cpdrun.record.measure import KNOWN
 from cpdrun.report.read.grouping import _FIGURES
+from cpdrun.search.question import ask
+from cpdrun.sweep import write_manifest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "record.md").read_text(encoding="utf-8")
 ENTRIES = {
@@ -63,6 +67,18 @@ def test_the_other_files_are_documented_too():
     assert not [name for name in (*figures, *KNOWN) if f"`{name}`" not in PAGE]
     assert f"This is record version {VERSION}." in PAGE
     assert re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)[-1] == str(VERSION)
+
+
+def test_what_is_asked_is_documented(tmp_path):
+    question = ask(
+        [f"results_dir={tmp_path}", "name=ours", "format=fp32,e4m3", "aps=false", "search.most_seeds=3"]
+    )
+    cell = next(iter(question.cells.values()))
+    write_manifest(question.as_plan([cell[0]]), question.asked)
+    ours = read_manifest(question.directory)
+    write_run(tmp_path / "theirs", format="fp32", seed=0, metrics={"test_loss": 1})
+    assert {*ours, *read_manifest(SweepDir(tmp_path / "theirs"))} == rows("`sweep.yaml`").keys()
+    assert {*ours["search"], "tune"} == rows("`search`").keys()
 
 
 def test_every_file_is_named():
