@@ -9,6 +9,7 @@ without it the scale decides what underflows). A comm hook of the script's own i
 Where a process plays several workers (`played.py`), DDP exchanges nothing: its hook hands each bucket back as it is.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,7 @@ class HoldsDdp:
     def _counted(self, hook: Callable) -> Callable:
         """The hook; the record knows what went through it."""
 
+        @functools.wraps(hook)
         def counted(state: Any, bucket: dist.GradBucket) -> Any:
             if state.step < 3:
                 names = state.names_of(bucket.parameters())

@@ -12,10 +12,10 @@ statistics) follow worker 0. What a worker draws (dropout, augmentation) is the 
 matters which process plays w.
 
 Where a script never says `run.worker`, its backward passes between two steps count as the workers 0, 1 ..., their
-losses divided as gradient accumulation has it; the sum is formed at the first of clip_grad_norm_, GradScaler.unscale_
-and step that comes after them. That is refused where it cannot be told which pass is whose: with several optimizers,
-in the first step with fewer passes than workers, ever with more. A later step with fewer (a last, smaller batch) is
-one whose other workers send zeros. Buffers are left to the script then.
+losses divided as gradient accumulation has it; the last one's end forms the sum. That is refused where it cannot be
+told which pass is whose: with several optimizers, in the first step with fewer passes than workers, ever with more. In
+a later step with fewer (a last, smaller batch) the other workers send zeros, and the sum is formed by the first of
+clip_grad_norm_, GradScaler.unscale_ and step. Buffers are left to the script then.
 
 Legend: W workers of this process, n elements of a parameter.
 """
@@ -53,6 +53,7 @@ class Played:
         self._set_aside: list[tuple[nn.Parameter, Tensor | None]] = []
         self._touched = WeakIdKeyDictionary()  # parameters that some worker of this round had a gradient for
         self._whole_round_seen = False
+        self._formed = False  # of counted passes: the sum, and the script has not used it yet
         self._buffers: list[SharedModel] = []
 
     @property
@@ -116,7 +117,7 @@ class Played:
                 f"{self._plays()} and the script has {len(self.script.optimizers)} optimizers, so that which backward "
                 f"pass is whose cannot be told: {USE}"
             )
-        if len(self._seen) == len(self.workers):
+        if self._formed:
             raise UserError(
                 f"{self._plays()}, and one step has more than {len(self.workers)} backward passes: {USE}"
             )
@@ -128,6 +129,9 @@ class Played:
         finally:
             self._inside = False
             self._put_back()
+        if len(self._seen) == len(self.workers):
+            self.exchange()
+            self._formed = True
 
     # ---- both
 
@@ -135,6 +139,7 @@ class Played:
         """The script is about to use the gradients. Raises UserError where some workers' are missing."""
         if self._inside:
             raise UserError("a step inside run.worker: it comes after the last worker's")
+        self._formed = False
         if not self._seen:
             if self._how is None:
                 raise UserError(f"{self._plays()}, and a step comes before any backward pass: {USE}")
@@ -158,6 +163,7 @@ class Played:
     def drop(self, parameters: Iterable[nn.Parameter]) -> None:
         """The script zeroes the gradients of these: what was there before, or has been caught, counts no more."""
         if not self._inside:
+            self._formed = False
             self._seen.clear()
             self._touched.clear()
             return
