@@ -87,8 +87,7 @@ class Hold:
         if isinstance(given, Optimizer):
             self._take_optimizer(given)
         elif isinstance(given, nn.Module):
-            if unwrapped(given) not in self.script.given:
-                self.script.given.append(unwrapped(given))
+            self.script.know(unwrapped(given))
             self.products.place(given)
             if isinstance(given, DistributedDataParallel):
                 self.ddp.take(given)

@@ -27,6 +27,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def models_of(parameters: Iterable[nn.Parameter]) -> list[nn.Module]:
     """The models that hold any of these: of several that hold one (a loss around a network), the largest."""
     wanted = {id(p) for p in parameters}
+    if not wanted:
+        return []
     modules = [x for x in gc.get_objects() if issubclass(type(x), nn.Module) and "_modules" in x.__dict__]
     inner = {id(child) for module in modules for child in module._modules.values()}
     tops = [unwrapped(module) for module in modules if id(module) not in inner]

@@ -91,11 +91,10 @@ class OnStep:
         if unknown:
             mean.know(unknown, self.script.named(unknown))
         names = [mean.name(p) for p in parameters]
-        for (p, version), name in zip(found, names, strict=True):
-            if p.grad._version != version:
-                self.script.note(
-                    f"the script changes gradients between backward and step ({name} ...): rounding comes after"
-                )
+        if any(p.grad._version != version for p, version in found):
+            self.script.note(
+                "the script changes gradients between backward and step: they are rounded after that"
+            )
         flat = [dense(p.grad, name) for p, name in zip(parameters, names, strict=True)]
         for p, sum_n in zip(parameters, mean.form_(parameters, [g[None] for g in flat]), strict=True):
             if sum_n.data_ptr() != p.grad.data_ptr():

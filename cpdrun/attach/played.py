@@ -97,7 +97,7 @@ class Played:
 
     def _watch_buffers(self) -> None:
         if not self._buffers:
-            models = self.script.models()
+            models = self.script.models_with(self.script.parameters())
             workers = Workers(self.script.world_size, self.script.rank, self.script.ranks)
             self._buffers = [SharedModel(model, workers) for model in models]
         for model in self._buffers:
@@ -204,6 +204,10 @@ class Played:
 
     def _set_gradients_aside(self) -> None:
         self._set_aside = [(p, p.grad) for p in self.script.parameters() if p.requires_grad]
+        if not self._set_aside:
+            raise UserError(
+                f"{self._plays()} before the script has made an optimizer of torch.optim's: make it first"
+            )
         for p, _ in self._set_aside:
             p.grad = None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from cpdrun.attach.models import models_of, unwrapped
+from cpdrun.attach.models import unwrapped
 from cpdrun.attach.script import Script
 from cpdrun.errors import UserError
 from cpdrun.train.instantiate import naming, part
@@ -57,7 +57,7 @@ class Products:
     def place_around(self, parameters: Sequence[nn.Parameter]) -> None:
         """In the models that hold these."""
         if self.asked:
-            for model in models_of(parameters):
+            for model in self.script.models_with(parameters):
                 self.place(model)
 
     def place(self, model: nn.Module) -> None:

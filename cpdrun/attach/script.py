@@ -27,7 +27,7 @@ class Script:
         # in the order in which they were made, which is that of every rank
         self.optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._made = 0
-        self.given: list[nn.Module] = []  # by cpdrun.attach(model)
+        self._models: list[weakref.ref[nn.Module]] = []
         self.claimed = WeakIdKeyDictionary()  # parameters with an exchange of their own, DDP or FSDP
         self.wrappers: dict[str, int] = {}  # how many models each of those wraps
         self.exchanged: dict[str, None] = {}  # how gradients have been exchanged
@@ -75,14 +75,23 @@ class Script:
             self._made += 1
         return self.optimizers[optimizer]
 
-    def models(self) -> list[nn.Module]:
-        """Those given by name, and the others that hold what the optimizers move."""
-        found = {id(model): model for model in (*self.given, *models_of(self.parameters()))}
-        return list(found.values())
+    def models_with(self, parameters: Sequence[nn.Parameter]) -> list[nn.Module]:
+        """Those given by name, and others that hold any of these; looked for where a parameter is new."""
+        known = [model for ref in self._models if (model := ref()) is not None]
+        held = {id(p) for model in known for p in model.parameters()}
+        for model in models_of([p for p in parameters if id(p) not in held]):
+            self.know(model)
+            known.append(model)
+        return known
+
+    def know(self, model: nn.Module) -> None:
+        """As one of the script's models."""
+        if not any(ref() is model for ref in self._models):
+            self._models.append(weakref.ref(model))
 
     def named(self, parameters: Sequence[nn.Parameter]) -> list[str]:
-        """Their names in the script's models, which are looked for."""
-        return names_of(parameters, [*self.given, *models_of(parameters)])
+        """Their names in the script's models."""
+        return names_of(parameters, self.models_with(parameters))
 
     def did_exchange(self, how: str, names: Iterable[str], numels: Iterable[int]) -> None:
         if how not in self.exchanged:

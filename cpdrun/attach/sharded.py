@@ -43,7 +43,7 @@ class HoldsFsdp:
 
     def _shard(self, original: Callable, module: Any, *args: Any, **kwargs: Any) -> Any:
         for one in module if isinstance(module, list | tuple) else [module]:
-            self.products.place_around(one)
+            self.products.place_around(list(one.parameters()))
         result = original(module, *args, **kwargs)
         if not self.asked.plain:
             for one in module if isinstance(module, list | tuple) else [module]:

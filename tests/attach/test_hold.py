@@ -1,0 +1,518 @@
+"""One process held to a format: the bits of the built-in sums, whatever the script calls, and what is refused."""
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from bits import same_bits
+from held_script import STEPS, VARIANTS, Net, batch, config, held, train
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from cpdrun.attach.hold import Hold
+from cpdrun.attach.run import Outside
+from cpdrun.comm import AllReduceSync, emulate_all_reduce
+from cpdrun.comm.sums.scaling import APS
+from cpdrun.errors import UserError
+
+E3M0 = ("format=e3m0", "aps=true")
+
+
+@pytest.fixture
+def hold() -> Callable[..., Hold]:
+    def installed(*typed: str) -> Hold:
+        if Hold.current is not None:
+            Hold.current.uninstall()
+        made = Hold(config(*typed))
+        made.install()
+        return made
+
+    return installed
+
+
+def linear(sizes: tuple[int, ...] = (64, 8, 10)) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(n, m) for n, m in itertools.pairwise(sizes)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def loss_of(model: nn.Module, worker: int, step: int) -> Tensor:
+    x, y = batch(worker, step)
+    return F.cross_entropy(model(x), y)
+
+
+def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
+
+
+# ---- one worker
+
+
+def test_a_step_is_by_the_rounded_gradient(hold) -> None:
+    held_now = hold(*E3M0)
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = loss_of(model, 0, step)
+        own = gradients(model, loss)
+        loss.backward()
+        optimizer.step()
+        for p, g in zip(model.parameters(), own, strict=True):
+            assert same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
+    held_now.check()
+    facts = held_now.facts()["gradients"]
+    assert facts["exchange"] == ["rounded before the optimizer's step"]
+    assert facts["parameters"] == 4 and facts["values"] == sum(p.numel() for p in model.parameters())
+
+
+def test_what_a_sum_draws_and_remembers_is_that_of_the_built_in_loop(hold) -> None:
+    """By the parameters' names, and steps counted from 0; some layers in fp32."""
+    knobs = {"rounding": "stochastic", "error_feedback": True}
+    typed = [f"sync.{key}={str(value).lower()}" for key, value in knobs.items()]
+    held_now = hold("format=e3m1", "aps=true", "seed=3", "full_precision.layers=['2.*']", *typed)
+    model = linear()
+    names = [name for name, _ in model.named_parameters()]
+    sync = AllReduceSync(
+        format="e3m1", world_size=1, parameter_names=names, scaling=APS(), seed=3,
+        full_precision={"layers": ["2.*"]}, order="hierarchical", **knobs,
+    )  # fmt: skip
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = loss_of(model, 0, step)
+        own = gradients(model, loss)
+        loss.backward()
+        optimizer.step()
+        expected = sync.reduce_stacked([g[None] for g in own], step=step, epoch=0)
+        assert all(same_bits(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+    assert held_now.facts()["gradients"]["in_fp32"] == ["2.bias", "2.weight"]
+
+
+def clipped_by_norm(model: nn.Module) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
+def clipped_by_value(model: nn.Module) -> None:
+    torch.nn.utils.clip_grad_value_(model.parameters(), 1e-4)
+
+
+def clipped_in_two_calls(model: nn.Module) -> None:
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.01, norm)
+
+
+@pytest.mark.parametrize("clip", [clipped_by_norm, clipped_by_value, clipped_in_two_calls])
+def test_clipping_is_of_rounded_gradients(hold, clip: Callable[[nn.Module], None]) -> None:
+    hold(*E3M0)
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    loss = loss_of(model, 0, 0)
+    expected = copy.deepcopy(model)
+    for p, g in zip(expected.parameters(), gradients(model, loss), strict=True):
+        p.grad = emulate_all_reduce([g], "e3m0", aps=True)
+    loss.backward()
+    clip(model)
+    optimizer.step()
+    clip(expected)
+    assert all(
+        same_bits(p.grad, e.grad) for p, e in zip(model.parameters(), expected.parameters(), strict=True)
+    )
+
+
+def test_clipping_by_hand_comes_before_the_rounding_and_is_noted(hold, capfd) -> None:
+    held_now = hold(*E3M0)
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    loss_of(model, 0, 0).backward()
+    for p in model.parameters():
+        p.grad.mul_(0.5)
+    optimizer.step()
+    (note,) = held_now.facts()["notes"]
+    assert "changes gradients between backward and step" in note and note in capfd.readouterr().err
+
+
+def test_gradients_that_pile_up_are_rounded_once(hold) -> None:
+    hold(*E3M0)
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    piled = [torch.zeros_like(p) for p in model.parameters()]
+    for i in range(3):
+        loss = loss_of(model, i, 0)
+        torch._foreach_add_(piled, gradients(model, loss))
+        loss.backward()
+    optimizer.step()
+    for p, g in zip(model.parameters(), piled, strict=True):
+        assert same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
+
+
+def test_a_closure_is_followed_by_the_rounding_each_time(hold) -> None:
+    """As LBFGS calls it, several times a step."""
+    hold(*E3M0)
+    model = linear()
+    seen = []
+
+    class Looks(SGD):
+        def step(self, closure: Callable[[], Tensor]) -> None:
+            for _ in range(3):
+                with torch.enable_grad():
+                    closure()
+                seen.append([p.grad.clone() for p in model.parameters()])
+                super().step()
+
+    optimizer = Looks(model.parameters(), lr=0.1)
+    own = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, 0, 0)
+        own.append(gradients(model, loss))
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    for found, expected in zip(seen, own, strict=True):
+        for f, e in zip(found, expected, strict=True):
+            assert same_bits(f, emulate_all_reduce([e], "e3m0", aps=True))
+
+
+def test_lbfgs_itself_runs(hold) -> None:
+    (weights,) = held(["LBFGS"], *E3M0)[0].values()
+    (plain,) = held(["LBFGS"])[0].values()
+    assert all(torch.isfinite(w).all() for w in weights)
+    assert not all(map(torch.equal, weights, plain))
+
+
+def test_a_scaler_that_refuses_a_step_costs_no_later_rounding(hold) -> None:
+    """Gradients are rounded scaled, as under DDP: with a power of two and APS the same bits."""
+    hold(*E3M0)
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step, factor in enumerate((1.0, float("inf"), 1.0)):
+        optimizer.zero_grad()
+        loss = loss_of(model, 0, step) * factor
+        own = gradients(model, loss)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        if factor == 1:
+            for p, g in zip(model.parameters(), own, strict=True):
+                assert same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
+        scaler.update()
+
+
+def test_a_layer_thawed_later_is_rounded_too(hold) -> None:
+    held_now = hold(*E3M0)
+    model = linear()
+    model[1].requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        if step == 1:
+            model[1].requires_grad_(True)
+        loss = loss_of(model, 0, step)
+        loss.backward()
+        own = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        for p, g in zip(model.parameters(), own, strict=True):
+            assert g is None or same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
+    assert held_now.facts()["gradients"]["parameters"] == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes_are_rounded_in_float32(hold, dtype: torch.dtype) -> None:
+    hold(*E3M0)
+    model = linear().to(dtype)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    x, y = batch(0, 0)
+    F.cross_entropy(model(x.to(dtype)).float(), y).backward()
+    own = [p.grad.clone() for p in model.parameters()]
+    optimizer.step()
+    for p, g in zip(model.parameters(), own, strict=True):
+        assert torch.equal(p.grad, emulate_all_reduce([g.float()], "e3m0", aps=True).to(dtype))
+
+
+# ---- several workers of one process
+
+
+def test_played_workers_are_summed_as_machines_would(hold) -> None:
+    """Their losses undivided, for N that is no power of two; buffers follow worker 0."""
+    held_now = hold(*E3M0, "world_size=3")
+    torch.manual_seed(0)
+    model = Net()
+    alone = copy.deepcopy(model)
+    optimizer = SGD(model.parameters(), lr=0.0)
+    for step in range(2):
+        optimizer.zero_grad()
+        own = []
+        for w in held_now.workers:
+            with held_now.worker(w):
+                loss_of(model, w, step).backward()
+                own.append([p.grad.clone() for p in model.parameters()])
+        loss_of(alone, 0, step)
+        optimizer.step()
+        for p, *of_workers in zip(model.parameters(), *own, strict=True):
+            expected = emulate_all_reduce([g / 3 for g in of_workers], "e3m0", aps=True)
+            assert same_bits(p.grad, expected)
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), alone.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_divided_losses_are_summed_as_they_are(hold, said: bool) -> None:
+    """Said by run.worker, or counted; `.grad` is complete once the last backward pass has ended."""
+    held_now = hold(*E3M0, "world_size=4")
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        own = []
+        for w in range(4):
+            loss = loss_of(model, w, step) / 4
+            own.append(gradients(model, loss))
+            if said:
+                # around the backward pass alone
+                with held_now.worker(w, divided=True):
+                    loss.backward()
+            else:
+                loss.backward()
+        expected = [emulate_all_reduce(list(of), "e3m0", aps=True) for of in zip(*own, strict=True)]
+        assert all(same_bits(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+        optimizer.step()
+    held_now.check()
+
+
+def test_a_last_smaller_batch_has_workers_that_send_zeros(hold) -> None:
+    held_now = hold(*E3M0, "world_size=4")
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for passes in (4, 2):
+        optimizer.zero_grad()
+        own = []
+        for w in range(passes):
+            loss = loss_of(model, w, 0) / 4
+            own.append(gradients(model, loss))
+            loss.backward()
+        optimizer.step()
+    zeros = [torch.zeros_like(p) for p in model.parameters()]
+    for p, *of in zip(model.parameters(), *own, zeros, zeros, strict=True):
+        assert same_bits(p.grad, emulate_all_reduce(of, "e3m0", aps=True))
+    assert "fewer backward passes than workers" in held_now.facts()["notes"][0]
+
+
+def test_zeroed_gradients_count_no_more(hold) -> None:
+    """A script that throws half a round away."""
+    hold(*E3M0, "world_size=2")
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    loss_of(model, 5, 0).backward()
+    optimizer.zero_grad(set_to_none=False)
+    own = []
+    for w in range(2):
+        loss = loss_of(model, w, 0)
+        own.append(gradients(model, loss))
+        loss.backward()
+    optimizer.step()
+    for p, *of in zip(model.parameters(), *own, strict=True):
+        assert same_bits(p.grad, emulate_all_reduce(of, "e3m0", aps=True))
+
+
+def test_a_worker_that_fails_leaves_the_gradients_as_they_were(hold) -> None:
+    held_now = hold(*E3M0, "world_size=2")
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(KeyError), held_now.worker(0):
+        loss_of(model, 0, 0).backward()
+        raise KeyError("of the script's own")
+    assert all(p.grad is None for p in model.parameters())
+    for w in held_now.workers:
+        with held_now.worker(w):
+            loss_of(model, w, 0).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    optimizer.step()
+
+
+# ---- fp32
+
+
+class Counts(Outside):
+    """A script's own accumulation, without cpdrun."""
+
+    workers = range(3)
+
+
+def test_fp32_is_what_the_script_computes_without_cpdrun(hold) -> None:
+    names = list(VARIANTS)
+    plain = {name: train(name, Outside(), ddp=False) for name in names}
+    found, facts = held(names)
+    for name in names:
+        assert all(same_bits(a, b) for a, b in zip(found[name], plain[name], strict=True)), name
+    assert facts["gradients"]["exchange"] == ["left alone"]
+
+
+def test_fp32_with_divided_micro_batches_is_the_scripts_own_sum(hold) -> None:
+    def weights(around: Any) -> list[Tensor]:
+        model = linear()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for w in range(3):
+                with around(w, divided=True):
+                    (loss_of(model, w, step) / 3).backward()
+            optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    alone = weights(Outside().worker)
+    assert all(map(same_bits, weights(hold("world_size=3").worker), alone))
+
+
+def test_fp32_of_undivided_workers_is_the_built_in_sum(hold) -> None:
+    held_now = hold("world_size=3")
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    own = []
+    for w in held_now.workers:
+        with held_now.worker(w):
+            loss = loss_of(model, w, 0)
+            own.append(gradients(model, loss))
+            loss.backward()
+    optimizer.step()
+    for p, *of in zip(model.parameters(), *own, strict=True):
+        assert same_bits(p.grad, emulate_all_reduce([g / 3 for g in of], "fp32"))
+
+
+# ---- what is refused, in one line that says what to do
+
+
+def step_of(model: nn.Module, *optimizers: torch.optim.Optimizer, passes: int = 1) -> None:
+    for w in range(passes):
+        loss_of(model, w, 0).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def too_few(held_now: Hold) -> None:
+    step_of(model := linear(), SGD(model.parameters(), lr=0.1), passes=1)
+
+
+def too_many(held_now: Hold) -> None:
+    step_of(model := linear(), SGD(model.parameters(), lr=0.1), passes=3)
+
+
+def two_optimizers(held_now: Hold) -> None:
+    model = linear()
+    step_of(model, SGD(model[1].parameters(), lr=0.1), SGD(model[2].parameters(), lr=0.1), passes=2)
+
+
+def half_a_round(held_now: Hold) -> None:
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with held_now.worker(1):
+        loss_of(model, 1, 0).backward()
+    optimizer.step()
+
+
+def one_twice(held_now: Hold) -> None:
+    model = linear()
+    _kept = SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        with held_now.worker(0):
+            loss_of(model, 0, 0).backward()
+
+
+def outside_of_a_worker(held_now: Hold) -> None:
+    model = linear()
+    _kept = SGD(model.parameters(), lr=0.1)
+    with held_now.worker(0):
+        loss_of(model, 0, 0).backward()
+    loss_of(model, 0, 0).backward()
+
+
+def no_optimizer_yet(held_now: Hold) -> None:
+    with held_now.worker(0):
+        loss_of(linear(), 0, 0).backward()
+
+
+def one_in_another(held_now: Hold) -> None:
+    model = linear()
+    _kept = SGD(model.parameters(), lr=0.1)
+    with held_now.worker(0), held_now.worker(1):
+        pass
+
+
+def not_this_process(held_now: Hold) -> None:
+    with held_now.worker(2):
+        pass
+
+
+REFUSED = [
+    (too_few, "the first step has 1 backward passes.*run.worker.*world_size to 1"),
+    (too_many, "more than 2 backward passes: put `with run.worker"),
+    (
+        two_optimizers,
+        "2 optimizers, so that which backward pass is whose cannot be told: put `with run.worker",
+    ),
+    (half_a_round, "a step before workers 0 have been: put"),
+    (one_twice, r"run.worker\(0\) twice, before workers 1 have been"),
+    (outside_of_a_worker, "a backward pass outside of run.worker: put"),
+    (no_optimizer_yet, "before the script has made an optimizer"),
+    (one_in_another, r"run.worker\(1\): stands inside another run.worker"),
+    (not_this_process, r"run.worker\(2\): this process plays the workers \[0, 1\]"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), REFUSED)
+def test_workers_that_cannot_be_told_apart_stop_the_script(hold, wrong: Callable, said: str) -> None:
+    with pytest.raises(UserError, match=said) as told:
+        wrong(hold(*E3M0, "world_size=2"))
+    assert "\n" not in str(told.value)
+
+
+def test_sparse_gradients_are_refused_by_name(hold) -> None:
+    hold(*E3M0)
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(UserError, match=r"the gradient of 0\.weight is sparse.*sparse=False"):
+        optimizer.step()
+
+
+def test_a_format_that_takes_hold_of_nothing_is_an_error(hold) -> None:
+    held_now = hold(*E3M0)
+    model = linear()
+    loss_of(model, 0, 0).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
+    with pytest.raises(UserError, match=r"format=e3m0 with APS took hold of no gradient.*0 steps"):
+        held_now.check()
+    hold().check()
+
+
+def test_a_pattern_that_means_no_layer_is_an_error_after_two_steps(hold) -> None:
+    hold(*E3M0, "full_precision.layers=['head.*']")
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    step_of(model, optimizer)
+    with pytest.raises(UserError, match=r"full_precision.layers: 'head\.\*' matches no parameter"):
+        step_of(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("sync=gossip_dpsgd",), "sync=DPSGD: a script's workers share their weights"),
+        (("sync=compressed",), "take sync=all_reduce or sync=requantised"),
+        (("full_precision.first_epochs=1",), "full_precision.first_epochs: what an epoch of a script is"),
+        (("precision.weights=e4m3",), "precision.weights=e4m3: weights and steps of a script are its own"),
+        (("precision.loss_scale=8",), "precision.loss_scale=8: a script scales its own loss"),
+        (("precision.update=e5m2",), "precision.update=e5m2: weights and steps"),
+        (("precision.optimizer_state=e5m2",), "precision.optimizer_state=e5m2: weights and steps"),
+    ],
+)
+def test_what_a_script_cannot_be_held_to_is_refused_before_it_starts(typed: tuple, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Hold(config("format=e4m3", *typed))
