@@ -51,7 +51,6 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
     from cpdrun.search.tuned_words import asked
-    from cpdrun.search.words import as_json
     from cpdrun.sweep import listed, write_question
 
     with before_a_start():
@@ -76,10 +75,46 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         code = _launch(session, results, options, console, arguments.config_dir)
     else:
         code = OK
-    _say_what_was_found(console, results, report=_report(arguments, code, results))
+    _say_what_was_found(console, results, arguments, code)
+    return code
+
+
+def _say_what_is_asked(console: "Console", results: "Results") -> None:
+    from cpdrun.search.tuned_words import plan_text
+    from cpdrun.search.words import tolerance_of
+
+    question = results.question
+    asked = question.settings
+    candidates = sum(len(width) for chain in question.chains for width in chain.widths)
+    budget = f", for at most {asked.budget}" if asked.budget else ""
+    console.print(
+        f"{candidates} candidates in {len(question.chains)} chains against {question.baseline_name}: at most "
+        f"{tolerance_of(results)} worse, at {asked.confidence:g} %{budget}; "
+        f"{plan_text(results)}{results.runs} runs are there",
+        soft_wrap=True,
+    )
+
+
+def _say_what_was_found(
+    console: "Console", results: "Results", arguments: argparse.Namespace, code: int
+) -> None:
+    """The answers come last, where they are seen. Raises what kept the report from being written, after them."""
+    from cpdrun.search.words import as_json, sentences, table
+
+    report, trouble = "", None
+    try:
+        report = _report(arguments, code, results)
+    except UserError as error:
+        trouble = error
+    *answers, took = sentences(results)
+    if results.runs:
+        console.print(table(results))
+    for line in filter(None, [report, took, *answers]):
+        console.print(line, soft_wrap=True)
     if arguments.json:
         print(as_json(results))
-    return code
+    if trouble is not None:
+        raise trouble
 
 
 def _report(arguments: argparse.Namespace, code: int, results: "Results") -> str:
@@ -99,33 +134,6 @@ def _report(arguments: argparse.Namespace, code: int, results: "Results") -> str
     page = next(file for file in files if file.suffix == ".html")
     pictures = [file.name for file in files if file.suffix == ".png"]
     return f"Tables and pictures: open {page}; beside it {', '.join(pictures)}"
-
-
-def _say_what_is_asked(console: "Console", results: "Results") -> None:
-    from cpdrun.search.tuned_words import plan_text
-    from cpdrun.search.words import tolerance_of
-
-    question = results.question
-    asked = question.settings
-    candidates = sum(len(width) for chain in question.chains for width in chain.widths)
-    budget = f", for at most {asked.budget}" if asked.budget else ""
-    console.print(
-        f"{candidates} candidates in {len(question.chains)} chains against {question.baseline_name}: at most "
-        f"{tolerance_of(results)} worse, at {asked.confidence:g} %{budget}; "
-        f"{plan_text(results)}{results.runs} runs are there",
-        soft_wrap=True,
-    )
-
-
-def _say_what_was_found(console: "Console", results: "Results", report: str) -> None:
-    """The answers come last, where they are seen."""
-    from cpdrun.search.words import sentences, table
-
-    *answers, took = sentences(results)
-    if results.runs:
-        console.print(table(results))
-    for line in filter(None, [report, took, *answers]):
-        console.print(line, soft_wrap=True)
 
 
 def _dry_run(console: "Console", results: "Results", options: "LaunchOptions") -> None:

@@ -11,6 +11,7 @@ import yaml
 from instant_executor import Instant, PowerCutError
 from rich.console import Console
 
+from cpdrun.cli import main
 from cpdrun.launch import LaunchOptions, Session
 from cpdrun.search.drive import SearchDisplay, at_once, search
 from cpdrun.search.forecast import forecast
@@ -87,6 +88,27 @@ def test_typed_again_it_has_nothing_to_do_and_says_the_same(go):
     again, _, codes = go()
     assert sentences(again) == sentences(first) and codes == []
     assert report_command(again).endswith("/here/found")
+
+
+def test_the_command_says_the_answers_last_and_where_the_report_is(go, monkeypatch, capsys):
+    results, *_ = go()
+    monkeypatch.setattr(Session, "warm_up", lambda self: None)
+    words = [*TYPED, f"results_dir={results.question.directory.path.parent}"]
+    answers = sentences(results)[:-1]
+    assert main(["search", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-4:] == [report_command(results), sentences(results)[-1], *answers]
+    assert main(["search", *words, "--report"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3:] == [sentences(results)[-1], *answers]
+    page = results.question.directory.report / "report.html"
+    assert lines[-4].startswith(f"Tables and pictures: open {page}; beside it accuracy_vs_bits.png, ")
+    assert page.exists() and (page.parent / "accuracy_vs_bits.png").exists()
+    page.unlink()
+    page.mkdir()  # nothing can be written in its place
+    assert main(["search", *words, "--report"]) != 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-2:] == answers and "cannot write" in said.err
 
 
 def test_twenty_power_cuts_change_neither_the_verdict_nor_the_runs(go):
