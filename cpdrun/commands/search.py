@@ -106,10 +106,10 @@ def _say_what_was_found(
         report = _report(arguments, code, results)
     except UserError as error:
         trouble = error
-    *answers, took = sentences(results)
+    lines, chains = sentences(results), len(results.question.chains)
     if results.runs:
         console.print(table(results))
-    for line in filter(None, [report, took, *answers]):
+    for line in filter(None, [report, *lines[chains:], *lines[:chains]]):
         console.print(line, soft_wrap=True)
     if arguments.json:
         print(as_json(results))
