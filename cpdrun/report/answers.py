@@ -22,6 +22,7 @@ def answer(study: Study) -> tuple[list[str], Shown | None]:
     """The sentences, and the matrix where there is one. That the runs are a mixture is said first of all,
     and that a metric's direction is a guess."""
     sentences, matrix = _answer(study)
+    sentences += study.tuned.said(study.groups)
     if not study.metric.is_known:
         sentences[0] = f"If a higher {study.metric.name} is better, which no record says: {sentences[0]}"
     if mixed := mixture(study):

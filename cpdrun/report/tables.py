@@ -10,6 +10,7 @@ from cpdrun.report.read.certified import MARKS
 from cpdrun.report.read.collect import FORMAT, SEED, finished
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.study import Study
+from cpdrun.report.read.tuned import USE
 from cpdrun.report.read.words import SWEEP, axis_text, axis_title
 from cpdrun.stats.intervals import is_zero, mean_interval
 
@@ -136,7 +137,7 @@ def runs(study: Study) -> pd.DataFrame:
     """runs.csv: every finished run with the axes, its seed, how it ended, and all its metrics: what the means are
     made of, so that anyone can make them again."""
     done = finished(study.runs)
-    names = [SWEEP, "run:name", "format", *_axes(study), SEED, "run:status", "run:test_samples"]
+    names = [SWEEP, "run:name", "format", *_axes(study), SEED, USE, "run:status", "run:test_samples"]
     metrics = [name for name in done.columns if name.startswith("metric:")]
     names = [*dict.fromkeys(name for name in names if name in done.columns), *metrics]
     ours = {name: name.split(":", 1)[-1] for name in names if ":" in name}
@@ -209,7 +210,7 @@ def _judged(study: Study, group: Group) -> dict:
 
 
 def _axes(study: Study) -> list[str]:
-    return ["aps", "world_size", *study.axes]
+    return ["aps", "world_size", *study.axes, *(key for key in study.tuned.keys if key not in study.axes)]
 
 
 def _labels(group: Group, axes: list[str]) -> list[str]:

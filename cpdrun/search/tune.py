@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cpdrun.stats.tuning import choose
+from cpdrun.stats.tuning import choose, edges
 
 if TYPE_CHECKING:
     from cpdrun.search.schedule import Ask, Ended
@@ -68,19 +68,3 @@ class Tuning:
     def edges(self, arm: str) -> Iterator[tuple[str, str]]:
         """The keys of which the arm has the largest or the smallest of several numbers tried, and which."""
         return edges(self.values.get(arm, {}), self.keys)
-
-
-def edges(chosen: Mapping[str, Any], tried: Mapping[str, list[Any]]) -> Iterator[tuple[str, str]]:
-    """`("optim.lr", "largest")` for each value of `chosen` at an end of the numbers `tried` of its key: a better one
-    may lie beyond."""
-    for key, value in chosen.items():
-        values = tried.get(key, [])
-        if len(values) > 1 and all(map(_is_number, values)):
-            if value == max(values):
-                yield key, "largest"
-            elif value == min(values):
-                yield key, "smallest"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

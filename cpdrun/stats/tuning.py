@@ -1,8 +1,9 @@
 """Which of several settings did best on the seeds that are there to choose it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 
 def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
@@ -19,3 +20,19 @@ def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
         return bool(values), len(healthy) - len(values), sign * fmean(healthy) if healthy else -math.inf
 
     return max(range(len(arms)), key=lambda i: merit(arms[i]))  # the first of the largest
+
+
+def edges(chosen: Mapping[str, Any], tried: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
+    """`("optim.lr", "largest")` for each value of `chosen` at an end of the numbers `tried` of its key: a better one
+    may lie beyond."""
+    for key, value in chosen.items():
+        values = tried.get(key, ())
+        if len(values) > 1 and all(map(_is_number, values)):
+            if value == max(values):
+                yield key, "largest"
+            elif value == min(values):
+                yield key, "smallest"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

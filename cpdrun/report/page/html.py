@@ -19,6 +19,7 @@ from cpdrun.report.look import style, svg
 from cpdrun.report.read.collect import CORE_AXES, SEED, config_keys, identity
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.study import Study
+from cpdrun.report.read.tuned import USE
 from cpdrun.report.read.words import SWEEP, axis_text, axis_title
 
 # Colours of the pictures that follow the page's theme, as page.css defines them.
@@ -143,7 +144,7 @@ def _runs(study: Study) -> str:
     columns += [column for column in environment if _varies(runs[runs[column].notna()], column)]
     metrics = [column for column in runs.columns if column.startswith("metric:")]
     seconds = [column for column in ("run:train_seconds",) if column in runs.columns]
-    names = (["run:sweep"] if len(study.sweeps) > 1 else []) + ["run:name", "run:state", "run:status"]
+    names = (["run:sweep"] if len(study.sweeps) > 1 else []) + ["run:name", "run:state", "run:status", USE]
     names = [name for name in names if name in runs.columns] + columns + metrics + seconds
     header = [axis_title(name) if name == SWEEP else name.split(":", 1)[-1] for name in names]
     rows = [[_cell(value) for value in row] for row in runs[names].itertuples(index=False, name=None)]

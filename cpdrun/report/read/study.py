@@ -30,6 +30,7 @@ from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.grouping import facet_axes, hopeless, make_groups
 from cpdrun.report.read.learnt import CLASSES_IF_UNKNOWN, guess, learnt
 from cpdrun.report.read.metric import Metric
+from cpdrun.report.read.tuned import Tuned, read_tuned
 from cpdrun.report.read.words import SWEEP, axis_text, axis_title, is_strategy
 from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
 
@@ -50,6 +51,7 @@ class Study:
     question: list[str] = field(
         default_factory=list
     )  # of it, what a search asked; and what is compared, in words
+    tuned: Tuned = field(default_factory=Tuned, repr=False)
 
     @cached_property
     def facets(self) -> list[Facet]:
@@ -235,11 +237,17 @@ def read_study(
         raise ReportUsageError(
             f"no finished run in {where} has a metric {metric!r}; there are: {', '.join(known)}"
         )
-    shown = pd.concat([done, hopeless(runs)]) if len(done) < len(runs) else done
+    tuned = read_tuned(runs, sweeps, Metric.of(usual, done))
+    runs, done = tuned.runs, finished(tuned.runs)
+    shown = tuned.compared(pd.concat([done, hopeless(runs)]) if len(done) < len(runs) else done)
+    if shown.empty:
+        raise ReportError(
+            f"nothing to compare in {where} yet: the search is choosing {', '.join(tuned.keys)}"
+        )
     shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
     axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
     about, of = Metric.of(metric, done), bits_axis(shown, axes, question.baseline)
-    groups = make_groups(shown, axes, f"metric:{metric}", of)
+    groups = tuned.with_values(make_groups(shown, axes, f"metric:{metric}", of))
     asked_tolerance = question.tolerance if metric == usual else None  # it is in the units of that metric
     usual_tolerance = about.default_tolerance if asked_tolerance is None else asked_tolerance
     said = question.said(
@@ -257,7 +265,8 @@ def read_study(
         facet_axes=facet_axes(groups, axes, of),
         networks=networks or {},
         is_default_metric=metric == usual,
-        question=[line for line in (said, of.said) if line],
+        question=[line for line in (said, of.said, *tuned.notes()) if line],
+        tuned=tuned,
     )
 
 

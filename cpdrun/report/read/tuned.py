@@ -1,0 +1,201 @@
+"""A search that tunes, read back: its pairs and what was chosen for each format, apart from the runs that chose it.
+
+sweep.yaml says which keys were tuned, their values, and the seeds that choose. The choice is made again here, by the
+same rule of the same runs (`cpdrun.stats.tuning`); then the report goes on with the runs of what was chosen, on all
+other seeds. A cell of which the tuning is not done has none.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pandas as pd
+
+from cpdrun.record import State, SweepDir, read_manifest
+from cpdrun.report.read.collect import CORE_AXES, SEED, config_keys, identity, other_axes, sweep_names
+from cpdrun.report.read.group import Group
+from cpdrun.report.read.metric import Metric
+from cpdrun.report.read.words import axis_text, plain, short_titles
+from cpdrun.stats.tuning import choose, edges
+
+USE = "run:use"  # column: what a run of a search that tunes serves for
+PAIRS, CHOOSES, NOT_CHOSEN = "compared", "chooses", "not chosen"
+CHOSEN = "chosen"  # in place of a tuned value
+MOST_ARMS = 10_000  # of a sweep.yaml that anyone may have written
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Tune:
+    """What a search tuned: the values of each key, and the seeds that chose."""
+
+    values: Mapping[str, Sequence[Any]]
+    seeds: tuple[int, ...]
+
+    def arms(self) -> list[tuple[str, ...]]:
+        return list(itertools.product(*(map(identity, values) for values in self.values.values())))
+
+    def arm(self, row: Row) -> tuple[str, ...]:
+        return tuple(identity(row.get(key)) for key in self.values)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """`runs`: as collect() makes them, with the column USE where a search tuned; `chosen`: values by a run's path."""
+
+    runs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    by_sweep: Mapping[str, Tune] = field(default_factory=dict)
+    chosen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[str]:
+        return list(dict.fromkeys(key for tune in self.by_sweep.values() for key in tune.values))
+
+    def compared(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Those of `rows` that are not there to choose, what was tuned masked: it is no axis."""
+        if not self.by_sweep:
+            return rows
+        kept = rows[~rows[USE].isin((CHOOSES, NOT_CHOSEN))].copy()
+        for name, tune in self.by_sweep.items():
+            kept = _masked(kept, tune, kept["run:sweep"] == name)
+        return kept
+
+    def with_values(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups with what was chosen for them among their keys."""
+        return [
+            replace(group, keys=dict.fromkeys(self.keys) | self._of(group) | group.keys) for group in groups
+        ]
+
+    def _of(self, group: Group) -> Mapping[str, Any]:
+        return next((self.chosen[str(run.path)] for run in group.runs if str(run.path) in self.chosen), {})
+
+    def said(self, groups: Iterable[Group]) -> list[str]:
+        """`lr was chosen for each on seeds 1000 and 1001, which are in no number here, of 0.05, 0.1: fp32 0.1 ...`"""
+        found = []
+        for tune in {repr(tune): tune for tune in self.by_sweep.values()}.values():
+            if len(tune.arms()) < 2:
+                continue
+            titles = short_titles(tune.values)
+            tried = [f"{titles[key]} ({', '.join(map(axis_text, v))})" for key, v in tune.values.items()]
+            each = [_chosen_text(group, self._of(group), tune) for group in groups]
+            each = list(dict.fromkeys(filter(None, each)))
+            found.append(
+                f"Chosen for each by the mean over seed{'s' if len(tune.seeds) > 1 else ''} "
+                f"{', '.join(map(str, tune.seeds))}, which are in no number here, of {', '.join(tried)}: "
+                f"{'; '.join(each)}."
+            )
+        return found
+
+    def notes(self) -> list[str]:
+        """How many runs are in no mean because they chose, or have a value that was not chosen."""
+        if not self.by_sweep:
+            return []
+        counts = Counter(self.runs[USE].dropna())
+        parts = [f"{counts[CHOOSES]} runs that choose the tuned values"] if counts[CHOOSES] else []
+        parts += [f"{counts[NOT_CHOSEN]} of values that are not chosen"] if counts[NOT_CHOSEN] else []
+        return [f"in no number here: {' and '.join(parts)}"] if parts else []
+
+
+def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -> Tuned:
+    """`metric`: what the search went by."""
+    by_sweep = {name: tune for name, sweep in sweep_names(sweeps).items() if (tune := _tune(sweep))}
+    if not by_sweep:
+        return Tuned(runs)
+    use, chosen = {}, {}
+    for name, tune in by_sweep.items():
+        for rows in _cells(runs, name, tune):
+            best = _choice(rows, tune, metric)
+            for row in rows:
+                is_best = best is not None and tune.arm(row) == best
+                if row[SEED] in tune.seeds and len(tune.arms()) > 1:
+                    use[row["run:path"]] = CHOOSES
+                else:
+                    use[row["run:path"]] = PAIRS if is_best else NOT_CHOSEN
+                if is_best:
+                    chosen[row["run:path"]] = {key: row[key] for key in tune.values}
+    return Tuned(runs.assign(**{USE: runs["run:path"].map(use)}), by_sweep, chosen)
+
+
+def _tune(sweep: SweepDir) -> Tune | None:
+    """Out of its sweep.yaml; None where nothing was tuned, or it is not to be read."""
+    try:
+        block = read_manifest(sweep)["search"]["tune"]
+        values, seeds = block["values"], block["seeds"]
+        lists = {str(key): list(of) for key, of in values.items() if isinstance(of, list) and of}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    whole = [seed for seed in seeds if isinstance(seed, int)] if isinstance(seeds, list) else []
+    if not lists or not whole or math.prod(map(len, lists.values())) > MOST_ARMS:
+        return None
+    return Tune(lists, tuple(whole))
+
+
+def _cells(runs: pd.DataFrame, sweep: str, tune: Tune) -> list[list[dict[str, Any]]]:
+    """The readable runs of that sweep, those together that differ in tuned values and seed alone."""
+    own = runs[(runs["run:sweep"] == sweep) & runs["run:problem"].isna()]
+    own = own.assign(**{key: own.get(key) for key in (*CORE_AXES, SEED, *tune.values)})
+    masked = _masked(own, tune, pd.Series(True, index=own.index))
+    names = [*CORE_AXES, *other_axes(masked)]
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row, kept in zip(own.to_dict("records"), masked[names].to_dict("records"), strict=True):
+        found.setdefault(tuple(identity(kept[name]) for name in names), []).append(row)
+    return list(found.values())
+
+
+def _masked(rows: pd.DataFrame, tune: Tune, which: "pd.Series[bool]") -> pd.DataFrame:
+    """What was tuned, and what always follows it, is one value."""
+    masked = rows.copy()
+    for key in tune.values:
+        if key in rows.columns:
+            values = rows.loc[which, key].map(identity)
+            follow = [
+                name
+                for name in config_keys(rows)
+                if values.nunique() > 1 and (rows.loc[which, name].map(identity) == values).all()
+            ]
+            kept = (key, *CORE_AXES, SEED)
+            masked.loc[which, [key, *(name for name in follow if name not in kept)]] = CHOSEN
+    return masked
+
+
+def _choice(rows: Sequence[Row], tune: Tune, metric: Metric) -> tuple[str, ...] | None:
+    """The arm that a search chooses by these runs; None while one of them is still to come."""
+    arms = tune.arms()
+    if len(arms) == 1:
+        return arms[0]
+    ended = {
+        (tune.arm(row), row[SEED]): row for row in rows if row["run:state"] in (State.DONE, State.FAILED)
+    }
+    if any((arm, seed) not in ended for arm in arms for seed in tune.seeds):
+        return None
+    measured = [[_value(ended[arm, seed], metric) for seed in tune.seeds] for arm in arms]
+    known = [[value for value in values if value is not None] for values in measured]
+    return arms[choose(known, higher_is_better=metric.higher_is_better)]
+
+
+def _value(row: Row, metric: Metric) -> float | None:
+    """NaN of a run that diverged, None of one that failed or does not have the metric."""
+    if row["run:state"] != State.DONE:
+        return None
+    if row.get("run:status") == "diverged":
+        return math.nan
+    value = row.get(f"metric:{metric.name}", math.nan)
+    return value if math.isfinite(value) else None
+
+
+def _chosen_text(group: Group, values: Mapping[str, Any], tune: Tune) -> str:
+    ends = dict(edges(values, tune.values))
+    titles, many = short_titles(tune.values), len(tune.values) > 1
+    texts = [
+        (f"{titles[key]} " if many else "")
+        + axis_text(value)
+        + (f" ({ends[key]} tried)" if key in ends else "")
+        for key, value in values.items()
+        if key in tune.values
+    ]
+    name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
+    return f"{plain(name)} {', '.join(texts)}" if texts else ""
