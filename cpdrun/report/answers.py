@@ -4,6 +4,7 @@ of summation would save bits."""
 import math
 from collections.abc import Iterator
 
+from cpdrun.report import best_of
 from cpdrun.report.completeness import mixture
 from cpdrun.report.read import formats
 from cpdrun.report.read.collect import identity
@@ -22,7 +23,7 @@ def answer(study: Study) -> tuple[list[str], Shown | None]:
     """The sentences, and the matrix where there is one. That the runs are a mixture is said first of all,
     and that a metric's direction is a guess."""
     sentences, matrix = _answer(study)
-    sentences += study.tuned.said(study.groups)
+    sentences += [*study.tuned.said(study.groups), *best_of.sentences(study)]
     if not study.metric.is_known:
         sentences[0] = f"If a higher {study.metric.name} is better, which no record says: {sentences[0]}"
     if mixed := mixture(study):

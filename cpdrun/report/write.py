@@ -9,7 +9,7 @@ import pandas as pd
 from rich.console import Console
 
 from cpdrun.record import SweepDir, write_text
-from cpdrun.report import answers, completeness, export, pivot, tables
+from cpdrun.report import answers, best_of, completeness, export, pivot, tables
 from cpdrun.report.costmodel import CalibrationError, Network, network
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.page import html, markup, pictures
@@ -64,7 +64,8 @@ def write_report(
     study = read_study(list(sweeps), metric=metric, ci=ci, tolerance=tolerance, networks=_networks(networks))
     pivoted = pivot.complete(study, rows, cols) if rows or cols else None
     (answer, matrix), notes = answers.answer(study), completeness.notes(study, sweeps)
-    _print(console, study, answer, matrix, notes)
+    best = best_of.shown(study)
+    _print(console, study, answer, [each for each in (matrix, best) if each is not None], notes)
 
     figures, reasons = pictures.draw(study)
     _say(console, *reasons, style="dim")
@@ -76,12 +77,17 @@ def write_report(
         files = _write_tables(
             study, folder, [kind for kind in formats if kind in TABLES], answer, matrix, notes
         )
+        if best is not None:
+            made = [kind for kind in formats if kind in TABLES]
+            files += [TABLES[kind](folder / "best_of", best_of.numbers(study), best) for kind in made]
         if pivoted is not None:
             files += _write_pivot(study, folder, [kind for kind in formats if kind in TABLES], *pivoted)
         rendered = pictures.render(figures if "svg" in kinds or "html" in formats else {})
         files += pictures.write(folder, figures, rendered, kinds)
         if "html" in formats:
-            write_text(folder / "report.html", html.page(study, answer, matrix, notes, reasons, rendered))
+            write_text(
+                folder / "report.html", html.page(study, answer, matrix, notes, reasons, rendered, best)
+            )
             files.append(folder / "report.html")
         files += [export.write(tool, study, folder) for tool in export_to]
     except OSError as error:
@@ -127,11 +133,11 @@ def _folder(sweeps: Sequence[SweepDir], study: Study) -> Path:
 
 
 def _print(
-    console: Console, study: Study, answer: list[str], matrix: tables.Shown | None, notes: list[str]
+    console: Console, study: Study, answer: list[str], summaries: list[tables.Shown], notes: list[str]
 ) -> None:
     _say(console, *answer, style="bold")
-    if matrix is not None:
-        _print_table(console, matrix, [False] * len(matrix.rows))
+    for summary in summaries:
+        _print_table(console, summary, [False] * len(summary.rows))
     _say(console, *(f"note: {note}" for note in notes), style="yellow")
     _print_table(console, tables.brief(study), [group.is_baseline for group in study.groups])
 

@@ -46,9 +46,10 @@ def page(
     notes: list[str],
     reasons: list[str],
     pictures: dict[str, str],
+    best: tables.Shown | None = None,
 ) -> str:
     """The page's text. `answer`, `notes` and `reasons` (why a plot is missing) are sentences; `matrix`, the answers of
-    many combinations of axes.
+    many combinations of axes; `best`, each format at the best of what was tuned.
 
     `pictures` holds the SVGs of `svg.render` by the name of their plot.
     """
@@ -67,6 +68,7 @@ def page(
         f"<h1>{escape(title)}</h1>",
         *(f'<p class="answer">{escape(line)}</p>' for line in answer),
         *([_table("answers", "Answers", matrix.header, matrix.rows)] if matrix is not None else []),
+        *([_table("best", "Each at its best", best.header, best.rows)] if best is not None else []),
         *(f'<p class="note">{escape(line)}</p>' for line in notes),
         *(_picture(plot, pictures[plot.name]) for plot in plots.available() if plot.name in pictures),
         *(f'<p class="reason">{escape(line)}</p>' for line in reasons),

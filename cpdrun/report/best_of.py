@@ -1,0 +1,214 @@
+"""The best of each format over a tuned axis, such as a sweep over optim.lr, said to be chosen after the fact.
+
+A facet of one learning rate compares formats at what may suit one of them only; a fair comparison gives each its own,
+the baseline too. Here that is the value of the best mean over the very seeds that are compared
+(`cpdrun.stats.tuning`), which flatters every row by the luck of its best: it is no ground for a certificate, and none
+is given. `cpdrun search` with search.tune chooses on other seeds and certifies.
+
+Tuned axes are the keys of `optim` that have numbers: lr, momentum, weight_decay. They are set anew for whatever is
+trained and are no part of its price, so that nobody asks for the bits at one of them. Any other axis is part of the
+question: batch_size and world_size change what a step costs and how many there are, a model is another thing to
+train, and the choice of an optimizer, or of Nesterov's momentum, is another method.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from cpdrun.report.read import formats
+from cpdrun.report.read.collect import FORMAT, identity
+from cpdrun.report.read.compare import Difference, difference
+from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.study import Study
+from cpdrun.report.read.words import axis_text, axis_title, short_titles
+from cpdrun.report.tables import Shown, column
+from cpdrun.report.verdict import named, tolerance
+from cpdrun.stats.tuning import choose, edges
+
+SECTION = "optim"
+MOST_SENTENCES = 3  # combinations of the other axes; of more the table alone speaks
+
+
+@dataclass(frozen=True)
+class Best:
+    """Of one combination of the other axes: of each format and scaling the group that did best, the baseline's too."""
+
+    facet: Facet
+    baseline: Group | None
+    tried: dict[str, list[Any]]  # of each tuned axis
+
+    def values(self, group: Group) -> dict[str, Any]:
+        return {key: group.keys[key] for key in self.tried}
+
+
+def tuned_axes(study: Study) -> list[str]:
+    """Those of the study that are for tuning."""
+    return [
+        axis
+        for axis in study.facet_axes
+        if axis.split(".")[0] == SECTION and all(_is_number(group.keys[axis]) for group in study.groups)
+    ]
+
+
+def best_of(study: Study) -> list[Best]:
+    """One for each combination of the other axes; none where no tuned axis varies."""
+    axes = tuned_axes(study)
+    families: dict[tuple[str, ...], list[Facet]] = {}
+    for facet in study.facets if axes else []:
+        keys = tuple(identity(value) for key, value in facet.keys.items() if key not in axes)
+        families.setdefault(keys, []).append(facet)
+    return [_best(study, facets, axes) for facets in families.values() if len(facets) > 1]
+
+
+def sentences(study: Study) -> list[str]:
+    """The smallest format within the tolerance of the baseline, each at its best; then what that is worth."""
+    found = best_of(study)
+    if not found:
+        return []
+    lines = [_sentence(study, best) for best in found] if len(found) <= MOST_SENTENCES else []
+    typed = " ".join(
+        f"search.tune.{key}={','.join(map(str, values))}" for key, values in found[0].tried.items()
+    )
+    titles = " and ".join(short_titles(found[0].tried).values())
+    return [
+        *filter(None, lines),
+        f"Each {titles} was chosen after looking at these same runs, which flatters it: nothing is certified by it. "
+        f"cpdrun search with {typed} chooses on seeds of their own and certifies.",
+    ]
+
+
+def shown(study: Study) -> Shown | None:
+    """A row a format and scaling, at its best; the tuned axes beside it. None where no tuned axis varies."""
+    found = best_of(study)
+    if not found:
+        return None
+    axes, tried = _other_axes(study), found[0].tried
+    baseline = f"vs {study.baseline_name} at its best"
+    header = [
+        *map(axis_title, (study.bits_axis.key, "bits", *axes)),
+        *(f"best {axis_title(k)}" for k in tried),
+    ]
+    rows = []
+    for best in found:
+        for group in best.facet.groups:
+            ends = dict(edges(best.values(group), best.tried))
+            bits = formats.bits(group.format)
+            values = [
+                axis_text(value) + (f" ({ends[key]} tried)" if key in ends else "")
+                for key, value in best.values(group).items()
+            ]
+            gap = _gap(study, best, group)
+            rows.append(
+                [
+                    group.name,
+                    "-" if bits is None else f"{bits:g}",
+                    *(axis_text(group.keys[axis]) for axis in axes),
+                    *values,
+                    str(len(group.values)),
+                    study.metric.show_interval(study.interval(group)),
+                    study.metric.show_difference(gap.mean) if gap else "-",
+                ]
+            )
+    return Shown([*header, "n", study.metric.title, baseline], rows, 2 + len(axes) + len(tried))
+
+
+def numbers(study: Study) -> pd.DataFrame:
+    """The same; means and differences in the metric's own unit, a positive difference is better."""
+    rows = []
+    for best in best_of(study):
+        for group in best.facet.groups:
+            gap = _gap(study, best, group)
+            keys = {FORMAT: group.format, **{axis: group.keys[axis] for axis in _other_axes(study)}}
+            rows.append(
+                {column(axis): value for axis, value in (keys | best.values(group)).items()}
+                | {"n": len(group.values), f"{study.metric.name}_mean": group.mean}
+                | {"vs_best_baseline": gap.mean if gap else None, "chosen": "on these runs"}
+            )
+    return pd.DataFrame(rows)
+
+
+def _best(study: Study, facets: Sequence[Facet], axes: Sequence[str]) -> Best:
+    arms: dict[tuple[str, ...], list[Group]] = {}
+    for group in (group for facet in facets for group in facet.groups):
+        arms.setdefault((group.strategy, identity(group.format), str(group.is_baseline)), []).append(group)
+    better = study.metric.higher_is_better
+    groups = [of[choose([_measured(group) for group in of], higher_is_better=better)] for of in arms.values()]
+    tried = {axis: _values(facets, axis) for axis in axes}
+    keys = {key: value for key, value in facets[0].keys.items() if key not in axes}
+    facet = Facet(keys, groups)
+    usable = facet.baseline is not None and study.may_be_within(facet.baseline)
+    return Best(facet, facet.baseline if usable else None, tried)
+
+
+def _sentence(study: Study, best: Best) -> str:
+    where = f"{best.facet.label}: " if best.facet.label else ""
+    titles = short_titles(best.tried)
+    tried = ", ".join(
+        f"{titles[key]} ({', '.join(map(axis_text, values))})" for key, values in best.tried.items()
+    )
+    if best.baseline is None:
+        name = study.baseline_name
+        return f"{where}With the best {tried} of each there is no answer: {name} is nothing to compare with."
+    clauses = [_clause(study, best, name) for name in best.facet.strategies]
+    if not clauses:
+        return ""
+    baseline = f"{study.baseline_name} at its own best, {_at(best, best.baseline)}"
+    value = study.metric.show_interval(study.interval(best.baseline)) + study.metric.unit
+    return (
+        f"{where}With the best {tried} of each, within {tolerance(study)} of {baseline} ({value}): "
+        f"{'; '.join(clauses)}."
+    )
+
+
+def _clause(study: Study, best: Best, strategy: str) -> str:
+    """The smallest format of the strategy that is within the tolerance."""
+    gaps = [(group, _gap(study, best, group)) for group in best.facet.strategies[strategy]]
+    limit = -study.tolerance / study.metric.scale - 1e-12
+    near = [(group, gap) for group, gap in gaps if gap and study.may_be_within(group) and gap.mean >= limit]
+    if not near:
+        return f"{strategy} none of those tried"
+    group, gap = min(near, key=lambda pair: (formats.order(pair[0].format)[0], -pair[1].mean))
+    return f"{strategy} {named(group)} at {_at(best, group)}, {study.metric.show_difference(gap.mean)}"
+
+
+def _at(best: Best, group: Group) -> str:
+    titles, ends = short_titles(best.tried), dict(edges(best.values(group), best.tried))
+    return ", ".join(
+        f"{titles[key]} {axis_text(value)}" + (f" (the {ends[key]} tried)" if key in ends else "")
+        for key, value in best.values(group).items()
+    )
+
+
+def _gap(study: Study, best: Best, group: Group) -> Difference | None:
+    """How much better than the baseline at its best. Its interval is not shown: it would be that of two groups that
+    nobody had chosen."""
+    if best.baseline is None or group is best.baseline or not group.values:
+        return None
+    return difference(
+        group.by_seed, best.baseline.by_seed, ci=study.ci, higher_is_better=study.metric.higher_is_better
+    )
+
+
+def _measured(group: Group) -> list[float]:
+    """A value for every seed that ended; NaN where it diverged."""
+    healthy = [value for seed, value in group.by_seed.items() if seed not in group.diverged_seeds]
+    return [*healthy, *([float("nan")] * len(group.diverged_seeds))]
+
+
+def _values(facets: Sequence[Facet], axis: str) -> list[Any]:
+    return sorted({group.keys[axis] for facet in facets for group in facet.groups})
+
+
+def _other_axes(study: Study) -> list[str]:
+    tuned = tuned_axes(study)
+    return [
+        axis
+        for axis in ("aps", "world_size", *study.axes)
+        if axis not in tuned and axis != study.bits_axis.key
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
