@@ -32,6 +32,7 @@ NOT_IDENTITY = (
 UNUSED = {
     "parameter_groups": [],
     "max_steps": None,
+    "give_up_after": None,
     "init_into": None,
     "init_skip": [],
     "init_sha256": None,

@@ -136,6 +136,11 @@ def _above_zero(value: Any) -> str | None:
     return None if number and value > 0 else "must be a number above 0"
 
 
+def _share(value: Any) -> str | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return None if number and 0 < value < 1 else "must be a share of the epochs, above 0 and below 1, or null"
+
+
 def _text(value: Any) -> str | None:
     return None if isinstance(value, str) and value else "must be text"
 
@@ -205,6 +210,7 @@ RULES: dict[str, Check] = {
     "batch_size": _integer(1),
     "epochs": _integer(0),
     "max_steps": _optional(_integer(1)),
+    "give_up_after": _optional(_share),
     "init_from": _optional(_text),
     "init_into": _optional(_text),
     "init_skip": _patterns,

@@ -14,6 +14,7 @@ class Summary:
 
     done: int = 0
     diverged: int = 0
+    did_not_learn: int = 0
     failed: list[tuple[RunDir, str]] = field(default_factory=list)
     interrupted: int = 0
     submitted: int = 0  # handed to a scheduler that works on without us
@@ -47,13 +48,15 @@ class Tally:
         status = event.outcome.status
         self._summary.done += status is Ending.FINISHED
         self._summary.diverged += status is Ending.DIVERGED
+        self._summary.did_not_learn += status is Ending.DID_NOT_LEARN
         if status.is_failure:
             self._summary.failed.append((event.job.run, event.outcome.reason))
 
     def summary(self, slots: int, *, waited: bool) -> Summary:
         """Of all events so far, on an executor of so many slots."""
         summary = self._summary
-        left = self.jobs - summary.done - summary.diverged - len(summary.failed)
+        ended = summary.done + summary.diverged + summary.did_not_learn + len(summary.failed)
+        left = self.jobs - ended
         summary.interrupted, summary.submitted = (left, 0) if waited else (0, left)
         summary.wall_seconds = time.monotonic() - self._began
         summary.training_share = training_share(list(self._executed.values()), slots, summary.wall_seconds)

@@ -23,6 +23,9 @@ class Ending(StrEnum):
 
     FINISHED = "finished"
     DIVERGED = "diverged"  # its loss was not finite: a result
+    DID_NOT_LEARN = (
+        "did not learn"  # ended early by `give_up_after`: a result, with the figures of that epoch
+    )
     PREEMPTED = "preempted"  # stopped on request; goes on from its checkpoint
     KILLED = "killed"
     OUT_OF_MEMORY = "out of memory"
@@ -35,7 +38,7 @@ class Ending(StrEnum):
 
     @property
     def has_result(self) -> bool:
-        return self in (Ending.FINISHED, Ending.DIVERGED)
+        return self in (Ending.FINISHED, Ending.DIVERGED, Ending.DID_NOT_LEARN)
 
     @property
     def is_failure(self) -> bool:
@@ -84,9 +87,9 @@ class Best(Entry):
 class Result(Entry):
     """done.json: what a run that has ended leaves. A figure that is not finite is None."""
 
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ("train_seconds", "longest_chain", "wall_seconds")
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("train_seconds", "longest_chain", "wall_seconds", "ended_after")
 
-    status: Ending  # finished or diverged
+    status: Ending  # finished, diverged or did not learn
     metrics: dict[str, float | None] = field(default_factory=dict)
     measures: dict[str, Measure] = field(default_factory=dict)  # of each metric
     judged_by: str | None = None  # the metric that a report asks for
@@ -100,6 +103,7 @@ class Result(Entry):
     longest_chain: int | None = None  # most rounded additions in series that a gradient may pass
     weights_sha256: str | None = None
     wall_seconds: float | None = None
+    ended_after: int | None = None  # epochs, of a run that did not learn
     record: int = version.VERSION
 
     @classmethod

@@ -66,7 +66,8 @@ def frame(study: Study) -> pd.DataFrame:
 
 def details(study: Study) -> pd.DataFrame:
     """As `frame`, then the ends of the interval with the test set's own error in it, the difference to fp32 and how it
-    was judged, whether it learnt, the longest chain of rounded additions, bytes on the wire and in memory, and seconds.
+    was judged, whether it learnt, how many runs gave up (give_up_after), the longest chain of rounded
+    additions, bytes on the wire and in memory, and seconds.
 
     vs_fp32 is positive where a format does better, whichever way the metric points; its interval is paired by
     seed where both sides ran the same seeds, Welch's otherwise (`vs_fp32_method`). `verdict` is that of the
@@ -82,6 +83,7 @@ def details(study: Study) -> pd.DataFrame:
                 f"{name}_low": interval.low,
                 f"{name}_high": interval.high,
                 "learnt": study.learnt(group) if group.values else None,
+                "gave_up": group.gave_up,
                 "vs_fp32": gap.mean if gap else math.nan,
                 f"vs_fp32_ci{study.ci:g}": gap.half_width if gap else math.nan,
                 "vs_fp32_method": gap.method if gap else "",
@@ -130,6 +132,8 @@ def outcome(study: Study, group: Group) -> str:
         return f"{group.failed} failed"
     if group.values and not group.diverged and not study.learnt(group):
         return "did not learn"
+    if group.gave_up and not group.diverged:
+        return f"{group.gave_up} did not learn"
     return str(group.diverged)
 
 

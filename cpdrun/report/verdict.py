@@ -64,6 +64,8 @@ def _shown(study: Study, group: Group, gap: Difference) -> str:
         return f"{group.diverged} of {group.n_finished} runs diverged"
     if not study.learnt(group):
         return "did not learn"
+    if group.gave_up:
+        return f"{group.gave_up} of {group.n_finished} runs did not learn"
     return study.metric.show_difference(gap.mean, gap.half_width)
 
 

@@ -52,6 +52,11 @@ class Task(ABC):
     def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         """The metrics, from the totals of `sums` (float64 and int64) over the test set."""
 
+    def loss_range(self) -> tuple[float, float] | None:
+        """The training loss of a model that is always right, and of one that guesses; None where that is not known, and
+        `give_up_after` is refused."""
+        return None
+
     def unfit_targets(self, batch: Batch) -> str | None:
         """Why the loss cannot mean these targets, as the end of `the targets of DATA ...`; None where it can."""
         return None

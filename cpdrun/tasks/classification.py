@@ -3,6 +3,7 @@
 Legend: B samples, K classes. Logits are (B, K, ...), targets int64 (B, ...), where IGNORED counts for nothing.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ class Classification(Task):
 
     def __init__(self, num_classes: int | None = None, label_smoothing: float = 0.0):
         self.num_classes, self.label_smoothing = num_classes, label_smoothing
+        self._heads = 1.0  # that of the model and of auxiliary ones, by their weight
 
     def compared(self, outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits (B, K, ...) and their targets (B, ...)."""
@@ -37,8 +39,20 @@ class Classification(Task):
         loss = F.cross_entropy(logits, y, label_smoothing=self.label_smoothing)
         if not isinstance(outputs, WithAuxiliary):
             return loss
+        self._heads = 1.0 + outputs.weight
         auxiliary = F.cross_entropy(outputs.auxiliary, y, label_smoothing=self.label_smoothing)
         return loss + outputs.weight * auxiliary
+
+    def loss_range(self) -> tuple[float, float] | None:
+        """A guess among K classes costs ln K, smoothed labels or not; a right answer the entropy of a smoothed label.
+        Of heads as the latest `loss` had them. Not of a subclass with a loss of its own, which can say it itself."""
+        own = type(self)
+        if own.loss is not Classification.loss or own.loss_of is not Task.loss_of or not self.num_classes:
+            return None
+        K, spread = self.num_classes, self.label_smoothing / self.num_classes
+        of_label = [1 - self.label_smoothing + spread, *[spread] * (K - 1)]
+        right = -math.fsum(p * math.log(p) for p in of_label if p > 0)
+        return self._heads * right, self._heads * math.log(K)
 
     def sums(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         logits, y = self.compared(outputs, batch)

@@ -26,6 +26,7 @@ from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
 from cpdrun.train.course import Course
 from cpdrun.train.fit import SPLITS, unfit_data, unfit_model
+from cpdrun.train.giving_up import GivingUp
 from cpdrun.train.instantiate import BuildError, locate, naming, part
 from cpdrun.train.precision.base import Precision
 from cpdrun.train.seeds import derived_seed
@@ -49,6 +50,7 @@ class Parts:
     precision: Precision
     sync: GradientSync | Gossip
     learner: type  # of cpdrun.train.learners, for this sync
+    giving_up: GivingUp
 
 
 def build(config: dict[str, Any], device: torch.device) -> Parts:
@@ -56,6 +58,7 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     data = build_data(config)
     task = build_task(config, data)
     course = course_of(config, data)
+    giving_up = giving_up_of(config, task, course)
     partition = part("partition", config["partition"])
     data, partition = _dealt_by_number(config, data, partition, course)
     precision = part("precision", config["precision"])
@@ -92,6 +95,7 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
         precision,
         sync,
         learner,
+        giving_up,
     )
 
 
@@ -120,6 +124,16 @@ def course_of(config: dict[str, Any], data: Data) -> Course:
         return Course.of(length_of(data.train), per_step, config["epochs"], config.get("max_steps"))
     except ValueError as error:
         raise BuildError(str(error)) from None
+
+
+def giving_up_of(config: dict[str, Any], task: Task, course: Course) -> GivingUp:
+    """When the run ends as one that did not learn (a config.yaml older than the key: never). Raises BuildError."""
+    share = config.get("give_up_after")
+    if share is not None and task.loss_range() is None:
+        raise BuildError(
+            f"give_up_after={share}: {type(task).__name__} does not say what a guess's loss is; type give_up_after=null"
+        )
+    return GivingUp.of(share, course)
 
 
 def _dealt_by_number(

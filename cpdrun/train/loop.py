@@ -30,7 +30,7 @@ class Preempted(Exception):
 def train(
     config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device, journal: Journal
 ) -> Result:
-    """Train to the last epoch, or until the loss is not finite. Returns what done.json says of it.
+    """Train to the last epoch, or until the loss is not finite or it gives up. Returns what done.json says of it.
 
     Raises Preempted after a step at which the journal was asked to stop.
     """
@@ -91,6 +91,9 @@ def train(
         if not math.isfinite(train_loss):
             ending = Ending.DIVERGED
             break
+        if parts.giving_up.is_due(epoch + 1, train_loss, parts.task.loss_range()):
+            ending = Ending.DID_NOT_LEARN
+            break
         progress.epoch, progress.step, progress.nonfinite, progress.losses_SxN = epoch + 1, 0, 0, None
         progress.layers = {}
         asked = stop.asked()
@@ -113,6 +116,7 @@ def train(
         topology=learner.topology(),
         longest_chain=learner.longest_chain(),
         weights_sha256=learner.weights_sha256(),
+        ended_after=parts.giving_up.after if ending is Ending.DID_NOT_LEARN else None,
     )
 
 

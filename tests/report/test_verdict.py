@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 import scipy.stats
-from made_up import fill_digits
+from made_up import Sweep, fill_digits
 
 from cpdrun.report.read.compare import difference
 from cpdrun.report.read.metric import Metric
@@ -276,3 +276,20 @@ def test_an_fp32_without_a_value_is_no_answer(new_sweep, report):
     assert report(sweep).sentences == [
         "No answer: fp32 has no value of test_accuracy, so that there is nothing to compare with."
     ]
+
+
+def test_a_run_that_gave_up_counts_for_what_it_measured_and_is_said(tmp_path):
+    sweep = Sweep(tmp_path)
+    for seed in range(4):
+        sweep.add("fp32", seed=seed, accuracy=0.98 + seed / 1000)
+        gave_up = seed == 3
+        sweep.add(
+            "e4m3",
+            seed=seed,
+            accuracy=0.1 if gave_up else 0.98,
+            status="did not learn" if gave_up else "finished",
+        )
+    study = read_study([sweep.dir])
+    (group,) = (group for group in study.groups if group.format == "e4m3")
+    assert (group.gave_up, group.diverged, group.by_seed[3]) == (1, 0, 0.1)
+    assert not study.may_be_within(group) and "1 did not learn" in study.describe(group)

@@ -24,7 +24,7 @@ REFRESH_S = 0.5
 DISK_FULL = os.strerror(errno.ENOSPC)
 LOG_LINES = 12  # of a failed run, at the end
 FAILURES_SHOWN = 5
-STYLES = {"finished": "green", "diverged": "yellow", "preempted": "yellow"}
+STYLES = {"finished": "green", "diverged": "yellow", "did not learn": "yellow", "preempted": "yellow"}
 
 
 class Display:
@@ -139,6 +139,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     counts = [f"{summary.done} done"]
     for count, word in (
         (summary.diverged, "diverged"),
+        (summary.did_not_learn, "did not learn"),
         (len(summary.failed), "failed"),
         (summary.interrupted, "left to do"),
         (summary.submitted, "submitted"),

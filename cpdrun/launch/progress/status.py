@@ -44,11 +44,16 @@ class RunStatus:
     epochs: int | None = None
     test_accuracy: float | None = None
     diverged: bool = False
+    did_not_learn: bool = False
     attempt: int | None = None
     where: str | None = None
     seconds_left: float | None = None
     reason: str = ""
     axes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def shown_state(self) -> str:
+        return "diverged" if self.diverged else "did not learn" if self.did_not_learn else self.state
 
 
 def run_status(run: RunDir, axes: Sequence[str] = ()) -> RunStatus:
@@ -84,6 +89,7 @@ def _run_status(run: RunDir, axes: dict[str, str]) -> RunStatus:
             known["reason"] = garbage(run)
         else:
             known["diverged"] = result.status is Ending.DIVERGED
+            known["did_not_learn"] = result.status is Ending.DID_NOT_LEARN
             known["test_accuracy"] = result.metrics.get("test_accuracy")
     elif state is State.RUNNING:
         known["seconds_left"] = None if progress is None else _seconds_left(progress, where)
@@ -151,7 +157,7 @@ def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: in
         table.add_row(
             Text(visible(row.name)),
             *(Text(visible(value)) for value in values.values()),
-            Text("diverged" if row.diverged else row.state, STYLES[row.state]),
+            Text(row.shown_state, STYLES[row.state]),
             "" if row.epochs is None else f"{row.epoch}/{row.epochs}",
             "" if row.test_accuracy is None else f"{100 * row.test_accuracy:.1f} %",
             "" if row.attempt is None else str(row.attempt),

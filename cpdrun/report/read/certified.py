@@ -21,8 +21,8 @@ MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
 
 @dataclass(frozen=True)
 class Judged:
-    """`verdict` is what may be said: certified only where no run diverged, and where every wider width of the chain has
-    a format that is certified."""
+    """`verdict` is what may be said: certified only where no run diverged or gave up, and where every wider width of
+    the chain has a format that is certified."""
 
     verdict: Verdict
     judgement: Judgement
@@ -56,7 +56,7 @@ def judge_chains(
             enough = tuple(-math.log10(share) for share in shares(alpha, len(width), len(chains)))
             for group, judgement, of_group in zip(width, stands.judgements, of_width, strict=True):
                 verdict = stands.verdict_of(judgement)
-                if verdict is Verdict.CERTIFIED and group.diverged:  # after it was certified
+                if verdict is Verdict.CERTIFIED and (group.diverged or group.gave_up):  # after it was
                     verdict = Verdict.OPEN
                 found[group] = Judged(
                     verdict, judgement, tuple(trace(of_group, tolerance, resolution)), enough

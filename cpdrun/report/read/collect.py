@@ -6,7 +6,7 @@ the record adds carries a prefix that no config key has:
   run:judged_by run:measures                 the metric that its task is judged by; what each is (Measure or None)
   run:impossible                             {metric: value} of shares of samples beyond 0 to 1, which are left out
   run:edited                                 whether config.yaml is not what the folder's name has the hash of
-  run:status run:wall_seconds ...            done.json (status: finished or diverged)
+  run:status run:wall_seconds ...            done.json (status: finished, diverged, did not learn)
   metric:NAME                                done.json's metrics, float, NaN where absent or not a number; also
   metric:best_NAME run:best_epoch            what its task is judged by, in the epoch that had the best of it
   wire:NAME memory:NAME                      done.json's wire and memory, float

@@ -33,6 +33,7 @@ class Group:
     diverged_seeds: frozenset[Any] = frozenset()
     repeated: tuple[str, ...] = ()  # runs of a seed that another run of the group has, with another value
     axis: BitsAxis = field(default_factory=BitsAxis)
+    gave_up: int = 0  # runs that ended early, for they did not learn; their value is that of their last epoch
 
     @property
     def values(self) -> list[float]:

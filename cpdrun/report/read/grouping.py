@@ -68,6 +68,7 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
             row["run:name"] for row in finished if _value(row, metric) != _value(done[_seed(row)], metric)
         ),
         axis=of,
+        gave_up=sum(row["run:status"] == "did not learn" for row in ended),
     )
 
 

@@ -95,7 +95,7 @@ class Study:
 
     def may_be_within(self, group: Group) -> bool:
         """Whether its runs trained at all: one that diverged, or did not learn, is never as good as fp32."""
-        return bool(group.values) and not group.diverged and self.learnt(group)
+        return bool(group.values) and not (group.diverged or group.gave_up) and self.learnt(group)
 
     def against_baseline(self, group: Group) -> Difference | None:
         """How much better than its facet's fp32; None for fp32 itself, where either has no value, and where fp32 is
@@ -185,6 +185,8 @@ class Study:
             parts.append(f"{group.diverged} diverged")
         elif not self.learnt(group):
             parts.append("did not learn")
+        elif group.gave_up:
+            parts.append(f"{group.gave_up} did not learn")
         return f"{', '.join([name, *facet])}: {', '.join(parts)}"
 
 
