@@ -1,6 +1,7 @@
 """One script in many variants, which runs unchanged as N processes and as one that plays N workers."""
 
 import contextlib
+import copy
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -18,18 +20,28 @@ from cpdrun.sweep import plan
 STEPS = 3
 
 
+GROUPS = ("sync", "precision", "aps", "scaling")  # which choose whole sections
+
+
 @cache
-def _config(typed: tuple[str, ...]) -> dict[str, Any]:
-    given = ("exp=digits_bits", "format=fp32", "aps=false", "seed=0", "world_size=1")
-    named = {word.split("=")[0] for word in typed}
-    given = tuple(word for word in given if word.split("=")[0] not in named)
-    (planned,) = plan([*given, *typed, "results_dir=nowhere"]).runs
+def _composed(typed: tuple[str, ...]) -> dict[str, Any]:
+    (planned,) = plan(["exp=digits_bits", "format=e4m3", "seed=0", *typed, "results_dir=nowhere"]).runs
     return planned.config
 
 
 def config(*typed: str) -> dict[str, Any]:
-    """Of a run, as typed; fp32, one worker, where nothing else is said."""
-    return _config(typed)
+    """Of a run, as typed; fp32 without APS, one worker, where nothing else is said."""
+    words = dict(word.split("=", 1) for word in typed)
+    chosen = {"aps": "false", **{key: words.pop(key) for key in GROUPS if key in words}}
+    made = copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in chosen.items())))
+    for key, value in {"format": "fp32", "world_size": "1", **words}.items():
+        *path, last = key.split(".")
+        section = made
+        for name in path:
+            section = section[name]
+        assert last in section, key
+        section[last] = yaml.safe_load(value)
+    return made
 
 
 class Net(nn.Module):

@@ -1,16 +1,24 @@
 """N processes and one that plays N workers end with the same bits, however the script trains."""
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from bits import same_bits
-from held_script import ACROSS, Net, batch, config, held
+from held_script import ACROSS, Net, batch, config, held, train
 from ranks import run_ranks
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from cpdrun.attach.hold import Hold
+from cpdrun.attach.run import Outside
+from cpdrun.errors import UserError
 
 E3M0 = ("format=e3m0", "aps=true")
 PARAMETERS = len(list(Net().parameters()))
@@ -98,3 +106,161 @@ def test_fully_shard_equals_one_process_that_plays_the_workers() -> None:
         assert all(same_bits(a, b.detach()) for a, b in zip(weights, model.parameters(), strict=True))
         assert facts["gradients"]["exchange"] == ["fully_shard"]
         assert facts["gradients"]["values"] == sum(p.numel() for p in model.parameters())
+
+
+# ---- fp32
+
+
+def without_and_with() -> list[str]:
+    """Of which variants fp32 gives other weights than the script without cpdrun."""
+    rank = dist.get_rank()
+
+    class Alone(Outside):
+        workers = range(rank, rank + 1)
+
+    plain = {name: train(name, Alone()) for name in FP32}
+    found, facts = held(FP32, "world_size=2", "nproc=2")
+    assert facts["gradients"]["exchange"] == ["left alone"]
+    return [name for name in FP32 if not all(map(same_bits, found[name], plain[name]))]
+
+
+FP32 = ["plain", "static graph", "no_sync", "autocast", "GradScaler, clipped", "two optimizers"]
+
+
+def test_fp32_in_two_processes_is_what_the_script_computes_without_cpdrun() -> None:
+    assert run_ranks(2, without_and_with) == [[], []]
+
+
+# ---- several models, and backward passes that count as workers
+
+
+def adversaries(*typed: str) -> tuple[list[Tensor], dict[str, Any]]:
+    """Two models with an optimizer each, the loss of one going through the other."""
+    hold = Hold(config(*typed))
+    hold.install()
+    torch.manual_seed(0)
+    makes, judges = nn.Linear(8, 64), nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 1))
+    parameters = [*makes.parameters(), *judges.parameters()]
+    if dist.is_initialized():
+        makes, judges = (
+            DistributedDataParallel(makes),
+            DistributedDataParallel(judges, broadcast_buffers=False),
+        )
+    of_makes, of_judges = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (makes, judges))
+    for step in range(2):
+        of_judges.zero_grad()
+        for w in hold.workers:
+            with hold.worker(w):
+                x, _ = batch(w, step)
+                noise = x.flatten(1)[:, :8]
+                real = F.softplus(-judges(x.flatten(1))).mean()
+                (real + F.softplus(judges(makes(noise).detach())).mean()).backward()
+        of_judges.step()
+        of_makes.zero_grad()
+        for w in hold.workers:
+            with hold.worker(w):
+                x, _ = batch(w, step)
+                F.softplus(-judges(makes(x.flatten(1)[:, :8]))).mean().backward()
+        of_makes.step()
+    hold.check()
+    hold.uninstall()
+    return [p.detach() for p in parameters], hold.facts()
+
+
+def test_two_models_that_judge_each_other() -> None:
+    expected, _ = adversaries(*E3M0, "world_size=2")
+    for weights, _ in run_ranks(2, adversaries, *E3M0, "world_size=2", "nproc=2"):
+        assert all(map(same_bits, weights, expected))
+
+
+def counted(*typed: str, bucket_view: bool = False) -> list[Tensor]:
+    """Gradient accumulation as libraries do it: losses divided, all but the last pass in no_sync."""
+    hold = Hold(config(*typed))
+    hold.install()
+    model = net = a_net()
+    if dist.is_initialized():
+        model = DistributedDataParallel(net, gradient_as_bucket_view=bucket_view)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        optimizer.zero_grad()
+        for w in hold.workers:
+            waits = dist.is_initialized() and w < hold.workers[-1]
+            with model.no_sync() if waits else contextlib.nullcontext():
+                x, y = batch(w, step)
+                (F.cross_entropy(model(x), y) / len(hold.workers)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    hold.check()
+    hold.uninstall()
+    return [p.detach() for p in net.parameters()]
+
+
+def both_counted(*typed: str) -> list[list[Tensor]]:
+    return [counted(*typed, bucket_view=view) for view in (False, True)]
+
+
+def test_backward_passes_count_as_workers_under_ddp_too() -> None:
+    """Powers of two: dividing by them first or last gives the same bits."""
+    expected = counted(*E3M0, "world_size=4")
+    for rank in run_ranks(2, both_counted, *E3M0, "world_size=4", "nproc=2"):
+        for weights in rank:
+            assert all(map(same_bits, weights, expected))
+
+
+# ---- what is refused
+
+
+def what_is_refused() -> dict[str, str]:
+    said = {}
+
+    def catch(what: str, call: Callable[[], object], *typed: str) -> None:
+        with pytest.raises(UserError) as caught:
+            Hold(config(*E3M0, "nproc=2", *(typed or ("world_size=2",)))).install()
+            call()
+        said[what] = str(caught.value)
+        if Hold.current is not None:
+            Hold.current.uninstall()
+
+    def plain_step() -> None:
+        steps_of(a_net(), range(1))
+
+    def part_of_the_ranks() -> None:
+        mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        DistributedDataParallel(a_net(), process_group=mine)
+
+    def hook_of_its_own() -> None:
+        DistributedDataParallel(a_net()).register_comm_hook(None, default_hooks.allreduce_hook)
+
+    def fsdp1() -> None:
+        FullyShardedDataParallel(a_net(), device_id=torch.device("cpu"))
+
+    def several_a_shard() -> None:
+        torch.distributed.fsdp.fully_shard(a_net())
+
+    def unused_in_a_shard() -> None:
+        net = Net()
+        torch.distributed.fsdp.fully_shard(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(batch(0, 0)[0], use_all=False).sum().backward()
+        optimizer.step()
+
+    catch("no exchange", plain_step)
+    catch("part of the ranks", part_of_the_ranks)
+    catch("a hook of its own", hook_of_its_own)
+    catch("FSDP1", fsdp1)
+    catch("several workers a shard", several_a_shard, "world_size=4")
+    catch("unused in a shard", unused_in_a_shard)
+    catch("three workers", lambda: DistributedDataParallel(a_net()), "world_size=3")
+    return said
+
+
+def test_what_cannot_be_exchanged_stops_the_script_in_one_line() -> None:
+    for said in run_ranks(2, what_is_refused):
+        assert "2 processes that exchange no gradients" in said["no exchange"]
+        assert "over 1 of 2 processes" in said["part of the ranks"]
+        assert "remove register_comm_hook, or run with format=fp32" in said["a hook of its own"]
+        assert "FSDP1" in said["FSDP1"] and "use fully_shard" in said["FSDP1"]
+        assert "take nproc=4, or world_size=2" in said["several workers a shard"]
+        assert "set_reduce_scatter_unused_params(True)" in said["unused in a shard"]
+        assert "nproc=2 does not divide world_size=3" in said["three workers"]
+        assert not any("\n" in line for line in said.values())
