@@ -25,7 +25,8 @@ from cpdrun.config.keys import copied, flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 
 CONF_MODULE = "cpdrun.conf"
-ROOT = "config"
+ROOT, SCRIPT_ROOT = "config", "script"  # what a run is: of cpdrun's own loop, of a user's script
+BASE = "any_run"  # which both have
 EXPERIMENT = "exp"
 NO_GROUPS = ("hydra", "claims")  # folders beside the groups: Hydra's own, and what papers claim
 MOST_REFERENCES = 8  # from one to the next; more go round in a circle, which OmegaConf reports
@@ -43,12 +44,14 @@ class Composer:
     def __init__(self, config_dir: Path | None = None):
         if config_dir is not None and not config_dir.is_dir():
             raise ConfigError(f"--config-dir {config_dir} is not a folder")
-        if config_dir is not None and (config_dir / f"{ROOT}.yaml").exists():
-            raise ConfigError(
-                f"--config-dir {config_dir}: {ROOT}.yaml would hide every default of cpdrun's; put what differs "
-                f"in a file of your own, {config_dir / EXPERIMENT / 'NAME.yaml'}, and type {EXPERIMENT}=NAME"
-            )
+        for root in (ROOT, SCRIPT_ROOT, BASE):
+            if config_dir is not None and (config_dir / f"{root}.yaml").exists():
+                raise ConfigError(
+                    f"--config-dir {config_dir}: {root}.yaml would hide every default of cpdrun's; put what differs "
+                    f"in a file of your own, {config_dir / EXPERIMENT / 'NAME.yaml'}, and type {EXPERIMENT}=NAME"
+                )
         self._user_dir = config_dir
+        self.root = ROOT
         self._composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
         self._files: dict[tuple[str, str], dict[str, Any]] = {}
         self._groups: dict[str, list[str]] | None = None
@@ -71,11 +74,19 @@ class Composer:
     def __exit__(self, *exc: object) -> None:
         self._open.close()
 
+    def use(self, root: str) -> None:
+        """Compose what `root` says a run is, ROOT or SCRIPT_ROOT; to be called before anything is composed."""
+        self.root, self._groups = root, None
+
     def groups(self) -> dict[str, list[str]]:
-        """Every group with its choices, the user's own included."""
+        """Every group with its choices, the user's own included; of a script's run those that it has."""
         if self._groups is None:
             found = {name: set(self.loader.get_group_options(name)) for name in self.loader.list_groups("")}
-            self._groups = {name: sorted(found[name]) for name in sorted(found) if name not in NO_GROUPS}
+            names = [name for name in sorted(found) if name not in NO_GROUPS]
+            if self.root != ROOT:
+                usual = self.loader.compute_defaults_list(self.root, [], RunMode.RUN).overrides.known_choices
+                names = [name for name in names if name in usual or name == EXPERIMENT]
+            self._groups = {name: sorted(found[name]) for name in names}
         return self._groups
 
     def compose(self, choices: Mapping[str, str]) -> dict[str, Any]:
@@ -98,6 +109,14 @@ class Composer:
             found = self.loader.repository.load_config(f"{group}/{choice}").config
             self._files[group, choice] = OmegaConf.to_container(found, resolve=False)
         return copied(self._files[group, choice])
+
+    def body(self, experiment: str) -> dict[str, Any]:
+        """What an experiment's yaml says by itself; empty where it cannot be read, which `compose` tells."""
+        try:
+            body = self.file(EXPERIMENT, experiment)
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError, RecursionError):
+            return {}
+        return body if isinstance(body, dict) else {}
 
     def _cached(self, choices: Mapping[str, str]) -> dict[str, Any]:
         key = tuple(sorted(choices.items()))
@@ -147,7 +166,7 @@ class Composer:
         """The choice of each group where nothing is typed but the experiment, which has been composed."""
         if experiment not in self._own_choices:
             typed = [] if experiment is None else [f"{EXPERIMENT}@_global_={experiment}"]
-            found = self.loader.compute_defaults_list(ROOT, typed, RunMode.RUN).overrides.known_choices
+            found = self.loader.compute_defaults_list(self.root, typed, RunMode.RUN).overrides.known_choices
             self._own_choices[experiment] = {g: found[g] for g in self.groups() if g in found}
         return self._own_choices[experiment]
 
@@ -157,7 +176,7 @@ class Composer:
             for group, choice in choices.items()
         ]
         try:
-            config = compose(ROOT, overrides=overrides)
+            config = compose(self.root, overrides=overrides)
         except yaml.MarkedYAMLError as error:
             mark = error.context_mark or error.problem_mark
             where = f"{mark.name}, line {mark.line + 1}" if mark else "a yaml file"

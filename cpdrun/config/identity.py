@@ -1,15 +1,17 @@
 """A run's name: what is in it, and a hash of all of it. The same run has the same name everywhere.
 
-Left out of the hash is what cannot change the result: where files lie, how it is launched, what it is called.
+Left out of the hash is what cannot change the result: where files lie, how it is launched, what it is called. Of a
+script the contents of its file are in it, so that an edited script makes other runs, and what is read as its metrics.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from cpdrun.config.keys import flatten
 from cpdrun.config.moved import CLASSIFICATION, FIRST_NAME, FIRST_TASK
+from cpdrun.config.script import is_script, stem
 
 # others take them in (sync: ${topology}, model: ${norm}) where they have a use for them
 PARTS_OF_OTHERS = ("norm", "topology", "compressor")
@@ -28,6 +30,8 @@ NOT_IDENTITY = (
     "checkpoint",
     *PARTS_OF_OTHERS,
 )
+# A script deals its data by the number of its ranks: it is a part of the run.
+NOT_IDENTITY_OF_SCRIPTS = (*(key for key in NOT_IDENTITY if key != "nproc"), "script.grace_s")
 # keys that a run may leave as they are: there they are no part of it, so that a new one renames nothing
 UNUSED = {
     "parameter_groups": [],
@@ -49,7 +53,8 @@ UNUSED = {
 
 def run_name(config: Mapping[str, Any]) -> str:
     """`<slug>-<hash10>`, such as convnet-e4m3-aps-w8-s0-1f0c2d3e4a."""
-    model = config["model"]["_target_"].rsplit(".", 1)[-1].lower()
+    script = is_script(config)
+    model = stem(config["script"]) if script else config["model"]["_target_"].rsplit(".", 1)[-1].lower()
     aps = ["aps"] if config["aps"] else []
     slug = [model, config["format"], *aps, f"w{config['world_size']}", f"s{config['seed']}"]
     return f"{'-'.join(slug)}-{identity_hash(config)}"
@@ -62,10 +67,11 @@ def identity_hash(config: Mapping[str, Any]) -> str:
     if "task" in config and isinstance(data, Mapping) and "_target_" in data:  # others may say `task: mnli`
         of_data = FIRST_TASK.get(data["_target_"], CLASSIFICATION)
         unused += ["task"] if config["task"] == {"_target_": of_data} else []
+    left_out = NOT_IDENTITY_OF_SCRIPTS if is_script(config) else NOT_IDENTITY
     identity = {
         key: FIRST_NAME.get(value, value) if key.endswith("_target_") else value
         for key, value in flatten(config)
-        if belongs_to_identity(key) and key.split(".")[0] not in unused and not _is_unused(key, value)
+        if _belongs(key, left_out) and key.split(".")[0] not in unused and not _is_unused(key, value)
     }
     text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -77,4 +83,8 @@ def _is_unused(key: str, value: Any) -> bool:
 
 def belongs_to_identity(key: str) -> bool:
     """Whether the value of a dotted key can change a run's result: it is no path and no matter of launching."""
-    return key.split(".")[0] not in NOT_IDENTITY and not key.endswith("_dir")
+    return _belongs(key, NOT_IDENTITY)
+
+
+def _belongs(key: str, left_out: Collection[str]) -> bool:
+    return key not in left_out and key.split(".")[0] not in left_out and not key.endswith("_dir")

@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
 from cpdrun.config.errors import ConfigError
+from cpdrun.config.script import as_typed
 
 MOST_VALUES = 100_000  # of an axis, and runs of a sweep; a range of more would be read for minutes
 # Text that the grammar takes without quotes, and for text.
@@ -38,7 +39,15 @@ def parse(texts: Sequence[str], config_loader: Any) -> list[Typed]:
             raise ConfigError(f"cannot read {text!r}: it holds what no terminal shows")
         if text in experiments:
             raise ConfigError(f"cannot read {text!r}; the experiment of that name is exp={text}")
-    return [_parse_one(parser, text) for text in texts]
+    return [_text(text) or _parse_one(parser, text) for text in texts]
+
+
+def _text(text: str) -> Typed | None:
+    """A word whose value is text, whatever it holds: a script, its arguments, its launcher."""
+    if (found := as_typed(text)) is None:
+        return None
+    key, value = found
+    return Typed(text=text, key=key, values=(value,), is_axis=False, adds=False, deletes=False)
 
 
 def _parse_one(parser: OverridesParser, text: str) -> Typed:

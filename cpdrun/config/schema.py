@@ -12,12 +12,14 @@ from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.paths import MOST_NAME_BYTES
+from cpdrun.config.script import is_open, is_script
 
 MOST_TRIED = 100_000  # divisors of a world size that nobody meant need not all be found
 SECTIONS = (  # arguments of the class in _target_
     *("model", "norm", "data", "task", "optim", "schedule", "precision", "partition", "sync", "topology"),
     *("compressor", "scaling"),
 )
+SCRIPT_SECTIONS = ("precision", "sync", "topology", "compressor", "scaling")  # of a script's run
 FREE = ("launcher",)  # checked by its executor, for the most part
 NUMBER_OR_WORD = ("precision.loss_scale",)  # or dynamic
 
@@ -29,15 +31,17 @@ Check = Callable[[Any], str | None]  # what is wrong with a value, or None
 def validate(config: Mapping[str, Any], *, imports: bool = True) -> None:
     """Raise ConfigError, naming the key, for the first thing wrong with a resolved config. Without `imports`, a format
     in a module of the user's own is taken at its word, for looking at it runs that module."""
-    known = [*RULES, *SECTIONS, *FREE]
+    script = is_script(config)
+    rules, sections = (SCRIPT_RULES, SCRIPT_SECTIONS) if script else (RULES, SECTIONS)
+    known = [*rules, *sections, *FREE]
     missing = [key for key, value in flatten(config) if value == "???"]
     if missing:  # the shortest of several: a group's own key, not where others take the group in
         key = min(missing, key=len)
         raise ConfigError(f"{key} must be given: {key}=VALUE")
     for key, _ in flatten(config):
-        if key not in RULES and key.split(".")[0] not in (*SECTIONS, *FREE):
+        if key not in rules and key.split(".")[0] not in (*sections, *FREE) and not (script and is_open(key)):
             raise ConfigError(f"unknown key {key!r}{did_you_mean(key, known)}")
-    for key, check in RULES.items():
+    for key, check in rules.items():
         if not has_key(config, key):
             raise ConfigError(f"{key} is missing")
         value = get_key(config, key)
@@ -45,7 +49,7 @@ def validate(config: Mapping[str, Any], *, imports: bool = True) -> None:
             continue
         if problem := check(value):
             raise ConfigError(f"{key}={typed_form(value)}: {problem}")
-    for section in (*SECTIONS, *FREE):
+    for section in (*sections, *FREE):
         target = config[section].get("_target_") if isinstance(config.get(section), Mapping) else None
         if not target:
             raise ConfigError(f"{section} must name its class: {section}._target_=package.module.Class")
@@ -74,6 +78,20 @@ def _validate_together(config: Mapping[str, Any], knows_format: bool) -> None:
     for key, check in LAUNCHER_RULES.items():
         if key in config["launcher"] and (problem := check(config["launcher"][key])):
             raise ConfigError(f"launcher.{key}={typed_form(config['launcher'][key])}: {problem}")
+    if not is_script(config):
+        _validate_training(config)
+    world_size, nproc = config["world_size"], config["nproc"]
+    if world_size % nproc:
+        near = sorted(range(1, min(world_size, MOST_TRIED) + 1), key=lambda n: (abs(n - nproc), n))
+        divisors = sorted(itertools.islice((n for n in near if world_size % n == 0), 6))
+        raise ConfigError(
+            f"nproc={nproc} does not divide world_size={world_size}: each process plays the same number of "
+            f"workers; possible: {', '.join(map(str, divisors))}"
+        )
+
+
+def _validate_training(config: Mapping[str, Any]) -> None:
+    """What belongs together in cpdrun's own loop."""
     compared = config["aps"] or config["format"] != "fp32"
     if config["epochs"] == 0 and compared and "*" not in config["full_precision"]["layers"]:
         raise ConfigError(
@@ -89,14 +107,6 @@ def _validate_together(config: Mapping[str, Any], knows_format: bool) -> None:
             raise ConfigError(
                 f"{key}={typed_form(config[key])} belongs to init_from=PATH, which is not given"
             )
-    world_size, nproc = config["world_size"], config["nproc"]
-    if world_size % nproc:
-        near = sorted(range(1, min(world_size, MOST_TRIED) + 1), key=lambda n: (abs(n - nproc), n))
-        divisors = sorted(itertools.islice((n for n in near if world_size % n == 0), 6))
-        raise ConfigError(
-            f"nproc={nproc} does not divide world_size={world_size}: each process plays the same number of "
-            f"workers; possible: {', '.join(map(str, divisors))}"
-        )
 
 
 def _number_format(value: Any) -> str | None:
@@ -143,6 +153,14 @@ def _share(value: Any) -> str | None:
 
 def _text(value: Any) -> str | None:
     return None if isinstance(value, str) and value else "must be text"
+
+
+def _any_text(value: Any) -> str | None:
+    return None if isinstance(value, str) else "must be text, such as '--lr 3e-4'"
+
+
+def _mapping(value: Any) -> str | None:
+    return None if isinstance(value, Mapping) else "must map names to values"
 
 
 def _folder_name(value: Any) -> str | None:
@@ -196,7 +214,7 @@ def _optional(check: Check) -> Check:
     return lambda value: None if value is None else check(value)
 
 
-RULES: dict[str, Check] = {
+ANY_RUN: dict[str, Check] = {
     "exp": _optional(_text),
     "name": _folder_name,
     "case": _optional(_text),
@@ -204,9 +222,17 @@ RULES: dict[str, Check] = {
     "format": _number_format,
     "aps": _boolean,
     "full_precision.layers": _patterns,
+    "world_size": _integer(1),
+    "seed": _integer(0),
+    "nproc": _integer(1),
+    "threads": _integer(1),
+    "device": _one_of("auto", "cpu", "cuda"),
+    "patience_s": _integer(1),
+    "limit_s": _optional(_above_zero),
+}
+RULES = ANY_RUN | {
     "full_precision.first_epochs": _integer(0),
     "full_precision.last_epochs": _integer(0),
-    "world_size": _integer(1),
     "batch_size": _integer(1),
     "epochs": _integer(0),
     "max_steps": _optional(_integer(1)),
@@ -218,18 +244,29 @@ RULES: dict[str, Check] = {
     "label_smoothing": _number(0, 1),
     "parameter_groups": _parameter_groups,
     "clip_norm": _optional(_above_zero),
-    "seed": _integer(0),
-    "nproc": _integer(1),
-    "threads": _integer(1),
     "emulation": _one_of("exact", "chunked", "batched"),
-    "device": _one_of("auto", "cpu", "cuda"),
     "loaders": _integer(0),
     "eval_batch": _integer(1),
     "channels_last": _boolean,
-    "patience_s": _integer(1),
-    "limit_s": _optional(_above_zero),
     "statistics.every_steps": _integer(1),
     "checkpoint.every_epochs": _integer(1),
+}
+SCRIPT_RULES = ANY_RUN | {
+    "script.path": _optional(_text),
+    "script.arguments": _any_text,
+    "script.args": _mapping,
+    "script.args_style": _one_of("flags", "hydra"),
+    "script.launch_with": _optional(_text),
+    "script.work_dir": _optional(_text),
+    "script.typed_in_dir": _optional(_text),
+    "script.sha256": _optional(_sha256),
+    "script.metrics": _mapping,
+    "script.jsonl": _optional(_text),
+    "script.tensorboard": _optional(_text),
+    "script.metric": _optional(_text),
+    "script.direction": _mapping,
+    "script.value": _one_of("last", "best"),
+    "script.grace_s": _number(0),
 }
 
 LAUNCHER_RULES: dict[str, Check] = {

@@ -12,6 +12,7 @@ from cpdrun.record.files import (
     read_json,
     read_json_lines,
     read_object,
+    remove,
     write_bytes,
     write_json,
     write_text,

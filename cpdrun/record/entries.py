@@ -129,13 +129,15 @@ class Result(Entry):
 class Progress(Entry):
     """status.json: how far a run is, in epochs and steps."""
 
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ("test_accuracy",)
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("test_accuracy", "judged_by", "value")
 
     epoch: int = 0
     step: int = 0
     test_accuracy: float | None = None
     epochs: int | None = None
     updated: float | None = None  # seconds since 1970
+    judged_by: str | None = None  # of a user's script: the metric, and the last value of it
+    value: float | None = None
 
     @property
     def fraction(self) -> float:
@@ -178,7 +180,9 @@ class LoggedRow(Entry):
         return super().read(_metrics_apart(cls, value))
 
     def as_json(self) -> dict[str, Any]:
-        return _metrics_among(super().as_json())
+        row = _metrics_among(super().as_json())
+        whole = self.epoch is not None and float(self.epoch).is_integer()
+        return row | ({"epoch": int(self.epoch)} if whole else {})
 
 
 @dataclass(frozen=True)

@@ -24,17 +24,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpdrun.config.compose import EXPERIMENT, Composer
+from cpdrun.config.compose import EXPERIMENT, SCRIPT_ROOT, Composer
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import flatten, has_key
 from cpdrun.config.overrides import MOST_VALUES, Typed, parse, typed_form
 from cpdrun.config.scaling import with_short_form
+from cpdrun.config.script import SCRIPT, is_of_script, is_open
 
 Axes = dict[str, list[Any]]
 Case = Mapping[str, Any]  # what it sets
 Rule = Mapping[str, Any]  # of runs that are left out: the values that they have
 
 CASE = "case"
+# keys of cpdrun's own loop that people may type for a script
+NOT_OF_SCRIPTS = (
+    *("model", "data", "task", "optim", "schedule", "norm", "partition", "batch_size", "epochs", "max_steps"),
+    *("init_from", "label_smoothing", "parameter_groups", "clip_norm", "emulation", "loaders", "eval_batch"),
+)
 SEARCH = "search"  # what `cpdrun search` is asked: no part of any run
 TUNE = "search.tune."  # and the key of a run's config that it tunes
 
@@ -64,12 +70,17 @@ class Asked:
 
 def read(composer: Composer, texts: Sequence[str]) -> Asked:
     """Raises ConfigError for a key, a choice or a case that is not known, and for an axis that can be none."""
+    if is_script := _is_script(composer, texts):
+        composer.use(SCRIPT_ROOT)
     groups = composer.groups()
     typed = parse(texts, composer.loader)
     choices = _group_choices(typed, groups)
     base = composer.compose(with_short_form(composer, choices))
     for t in typed:
-        _require_known(t, base, groups)
+        if is_script:
+            _require_known_to_scripts(t, base, groups)
+        else:
+            _require_known(t, base, groups)
     cases = _cases(base.get("sweep"))
     axes, exclusions = _axes(base.get("sweep") or {}, typed, cases)
     for key, values in axes.items():
@@ -84,13 +95,34 @@ def read(composer: Composer, texts: Sequence[str]) -> Asked:
         for key in keys:
             if not isinstance(key, str):
                 raise ConfigError(f"{place}: {key!r} is no key; a key is text")
-            if key not in known and not has_key(base, key):
+            if key not in known and not has_key(base, key) and not (is_script and is_open(key)):
                 raise ConfigError(f"{place}: unknown key {key!r}{did_you_mean(key, _known(base, groups))}")
     asked = Asked(typed, choices, cases, axes, exclusions)
     if asked.count() > MOST_VALUES:
         grid = " x ".join(f"{key}({len(values):,})" for key, values in axes.items())
         raise ConfigError(f"{grid} = {asked.count():,} runs; one sweep has at most {MOST_VALUES:,}")
     return asked
+
+
+def _is_script(composer: Composer, texts: Sequence[str]) -> bool:
+    """Whether these words, or the experiment that they name, ask for runs of a user's script. Raises ConfigError for
+    an experiment of another kind than the words."""
+    typed = [text for text in texts if is_of_script(text)]
+    named = [text.partition("=")[2] for text in texts if text.startswith(f"{EXPERIMENT}=")]
+    if not named or named[-1] not in composer.groups()[EXPERIMENT]:
+        return bool(typed)
+    body = composer.body(named[-1])
+    section = body.get(SCRIPT)
+    if section is not None and not isinstance(section, Mapping):
+        raise ConfigError(
+            f"exp={named[-1]}: script: must be a section, such as `script: {{path: {section}}}`"
+        )
+    if typed and section is None and (foreign := [key for key in body if key in NOT_OF_SCRIPTS]):
+        raise ConfigError(
+            f"exp={named[-1]} is of cpdrun's own training loop (it sets {', '.join(foreign)}): leave out {typed[0]}, "
+            f"or {EXPERIMENT}={named[-1]}"
+        )
+    return bool(typed) or section is not None
 
 
 def is_of_search(key: str) -> bool:
@@ -123,6 +155,18 @@ def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[
     if not near and section in groups and "." in t.key:
         near = f"; write +{t.text} to hand it to your own class"
     raise ConfigError(f"unknown key {t.key!r}{near}")
+
+
+def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
+    if is_open(t.key):
+        return
+    section = t.key.split(".")[0]
+    if section in NOT_OF_SCRIPTS:
+        raise ConfigError(
+            f"unknown key {t.key!r} of a script's run: a script brings its own {section}; its arguments are "
+            "script_args='...' and script.args.KEY=VALUE"
+        )
+    _require_known(t, base, groups)
 
 
 def _cases(block: Any) -> dict[str, Case]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpdrun.config.keys import has_key
+from cpdrun.config.script import is_script
 
 Config = Mapping[str, Any]
 FP32 = "fp32"
@@ -51,7 +52,7 @@ def _sends_less(config: Config) -> bool:
 
 
 def _trains(config: Config) -> bool:
-    return config["epochs"] > 0
+    return is_script(config) or config["epochs"] > 0
 
 
 TAKEN_BY = "{kinds} takes none, as sync=%sgossip_choco and the other gossip rules would"
@@ -75,7 +76,7 @@ RULES = (
         lambda config: (
             config["format"] == FP32
             or "*" not in config["full_precision"]["layers"]
-            or config["format"] in config["model"].values()
+            or (not is_script(config) and config["format"] in config["model"].values())
         ),
         "full_precision.layers=['*'] has all gradients exchanged in fp32",
     ),

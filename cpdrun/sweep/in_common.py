@@ -1,6 +1,8 @@
 """What the runs of a sweep have in common, and what a worker sends, in lines for a dry run."""
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from custom_fp.formats.names import is_own
@@ -8,6 +10,7 @@ from custom_fp.formats.names import is_own
 from cpdrun.config.format_facts import format_facts
 from cpdrun.config.keys import flatten, get_key
 from cpdrun.config.overrides import typed_form
+from cpdrun.config.script import SCRIPT, direction_of, is_script, judged_by, words
 from cpdrun.shell.visible import visible
 from cpdrun.sweep.runs import Plan
 
@@ -30,6 +33,9 @@ def recipe_lines(sweep: Plan) -> Iterator[str]:
             return shown(get_key(config, key))
         return "/".join(varies[key]) if len(varies[key]) <= MOST_SHOWN else "(varies)"
 
+    if is_script(config):
+        yield from _script_lines(config, varies, value)
+        return
     workers, batch = config["world_size"], config["batch_size"]
     step = "" if {"world_size", "batch_size"} & varies.keys() else f", {workers * batch:,} samples a step"
     samples = f"{value('world_size')} workers of {value('batch_size')} samples"
@@ -38,14 +44,7 @@ def recipe_lines(sweep: Plan) -> Iterator[str]:
         epochs = f"{value('max_steps')} steps"
     yield f"recipe: {epochs}, {samples}{step}"
     scales = any(run.config["aps"] for run in sweep.runs)
-    for part in PARTS if scales else PARTS[:-1]:
-        keys = [key for key, _ in flatten(config[part], f"{part}.") if not key.endswith("_target_")]
-        if classes := varies.get(f"{part}._target_"):
-            yield f"  {part:<10} {' or '.join(map(class_name, classes))}"
-            continue
-        name = class_name(config[part]["_target_"])
-        settings = ", ".join(f"{key.removeprefix(f'{part}.')} {value(key)}" for key in keys)
-        yield f"  {part:<10} {name}{f': {settings}' if settings else ''}"
+    yield from _part_lines(PARTS if scales else PARTS[:-1], config, varies, value)
     yield "  " + ", ".join(f"{key} {value(key)}" for key in MACHINE)
     kept = [
         key for key, given in flatten(config["full_precision"], "full_precision.") if given or key in varies
@@ -54,6 +53,45 @@ def recipe_lines(sweep: Plan) -> Iterator[str]:
         yield "  in fp32 all the same: " + ", ".join(f"{key} {value(key)}" for key in kept)
     if further := [key for key in FURTHER if config[key] or key in varies]:
         yield "  " + ", ".join(f"{key} {value(key)}" for key in further)
+
+
+def _part_lines(
+    parts: Sequence[str],
+    config: Mapping[str, Any],
+    varies: Mapping[str, list[str]],
+    value: Callable[[str], str],
+) -> Iterator[str]:
+    for part in parts:
+        keys = [key for key, _ in flatten(config[part], f"{part}.") if not key.endswith("_target_")]
+        if classes := varies.get(f"{part}._target_"):
+            yield f"  {part:<10} {' or '.join(map(class_name, classes))}"
+            continue
+        name = class_name(config[part]["_target_"])
+        settings = ", ".join(f"{key.removeprefix(f'{part}.')} {value(key)}" for key in keys)
+        yield f"  {part:<10} {name}{f': {settings}' if settings else ''}"
+
+
+def _script_lines(
+    config: Mapping[str, Any], varies: Mapping[str, list[str]], value: Callable[[str], str]
+) -> Iterator[str]:
+    """The command of the first run, what is read of it, and what is rounded."""
+    script = config[SCRIPT]
+    command = ["python", *script["path"].split(), *words(config, Path("RUN_DIR"))]
+    front = f"{script['launch_with']} " if script["launch_with"] else ""
+    yield f"script: {front}{shlex.join(command)}"
+    yield f"  in {script['work_dir']}, {value('nproc')} ranks that play {value('world_size')} workers"
+    sources = [f"{name} by {pattern!r}" for name, pattern in script["metrics"].items()]
+    sources += [str(script[key]) for key in ("jsonl", "tensorboard") if script[key]]
+    judge = judged_by(script)
+    counts = (
+        f", {judge} ({direction_of(judge, script['direction'])}) counts, its {script['value']}"
+        if judge
+        else ""
+    )
+    yield f"  metrics: {', '.join([*sources, 'run.log()'])}{counts}"
+    scales = ["scaling"] if config["aps"] or "aps" in varies else []
+    yield from _part_lines(["precision", "sync", *scales], config, varies, value)
+    yield "  " + ", ".join(f"{key} {value(key)}" for key in ("device", "threads"))
 
 
 def bytes_lines(sweep: Plan) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from custom_fp.formats.names import is_own
 from custom_fp.formats.names import parse as parse_format
 
+from cpdrun.config import script
 from cpdrun.config.compose import EXPERIMENT, Composer, resolve
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import run_name
@@ -200,10 +201,13 @@ def _is_section_choice(config: Mapping[str, Any], t: Typed) -> bool:
 
 def _planned(config: dict[str, Any], asked: Asked, point: Mapping[str, Any], imports: bool) -> PlannedRun:
     config["exp"] = asked.experiment
-    config["name"] = config.get("name") or asked.experiment or "adhoc"
+    named = script.stem(config[script.SCRIPT]) if _names_a_script(config) else "adhoc"
+    config["name"] = config.get("name") or asked.experiment or named
     config = resolve(config)
     validate(config, imports=imports)
-    if config["init_from"] is not None:
+    if script.is_script(config):
+        script.complete(config)
+    elif config["init_from"] is not None:
         find_initial_weights(config)
     fixed = [
         t.text
@@ -212,6 +216,10 @@ def _planned(config: dict[str, Any], asked: Asked, point: Mapping[str, Any], imp
     ]
     overrides = [*fixed, *(f"{key}={typed_form(value)}" for key, value in point.items())]
     return PlannedRun(run_name(config), config, overrides)
+
+
+def _names_a_script(config: Mapping[str, Any]) -> bool:
+    return script.is_script(config) and bool(config[script.SCRIPT].get("path"))
 
 
 def _matches(rule: Rule, config: Mapping[str, Any], point: Mapping[str, Any]) -> bool:

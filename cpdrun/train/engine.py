@@ -12,7 +12,8 @@ region hangs, and a fork after CUDA's initialisation breaks CUDA in the child).
 A connection is a Unix stream socket whose other end the asking agent holds (cpdrun.launch.attempt.agent). Over it
 goes one request, a line of JSON, with the descriptors of the run's lock and of the attempt's log
 
-    {"do": "run", "run_dir": PATH, "attempt_dir": PATH, "nproc": 2, "threads": 1, "nodes": 1, "environ": {}}
+    {"do": "run", "entry": MODULE, "run_dir": PATH, "attempt_dir": PATH, "nproc": 2, "threads": 1, "nodes": 1,
+     "environ": {}}
     {"do": "check", "configs": [...]}
 
 and back come `{"pid": 4711}`, the engine's, and one answer, `{"exit_code": 0, "rank": null}` or `{"problems": [...],
@@ -45,6 +46,8 @@ FIRST_STEP_IMPORTS = [
     "torch._dynamo",  # 1.5 s that the first optimizer made would spend
     "cpdrun.train.ranks.rendezvous",
     "cpdrun.train.rank",
+    "cpdrun.attach.rank",
+    "cpdrun.attach.runner",
     "custom_fp.ops",
 ]
 MONITOR_INTERVAL_S = 0.02
@@ -144,7 +147,9 @@ def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     gate = Gate(request["nproc"] // request["nodes"])
     try:
-        codes = elastic_launch(_launch_config(request), _rank)(request["run_dir"], request["threads"], gate)
+        codes = elastic_launch(_launch_config(request), _rank)(
+            request["entry"], request["run_dir"], request["threads"], gate
+        )
         return {"exit_code": max(codes.values()), "rank": None}
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
@@ -182,8 +187,8 @@ def _launch_config(request: dict[str, Any]) -> Any:
     )
 
 
-def _rank(run_dir: str, threads: int, gate: Any) -> int:
-    """What a forked rank does: the worker's entry, with an end that the engine and the log both see.
+def _rank(entry: str, run_dir: str, threads: int, gate: Any) -> int:
+    """What a forked rank does: `run_rank` of the module `entry`, with an end that the engine and the log both see.
 
     A rank that stops on request returns, since torch's agent ends the others when one exits with an error.
     """
@@ -194,10 +199,8 @@ def _rank(run_dir: str, threads: int, gate: Any) -> int:
     try:
         import torch
 
-        from cpdrun.train import rank as worker
-
         torch.set_num_threads(threads)
-        code = worker.run_rank(run_dir)
+        code = importlib.import_module(entry).run_rank(run_dir)
     except Exception:
         traceback.print_exc()
         sys.exit(1)

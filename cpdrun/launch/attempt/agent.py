@@ -24,9 +24,10 @@ from typing import Any
 
 import yaml
 
-from cpdrun.launch.attempt.connection import Starter
+from cpdrun.config.script import has_launcher, is_script
+from cpdrun.launch.attempt.connection import RANK, SCRIPT_RANK, Starter
 from cpdrun.launch.attempt.ending import START_NOTE, classify
-from cpdrun.launch.attempt.watchdog import NAMING_S, Watchdog
+from cpdrun.launch.attempt.watchdog import NAMING_S, OF_SCRIPT, OF_TRAINING, Watchdog
 from cpdrun.record import (
     HEARTBEAT_S,
     Ending,
@@ -148,14 +149,19 @@ class Agent:
                 "do": "run",
                 "run_dir": str(self.run.path),
                 "attempt_dir": str(attempt.path),
-                "nproc": config["nproc"],
+                "entry": SCRIPT_RANK if is_script(config) else RANK,
+                "nproc": 1 if has_launcher(config) else config["nproc"],
                 "threads": config["threads"],
                 "nodes": self.starter.nodes,
                 "environ": {name: os.environ[name] for name in ENVIRON if name in os.environ},
             }
             naming_s = NAMING_S if config["nproc"] > 1 else 0.0
             self.overdue = ""
-            self.watchdog = Watchdog(attempt.pulse, config["patience_s"] + naming_s, config["limit_s"])
+            patience_s, signs = (
+                config["patience_s"] + naming_s,
+                OF_SCRIPT if is_script(config) else OF_TRAINING,
+            )
+            self.watchdog = Watchdog(attempt.pulse, patience_s, config["limit_s"], signs=signs)
             answer = self.starter.start(request, lock, log, lambda: self.stopping_now)
             self.watchdog = None
             outcome = replace(

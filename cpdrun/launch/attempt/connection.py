@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 ENGINE = "cpdrun.train.engine"
+RANK, SCRIPT_RANK = "cpdrun.train.rank", "cpdrun.attach.rank"  # what a rank of a run is: its `run_rank`
 # Tests of the launcher put a stand-in here whose "training" they control.
 MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
 

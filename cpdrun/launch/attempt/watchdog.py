@@ -10,6 +10,7 @@ from pathlib import Path
 NAMING_S = (
     30.0  # once their patience is over, ranks have these to find out which of them hangs, and to say so
 )
+OF_TRAINING, OF_SCRIPT = "no step", "no output, no run.log() and no optimizer step"
 ASLEEP_S = 10.0  # between two looks: the watchdog was stopped itself, and the run probably with it
 
 
@@ -20,10 +21,19 @@ class Watchdog:
         pulse: the file that is touched as the run gets on; it may not exist yet.
         patience_s: how long a run may stand still.
         limit_s: how long an attempt may take; None: for ever.
+        signs: what the run gets on by, in words.
     """
 
-    def __init__(self, pulse: Path, patience_s: float, limit_s: float | None, clock=time.monotonic) -> None:
+    def __init__(
+        self,
+        pulse: Path,
+        patience_s: float,
+        limit_s: float | None,
+        clock=time.monotonic,
+        signs: str = OF_TRAINING,
+    ) -> None:
         self.pulse, self.patience_s, self.limit_s, self._clock = pulse, patience_s, limit_s, clock
+        self.signs = signs
         self._began = self._got_on = self._looked = clock()
         self._touched: int | None = None
 
@@ -47,7 +57,7 @@ class Watchdog:
         """Why the run is to be killed, or ""."""
         if self._looked - self._got_on <= self.patience_s:
             return ""
-        return f"hung or stopped: no step in {self.patience_s:g} s (patience_s)"
+        return f"hung or stopped: {self.signs} in {self.patience_s:g} s (patience_s)"
 
     @property
     def overtime_s(self) -> float:

@@ -1,5 +1,6 @@
 """What would make a run fail before its first step: looked at before anything is started."""
 
+import importlib
 import json
 import sysconfig
 import traceback
@@ -10,11 +11,14 @@ import torch
 from custom_fp.formats.names import parse
 
 import cpdrun
-from cpdrun.train.build import BuildError, build
+from cpdrun.config.script import is_script
+from cpdrun.errors import UserError
+from cpdrun.train.build import build
 from cpdrun.train.memory import in_short, shortage
 from cpdrun.train.preflight.products import emulated_products
 from cpdrun.train.preflight.sample import check_sample
 
+HOLD = "cpdrun.attach.hold"
 NOT_PARTS = ("seed", "format", "nproc", "threads")  # cannot keep a part from being made
 NOT_THE_USERS = (
     str(Path(cpdrun.__file__).parent),
@@ -38,11 +42,14 @@ def look(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
     notes: dict[str, None] = {}
     for config in _distinct(configs):
         try:
+            if is_script(config):  # its syntax was looked at; what it can be held to, no more
+                importlib.import_module(HOLD).Hold(config)
+                continue
             parts = build(config, torch.device("cpu"))
             check_sample(config, parts)
             if products := emulated_products(parts):
                 notes |= dict.fromkeys(_left_in_float32(parts.precision.rounds_products, products))
-        except BuildError as error:
+        except UserError as error:
             problems[_told(error)] = None
         except (Exception, SystemExit) as error:
             problems[_unforeseen(error)] = None
@@ -60,7 +67,7 @@ def _left_in_float32(rules: str, products: dict[str, list[str]]) -> list[str]:
     return [f"{rules} {reach} {layers} layers; {len(left)} {stay} in float32: {listed}"]
 
 
-def _told(error: BuildError) -> str:
+def _told(error: UserError) -> str:
     """What it says; where memory was short, that and not what was being tried."""
     if (cause := shortage(error)) is not None:
         return f"{str(error).partition(':')[0]}: out of memory: {in_short(cause)}"

@@ -35,6 +35,7 @@ def write_environment(
     data: Any,
     config: Mapping[str, Any] | None = None,
     products: Mapping[str, list[str]] | None = None,
+    attached: Mapping[str, Any] | None = None,
 ) -> None:
     """env.json and, where the repository of the current folder is not as committed, code.diff.
 
@@ -42,8 +43,9 @@ def write_environment(
     vector instructions that choose the order of its sums; `code`, digests of the user's modules that are
     imported and of cpdrun, and `code_sha256` of them all; `data_path`, `data_folders` and `data_sha256` of the dataset
     `data`, where it was read from files or knows a digest of itself; `products`, where an accumulator is emulated:
-    which run in it and which do not (products.py); `git_commit`, null outside a repository; `git_diff`, ten digits of
-    the SHA-256 of code.diff, which tell apart runs of different code, or "none" where all is as committed.
+    which run in it and which do not (products.py); `attached`, what took hold of a user's script and what was left
+    alone; `git_commit`, null outside a repository; `git_diff`, ten digits of the SHA-256 of code.diff, which tell apart
+    runs of different code, or "none" where all is as committed.
     """
     code = {"cpdrun": {"sha256": own_digest()}, **dict(_users_modules())}
     path = _path_of(data, config or {})
@@ -71,6 +73,7 @@ def write_environment(
             "data_folders": data_folders(config or {}),
             "data_sha256": data_digest(path) if path else getattr(data, "sha256", None),
             **({"products": dict(products)} if products is not None else {}),
+            **({"attached": dict(attached)} if attached is not None else {}),
             "git_commit": git_commit(),
             "git_diff": diff if diff is None else _digest(diff),
         },

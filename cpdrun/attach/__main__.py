@@ -1,0 +1,30 @@
+"""python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS: a rank of a script that another launcher starts."""
+
+import os
+import sys
+from pathlib import Path
+
+import yaml
+
+from cpdrun.attach import runner
+from cpdrun.attach.process import die_with
+from cpdrun.attach.recorder import RUN_DIR
+from cpdrun.record import RunDir
+
+
+def main() -> int:
+    if not (run_dir := os.environ.get(RUN_DIR)):
+        print(
+            "error: no run of cpdrun's is around this script: start it by cpdrun sweep script=... "
+            "script.launch_with='accelerate launch'",
+            file=sys.stderr,
+        )
+        return 2
+    die_with(os.getppid())
+    config = yaml.safe_load(RunDir(Path(run_dir)).config.read_text(encoding="utf-8"))
+    given = sys.argv[3:] if sys.argv[1:2] == ["-m"] else sys.argv[2:]
+    return runner.run(Path(run_dir), config, given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

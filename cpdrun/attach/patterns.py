@@ -1,0 +1,97 @@
+"""Metrics by patterns in what a script prints.
+
+A pattern says where a number stands; what the number is, is read here. `([0-9.]+)` stops in the middle of 3.2e-05 and
+does not match nan, and a value cut short, or the last one from before a run diverged, would look like a result.
+"""
+
+import re
+from collections.abc import Mapping
+
+from cpdrun.config.script import PLACES
+from cpdrun.record import LoggedRow
+
+NUMBER = re.compile(r"[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+NOT_FINITE = r"([+-]?(?:nan|inf(?:inity)?)\b)"
+
+
+class Patterns:
+    """The patterns of `script.metrics`; remembers the last epoch and step that it saw."""
+
+    def __init__(self, patterns: Mapping[str, str]) -> None:
+        self._patterns = {name: _both(pattern) for name, pattern in patterns.items()}
+        self._places: dict[str, float] = {}
+
+    def row(self, line: str) -> LoggedRow | None:
+        """The metrics of a line; the last match of each pattern in it counts. None where there are none."""
+        values = {
+            name: value
+            for name, patterns in self._patterns.items()
+            if (value := _value(patterns, line)) is not None
+        }
+        self._places |= {name: values.pop(name) for name in PLACES if name in values}
+        if not values:
+            return None
+        step = self._places.get("step")
+        epoch = self._places.get("epoch")
+        return LoggedRow(epoch, None if step is None else int(step), values)
+
+
+def _both(pattern: str) -> list[re.Pattern]:
+    """The pattern, and the same with nan and inf where its group stands."""
+    return [re.compile(pattern), re.compile(_with_group(pattern, NOT_FINITE), re.IGNORECASE)]
+
+
+def _value(patterns: list[re.Pattern], line: str) -> float | None:
+    found = [(match.end(1), match) for pattern in patterns for match in pattern.finditer(line) if match[1]]
+    return _number(line, max(found, key=lambda one: one[0])[1]) if found else None
+
+
+def _number(line: str, match: re.Match) -> float | None:
+    """The whole number that begins where the group does, though the group may stop earlier, or the number have commas
+    between its digits; None where there is none."""
+    text, start = match[1].strip(), match.start(1) + len(match[1]) - len(match[1].lstrip())
+    whole = NUMBER.match(line, start)
+    if whole is not None and whole[0].startswith(text.rstrip(".,;:)%")):
+        return float(whole[0])
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _with_group(pattern: str, group: str) -> str:
+    """`pattern` with its one capturing group replaced."""
+    start = _group_start(pattern)
+    depth, i, in_class = 0, start, False
+    while i < len(pattern):
+        c = pattern[i]
+        if c == "\\":
+            i += 1
+        elif in_class:
+            in_class = c != "]" or pattern[i - 1] == "["
+        elif c == "[":
+            in_class = True
+        elif c == "(":
+            depth += 1
+        elif c == ")":
+            depth -= 1
+            if depth == 0:
+                return pattern[:start] + group + pattern[i + 1 :]
+        i += 1
+    return pattern
+
+
+def _group_start(pattern: str) -> int:
+    i, in_class = 0, False
+    while i < len(pattern):
+        c = pattern[i]
+        if c == "\\":
+            i += 1
+        elif in_class:
+            in_class = c != "]" or pattern[i - 1] == "["
+        elif c == "[":
+            in_class = True
+        elif c == "(" and (pattern[i + 1 : i + 2] != "?" or pattern[i + 1 : i + 4] == "?P<"):
+            return i
+        i += 1
+    return len(pattern)

@@ -1,0 +1,195 @@
+"""A rank of the run of a user's script: the process that torchrun's engine starts.
+
+It starts the script in a process of its own (or another launcher's command, which starts all of the script's ranks),
+keeps its log and reads its metrics there, tells it to stop, and says how it ended. Rank 0 writes done.json, once every
+rank has ended with 0 and the metric asked for was seen.
+"""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cpdrun.attach.log import BoundedLog
+from cpdrun.attach.logged import Tally, result
+from cpdrun.attach.patterns import Patterns
+from cpdrun.attach.process import ScriptProcess
+from cpdrun.attach.recorder import ATTEMPT_DIR, RUN_DIR
+from cpdrun.attach.together import all_ended
+from cpdrun.attach.written import JsonLines, tensorboard_rows
+from cpdrun.config.script import SCRIPT, filled, found, has_launcher, stem, words
+from cpdrun.errors import FAILED, OK, USAGE, UserError
+from cpdrun.record import Attempt, RunDir, read_object, remove, write_json
+from cpdrun.train.ranks import pulse
+
+OF_TORCHRUN = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|WORLD_RANK|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
+)
+ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
+STATUS_EVERY_S = 1.0
+
+
+def run_rank(run_dir: str) -> int:
+    """Be the rank that RANK says. Returns the exit status: 0 done, 75 stopped when asked to, 2 where the script cannot
+    be started, else the script's own; a script that was killed by a signal takes this process with it."""
+    run, attempt = RunDir(Path(run_dir).resolve()), Attempt(Path(os.environ[ATTEMPT_DIR]).resolve())
+    rank = int(os.environ.get("RANK", "0"))
+    log = BoundedLog(attempt.rank_log(rank))
+    for fd in (1, 2):
+        os.dup2(log.fd, fd)
+    config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    try:
+        return _Rank(run, attempt, rank, config, log).execute()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+class _Rank:
+    def __init__(
+        self, run: RunDir, attempt: Attempt, rank: int, config: dict[str, Any], log: BoundedLog
+    ) -> None:
+        self.run, self.attempt, self.rank, self.config, self.log = run, attempt, rank, config, log
+        self.script = config[SCRIPT]
+        self.name = f"{stem(self.script)}.py" if self.script["path"].endswith(".py") else stem(self.script)
+        self.tally, self.patterns = Tally(run), Patterns(self.script["metrics"])
+        self.status_written = self.told_at = 0.0
+        self.last_words = ""
+        self.file: JsonLines | None = None
+
+    def execute(self) -> int:
+        began = time.time()
+        pulse.start(self.attempt.pulse)
+        if self.rank == 0:
+            self._begin()
+        process = self._start()
+        for line in process.lines(self.log, lambda: self._look(process)):
+            pulse.beat()
+            self.last_words = (
+                line if not ERROR.match(self.last_words) or ERROR.match(line) else self.last_words
+            )
+            if self.rank == 0 and (row := self.patterns.row(line)) is not None:
+                self.run.append_row(row)
+        code = self._code(process.exit_code)
+        if code not in (OK, os.EX_TEMPFAIL):
+            return code
+        ended_well = all_ended(code == OK, self.config["patience_s"], pulse.beat)
+        if not ended_well:
+            return os.EX_TEMPFAIL
+        if self.rank == 0:
+            self._finish(began)
+        return OK
+
+    def _begin(self) -> None:
+        """What an attempt that has no checkpoint to go on from logged is void: the script begins anew."""
+        folder = self.run.checkpoint.parent
+        if not (folder.is_dir() and any(folder.iterdir())):
+            remove(self.run.metrics)
+            remove(self.run.status)
+        if self.script["jsonl"]:
+            self.file = JsonLines(self._place(self.script["jsonl"]))
+
+    def _start(self) -> ScriptProcess:
+        found(self.config)
+        folder = Path(filled(self.script["work_dir"], self.config, self.run.path))
+        if not folder.is_dir() and not self.script["work_dir"].startswith("{run_dir}"):
+            raise UserError(f"script.work_dir={folder} is not there")
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ |= {RUN_DIR: str(self.run.path), ATTEMPT_DIR: str(self.attempt.path)}
+        if self.config["device"] == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        if has_launcher(self.config):
+            return self._start_launcher(folder)
+        from cpdrun.attach import runner
+
+        return ScriptProcess.forked(lambda: runner.main(self.run.path, self.config))
+
+    def _start_launcher(self, folder: Path) -> ScriptProcess:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        front = [
+            filled(word, self.config, self.run.path, port) for word in shlex.split(self.script["launch_with"])
+        ]
+        behind = words(self.config, self.run.path, port)
+        path = (
+            shlex.split(self.script["path"])
+            if self.script["path"].startswith("-m")
+            else [str(found(self.config))]
+        )
+        command = [*front, "-m", "cpdrun.attach", *path, *behind]
+        print(f"cpdrun: {shlex.join(command)}", flush=True)
+        environ = {key: value for key, value in os.environ.items() if not OF_TORCHRUN.fullmatch(key)}
+        environ["PYTHONUNBUFFERED"] = "1"
+        try:
+            return ScriptProcess.of_command(command, environ, str(folder))
+        except OSError as error:
+            raise UserError(f"script.launch_with: {front[0]} cannot be started: {error.strerror}") from None
+
+    def _look(self, process: ScriptProcess) -> None:
+        """Some times a second: is it to stop, and what has it logged?"""
+        if self.run.preempt.exists() and process.exit_code is None:
+            self._stop(process)
+        if self.rank == 0 and time.monotonic() - self.status_written > STATUS_EVERY_S:
+            self.status_written = time.monotonic()
+            self._read_file(last=False)
+            if self.tally.look():
+                progress = self.tally.progress(self.script, time.time())
+                write_json(self.run.status, progress.as_json())
+
+    def _stop(self, process: ScriptProcess) -> None:
+        """A script that asks is left to end by itself; any other gets SIGTERM, and some time to save."""
+        if self.attempt.asks.exists():
+            return
+        if not self.told_at:
+            self.told_at = time.monotonic()
+            print(f"cpdrun: asked to stop; {self.name} gets SIGTERM", flush=True)
+            process.signal(signal.SIGTERM)
+        elif time.monotonic() - self.told_at > self.script["grace_s"]:
+            process.signal(signal.SIGKILL)
+
+    def _code(self, code: int) -> int:
+        """How the script ended, as the rank says it."""
+        if self.told_at or (self.attempt.told.exists() and code in (OK, os.EX_TEMPFAIL)):
+            return os.EX_TEMPFAIL
+        if code == OK:
+            return OK
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+            os.kill(os.getpid(), -code)
+            time.sleep(1)
+        if not (code == USAGE and self.last_words.startswith("error: ")):
+            words = f": {self.last_words.strip()}" if self.last_words.strip() else ""
+            print(f"error: {self.name} ended with exit code {code}{words}", file=sys.stderr, flush=True)
+        return code if code != os.EX_TEMPFAIL else FAILED
+
+    def _finish(self, began: float) -> None:
+        self._read_file(last=True)
+        if self.script["tensorboard"]:
+            for row in tensorboard_rows(self._place(self.script["tensorboard"]), began):
+                self.run.append_row(row)
+        self.tally.look()
+        attached = (read_object(self.run.env) or {}).get("attached")
+        ended = result(
+            self.tally, self.config, time.time() - began, attached if isinstance(attached, dict) else {}
+        )
+        write_json(self.run.status, self.tally.progress(self.script, time.time()).as_json())
+        write_json(self.run.done, ended.as_json())
+
+    def _read_file(self, *, last: bool) -> None:
+        if self.file is not None:
+            for row in self.file.last() if last else self.file.rows():
+                pulse.beat()
+                self.run.append_row(row)
+
+    def _place(self, path: str) -> Path:
+        """A path of the script's, which it writes from the folder in which it is started."""
+        folder = filled(self.script["work_dir"], self.config, self.run.path)
+        return Path(folder) / filled(path, self.config, self.run.path)

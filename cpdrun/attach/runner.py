@@ -1,0 +1,148 @@
+"""Inside the process of a user's script: what is set up before its first line, and what is looked at after its last.
+
+    python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS
+
+is the same for a process that another launcher started.
+"""
+
+import atexit
+import importlib.util
+import multiprocessing.util
+import os
+import random
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from cpdrun.attach.hold import Hold
+from cpdrun.attach.recorder import ATTEMPT_DIR
+from cpdrun.config.script import SCRIPT, filled, found, is_module, words
+from cpdrun.errors import FAILED, OK, UserError
+from cpdrun.record import Attempt, RunDir
+from cpdrun.train.ranks import pulse
+from cpdrun.train.state.provenance import write_environment
+
+
+def main(run_dir: Path, config: dict[str, Any]) -> int:
+    """The script in a process that was forked for it, from its first line to its handlers of exit."""
+    atexit._clear()  # of the process that it was forked from
+    os.environ["PYTHONUNBUFFERED"] = "1"  # for what the script starts itself
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)
+    code = run(run_dir, config)
+    with suppress(Exception):
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        multiprocessing.util._exit_function()
+    return code
+
+
+def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None = None) -> int:
+    """Run the script of `config` here and return its exit code, as python would; 2 where it is held to something it
+    cannot be held to, or nothing of it took hold.
+
+    Its first line sees the working directory, sys.path, sys.argv and __name__ of `python SCRIPT ARGS`, random numbers
+    seeded from the run's seed, and `config["threads"]` threads. arguments: in place of those that the config gives.
+    """
+    script = config[SCRIPT]
+    file = found(config)
+    os.chdir(filled(script["work_dir"], config, run_dir))
+    argv = words(config, run_dir) if arguments is None else list(arguments)
+    module = is_module(script)
+    sys.argv = [str(file) if module else _as_typed(script["path"], file), *argv]
+    sys.path[0] = str(Path.cwd()) if module else str(file.parent)
+    if module:  # packages are found from where the command was typed
+        sys.path.insert(1, script["typed_in_dir"])
+    _seed(config["seed"])
+    torch.set_num_threads(config["threads"])
+    _show_life()
+    try:
+        hold = Hold(config)
+        hold.install()
+    except UserError as error:
+        return _refused(error)
+    code = _execute(file, module)
+    facts = hold.facts()
+    _tell(facts)
+    if int(os.environ.get("RANK", "0")) == 0:
+        with suppress(OSError):
+            write_environment(RunDir(run_dir), _device(), None, config, attached=facts)
+    if code == OK:
+        try:
+            hold.check()
+        except UserError as error:
+            return _refused(error)
+    return code
+
+
+def _execute(file: Path, module: str | None) -> int:
+    try:
+        if module:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(file), run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or OK
+        print(end.code, file=sys.stderr)
+        return FAILED
+    except UserError as error:
+        traceback.print_exception(error.with_traceback(_of_script(error, file)))
+        return _refused(error)
+    except BaseException as error:
+        of_script = _of_script(error, file)
+        sys.excepthook(type(error), error.with_traceback(of_script), of_script)
+        return FAILED
+    return OK
+
+
+def _of_script(error: BaseException, file: Path) -> Any:
+    """Its traceback from the script's own first frame on."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename != str(file):
+        frame = frame.tb_next
+    return frame or error.__traceback__
+
+
+def _as_typed(path: str, file: Path) -> str:
+    """sys.argv[0] as python has it: the path as it was typed, where that leads to the file from here."""
+    return path if Path(path).exists() else str(file)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if importlib.util.find_spec("numpy") is not None:
+        import numpy
+
+        numpy.random.seed(seed % 2**32)
+
+
+def _show_life() -> None:
+    """Every step of every optimizer is a sign of life."""
+    if folder := os.environ.get(ATTEMPT_DIR):
+        pulse.start(Attempt(Path(folder)).pulse)
+        register_optimizer_step_post_hook(lambda *_: pulse.beat())
+
+
+def _tell(facts: dict[str, Any]) -> None:
+    for what, value in facts.items():
+        print(f"cpdrun: {what}: {value}", flush=True)
+
+
+def _device() -> torch.device:
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.device("cuda", torch.cuda.current_device()) if in_use else torch.device("cpu")
+
+
+def _refused(error: UserError) -> int:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return error.exit_code

@@ -1,0 +1,71 @@
+"""Runs of a script that ends in many ways: each gets its line, and none of them is lost or waited for."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cpdrun.cli import main
+from cpdrun.record import Ending, SweepDir, read_json
+
+SCRIPT = Path(__file__).with_name("odd_script.py")
+LOSS = ["script.metrics.val_loss=val loss ([0-9.]+)", "script.metrics.epoch=epoch ([0-9]+)"]
+ENDS = {
+    "fine": (Ending.FINISHED, ""),
+    "leaves": (Ending.FINISHED, ""),
+    "orphan": (Ending.FINISHED, ""),
+    "nan": (Ending.DIVERGED, ""),
+    "raises": (Ending.FAILED, "odd_script.py ended with exit code 1: ValueError: boom"),
+    "code": (Ending.FAILED, "odd_script.py ended with exit code 3: epoch 1: val loss "),
+    "words": (Ending.FAILED, "odd_script.py ended with exit code 1: no more data"),
+    "again": (Ending.FAILED, "odd_script.py ended with exit code 75"),
+    "silent": (Ending.FAILED, "never logged val_loss: no line of its output matches 'val loss ([0-9.]+)'"),
+    "killed": (Ending.KILLED, "rank 0 was killed by SIGKILL"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The run of each way to end, out of one sweep from a folder that holds nothing but the script."""
+    folder = tmp_path_factory.mktemp("outside")
+    shutil.copy(SCRIPT, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        words = ["sweep", "script=odd_script.py", f"script.args.do={','.join(ENDS)}", *LOSS]
+        assert main(words) == 1
+    sweep = SweepDir(folder / "results" / "odd_script")
+    by_way = {}
+    for run in sweep.runs():
+        (way,) = (way for way in ENDS if f"script.args.do={way}" in run.overrides.read_text().split())
+        by_way[way] = run
+    return by_way
+
+
+@pytest.mark.parametrize("way", ENDS)
+def test_each_end_gets_its_line(runs, way):
+    ending, reason = ENDS[way]
+    outcome = runs[way].last_attempt().outcome()
+    assert outcome.status is ending and reason in outcome.reason
+    assert runs[way].done.exists() == ending.has_result
+
+
+def test_the_record_of_one_that_ended_well(runs):
+    run = runs["fine"]
+    result = run.result()
+    assert result.judged_by == "val_loss" and 0 < result.metrics["val_loss"] < 1
+    assert next(run.rows()).epoch == 1
+    assert "val loss" in run.last_attempt().rank_log(0).read_text()
+    env = read_json(run.env)
+    assert "attached" in env and env["cpu"]
+
+
+def test_its_random_numbers_are_seeded_from_the_run_s_seed(runs):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    expected = torch.rand(1).item()
+    assert runs["fine"].result().metrics["val_loss"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_traceback_begins_in_the_script(runs):
+    text = runs["raises"].last_attempt().rank_log(0).read_text()
+    assert "odd_script.py" in text and "runpy" not in text

@@ -1,0 +1,129 @@
+"""`script=` and what goes with it: what a plan makes of the words, and what it refuses, with nothing started."""
+
+import pytest
+
+from cpdrun.config.errors import ConfigError
+from cpdrun.config.identity import run_name
+from cpdrun.config.script import direction_of, words
+from cpdrun.sweep import plan
+
+LOSS = "script.metrics.val_loss=val loss ([0-9.]+)"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('val loss 1.0')\n")
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("raise SystemExit('nothing may import this')\n")
+    (tmp_path / "pack" / "fit.py").write_text("print(1)\n")
+    return tmp_path
+
+
+def only(*texts):
+    (run,) = plan([*texts]).runs
+    return run
+
+
+def test_the_short_forms(here):
+    run = only("script=train.py", "script_args=--lr 3e-4 --sizes 1,2 {seed}", LOSS, "seed=3")
+    assert run.name.startswith("train-fp32-w1-s3-") and run.config["name"] == "train"
+    assert words(run.config, here) == ["--lr", "3e-4", "--sizes", "1,2", "3"]
+    assert run.config["script"]["metrics"] == {"val_loss": "val loss ([0-9.]+)"}
+    assert plan(run.overrides).runs[0].name == run.name
+
+
+def test_a_module_is_found_without_importing_its_package(here):
+    assert only("script=-m pack.fit").name.startswith("fit-fp32-w1-s0-")
+
+
+def test_arguments_as_flags_and_as_hydra_reads_them(here):
+    texts = ["script=train.py", "script.args.lr=0.1", "script.args.deep.x=a b", "script.args.big=true"]
+    texts += ["script.args.slow=false", "script.args.sizes=[1,2]"]
+    flags = ["--lr", "0.1", "--deep.x", "a b", "--big", "--sizes", "1", "2"]
+    assert words(only(*texts).config, here) == flags
+    hydra = ["lr=0.1", "deep.x=a b", "big=true", "slow=false", "sizes=[1,2]"]
+    assert words(only(*texts, "script.args_style=hydra").config, here) == hydra
+
+
+def test_an_axis_over_an_argument(here):
+    runs = plan(["script=train.py", "script.args.lr=0.1,0.2", "format=fp32,e4m3"]).runs
+    assert len({run.name for run in runs}) == 4
+
+
+def test_an_edited_script_makes_other_runs_and_another_folder_does_not(here, monkeypatch):
+    before = only("script=train.py").name
+    other = here / "other"
+    other.mkdir()
+    (other / "train.py").write_text((here / "train.py").read_text())
+    monkeypatch.chdir(other)
+    assert only("script=train.py").name == before
+    (other / "train.py").write_text("print('val loss 2.0')\n")
+    assert only("script=train.py").name != before
+
+
+def test_what_is_read_of_a_script_is_in_the_name_and_what_stops_it_is_not(here):
+    before = only("script=train.py").name
+    assert only("script=train.py", LOSS).name != before
+    assert only("script=train.py", "nproc=2").name != before
+    assert only("script=train.py", "script.grace_s=5", "patience_s=9", "limit_s=5").name == before
+
+
+def test_the_name_is_of_the_config_alone(here):
+    run = only("script=train.py", LOSS)
+    assert run_name(run.config) == run.name
+
+
+def test_an_experiment_of_a_script(here):
+    (here / "conf" / "exp").mkdir(parents=True)
+    yaml = "script: {path: train.py, metrics: {val_loss: 'loss (.*)'}}\nsweep: {format: [fp32, e4m3]}\n"
+    (here / "conf" / "exp" / "mine.yaml").write_text(yaml)
+    found = plan(["exp=mine"], here / "conf")
+    assert [run.config["format"] for run in found.runs] == ["fp32", "e4m3"]
+    assert found.directory.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (["script=tarin.py"], "no such file .did you mean 'train.py'"),
+        (["script=pack"], "is a folder; of a package type script='-m pack'"),
+        (["script=-m pack.fti"], "no module 'pack.fti'"),
+        (["script=-m pack"], "without __main__.py"),
+        (["script=pack.fit"], "a module is script='-m pack.fit'"),
+        (["script=broken.py"], "broken.py, line 1: "),
+        (["script_args=--lr 1"], "script.path must be given"),
+        (["script=train.py", "model=convnet"], "a script brings its own model"),
+        (["script=train.py", "epochs=3"], "a script brings its own epochs"),
+        (["script=train.py", "exp=digits_bits"], "is of cpdrun's own training loop"),
+        (["script=train.py", "script.metrc=x"], "did you mean 'script.metric'"),
+        (["script=train.py", "script.metrics.loss=loss .*"], "needs one group"),
+        (["script=train.py", "script.metrics.loss=loss (.*"], "no pattern of Python's re"),
+        (["script=train.py", "script.metrics.score=score (.*)"], "script.direction.score=min"),
+        (["script=train.py", "script.direction.loss=up"], "must be one of min, max, share"),
+        (["script=train.py", "script_args=--name 'x"], "No closing quotation"),
+        (["script=train.py", "script.jsonl=log.jsonl"], "write to the same place"),
+        (["script=train.py", "nproc=2", "world_size=3"], "does not divide"),
+    ],
+)
+def test_wrong_words_get_a_line(here, texts, told):
+    (here / "broken.py").write_text("print(\n")
+    with pytest.raises(ConfigError, match=told):
+        plan(texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("val_loss", "min"),
+        ("loss/val", "min"),
+        ("test_accuracy", "max"),
+        ("top5", "max"),
+        ("bits_per_byte", "min"),
+        ("reward", None),
+        ("score", None),
+    ],
+)
+def test_ways_of_common_names(name, way):
+    assert direction_of(name, {}) == way
+    assert direction_of(name, {name: "max"}) == "max"
