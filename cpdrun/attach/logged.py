@@ -97,10 +97,10 @@ class Tally:
         )
 
 
-def result(tally: Tally, config: Mapping[str, Any], seconds: float, attached: Mapping[str, Any]) -> Result:
+def result(tally: Tally, config: Mapping[str, Any], seconds: float, gradients: Mapping[str, Any]) -> Result:
     """What done.json says of a script that ended well. Raises NoResultError where the metric asked for was not logged.
 
-    attached: what Hold.facts() said; of it the bytes on the wire, the longest chain and the weights' digest.
+    gradients: what Hold.facts() said of them; of it the bytes on the wire and the longest chain.
     """
     script = config[SCRIPT]
     judge = tally.judge(script)
@@ -112,7 +112,7 @@ def result(tally: Tally, config: Mapping[str, Any], seconds: float, attached: Ma
     diverged = metrics[judge] is None
     if script["value"] == "best" and best is not None and not diverged:
         metrics[judge] = best[0]
-    wire = attached.get("wire")
+    wire = gradients.get("wire")
     return Result(
         status=Ending.DIVERGED if diverged else Ending.FINISHED,
         metrics=metrics,
@@ -122,8 +122,7 @@ def result(tally: Tally, config: Mapping[str, Any], seconds: float, attached: Ma
         train_seconds=seconds,
         wall_seconds=seconds,
         wire=dict(wire) if isinstance(wire, Mapping) else {},
-        longest_chain=attached.get("longest_chain"),
-        weights_sha256=attached.get("weights_sha256"),
+        longest_chain=gradients.get("longest_chain"),
     )
 
 

@@ -32,7 +32,9 @@ from cpdrun.train.ranks import pulse
 OF_TORCHRUN = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|WORLD_RANK|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
 )
-ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
+ERROR = re.compile(r"(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Interrupt|Exit)\b.*|error: .*)")
+LAST_LINES = 50  # an error further from the end was not what ended the script
+OURS = "cpdrun: "  # begins what we print into a script's log
 STATUS_EVERY_S = 1.0
 
 
@@ -61,7 +63,8 @@ class _Rank:
         self.name = f"{stem(self.script)}.py" if self.script["path"].endswith(".py") else stem(self.script)
         self.tally, self.patterns = Tally(run), Patterns(self.script["metrics"])
         self.status_written = self.told_at = 0.0
-        self.last_words = ""
+        self.error = self.last_words = ""
+        self.since_error = 0
         self.file: JsonLines | None = None
 
     def execute(self) -> int:
@@ -86,6 +89,15 @@ class _Rank:
         if self.rank == 0:
             self._finish(began)
         return OK
+
+    def _remember(self, line: str) -> None:
+        """The line that says most of how the script ended: the last that names an error, or else the last."""
+        error = ERROR.match(line)
+        if error is not None:
+            self.error, self.since_error = error[1].strip(), 0
+        elif not line.startswith(OURS):
+            self.last_words = line.strip()
+            self.since_error += 1
 
     def _begin(self) -> None:
         """What an attempt that has no checkpoint to go on from logged is void: the script begins anew."""
@@ -165,9 +177,12 @@ class _Rank:
             signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
             os.kill(os.getpid(), -code)
             time.sleep(1)
-        if not (code == USAGE and self.last_words.startswith("error: ")):
-            words = f": {self.last_words.strip()}" if self.last_words.strip() else ""
-            print(f"error: {self.name} ended with exit code {code}{words}", file=sys.stderr, flush=True)
+        if code == USAGE and self.error.startswith("error: "):  # ours, which says it all
+            print(self.error, file=sys.stderr, flush=True)
+        else:
+            words = (self.since_error <= LAST_LINES and self.error) or self.last_words
+            said = f"{self.name} ended with exit code {code}{f': {words}' if words else ''}"
+            print(f"error: {said}", file=sys.stderr, flush=True)
         return code if code != os.EX_TEMPFAIL else FAILED
 
     def _finish(self, began: float) -> None:
@@ -176,10 +191,7 @@ class _Rank:
             for row in tensorboard_rows(self._place(self.script["tensorboard"]), began):
                 self.run.append_row(row)
         self.tally.look()
-        attached = (read_object(self.run.env) or {}).get("attached")
-        ended = result(
-            self.tally, self.config, time.time() - began, attached if isinstance(attached, dict) else {}
-        )
+        ended = result(self.tally, self.config, time.time() - began, _of_gradients(self.run))
         write_json(self.run.status, self.tally.progress(self.script, time.time()).as_json())
         write_json(self.run.done, ended.as_json())
 
@@ -193,3 +205,10 @@ class _Rank:
         """A path of the script's, which it writes from the folder in which it is started."""
         folder = filled(self.script["work_dir"], self.config, self.run.path)
         return Path(folder) / filled(path, self.config, self.run.path)
+
+
+def _of_gradients(run: RunDir) -> dict[str, Any]:
+    """What Hold.facts() said of the exchange of gradients, out of env.json."""
+    attached = (read_object(run.env) or {}).get("attached")
+    gradients = attached.get("gradients") if isinstance(attached, dict) else None
+    return gradients if isinstance(gradients, dict) else {}

@@ -71,7 +71,8 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
         return _refused(error)
     code = _execute(file, module)
     facts = hold.facts()
-    _tell(facts)
+    if code == OK:
+        _tell(facts)
     if int(os.environ.get("RANK", "0")) == 0:
         with suppress(OSError):
             write_environment(RunDir(run_dir), _device(), None, config, attached=facts)

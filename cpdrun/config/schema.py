@@ -222,6 +222,8 @@ ANY_RUN: dict[str, Check] = {
     "format": _number_format,
     "aps": _boolean,
     "full_precision.layers": _patterns,
+    "full_precision.first_epochs": _integer(0),
+    "full_precision.last_epochs": _integer(0),
     "world_size": _integer(1),
     "seed": _integer(0),
     "nproc": _integer(1),
@@ -231,8 +233,6 @@ ANY_RUN: dict[str, Check] = {
     "limit_s": _optional(_above_zero),
 }
 RULES = ANY_RUN | {
-    "full_precision.first_epochs": _integer(0),
-    "full_precision.last_epochs": _integer(0),
     "batch_size": _integer(1),
     "epochs": _integer(0),
     "max_steps": _optional(_integer(1)),

@@ -1,4 +1,4 @@
-"""The `search:` block: what a search is asked. Defaults and what each key does stand in conf/config.yaml."""
+"""The `search:` block: what a search is asked. Defaults and what each key does stand in conf/any_run.yaml."""
 
 import re
 from collections.abc import Mapping
