@@ -67,7 +67,10 @@ class Question:
     def asked(self) -> dict[str, Any]:
         """For sweep.yaml, so that a report answers the same question."""
         about = {key: getattr(self.settings, key) for key in ("tolerance", "confidence", "metric")}
-        tuned = {"values": dict(self.tuning.keys), "seeds": list(self.tuning.seeds)}
+        tuned = {
+            "values": {key: list(of) for key, of in self.tuning.keys.items()},
+            "seeds": list(self.tuning.seeds),
+        }
         return about | {"baseline": self.baseline} | ({"tune": tuned} if self.tuning else {})
 
 

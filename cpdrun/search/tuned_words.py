@@ -90,6 +90,12 @@ def chosen_text(results: Results, name: str) -> str:
     return f"{done} of {tuning.runs(name)} runs to choose" if done else ""
 
 
+def in_short(results: Results, name: str) -> str:
+    """The same for a column: `0.2 max`, `3 of 6 runs`."""
+    text = chosen_text(results, name).replace(" (largest tried)", " max").replace(" (smallest tried)", " min")
+    return text.removesuffix(" to choose")
+
+
 def chosen_so_far(results: Results, candidate: Candidate) -> str:
     """`3 of 6 runs to choose`, where that is begun and not done; "" else."""
     left = candidate.name in results.question.tuning.arms

@@ -115,7 +115,7 @@ def table(results: Results) -> Table:
     found.add_column("verdict", no_wrap=True)
     standings = results.standings()
     for name, label in tuned_words.baselines(results, standings).items() if results.question.tuning else ():
-        found.add_row(label, tuned_words.chosen_text(results, name), "", "", "", "the baseline")
+        found.add_row(label, tuned_words.in_short(results, name), "", "", "", "baseline")
     for standing in standings:
         for candidate, judgement, width in standing:
             if judgement.pairs or (standing.active and candidate is standing.active[0]):
@@ -132,7 +132,7 @@ def _row(results: Results, candidate: Candidate, judgement: Judgement, width: Wi
         words += f", {more(results, judgement)}" if width.is_reached else ", a wider one is not certified"
     mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
     shown = difference(results.metric, judgement)
-    chosen = [tuned_words.chosen_text(results, candidate.name)] if results.question.tuning else []
+    chosen = [tuned_words.in_short(results, candidate.name)] if results.question.tuning else []
     return candidate.label, *chosen, f"{candidate.bits:g}", str(judgement.pairs), shown, mark
 
 

@@ -101,11 +101,12 @@ def test_the_table_and_sweep_yaml_say_what_was_chosen(go):
     console = Console(file=io.StringIO(), width=150)
     console.print(table(results))
     text = console.file.getvalue()
-    assert "candidate" in text and " lr " in text and "0.2 (largest tried)" in text and "the baseline" in text
+    assert "candidate" in text and " lr " in text and "0.2 max" in text and "baseline" in text
     manifest = yaml.safe_load(results.question.directory.manifest.read_text())
     told = manifest["search"]["tune"]
     assert told["values"] == {"optim.lr": [0.05, 0.1, 0.2]} and told["seeds"] == [1000, 1001]
     assert told["chosen"]["e4m3 with APS"] == {"optim.lr": 0.1}
+    assert "&id" not in results.question.directory.manifest.read_text()
     assert manifest["axes"]["optim.lr"] == [0.05, 0.1, 0.2]
 
 
