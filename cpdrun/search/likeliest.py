@@ -13,7 +13,8 @@ The reason. Range alone would always choose most exponent bits, which is the ord
 that no gradient needs costs precision in every one of them. On digits with 8 workers the root of the sum of both is
 near the `sum_error` that runs record (e3m1 with APS .27 and .33, e4m0 .40 and .36, e3m0 .52 and .56, e2m2 .95 and .94;
 e4m0 without APS .89 and .83), and the order by `loss` is that of the training losses that these formats end with (e4m0
-.017, e3m1 .023, e3m0 .033, e4m0 without APS .076, e2m2 .50; by the error e3m1 would come before e4m0).
+.017, e3m1 .023, e3m0 .033, e4m0 without APS .076, e2m2 .50; by the error e3m1 would come before e4m0). The tenth was
+chosen by these runs, so they do not test it.
 
 What it may go by. Only the baseline's first run that leaves a record, by its seed: it is the same whenever and however
 often the search is typed, and a width with several formats is not asked for before it has ended. So the order is a
