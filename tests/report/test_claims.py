@@ -1,6 +1,7 @@
 """Claims of papers: read as data, judged from the values of single runs, shown with what the seeds can see."""
 
 import io
+import math
 import random
 import re
 from functools import cache
@@ -20,6 +21,7 @@ from cpdrun.report.claims.judgement import NOT_ASKED
 from cpdrun.report.claims.render import as_markdown, power_sentence
 from cpdrun.report.errors import ReportUsageError
 from cpdrun.report.page.markup import escape_markdown
+from cpdrun.report.read.metric import Metric
 from cpdrun.stats.anytime import Verdict
 from cpdrun.sweep import plan
 
@@ -287,6 +289,13 @@ def test_power_is_said(new_sweep):
     assert "a threshold of 0.05 points would take more than 1,000 seeds" in sentence
     (finding,) = judged(sweep, {"at_least": -0.5}).findings
     assert finding.verdict == OPEN and 0 < finding.more < 10
+
+
+def test_an_interval_of_shares_ends_where_they_do_and_what_is_unknown_is_infinite():
+    accuracy, loss = Metric("test_accuracy"), Metric("test_loss")
+    assert accuracy.show_between(-0.9, -1.3, math.inf) == "−90.00 [−100.00, +∞]"
+    assert loss.show_between(-1.5, -2.0, 0.25) == "−1.5000 [−2.0000, +0.2500]"
+    assert loss.show_between(math.nan, -math.inf, math.inf) == "-"
 
 
 def test_nothing_of_a_record_becomes_markup(new_sweep):

@@ -93,6 +93,14 @@ def test_nothing_is_known_of_one_pair_or_of_equal_differences():
         assert found.more is None and math.isnan(found.mean) == (not gaps)
 
 
+def test_the_boundary_may_lie_on_either_side_of_no_difference():
+    gaps = [0.3, 0.35, 0.28, 0.33, 0.31]
+    for boundary, verdict in ((-0.2, "certified"), (0.2, "certified"), (0.5, "refuted"), (0.32, "open")):
+        assert judge(gaps, -boundary, certify=0.05, refute=0.05).verdict == verdict
+    equal = judge([0.1] * 9, -0.5, certify=0.05, refute=0.05)  # no spread was measured on that side either
+    assert equal.verdict is Verdict.OPEN and trace([0.1] * 9, -0.5)[-1] == 0
+
+
 def test_equal_counts_prove_as_much_as_rounding_allows():
     coarse = judge([0.0] * 3, 1 / 360, certify=0.05, refute=0.05, resolution=1 / 360)
     fine = judge([0.0] * 3, 0.01, certify=0.05, refute=0.05, resolution=1 / 10_000)
@@ -111,6 +119,8 @@ def test_differences_are_paired_by_seed_and_diverged_runs_count_as_the_worst():
     ours = {0: 0.98, 2: math.nan, 1: 0.97, 3: math.nan, 10: 0.5}
     baseline = {0: 0.99, 1: 0.97, 2: 0.98, 3: math.nan, 4: 0.9}
     assert differences(ours, baseline, worst=0.0) == pytest.approx([-0.01, 0.0, -0.98])
+    of_a_table = differences(dict.fromkeys((10.0, 2.0), 1.0), {10.0: 0.0, 2.0: 2.0}, worst=0.0)
+    assert of_a_table == [-1.0, 1.0]  # seed 2 before seed 10
     losses = differences({0: 0.3, 1: math.nan}, {0: 0.2, 1: 0.2}, higher_is_better=False, worst=2.3)
     assert losses == pytest.approx([-0.1, -2.1])
 
