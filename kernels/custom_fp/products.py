@@ -127,7 +127,8 @@ class Arithmetic:
 
 
 class Product(torch.autograd.Function):
-    """kernel.product(x, w); the products of the backward pass read x_backward and w_backward instead, where given."""
+    """kernel.product(x, w); the products of the backward pass read x_backward and w_backward instead, where given. They
+    are what the arithmetic says, under torch.autocast too."""
 
     generate_vmap_rule = True
 
@@ -140,7 +141,8 @@ class Product(torch.autograd.Function):
         kernel: Any,
         arithmetic: Arithmetic,
     ) -> Tensor:
-        return arithmetic.rounded("result", FORWARD, kernel.product(x, w))
+        with torch.autocast(x.device.type, enabled=False):
+            return arithmetic.rounded("result", FORWARD, kernel.product(x, w))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -159,10 +161,11 @@ class Product(torch.autograd.Function):
             error_x if for_w == for_x else error if for_w is None else for_w(error)
         )  # one draw, if it draws
         dx = dw = None
-        if ctx.needs_input_grad[0]:
-            dx = arithmetic.rounded("result", INPUT_GRADIENT, kernel.input_gradient(error_x, x, w))
-        if ctx.needs_input_grad[1]:
-            dw = arithmetic.rounded("result", WEIGHT_GRADIENT, kernel.weight_gradient(error_w, x, w))
+        with torch.autocast(x.device.type, enabled=False):
+            if ctx.needs_input_grad[0]:
+                dx = arithmetic.rounded("result", INPUT_GRADIENT, kernel.input_gradient(error_x, x, w))
+            if ctx.needs_input_grad[1]:
+                dw = arithmetic.rounded("result", WEIGHT_GRADIENT, kernel.weight_gradient(error_w, x, w))
         return dx, dw, None, None, None, None
 
 

@@ -1,0 +1,181 @@
+"""A run's precision rules in a script's models: a built-in run's products, in layers that stay the same objects."""
+
+from collections.abc import Callable
+
+import custom_fp
+import pytest
+import torch
+import torch.nn.functional as F
+from bits import same_bits
+from held_script import batch, config
+from ranks import run_ranks
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+from cpdrun.attach.hold import Hold
+from cpdrun.errors import UserError
+from cpdrun.train.instantiate import part
+
+RULES = (
+    "precision.rules=[{modules: Linear, role: weight, format: e4m3}, {modules: Linear, role: input, format: e4m3},"
+    " {modules: Linear, role: output_gradient, format: e5m2, aps: true},"
+    " {modules: 'body.*', role: accumulator, format: e5m10, product: forward}]",
+)
+
+WEIGHTS = "precision.rules=[{modules: '*', role: weight, format: e4m3}]"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.body = nn.Sequential(nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.head = nn.Linear(8, 10)
+        self.also_head = [self.head]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.also_head[0](self.body(self.conv(x).relu().flatten(1)))
+
+
+@pytest.fixture
+def hold() -> Callable[..., Hold]:
+    def installed(*typed: str) -> Hold:
+        made = Hold(config(*typed))
+        made.install()
+        return made
+
+    return installed
+
+
+def gradients(
+    model: nn.Module, around: Callable[[nn.Module], nn.Module] = lambda model: model
+) -> list[Tensor]:
+    x, y = batch(0, 0)
+    model.zero_grad()
+    F.cross_entropy(around(model)(x), y).backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def built_in(*typed: str) -> list[Tensor]:
+    """Those of a model that the built-in run has prepared."""
+    net = Net()
+    net.also_head = []
+    prepared = part("precision", config(*typed)["precision"]).prepare(net)
+    prepared.also_head = [prepared.head]
+    return gradients(prepared)
+
+
+def test_products_are_those_of_a_built_in_run(hold) -> None:
+    held = hold(*RULES)
+    net = Net()
+    head = net.head
+    optimizer = SGD(net.parameters(), lr=0.1)
+    assert net.head is head is net.also_head[0] and type(head).__name__ == "QuantLinear"
+    expected = built_in(*RULES)
+    assert all(map(same_bits, gradients(net), expected))
+    assert not all(map(same_bits, gradients(Net()), expected))
+    optimizer.step()
+    held.check()
+    facts = held.facts()["products"]
+    assert set(facts["rounded"]) == {"body.0", "body.2", "head"} and facts["in_fp32"] == {"conv": "Conv2d"}
+    assert "accumulator of forward=fp16" in facts["rounded"]["body.0"]
+
+
+def test_a_model_is_taken_hold_of_by_its_name_too(hold) -> None:
+    held = hold(*RULES)
+    net = Net()
+    held.take(net)
+    assert type(net.head).__name__ == "QuantLinear"
+    SGD(net.parameters(), lr=0.1)
+    assert all(map(same_bits, gradients(net), built_in(*RULES)))
+    with pytest.raises(UserError, match="takes models and optimizers, not int"):
+        held.take(3)
+
+
+def test_a_model_that_is_one_layer_stays_the_same_object(hold) -> None:
+    hold(WEIGHTS)
+    net = nn.Linear(8, 4)
+    SGD(net.parameters(), lr=0.1)
+    assert type(net).__name__ == "QuantLinear"
+    x = torch.randn(3, 8)
+    assert same_bits(net(x).detach(), F.linear(x, custom_fp.quantize(net.weight.detach(), "e4m3")) + net.bias)
+
+
+def test_rules_hold_in_the_steps_that_they_name(hold) -> None:
+    hold("precision.rules=[{modules: head, role: weight, format: e3m0, steps: [1, 2]}]")
+    net = Net()
+    optimizer = SGD(net.parameters(), lr=0.0)
+    fp32 = gradients(Net())
+    same = []
+    for _ in range(3):
+        same.append(all(map(same_bits, gradients(net), fp32)))
+        optimizer.step()
+    assert same == [True, False, True]
+
+
+def test_a_compiled_model_computes_by_the_rules(hold) -> None:
+    hold(*RULES)
+    net = Net()
+    compiled = torch.compile(net, backend="eager")
+    SGD(compiled.parameters(), lr=0.1)
+    found = gradients(net, lambda _: compiled)
+    assert all(map(same_bits, found, built_in(*RULES)))
+
+
+def test_autocast_changes_no_product_that_rules_reach(hold) -> None:
+    hold(WEIGHTS)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    SGD(net.parameters(), lr=0.1)
+    x, y = batch(0, 0)
+    found = []
+    for enabled in (False, True):
+        net.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            F.cross_entropy(net(x), y).backward()
+        found.append([p.grad.clone() for p in net.parameters()])
+    assert all(map(same_bits, *found))
+
+
+def test_a_rule_for_no_layer_stops_the_script(hold) -> None:
+    held = hold("precision.rules=[{modules: 'tail.*', role: weight, format: e4m3}]")
+    net = Net()
+    with pytest.raises(UserError, match=r"precision.rules\[0\]: 'tail\.\*' matches no layer"):
+        SGD(net.parameters(), lr=0.1)
+    with pytest.raises(UserError, match="precision took hold of no layer"):
+        held.check()
+
+
+def test_a_second_model_that_no_rule_means_stays_in_float32(hold) -> None:
+    held = hold("precision.rules=[{modules: 'body.*', role: weight, format: e4m3}]")
+    net, other = Net(), nn.Linear(4, 4)
+    SGD(net.parameters(), lr=0.1)
+    SGD(other.parameters(), lr=0.1)
+    assert type(other) is nn.Linear and "Linear: no precision rule fits it" in held.facts()["notes"][0]
+
+
+def wrapped(how: str, *typed: str) -> list[Tensor]:
+    held = Hold(config(*typed, "world_size=2"))
+    held.install()
+    net = model = Net()
+    if how == "ddp":
+        model = DistributedDataParallel(net)
+    else:
+        for part_of_it in (net.body[0], net.body, net):
+            torch.distributed.fsdp.fully_shard(part_of_it)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    x, y = batch(0, 0)
+    F.cross_entropy(model(x), y).backward()
+    found = [p.grad.full_tensor() if how == "fsdp" else p.grad for p in model.parameters()]
+    optimizer.step()
+    held.check()
+    return [g.detach().clone() for g in found]
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_under_wrappers_too(how: str) -> None:
+    """The same samples on both ranks: the mean is each one's."""
+    expected = built_in(*RULES)
+    for found in run_ranks(2, wrapped, how, *RULES):
+        assert all(map(same_bits, found, expected))
