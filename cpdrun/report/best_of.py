@@ -28,6 +28,7 @@ from cpdrun.report.verdict import named, tolerance
 from cpdrun.stats.tuning import choose, edges
 
 SECTION = "optim"
+ROUNDING = 1e-12  # a gap of exactly the tolerance is within, rounding aside
 MOST_SENTENCES = 3  # combinations of the other axes; of more the table alone speaks
 
 
@@ -163,14 +164,22 @@ def _sentence(study: Study, best: Best) -> str:
 
 
 def _clause(study: Study, best: Best, strategy: str) -> str:
-    """The smallest format of the strategy that is within the tolerance."""
+    """The smallest format of the strategy that is within the tolerance, or else the nearest."""
     gaps = [(group, _gap(study, best, group)) for group in best.facet.strategies[strategy]]
-    limit = -study.tolerance / study.metric.scale - 1e-12
-    near = [(group, gap) for group, gap in gaps if gap and study.may_be_within(group) and gap.mean >= limit]
+    trained = [(group, gap) for group, gap in gaps if gap and study.may_be_within(group)]
+    if not trained:
+        return f"{strategy} none (every one diverged or did not learn)"
+    near = [pair for pair in trained if pair[1].mean >= -study.tolerance / study.metric.scale - ROUNDING]
     if not near:
-        return f"{strategy} none of those tried"
-    group, gap = min(near, key=lambda pair: (formats.order(pair[0].format)[0], -pair[1].mean))
-    return f"{strategy} {named(group)} at {_at(best, group)}, {study.metric.show_difference(gap.mean)}"
+        return (
+            f"{strategy} none (the nearest is {_shown(study, best, *max(trained, key=lambda p: p[1].mean))})"
+        )
+    smallest = min(near, key=lambda pair: (formats.order(pair[0].format)[0], -pair[1].mean))
+    return f"{strategy} {_shown(study, best, *smallest)}"
+
+
+def _shown(study: Study, best: Best, group: Group, gap: Difference) -> str:
+    return f"{named(group)} at {_at(best, group)}, {study.metric.show_difference(gap.mean)}"
 
 
 def _at(best: Best, group: Group) -> str:

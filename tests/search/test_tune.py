@@ -192,15 +192,16 @@ def test_values_of_pairs_have_no_part_in_the_choice():
 
 def test_wrong_certificates_stay_below_alpha_though_the_luckiest_of_many_values_is_chosen():
     """A true gap of the tolerance for every value, so that each certificate is wrong: the choice, here of the luckiest
-    of five on one seed, cannot have seen the pairs. 300 searches; at 5 % more than 27 wrong have a chance of 1 in 1000.
-    The same choice on the seeds of the pairs themselves would certify far more often."""
-    wrong = 0
-    for seed in range(300):
+    of five, cannot have seen the pairs. 150 searches; at 5 % more than 17 wrong have a chance of 1 in 1000. Measured
+    over 300 searches of up to 30 pairs: 9 wrong, and 19 where seeds 0, 1 and 2, those of pairs, choose."""
+    rules, wrong = replace(RULES, most_seeds=15), 0
+    for seed in range(150):
         world = World({f"e4m3 {i}": -RULES.tolerance for i in range(5)}, seed=seed)
-        arms = {"e4m3": tuple(f"e4m3 {i}" for i in range(5)), "fp32": ("fp32",)}
-        (standing,) = world.search([chain("", ["e4m3"])], tuning=Tuning(seeds=(1000,), arms=arms))
+        tuning = Tuning(seeds=(1000,), arms={"e4m3": tuple(f"e4m3 {i}" for i in range(5))})
+        (standing,) = world.search([chain("", ["e4m3"])], rules, tuning=tuning)
+        assert standing.widths[0].judgements[0].pairs > 2
         wrong += standing.widths[0].judgements[0].verdict is Verdict.CERTIFIED
-    assert wrong <= 27
+    assert wrong <= 17
 
 
 @pytest.mark.parametrize(
