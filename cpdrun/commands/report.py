@@ -1,6 +1,7 @@
 """`cpdrun report`: tables and plots of accuracy against bits, and what papers claim."""
 
 import argparse
+from typing import Any
 
 from cpdrun.arguments import add_names, several
 from cpdrun.errors import OK, UserError
@@ -23,6 +24,10 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     report.add_argument("--ci", type=float, help=level)
     equal = "points below fp32 that still count as equal (default: what a search asked, or 0.5)"
     report.add_argument("--tol", type=float, metavar="T", help=equal)
+    against = (
+        "compare with these runs: format=bf16, or along another axis of bits: precision.activations=fp32"
+    )
+    report.add_argument("--baseline", type=several, metavar="KEY=VALUE,...", help=against)
     report.add_argument("--rows", type=several, default=[], metavar="AXES", help="rows of one more table")
     report.add_argument("--cols", type=several, default=[], metavar="AXES", help="and its columns")
     networks = "for the predicted speed-up: 1gbit, 10gbit, a yaml file ... (default: all)"
@@ -52,9 +57,26 @@ def run(arguments: argparse.Namespace) -> int:
         cols=arguments.cols,
         networks=arguments.network,
         export_to=arguments.to,
+        baseline=None if arguments.baseline is None else _baseline(arguments.baseline),
         console=Terminal(),
     )
     return OK
+
+
+def _baseline(words: list[str]) -> dict[str, Any]:
+    """`format=bf16` as it is in a config. Raises UserError."""
+    import yaml
+
+    found = {}
+    for word in words:
+        key, sign, text = word.partition("=")
+        if not (key and sign and text):
+            raise UserError(f"--baseline {word}: write KEY=VALUE, such as --baseline format=bf16")
+        try:
+            found[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            found[key] = text
+    return found
 
 
 def _claims(arguments: argparse.Namespace) -> int:

@@ -93,6 +93,8 @@ def _say_what_is_asked(console: "Console", results: "Results") -> None:
         f"{plan_text(results)}{results.runs} runs are there",
         soft_wrap=True,
     )
+    for line in question.axis.said:
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def _say_what_was_found(

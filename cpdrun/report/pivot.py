@@ -81,8 +81,8 @@ def _values(study: Study, axes: list[str]) -> dict[Key, list]:
 
 def _order(axis: str, value: object, bits_axis: str) -> tuple:
     if axis in (FORMAT, bits_axis):
-        bits, exponent, name = formats.order(value)
-        return (0, -bits, exponent, name)
+        bits, *rest = formats.order(value)
+        return (0, -bits, *rest)
     return (0, value, 0, "") if isinstance(value, int | float) else (1, 0, 0, identity(value))
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from cpdrun.report.read import formats
 from cpdrun.report.read.certified import MARKS
 from cpdrun.report.read.collect import FORMAT, SEED, finished
 from cpdrun.report.read.group import Group
@@ -25,8 +24,10 @@ OWN = {
     "n",
     "diverged",
     "learnt",
-    "vs_fp32",
-    "vs_fp32_method",
+    "gave_up",
+    "baseline",
+    "vs_baseline",
+    "vs_baseline_method",
     "verdict",
     "pairs",
     "anytime_low",
@@ -65,12 +66,13 @@ def frame(study: Study) -> pd.DataFrame:
 
 
 def details(study: Study) -> pd.DataFrame:
-    """As `frame`, then the ends of the interval with the test set's own error in it, the difference to fp32 and how it
-    was judged, whether it learnt, how many runs gave up (give_up_after), the longest chain of rounded
+    """As `frame`, then the ends of the interval with the test set's own error in it, the difference to the baseline and
+    how it was judged, whether it learnt, how many runs gave up (give_up_after), the longest chain of rounded
     additions, bytes on the wire and in memory, and seconds.
 
-    vs_fp32 is positive where a format does better, whichever way the metric points; its interval is paired by
-    seed where both sides ran the same seeds, Welch's otherwise (`vs_fp32_method`). `verdict` is that of the
+    `baseline` says what a row is compared with: fp32, as a rule; it is empty for the baseline itself and where there is
+    none. vs_baseline is positive where a format does better, whichever way the metric points; its interval is paired by
+    seed where both sides ran the same seeds, Welch's otherwise (`vs_baseline_method`). `verdict` is that of the
     anytime-valid test over `pairs`, whose interval is from `anytime_low` to `anytime_high`; `seeds_needed` is about how
     many would settle it, empty where no practical number would.
     """
@@ -84,9 +86,10 @@ def details(study: Study) -> pd.DataFrame:
                 f"{name}_high": interval.high,
                 "learnt": study.learnt(group) if group.values else None,
                 "gave_up": group.gave_up,
-                "vs_fp32": gap.mean if gap else math.nan,
-                f"vs_fp32_ci{study.ci:g}": gap.half_width if gap else math.nan,
-                "vs_fp32_method": gap.method if gap else "",
+                "baseline": study.baseline_name if gap else "",
+                "vs_baseline": gap.mean if gap else math.nan,
+                f"vs_baseline_ci{study.ci:g}": gap.half_width if gap else math.nan,
+                "vs_baseline_method": gap.method if gap else "",
                 **_judged(study, group),
                 "hybrid": group.hybrid,
                 "test_samples": group.test_samples,
@@ -192,7 +195,7 @@ def column(axis: str) -> str:
 
 
 def _numbers(study: Study, group: Group) -> dict:
-    row = {FORMAT: group.keys[FORMAT], "bits": formats.bits(group.format)}
+    row = {FORMAT: group.keys[FORMAT], "bits": group.bits}
     row |= {column(axis): group.keys[axis] for axis in _axes(study)} | {"n": len(group.values)}
     mean, half_width = mean_interval(group.values, study.ci)
     name, half_width = study.metric.name, math.nan if is_zero(half_width) else half_width
@@ -218,7 +221,7 @@ def _axes(study: Study) -> list[str]:
 
 
 def _labels(group: Group, axes: list[str]) -> list[str]:
-    bits = formats.bits(group.format)
+    bits = group.bits
     size = "-" if bits is None else f"{bits} + 32" if group.hybrid else str(bits)
     return [group.name, size, *(axis_text(group.keys[a]) for a in axes)]
 

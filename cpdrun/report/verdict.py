@@ -74,9 +74,9 @@ def _clause(study: Study, facet: Facet, strategy: str, first: bool) -> str:
     within = f"within {tolerance(study)}{f' of {study.baseline_name}' if first else ''}"
     found = smallest_within(study, facet, strategy)
     if found is None:
-        return f"{name} no format is {within} ({_nearest(study, facet, strategy)})"
+        return f"{name} no {study.bits_axis.noun} is {within} ({_nearest(study, facet, strategy)})"
     if first:
-        return f"{name} the smallest format {within} is {named(found[0])}"
+        return f"{name} the smallest {study.bits_axis.noun} {within} is {named(found[0])}"
     return f"{name} it is {named(found[0])}"
 
 
@@ -93,7 +93,7 @@ def _doubts(study: Study, facet: Facet) -> list[str]:
     """What the seeds and the test set leave open about the formats just named, and about smaller ones that may do as
     well; of cases, about all."""
     compared = [facet.baseline, *(group for groups in facet.strategies.values() for group in groups)]
-    what = "cases" if facet.has_cases else "formats"
+    what = "cases" if facet.has_cases else f"{study.bits_axis.noun}s"
     if any(len(group.values) < 2 for group in compared):
         return [f"Too few seeds to tell chance from effect: some {what} have a single run."]
     open_, certified, hangs = [], [], []

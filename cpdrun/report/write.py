@@ -1,9 +1,10 @@
 """`cpdrun report`: read the runs of a sweep, say the answer, write tables, pictures and the page."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -44,6 +45,7 @@ def write_report(
     cols: Sequence[str] = (),
     networks: Sequence[str] = (),
     export_to: Sequence[str] = (),
+    baseline: Mapping[str, Any] | None = None,
     console: Console | None = None,
 ) -> Report:
     """Write the report on `sweeps` and print its answer and table on `console`.
@@ -56,12 +58,20 @@ def write_report(
     units: by default what a search of these runs asked, or else 95 and 0.5 points of an accuracy. `rows` and `cols`
     name axes for one more table, pivot.*; `networks` are those of the predicted speed-up, by name or as yaml files
     (default: all that have names, and the one that was calibrated). `export_to` names tools whose files are written
-    too (tensorboard, mlflow).
+    too (tensorboard, mlflow). `baseline` holds the values that name what the rest is compared with, by their keys:
+    {"format": "bf16"}; by default those that a search of these runs asked for, or else fp32.
     Raises ReportError where there is nothing to report or the question cannot be put.
     """
     console = console or Console()
     _check(formats, ci, tolerance, export_to)
-    study = read_study(list(sweeps), metric=metric, ci=ci, tolerance=tolerance, networks=_networks(networks))
+    study = read_study(
+        list(sweeps),
+        metric=metric,
+        ci=ci,
+        tolerance=tolerance,
+        networks=_networks(networks),
+        baseline=baseline,
+    )
     pivoted = pivot.complete(study, rows, cols) if rows or cols else None
     (answer, matrix), notes = answers.answer(study), completeness.notes(study, sweeps)
     best = best_of.shown(study)

@@ -1,33 +1,32 @@
 """From an experiment's axes to chains of candidates, and to the runs of every cell.
 
 A cell is a point of the axes without its seed. The axis of bits makes the candidates of a chain: `format`, or else one
-whose values all name formats, such as precision.weights. `case` makes each case a chain of its own; every other axis,
-such as aps or world_size, makes chains beside each other. A candidate's baseline is the cell in which the keys of
-`search.baseline` have the values given there and all other axes its own.
+whose values all name formats, such as precision.weights, count bits, or are choices of a group that names formats,
+such as precision. `case` makes each case a chain of its own; every other axis, such as aps or world_size, makes chains
+beside each other. A candidate's baseline is the cell in which the keys of `search.baseline` have the values given there
+and all other axes its own.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.format_facts import format_facts
-from cpdrun.config.keys import get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.record import SweepDir
 from cpdrun.report.read import formats
-from cpdrun.report.read.bits_axis import last_words
+from cpdrun.report.read.bits_axis import APS, last_words
 from cpdrun.report.read.words import axis_text, axis_title
 from cpdrun.search.arms import held, with_arms
+from cpdrun.search.axes import CASE, FORMAT, SCALING, SEED, Axis, read_axis, value_text, values_of
 from cpdrun.search.schedule import Candidate, Chain
 from cpdrun.search.settings import Settings, settings
 from cpdrun.search.tune import Tuning
 from cpdrun.sweep import Plan, PlannedRun, plan
 
-FORMAT, APS, CASE, SEED = "format", "aps", "case", "seed"
-BASELINE_CASE = "fp32"
+BASELINE = "search.baseline"
 
 Cell = dict[int, PlannedRun]  # by seed
 
@@ -36,7 +35,8 @@ Cell = dict[int, PlannedRun]  # by seed
 class Question:
     directory: SweepDir
     settings: Settings
-    baseline: dict[str, Any]  # the values that make a candidate's cell its baseline's
+    axis: Axis
+    baseline_values: dict[str, Any]  # what makes a run a baseline, by keys of its config
     chains: list[Chain]
     cells: dict[str, Cell]  # by name: that of its run of seed 0
     axes: dict[str, list[Any]]
@@ -49,10 +49,13 @@ class Question:
 
     @property
     def baseline_name(self) -> str:
-        """`fp32`, `bf16`, the name of a case, or else the values that make it."""
-        given = self.baseline
-        values = ", ".join(f"{key}={value}" for key, value in given.items())
-        return str(given.get(CASE) or given.get(FORMAT) or values)
+        """`fp32`, `bf16`, the name of a case, `fp32 with optim.lr 0.1`."""
+        return self.axis.baseline_name
+
+    @property
+    def baseline(self) -> dict[str, Any]:
+        """The values that make a candidate's cell its baseline's, as they are typed."""
+        return self.axis.baseline
 
     @property
     def grid(self) -> int:
@@ -67,86 +70,69 @@ class Question:
     def asked(self) -> dict[str, Any]:
         """For sweep.yaml, so that a report answers the same question."""
         about = {key: getattr(self.settings, key) for key in ("tolerance", "confidence", "metric")}
+        about |= {"baseline": self.baseline}
+        about |= {"baseline_values": self.baseline_values} if self.baseline_values != self.baseline else {}
+        about |= {"axis": self.axis.key} if self.axis.key not in (FORMAT, CASE) else {}
         tuned = {
             "values": {key: list(of) for key, of in self.tuning.keys.items()},
             "seeds": list(self.tuning.seeds),
         }
-        return about | {"baseline": self.baseline} | ({"tune": tuned} if self.tuning else {})
+        return about | ({"tune": tuned} if self.tuning else {})
 
 
 def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> Question:
     """Raises ConfigError for what `sweep.plan` refuses, for a seed that is typed, for a baseline that is no cell of
     the experiment, and where no candidate is left beside it."""
-    if any(text.split("=")[0].lstrip("+~") == SEED for text in texts):
+    keys = [text.split("=")[0].lstrip("+~") for text in texts]
+    if SEED in keys:
         raise ConfigError(
             "a search draws its seeds itself, 0, 1, 2 ...; search.most_seeds=N says how many at most"
         )
     first = plan([*texts, f"{SEED}=0"], config_dir, imports=imports)
     asked = settings(first.search)
     words = [*texts, *held(asked, first, texts)]
-    bits_axis = _bits_axis(first.axes)
-    baseline = _baseline_keys(asked.baseline, first, bits_axis)
-    varies = [
-        key for key, values in first.axes.items() if len(values) > 1 and key not in (bits_axis, CASE, SEED)
-    ]
-    others = [key for key in varies if key not in baseline]
+    axis = read_axis(first, asked.baseline, is_whole=BASELINE in keys)
     count = 1 if asked.tune else asked.most_seeds  # the runs of a search that tunes are those of its arms
     seeds = f"{SEED}={','.join(map(str, range(count)))}"
     candidates = plan([*words, seeds], config_dir, imports=imports)
-    fixed = [f"{key}={typed_form(value)}" for key, value in baseline.items()]
+    fixed = [f"{key}={typed_form(value)}" for key, value in axis.baseline.items()]
     against = plan([*words, *fixed, seeds], config_dir, imports=imports)
     cells = _cells([*against.runs, *candidates.runs])
-    names = {_point(cells[name][0].config, others): name for name in _cells(against.runs)}
-    by_chain: dict[str, list[Candidate]] = {}
+    baselines = {name: cell[0] for name, cell in _cells(against.runs).items()}
+    names = {_point(run, axis.own): name for name, run in baselines.items()}
+    by_chain: dict[str, list[tuple[str, Candidate]]] = {}
     for name, cell in _cells(candidates.runs).items():
-        config = cell[0].config
-        fmt = get_key(config, bits_axis)
-        against_name = names.get(_point(config, others))
+        run = cell[0]
+        value = axis.of(run)
+        against_name = names.get(_point(run, axis.own))
         if against_name is None:
-            raise ConfigError(f"search.baseline: no run of {' '.join(fixed)} beside {fmt}")
-        if name in names.values() or (CASE not in baseline and fmt == baseline.get(bits_axis)):
+            raise ConfigError(f"{BASELINE}: no run of {' '.join(fixed)} beside {value}")
+        if name in baselines or axis.is_baseline(run):
             continue  # the baseline's own format, scaled or not, is not in question
-        label = _label(config, varies, bits_axis)
-        if CASE in first.axes:
-            label = named = ", ".join(filter(None, [str(config[CASE]), label]))
+        label = _label(run, axis)
+        if axis.key == CASE:
+            label = named = ", ".join(filter(None, [str(value), label]))
         else:
-            named = f"{fmt} {label}"
-        bits = format_facts(fmt)["bits"]
-        by_chain.setdefault(label, []).append(Candidate(name, against_name, named, bits))
+            named = f"{value} {label}"
+        candidate = Candidate(name, against_name, named, formats.bits(value))
+        by_chain.setdefault(label, []).append((value, candidate))
     if not by_chain:
-        raise ConfigError("no candidate beside the baseline: give formats, such as format=e5m2,e4m3,e3m0")
-    chains = [Chain(label, _widths(found, cells, bits_axis)) for label, found in by_chain.items()]
-    members = [candidate for found in by_chain.values() for candidate in found]
+        raise ConfigError(
+            "no candidate beside the baseline: give formats, such as format=e5m2,e4m3,e3m0, or choices of a group "
+            "that names formats, such as precision=fp32,pure_fp8"
+        )
+    chains = [Chain(label, _widths(found)) for label, found in by_chain.items()]
+    members = [candidate for found in by_chain.values() for _, candidate in found]
+    runs = [cells[member.name][0] for member in members]
+    values = values_of(axis, next(iter(baselines.values())), runs)
     cells = {name: cells[name] for name in dict.fromkeys(n for c in members for n in (c.baseline, c.name))}
-    question = Question(candidates.directory, asked, baseline, chains, cells, candidates.axes, list(texts))
+    question = Question(
+        candidates.directory, asked, axis, values, chains, cells, candidates.axes, list(texts)
+    )
     if not asked.tune:
         return question
     untuned = [*against.runs, *candidates.runs]
     return with_arms(question, untuned, ([*texts, *fixed], texts), config_dir, imports=imports)
-
-
-def _bits_axis(axes: Mapping[str, Sequence[Any]]) -> str:
-    """`format` where it varies, or no other axis names formats; of several others the one with most values."""
-    if CASE in axes or len(axes.get(FORMAT, ())) > 1:
-        return FORMAT
-    named = [key for key, values in axes.items() if len(values) > 1 and all(map(_is_format, values))]
-    return max(named, key=lambda key: len(axes[key]), default=FORMAT)
-
-
-def _is_format(value: Any) -> bool:
-    return isinstance(value, str) and formats.parse(value) is not None
-
-
-def _baseline_keys(given: Mapping[str, Any], first: Plan, bits_axis: str) -> dict[str, Any]:
-    """Where runs are named cases, the one named fp32, unless another is given; on another axis of bits than `format`
-    its fp32, or else its widest value, unless one is given."""
-    if CASE in first.axes:
-        return {CASE: given.get(CASE, BASELINE_CASE)}
-    if bits_axis != FORMAT and bits_axis not in given:
-        values = first.axes[bits_axis]
-        widest = max(values, key=lambda value: formats.bits(value))
-        return {bits_axis: next(filter(formats.is_baseline, values), widest)}
-    return {key: value for key, value in given.items() if value is not None}
 
 
 def _cells(runs: Sequence[PlannedRun]) -> dict[str, Cell]:
@@ -158,34 +144,32 @@ def _cells(runs: Sequence[PlannedRun]) -> dict[str, Cell]:
     return {cell[0].name: cell for cell in found.values()}
 
 
-def _point(config: Mapping[str, Any], keys: Sequence[str]) -> str:
-    values = {key: get_key(config, key) if has_key(config, key) else None for key in keys}
-    return json.dumps(values, sort_keys=True, default=str)
+def _point(run: PlannedRun, keys: Sequence[str]) -> str:
+    return json.dumps({key: value_text(run, key) for key in keys}, sort_keys=True, default=str)
 
 
-def _label(config: Mapping[str, Any], axes: Sequence[str], bits_axis: str) -> str:
+def _label(run: PlannedRun, axis: Axis) -> str:
     """What is the same along a chain: `with APS, workers 8`, `of weights`. Of a case only what differs beside it."""
-    words = [] if config[CASE] is not None else ["with APS" if config[APS] else "without APS"]
-    if bits_axis != FORMAT:
-        words = [f"of {last_words(bits_axis)}", *(words if APS in axes else [])]
-    for key in axes:
-        value = get_key(config, key) if key != APS and has_key(config, key) else None
-        if value is not None:
-            value = value.get("_target_") if isinstance(value, Mapping) else value
+    scaled = "with APS" if run.config[APS] else "without APS"
+    is_of_scaling = axis.key == FORMAT or APS in axis.varies or SCALING in axis.varies
+    words = [f"of {last_words(axis.key)}"] if axis.key not in (FORMAT, CASE) else []
+    words += [scaled] if is_of_scaling else []
+    for key in axis.varies:
+        value = value_text(run, key) if key != APS else None
+        if value is not None and not (key == SCALING and value in ("none", "aps")):
             words.append(f"{axis_title(key)} {axis_text(value)}")
     return ", ".join(words)
 
 
-def _widths(
-    found: Sequence[Candidate], cells: Mapping[str, Cell], bits_axis: str
-) -> tuple[tuple[Candidate, ...], ...]:
-    """Most bits first; of one width the format with most exponent bits, and so most range, first: the order until a run
-    of the baseline tells more (`cpdrun.search.likeliest`)."""
+def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ...], ...]:
+    """Most bits first; of one width the format with most exponent bits, and so most range, first, of choices then the
+    one that rounds less: the order until a run of the baseline tells more (`cpdrun.search.likeliest`)."""
 
-    def exponent_bits(candidate: Candidate) -> int:
-        return format_facts(get_key(cells[candidate.name][0].config, bits_axis))["exponent_bits"] or 0
+    def likeliest(pair: tuple[str, Candidate]) -> tuple:
+        bits, *rest = formats.order(pair[0])
+        return (-bits, *rest)
 
     widths: dict[float, list[Candidate]] = {}
-    for candidate in sorted(found, key=lambda candidate: (-candidate.bits, -exponent_bits(candidate))):
+    for _, candidate in sorted(found, key=likeliest):
         widths.setdefault(candidate.bits, []).append(candidate)
     return tuple(map(tuple, widths.values()))

@@ -24,7 +24,7 @@ def test_formats_of_weights_are_compared_with_their_fp32(new_sweep, report, no_p
     assert made.sentences[0].startswith(
         "Of weights the smallest format within 0.5 points of fp32 is e4m3 (8 bits)."
     )
-    assert "precision.weights   bits" in made.printed and "vs fp32" in made.printed
+    assert "precision.weights   bits" in made.printed and "against fp32" in made.printed
     assert list(made.table["bits"]) == [32, 8, 6]
     assert list(made.table["format"]) == ["fp32"] * 3  # of what workers send
 
@@ -56,7 +56,7 @@ def test_without_fp32_the_widest_is_the_baseline_and_the_report_says_so(new_swee
         "Of weights the smallest format within 0.5 points of bf16 is e4m3 (8 bits). bf16: 98" in made.printed
     )
     assert "precision.weights has no fp32: compared with the widest, bf16" in made.printed
-    assert "vs bf16" in made.printed
+    assert "against bf16" in made.printed
 
 
 def test_the_baseline_of_a_search_is_that_of_its_report(new_sweep, report, no_pictures):

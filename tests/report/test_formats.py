@@ -126,8 +126,8 @@ def test_details_add_difference_and_bytes(new_sweep, report):
         sweep.add(seed=seed, accuracy=0.99, wire_bytes=4000)
         sweep.add("e4m3", seed=seed, accuracy=0.98 + 0.002 * seed, wire_bytes=1000)
     table = pd.read_csv(report(sweep).folder / "details.csv").set_index("format")
-    assert table.loc["e4m3", "vs_fp32"] == pytest.approx(-0.009)
-    assert table.loc["e4m3", "vs_fp32_method"] == "paired"
+    assert table.loc["e4m3", "vs_baseline"] == pytest.approx(-0.009)
+    assert table.loc["e4m3", "vs_baseline_method"] == "paired"
     assert table["bytes_per_step"].to_dict() == {"fp32": 4000, "e4m3": 1000}
 
 

@@ -75,7 +75,7 @@ def test_pointing_at_a_point_tells_what_it_is(digits, opened):
     page.point_at(".point[data-tip^='e3m0 without APS'] use")
     assert page.run("getComputedStyle(document.getElementById('tip')).display") == "block"
     text = page.run("document.getElementById('tip').textContent")
-    assert text.startswith("e3m0 without APS, workers 8: 9.") and "3 seeds" in text and "vs fp32" in text
+    assert text.startswith("e3m0 without APS, workers 8: 9.") and "3 seeds" in text and "against fp32" in text
     page.point_at("h1")
     assert page.run("getComputedStyle(document.getElementById('tip')).display") == "none"
     page.run("document.querySelector('.point').focus()")  # the keyboard gets it too

@@ -205,5 +205,5 @@ def test_a_setting_that_is_called_as_a_column_of_ours_hides_no_figure(new_sweep,
     runs, details = (pd.read_csv(made.folder / f"{name}.csv") for name in ("runs", "details"))
     assert set(runs["status"]) == {"finished"} and set(runs["config.status"]) == {"four", "two"}
     assert set(runs["config.test_loss"]) == {"four", "two"} and runs["test_loss"].between(0.9, 1.1).all()
-    own = {name for name in details if not name.startswith(("config.", "test_loss", "vs_fp32_ci"))}
+    own = {name for name in details if not name.startswith(("config.", "test_loss", "vs_baseline_ci"))}
     assert own - {"format", "aps", "world_size", "status"} == tables.OWN - {"sweep"}

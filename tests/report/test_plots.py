@@ -207,6 +207,6 @@ def test_a_new_plot_is_one_file(digits, report, tmp_path, monkeypatch):
 
 def test_evidence_is_a_line_for_each_format_compared_from_four_pairs_on(new_sweep, report):
     made = report(fill_digits(new_sweep(), seeds=4))
-    assert len({text for text in titles(made, "evidence_vs_pairs") if "vs fp32" in text}) == 12
+    assert len({text for text in titles(made, "evidence_vs_pairs") if "against fp32" in text}) == 12
     few = report(fill_digits(new_sweep("few"), seeds=3))
     assert "no evidence_vs_pairs: it needs 4 seeds" in few.printed

@@ -184,7 +184,7 @@ def test_a_diverged_baseline_is_no_answer(new_sweep, report):
     assert made.sentences == [
         "No answer: fp32 itself diverged in 3 of 3 runs, so that there is nothing to compare with."
     ]
-    assert pd.read_csv(made.folder / "details.csv")["vs_fp32"].isna().all()
+    assert pd.read_csv(made.folder / "details.csv")["vs_baseline"].isna().all()
 
 
 @pytest.mark.parametrize("about", [{"num_classes": 10}, {}])

@@ -93,3 +93,126 @@ def test_a_budget_is_runs_or_core_time():
     assert budget(40) == budget("40") == Budget(runs=40)
     assert budget("90min") == Budget(core_hours=1.5) and budget("2h") == Budget(core_hours=2)
     assert budget(None) is None and str(budget("2h")) == "2 core-hours"
+
+
+WORDS = ["aps=false", "search.most_seeds=3"]
+
+
+def chains(*typed):
+    """Chain -> candidates with their bits, width by width."""
+    question = ask([*typed, *WORDS])
+    widths = {
+        chain.label: [[(c.label, c.bits) for c in width] for width in chain.widths]
+        for chain in question.chains
+    }
+    named = {
+        k: [[(n.removesuffix(f" {k}"), b) for n, b in width] for width in of] for k, of in widths.items()
+    }
+    return question, named
+
+
+def baselines(question):
+    """Of each chain the configs of its baselines."""
+    return {
+        chain.label: [question.cells[c.baseline][0].config for width in chain.widths for c in width]
+        for chain in question.chains
+    }
+
+
+def test_choices_of_a_group_that_names_formats_are_candidates_with_the_bits_of_what_they_round():
+    question, found = chains("precision=int8,pure_fp8,fp32,pure_fp16,mixed_fp16,mxfp8", "format=fp32")
+    widths = [[("mixed_fp16", 16), ("pure_fp16", 16)], [("mxfp8", 8.25)], [("pure_fp8", 8), ("int8", 8)]]
+    assert found == {"of precision": widths}
+    assert question.asked["baseline"] == {"precision": "fp32"} and question.asked["axis"] == "precision"
+    assert baselines(question)["of precision"][0]["precision"]["weights"] == "fp32"
+    assert "widest format that it rounds to" in question.axis.said[0]
+
+
+def test_of_two_axes_of_bits_the_baseline_says_which_is_searched():
+    typed = ["precision.weights=fp32,e4m3,e3m2", "precision.activations=fp32,e5m2"]
+    question, found = chains(*typed)
+    assert list(found) == ["of weights, precision.activations fp32", "of weights, precision.activations e5m2"]
+    (said,) = question.axis.said
+    assert "search.baseline={precision.activations: VALUE} searches along it" in said
+    question, found = chains(*typed, "search.baseline={precision.activations: fp32}")
+    assert found["of activations, precision.weights e3m2"] == [[("e5m2", 8)]]
+    (baseline,) = baselines(question)["of activations, precision.weights e3m2"]
+    assert (baseline["precision"]["weights"], baseline["precision"]["activations"]) == ("e3m2", "fp32")
+
+
+def test_a_baseline_on_both_axes_of_bits_leaves_what_rounds_one_of_them_in_question():
+    both = "search.baseline={precision.weights: fp32, precision.activations: fp32}"
+    _, found = chains("precision.weights=fp32,e4m3", "precision.activations=fp32,e5m2", both)
+    assert found["of weights, precision.activations e5m2"] == [[("fp32", 32)], [("e4m3", 8)]]
+
+
+def test_one_candidate_is_enough_and_its_baseline_may_be_no_value_of_the_axis():
+    _, found = chains("precision=pure_fp8", "format=fp32", "search.baseline={precision: fp32}")
+    assert found == {"of precision": [[("pure_fp8", 8)]]}
+    _, found = chains("precision.weights=fp32,e4m3", "format=fp32")
+    assert found == {"of weights": [[("e4m3", 8)]]}
+
+
+def test_numbers_of_bits_are_an_axis_of_bits():
+    question, found = chains("precision=int8", "precision.weight_bits=null,8,6", "format=fp32")
+    assert found == {"of weight bits": [[("8", 8)], [("6", 6)]]} and question.axis.baseline_name == "fp32"
+    question, found = chains("sync=compressed", "compressor=min_max", "compressor.bits=4,8", "format=fp32")
+    assert found == {"of compressor bits": [[("4", 4)]]}
+    assert question.asked["baseline_values"] == {"sync.compressor.bits": "8"}
+
+
+def test_compressors_have_the_bits_of_their_levels_and_sparse_ones_are_no_axis_of_bits():
+    sync = ["sync=compressed", "format=fp32"]
+    assert chains(*sync, "compressor=rounded,min_max,qsgd")[1] == {
+        "of compressor": [[("min_max", 8), ("qsgd", 8)]]
+    }
+    with pytest.raises(ConfigError, match="no candidate beside the baseline"):
+        chains(*sync, "compressor=rounded,top_k")
+
+
+def test_every_spelling_of_a_format_is_that_format():
+    for baseline in ([], ["search.baseline={precision.weights: fp32}"]):
+        question, found = chains("precision.weights=e8m23,e4m3", "format=fp32", *baseline)
+        assert found == {"of weights": [[("e4m3", 8)]]} and question.baseline == {
+            "precision.weights": "e8m23"
+        }
+    question, found = chains("format=bf16,e4m3", "search.baseline={format: e8m7}")
+    assert found == {"without APS": [[("e4m3", 8)]]} and question.baseline["format"] == "bf16"
+    with pytest.raises(ConfigError, match=r"precision.weights=float32: .*did you mean 'fp32'"):
+        chains("precision.weights=float32,e4m3", "format=fp32")
+
+
+def test_a_baseline_may_lie_on_other_axes():
+    question, found = chains(
+        "format=fp32,e4m3", "optim.lr=.05,.2", "search.baseline={format: fp32, optim.lr: .1}"
+    )
+    assert list(found) == ["without APS, optim.lr 0.05", "without APS, optim.lr 0.2"]
+    assert {config["optim"]["lr"] for of in baselines(question).values() for config in of} == {0.1}
+    assert question.axis.baseline_name == "fp32 with optim.lr 0.1"
+    question = ask(["format=e4m3,e3m0", "scaling=none,aps", "search.baseline={scaling: none}", WORDS[1]])
+    (chain,) = question.chains
+    assert chain.label == "with APS" and question.asked["baseline_values"] == {"aps": False}
+    for candidate in (c for width in chain.widths for c in width):
+        ours, theirs = (question.cells[name][0].config for name in (candidate.name, candidate.baseline))
+        assert (ours["format"], theirs["aps"]) == (theirs["format"], False)
+
+
+def test_rules_of_scaling_are_chains_against_fp32_that_scales_nothing():
+    question = ask(["format=fp32,e4m3", "scaling=none,aps,aps_delayed", WORDS[1]])
+    assert [c.label for c in question.chains] == ["without APS", "with APS", "with APS, scaling aps_delayed"]
+    assert len({config["aps"] for of in baselines(question).values() for config in of}) == 1
+
+
+def test_cases_and_an_axis_make_a_chain_each_against_the_baseline_of_the_same_value():
+    question, found = chains("exp=digits_activations", "case=fp32,e5m2", "format=fp32,e4m3")
+    assert list(found) == ["e5m2, format fp32", "e5m2, format e4m3"]
+    of = baselines(question)
+    assert [of[label][0]["format"] for label in found] == ["fp32", "e4m3"]
+    assert {c.bits for chain in question.chains for width in chain.widths for c in width} == {8}
+
+
+def test_cases_of_which_none_is_called_fp32_are_chains_of_an_axis_of_bits():
+    question = ask(["exp=decentralized_momentum", "search.most_seeds=3"])
+    assert question.chains[0].label == "of precision, case own" and len(question.chains) == 4
+    with pytest.raises(ConfigError, match=r"no case is called fp32: search.baseline=\{case: NAME\}"):
+        ask(["exp=decentralized_momentum", "precision=fp32", "search.most_seeds=3"])

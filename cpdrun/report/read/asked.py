@@ -5,8 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
+
 from cpdrun.record import SweepDir, read_manifest
+from cpdrun.report.errors import ReportUsageError
+from cpdrun.report.read import formats
+from cpdrun.report.read.collect import config_keys
 from cpdrun.report.read.metric import Metric
+from cpdrun.report.read.words import axis_text
 
 CONFIDENCE = 95.0  # per cent, where nobody asked for another
 
@@ -19,6 +25,7 @@ class Asked:
     confidence: float | None = None  # per cent
     metric: str | None = None
     baseline: Mapping[str, Any] = field(default_factory=dict)  # the values that name it
+    axis: str | None = None  # of bits, along which was searched
 
     def said(self, metric: Metric, *, tolerance: bool, confidence: bool) -> str:
         """Which of these the report took over. "" for none."""
@@ -28,6 +35,21 @@ class Asked:
         if confidence and self.confidence is not None:
             parts.append(f"{self.confidence:g} % confidence")
         return f"as the search asked: {', '.join(parts)}; --tol and --ci ask otherwise" if parts else ""
+
+
+def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: Asked) -> Mapping[str, Any]:
+    """The values that name what is compared with: those that were typed, else as the search asked. Raises
+    ReportUsageError for what none of `runs` has."""
+    for key, value in (typed or {}).items():
+        known = sorted({axis_text(found) for found in runs[key]}) if key in config_keys(runs) else []
+        if not known:
+            raise ReportUsageError(f"--baseline {key}={axis_text(value)}: the runs have no key {key!r}")
+        if not any(formats.same(value, found) for found in runs[key]):
+            there = ", ".join(known)
+            raise ReportUsageError(
+                f"--baseline {key}={axis_text(value)}: no run has that; there are: {there}"
+            )
+    return question.baseline if typed is None else typed
 
 
 def asked(sweeps: Sequence[SweepDir]) -> Asked:
@@ -46,12 +68,13 @@ def _asked(sweep: SweepDir) -> Asked:
     if not isinstance(block, Mapping):
         return Asked()
     tolerance, confidence = _number(block.get("tolerance")), _number(block.get("confidence"))
-    metric, baseline = block.get("metric"), block.get("baseline")
+    metric, baseline = block.get("metric"), block.get("baseline_values", block.get("baseline"))
     return Asked(
         tolerance if tolerance is not None and tolerance >= 0 else None,
         confidence if confidence is not None and 0 < confidence < 100 else None,
         metric if isinstance(metric, str) else None,
         baseline if isinstance(baseline, Mapping) else {},
+        axis if isinstance(axis := block.get("axis"), str) else None,
     )
 
 

@@ -101,10 +101,11 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
         for key in config_keys(runs)
         if _may_be_axis(key) and _varies(runs, key) and not (runs[key] == runs["format"]).all()
     ]
-    for key in sorted(varying, key=lambda key: (key.split(".")[0], not key.endswith("_target_"), key)):
+    for key in sorted(varying, key=_as_listed):
         groups = (key.split(".")[0], *(["data"] if key.startswith("task.") else []))  # data choose their task
+        groups = (*groups, "compressor") if key.startswith("sync.compressor.") else groups
         same_group = [axis for axis in axes if axis == CASE or axis.split(".")[0] in groups]
-        if not any(_settles(runs, axis, key) for axis in same_group):
+        if not any(settles(runs, axis, key) for axis in same_group):
             axes.append(key)
     return axes
 
@@ -117,7 +118,14 @@ def identity(value: Any) -> str:
 
 
 def _may_be_axis(key: str) -> bool:
-    return key not in (SEED, *CORE_AXES) and belongs_to_identity(key)
+    return key not in (SEED, *CORE_AXES) and (belongs_to_identity(key) or key == "compressor")
+
+
+def _as_listed(key: str) -> tuple:
+    """To sort by: in each section first the choice of a group, where it has a column (`choices.with_choices`), then its
+    class, last what says least of it: the format of sums."""
+    section, last = key.split(".")[0], key.rpartition(".")[2]
+    return (section, section != key, last != "_target_", last == "accumulator", key)
 
 
 def _varies(runs: pd.DataFrame, key: str) -> bool:
@@ -126,7 +134,7 @@ def _varies(runs: pd.DataFrame, key: str) -> bool:
     return len({identity(value) for value in runs[key]}) > 1
 
 
-def _settles(runs: pd.DataFrame, axis: str, key: str) -> bool:
+def settles(runs: pd.DataFrame, axis: str, key: str) -> bool:
     """Whether knowing `axis` is knowing `key`."""
     pairs = {(identity(a), identity(b)) for a, b in zip(runs[axis], runs[key], strict=True)}
     return len(pairs) == len({a for a, _ in pairs})

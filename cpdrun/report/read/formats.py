@@ -28,22 +28,54 @@ class Recorded(str):
         return made
 
 
-@cache
+class Choice(Recorded):
+    """The name of what is no format itself, such as `pure_fp8` of the group `precision`: it has the bits of what it
+    rounds to (cpdrun.report.read.choices)."""
+
+    rounds: int = 0  # how many values of it name something that rounds
+
+    @classmethod
+    def made(cls, name: str, bits: float, exponent_bits: int | None, rounds: int = 0) -> "Choice":
+        found = cls(name)
+        found.bits, found.exponent_bits, found.rounds = bits, exponent_bits, rounds
+        return found
+
+
 def parse(name: object) -> NumberFormat | None:
-    """The format of ours called `name`; None for one of the user's own, and for a name that this version does not
-    know."""
-    if is_own(name):
-        return None
+    """The format of ours called `name`; None for one of the user's own, for a name that this version does not know,
+    and for a choice, which may be called as a format is."""
+    return None if isinstance(name, Choice) or is_own(name) else _parse(str(name))
+
+
+@cache
+def _parse(name: str) -> NumberFormat | None:
     try:
-        return parse_any(str(name))
+        return parse_any(name)
     except ValueError:
         return None
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two values are one: the same format, however it is spelled, such as fp32 and e8m23, or equal."""
+    if parse(one) is not None and parse(one) == parse(other):
+        return True
+    if isinstance(one, str) or isinstance(other, str):
+        return str(one) == str(other)
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def bits(name: object) -> int | float | None:
     """Bits a value, the share of a block's scale included: 8.25 for mxfp8_e4m3. Of a user's own, as recorded."""
     fmt = parse(name)
     return fmt.bits if fmt is not None else name.bits if isinstance(name, Recorded) else None
+
+
+def exponent_bits(name: object) -> int | None:
+    """Of a floating-point format, of a user's own as recorded; else None."""
+    fmt = parse(name)
+    return (
+        fmt.exponent_bits if fmt is not None else name.exponent_bits if isinstance(name, Recorded) else None
+    )
 
 
 def is_baseline(name: object) -> bool:
@@ -61,12 +93,10 @@ def is_floating(name: object) -> bool:
 
 
 def order(name: object) -> tuple:
-    """Sort key: fewest bits first; among equals the one with more exponent bits (more range) first."""
-    fmt, size = parse(name), bits(name)
-    if size is None:
-        return (999, 0, str(name))
-    exponent_bits = name.exponent_bits if fmt is None else fmt.exponent_bits
-    return (size, -(exponent_bits or 0), str(name))
+    """Sort key: fewest bits first; among equals the one with more exponent bits (more range) first, of choices then
+    the one that rounds less."""
+    size, rounds = bits(name), name.rounds if isinstance(name, Choice) else 0
+    return (999, 0, 0, str(name)) if size is None else (size, -(exponent_bits(name) or 0), rounds, str(name))
 
 
 def _number(value: object) -> int | float | None:

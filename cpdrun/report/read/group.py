@@ -8,6 +8,7 @@ from cpdrun.record import RunDir
 from cpdrun.report.read import formats
 from cpdrun.report.read.bits_axis import BitsAxis
 from cpdrun.report.read.collect import CASE
+from cpdrun.report.read.formats import Choice
 from cpdrun.report.read.words import axis_text, axis_title, is_scaling, plain
 from cpdrun.stats.intervals import mean_interval
 
@@ -34,6 +35,7 @@ class Group:
     repeated: tuple[str, ...] = ()  # runs of a seed that another run of the group has, with another value
     axis: BitsAxis = field(default_factory=BitsAxis)
     gave_up: int = 0  # runs that ended early, for they did not learn; their value is that of their last epoch
+    rounds: Choice | None = None  # of a named case: what it rounds to
 
     @property
     def values(self) -> list[float]:
@@ -43,6 +45,11 @@ class Group:
     def format(self) -> Any:
         """What is compared: of the gradients between workers, or on another axis of bits."""
         return self.keys[self.axis.key]
+
+    @property
+    def bits(self) -> int | float | None:
+        """Of what is compared; of a case the widest that it rounds to."""
+        return formats.bits(self.format if self.rounds is None else self.rounds)
 
     @property
     def name(self) -> str:
@@ -68,16 +75,15 @@ class Group:
 
     @property
     def case(self) -> Any:
-        """Its name, where its runs are a named case; else None."""
-        value = self.keys.get(CASE)
+        """Its name, where its runs are a named case, and cases are compared; else None."""
+        value = self.keys.get(CASE) if self.axis.of_cases else None
         return None if value != value else value  # pandas has NaN where a column has no value
 
     @property
     def is_baseline(self) -> bool:
         """fp32, or what else was asked for, without APS where that scales it; among cases the one of that name."""
-        if self.case is not None:
-            return self.axis.is_baseline(str(self.case))
-        return self.axis.is_baseline(self.format) and not (self.aps and self.axis.is_of_gradients)
+        name = self.format if self.case is None else str(self.case)
+        return self.axis.is_baseline(self.keys, name, is_case=self.case is not None)
 
     @cached_property
     def mean(self) -> float:
@@ -110,6 +116,9 @@ class Facet:
 
     keys: dict[str, Any]  # world_size and the other axes, those that vary in the study
     groups: list[Group]
+    lent: Group | None = (
+        None  # the baseline, where it is of another facet: `search.baseline={format: fp32, optim.lr: .1}`
+    )
 
     @property
     def label(self) -> str:
@@ -120,14 +129,24 @@ class Facet:
         return any(group.case is not None for group in self.groups)
 
     @property
+    def has_candidates(self) -> bool:
+        return any(not group.is_baseline for group in self.groups)
+
+    @property
     def fp32(self) -> Group | None:
         """The baseline, though it may have no value."""
-        return next((group for group in self.groups if group.is_baseline), None)
+        return next((group for group in self.groups if group.is_baseline), self.lent)
 
     @property
     def baseline(self) -> Group | None:
         """fp32 where it has a value; whether it is one to compare with, `Study.baseline_problem` says."""
-        return next((group for group in self.groups if group.is_baseline and group.values), None)
+        found = (group for group in (*self.groups, self.lent) if group is not None and group.is_baseline)
+        return next((group for group in found if group.values), None)
+
+    @property
+    def all_groups(self) -> list[Group]:
+        """With the baseline that is lent."""
+        return [*([self.lent] if self.lent is not None else []), *self.groups]
 
     @cached_property
     def strategies(self) -> dict[str, list[Group]]:

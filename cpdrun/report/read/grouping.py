@@ -1,16 +1,17 @@
 """From the runs of a sweep, as rows, to groups: the runs that differ in nothing but their seed."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from cpdrun.record import RunDir, State
-from cpdrun.report.read import formats
-from cpdrun.report.read.bits_axis import BitsAxis
-from cpdrun.report.read.collect import CORE_AXES, FORMAT, SEED, identity, other_axes
-from cpdrun.report.read.group import Group
+from cpdrun.report.read import choices, formats
+from cpdrun.report.read.bits_axis import APS, BitsAxis
+from cpdrun.report.read.collect import CASE, CORE_AXES, FORMAT, SEED, identity, other_axes
+from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.words import hybrid, is_strategy
 from cpdrun.stats.intervals import mean_interval
 
@@ -28,14 +29,50 @@ _FIGURES = {
 
 
 def facet_axes(groups: list[Group], axes: list[str], of: BitsAxis) -> list[str]:
-    held = [] if of.is_of_gradients else ["aps"]
-    names = [name for name in ("world_size", *held, *axes) if not is_strategy(name) and name != of.key]
+    """What panels differ in. Format and APS of what workers send are told apart within a panel, but where another axis
+    is compared, where a baseline shares the format of what it serves, and where cases do not choose them."""
+    held = [FORMAT, APS] if not of.is_of_gradients else [] if of.has_value else [FORMAT]
+    held += [key for key in (FORMAT, APS) if key not in held and not _is_of_cases(groups, key)]
+    others = [name for name in axes if not is_strategy(name) or (name == CASE and not of.of_cases)]
+    names = ["world_size", *held, *(name for name in others if name != of.key)]
     return [name for name in names if len({identity(group.keys[name]) for group in groups}) > 1]
+
+
+def _is_of_cases(groups: list[Group], key: str) -> bool:
+    """Whether knowing the case is knowing `key`; so it is where there are no cases."""
+    pairs = {(identity(g.case), identity(g.keys[key])) for g in groups if g.case is not None}
+    return len(pairs) == len({case for case, _ in pairs})
+
+
+def make_facets(groups: list[Group], axes: list[str], of: BitsAxis) -> list[Facet]:
+    """By the values of `axes`. A baseline that has a value of its own on one of them serves the facets of all."""
+    found: dict[tuple[str, ...], Facet] = {}
+    of_all = [name for name in axes if name not in (FORMAT, APS)]
+    for group in groups:
+        is_inside = group.case is None and of.is_of_gradients and of.has_value
+        keys = {name: group.keys[name] for name in (of_all if is_inside else axes)}
+        found.setdefault(tuple(map(identity, keys.values())), Facet(keys, [])).groups.append(group)
+    crossed = [name for name in axes if name in of.elsewhere]
+    return _lend(list(found.values()), crossed) if crossed else list(found.values())
+
+
+def _lend(facets: list[Facet], crossed: list[str]) -> list[Facet]:
+    """The facets with the baseline of the one that differs in `crossed` alone; that one goes where it has no more."""
+
+    def rest(facet: Facet) -> tuple[str, ...]:
+        return tuple(f"{key}={identity(value)}" for key, value in facet.keys.items() if key not in crossed)
+
+    lent = {rest(facet): facet.fp32 for facet in facets if facet.fp32 is not None}
+    served = {rest(facet) for facet in facets if facet.has_candidates}
+    kept = [facet for facet in facets if facet.has_candidates or rest(facet) not in served]
+    kept = [facet if facet.fp32 else replace(facet, lent=lent.get(rest(facet))) for facet in kept]
+    same = [key for key in crossed if len({identity(facet.keys.get(key)) for facet in kept}) == 1]
+    return [replace(f, keys={key: value for key, value in f.keys.items() if key not in same}) for f in kept]
 
 
 def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) -> list[Group]:
     """Sorted for reading: by the other axes and world size, then most bits first, plain before APS."""
-    names = [*CORE_AXES, *axes]
+    names = list(dict.fromkeys([*CORE_AXES, *axes, *of.elsewhere]))
     members: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in runs.to_dict("records"):
         members.setdefault(tuple(identity(row[name]) for name in names), []).append(row)
@@ -43,8 +80,8 @@ def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) 
 
     def for_reading(group: Group) -> tuple:
         rest = tuple(_sortable(group.keys[name]) for name in (*axes, "world_size") if name != of.key)
-        bits, exponent, name = formats.order(group.format)
-        return (*rest, -bits, exponent, name, group.aps)
+        bits, *others = formats.order(group.format)
+        return (*rest, -bits, *others, group.aps)
 
     return sorted(groups, key=for_reading)
 
@@ -69,7 +106,13 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
         ),
         axis=of,
         gave_up=sum(row["run:status"] == "did not learn" for row in ended),
+        rounds=_of_case(rows[0]) if of.of_cases else None,
     )
+
+
+def _of_case(row: dict[str, Any]) -> formats.Choice | None:
+    case = row.get(CASE)
+    return None if case is None or case != case else choices.of_case(str(case), row)
 
 
 def hopeless(runs: pd.DataFrame) -> pd.DataFrame:

@@ -1,8 +1,10 @@
 """A study: the runs of one report, and the table of their means that every other part of the report reads."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
@@ -11,23 +13,24 @@ from cpdrun.record.measure import known_judge
 from cpdrun.report.costmodel import Network
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.look.style import Look, looks
-from cpdrun.report.read.asked import CONFIDENCE, asked
+from cpdrun.report.read.asked import CONFIDENCE, asked, baseline_of
 from cpdrun.report.read.bits_axis import BitsAxis, bits_axis
 from cpdrun.report.read.certified import Judged, judge_chains
+from cpdrun.report.read.choices import with_choices
 from cpdrun.report.read.collect import (
+    CASE,
     CORE_AXES,
     SEED,
     collect,
     count_states,
     finished,
-    identity,
     other_axes,
     sweep_names,
     why_none,
 )
 from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.group import Facet, Group
-from cpdrun.report.read.grouping import facet_axes, hopeless, make_groups
+from cpdrun.report.read.grouping import facet_axes, hopeless, make_facets, make_groups
 from cpdrun.report.read.learnt import CLASSES_IF_UNKNOWN, guess, learnt
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.tuned import Tuned, read_tuned
@@ -56,12 +59,13 @@ class Study:
     @cached_property
     def facets(self) -> list[Facet]:
         """The groups by world size and the other axes."""
-        return _facets(self.groups, self.facet_axes)
+        return make_facets(self.groups, self.facet_axes, self.bits_axis)
 
     def of_facets(self, has_cases: bool) -> "Study":
         """The study of those facets alone whose runs are named cases, or of the others."""
         chosen = [facet for facet in self.facets if facet.has_cases == has_cases]
-        return replace(self, groups=[group for facet in chosen for group in facet.groups])
+        groups = dict.fromkeys(group for facet in chosen for group in facet.all_groups)
+        return replace(self, groups=list(groups))
 
     @cached_property
     def looks(self) -> dict[str, Look]:
@@ -78,7 +82,7 @@ class Study:
     @property
     def difference_title(self) -> str:
         """For the column of differences: a better value is a positive difference, whichever way the metric points."""
-        return f"vs {self.baseline_name}" + ("" if self.metric.higher_is_better else " (+: better)")
+        return f"against {self.baseline_name}" + ("" if self.metric.higher_is_better else " (+: better)")
 
     def baseline_problem(self, facet: Facet) -> str | None:
         """Why the baseline is nothing to compare with; None where it is."""
@@ -169,18 +173,20 @@ class Study:
         return [row for run in group.runs[:runs] for row in _rows(run)]
 
     def describe(self, group: Group) -> str:
-        """One group in a line: `e4m3 with APS, workers 8: 98.7 ± 0.3 %, 3 seeds, −0.1 ± 0.2 vs fp32`."""
+        """One group in a line: `e4m3 with APS, workers 8: 98.7 ± 0.3 %, 3 seeds, −0.1 ± 0.2 against fp32`."""
         facet = [
             f"{axis_title(k)} {axis_text(group.keys[k])}"
             for k in ("world_size", *self.axes)
-            if not is_strategy(k) and k != self.bits_axis.key
+            if (not is_strategy(k) or (k == CASE and group.case is None)) and k != self.bits_axis.key
         ]
         name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
         facet += [f"{group.hybrid} in fp32"] if group.hybrid else []
         parts = [self.metric.show_interval(self.interval(group)) + self.metric.unit]
         parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
         if gap := self.against_baseline(group):
-            parts.append(f"{self.metric.show_difference(gap.mean, gap.half_width)} vs {self.baseline_name}")
+            parts.append(
+                f"{self.metric.show_difference(gap.mean, gap.half_width)} against {self.baseline_name}"
+            )
         if group.diverged:
             parts.append(f"{group.diverged} diverged")
         elif not self.learnt(group):
@@ -215,13 +221,15 @@ def read_study(
     ci: float | None = None,
     tolerance: float | None = None,
     networks: dict[str, Network] | None = None,
+    baseline: Mapping[str, Any] | None = None,
 ) -> Study:
     """Read every run of `sweeps`. What is None is as the search asked whose runs they are, or else: the metric that
-    their data set is judged by, 95 per cent, the metric's usual tolerance.
+    their data set is judged by, 95 per cent, the metric's usual tolerance, fp32 as the baseline.
 
-    Raises ReportError where no run has finished, or none has the metric.
+    Raises ReportError where no run has finished, or none has the metric; ReportUsageError for a baseline that none of
+    the runs has.
     """
-    runs = collect(sweeps)
+    runs = with_choices(collect(sweeps))
     names = list(sweep_names(sweeps))
     where = ", ".join(names) or "results"
     if runs.empty:
@@ -248,7 +256,8 @@ def read_study(
         )
     shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
     axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
-    about, of = Metric.of(metric, done), bits_axis(shown, axes, question.baseline)
+    against, along = baseline_of(shown, baseline, question), question.axis if baseline is None else None
+    about, of = Metric.of(metric, done), bits_axis(shown, axes, against, along)
     groups = tuned.with_values(make_groups(shown, axes, f"metric:{metric}", of))
     asked_tolerance = question.tolerance if metric == usual else None  # it is in the units of that metric
     usual_tolerance = about.default_tolerance if asked_tolerance is None else asked_tolerance
@@ -267,7 +276,7 @@ def read_study(
         facet_axes=facet_axes(groups, axes, of),
         networks=networks or {},
         is_default_metric=metric == usual,
-        question=[line for line in (said, of.said, *tuned.notes()) if line],
+        question=[line for line in (said, *of.said, *tuned.notes()) if line],
         tuned=tuned,
     )
 
@@ -279,15 +288,6 @@ def _usual_metric(done: pd.DataFrame, known: list[str]) -> str:
     if len(most):
         return most.index[0]
     return known_judge(known) or (known[0] if known else "test_accuracy")
-
-
-def _facets(groups: list[Group], axes: list[str]) -> list[Facet]:
-    found: dict[tuple[str, ...], Facet] = {}
-    for group in groups:
-        keys = {name: group.keys[name] for name in axes}
-        facet = found.setdefault(tuple(map(identity, keys.values())), Facet(keys, []))
-        facet.groups.append(group)
-    return list(found.values())
 
 
 def _of_seeds(values: list[float], ci: float) -> Interval:

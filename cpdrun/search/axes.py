@@ -1,0 +1,199 @@
+"""Which axis of an experiment is that of bits, and what its baseline is: the same rules as a report's
+(cpdrun.report.read.bits_axis), before there are runs to read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from custom_fp.formats.names import is_own
+from custom_fp.formats.names import parse as parse_any
+
+from cpdrun.config.errors import ConfigError
+from cpdrun.config.format_facts import format_facts
+from cpdrun.config.keys import flatten, get_key, has_key
+from cpdrun.config.overrides import typed_form
+from cpdrun.report.read import choices, formats
+from cpdrun.report.read.bits_axis import APS, FP32, USUAL, BitsAxis, baseline_value, chosen_axis, is_of_bits
+from cpdrun.sweep import Plan, PlannedRun
+
+FORMAT, CASE, SEED, SCALING = "format", "case", "seed", "scaling"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The axis of bits, `case` where runs are named cases."""
+
+    key: str
+    baseline: dict[str, Any]  # the values that make a candidate's cell its baseline's, as they are typed
+    varies: list[str]  # the other axes of more than one value
+    held: tuple[str, ...]  # of bits too
+    is_widest: bool = False  # the baseline, for want of one that rounds nothing
+
+    @property
+    def own(self) -> list[str]:
+        """Axes on which a baseline has the value of the cell that it serves."""
+        said = [*self.baseline, *((APS, SCALING) if self.baseline.keys() & {APS, SCALING} else ())]
+        return [key for key in (self.key, *self.varies) if key not in said]
+
+    def of(self, run: PlannedRun) -> str:
+        """The run's value on it: a name that knows its bits."""
+        return named_value(run, self.key)
+
+    def is_baseline(self, run: PlannedRun) -> bool:
+        """Whether it has the baseline's own format, scaled or not, and so is not in question."""
+        if self.key not in self.baseline or any(
+            not formats.same(value_text(run, key), self.baseline[key])
+            for key in self.held
+            if key in self.baseline
+        ):
+            return False
+        return formats.same(self.of(run), _as_named(self.key, self.baseline[self.key]))
+
+    @property
+    def baseline_name(self) -> str:
+        """`fp32`, `bf16`, the name of a case, `fp32 with optim.lr 0.1`, `without APS`."""
+        beside = {key: value for key, value in self.baseline.items() if key != self.key}
+        if SCALING in beside:
+            beside = {APS: beside.pop(SCALING) != "none"} | beside
+        if self.key == FORMAT and FORMAT in self.baseline and not beside.get(APS):
+            beside.pop(APS, None)
+        against = _as_named(self.key, self.baseline[self.key]) if self.key in self.baseline else None
+        return BitsAxis(against=against, elsewhere=beside, has_value=against is not None).baseline_name
+
+    @property
+    def said(self) -> list[str]:
+        lines = [f"{self.key}: {choices.RULE}"] if self.key in choices.GROUPS else []
+        lines += [f"{self.key} has no fp32: {self.baseline_name} is the widest"] if self.is_widest else []
+        for key in self.held:
+            lines.append(
+                f"{key} names formats too, and is held: search.baseline={{{key}: VALUE}} searches along it"
+            )
+        return lines
+
+
+def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Axis:
+    """`first`: the runs of one seed; `asked`: the block's baseline, of which what is as by default says nothing, unless
+    it was typed as a whole. Raises ConfigError for a value that is no format beside others that are."""
+    given = {key: value for key, value in flatten(asked) if value is not None}
+    if not is_whole:
+        given = {key: value for key, value in given.items() if key not in USUAL or USUAL[key] != value}
+    varies = [key for key, values in first.axes.items() if len(values) > 1 and key != SEED]
+    cases = {str(name) for name in first.axes.get(CASE, ())}
+    if CASE in given or FP32 in cases:
+        baseline = {CASE: given.get(CASE, FP32)} | {k: v for k, v in given.items() if USUAL.get(k) != v}
+        return Axis(CASE, baseline, [key for key in varies if key != CASE], ())
+    values = {FORMAT: first.axes.get(FORMAT, [FP32]), **_of_bits(first, [*varies, *given])}
+    key = chosen_axis(values, given)
+    held = tuple(other for other in values if other != key and len(values[other]) > 1)
+    if cases and key == FORMAT and len(values[FORMAT]) < 2:
+        raise ConfigError(
+            f"no case is called {FP32}: search.baseline={{case: NAME}} names one of {', '.join(sorted(cases))}"
+        )
+    is_widest = False
+    if key == FORMAT:
+        baseline = given if is_whole else {**USUAL, **given}
+        if FORMAT in baseline:  # {format: bf16} is bf16 without APS
+            is_scaled = {} if SCALING in baseline else {APS: False}
+            baseline = {**is_scaled, **baseline, FORMAT: _canonical(baseline[FORMAT])}
+    else:
+        found, is_widest = baseline_value(values[key], given.get(key))
+        raw = next(
+            (raw for raw in first.axes.get(key, ()) if formats.same(_as_named(key, raw), found)), found
+        )
+        baseline = {**given, key: raw}
+    return Axis(key, baseline, [other for other in varies if other != key], held, is_widest)
+
+
+def named_value(run: PlannedRun, key: str) -> str:
+    """What a candidate is called: the format, the choice of a group, the case."""
+    if key == CASE:
+        return choices.of_case(str(run.config[CASE]), _flat(run))
+    if key in choices.GROUPS:
+        return choices.choice(value_text(run, key), _flat(run), key)
+    return _as_named(key, get_key(run.config, key) if has_key(run.config, key) else None)
+
+
+def value_text(run: PlannedRun, key: str) -> Any:
+    """Its value on an axis; of a group the choice as it was typed, last."""
+    value = get_key(run.config, key) if has_key(run.config, key) else None
+    if not isinstance(value, Mapping):
+        return value
+    typed = [text.partition("=")[2] for text in run.overrides if text.partition("=")[0].lstrip("+") == key]
+    return typed[-1] if typed else value.get("_target_", key)
+
+
+def values_of(axis: Axis, against: PlannedRun, others: Sequence[PlannedRun]) -> dict[str, Any]:
+    """The baseline as records have it, for a report: in place of the choice of a group, which is told on the axis of
+    bits alone, the keys of the config in which the run `against` differs from one of the others."""
+    found: dict[str, Any] = {}
+    ours, theirs = _flat(against), [_flat(run) for run in others]
+    for key, value in axis.baseline.items():
+        section, dot, rest = key.partition(".")
+        if key == axis.key:
+            found[f"{choices.section_of(section)}.{rest}" if dot else key] = _as_named(key, value)
+        elif key in ours:
+            found[key] = ours[key]
+        else:
+            leaves = [leaf for leaf in ours if leaf.startswith(f"{choices.section_of(key)}.")]
+            if key == SCALING:  # of a run that scales nothing no record tells the rule
+                leaves = [APS, *leaves] if ours[APS] else [APS]
+            found |= {k: ours[k] for k in leaves if any(flat.get(k) != ours[k] for flat in theirs)}
+    return {key: str(value) if isinstance(value, str) else value for key, value in found.items()}
+
+
+def _of_bits(first: Plan, keys: Sequence[str]) -> dict[str, list[str]]:
+    """Of these keys those that are axes of bits, with the names of their values."""
+    found = {}
+    for key in dict.fromkeys(keys):
+        if key in (FORMAT, APS, SEED, CASE):
+            continue
+        if key not in first.axes:  # the baseline alone has another value
+            names = [named_value(first.runs[0], key)]
+        elif key in choices.GROUPS:
+            names = _choices(first, key)
+        else:
+            names = [_as_named(key, value) for value in first.axes[key]]
+            _check(key, names)
+        if names and all(map(is_of_bits, names)):
+            found[key] = names
+    return found
+
+
+def _choices(first: Plan, group: str) -> list[str]:
+    """Those of a group's choices, each once, if they differ in what they round; else none."""
+    rows = [_flat(run) for run in first.runs]
+    names = [str(value_text(run, group)) for run in first.runs]
+    found = choices.of_rows(rows, names, group)
+    return list(dict.fromkeys(found or ()))
+
+
+def _check(key: str, names: Sequence[Any]) -> None:
+    """Raises ConfigError where some are formats and one is none."""
+    wrong = [name for name in names if not is_of_bits(name)]
+    if key.split(".")[0] not in choices.GROUPS or not wrong or len(wrong) == len(names):
+        return
+    if is_own(wrong[0]):
+        raise ConfigError(f"{key}={wrong[0]}: a format of your own is searched as format=, not as {key}=")
+    try:
+        parse_any(wrong[0])
+    except ValueError as error:
+        raise ConfigError(f"{key}={typed_form(wrong[0])}: {error}") from None
+
+
+def _as_named(key: str, value: Any) -> Any:
+    """A value of an axis as a name that knows its bits, where it has any."""
+    if choices.is_of_bits(key):
+        return choices.bits_choice(value)
+    if key == FORMAT and is_own(value):
+        return formats.Recorded.of(value, format_facts(value))
+    return value
+
+
+def _canonical(name: Any) -> Any:
+    fmt = formats.parse(name)
+    return name if fmt is None else fmt.name
+
+
+def _flat(run: PlannedRun) -> dict[str, Any]:
+    flat = dict(flatten(run.config))
+    return flat | {FORMAT: _as_named(FORMAT, flat.get(FORMAT))}

@@ -1,0 +1,199 @@
+"""Choices of a group that names formats as an axis of bits: how many bits each has, and what it is compared with."""
+
+import pandas as pd
+import pytest
+import yaml
+
+from cpdrun.record import write_text
+from cpdrun.report.read.choices import bits_choice, choice, of_rows
+
+SCATTER = (-0.001, 0.0, 0.001, 0.0005)
+FP32 = {
+    "_target_": "Formats",
+    "weights": "fp32",
+    "activations": "fp32",
+    "accumulator": "fp32",
+    "loss_scale": 1.0,
+}
+PRECISION = {
+    "fp32": FP32,
+    "pure_fp16": {**FP32, "weights": "fp16", "activations": "fp16", "accumulator": "fp16"},
+    "mixed_fp16": {**FP32, "weights": "fp16", "activations": "fp16", "loss_scale": "dynamic"},
+    "pure_fp8": {**FP32, "weights": "e4m3", "activations": "e5m2", "accumulator": "fp16"},
+    "int8": {"_target_": "Int8", "weight_bits": 8, "error_bits": None},
+}
+
+
+def fill(sweep, means: dict, *, typed=True, **config):
+    """Runs of each choice of `precision`, with the override that chose it where it was `typed`."""
+    for name, mean in means.items():
+        for seed, shift in enumerate(SCATTER):
+            run = sweep.add(seed=seed, accuracy=mean + shift, precision=PRECISION[name], **config)
+            words = [f"precision={name}"] if typed is True or name in (typed or ()) else []
+            write_text(run.overrides, "\n".join([*words, f"seed={seed}"]) + "\n")
+    return sweep
+
+
+def flat(name):
+    return {f"precision.{key}": value for key, value in PRECISION[name].items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"), [("fp32", 32), ("pure_fp16", 16), ("mixed_fp16", 16), ("pure_fp8", 8), ("int8", 8)]
+)
+def test_a_choice_has_the_bits_of_the_widest_format_it_rounds_to_sums_aside(name, bits):
+    assert choice(name, flat(name), "precision").bits == bits
+
+
+def test_what_rounds_sums_alone_has_their_bits_and_rules_count():
+    sums = flat("fp32") | {"precision.accumulator": "fp16"}
+    assert choice("sums", sums, "precision").bits == 16
+    rules = [{"modules": "*", "role": "weight", "format": "e3m0"}, {"role": "accumulator", "format": "fp16"}]
+    assert choice("rules", flat("fp32") | {"precision.rules": rules}, "precision").bits == 4
+    as_recorded = '[{"modules": "*", "role": "error", "format": "e4m3"}]'
+    assert choice("rules", flat("fp32") | {"precision.rules": as_recorded}, "precision").bits == 8
+
+
+def test_a_compressor_has_the_bits_of_its_levels_and_one_that_sends_few_values_is_no_axis_of_bits():
+    base = {"format": "fp32", "sync._target_": "X"}
+    qsgd = base | {"sync.compressor._target_": "QSGD", "sync.compressor.levels": 7}
+    min_max = base | {"sync.compressor._target_": "MinMax", "sync.compressor.bits": 8}
+    rounded = base | {"sync.compressor._target_": "Rounded", "sync.compressor.format": "fp32"}
+    top_k = rounded | {"sync.compressor._target_": "TopK", "sync.compressor.keep": 0.1}
+    assert [choice("", row, "compressor").bits for row in (qsgd, min_max, rounded)] == [4, 8, 32]
+    assert of_rows([rounded, min_max], ["rounded", "min_max"], "compressor") is not None
+    assert of_rows([rounded, top_k], ["rounded", "top_k"], "compressor") is None
+    assert of_rows([rounded, rounded], ["rounded", "too"], "compressor") is None  # nobody rounds
+
+
+def test_numbers_of_bits_are_choices_and_null_is_fp32():
+    assert (bits_choice(6).bits, bits_choice(None).bits, str(bits_choice(None))) == (6, 32, "fp32")
+
+
+def test_each_choice_has_a_row_with_its_bits_a_difference_and_a_verdict(new_sweep, report, no_pictures):
+    means = {"pure_fp8": 0.93, "fp32": 0.98, "pure_fp16": 0.9805, "mixed_fp16": 0.9795, "int8": 0.981}
+    made = report(fill(new_sweep(), means), formats=["csv", "md", "tex"])
+    assert list(made.table["precision"]) == ["fp32", "mixed_fp16", "pure_fp16", "pure_fp8", "int8"]
+    assert list(made.table["bits"]) == [32, 16, 16, 8, 8]
+    (sentence,) = made.sentences
+    assert sentence.startswith(
+        "Of precision the smallest choice within 0.5 points of fp32 is int8 (8 bits). fp32"
+    )
+    assert "note: precision: a choice has the bits of the widest format that it rounds to" in made.printed
+    details = pd.read_csv(made.folder / "details.csv").set_index("precision")
+    assert details.loc["pure_fp8", "vs_baseline"] == pytest.approx(-0.05)
+    assert (
+        details["baseline"].fillna("").to_dict()["int8"] == "fp32" and details["verdict"].notna().sum() == 4
+    )
+    assert "against fp32" in (made.folder / "table.md").read_text(encoding="utf-8")
+    assert "against fp32" in (made.folder / "table.tex").read_text(encoding="utf-8")
+
+
+def test_names_of_choices_stand_on_the_axis_of_pictures(new_sweep, report):
+    made = report(fill(new_sweep(), {"fp32": 0.98, "mixed_fp16": 0.979, "pure_fp8": 0.97}), formats=["svg"])
+    drawn = {file.stem: file.read_text(encoding="utf-8") for file in made.files if file.suffix == ".svg"}
+    assert "accuracy_vs_bits" in drawn and "evidence_vs_pairs" in drawn
+    assert "pure_fp8" in drawn["accuracy_vs_bits"] and "mixed_fp16" in drawn["evidence_vs_pairs"]
+
+
+def test_a_default_choice_that_nobody_typed_is_found_by_what_it_rounds(new_sweep, report, no_pictures):
+    made = report(fill(new_sweep(), {"fp32": 0.98, "pure_fp8": 0.979}, typed=("pure_fp8",)))
+    assert list(made.table["precision"]) == ["fp32", "pure_fp8"]
+
+
+def test_without_any_word_of_choices_the_keys_are_the_axes_as_ever(new_sweep, report, no_pictures):
+    made = report(fill(new_sweep(), {"fp32": 0.98, "pure_fp8": 0.979}, typed=False))
+    assert "precision" not in made.table.columns and "precision.activations" in made.table.columns
+    assert "Of activations the smallest format" in made.sentences[0]
+
+
+def test_a_choice_called_as_a_format_is_has_the_bits_of_what_it_rounds(new_sweep, report, no_pictures):
+    sweep = fill(new_sweep(), {"fp32": 0.98})
+    for seed, shift in enumerate(SCATTER):
+        run = sweep.add(seed=seed, accuracy=0.98 + shift, precision=PRECISION["pure_fp8"])
+        write_text(run.overrides, "precision=e3m0\n")
+    assert list(report(sweep).table["bits"]) == [32, 8]
+
+
+def test_without_fp32_the_widest_choice_is_the_baseline_and_another_can_be_asked_for(
+    new_sweep, report, no_pictures
+):
+    sweep = fill(new_sweep(), {"pure_fp16": 0.98, "mixed_fp16": 0.981, "pure_fp8": 0.979})
+    made = report(sweep)
+    assert "precision has no fp32: compared with the widest, mixed_fp16" in made.printed
+    assert (
+        "smallest choice within 0.5 points of pure_fp16"
+        in report(sweep, baseline={"precision": "pure_fp16"}).printed
+    )
+
+
+def test_a_key_of_the_group_that_varies_too_is_an_axis_of_its_own(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    for name in ("fp32", "pure_fp8"):
+        for activations in ("fp32", "e5m2"):
+            for seed, shift in enumerate(SCATTER):
+                config = PRECISION[name] | {"activations": activations}
+                run = sweep.add(seed=seed, accuracy=0.98 + shift, precision=config)
+                write_text(run.overrides, f"precision={name}\nprecision.activations={activations}\n")
+    made = report(sweep)
+    assert [line.split(":")[0] for line in made.sentences] == [
+        "precision.activations e5m2",
+        "precision.activations fp32",
+    ]
+    assert "precision.activations names formats too, and is held here; --baseline" in made.printed
+    other = report(sweep, baseline={"precision.activations": "fp32"})
+    assert [line.split(":")[0] for line in other.sentences] == ["precision fp32", "precision pure_fp8"]
+    assert "Of activations the smallest format" in other.sentences[0]
+
+
+def test_bits_that_are_numbers_get_an_answer(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    for bits, mean in ((None, 0.98), (8, 0.981), (4, 0.5)):
+        for seed, shift in enumerate(SCATTER):
+            sweep.add(seed=seed, accuracy=mean + shift, precision=PRECISION["int8"] | {"weight_bits": bits})
+    made = report(sweep)
+    assert list(made.table["bits"]) == [32, 8, 4]
+    assert made.sentences[0].startswith(
+        "Of weight bits the smallest choice within 0.5 points of fp32 is 8 (8 bits)."
+    )
+
+
+def test_cases_without_one_called_fp32_beside_an_axis_of_bits_are_panels(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    for case, momentum in (("own", 0.9), ("quasi-global", 0.0)):
+        fill(
+            sweep,
+            {"fp32": 0.98, "pure_fp8": 0.979},
+            case=case,
+            optim={"_target_": "SGD", "momentum": momentum},
+        )
+    made = report(sweep)
+    assert [line.split(":")[0] for line in made.sentences] == ["case own", "case quasi-global"]
+    assert "the smallest choice within 0.5 points of fp32 is pure_fp8 (8 bits)" in made.sentences[1]
+
+
+def test_a_case_has_the_bits_of_all_that_it_rounds(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    for case, name, format in (
+        ("fp32", "fp32", "fp32"),
+        ("pure", "pure_fp8", "fp16"),
+        ("sent", "fp32", "e3m0"),
+    ):
+        fill(sweep, {name: 0.98}, case=case, format=format)
+    assert dict(zip(*(report(sweep).table[key] for key in ("case", "bits")), strict=True)) == {
+        "fp32": 32,
+        "pure": 16,
+        "sent": 4,
+    }
+
+
+def test_the_search_of_an_axis_is_reported_along_it(new_sweep, report, no_pictures):
+    sweep = fill(new_sweep(), {"fp32": 0.98, "pure_fp8": 0.979}, format="e5m2")
+    fill(sweep, {"fp32": 0.981}, format="fp32")
+    search = {"tolerance": 1, "axis": "precision", "baseline": {"precision": "fp32", "format": "fp32"}}
+    write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": search}))
+    made = report(sweep)
+    assert (
+        "Of precision the smallest choice within 1 point of fp32 with format fp32 is pure_fp8" in made.printed
+    )
+    assert "compared with fp32 with format fp32" in made.printed
