@@ -50,7 +50,7 @@ def line(results: Results) -> list[str]:
     if all(len(arms) == 1 for arms in tuning.arms.values()):
         return [f"{tried}: one value, so nothing was chosen."]
     return [
-        f"Chosen for each by the mean over {seeds_text(tuning.seeds)}, which are in no pair, of {tried}: "
+        f"Chosen for each by the mean over {seeds_text(tuning.seeds)}, in no pair, of {tried}: "
         f"{'; '.join(runs)}."
     ]
 

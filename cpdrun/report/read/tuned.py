@@ -85,7 +85,7 @@ class Tuned:
             each = list(dict.fromkeys(filter(None, each)))
             found.append(
                 f"Chosen for each by the mean over seed{'s' if len(tune.seeds) > 1 else ''} "
-                f"{', '.join(map(str, tune.seeds))}, which are in no number here, of {', '.join(tried)}: "
+                f"{', '.join(map(str, tune.seeds))}, in no number here, of {', '.join(tried)}: "
                 f"{'; '.join(each)}."
             )
         return found

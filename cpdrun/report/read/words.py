@@ -43,7 +43,7 @@ def axis_title(name: str) -> str:
 
 def short_titles(keys: Collection[str]) -> dict[str, str]:
     """By key its last word, `lr` of optim.lr; the whole of it where another ends alike."""
-    last = {key: key.rpartition(".")[2] for key in keys}
+    last = {key: key.removesuffix("._target_").rpartition(".")[2] for key in keys}
     words = list(last.values())
     return {key: plain(word if words.count(word) == 1 else key) for key, word in last.items()}
 
