@@ -18,7 +18,6 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--save", help="file for the trained weights")
 args = parser.parse_args()
 
-torch.set_num_threads(1)
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=args.gradient_accumulation_steps)
 set_seed(args.seed)
 

@@ -18,7 +18,6 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--save", help="file for the trained weights")
 args = parser.parse_args()
 
-torch.set_num_threads(1)
 if "RANK" not in os.environ:
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 dist.init_process_group("gloo")

@@ -17,7 +17,6 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--save", help="file for the trained weights")
 args = parser.parse_args()
 
-torch.set_num_threads(1)
 fabric = Fabric(accelerator="cpu", strategy="ddp", devices=int(os.environ.get("WORLD_SIZE", 1)))
 fabric.launch()
 seed_everything(args.seed, verbose=False)

@@ -14,7 +14,6 @@ parser.add_argument("--seed", type=int, default=42)
 parser.add_argument("--output_dir", default="hf_trainer_out")
 args = parser.parse_args()
 
-torch.set_num_threads(1)
 set_seed(args.seed)
 
 

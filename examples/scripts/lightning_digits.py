@@ -42,7 +42,6 @@ class Digits(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
 
 
-torch.set_num_threads(1)
 L.seed_everything(args.seed, verbose=False)
 images, labels = load_digits(return_X_y=True)
 x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)

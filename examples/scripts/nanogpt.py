@@ -32,7 +32,6 @@ parser.add_argument("--seed", type=int, default=1337)
 parser.add_argument("--out", help="file for the trained weights")
 args = parser.parse_args()
 
-torch.set_num_threads(1)
 ddp = "RANK" in os.environ
 if ddp:
     init_process_group("gloo")

@@ -23,7 +23,6 @@ parser.add_argument("--seed", type=int, default=42)
 parser.add_argument("--save", help="file for the trained weights")
 args = parser.parse_args()
 
-torch.set_num_threads(1)
 args.device = "cpu"
 device = init_distributed_device(args)
 random_seed(args.seed, args.rank)
