@@ -1,0 +1,87 @@
+"""Trainers that log, save and resume by themselves, so that a script of theirs needs no line for its run: one file a
+library, imported when the script imports the library.
+
+Their gradients are held as anybody's (`cpdrun.attach.hold`). Here the metrics that they log go into the run's record,
+and where the run is to stop they save into the run's checkpoint_dir, stop, and go on from there when they are started
+again.
+
+Two kinds of entry point find these files, ours and a stranger's alike:
+
+    lightning.pytorch.callbacks_factory and its kin     Lightning itself asks for callbacks there
+    cpdrun.integrations                                 for libraries that ask nobody: the entry's name is the module that
+                                                        is waited for, its value a function that gets it once imported
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+GROUP = "cpdrun.integrations"
+
+
+def watch() -> Callable[[], None]:
+    """From here on each library that has an integration gets it when it is imported, or now. Returns what undoes it."""
+    waiting = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for name in [name for name in waiting if name in sys.modules]:
+        _integrate(waiting.pop(name), sys.modules[name])
+    finder = _Finder(waiting)
+    sys.meta_path.insert(0, finder)
+    return lambda: sys.meta_path.remove(finder)
+
+
+def numbers_of(logged: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a library's log entries that are numbers, or tensors of one element."""
+    return {name: value for name, value in logged.items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, int | float):
+        return not isinstance(value, bool)
+    return getattr(value, "numel", lambda: 0)() == 1
+
+
+def _integrate(entry: EntryPoint, module: ModuleType) -> None:
+    """A library that is not as its integration knows it trains all the same, and the log says what it lacks."""
+    try:
+        entry.load()(module)
+    except (AttributeError, ImportError, TypeError) as error:
+        print(
+            f"cpdrun: {entry.name} is not as {entry.value} knows it: {error}; log by run.log", file=sys.stderr
+        )
+
+
+class _Finder(MetaPathFinder):
+    """Finds nothing itself: the modules that are waited for are found as ever, and looked at once they are loaded."""
+
+    def __init__(self, waiting: dict[str, EntryPoint]) -> None:
+        self.waiting = waiting
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        entry = self.waiting.pop(name, None)
+        spec = find_spec(name) if entry else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, entry)
+        return spec
+
+
+class _Loader(Loader):
+    def __init__(self, loader: Any, entry: EntryPoint) -> None:
+        self.loader, self.entry = loader, entry
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        _integrate(self.entry, module)

@@ -1,0 +1,111 @@
+"""Lightning: callbacks for its Trainer and for Fabric, which it finds by itself; a Trainer that goes on where it stopped.
+
+Trainer: what `self.log` leaves in callback_metrics is recorded at the end of each epoch, and after validations within
+one. Where the run is to stop, it saves into the run's checkpoint_dir after the batch it is at, and the next `fit()` goes
+on from there as Lightning does (which shuffles what is left of that epoch anew).
+Fabric: what `fabric.log` and `fabric.log_dict` give its loggers is recorded too.
+
+`lightning` and its older names (`pytorch_lightning`, `lightning_fabric`) are packages with classes of their own.
+"""
+
+import functools
+import os
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import cpdrun.attach
+from cpdrun.attach.integrations import numbers_of
+
+CHECKPOINT = "lightning.ckpt"
+
+
+class _Recorded:
+    """Of a Trainer's fit."""
+
+    def __init__(self) -> None:
+        self.run = cpdrun.attach()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        # the validation at an epoch's end is recorded with the epoch
+        if not trainer.sanity_checking and not trainer.is_last_batch:
+            self._log(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._log(trainer)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if self.run.should_stop():
+            trainer.save_checkpoint(self.run.checkpoint_dir / CHECKPOINT)
+            trainer.should_stop = True
+
+    def _log(self, trainer: Any) -> None:
+        if values := numbers_of(trainer.callback_metrics):
+            self.run.log(**{**values, "epoch": trainer.current_epoch + 1, "step": trainer.global_step})
+
+
+class _FabricLogger:
+    """As a logger of Fabric's."""
+
+    name, version = "cpdrun", ""
+
+    def __init__(self) -> None:
+        self.run = cpdrun.attach()
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        if values := numbers_of(metrics):
+            self.run.log(**values, **({} if step is None else {"step": step}))
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+class _FabricCallback:
+    def on_after_setup(self, fabric: Any, module: Any) -> None:
+        if not any(isinstance(logger, _FabricLogger) for logger in fabric.loggers):
+            fabric.loggers.append(_FabricLogger())
+
+
+def callbacks() -> list[Any]:
+    """Of lightning.pytorch's Trainer; none outside of a run."""
+    if not _in_a_run():
+        return []
+    from lightning.pytorch import Callback
+
+    return [type("CpdrunCallback", (_Recorded, Callback), {})()]
+
+
+def callbacks_of_pytorch_lightning() -> list[Any]:
+    """The same of pytorch_lightning's."""
+    if not _in_a_run():
+        return []
+    from pytorch_lightning import Callback
+
+    return [type("CpdrunCallback", (_Recorded, Callback), {})()]
+
+
+def callbacks_of_fabric() -> list[Any]:
+    """Of Fabric, by either name; none outside of a run."""
+    return [_FabricCallback()] if _in_a_run() else []
+
+
+def install(module: ModuleType) -> None:
+    """module: lightning.pytorch.trainer.trainer, or pytorch_lightning's."""
+    fit = module.Trainer.fit
+
+    @functools.wraps(fit)
+    def resumed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        folder = cpdrun.attach().checkpoint_dir
+        # the fifth argument after self
+        given = len(args) > 4 or kwargs.get("ckpt_path") is not None
+        if folder is not None and not given and (folder / CHECKPOINT).is_file():
+            kwargs["ckpt_path"] = str(folder / CHECKPOINT)
+            # it is this run's own, and may hold what a script saves as hyperparameters
+            kwargs.setdefault("weights_only", False)
+        return fit(self, *args, **kwargs)
+
+    module.Trainer.fit = resumed
+
+
+def _in_a_run() -> bool:
+    return "CPDRUN_RUN_DIR" in os.environ
