@@ -9,6 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--max_steps", type=int, default=60)
+parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
 parser.add_argument("--learning_rate", type=float, default=1e-2)
 parser.add_argument("--seed", type=int, default=42)
 parser.add_argument("--output_dir", default="hf_trainer_out")
@@ -50,6 +51,7 @@ trainer = Trainer(
         max_steps=args.max_steps,
         per_device_train_batch_size=8,
         per_device_eval_batch_size=32,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
         learning_rate=args.learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=5,

@@ -15,6 +15,8 @@ from timm.utils import AverageMeter, accuracy, init_distributed_device, random_s
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+import cpdrun  # <- one
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default="test_efficientnet", help="any of timm.list_models()")
 parser.add_argument("--epochs", type=int, default=3)
@@ -55,6 +57,7 @@ for epoch in range(args.epochs):
     net.eval()
     with torch.no_grad():
         (top1,) = accuracy(net(test.tensors[0]), test.tensors[1])
+    cpdrun.attach().log(epoch=epoch + 1, loss=losses.avg, test_accuracy=top1)  # <- two
     if args.rank == 0:
         print(f"epoch {epoch + 1}: loss {losses.avg:.4f}, accuracy {top1:.2f}", flush=True)
 

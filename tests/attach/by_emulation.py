@@ -36,9 +36,8 @@ def _gather_and_emulate(state: None, bucket: dist.GradBucket) -> torch.futures.F
     return future
 
 
-def micro_batches(script: str) -> None:
-    """Each backward between two steps of the optimizer is a worker's, whose loss the script divided by their number."""
-    WORKERS = 2
+def micro_batches(workers: int, script: str) -> None:
+    """The N backward passes of a step are the workers', whose losses the script divided by their number."""
     backward, construct = torch.Tensor.backward, torch.optim.Optimizer.__init__
     parameters, seen = [], []
 
@@ -48,12 +47,11 @@ def micro_batches(script: str) -> None:
 
     def apart(self, *args, **kwargs):
         earlier = [p.grad for p in parameters]
-        assert bool(seen) or not any(g is not None and g.any() for g in earlier)
         for p in parameters:
             p.grad = None
         backward(self, *args, **kwargs)
         seen.append([p.grad for p in parameters])
-        if len(seen) == WORKERS:
+        if len(seen) == workers:
             for p, of_workers in zip(parameters, zip(*seen, strict=True), strict=True):
                 p.grad = emulate_all_reduce(list(of_workers), **FORMAT)
             seen.clear()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+import yaml
 
 _context = mp.get_context("forkserver")
 # a library that is not there is left out by the server, silently
@@ -34,6 +35,18 @@ _context.set_forkserver_preload(
 
 def plainly(script: str) -> None:
     runpy.run_path(script, run_name="__main__")
+
+
+def attached(script: str) -> None:
+    """Inside the run that CPDRUN_RUN_DIR names."""
+    from cpdrun.attach.hold import Hold
+    from cpdrun.attach.integrations import watch
+
+    hold = Hold(yaml.safe_load(Path(os.environ["CPDRUN_RUN_DIR"], "config.yaml").read_text()))
+    hold.install()
+    watch()
+    plainly(script)
+    hold.check()
 
 
 def run_script(

@@ -8,8 +8,8 @@ again.
 Two kinds of entry point find these files, ours and a stranger's alike:
 
     lightning.pytorch.callbacks_factory and its kin     Lightning itself asks for callbacks there
-    cpdrun.integrations                                 for libraries that ask nobody: the entry's name is the module that
-                                                        is waited for, its value a function that gets it once imported
+    cpdrun.integrations                                 for libraries that ask nobody: the entry's name is the module
+                                                        that is waited for, its value a function that gets it imported
 """
 
 import sys

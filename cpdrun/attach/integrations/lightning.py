@@ -1,8 +1,9 @@
-"""Lightning: callbacks for its Trainer and for Fabric, which it finds by itself; a Trainer that goes on where it stopped.
+"""Lightning: callbacks for its Trainer and for Fabric, which it finds by itself; a Trainer goes on where it stopped.
 
 Trainer: what `self.log` leaves in callback_metrics is recorded at the end of each epoch, and after validations within
-one. Where the run is to stop, it saves into the run's checkpoint_dir after the batch it is at, and the next `fit()` goes
-on from there as Lightning does (which shuffles what is left of that epoch anew).
+one. Where the run is to stop, it saves into the run's checkpoint_dir at the end of the epoch it is in (within one,
+Lightning would leave out what is left of it), and the next `fit()` goes on from there. The states of the random numbers
+are saved too, each process's own, which Lightning does not do: so the weights in the end are the same bits.
 Fabric: what `fabric.log` and `fabric.log_dict` give its loggers is recorded too.
 
 `lightning` and its older names (`pytorch_lightning`, `lightning_fabric`) are packages with classes of their own.
@@ -10,14 +11,20 @@ Fabric: what `fabric.log` and `fabric.log_dict` give its loggers is recorded too
 
 import functools
 import os
+import random
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy
+import torch
 
 import cpdrun.attach
 from cpdrun.attach.integrations import numbers_of
 
 CHECKPOINT = "lightning.ckpt"
+RANDOM = "random{rank}.pt"
 
 
 class _Recorded:
@@ -33,15 +40,36 @@ class _Recorded:
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._log(trainer)
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if self.run.should_stop():
+            torch.save(_random_states(), self._random(trainer))
             trainer.save_checkpoint(self.run.checkpoint_dir / CHECKPOINT)
             trainer.should_stop = True
+
+    def on_load_checkpoint(self, trainer: Any, *_: Any) -> None:
+        # here, before the next epoch's loaders draw
+        if str(trainer.ckpt_path) == str(self.run.checkpoint_dir / CHECKPOINT):
+            _set_random_states(torch.load(self._random(trainer), weights_only=True))
+
+    def _random(self, trainer: Any) -> Path:
+        return self.run.checkpoint_dir / RANDOM.format(rank=trainer.global_rank)
 
     def _log(self, trainer: Any) -> None:
         if values := numbers_of(trainer.callback_metrics):
             self.run.log(**{**values, "epoch": trainer.current_epoch + 1, "step": trainer.global_step})
+
+
+def _random_states() -> dict[str, Any]:
+    kind, keys, *rest = numpy.random.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    numpys = [kind, keys.tolist(), *rest]
+    return {"torch": torch.get_rng_state(), "cuda": cuda, "python": random.getstate(), "numpy": numpys}
+
+
+def _set_random_states(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    torch.cuda.set_rng_state_all(states["cuda"])
+    random.setstate(states["python"])
+    numpy.random.set_state(tuple(states["numpy"]))
 
 
 class _FabricLogger:
@@ -100,8 +128,6 @@ def install(module: ModuleType) -> None:
         given = len(args) > 4 or kwargs.get("ckpt_path") is not None
         if folder is not None and not given and (folder / CHECKPOINT).is_file():
             kwargs["ckpt_path"] = str(folder / CHECKPOINT)
-            # it is this run's own, and may hold what a script saves as hyperparameters
-            kwargs.setdefault("weights_only", False)
         return fit(self, *args, **kwargs)
 
     module.Trainer.fit = resumed

@@ -3,8 +3,8 @@
     Trainer(..., callbacks=[CpdrunCallback()])      is the same by hand; outside of a run it does nothing
 
 What Trainer logs is recorded under its names (loss, eval_loss, what compute_metrics gives with eval_ before it), less
-what tells the time. Where the run is to stop, Trainer saves a checkpoint into the run's checkpoint_dir after the step it
-is at, whatever its save_strategy, and the next `train()` goes on from there.
+what tells the time. Where the run is to stop, Trainer saves a checkpoint into the run's checkpoint_dir after the step
+it is at, whatever its save_strategy, and the next `train()` goes on from there.
 """
 
 import functools

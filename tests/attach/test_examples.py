@@ -1,0 +1,127 @@
+"""Scripts as the libraries' own documentation has them, inside a run: fp32 changes no bit of their weights, and e3m0
+with APS gives those of the emulation, in one process and in two.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import by_emulation
+import pytest
+import torch
+import yaml
+from forked import attached, plainly, run_script
+
+from cpdrun.record import RunDir
+from cpdrun.sweep import plan
+
+SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
+SHORT = {
+    "ddp_digits": "--epochs 2 --save w",
+    "nanogpt": "--max_iters 6 --warmup_iters 2 --eval_interval 6 --eval_iters 1 --out w",
+    "hf_trainer": "--max_steps 6 --gradient_accumulation_steps {workers} --output_dir w",
+    "accelerate_digits": "--epochs 2 --save w",
+    "fabric_digits": "--epochs 2 --save w",
+    "lightning_digits": "--epochs 2 --save w",
+    "timm_digits": "--epochs 1 --save w",
+}
+LIBRARY = {
+    "hf_trainer": "transformers",
+    "accelerate_digits": "accelerate",
+    "fabric_digits": "lightning",
+    "lightning_digits": "lightning",
+    "timm_digits": "timm",
+}
+ACCUMULATES = ("nanogpt", "hf_trainer", "accelerate_digits")
+
+needs = {
+    name: pytest.mark.skipif(importlib.util.find_spec(lib) is None, reason=f"needs {lib}")
+    for name, lib in LIBRARY.items()
+}
+each_script = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs.get(name, ())) for name in SHORT]
+)
+
+
+def source(name: str) -> list[str]:
+    return (SCRIPTS / f"{name}.py").read_text().splitlines()
+
+
+def run_dir(folder: Path, fmt: str, workers: int) -> RunDir:
+    typed = ("exp=digits_bits", "seed=0", "device=cpu", f"format={fmt}", f"aps={fmt != 'fp32'}".lower())
+    (planned,) = plan([*typed, f"world_size={workers}", f"results_dir={folder}"]).runs
+    run = RunDir(folder / planned.name)
+    run.path.mkdir(parents=True)
+    run.config.write_text(yaml.safe_dump(planned.config))
+    return run
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    if (folder / "w").is_dir():
+        from safetensors.torch import load_file
+
+        return load_file(folder / "w" / "model.safetensors")
+    saved = torch.load(folder / "w")
+    return saved.get("model", saved)
+
+
+def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> int:
+    """How many bytes."""
+    assert one.keys() == other.keys()
+    return sum(int((_bytes(one[name]) != _bytes(other[name])).sum()) for name in one)
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    return values.reshape(-1).view(torch.uint8)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Callable[..., dict[str, torch.Tensor]]:
+    """trained("ddp_digits", 2, 2, plainly): its weights; inside a run of that format where one is given."""
+
+    def train(name: str, ranks: int, workers: int, how: Callable, fmt: str | None = None) -> dict:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        run = {"CPDRUN_RUN_DIR": str(run_dir(folder / "results", fmt, workers).path)} if fmt else {}
+        # what several processes share, one accumulates
+        arguments = SHORT[name].format(workers=workers // ranks).split()
+        run_script(ranks, SCRIPTS / f"{name}.py", arguments, folder, how, **run)
+        return weights(folder)
+
+    return train
+
+
+def workers_of(name: str, ranks: int) -> int:
+    """A process that accumulates plays two workers."""
+    return 2 if name in ACCUMULATES else ranks
+
+
+@each_script
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fp32_changes_no_bit(name, ranks, trained):
+    workers = workers_of(name, ranks)
+    alone = trained(name, ranks, workers, plainly)
+    assert differing(alone, trained(name, ranks, workers, attached, "fp32")) == 0
+
+
+@each_script
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_few_bits_are_those_of_the_emulation(name, ranks, trained):
+    workers = workers_of(name, ranks)
+    oracle = by_emulation.ranks if ranks == 2 else partial(by_emulation.micro_batches, workers)
+    expected = trained(name, ranks, workers, oracle)
+    assert differing(expected, trained(name, ranks, workers, attached, "e3m0")) == 0
+
+
+def test_two_lines_at_most_and_mostly_none(trained, tmp_path):
+    changed = {name: sum("cpdrun" in line for line in source(name)) for name in SHORT}
+    assert max(changed.values()) == 2
+    assert list(changed.values()).count(0) >= 4
+
+
+@needs["timm_digits"]
+def test_outside_of_a_run_the_two_lines_do_nothing(trained, tmp_path):
+    without = tmp_path / "without.py"
+    without.write_text("\n".join(line for line in source("timm_digits") if "cpdrun" not in line))
+    run_script(1, without, SHORT["timm_digits"].split(), tmp_path / "without")
+    assert differing(weights(tmp_path / "without"), trained("timm_digits", 1, 1, plainly)) == 0
