@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cpdrun.attach.exchange import Asked
-from cpdrun.attach.models import clean
 from cpdrun.attach.patches import Patches
 from cpdrun.attach.products import Products
 from cpdrun.attach.script import DDP, Script
@@ -77,7 +76,7 @@ class HoldsDdp:
         def counted(state: Any, bucket: dist.GradBucket) -> Any:
             if state.step < 3:
                 names = state.names_of(bucket.parameters())
-                self.script.did_exchange(DDP, map(clean, names), [p.numel() for p in bucket.parameters()])
+                self.script.did_exchange(DDP, names, [p.numel() for p in bucket.parameters()])
             return hook(state, bucket)
 
         return counted

@@ -56,6 +56,7 @@ class Hold:
         self.sharded: Any = None
         self._watching = False
         self._steps: dict[int, int] = {}  # by the number of the optimizer
+        self._passes: int | None = None  # backward passes before the first step, where they are counted
 
     @classmethod
     def around(cls) -> "Hold":
@@ -73,6 +74,10 @@ class Hold:
         if not self.asked.plain or self.products.asked:
             self._install_sharded()
             self._watch()
+        elif self.script.share > 1:
+            # left alone, but not called a run of so many workers unless it is one
+            self._watch()
+            self._passes = 0
         if not self.asked.plain:
             self._watch_uses()
 
@@ -111,6 +116,7 @@ class Hold:
         # in the script's own way where nothing is rounded
         alone = self.script.ranks == 1 or self.script.wrappers
         if alone if self.script.share == 1 else self.asked.plain and divided:
+            self._passes = None
             return nullcontext()
         self._watch()
         return self.played.worker(w, divided)
@@ -133,7 +139,7 @@ class Hold:
                 "wire": {key: sum(of[key] for of in wire) for key in wire[0]} if wire else {},
             },
             "products": {"rounded": self.products.rounded, "in_fp32": self.products.in_fp32},
-            "optimizer_steps": max(self._steps.values(), default=0),
+            "optimizer_steps": max(self._steps.values(), default=0) if self._watching else None,
             "notes": list(self.script.notes),
         }
 
@@ -235,6 +241,9 @@ class Hold:
             self.on_step.before_step(optimizer)
         else:
             self._complete(of_optimizer(optimizer))
+            if self._passes is not None and not self.played.in_use and len(self.script.optimizers) == 1:
+                passes, self._passes = self._passes, None
+                self.played.check_first(passes)
 
     def _after_step(self, optimizer: Optimizer, _args: tuple, _kwargs: dict[str, Any]) -> None:
         number = self.script.number(optimizer)
@@ -246,6 +255,8 @@ class Hold:
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> None:
         if not self._plays:
+            if self._passes is not None:
+                self._passes += 1
             original(*args, **kwargs)
             return
         with self.played.backward_pass():

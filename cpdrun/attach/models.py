@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")  # of torch.compile and of activation checkpointing
+from cpdrun.comm.hook import unwrapped_name
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -41,13 +41,6 @@ def models_of(parameters: Iterable[nn.Parameter]) -> list[nn.Module]:
     return found
 
 
-def clean(name: str) -> str:
-    """A parameter's name without what wrappers put in it."""
-    for prefix in WRAPPED:
-        name = name.replace(prefix, "")
-    return name.removeprefix("module.")
-
-
 def names_of(parameters: Sequence[nn.Parameter], models: Sequence[nn.Module]) -> list[str]:
     """Each one's name in the first model that holds it; one that stands in none has a number for a name. No two are
     equal: in all but the first model a name that is taken is preceded by the model's number."""
@@ -55,6 +48,6 @@ def names_of(parameters: Sequence[nn.Parameter], models: Sequence[nn.Module]) ->
     for m, model in enumerate(models):
         taken = set(names.values())
         for name, parameter in model.named_parameters():
-            name = clean(name)
+            name = unwrapped_name(name)
             names.setdefault(id(parameter), f"{m}.{name}" if name in taken else name)
     return [names.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]

@@ -138,7 +138,7 @@ class Played:
     def complete(self) -> None:
         """The script is about to use the gradients. Raises UserError where some workers' are missing."""
         if self._inside:
-            raise UserError("a step inside run.worker: it comes after the last worker's")
+            raise UserError("a step inside a worker's backward pass: it comes after the last worker's")
         self._formed = False
         if not self._seen:
             if self._how is None:
@@ -148,12 +148,18 @@ class Played:
             raise UserError(f"a step before workers {self._missing()} have been: {USE}")
         if len(self._seen) < len(self.workers):
             if not self._whole_round_seen:
-                raise UserError(
-                    f"{self._plays()}, and the first step has {len(self._seen)} backward passes: let it accumulate "
-                    f"{len(self.workers)}, {USE}, or set world_size to {self.script.ranks * len(self._seen)}"
-                )
+                self.check_first(len(self._seen))
             self.script.note("some steps have fewer backward passes than workers: the others send zeros")
         self.exchange()
+
+    def check_first(self, passes: int) -> None:
+        """Of the first step. Raises UserError where it is not of this process's workers."""
+        share = self.script.share
+        if passes != share:
+            raise UserError(
+                f"{self._plays()}, and the first step has {passes} backward passes: let it accumulate {share}, {USE}, "
+                f"or set world_size to {self.script.ranks * max(passes, 1)}"
+            )
 
     def refuse_half_a_round(self, call: str) -> None:
         """Before a call that is given gradients which are not there yet. Raises UserError."""

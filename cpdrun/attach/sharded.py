@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from cpdrun.attach.exchange import Asked
-from cpdrun.attach.models import clean
 from cpdrun.attach.patches import Patches
 from cpdrun.attach.products import Products
 from cpdrun.attach.script import FSDP, Script
 from cpdrun.comm import AllReduceSync
+from cpdrun.comm.hook import unwrapped_name
 from cpdrun.errors import UserError
 
 
@@ -57,6 +57,10 @@ class HoldsFsdp:
             raise UserError(
                 f"world_size={self.script.world_size}: under fully_shard a process is one worker: take nproc="
                 f"{self.script.world_size}, or world_size={self.script.ranks}"
+            )
+        if self.script.ranks == 1:
+            raise UserError(
+                "fully_shard in one process exchanges nothing: take nproc=2 or more, or DistributedDataParallel"
             )
         for group in state._fsdp_param_groups:
             mesh = group.mesh_info.mesh
@@ -109,7 +113,7 @@ class ReduceScatter(fsdp._fully_shard._fsdp_api.ReduceScatter):
         """input_tensor: (sum of n_p,), rank r's part of every parameter after rank r-1's."""
         N, rank = group.size(), group.rank()
         widths = [p.padded_sharded_param_size.numel() for p in self.fsdp_params]
-        names = [clean(p._param_fqn or f"parameter {i}") for i, p in enumerate(self.fsdp_params)]
+        names = [unwrapped_name(p._param_fqn or f"parameter {i}") for i, p in enumerate(self.fsdp_params)]
         if sum(widths) * N != input_tensor.numel():
             raise UserError(
                 f"fully_shard: one of {names[0]} ... has no gradient in this step, so that it cannot be told which are "
@@ -120,7 +124,6 @@ class ReduceScatter(fsdp._fully_shard._fsdp_api.ReduceScatter):
         input_NxS = input_tensor.view(N, -1)
         # of each parameter all parts, one after the other: its gradient, padded at the end
         gradients = [part.to(torch.float32).reshape(-1) for part in input_NxS.split(widths, dim=1)]
-        gradients = [g.clone() if g.data_ptr() == input_tensor.data_ptr() else g for g in gradients]
         torch._foreach_div_(gradients, N)
         stacks = [g.view(1, -1) for g in gradients]
         self.sync.reduce_layers(range(len(stacks)), stacks, step=self.step, epoch=0, out=gradients)

@@ -151,9 +151,14 @@ def hook_of(
     _check_kind(model)
     module = model.module if isinstance(model, DistributedDataParallel) else model
     names, parameters = zip(*module.named_parameters(), strict=True)
-    names = [name.replace("_orig_mod.", "") for name in names]
+    names = [unwrapped_name(name) for name in names]
     group = _group_of(model, group)
     return HookState(make(names, dist.get_world_size(group), group), parameters), _exchange_bucket
+
+
+def unwrapped_name(name: str) -> str:
+    """A parameter's, without what torch.compile and activation checkpointing put in it."""
+    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
 def _check_kind(model: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """One process held to a format: the bits of the built-in sums, whatever the script calls, and what is refused."""
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Callable
@@ -382,6 +383,17 @@ def test_fp32_of_undivided_workers_is_the_built_in_sum(hold) -> None:
     optimizer.step()
     for p, *of in zip(model.parameters(), *own, strict=True):
         assert same_bits(p.grad, emulate_all_reduce([g / 3 for g in of], "fp32"))
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3, 4])
+def test_fp32_is_not_called_a_run_of_workers_that_the_script_does_not_play(hold, passes: int) -> None:
+    """The backward passes of the first step are counted."""
+    hold("world_size=3")
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    said = pytest.raises(UserError, match=f"has {passes} backward passes: let it accumulate 3")
+    with contextlib.nullcontext() if passes == 3 else said:
+        step_of(model, optimizer, passes=passes)
 
 
 # ---- what is refused, in one line that says what to do
