@@ -2,6 +2,7 @@
 go through `emulate_all_reduce`. Shares no code with cpdrun.attach.
 """
 
+import os
 import runpy
 
 import torch
@@ -37,9 +38,16 @@ def _gather_and_emulate(state: None, bucket: dist.GradBucket) -> torch.futures.F
 
 
 def micro_batches(workers: int, script: str) -> None:
-    """The N backward passes of a step are the workers', whose losses the script divided by their number."""
+    """The backward passes of a step are workers, whose losses the script divided by their number in a process; those
+    of several processes DistributedDataParallel would average."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     backward, construct = torch.Tensor.backward, torch.optim.Optimizer.__init__
+    wrap = DistributedDataParallel.__init__
     parameters, seen = [], []
+
+    def left_alone(self, *args, **kwargs):
+        wrap(self, *args, **kwargs)
+        self.register_comm_hook(None, _as_it_is)
 
     def note(self, params, defaults):
         construct(self, params, defaults)
@@ -51,14 +59,30 @@ def micro_batches(workers: int, script: str) -> None:
             p.grad = None
         backward(self, *args, **kwargs)
         seen.append([p.grad for p in parameters])
-        if len(seen) == workers:
-            for p, of_workers in zip(parameters, zip(*seen, strict=True), strict=True):
-                p.grad = emulate_all_reduce(list(of_workers), **FORMAT)
-            seen.clear()
-        else:
+        if ranks * len(seen) < workers:
             for p, g in zip(parameters, earlier, strict=True):
                 p.grad = g
+            return
+        for p, of_workers in zip(parameters, zip(*_of_all_ranks(seen), strict=True), strict=True):
+            p.grad = emulate_all_reduce([g / ranks for g in of_workers], **FORMAT)
+        seen.clear()
 
+    if ranks > 1:
+        DistributedDataParallel.__init__ = left_alone
     torch.optim.Optimizer.__init__, torch.Tensor.backward = note, apart
     runpy.run_path(script, run_name="__main__")
     assert not seen
+
+
+def _as_it_is(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _of_all_ranks(mine: list) -> list:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return mine
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return [of_worker for of_rank in everyone for of_worker in of_rank]

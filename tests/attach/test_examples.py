@@ -113,7 +113,13 @@ def test_few_bits_are_those_of_the_emulation(name, ranks, trained):
     assert differing(expected, trained(name, ranks, workers, attached, "e3m0")) == 0
 
 
-def test_two_lines_at_most_and_mostly_none(trained, tmp_path):
+@needs["hf_trainer"]
+def test_two_processes_that_accumulate_play_four_workers(trained):
+    expected = trained("hf_trainer", 2, 4, partial(by_emulation.micro_batches, 4))
+    assert differing(expected, trained("hf_trainer", 2, 4, attached, "e3m0")) == 0
+
+
+def test_two_lines_at_most_and_mostly_none():
     changed = {name: sum("cpdrun" in line for line in source(name)) for name in SHORT}
     assert max(changed.values()) == 2
     assert list(changed.values()).count(0) >= 4
