@@ -15,7 +15,9 @@ are those that the script has without cpdrun, bit for bit, whereas built-in runs
 The exception is `run.worker` where a process plays several and the losses are not divided: cpdrun forms that sum.
 """
 
+import atexit
 import os
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,10 +62,13 @@ class Hold:
 
     @classmethod
     def around(cls) -> "Hold":
-        """The one installed in this process; without one, one of the run that CPDRUN_RUN_DIR names, installed now."""
+        """The one installed in this process; without one, as where the script was not started by cpdrun's runner but by
+        a process of its own, one of the run that CPDRUN_RUN_DIR names, installed now and checked when Python ends."""
         if cls.current is None:
             run = RunDir(Path(os.environ["CPDRUN_RUN_DIR"]))
-            cls(yaml.safe_load(run.config.read_text(encoding="utf-8"))).install()
+            hold = cls(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+            hold.install()
+            atexit.register(hold.check_at_exit)
         return cls.current
 
     def install(self) -> None:
@@ -156,6 +161,14 @@ class Hold:
             )
         self.asked.check_patterns()
 
+    def check_at_exit(self) -> None:
+        """`check`, where nobody is left who would catch what it raises."""
+        try:
+            self.check()
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            os._exit(error.exit_code)
+
     def _syncs(self) -> list[Any]:
         means = [*self.on_step.means.values(), *filter(None, [self.played.mean])]
         sharded = self.sharded.sums if self.sharded else []
@@ -178,24 +191,26 @@ class Hold:
         if self._watching:
             return
         self._watching = True
+        # torch.compile, where a script compiles its steps, is not to look into what we do
+        eager = torch.compiler.disable
         for hook in (
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
+            register_optimizer_step_pre_hook(eager(self._before_step)),
+            register_optimizer_step_post_hook(eager(self._after_step)),
         ):
             self.patches.later(hook.remove)
-        self.patches.around(torch.autograd, "backward", self._backward)
-        self.patches.around(Optimizer, "zero_grad", self._zero_grad)
-        self.patches.around(nn.Module, "zero_grad", self._zero_grad)
+        self.patches.around(torch.autograd, "backward", eager(self._backward))
+        self.patches.around(Optimizer, "zero_grad", eager(self._zero_grad))
+        self.patches.around(nn.Module, "zero_grad", eager(self._zero_grad))
 
     def _watch_uses(self) -> None:
         """What a script calls with complete gradients, beside a step."""
-        utils = torch.nn.utils
+        utils, eager = torch.nn.utils, torch.compiler.disable
         for place in (utils, utils.clip_grad):
-            self.patches.around(place, "clip_grad_norm_", self._clip)
-            self.patches.around(place, "clip_grad_value_", self._clip)
-        self.patches.around(utils, "clip_grads_with_norm_", self._clip)
-        self.patches.around(utils, "get_total_norm", self._total_norm)
-        self.patches.around(torch.amp.GradScaler, "unscale_", self._unscale)
+            self.patches.around(place, "clip_grad_norm_", eager(self._clip))
+            self.patches.around(place, "clip_grad_value_", eager(self._clip))
+        self.patches.around(utils, "clip_grads_with_norm_", eager(self._clip))
+        self.patches.around(utils, "get_total_norm", eager(self._total_norm))
+        self.patches.around(torch.amp.GradScaler, "unscale_", eager(self._unscale))
 
     @property
     def _plays(self) -> bool:

@@ -9,6 +9,13 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "comm"))
 
+import ranks
+
+# where no test before has started the server from which ranks are forked
+ranks._context.set_forkserver_preload(
+    ["torch._dynamo", "cpdrun.attach.hold", "cpdrun.attach.sharded", "cpdrun.sweep"]
+)
+
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:

@@ -92,6 +92,7 @@ VARIANTS = {
     "static graph": Variant(ddp={"static_graph": True}),
     "no_sync": Variant(micro_batches=3),
     "checkpointed": Variant(checkpointed="plain"),
+    "checkpointed, reentrant": Variant(checkpointed="reentrant"),
     "clipped": Variant(clip=0.1),
     "compiled before": Variant(compiled="before"),
     "compiled after": Variant(compiled="after"),

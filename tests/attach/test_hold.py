@@ -188,6 +188,19 @@ def test_lbfgs_itself_runs(hold) -> None:
     assert not all(map(torch.equal, weights, plain))
 
 
+def test_a_compiled_step_is_by_the_rounded_gradient(hold) -> None:
+    hold(*E3M0)
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    loss = loss_of(model, 0, 0)
+    own = gradients(model, loss)
+    loss.backward()
+    step()
+    for p, g in zip(model.parameters(), own, strict=True):
+        assert same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
+
+
 def test_a_scaler_that_refuses_a_step_costs_no_later_rounding(hold) -> None:
     """Gradients are rounded scaled, as under DDP: with a power of two and APS the same bits."""
     hold(*E3M0)

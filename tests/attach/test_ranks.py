@@ -13,6 +13,7 @@ from held_script import ACROSS, Net, batch, config, held, train
 from ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
@@ -237,6 +238,10 @@ def what_is_refused() -> dict[str, str]:
     def several_a_shard() -> None:
         torch.distributed.fsdp.fully_shard(a_net())
 
+    def two_dimensions() -> None:
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
+        torch.distributed.fsdp.fully_shard(a_net(), mesh=mesh)
+
     def unused_in_a_shard() -> None:
         net = Net()
         torch.distributed.fsdp.fully_shard(net)
@@ -249,6 +254,7 @@ def what_is_refused() -> dict[str, str]:
     catch("a hook of its own", hook_of_its_own)
     catch("FSDP1", fsdp1)
     catch("several workers a shard", several_a_shard, "world_size=4")
+    catch("two dimensions", two_dimensions)
     catch("unused in a shard", unused_in_a_shard)
     catch("three workers", lambda: DistributedDataParallel(a_net()), "world_size=3")
     return said
@@ -261,6 +267,7 @@ def test_what_cannot_be_exchanged_stops_the_script_in_one_line() -> None:
         assert "remove register_comm_hook, or run with format=fp32" in said["a hook of its own"]
         assert "FSDP1" in said["FSDP1"] and "use fully_shard" in said["FSDP1"]
         assert "take nproc=4, or world_size=2" in said["several workers a shard"]
+        assert "a mesh of (1, 2) in 2 processes" in said["two dimensions"]
         assert "set_reduce_scatter_unused_params(True)" in said["unused in a shard"]
         assert "nproc=2 does not divide world_size=3" in said["three workers"]
         assert not any("\n" in line for line in said.values())
