@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from cpdrun.comm import AllReduceSync
+from cpdrun.comm.sums.magnitudes import StepBefore
 from cpdrun.errors import UserError
 from cpdrun.train.instantiate import naming, part
 
@@ -44,6 +45,7 @@ class Asked:
             )
         self.plain = sync.sum.is_plain and not sync.shifts.scale
         self.longest_chain = sync.longest_chain
+        self.remembers = _remembered(sync)
 
     def __str__(self) -> str:
         return f"{self.format} with APS" if self._scaling() else str(self.format)
@@ -112,6 +114,16 @@ class Mean:
         self.sync.reduce_layers(layers, stacks, step=self.step, epoch=0, out=sums)
         self.step += 1
         return sums
+
+
+def _remembered(sync: AllReduceSync) -> str:
+    """What the sum keeps between steps, in words; empty where each step is by itself."""
+    kept = {
+        "the residual of error_feedback": sync.sum.error_feedback,
+        "the step that stochastic rounding draws by": sync.sum.rounding == "stochastic",
+        "the magnitudes of aps_delayed": isinstance(sync.shifts.magnitudes, StepBefore),
+    }
+    return " and ".join(words for words, found in kept.items() if found)
 
 
 def dense(gradient: Tensor, name: str) -> Tensor:

@@ -79,12 +79,17 @@ class Hold:
         if not self.asked.plain or self.products.asked:
             self._install_sharded()
             self._watch()
-        elif self.script.share > 1:
+        if self.asked.plain and self.script.share > 1:
             # left alone, but not called a run of so many workers unless it is one
             self._watch()
             self._passes = 0
         if not self.asked.plain:
             self._watch_uses()
+        if self.asked.remembers:
+            self.script.note(
+                f"{self.asked.remembers} goes from step to step and is in no checkpoint of the script's: a run that is "
+                "stopped and goes on gives other bits than one that is not"
+            )
 
     def uninstall(self) -> None:
         """torch as it was; what has been constructed meanwhile stays held."""

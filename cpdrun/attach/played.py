@@ -86,6 +86,7 @@ class Played:
             self._inside = True
             try:
                 yield
+                self._check_forward()
                 self._catch(w, divided)
             finally:
                 self._inside = False
@@ -94,6 +95,16 @@ class Played:
             model.end_worker(i)
         if len(self._seen) == len(self.workers):
             self.exchange()
+
+    def _check_forward(self) -> None:
+        """DDP decides at the forward pass whether to exchange; where its own exchange is left in place, that must have
+        been in here. Raises UserError."""
+        for module in self.ddp if self.asked.plain else ():
+            mine = any(p.grad is not None for p in module.module.parameters())
+            if mine and module.require_forward_param_sync:
+                raise UserError(
+                    "run.worker around a backward pass alone: put the forward pass in there too, DDP needs it"
+                )
 
     def _watch_buffers(self) -> None:
         if not self._buffers:

@@ -92,6 +92,10 @@ def test_what_a_sum_draws_and_remembers_is_that_of_the_built_in_loop(hold) -> No
         expected = sync.reduce_stacked([g[None] for g in own], step=step, epoch=0)
         assert all(same_bits(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
     assert held_now.facts()["gradients"]["in_fp32"] == ["2.bias", "2.weight"]
+    (note,) = held_now.facts()["notes"]
+    assert note.startswith(
+        "the residual of error_feedback and the step that stochastic rounding draws by goes from"
+    )
 
 
 def clipped_by_norm(model: nn.Module) -> None:

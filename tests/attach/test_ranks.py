@@ -249,6 +249,16 @@ def what_is_refused() -> dict[str, str]:
         net(batch(0, 0)[0], use_all=False).sum().backward()
         optimizer.step()
 
+    def forward_outside() -> None:
+        model = DistributedDataParallel(a_net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for w in Hold.current.workers:
+            loss = model(batch(w, 0)[0]).sum()
+            with Hold.current.worker(w):
+                loss.backward()
+        optimizer.step()
+
+    catch("forward outside", forward_outside, "format=fp32", "world_size=4", "aps=false")
     catch("no exchange", plain_step)
     catch("part of the ranks", part_of_the_ranks)
     catch("a hook of its own", hook_of_its_own)
@@ -262,6 +272,7 @@ def what_is_refused() -> dict[str, str]:
 
 def test_what_cannot_be_exchanged_stops_the_script_in_one_line() -> None:
     for said in run_ranks(2, what_is_refused):
+        assert "put the forward pass in there too" in said["forward outside"]
         assert "2 processes that exchange no gradients" in said["no exchange"]
         assert "over 1 of 2 processes" in said["part of the ranks"]
         assert "remove register_comm_hook, or run with format=fp32" in said["a hook of its own"]
