@@ -131,6 +131,12 @@ class Hold:
         self._watch()
         return self.played.worker(w, divided)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether what is held goes on from step to step, so that a script that is started again from a checkpoint of
+        its own would not end with the same bits."""
+        return bool(self.asked.remembers) or self.products.asked
+
     # ---- for the record
 
     def facts(self) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def run_script(
     arguments: Sequence[str],
     folder: Path,
     how: Callable[[str], None] = plainly,
+    ends_with: int = 0,
     **environment: str,
 ) -> str:
     """`how(script)` in each rank, with the script's arguments in sys.argv, from `folder`; what rank 0 printed.
@@ -72,7 +73,7 @@ def run_script(
     try:
         for rank, process in enumerate(processes):
             process.join(120)
-            assert process.exitcode == 0, (folder / f"rank{rank}.log").read_text()
+            assert process.exitcode == ends_with, (folder / f"rank{rank}.log").read_text()
     finally:
         for process in processes:
             process.kill()

@@ -48,9 +48,9 @@ def source(name: str) -> list[str]:
     return (SCRIPTS / f"{name}.py").read_text().splitlines()
 
 
-def run_dir(folder: Path, fmt: str, workers: int) -> RunDir:
+def run_dir(folder: Path, fmt: str, workers: int, *more: str) -> RunDir:
     typed = ("exp=digits_bits", "seed=0", "device=cpu", f"format={fmt}", f"aps={fmt != 'fp32'}".lower())
-    (planned,) = plan([*typed, f"world_size={workers}", f"results_dir={folder}"]).runs
+    (planned,) = plan([*typed, *more, f"world_size={workers}", f"results_dir={folder}"]).runs
     run = RunDir(folder / planned.name)
     run.path.mkdir(parents=True)
     run.config.write_text(yaml.safe_dump(planned.config))

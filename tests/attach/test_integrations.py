@@ -1,7 +1,7 @@
 """Trainers inside a run: what they log is recorded; one that was stopped and started again ends with the same bits."""
 
 import json
-from collections.abc import Callable
+import os
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +18,10 @@ def run(tmp_path: Path) -> RunDir:
     return run_dir(tmp_path / "results", "e3m0", 1)
 
 
-def start(run: RunDir, script: Path, arguments: str, folder: Path, how: Callable = attached) -> str:
-    return run_script(1, script, arguments.split(), folder, how, CPDRUN_RUN_DIR=str(run.path))
+def start(run: RunDir, script: Path, arguments: str, folder: Path, stop_at: int = 0) -> str:
+    """stop_at: the run is to stop when its script asks for that time."""
+    how, code = (partial(stopped, stop_at), os.EX_TEMPFAIL) if stop_at else (attached, 0)
+    return run_script(1, script, arguments.split(), folder, how, code, CPDRUN_RUN_DIR=str(run.path))
 
 
 def logged(run: RunDir) -> list[dict]:
@@ -27,7 +29,6 @@ def logged(run: RunDir) -> list[dict]:
 
 
 def stopped(at: int, script: str) -> None:
-    """The run is to stop when its script asks for the `at`th time."""
     from cpdrun.attach.recorder import Recorder
 
     asked = []
@@ -41,8 +42,8 @@ def test_hugging_face_trainer(tmp_path, run):
     whole = run_dir(tmp_path / "whole", "e3m0", 1)
     start(whole, script, typed, tmp_path / "a")
     last = logged(whole)[-1]
-    start(run, script, typed, tmp_path / "b", partial(stopped, 7))
-    assert (run.checkpoint.parent / "checkpoint-7").is_dir()
+    start(run, script, typed, tmp_path / "b", stop_at=7)
+    assert (run.checkpoint.parent / "trainer0" / "checkpoint-7").is_dir()
     assert not (tmp_path / "b" / "w" / "model.safetensors").exists()
     start(run, script, typed, tmp_path / "b")
     assert differing(weights(tmp_path / "a"), weights(tmp_path / "b")) == 0
@@ -60,12 +61,41 @@ def test_lightning_trainer(tmp_path, run):
     script.write_text(changed)
     whole = run_dir(tmp_path / "whole", "e3m0", 1)
     start(whole, script, typed, tmp_path / "a")
-    start(run, script, typed, tmp_path / "b", partial(stopped, 2))
+    start(run, script, typed, tmp_path / "b", stop_at=2)
     assert [row["epoch"] for row in logged(run)] == [1, 2]
     start(run, script, typed, tmp_path / "b")
     assert differing(weights(tmp_path / "a"), weights(tmp_path / "b")) == 0
     assert logged(whole) == logged(run)
     assert logged(run)[-1].keys() == {"epoch", "step", "val_accuracy"}
+
+
+@needs["hf_trainer"]
+def test_each_training_of_a_script_goes_on_from_its_own(tmp_path, run):
+    """Stopped in the second of two, which begins where the first ended."""
+    again = "trainer.train()\ntrainer.args.max_steps = 4\ntrainer.train()\ntrainer.save_model()"
+    script = tmp_path / "twice.py"
+    script.write_text("\n".join(source("hf_trainer")).replace("trainer.train()\ntrainer.save_model()", again))
+    assert script.read_text().count("trainer.train()") == 2
+    typed = "--max_steps 6 --output_dir w"
+    start(run_dir(tmp_path / "whole", "e3m0", 1), script, typed, tmp_path / "a")
+    start(run, script, typed, tmp_path / "b", stop_at=8)
+    assert [folder.name for folder in run.checkpoint.parent.iterdir()] == ["trainer1"]
+    start(run, script, typed, tmp_path / "b")
+    assert differing(weights(tmp_path / "a"), weights(tmp_path / "b")) == 0
+
+
+@needs["lightning_digits"]
+def test_what_no_checkpoint_of_theirs_holds_is_begun_anew(tmp_path):
+    run = run_dir(tmp_path, "e3m0", 1, "sync.rounding=stochastic")
+    run_script(
+        1,
+        SCRIPTS / "lightning_digits.py",
+        ["--epochs", "2"],
+        tmp_path,
+        partial(stopped, 1),
+        CPDRUN_RUN_DIR=str(run.path),
+    )
+    assert len(logged(run)) == 2 and not run.checkpoint.parent.exists()
 
 
 @needs["fabric_digits"]

@@ -2,8 +2,10 @@
 library, imported when the script imports the library.
 
 Their gradients are held as anybody's (`cpdrun.attach.hold`). Here the metrics that they log go into the run's record,
-and where the run is to stop they save into the run's checkpoint_dir, stop, and go on from there when they are started
-again.
+and where the run is to stop they save into the run's checkpoint_dir, end the script, and go on from there when it is
+started again: to the same bits. Where a checkpoint of theirs would not lead to those (stochastic rounding, error
+feedback, delayed APS and precision rules remember what is not in it), they never ask whether to stop; a run that must
+then begins anew.
 
 Two kinds of entry point find these files, ours and a stranger's alike:
 
@@ -12,6 +14,7 @@ Two kinds of entry point find these files, ours and a stranger's alike:
                                                         that is waited for, its value a function that gets it imported
 """
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -32,6 +35,15 @@ def watch() -> Callable[[], None]:
     finder = _Finder(waiting)
     sys.meta_path.insert(0, finder)
     return lambda: sys.meta_path.remove(finder)
+
+
+def may_go_on() -> bool:
+    """Whether this process is of a run, and a checkpoint of its script's is all that is needed to go on."""
+    if "CPDRUN_RUN_DIR" not in os.environ:
+        return False
+    from cpdrun.attach.hold import Hold
+
+    return not Hold.around().remembers
 
 
 def numbers_of(logged: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 Trainer: what `self.log` leaves in callback_metrics is recorded at the end of each epoch, and after validations within
 one. Where the run is to stop, it saves into the run's checkpoint_dir at the end of the epoch it is in (within one,
-Lightning would leave out what is left of it), and the next `fit()` goes on from there. The states of the random numbers
-are saved too, each process's own, which Lightning does not do: so the weights in the end are the same bits.
+Lightning would leave out what is left of it), and the script ends there; the next one's `fit()` goes on from it. The
+states of the random numbers are saved too, each process's own, which Lightning does not do.
 Fabric: what `fabric.log` and `fabric.log_dict` give its loggers is recorded too.
 
 `lightning` and its older names (`pytorch_lightning`, `lightning_fabric`) are packages with classes of their own.
 """
 
 import functools
+import itertools
 import os
 import random
 from collections.abc import Mapping
@@ -21,10 +22,18 @@ import numpy
 import torch
 
 import cpdrun.attach
-from cpdrun.attach.integrations import numbers_of
+from cpdrun.attach.integrations import may_go_on, numbers_of
 
 CHECKPOINT = "lightning.ckpt"
 RANDOM = "random{rank}.pt"
+ARGUMENTS = (
+    "model",
+    "train_dataloaders",
+    "val_dataloaders",
+    "datamodule",
+    "ckpt_path",
+    "weights_only",
+)  # of fit
 
 
 class _Recorded:
@@ -32,6 +41,8 @@ class _Recorded:
 
     def __init__(self) -> None:
         self.run = cpdrun.attach()
+        self.folder: Path | None = None  # where it saves when it is to stop; None: it is not asked to
+        self.stopped = False
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         # the validation at an epoch's end is recorded with the epoch
@@ -40,18 +51,19 @@ class _Recorded:
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._log(trainer)
-        if self.run.should_stop():
+        if self.folder is not None and self.run.should_stop():
+            self.folder.mkdir(exist_ok=True)
             torch.save(_random_states(), self._random(trainer))
-            trainer.save_checkpoint(self.run.checkpoint_dir / CHECKPOINT)
-            trainer.should_stop = True
+            trainer.save_checkpoint(self.folder / CHECKPOINT)
+            self.stopped = trainer.should_stop = True
 
     def on_load_checkpoint(self, trainer: Any, *_: Any) -> None:
         # here, before the next epoch's loaders draw
-        if str(trainer.ckpt_path) == str(self.run.checkpoint_dir / CHECKPOINT):
+        if self.folder is not None and str(trainer.ckpt_path) == str(self.folder / CHECKPOINT):
             _set_random_states(torch.load(self._random(trainer), weights_only=True))
 
     def _random(self, trainer: Any) -> Path:
-        return self.run.checkpoint_dir / RANDOM.format(rank=trainer.global_rank)
+        return self.folder / RANDOM.format(rank=trainer.global_rank)
 
     def _log(self, trainer: Any) -> None:
         if values := numbers_of(trainer.callback_metrics):
@@ -120,15 +132,22 @@ def callbacks_of_fabric() -> list[Any]:
 def install(module: ModuleType) -> None:
     """module: lightning.pytorch.trainer.trainer, or pytorch_lightning's."""
     fit = module.Trainer.fit
+    numbers = itertools.count()
 
     @functools.wraps(fit)
     def resumed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        folder = cpdrun.attach().checkpoint_dir
-        # the fifth argument after self
-        given = len(args) > 4 or kwargs.get("ckpt_path") is not None
-        if folder is not None and not given and (folder / CHECKPOINT).is_file():
-            kwargs["ckpt_path"] = str(folder / CHECKPOINT)
-        return fit(self, *args, **kwargs)
+        # of several trainings in a script each goes on from its own
+        number, callback = next(numbers), next((c for c in self.callbacks if isinstance(c, _Recorded)), None)
+        if callback is None or not may_go_on():
+            return fit(self, *args, **kwargs)
+        callback.folder = callback.run.checkpoint_dir / f"lightning{number}"
+        given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+        if given.get("ckpt_path") is None and (callback.folder / CHECKPOINT).is_file():
+            given["ckpt_path"] = str(callback.folder / CHECKPOINT)
+        result = fit(self, **given)
+        if callback.stopped:
+            raise SystemExit(os.EX_TEMPFAIL)
+        return result
 
     module.Trainer.fit = resumed
 
