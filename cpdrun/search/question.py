@@ -77,7 +77,16 @@ class Question:
             "values": {key: list(of) for key, of in self.tuning.keys.items()},
             "seeds": list(self.tuning.seeds),
         }
+        about |= {"family": self._family}
         return about | ({"tune": tuned} if self.tuning else {})
+
+    @property
+    def _family(self) -> dict[str, Any]:
+        """What shares the error, tried or not: chains and, of widths of several, the formats of most of one."""
+        sizes: dict[float, int] = {}
+        for width in (width for chain in self.chains for width in chain.widths if len(width) > 1):
+            sizes[width[0].bits] = max(len(width), sizes.get(width[0].bits, 0))
+        return {"chains": len(self.chains), "formats": sizes}
 
 
 def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> Question:

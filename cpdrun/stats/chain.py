@@ -44,17 +44,19 @@ def settle(
     *,
     alpha: float,
     chains: int,
+    sizes: Sequence[int] | None = None,
     resolution: float = 0.0,
     most_pairs: int = 1000,
 ) -> list[Width]:
     """The verdicts of a chain, one of `chains` that share the error `alpha`.
 
     `gaps`: for each width, most bits first, for each of its formats the differences in the order of the seeds, as
-    `anytime.differences` makes them; in the unit of `tolerance` and `resolution`.
+    `anytime.differences` makes them; in the unit of `tolerance` and `resolution`. `sizes`: how many formats of each
+    width share its error, where some of them are not among `gaps`.
     """
     found: list[Width] = []
-    for formats in gaps:
-        certify, refute = shares(alpha, len(formats), chains)
+    for formats, size in zip(gaps, sizes or map(len, gaps), strict=True):
+        certify, refute = shares(alpha, size, chains)
         judgements = tuple(
             judge(
                 each,

@@ -1,22 +1,25 @@
 """A search through the launcher's session, with an executor that trains nothing: kills, failures, budgets, rounds."""
 
 import contextlib
-import io
 import json
 import math
 import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 import yaml
 from instant_executor import Instant, PowerCutError
-from rich.console import Console
 
 from cpdrun.cli import main
 from cpdrun.launch import LaunchOptions, Session
-from cpdrun.search.drive import SearchDisplay, at_once, search
+from cpdrun.record import SweepDir
+from cpdrun.search.drive import at_once
 from cpdrun.search.forecast import forecast
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
+from cpdrun.search.settings import budget as parsed
 from cpdrun.search.words import as_json, report_command, sentences
 
 TYPED = [
@@ -28,27 +31,20 @@ TYPED = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def as_new(monkeypatch):
-    monkeypatch.setattr(Instant, "cut_after", math.inf)
-    monkeypatch.setattr(Instant, "failing", ())
-    monkeypatch.setattr(Instant, "rounds", [])
+@cache
+def asked(*typed):
+    """Planning takes longer than all these runs."""
+    return ask([*TYPED, *typed])
 
 
 @pytest.fixture
-def go(tmp_path):
-    questions = {}
+def go(tmp_path, launch):
+    """The results of a search as typed, its printed lines, and its exit codes."""
 
-    def go(*typed, folder="here", slots=2):
-        """The results of a search as typed, its printed lines, and its exit codes."""
-        words = (*TYPED, f"results_dir={tmp_path / folder}", *typed)
-        question = questions[words] = questions.get(words) or ask(words)
-        results, console = Results(question), Console(file=io.StringIO(), width=200)
-        launcher = {"_target_": "instant_executor.Instant", "slots": slots}
-        display = SearchDisplay(console, [], results)
-        with Session() as session:
-            summaries = search(session, results, launcher, LaunchOptions(), display, None)
-        return results, console.file.getvalue(), [summary.exit_code for summary in summaries]
+    def go(*typed, folder="here", slots=2, budget=None):
+        question = asked(*typed)
+        limits = replace(question.settings, budget=parsed(budget))
+        return launch(replace(question, settings=limits), tmp_path / folder / "found", slots)
 
     return go
 
@@ -80,7 +76,8 @@ def test_its_manifest_lists_the_runs_that_were_asked_for_and_no_others(go):
     manifest = yaml.safe_load(results.question.directory.manifest.read_text())
     assert sorted(manifest["runs"]) == names(results)
     baseline = {"format": "fp32", "aps": False}
-    assert manifest["search"] == {"tolerance": 1, "confidence": 95, "metric": None, "baseline": baseline}
+    asked = {"tolerance": 1, "confidence": 95, "metric": None, "baseline": baseline}
+    assert manifest["search"] == asked | {"family": {"chains": 2, "formats": {}}}
 
 
 def test_typed_again_it_has_nothing_to_do_and_says_the_same(go):
@@ -153,10 +150,10 @@ def test_a_cluster_gets_rounds_of_what_is_likely_to_be_needed(go):
 
 
 def test_a_budget_ends_it_and_what_is_open_is_said(go):
-    results, *_ = go("search.budget=12")
+    results, *_ = go(budget=12)
     assert results.runs == 12
     assert "are open" in sentences(results)[1] and "more" in sentences(results)[1]
-    hours, *_ = go("search.budget=1min", folder="hours")
+    hours, *_ = go(folder="hours", budget="1min")
     assert hours.runs == 15  # of 4 s
 
 
@@ -182,10 +179,10 @@ def test_loss_is_compared_the_other_way_round(go):
 
 
 def test_a_forecast_tells_the_noise_and_the_cost(go):
-    results, *_ = go("search.budget=12")
+    results, *_ = go(budget=12)
     lines = "\n".join(forecast(results, 2))
     assert "noise: paired differences have sd 0." in lines and "after about" in lines
     assert "minutes with 2 at once" in lines
-    empty = Results(ask([*TYPED, "results_dir=/nonexistent"]))
+    empty = Results(replace(asked(), directory=SweepDir(Path("/nonexistent/found"))))
     assert "once two pairs are recorded" in next(forecast(empty, 2))
     assert at_once(empty, {"_target_": "instant_executor.Instant", "slots": 0}, LaunchOptions()) is None

@@ -15,12 +15,8 @@ from made_up_world import RULES, World, chain
 from rich.console import Console
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.launch import LaunchOptions, Session
-from cpdrun.record import SweepDir
-from cpdrun.search.drive import SearchDisplay, search
 from cpdrun.search.forecast import forecast
 from cpdrun.search.question import ask
-from cpdrun.search.results import Results
 from cpdrun.search.schedule import Ended, stand, wanted
 from cpdrun.search.settings import Budget, settings
 from cpdrun.search.tune import FIRST_SEED, Tuning
@@ -46,12 +42,8 @@ OFF = {
 
 
 @pytest.fixture(autouse=True)
-def as_new(monkeypatch):
-    monkeypatch.setattr(Instant, "cut_after", math.inf)
-    monkeypatch.setattr(Instant, "failing", ())
-    monkeypatch.setattr(Instant, "rounds", [])
+def some_rates_are_wrong(monkeypatch):
     monkeypatch.setattr(instant_executor, "OFF", OFF)
-    monkeypatch.setattr("os.fsync", lambda fd: None)
 
 
 @cache
@@ -61,16 +53,11 @@ def asked(*typed):
 
 
 @pytest.fixture
-def go(tmp_path):
+def go(tmp_path, launch):
     def go(*typed, folder="here", slots=2, budget=None):
-        question = replace(asked(*typed), directory=SweepDir(tmp_path / folder / "found"))
+        question = asked(*typed)
         limits = replace(question.settings, budget=budget and Budget(runs=budget))
-        question = replace(question, settings=limits)
-        results, console = Results(question), Console(file=io.StringIO(), width=200)
-        launcher = {"_target_": "instant_executor.Instant", "slots": slots}
-        with Session() as session:
-            search(session, results, launcher, LaunchOptions(), SearchDisplay(console, [], results), None)
-        return results
+        return launch(replace(question, settings=limits), tmp_path / folder / "found", slots)[0]
 
     return go
 

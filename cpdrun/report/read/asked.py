@@ -10,6 +10,7 @@ import pandas as pd
 from cpdrun.record import SweepDir, read_manifest
 from cpdrun.report.errors import ReportUsageError
 from cpdrun.report.read import formats
+from cpdrun.report.read.certified import Family
 from cpdrun.report.read.collect import config_keys
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.words import axis_text
@@ -26,6 +27,7 @@ class Asked:
     metric: str | None = None
     baseline: Mapping[str, Any] = field(default_factory=dict)  # the values that name it
     axis: str | None = None  # of bits, along which was searched
+    family: Family = field(default_factory=Family)  # what shares the error
 
     def said(self, metric: Metric, *, tolerance: bool, confidence: bool) -> str:
         """Which of these the report took over. "" for none."""
@@ -75,7 +77,17 @@ def _asked(sweep: SweepDir) -> Asked:
         metric if isinstance(metric, str) else None,
         baseline if isinstance(baseline, Mapping) else {},
         axis if isinstance(axis := block.get("axis"), str) else None,
+        _family(block.get("family")),
     )
+
+
+def _family(block: object) -> Family:
+    if not isinstance(block, Mapping):
+        return Family()
+    chains, formats = _number(block.get("chains")), block.get("formats")
+    pairs = formats.items() if isinstance(formats, Mapping) else ()
+    known = [(_number(bits), _number(n)) for bits, n in pairs]
+    return Family(int(chains or 0), {bits: int(n) for bits, n in known if bits is not None and n is not None})
 
 
 def _number(value: object) -> float | None:

@@ -6,7 +6,7 @@ A chain is a facet's formats of one scaling, most bits first; all chains of a re
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cpdrun.report.read import formats
@@ -33,15 +33,26 @@ class Judged:
     )  # log10 of the evidence that certifies, and that refutes
 
 
+@dataclass(frozen=True)
+class Family:
+    """What shares the error of a search: its chains and, of widths of several, the formats of most of one. A search
+    ends with formats and chains that it has not tried, whose share is not the others' all the same."""
+
+    chains: int = 0
+    formats: Mapping[float, int] = field(default_factory=dict)  # by their bits
+
+
 def judge_chains(
     chains: Sequence[tuple[Group, Sequence[Group]]],
     metric: Metric,
     tolerance: float,
     alpha: float,
     samples: float,
+    family: Family = Family(),
 ) -> dict[Group, Judged]:
     """`chains`: a baseline and the groups compared with it. `tolerance`: in the metric's own unit; `samples`: of the
-    test set, where the metric counts them, else NaN."""
+    test set, where the metric counts them, else NaN; `family`: what shares the error, if it is more than there is."""
+    n_chains = max(len(chains), family.chains)
     found: dict[Group, Judged] = {}
     for baseline, groups in chains:
         widths: dict[float, list[Group]] = {}
@@ -51,9 +62,10 @@ def judge_chains(
         low = worst(metric, baseline.num_classes, baseline.values, tolerance)
         gaps = [[_gaps(group, baseline, metric, low) for group in width] for width in members]
         resolution = 1 / samples if samples > 0 else 0.0
-        settled = settle(gaps, tolerance, alpha=alpha, chains=len(chains), resolution=resolution)
-        for width, stands, of_width in zip(members, settled, gaps, strict=True):
-            enough = tuple(-math.log10(share) for share in shares(alpha, len(width), len(chains)))
+        sizes = [max(len(widths[bits]), family.formats.get(bits, 0)) for bits in sorted(widths, reverse=True)]
+        settled = settle(gaps, tolerance, alpha=alpha, chains=n_chains, sizes=sizes, resolution=resolution)
+        for width, stands, of_width, size in zip(members, settled, gaps, sizes, strict=True):
+            enough = tuple(-math.log10(share) for share in shares(alpha, size, n_chains))
             for group, judgement, of_group in zip(width, stands.judgements, of_width, strict=True):
                 verdict = stands.verdict_of(judgement)
                 if verdict is Verdict.CERTIFIED and (group.diverged or group.gave_up):  # after it was

@@ -149,10 +149,17 @@ class Facet:
         return [*([self.lent] if self.lent is not None else []), *self.groups]
 
     @cached_property
-    def strategies(self) -> dict[str, list[Group]]:
-        """The reduced formats that have a value, fewest bits first, by how they are scaled; plain last."""
+    def chains(self) -> dict[str, list[Group]]:
+        """The reduced formats of which a run has a value or diverged, fewest bits first, by how they are scaled; plain
+        last."""
         found: dict[str, list[Group]] = {}
-        chosen = [group for group in self.groups if not group.is_baseline and group.values]
+        chosen = [g for g in self.groups if not g.is_baseline and (g.values or g.diverged_seeds)]
         for group in sorted(chosen, key=lambda group: (not group.aps, formats.order(group.format))):
             found.setdefault(group.strategy, []).append(group)
         return found
+
+    @cached_property
+    def strategies(self) -> dict[str, list[Group]]:
+        """The same without those that have no value to show."""
+        shown = {name: [group for group in groups if group.values] for name, groups in self.chains.items()}
+        return {name: groups for name, groups in shown.items() if groups}

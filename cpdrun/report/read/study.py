@@ -15,7 +15,7 @@ from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.look.style import Look, looks
 from cpdrun.report.read.asked import CONFIDENCE, asked, baseline_of
 from cpdrun.report.read.bits_axis import BitsAxis, bits_axis
-from cpdrun.report.read.certified import Judged, judge_chains
+from cpdrun.report.read.certified import Family, Judged, judge_chains
 from cpdrun.report.read.choices import with_choices
 from cpdrun.report.read.collect import (
     CASE,
@@ -55,6 +55,7 @@ class Study:
         default_factory=list
     )  # of it, what a search asked; and what is compared, in words
     tuned: Tuned = field(default_factory=Tuned, repr=False)
+    family: Family = field(default_factory=Family)  # that a search had, of which there need not be all runs
 
     @cached_property
     def facets(self) -> list[Facet]:
@@ -125,11 +126,11 @@ class Study:
             (facet.baseline, groups)
             for facet in self.facets
             if facet.baseline is not None and not self.baseline_problem(facet)
-            for groups in facet.strategies.values()
+            for groups in facet.chains.values()
         ]
         samples = self.samples(*(group for _, groups in chains for group in groups)) if chains else math.nan
         tolerance = self.tolerance / self.metric.scale
-        return judge_chains(chains, self.metric, tolerance, 1 - self.ci / 100, samples)
+        return judge_chains(chains, self.metric, tolerance, 1 - self.ci / 100, samples, self.family)
 
     def samples(self, *groups: Group) -> float:
         """How many test samples the metric of `groups` is a share of; NaN where it is none, or that is not known."""
@@ -278,6 +279,7 @@ def read_study(
         is_default_metric=metric == usual,
         question=[line for line in (said, *of.said, *tuned.notes()) if line],
         tuned=tuned,
+        family=question.family,
     )
 
 

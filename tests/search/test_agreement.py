@@ -1,0 +1,58 @@
+"""A report of a searched folder says what the search said: the same verdicts, differences and intervals."""
+
+import math
+from functools import cache
+
+import instant_executor
+import pytest
+
+from cpdrun.report.read.study import read_study
+from cpdrun.search.question import ask
+
+TYPED = ["search.tolerance=1", "search.most_seeds=12", "name=found"]
+NAN = math.nan
+
+
+@cache
+def asked(*typed):
+    return ask([*TYPED, *typed])
+
+
+WIDTH = ("format=fp32,e4m3,e5m2,e3m0,e1m2", "aps=true")
+CHAINS = ("format=fp32,e4m3,e3m2,e3m0", "aps=false,true")
+TUNED = ("format=fp32,e4m3,e5m2,e3m0", "aps=true", "search.tune.optim.lr=.05,.1")
+BF16 = ("format=bf16,e4m3,e3m0", "aps=true", "search.baseline={format: bf16}")
+
+
+def told(results):
+    """Of a search by candidate: the verdict and its figures."""
+    rows = [row for standing in results.standings() for row in standing]
+    return {candidate.label: figures(width.verdict_of(found), found) for candidate, found, width in rows}
+
+
+def figures(verdict, found):
+    return verdict, found.pairs, *(round(end, 9) for end in (found.mean, found.low, found.high))
+
+
+def reported(results):
+    study = read_study([results.question.directory])
+    return {f"{g.name} {g.strategy}": figures(j.verdict, j.judgement) for g, j in study.judged.items()}
+
+
+@pytest.mark.parametrize(
+    ("typed", "gaps"),
+    [
+        (WIDTH, {}),  # of 8 bits one format alone is tried, at half of the error
+        (WIDTH, {("e4m3", True): NAN, ("e5m2", True): NAN}),
+        (WIDTH, {("e4m3", True): -0.5, ("e1m2", True): NAN}),
+        (CHAINS, {("e4m3", False): NAN, ("e3m2", True): NAN, ("e3m0", True): -0.002}),
+        (TUNED, {("e3m0", True): NAN}),
+        (BF16, {("e3m0", True): -0.012}),
+    ],
+)
+def test_a_report_judges_as_the_search_did(launch, tmp_path, monkeypatch, typed, gaps):
+    monkeypatch.setattr(instant_executor, "GAPS", gaps)
+    results, *_ = launch(asked(*typed), tmp_path / "found")
+    mine, theirs = told(results), reported(results)
+    assert theirs == {label: mine[label] for label in theirs}
+    assert {label for label, found in mine.items() if found[1]} <= theirs.keys()
