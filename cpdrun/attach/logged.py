@@ -9,14 +9,9 @@ from typing import Any
 from cpdrun.config.script import SCRIPT, direction_of, judged_by
 from cpdrun.errors import FAILED, UserError
 from cpdrun.record import Best, Ending, LoggedRow, Progress, Result, RunDir
-from cpdrun.record.measure import Measure
+from cpdrun.record.measure import MEASURES
 
 TEST_NAMES = ("val", "test", "eval")
-MEASURES = {
-    "min": Measure(higher_is_better=False),
-    "max": Measure(higher_is_better=True),
-    "share": Measure(higher_is_better=True, shown="percent"),
-}
 
 
 class NoResultError(UserError):

@@ -25,14 +25,14 @@ from cpdrun.attach.recorder import ATTEMPT_DIR, RUN_DIR
 from cpdrun.attach.together import all_ended
 from cpdrun.attach.written import JsonLines, tensorboard_rows
 from cpdrun.config.script import SCRIPT, filled, found, has_launcher, stem, words
-from cpdrun.errors import FAILED, OK, USAGE, UserError
+from cpdrun.errors import FAILED, OK, UserError
 from cpdrun.record import Attempt, RunDir, read_object, remove, write_json
 from cpdrun.train.ranks import pulse
 
 OF_TORCHRUN = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|WORLD_RANK|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
 )
-ERROR = re.compile(r"(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Interrupt|Exit)\b.*|error: .*)")
+ERROR = re.compile(r"(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Interrupt|Exit)\b.*|.*\berror: .*)")
 LAST_LINES = 50  # an error further from the end was not what ended the script
 OURS = "cpdrun: "  # begins what we print into a script's log
 STATUS_EVERY_S = 1.0
@@ -65,6 +65,7 @@ class _Rank:
         self.status_written = self.told_at = 0.0
         self.error = self.last_words = ""
         self.since_error = 0
+        self.goes_on = False  # from what an attempt before has saved
         self.file: JsonLines | None = None
 
     def execute(self) -> int:
@@ -91,9 +92,10 @@ class _Rank:
         return OK
 
     def _remember(self, line: str) -> None:
-        """The line that says most of how the script ended: the last that names an error, or else the last."""
+        """The line that says most of how the script ended: one of ours, the last that names an error, or the last."""
         error = ERROR.match(line)
-        if error is not None:
+        is_theirs = not line.startswith("error: ")
+        if error is not None and not (is_theirs and self.error.startswith("error: ")):
             self.error, self.since_error = error[1].strip(), 0
         elif not line.startswith(OURS):
             self.last_words = line.strip()
@@ -101,12 +103,13 @@ class _Rank:
 
     def _begin(self) -> None:
         """What an attempt that has no checkpoint to go on from logged is void: the script begins anew."""
-        folder = self.run.checkpoint.parent
-        if not (folder.is_dir() and any(folder.iterdir())):
-            remove(self.run.metrics)
-            remove(self.run.status)
-        if self.script["jsonl"]:
-            self.file = JsonLines(self._place(self.script["jsonl"]))
+        place = self._place(self.script["jsonl"]) if self.script["jsonl"] else None
+        self.goes_on = self.run.saved_at() > 0
+        if not self.goes_on:
+            for path in (self.run.metrics, self.run.status, place):
+                if path is not None:
+                    remove(path)
+        self.file = JsonLines(place) if place is not None else None
 
     def _start(self) -> ScriptProcess:
         found(self.config)
@@ -177,10 +180,10 @@ class _Rank:
             signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
             os.kill(os.getpid(), -code)
             time.sleep(1)
-        if code == USAGE and self.error.startswith("error: "):  # ours, which says it all
-            print(self.error, file=sys.stderr, flush=True)
+        words = (self.since_error <= LAST_LINES and self.error) or self.last_words
+        if words.startswith("error: "):  # ours, which says it all
+            print(words, file=sys.stderr, flush=True)
         else:
-            words = (self.since_error <= LAST_LINES and self.error) or self.last_words
             said = f"{self.name} ended with exit code {code}{f': {words}' if words else ''}"
             print(f"error: {said}", file=sys.stderr, flush=True)
         return code if code != os.EX_TEMPFAIL else FAILED
@@ -188,7 +191,8 @@ class _Rank:
     def _finish(self, began: float) -> None:
         self._read_file(last=True)
         if self.script["tensorboard"]:
-            for row in tensorboard_rows(self._place(self.script["tensorboard"]), began):
+            since = 0.0 if self.goes_on else began
+            for row in tensorboard_rows(self._place(self.script["tensorboard"]), since):
                 self.run.append_row(row)
         self.tally.look()
         ended = result(self.tally, self.config, time.time() - began, _of_gradients(self.run))

@@ -65,6 +65,7 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
     torch.set_num_threads(config["threads"])
     _show_life()
     try:
+        _check_ranks(config)
         hold = Hold(config)
         hold.install()
     except UserError as error:
@@ -116,6 +117,16 @@ def _of_script(error: BaseException, file: Path) -> Any:
 def _as_typed(path: str, file: Path) -> str:
     """sys.argv[0] as python has it: the path as it was typed, where that leads to the file from here."""
     return path if Path(path).exists() else str(file)
+
+
+def _check_ranks(config: dict[str, Any]) -> None:
+    """Another launcher may start another number of ranks than the run is named for."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks != config["nproc"]:
+        raise UserError(
+            f"script.launch_with started {ranks} rank{'s' if ranks != 1 else ''}, and nproc={config['nproc']}: let it "
+            "start {nproc} (accelerate launch --multi_gpu --num_processes {nproc}; torchrun --nproc-per-node {nproc})"
+        )
 
 
 def _seed(seed: int) -> None:

@@ -96,8 +96,11 @@ def _launch(
     config_dir: "Path | None",
 ) -> int:
     """Look whether `to_run` can be trained, then train them, those of `anew` from the start."""
+    from cpdrun.config.script import is_script
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.record import cancellation, forget
+    from cpdrun.report.read.collect import collect
+    from cpdrun.report.read.ignored import ignored
     from cpdrun.shell.terminal import Terminal
     from cpdrun.sweep import write_manifest
 
@@ -116,6 +119,9 @@ def _launch(
     with writing(sweep.directory.path):  # a full disk, as a rule
         summary = session.launch(sweep.directory, jobs, launcher, options, display, cancelled_before)
     print_summary(console, summary)
+    if options.wait and is_script(configs[0]):
+        for line in ignored(collect([sweep.directory])):
+            print(f"note: {line}", file=sys.stderr)
     if summary.exit_code == OK and options.wait:
         print(f"For the report: cpdrun report {sweep.directory.path}")
     return summary.exit_code

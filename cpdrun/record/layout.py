@@ -135,6 +135,13 @@ class RunDir:
     def checkpoint(self) -> Path:
         return self.path / "ckpt" / "last.pt"
 
+    def saved_at(self) -> float:
+        """When the last checkpoint was written, or what else a script saved beside where it would be; seconds since
+        1970, 0 where there is none."""
+        folder = self.checkpoint.parent
+        files = folder.rglob("*") if folder.is_dir() else ()
+        return max((file.stat().st_mtime for file in files if file.suffix != ".tmp"), default=0.0)
+
     @property
     def preempt(self) -> Path:
         """Asks the ranks to save and stop at the next step boundary; whoever asks creates it."""

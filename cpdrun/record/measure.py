@@ -43,6 +43,9 @@ NATS = Measure(higher_is_better=False, shown="nats")
 BITS = Measure(higher_is_better=False, shown="bits")
 ERROR = Measure(higher_is_better=False)  # in units of its own
 
+# as a script's directions are typed
+MEASURES = {"min": ERROR, "max": Measure(higher_is_better=True), "share": SHARE}
+
 # what runs of before are judged by, the first that a record holds
 JUDGES = ("test_mean_iou", "test_bits_per_byte", "test_perplexity", "test_accuracy", "test_loss")
 KNOWN = {

@@ -51,7 +51,8 @@ def forget(run: RunDir) -> None:
     """Make the run pending again from its first step, unless some process works on it; its logs stay."""
     if not run.path.exists() or (fd := claim(run)) is None:
         return
-    for path in (run.done, run.status, run.metrics, *run.checkpoint.parent.glob("*.pt")):
+    saved = list(run.checkpoint.parent.iterdir()) if run.checkpoint.parent.is_dir() else []
+    for path in (run.done, run.status, run.metrics, *saved):
         remove(path)
     release(run, fd)
 

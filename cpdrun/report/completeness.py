@@ -7,6 +7,7 @@ import pandas as pd
 from cpdrun.record import NewerRecordError, State, SweepDir, described, differ, processors, read_manifest
 from cpdrun.report.read.collect import CODE, DATA, SEED, UNREADABLE, finished, sweep_names
 from cpdrun.report.read.formats import bits
+from cpdrun.report.read.ignored import ignored
 from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import some
 
@@ -28,6 +29,7 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
         *_other_bits(study),
         *_other_units(study),
         *_uneven_seeds(study),
+        *ignored(study.runs),
         *_mixed_processors(study),
         *_mixed_versions(study),
     ]

@@ -8,13 +8,14 @@ and all other axes its own.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.overrides import typed_form
+from cpdrun.config.script import SCRIPT, direction_of, is_script
 from cpdrun.record import SweepDir
 from cpdrun.report.read import formats
 from cpdrun.report.read.bits_axis import APS, last_words
@@ -99,6 +100,7 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
         )
     first = plan([*texts, f"{SEED}=0"], config_dir, imports=imports)
     asked = settings(first.search)
+    _check_metric(asked.metric, first.runs[0].config)
     words = [*texts, *held(asked, first, texts)]
     axis = read_axis(first, asked.baseline, is_whole=BASELINE in keys)
     count = 1 if asked.tune else asked.most_seeds  # the runs of a search that tunes are those of its arms
@@ -142,6 +144,15 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
         return question
     untuned = [*against.runs, *candidates.runs]
     return with_arms(question, untuned, ([*texts, *fixed], texts), config_dir, imports=imports)
+
+
+def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:
+    """Of a script cpdrun knows no more than its words say. Raises ConfigError."""
+    if name is not None and is_script(config) and direction_of(name, config[SCRIPT]["direction"]) is None:
+        raise ConfigError(
+            f"search.metric={name}: is less of it better, or more? Type script.direction.{name}=min or "
+            f"script.direction.{name}=max"
+        )
 
 
 def _cells(runs: Sequence[PlannedRun]) -> dict[str, Cell]:

@@ -5,12 +5,14 @@ from dataclasses import replace
 from statistics import fmean
 
 from cpdrun.config.errors import ConfigError
+from cpdrun.config.script import is_script
 from cpdrun.record import Ending, Result, RunDir
 from cpdrun.report.read.learnt import learnt, worst
 from cpdrun.report.read.metric import Metric
 from cpdrun.search.likeliest import Gradients, likeliest_first
 from cpdrun.search.question import Question
 from cpdrun.search.schedule import Ask, Chain, Ended, Rules, Standing, stand
+from cpdrun.search.settings import FEWEST_SEEDS
 
 FAILURES = 2  # of a cell, and no run of it that ended well: it is given up
 
@@ -26,6 +28,7 @@ class Results:
         self._classes = self._samples = math.nan
         self._metric: Metric | None = None
         self._failed: dict[str, int] = {}
+        self._measured: dict[str, list[dict]] = {}  # all metrics of a cell's runs
         self._ordered: dict[str, Chain] = {}  # by label, once a run of the baseline has told
         for name, cell in question.cells.items():
             for seed in cell:
@@ -60,6 +63,7 @@ class Results:
                 self.ended.skipped.add(ask)
                 return True
         self.ended.values.setdefault(name, {})[seed] = value
+        self._measured.setdefault(name, []).append(done.metrics)
         return True
 
     def failed(self, ask: Ask) -> None:
@@ -141,11 +145,22 @@ class Results:
         diverged = len(values) - len(healthy)
         if baseline in self.ended.given_up:
             return "the baseline's runs failed"
+        if self._ignores_seeds(baseline):
+            return (
+                f"the baseline's first {len(values)} seeds measured the same to the last digit: the script seeds "
+                "itself; hand it the run's, script_args='--seed {seed}'"
+            )
         if len(values) >= 2 and diverged * 2 > len(values):
             return f"the baseline itself diverged in {diverged} of {len(values)} runs"
         if len(healthy) >= 2 and learnt(self.metric, fmean(healthy), self._classes) is False:
             return f"the baseline itself did not learn ({self.metric.show(fmean(healthy))}{self.metric.unit})"
         return None
+
+    def _ignores_seeds(self, name: str) -> bool:
+        """A script may seed itself; runs that are all the same would be taken for evidence without any noise."""
+        found = self._measured.get(name, [])
+        of_script = is_script(next(iter(self.question.cells[name].values())).config)
+        return of_script and len(found) >= FEWEST_SEEDS and all(one == found[0] for one in found)
 
     def _metric_of(self, done: Result) -> Metric:
         """What is compared: the metric asked for, or that which the first run is judged by."""

@@ -17,7 +17,8 @@ from cpdrun.launch.attempt.ending import tail
 from cpdrun.launch.base import Event, Job
 from cpdrun.launch.progress.axes import IN_NAMES, values_in
 from cpdrun.launch.summary import Summary
-from cpdrun.record import Progress, RunDir
+from cpdrun.record import Progress, Result, RunDir
+from cpdrun.record.measure import ACCURACY
 from cpdrun.shell.visible import visible, visible_line
 
 REFRESH_S = 0.5
@@ -95,15 +96,16 @@ class Display:
     def _table(self, progress: list[tuple[Job, Progress]]) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         table.add_column("run", no_wrap=True, overflow="ellipsis")
-        for column in ("epoch", "accuracy", "time"):
+        of_script = any(status.judged_by for _, status in progress)
+        for column in ("epoch", "metric" if of_script else "accuracy", "time"):
             table.add_column(column, justify="right", no_wrap=True)
         for job, status in progress[: max(1, self.console.height - 6)]:
             name = job.run.name
             accuracy = status.test_accuracy
             table.add_row(
                 Text(self._called(job)),
-                f"{status.epoch}/{status.epochs}" if status.epochs is not None else "-",
-                "-" if accuracy is None else f"{100 * accuracy:.1f} %",
+                f"{status.epoch}/{status.epochs}" if status.epochs is not None else str(status.epoch or "-"),
+                _measured(status) if accuracy is None else f"{100 * accuracy:.1f} %",
                 duration(time.monotonic() - self._started.get(name, time.monotonic())),
             )
         fractions = sum(status.fraction for _, status in progress)
@@ -183,8 +185,24 @@ def _result(event: Event) -> str:
     result = event.job.run.result()
     if result is not None and event.outcome.status.has_result:
         accuracy = result.metrics.get("test_accuracy")
-        return "" if accuracy is None else f"test accuracy {100 * accuracy:.1f} %"
+        if accuracy is None or result.measures.get("test_accuracy") not in (None, ACCURACY):
+            return _judged(result)
+        return f"test accuracy {100 * accuracy:.1f} %"
     return event.outcome.reason
+
+
+def _judged(result: Result) -> str:
+    """`val loss 0.4123`."""
+    value = result.metrics.get(result.judge) if result.judge else None
+    if value is None:
+        return ""
+    measure = result.measures.get(result.judge)
+    shown = f"{100 * value:.1f} %" if measure and measure.shown == "percent" else f"{value:.4g}"
+    return f"{visible(result.judge).replace('_', ' ')} {shown}"
+
+
+def _measured(status: Progress) -> str:
+    return "-" if status.value is None else f"{visible(status.judged_by or '')} {status.value:.4g}"
 
 
 def duration(seconds: float) -> str:

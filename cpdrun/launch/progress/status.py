@@ -24,6 +24,8 @@ WATCH_S = 2.0
 IDLE_S = 20.0  # between two runs, and before a first one, nothing runs for some seconds
 LONGEST_NAME = 60  # columns; a longer one gives way to what else there is to say
 WIDE = 110  # columns of a terminal with room for a reason beside a run
+OF_PROGRESS = ("epoch", "epochs", "test_accuracy", "judged_by", "value")
+ACCURACY = "accuracy"
 STYLES = {
     State.DONE: "green",
     State.RUNNING: "cyan",
@@ -43,6 +45,8 @@ class RunStatus:
     epoch: int | None = None
     epochs: int | None = None
     test_accuracy: float | None = None
+    judged_by: str | None = None  # of a user's script: the metric, and the last value of it
+    value: float | None = None
     diverged: bool = False
     did_not_learn: bool = False
     attempt: int | None = None
@@ -79,7 +83,7 @@ def _run_status(run: RunDir, axes: dict[str, str]) -> RunStatus:
     progress = run.progress()
     known: dict[str, Any] = {"axes": axes}
     if progress is not None:
-        known |= {key: getattr(progress, key) for key in ("epoch", "epochs", "test_accuracy")}
+        known |= {key: getattr(progress, key) for key in OF_PROGRESS}
     attempt = run.last_attempt()
     where = attempt.whereabouts() if attempt else Where()
     known |= {"attempt": attempt and attempt.number, "where": _place(where)}
@@ -158,8 +162,8 @@ def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: in
             Text(visible(row.name)),
             *(Text(visible(value)) for value in values.values()),
             Text(row.shown_state, STYLES[row.state]),
-            "" if row.epochs is None else f"{row.epoch}/{row.epochs}",
-            "" if row.test_accuracy is None else f"{100 * row.test_accuracy:.1f} %",
+            _how_far(row),
+            _measured(row),
             "" if row.attempt is None else str(row.attempt),
             "" if row.seconds_left is None else duration(row.seconds_left),
             *([Text(visible(row.reason or row.where or ""))] if wide else []),
@@ -178,11 +182,30 @@ def _table(shown: list[RunStatus], *, wide: bool) -> Table:
     for key in headings(list(next(iter(_axis_values(shown, wide=wide)), {}))):
         table.add_column(Text(visible(key)), no_wrap=True, overflow="ellipsis")
     table.add_column("state", no_wrap=True, min_width=len("preempted"))
-    for column, width in (("epoch", 5), ("accuracy", 8), ("try", 3), ("left", 6)):
+    for column, width in (("epoch", 5), (_heading(shown), 8), ("try", 3), ("left", 6)):
         table.add_column(column, justify="right", no_wrap=True, min_width=width)
     if wide:
         table.add_column("where, or why", overflow="ellipsis", no_wrap=True)
     return table
+
+
+def _how_far(row: RunStatus) -> str:
+    """`3/15`; of a script, which does not say how far it goes, `3`."""
+    if row.epochs is not None:
+        return f"{row.epoch}/{row.epochs}"
+    return str(row.epoch) if row.judged_by and row.epoch else ""
+
+
+def _measured(row: RunStatus) -> str:
+    if row.judged_by is not None:
+        return "" if row.value is None else f"{row.value:.4g}"
+    return "" if row.test_accuracy is None else f"{100 * row.test_accuracy:.1f} %"
+
+
+def _heading(shown: list[RunStatus]) -> str:
+    """`accuracy`, or the metric of the scripts that are shown."""
+    judges = {row.judged_by for row in shown} - {None}
+    return visible(judges.pop()) if len(judges) == 1 else "metric" if judges else ACCURACY
 
 
 def _axis_values(shown: list[RunStatus], *, wide: bool) -> list[dict[str, str]]:

@@ -92,8 +92,7 @@ def element_name() -> str | None:
 
 def requeue(run: RunDir, outcome: Outcome) -> int:
     """Have Slurm run this element again, unless its time was too short to get anywhere."""
-    saved = run.checkpoint.stat().st_mtime if run.checkpoint.exists() else 0.0
-    if outcome.started is None or saved < outcome.started:  # without an attempt there is no start
+    if outcome.started is None or run.saved_at() < outcome.started:  # without an attempt there is no start
         print("not requeued: the time limit came before a first checkpoint; raise launcher.time", flush=True)
         return 1
     return subprocess.run(["scontrol", "requeue", element_name()], check=False).returncode

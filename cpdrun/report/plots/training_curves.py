@@ -25,7 +25,7 @@ ALT = (
     "every panel."
 )
 
-Curve = dict[int, list[float]]  # epoch -> the value of each seed, in shown units
+Curve = dict[int, list[float]]  # epoch, or step -> the value of each seed, in shown units
 _MOST_NAMES = 14
 
 
@@ -88,7 +88,7 @@ def _panel(
         )
         hover(line, study.describe(group))
         ends.append((means[-1], short(group.name), color))
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(study.counted_in)
     axes.xaxis.get_major_locator().set_params(integer=True)
     return sorted(ends, reverse=True)
 

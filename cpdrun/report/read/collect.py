@@ -222,7 +222,7 @@ def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 # what it spells out is told apart by digests, or need not be
-_DETAILS = ("code_sha256", "data_path", "data_folders", "products")
+_DETAILS = ("code_sha256", "data_path", "data_folders", "products", "attached")
 CODE, DATA = (
     "env:code:",
     "env:data_sha256",

@@ -1,15 +1,15 @@
 """A study: the runs of one report, and the table of their means that every other part of the report reads."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
-from cpdrun.record import EpochRow, RunDir, SweepDir
-from cpdrun.record.measure import known_judge
+from cpdrun.record import EpochRow, SweepDir
+from cpdrun.record.measure import MEASURES, known_judge, known_measure
 from cpdrun.report.costmodel import Network
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.look.style import Look, looks
@@ -31,6 +31,7 @@ from cpdrun.report.read.collect import (
 from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.grouping import facet_axes, hopeless, make_facets, make_groups
+from cpdrun.report.read.history import rows_of, unit_of
 from cpdrun.report.read.learnt import CLASSES_IF_UNKNOWN, guess, learnt
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.tuned import Tuned, read_tuned
@@ -171,7 +172,12 @@ class Study:
 
     def history(self, group: Group, runs: int | None = None) -> list[EpochRow]:
         """The epochs of the group's runs one after the other (or the first few)."""
-        return [row for run in group.runs[:runs] for row in _rows(run)]
+        return [row for run in group.runs[:runs] for row in rows_of(run)]
+
+    @property
+    def counted_in(self) -> str:
+        """What the rows of `history` are counted in: epoch, step or row."""
+        return unit_of(run for group in self.groups for run in group.runs)
 
     def describe(self, group: Group) -> str:
         """One group in a line: `e4m3 with APS, workers 8: 98.7 ± 0.3 %, 3 seeds, −0.1 ± 0.2 against fp32`."""
@@ -243,7 +249,7 @@ def read_study(
     )
     question = asked(sweeps)
     usual = question.metric if question.metric in known else _usual_metric(done, known)
-    metric = usual if metric is None else metric
+    metric, way = _with_way(usual if metric is None else metric, known)
     if metric not in known and known:
         raise ReportUsageError(
             f"no finished run in {where} has a metric {metric!r}; there are: {', '.join(known)}"
@@ -258,7 +264,7 @@ def read_study(
     shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
     axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
     against, along = baseline_of(shown, baseline, question), question.axis if baseline is None else None
-    about, of = Metric.of(metric, done), bits_axis(shown, axes, against, along)
+    about, of = _about(metric, way, done), bits_axis(shown, axes, against, along)
     groups = tuned.with_values(make_groups(shown, axes, f"metric:{metric}", of))
     asked_tolerance = question.tolerance if metric == usual else None  # it is in the units of that metric
     usual_tolerance = about.default_tolerance if asked_tolerance is None else asked_tolerance
@@ -283,6 +289,24 @@ def read_study(
     )
 
 
+def _with_way(typed: str, known: Sequence[str]) -> tuple[str, str | None]:
+    """The metric, and the min, max or share behind a colon that says which way of it is better."""
+    name, colon, way = typed.rpartition(":")
+    return (name, way) if colon and way in MEASURES and typed not in known else (typed, None)
+
+
+def _about(name: str, way: str | None, done: pd.DataFrame) -> Metric:
+    """Raises ReportUsageError for a metric of a script's runs of which nobody says which way is better."""
+    if way is not None:
+        return Metric(name, MEASURES[way])
+    about = Metric.of(name, done)
+    if about.declared is None and known_measure(name) is None and "script.path" in done.columns:
+        raise ReportUsageError(
+            f"is less of {name!r} better, or more? Its runs do not say; type --metric {name}:min or --metric {name}:max"
+        )
+    return about
+
+
 def _usual_metric(done: pd.DataFrame, known: list[str]) -> str:
     """What the data is judged by; of several data sets, of most runs."""
     judged_by = done["run:judged_by"]
@@ -300,10 +324,3 @@ def _of_seeds(values: list[float], ci: float) -> Interval:
         if not math.isfinite(half) or is_zero(half)
         else Interval(mean, mean - half, mean + half)
     )
-
-
-def _rows(run: RunDir) -> list[EpochRow]:
-    try:
-        return list(run.rows())
-    except (OSError, RecursionError):  # a folder in its place, or no right to read it: curves do without it
-        return []

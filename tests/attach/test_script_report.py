@@ -1,0 +1,100 @@
+"""Reports and searches of scripts' runs: any metric in its direction, and settings that changed nothing are said."""
+
+import pytest
+
+from cpdrun.config.errors import ConfigError
+from cpdrun.launch import Job
+from cpdrun.launch.session import write_configs
+from cpdrun.record import Best, Ending, LoggedRow, Result, SweepDir, write_json
+from cpdrun.record.measure import MEASURES
+from cpdrun.report.errors import ReportUsageError
+from cpdrun.report.read.collect import collect
+from cpdrun.report.read.ignored import ignored
+from cpdrun.report.read.study import read_study
+from cpdrun.search.question import ask
+from cpdrun.search.results import Results
+from cpdrun.sweep import plan
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
+
+
+def made(texts, loss_of):
+    """The sweep of these words, every run of it done with the loss that `loss_of` gives for its config."""
+    sweep = plan(["script=train.py", *texts])
+    for planned in sweep.runs:
+        run = sweep.directory.run(planned.name)
+        write_configs([Job(run, planned.config, planned.overrides)])
+        write_done(run, loss_of(planned.config))
+    return sweep.directory
+
+
+def write_done(run, loss):
+    for step in (10, 20):
+        run.append_row(LoggedRow(step=step, metrics={"val_loss": loss + 1 / step}))
+    metrics = {"val_loss": loss, "reward": 1 - loss}
+    measures = {"val_loss": MEASURES["min"]}
+    best = Best("val_loss", loss, 20)
+    write_json(run.done, Result(Ending.FINISHED, metrics, measures, "val_loss", best).as_json())
+
+
+def by_format(config):
+    return {"fp32": 0.5, "e4m3": 0.51, "e3m0": 0.9}[config["format"]] + config["seed"] / 1000
+
+
+def test_less_is_better_and_the_curve_is_over_steps(here):
+    sweep = made(["format=fp32,e4m3,e3m0", "seed=0,1,2"], by_format)
+    study = read_study([sweep])
+    assert study.metric.name == "val_loss" and not study.metric.higher_is_better
+    gaps = {str(group.format): study.against_baseline(group) for group in study.groups}
+    assert gaps["e3m0"].mean == pytest.approx(-0.4) and gaps["e4m3"].mean == pytest.approx(-0.01)
+    assert study.counted_in == "step"
+    assert {row.epoch for row in study.history(study.groups[0])} == {10, 20}
+
+
+def test_a_metric_of_unsaid_direction_is_asked_for(here):
+    sweep = made(["format=fp32,e4m3"], by_format)
+    with pytest.raises(ReportUsageError, match="--metric reward:min or --metric reward:max"):
+        read_study([sweep], metric="reward")
+    assert read_study([sweep], metric="reward:max").metric.higher_is_better
+    assert not read_study([sweep], metric="reward:min").metric.higher_is_better
+
+
+def test_an_argument_that_changed_nothing_is_said(here):
+    sweep = made(["script.args.lr=0.1,0.2", "format=fp32,e4m3", "seed=0,1"], by_format)
+    (line,) = ignored(collect([sweep]))
+    assert line.startswith("runs with lr = 0.1, 0.2 measured the same") and "read --lr?" in line
+
+
+def test_a_seed_that_changed_nothing_is_said(here):
+    sweep = made(["script.args.lr=0.1,0.2", "seed=0,1,2"], lambda config: config["script"]["args"]["lr"])
+    (line,) = ignored(collect([sweep]))
+    assert line.startswith("runs of the seeds 0, 1, 2 measured the same")
+
+
+def test_what_changed_something_somewhere_is_not_said(here):
+    sweep = made(["script.args.lr=0.1,0.2", "seed=0,1"], lambda c: c["seed"] * c["script"]["args"]["lr"])
+    assert ignored(collect([sweep])) == []
+
+
+def test_a_search_takes_no_seeds_that_change_nothing_for_evidence(here):
+    words = ["script=train.py", "format=fp32,e4m3", "search.most_seeds=3"]
+    sweep = made(["format=fp32,e4m3", "seed=0,1,2"], lambda config: 0.5 + (config["format"] == "e4m3") / 100)
+    results = Results(ask(words))
+    assert results.runs == 6
+    (standing,) = results.standings()
+    baseline = standing.chain.widths[0][0].baseline
+    assert "the script seeds itself" in results.problem(baseline)
+    for number, run in enumerate(SweepDir(sweep.path).runs()):
+        write_done(run, 0.5 + number / 100)
+    assert Results(ask(words)).problem(baseline) is None
+
+
+def test_a_search_for_a_metric_of_unsaid_direction_is_refused(here):
+    with pytest.raises(ConfigError, match=r"script.direction.reward=min"):
+        ask(["script=train.py", "format=fp32,e4m3", "search.metric=reward"])
+    ask(["script=train.py", "format=fp32,e4m3", "search.metric=reward", "script.direction.reward=max"])
