@@ -158,9 +158,11 @@ class Results:
 
     def _ignores_seeds(self, name: str) -> bool:
         """A script may seed itself; runs that are all the same would be taken for evidence without any noise."""
+        name = self.chosen.get(name, name)
         found = self._measured.get(name, [])
-        of_script = is_script(next(iter(self.question.cells[name].values())).config)
-        return of_script and len(found) >= FEWEST_SEEDS and all(one == found[0] for one in found)
+        if len(found) < FEWEST_SEEDS or not is_script(self.question.cells[name][0].config):
+            return False
+        return all(one == found[0] for one in found)
 
     def _metric_of(self, done: Result) -> Metric:
         """What is compared: the metric asked for, or that which the first run is judged by."""
