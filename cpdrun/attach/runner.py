@@ -30,6 +30,8 @@ from cpdrun.record import Attempt, RunDir
 from cpdrun.train.ranks import pulse
 from cpdrun.train.state.provenance import write_environment
 
+MOST_NAMED = 8  # parameters or layers in a line
+
 
 def main(run_dir: Path, config: dict[str, Any]) -> int:
     """The script in a process that was forked for it, from its first line to its handlers of exit."""
@@ -146,8 +148,25 @@ def _show_life() -> None:
 
 
 def _tell(facts: dict[str, Any]) -> None:
-    for what, value in facts.items():
-        print(f"cpdrun: {what}: {value}", flush=True)
+    """What was attached and what was left alone; the names of all of it are in env.json."""
+    gradients, products = facts["gradients"], facts["products"]
+    reached = f", {gradients['parameters']} parameters, world_size={gradients['workers']}"
+    print(
+        f"cpdrun: gradients {' and '.join(gradients['exchange'])}{reached if gradients['parameters'] else ''}"
+    )
+    for what, names in (
+        ("in fp32 as full_precision says", gradients["in_fp32"]),
+        ("never exchanged", gradients["left_alone"]),
+        ("products rounded", list(products["rounded"])),
+        ("products in fp32", list(products["in_fp32"]) if products["rounded"] else []),
+    ):
+        if names:
+            print(
+                f"cpdrun: {what}: {', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
+            )
+    for note in facts["notes"]:
+        print(f"cpdrun: {note}")
+    sys.stdout.flush()
 
 
 def _device() -> torch.device:

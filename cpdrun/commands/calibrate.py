@@ -3,7 +3,7 @@
 import argparse
 
 from cpdrun.arguments import add_overrides, positive, several
-from cpdrun.errors import OK
+from cpdrun.errors import OK, UserError
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -28,12 +28,15 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     from custom_fp.formats.names import parse
 
+    from cpdrun.config.script import is_script
     from cpdrun.launch.machine.calibration import calibrate
     from cpdrun.report.costmodel import forecast, network, print_forecast, read_calibration
     from cpdrun.shell.terminal import Terminal
     from cpdrun.sweep import plan
 
     sweep = plan(arguments.overrides, arguments.config_dir)
+    if is_script(sweep.runs[0].config):
+        raise UserError("calibrate measures the model of cpdrun's own loop; a script's it does not know")
     networks = {name: network(name) for name in arguments.network}
     named = [run.config["format"] for run in sweep.runs]
     swept = [name for name in named if not parse(name).has_scales]

@@ -5,8 +5,9 @@ from dataclasses import replace
 from statistics import fmean
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.script import is_script
+from cpdrun.config.script import SCRIPT, direction_of, is_script, judged_by
 from cpdrun.record import Ending, Result, RunDir
+from cpdrun.record.measure import ERROR, MEASURES
 from cpdrun.report.read.learnt import learnt, worst
 from cpdrun.report.read.metric import Metric
 from cpdrun.search.likeliest import Gradients, likeliest_first
@@ -75,7 +76,7 @@ class Results:
 
     @property
     def metric(self) -> Metric:
-        return self._metric or Metric(self.question.settings.metric or "test_accuracy")
+        return self._metric or self._metric_before()
 
     @property
     def tolerance(self) -> float:
@@ -155,6 +156,15 @@ class Results:
         if len(healthy) >= 2 and learnt(self.metric, fmean(healthy), self._classes) is False:
             return f"the baseline itself did not learn ({self.metric.show(fmean(healthy))}{self.metric.unit})"
         return None
+
+    def _metric_before(self) -> Metric:
+        """What will be compared, as far as that is known before a first run has ended."""
+        asked, cell = self.question.settings.metric, next(iter(self.question.cells.values()))
+        script = next(iter(cell.values())).config.get(SCRIPT)
+        name = asked or (script and judged_by(script))
+        if not script or name is None:
+            return Metric(asked or "test_accuracy", ERROR if script else None)
+        return Metric(name, MEASURES[direction_of(name, script["direction"])])
 
     def _ignores_seeds(self, name: str) -> bool:
         """A script may seed itself; runs that are all the same would be taken for evidence without any noise."""

@@ -8,10 +8,11 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from cpdrun.config.compose import Composer
+from cpdrun.config.compose import SCRIPT_ROOT, Composer
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.keys import flatten
 from cpdrun.config.scaling import with_short_form
+from cpdrun.config.script import SHORT_FORMS, is_of_script
 from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
 
 
@@ -20,6 +21,8 @@ def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: A
     the folder of an earlier --config-dir is offered too."""
     typed = getattr(parsed_args, "overrides", None) or []
     with contextlib.suppress(ConfigError), Composer(getattr(parsed_args, "config_dir", None)) as composer:
+        if any(is_of_script(word) for word in typed):
+            composer.use(SCRIPT_ROOT)
         groups = composer.groups()
         key, equals, _value = prefix.partition("=")
         if equals:
@@ -31,7 +34,9 @@ def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: A
             for key, _ in flatten(composer.compose(with_short_form(composer, choices)))
             if not key.startswith("sweep.")
         }
-        return [f"{key}=" for key in sorted(keys | set(groups)) if not key.endswith("_target_")]
+        return [
+            f"{key}=" for key in sorted(keys | set(groups) | set(SHORT_FORMS)) if not key.endswith("_target_")
+        ]
     return []
 
 
