@@ -31,6 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from cpdrun.attach.ddp import HoldsDdp
 from cpdrun.attach.exchange import Asked
+from cpdrun.attach.facts import facts_of
 from cpdrun.attach.models import unwrapped
 from cpdrun.attach.on_step import OnStep
 from cpdrun.attach.patches import Patches
@@ -141,23 +142,9 @@ class Hold:
 
     def facts(self) -> dict[str, Any]:
         """What was attached and what was left alone, for the record: JSON."""
+        steps = max(self._steps.values(), default=0) if self._watching else None
         syncs = [sync for sync in self._syncs() if sync is not None]
-        wire = [sync.wire_bytes() for sync in syncs]
-        return {
-            "gradients": {
-                "exchange": list(self.script.exchanged) or ["left alone"],
-                "workers": self.script.world_size,
-                "parameters": len(self.script.reached),
-                "values": sum(self.script.reached.values()),
-                "in_fp32": sorted({name for sync in syncs for name in sync.hybrid.always}),
-                "left_alone": list(self.script.unreached),
-                "longest_chain": self.asked.longest_chain if self.script.exchanged else None,
-                "wire": {key: sum(of[key] for of in wire) for key in wire[0]} if wire else {},
-            },
-            "products": {"rounded": self.products.rounded, "in_fp32": self.products.in_fp32},
-            "optimizer_steps": max(self._steps.values(), default=0) if self._watching else None,
-            "notes": list(self.script.notes),
-        }
+        return facts_of(self.asked, self.script, self.products, syncs) | {"optimizer_steps": steps}
 
     def check(self) -> None:
         """At the end of the script. Raises UserError where a format or a precision took hold of nothing."""
@@ -239,8 +226,7 @@ class Hold:
         self._take_optimizer(optimizer)
 
     def _take_optimizer(self, optimizer: Optimizer) -> None:
-        # Accelerate's stands for the one in it, which alone takes steps
-        optimizer = getattr(optimizer, "optimizer", optimizer)
+        optimizer = _that_steps(optimizer)
         self.script.number(optimizer)
         self.products.place_around(of_optimizer(optimizer))
         if not self.asked.plain:
@@ -289,9 +275,11 @@ class Hold:
             original(*args, **kwargs)
 
     def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
+        of = of_optimizer(owner) if isinstance(owner, Optimizer) else owner.parameters()
         if self._plays:
-            of = of_optimizer(owner) if isinstance(owner, Optimizer) else owner.parameters()
             self.played.drop(of)
+        elif not self.asked.plain:
+            self.on_step.drop(of)
         original(owner, *args, **kwargs)
 
     def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
@@ -307,5 +295,11 @@ class Hold:
         return original(tensors, *args, **kwargs)
 
     def _unscale(self, original: Any, scaler: Any, optimizer: Optimizer) -> None:
-        self._complete_of(getattr(optimizer, "optimizer", optimizer))
+        self._complete_of(_that_steps(optimizer))
         original(scaler, optimizer)
+
+
+def _that_steps(optimizer: Any) -> Any:
+    """Accelerate's stands for the one in it, which alone takes steps."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, Optimizer) else optimizer

@@ -71,6 +71,15 @@ class OnStep:
         for owner, of_owner in by_owner.items():
             self._round_(owner, of_owner)
 
+    def drop(self, parameters: Iterable[nn.Parameter]) -> None:
+        """The script zeroes the gradients of these. Some that no exchange has seen may have been of use to it, as those
+        of SAM's first step are, which DDP would have exchanged."""
+        found = [p for p in parameters if self._fresh.pop(id(p), None) is not None]
+        if any(p.grad is not None and p not in self.script.claimed for p in found) and self.script.ranks == 1:
+            self.script.note(
+                "the script zeroes gradients that took no step: whatever it did by them, they were not rounded"
+            )
+
     def _is_left_alone(self) -> bool:
         """In several processes gradients that neither DDP nor FSDP exchanges are each process's own business."""
         if self.script.ranks == 1:

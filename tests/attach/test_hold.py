@@ -155,6 +155,19 @@ def test_gradients_that_pile_up_are_rounded_once(hold) -> None:
         assert same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
 
 
+def test_gradients_zeroed_before_a_step_are_noted(hold) -> None:
+    """As of a first step of SAM, or of a batch that is passed over."""
+    held_now = hold(*E3M0)
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    step_of(model, optimizer)
+    optimizer.zero_grad()
+    assert held_now.facts()["notes"] == []
+    loss_of(model, 0, 0).backward()
+    model.zero_grad()
+    assert "zeroes gradients that took no step" in held_now.facts()["notes"][0]
+
+
 def test_a_closure_is_followed_by_the_rounding_each_time(hold) -> None:
     """As LBFGS calls it, several times a step."""
     hold(*E3M0)
@@ -336,6 +349,21 @@ def test_zeroed_gradients_count_no_more(hold) -> None:
     optimizer.step()
     for p, *of in zip(model.parameters(), *own, strict=True):
         assert same_bits(p.grad, emulate_all_reduce(of, "e3m0", aps=True))
+
+
+def test_a_pass_that_reaches_no_parameter_is_no_workers(hold) -> None:
+    """As one through inputs alone."""
+    held_now = hold(*E3M0, "world_size=2")
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    x = torch.ones(3, requires_grad=True)
+    for w in range(2):
+        x.square().sum().backward()
+        loss_of(model, w, 0).backward()
+    x.square().sum().backward()
+    optimizer.step()
+    assert held_now.facts()["gradients"]["exchange"] == ["a backward pass counts as a worker"]
+    assert x.grad is not None and held_now.facts()["notes"] == []
 
 
 def test_a_worker_that_fails_leaves_the_gradients_as_they_were(hold) -> None:
