@@ -23,6 +23,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cpdrun.attach.hold import Hold
+from cpdrun.attach.integrations import watch
 from cpdrun.attach.recorder import ATTEMPT_DIR
 from cpdrun.config.script import SCRIPT, filled, found, is_module, words
 from cpdrun.errors import FAILED, OK, UserError
@@ -72,6 +73,7 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
         hold.install()
     except UserError as error:
         return _refused(error)
+    watch()
     code = _execute(file, module)
     facts = hold.facts()
     if code == OK:
