@@ -38,15 +38,13 @@ def plainly(script: str) -> None:
 
 
 def attached(script: str) -> None:
-    """Inside the run that CPDRUN_RUN_DIR names."""
-    from cpdrun.attach.hold import Hold
-    from cpdrun.attach.integrations import watch
+    """Inside the run that CPDRUN_RUN_DIR names, of this script."""
+    from cpdrun.attach import runner
 
-    hold = Hold(yaml.safe_load(Path(os.environ["CPDRUN_RUN_DIR"], "config.yaml").read_text()))
-    hold.install()
-    watch()
-    plainly(script)
-    hold.check()
+    run = Path(os.environ["CPDRUN_RUN_DIR"])
+    code = runner.run(run, yaml.safe_load((run / "config.yaml").read_text()), sys.argv[1:])
+    if code:
+        raise SystemExit(code)
 
 
 def run_script(

@@ -48,9 +48,11 @@ def source(name: str) -> list[str]:
     return (SCRIPTS / f"{name}.py").read_text().splitlines()
 
 
-def run_dir(folder: Path, fmt: str, workers: int, *more: str) -> RunDir:
-    typed = ("exp=digits_bits", "seed=0", "device=cpu", f"format={fmt}", f"aps={fmt != 'fp32'}".lower())
-    (planned,) = plan([*typed, *more, f"world_size={workers}", f"results_dir={folder}"]).runs
+def run_dir(script: Path, folder: Path, ranks: int, fmt: str, *more: str) -> RunDir:
+    """Of the script, which is started in `folder`."""
+    typed = (f"script={script}", f"format={fmt}", f"aps={fmt != 'fp32'}".lower(), "seed=0", "device=cpu")
+    here = (f"nproc={ranks}", f"script.work_dir={folder}", f"results_dir={folder / 'results'}")
+    (planned,) = plan([*typed, *here, *more]).runs
     run = RunDir(folder / planned.name)
     run.path.mkdir(parents=True)
     run.config.write_text(yaml.safe_dump(planned.config))
@@ -82,10 +84,13 @@ def trained(tmp_path: Path) -> Callable[..., dict[str, torch.Tensor]]:
 
     def train(name: str, ranks: int, workers: int, how: Callable, fmt: str | None = None) -> dict:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        run = {"CPDRUN_RUN_DIR": str(run_dir(folder / "results", fmt, workers).path)} if fmt else {}
+        script, run = SCRIPTS / f"{name}.py", {}
+        if fmt:
+            held = run_dir(script, folder, ranks, fmt, f"world_size={workers}")
+            run = {"CPDRUN_RUN_DIR": str(held.path)}
         # what several processes share, one accumulates
         arguments = SHORT[name].format(workers=workers // ranks).split()
-        run_script(ranks, SCRIPTS / f"{name}.py", arguments, folder, how, **run)
+        run_script(ranks, script, arguments, folder, how, **run)
         return weights(folder)
 
     return train

@@ -5,27 +5,30 @@ import os
 from functools import partial
 from pathlib import Path
 
-import pytest
 from forked import attached, run_script
 from test_examples import SCRIPTS, differing, needs, run_dir, source, weights
 
 from cpdrun.attach import integrations
-from cpdrun.record import RunDir
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    return run_dir(tmp_path / "results", "e3m0", 1)
+class Started:
+    """A script in a folder of its own, and its run."""
 
+    def __init__(self, script: Path, arguments: str, folder: Path, *more: str) -> None:
+        self.script, self.arguments, self.folder = script, arguments.split(), folder
+        self.run = run_dir(script, folder, 1, "e3m0", *more)
 
-def start(run: RunDir, script: Path, arguments: str, folder: Path, stop_at: int = 0) -> str:
-    """stop_at: the run is to stop when its script asks for that time."""
-    how, code = (partial(stopped, stop_at), os.EX_TEMPFAIL) if stop_at else (attached, 0)
-    return run_script(1, script, arguments.split(), folder, how, code, CPDRUN_RUN_DIR=str(run.path))
+    def start(self, stop_at: int = 0) -> None:
+        """stop_at: the run is to stop when its script asks for that time."""
+        how, code = (partial(stopped, stop_at), os.EX_TEMPFAIL) if stop_at else (attached, 0)
+        run_script(1, self.script, self.arguments, self.folder, how, code, CPDRUN_RUN_DIR=str(self.run.path))
 
+    @property
+    def checkpoints(self) -> Path:
+        return self.run.checkpoint.parent
 
-def logged(run: RunDir) -> list[dict]:
-    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    def rows(self) -> list[dict]:
+        return [json.loads(line) for line in self.run.metrics.read_text().splitlines()]
 
 
 def stopped(at: int, script: str) -> None:
@@ -37,69 +40,65 @@ def stopped(at: int, script: str) -> None:
 
 
 @needs["hf_trainer"]
-def test_hugging_face_trainer(tmp_path, run):
+def test_hugging_face_trainer(tmp_path):
     script, typed = SCRIPTS / "hf_trainer.py", "--max_steps 12 --output_dir w"
-    whole = run_dir(tmp_path / "whole", "e3m0", 1)
-    start(whole, script, typed, tmp_path / "a")
-    last = logged(whole)[-1]
-    start(run, script, typed, tmp_path / "b", stop_at=7)
-    assert (run.checkpoint.parent / "trainer0" / "checkpoint-7").is_dir()
-    assert not (tmp_path / "b" / "w" / "model.safetensors").exists()
-    start(run, script, typed, tmp_path / "b")
-    assert differing(weights(tmp_path / "a"), weights(tmp_path / "b")) == 0
-    assert last["step"] == logged(run)[-1]["step"] == 12 and "train_loss" in last
+    whole, halves = (Started(script, typed, tmp_path / name) for name in ("whole", "halves"))
+    whole.start()
+    halves.start(stop_at=7)
+    assert (halves.checkpoints / "trainer0" / "checkpoint-7").is_dir()
+    assert not (halves.folder / "w" / "model.safetensors").exists()
+    halves.start()
+    assert differing(weights(whole.folder), weights(halves.folder)) == 0
+    last = whole.rows()[-1]
+    assert last["step"] == halves.rows()[-1]["step"] == 12 and "train_loss" in last
     assert not any("runtime" in name or "per_second" in name for name in last)
 
 
-@needs["lightning_digits"]
-def test_lightning_trainer(tmp_path, run):
-    """Without DDP, whose sampler shuffles by a seed of its own, and with dropout."""
-    script, typed = tmp_path / "auto.py", "--epochs 3 --save w"
-    text = "\n".join(source("lightning_digits"))
-    changed = text.replace('strategy="ddp"', 'strategy="auto"').replace("nn.ReLU()", "nn.Dropout(0.3)")
-    assert changed.count("auto") == 1 and "Dropout" in changed
-    script.write_text(changed)
-    whole = run_dir(tmp_path / "whole", "e3m0", 1)
-    start(whole, script, typed, tmp_path / "a")
-    start(run, script, typed, tmp_path / "b", stop_at=2)
-    assert [row["epoch"] for row in logged(run)] == [1, 2]
-    start(run, script, typed, tmp_path / "b")
-    assert differing(weights(tmp_path / "a"), weights(tmp_path / "b")) == 0
-    assert logged(whole) == logged(run)
-    assert logged(run)[-1].keys() == {"epoch", "step", "val_accuracy"}
-
-
 @needs["hf_trainer"]
-def test_each_training_of_a_script_goes_on_from_its_own(tmp_path, run):
+def test_each_training_of_a_script_goes_on_from_its_own(tmp_path):
     """Stopped in the second of two, which begins where the first ended."""
     again = "trainer.train()\ntrainer.args.max_steps = 4\ntrainer.train()\ntrainer.save_model()"
     script = tmp_path / "twice.py"
     script.write_text("\n".join(source("hf_trainer")).replace("trainer.train()\ntrainer.save_model()", again))
     assert script.read_text().count("trainer.train()") == 2
     typed = "--max_steps 6 --output_dir w"
-    start(run_dir(tmp_path / "whole", "e3m0", 1), script, typed, tmp_path / "a")
-    start(run, script, typed, tmp_path / "b", stop_at=8)
-    assert [folder.name for folder in run.checkpoint.parent.iterdir()] == ["trainer1"]
-    start(run, script, typed, tmp_path / "b")
-    assert differing(weights(tmp_path / "a"), weights(tmp_path / "b")) == 0
+    whole, halves = (Started(script, typed, tmp_path / name) for name in ("whole", "halves"))
+    whole.start()
+    halves.start(stop_at=8)
+    assert [folder.name for folder in halves.checkpoints.iterdir()] == ["trainer1"]
+    halves.start()
+    assert differing(weights(whole.folder), weights(halves.folder)) == 0
+
+
+@needs["lightning_digits"]
+def test_lightning_trainer(tmp_path):
+    """Without DDP, whose sampler shuffles by a seed of its own, and with dropout."""
+    script = tmp_path / "auto.py"
+    text = "\n".join(source("lightning_digits"))
+    changed = text.replace('strategy="ddp"', 'strategy="auto"').replace("nn.ReLU()", "nn.Dropout(0.3)")
+    assert changed.count("auto") == 1 and "Dropout" in changed
+    script.write_text(changed)
+    whole, halves = (Started(script, "--epochs 3 --save w", tmp_path / name) for name in ("whole", "halves"))
+    whole.start()
+    halves.start(stop_at=2)
+    assert [row["epoch"] for row in halves.rows()] == [1, 2]
+    halves.start()
+    assert differing(weights(whole.folder), weights(halves.folder)) == 0
+    assert whole.rows() == halves.rows()
+    assert whole.rows()[-1].keys() == {"epoch", "step", "val_accuracy"}
 
 
 @needs["lightning_digits"]
 def test_what_no_checkpoint_of_theirs_holds_is_begun_anew(tmp_path):
-    run = run_dir(tmp_path, "e3m0", 1, "sync.rounding=stochastic")
-    run_script(
-        1,
-        SCRIPTS / "lightning_digits.py",
-        ["--epochs", "2"],
-        tmp_path,
-        partial(stopped, 1),
-        CPDRUN_RUN_DIR=str(run.path),
-    )
-    assert len(logged(run)) == 2 and not run.checkpoint.parent.exists()
+    script, stochastic = SCRIPTS / "lightning_digits.py", "sync.rounding=stochastic"
+    started = Started(script, "--epochs 2", tmp_path, stochastic)
+    how, run = partial(stopped, 1), str(started.run.path)
+    run_script(1, script, started.arguments, tmp_path, how, CPDRUN_RUN_DIR=run)
+    assert len(started.rows()) == 2 and not started.checkpoints.exists()
 
 
 @needs["fabric_digits"]
-def test_fabric_and_accelerate_log(tmp_path, run):
+def test_fabric_and_accelerate_log(tmp_path):
     script = tmp_path / "logs.py"
     script.write_text(
         "import torch\n"
@@ -113,8 +112,9 @@ def test_fabric_and_accelerate_log(tmp_path, run):
         "fabric.log('val_loss', torch.tensor(0.5), step=3)\n"
         "Accelerator(cpu=True).log({'val_loss': 0.25, 'note': 'no number'}, step=4)\n"
     )
-    start(run, script, "", tmp_path)
-    assert logged(run) == [{"step": 3, "val_loss": 0.5}, {"step": 4, "val_loss": 0.25}]
+    started = Started(script, "", tmp_path / "logs")
+    started.start()
+    assert started.rows() == [{"step": 3, "val_loss": 0.5}, {"step": 4, "val_loss": 0.25}]
 
 
 @needs["lightning_digits"]
