@@ -1,4 +1,15 @@
-"""An Accelerate loop with gradient accumulation on scikit-learn's digits, as Accelerate's own guide has it."""
+r"""An Accelerate loop with gradient accumulation on scikit-learn's digits, as Accelerate's own guide has it.
+
+How many bits do its gradients need? No line is changed:
+
+    cpdrun sweep script=accelerate_digits.py script_args='--seed {seed}' \
+        script.metrics.accuracy='accuracy ([0-9.]+)' \
+        script.metrics.epoch='epoch ([0-9]+)' \
+        format=fp32,e3m0 aps=false,true seed=0,1,2 nproc=2
+    cpdrun report
+
+Answer (accuracy in per cent, 2 workers): fp32 84.2 ± 2.9; e3m0 9.9 ± 16.4, with APS 84.3 ± 2.6.
+"""
 
 import argparse
 

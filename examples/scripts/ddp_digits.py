@@ -1,4 +1,16 @@
-"""DistributedDataParallel on scikit-learn's digits, as PyTorch's own tutorial has it; without torchrun, one process."""
+r"""DistributedDataParallel on scikit-learn's digits, as PyTorch's own tutorial has it; without torchrun, one process.
+
+How many bits do its gradients need? No line is changed:
+
+    cpdrun sweep script=ddp_digits.py script_args='--seed {seed}' \
+        script.metrics.accuracy='accuracy ([0-9.]+)' \
+        script.metrics.epoch='epoch ([0-9]+)' \
+        format=fp32,e4m3,e3m0 aps=false,true seed=0,1,2 nproc=2
+    cpdrun report
+
+Answer (accuracy in per cent, 2 workers): fp32 90.4 ± 2.6; e4m3 90.7 ± 1.7, with APS 90.5 ± 2.1; e3m0 10.8 ± 1.4, with
+APS 90.7 ± 2.6. Four bits with APS are as good, within what three seeds tell; without APS they learn nothing.
+"""
 
 import argparse
 import os

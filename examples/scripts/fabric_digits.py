@@ -1,4 +1,15 @@
-"""A Lightning Fabric loop on scikit-learn's digits, as Fabric's own examples have it."""
+r"""A Lightning Fabric loop on scikit-learn's digits, as Fabric's own examples have it.
+
+How many bits do its gradients need? No line is changed:
+
+    cpdrun sweep script=fabric_digits.py script_args='--seed {seed}' \
+        script.metrics.accuracy='accuracy ([0-9.]+)' \
+        script.metrics.epoch='epoch ([0-9]+)' \
+        format=fp32,e3m0 aps=false,true seed=0,1,2 nproc=2
+    cpdrun report
+
+Answer (accuracy in per cent, 2 workers): fp32 91.4 ± 1.3; e3m0 9.8 ± 15.6, with APS 91.0 ± 1.3.
+"""
 
 import argparse
 import os

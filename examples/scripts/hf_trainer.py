@@ -1,4 +1,14 @@
-"""Hugging Face's Trainer on a tiny GPT-2 made from a GPT2Config: no download, a byte is a token."""
+r"""Hugging Face's Trainer on a tiny GPT-2 made from a GPT2Config: no download, a byte is a token.
+
+How many bits do its gradients need? No line is changed; what Trainer logs is recorded by itself:
+
+    cpdrun sweep script=hf_trainer.py script_args='--seed {seed} --output_dir {run_dir}/out' \
+        format=fp32,e3m0 aps=false,true seed=0,1,2 nproc=2
+    cpdrun report
+
+Answer (eval_loss after 60 steps, 2 workers, CPython 3.11): fp32 2.95 ± .23; e3m0 4.47 ± .07, with APS 2.93 ± .42.
+With nproc=1 world_size=2 and --gradient_accumulation_steps 2 one process plays both workers.
+"""
 
 import argparse
 from pydoc_data.topics import topics

@@ -1,6 +1,16 @@
-"""A loop of nanoGPT's shape (get_batch, estimate_loss, gradient accumulation, warm-up and cosine) on bytes of English.
+r"""A loop of nanoGPT's shape (get_batch, estimate_loss, gradient accumulation, warm-up and cosine) on bytes of English.
 
-The text is CPython's own documentation (pydoc_data), which every Python ships.
+The text is CPython's own documentation (pydoc_data), which every Python ships: another version, another text.
+How many bits do its gradients need? No line is changed:
+
+    cpdrun sweep script=nanogpt.py script_args='--seed {seed}' \
+        script.metrics.val_loss='val loss ([0-9.]+)' \
+        script.metrics.step='step ([0-9]+)' \
+        format=fp32,e3m0 aps=false,true seed=0,1,2 nproc=2
+    cpdrun report
+
+Answer (loss on unseen text after 60 steps, 2 workers, CPython 3.11): fp32 3.21 ± .11; e3m0 4.65 ± .30, with APS
+3.28 ± .34. With nproc=1 world_size=2 one process plays both workers, a micro-batch each.
 """
 
 import argparse
