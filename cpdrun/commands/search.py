@@ -81,16 +81,14 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 
 def _say_what_is_asked(console: "Console", results: "Results") -> None:
     from cpdrun.search.tuned_words import plan_text
-    from cpdrun.search.words import tolerance_of
+    from cpdrun.search.words import candidates_text, runs_text, tolerance_of
 
     question = results.question
     asked = question.settings
-    candidates = sum(len(width) for chain in question.chains for width in chain.widths)
     budget = f", for at most {asked.budget}" if asked.budget else ""
     console.print(
-        f"{candidates} candidates in {len(question.chains)} chains against {question.baseline_name}: at most "
-        f"{tolerance_of(results)} worse, at {asked.confidence:g} %{budget}; "
-        f"{plan_text(results)}{results.runs} runs are there",
+        f"Which is at most {tolerance_of(results)} worse than {question.baseline_name}, at {asked.confidence:g} % "
+        f"confidence{budget}? {candidates_text(question)}; {plan_text(results)}{runs_text(results)} here before",
         soft_wrap=True,
     )
     for line in question.axis.said:

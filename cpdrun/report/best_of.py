@@ -22,7 +22,7 @@ from cpdrun.report.read.collect import FORMAT, identity
 from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import axis_text, axis_title, short_titles
+from cpdrun.report.read.words import axis_text, axis_title, short_titles, tried_text, values_text
 from cpdrun.report.tables import Shown, column
 from cpdrun.report.verdict import named, tolerance
 from cpdrun.stats.tuning import choose, edges
@@ -145,10 +145,7 @@ def _best(study: Study, facets: Sequence[Facet], axes: Sequence[str]) -> Best:
 
 def _sentence(study: Study, best: Best) -> str:
     where = f"{best.facet.label}: " if best.facet.label else ""
-    titles = short_titles(best.tried)
-    tried = ", ".join(
-        f"{titles[key]} ({', '.join(map(axis_text, values))})" for key, values in best.tried.items()
-    )
+    tried = tried_text(best.tried)
     if best.baseline is None:
         name = study.baseline_name
         return f"{where}With the best {tried} of each there is no answer: {name} is nothing to compare with."
@@ -183,11 +180,7 @@ def _shown(study: Study, best: Best, group: Group, gap: Difference) -> str:
 
 
 def _at(best: Best, group: Group) -> str:
-    titles, ends = short_titles(best.tried), dict(edges(best.values(group), best.tried))
-    return ", ".join(
-        f"{titles[key]} {axis_text(value)}" + (f" (the {ends[key]} tried)" if key in ends else "")
-        for key, value in best.values(group).items()
-    )
+    return values_text(best.values(group), best.tried, ends=True)
 
 
 def _gap(study: Study, best: Best, group: Group) -> Difference | None:

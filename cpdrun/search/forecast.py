@@ -21,7 +21,10 @@ def forecast(results: Results, slots: int | None) -> Iterator[str]:
         yield f"to choose the tuned values: {to_choose} runs, if each width is reached and its first format does"
     noise, source = noise_floor(results, standings)
     if noise is None:
-        yield "the noise is known, and what the search is likely to cost, once two pairs are recorded"
+        yield (
+            "what the search is likely to cost can be said from two pairs on; a pair is one seed, run with a candidate "
+            f"and with {results.question.baseline_name}"
+        )
         return
     unit = points(results.metric)
     needs = [f"{tolerance:g} {_pairs(results, tolerance, noise)}" for tolerance in _tolerances(results)]

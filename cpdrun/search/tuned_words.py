@@ -4,9 +4,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from cpdrun.report.read.words import axis_text, short_titles
+from cpdrun.report.read.words import at_text, axis_text, choice_text, seeds_text, short_titles, tried_text
 from cpdrun.search.results import Results
-from cpdrun.search.schedule import Candidate, Standing
+from cpdrun.search.schedule import Standing
+
+MARGIN = {"largest": "max", "smallest": "min"}
 
 
 def asked(results: Results) -> dict[str, Any]:
@@ -24,42 +26,29 @@ def plan_text(results: Results) -> str:
     tuning = results.question.tuning
     if not any(map(tuning.runs, tuning.arms)):
         return ""
-    return f"{_tried(results)} chosen for each, and for the baseline, on {seeds_text(tuning.seeds)}; "
+    return f"{tried_text(tuning.keys)} chosen for each, and for the baseline, on {seeds_text(tuning.seeds)}; "
 
 
 def at(results: Results, name: str) -> str:
     """` at lr 0.1`, behind the name of a candidate or of the baseline; "" where nothing is tuned, or not yet chosen."""
-    values = results.question.tuning.values.get(name, {})
-    titles = short_titles(results.question.tuning.keys)
-    return (
-        f" at {', '.join(f'{titles[key]} {axis_text(value)}' for key, value in values.items())}"
-        if values
-        else ""
-    )
+    tuning = results.question.tuning
+    return at_text(tuning.values.get(name, {}), tuning.keys)
 
 
 def line(results: Results) -> list[str]:
-    """`lr was chosen of 0.05, 0.1, 0.2 for each on seeds 1000 and 1001, which are in no pair: fp32 0.1 ...`"""
+    """`Chosen for each by the mean over seeds 1000 and 1001, in no pair, of lr (0.05, 0.1): fp32 at lr 0.1 ...`"""
     tuning = results.question.tuning
     if not tuning:
         return []
-    tried = _tried(results)
-    runs = [f"{label} {chosen_text(results, arm)}" for label, arm in _chosen(results)]
-    if not runs:
+    tried = tried_text(tuning.keys)
+    each = [
+        f"{label}{at_text(tuning.values[arm], tuning.keys, ends=True)}" for label, arm in _chosen(results)
+    ]
+    if not each:
         return [f"{tried}: chosen for none so far."]
     if all(len(arms) == 1 for arms in tuning.arms.values()):
         return [f"{tried}: one value, so nothing was chosen."]
-    return [
-        f"Chosen for each by the mean over {seeds_text(tuning.seeds)}, in no pair, of {tried}: "
-        f"{'; '.join(runs)}."
-    ]
-
-
-def seeds_text(seeds: tuple[int, ...]) -> str:
-    """`seed 1000`, `seeds 1000 and 1001`, `seeds 1000 to 1004`."""
-    if len(seeds) == 1:
-        return f"seed {seeds[0]}"
-    return f"seeds {seeds[0]} {'and' if len(seeds) == 2 else 'to'} {seeds[-1]}"
+    return [choice_text(tuning.keys, tuning.seeds, each, "in no pair")]
 
 
 def took(results: Results, runs: str, seeds: int) -> str:
@@ -76,30 +65,23 @@ def title(results: Results) -> str:
     return ", ".join(short_titles(results.question.tuning.keys).values())
 
 
-def chosen_text(results: Results, name: str) -> str:
-    """`0.2 (largest tried)`; of a cell that is being tuned how far that is; "" of one that is not reached."""
-    tuning = results.question.tuning
-    if name in tuning.values:
-        edges = dict(tuning.edges(name))
-        return ", ".join(
-            axis_text(value) + (f" ({edges[key]} tried)" if key in edges else "")
-            for key, value in tuning.values[name].items()
-        )
-    left = sum(map(len, tuning.missing(name, results.ended)))
-    done = tuning.runs(name) - left
-    return f"{done} of {tuning.runs(name)} runs to choose" if done else ""
-
-
 def in_short(results: Results, name: str) -> str:
-    """The same for a column: `0.2 max`, `3 of 6 runs`."""
-    text = chosen_text(results, name).replace(" (largest tried)", " max").replace(" (smallest tried)", " min")
-    return text.removesuffix(" to choose")
+    """For a column: `0.2 max`, of a cell that is being tuned `3 of 6 runs`."""
+    tuning = results.question.tuning
+    ends = {key: f" {MARGIN[end]}" for key, end in tuning.edges(name)}
+    values = tuning.values.get(name, {})
+    if not values:
+        return so_far(results, name)
+    return ", ".join(axis_text(value) + ends.get(key, "") for key, value in values.items())
 
 
-def chosen_so_far(results: Results, candidate: Candidate) -> str:
-    """`3 of 6 runs to choose`, where that is begun and not done; "" else."""
-    left = candidate.name in results.question.tuning.arms
-    return chosen_text(results, candidate.name) if left else ""
+def so_far(results: Results, name: str) -> str:
+    """`3 of 6 runs`, of a cell that is being tuned; "" of one that is not reached, or done."""
+    tuning = results.question.tuning
+    if name not in tuning.arms:
+        return ""
+    done = tuning.runs(name) - sum(map(len, tuning.missing(name, results.ended)))
+    return f"{done} of {tuning.runs(name)} runs" if done else ""
 
 
 def tuning_runs(results: Results) -> int:
@@ -135,13 +117,6 @@ def facts(results: Results, name: str, of: str = "tuned") -> dict[str, Any]:
 def question_facts(results: Results) -> dict[str, Any]:
     tuning = results.question.tuning
     return {"values": dict(tuning.keys), "seeds": list(tuning.seeds), "runs": tuning_runs(results)}
-
-
-def _tried(results: Results) -> str:
-    """`lr (0.05, 0.1, 0.2), momentum (0, 0.9)`."""
-    keys = results.question.tuning.keys
-    titles = short_titles(keys)
-    return ", ".join(f"{titles[key]} ({', '.join(map(axis_text, values))})" for key, values in keys.items())
 
 
 def _chosen(results: Results) -> Iterator[tuple[str, str]]:

@@ -15,11 +15,13 @@ from rich.text import Text
 from cpdrun.report.read.certified import MARKS
 from cpdrun.report.read.metric import Metric
 from cpdrun.search import tuned_words
+from cpdrun.search.question import Question
 from cpdrun.search.results import Results
-from cpdrun.search.schedule import Candidate, Standing
+from cpdrun.search.schedule import Candidate, Chain, Standing
 from cpdrun.stats.anytime import Judgement, Verdict
 from cpdrun.stats.chain import Width
 
+MOST_CHAINS = 4  # said one by one
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}
 
 
@@ -32,7 +34,7 @@ def sentences(results: Results) -> list[str]:
 def took(results: Results) -> str:
     """`61 runs; the grid of all cells at 14 seeds takes 182.`"""
     seeds = max((len(results.paired(name)) for name in results.ended.values), default=0)
-    text = f"{results.runs} run{'s' if results.runs != 1 else ''}"
+    text = runs_text(results)
     if results.question.tuning:
         return tuned_words.took(results, text, seeds)
     cells = len(results.question.cells)
@@ -41,6 +43,22 @@ def took(results: Results) -> str:
         if seeds
         else f"{text}."
     )
+
+
+def runs_text(results: Results) -> str:
+    return f"{results.runs} run{'s' if results.runs != 1 else ''}"
+
+
+def candidates_text(question: Question) -> str:
+    """`8 candidates: without APS e4m3, e3m2, e3m0, e2m0; with APS the same`, the widest first."""
+    said: list[tuple[str, str]] = []
+    for chain in question.chains:
+        names = ", ".join(format_of(candidate, chain) for width in chain.widths for candidate in width)
+        said.append((chain.label, "the same" if names in (before for _, before in said[:1]) else names))
+    texts = [f"{label} {names}" if label != names else label for label, names in said[:MOST_CHAINS]]
+    texts += [f"and {len(said) - MOST_CHAINS} combinations more"] if len(said) > MOST_CHAINS else []
+    candidates = sum(len(width) for chain in question.chains for width in chain.widths)
+    return f"{candidates} candidate{'s' if candidates != 1 else ''}: {'; '.join(texts)}"
 
 
 def _of_chain(results: Results, standing: Standing) -> str:
@@ -60,7 +78,7 @@ def _certified(results: Results, standing: Standing) -> str:
     baseline = results.question.baseline_name + tuned_words.at(results, candidate.baseline)
     tolerance = f"at most {tolerance_of(results)} worse than {baseline}"
     shown = difference(results.metric, judgement)
-    return f"{bits}, certified at {confidence:g} % to be {tolerance} ({judgement.pairs} pairs, {shown})."
+    return f"{bits}, certified at {confidence:g} % to be {tolerance} ({pairs_text(judgement)}, {shown})."
 
 
 def _frontier(results: Results, standing: Standing, *, said: bool) -> str:
@@ -83,12 +101,18 @@ def _open(results: Results, standing: Standing, candidate: Candidate, judgement:
     name = _name(results, candidate, standing)
     if judgement.verdict is Verdict.REFUTED:
         return f"{name} is refuted"
-    if started := tuned_words.chosen_so_far(results, candidate):
-        return f"{name} is not tuned yet, {started}"
+    if candidate.name in results.ended.given_up:
+        return f"all runs of {name} failed"
+    if started := tuned_words.so_far(results, candidate.name):
+        return f"{name} is not tuned yet, {started} to choose"
     if not judgement.pairs:
         return f"{name} was not tried"
-    shown = f"{name} {difference(results.metric, judgement)} after {judgement.pairs} pairs"
+    shown = f"{name} {difference(results.metric, judgement)} after {pairs_text(judgement)}"
     return f"{shown}, {more(results, judgement)}"
+
+
+def pairs_text(judgement: Judgement) -> str:
+    return f"{judgement.pairs} pair{'s' if judgement.pairs != 1 else ''}"
 
 
 def more(results: Results, judgement: Judgement) -> str:
@@ -96,7 +120,7 @@ def more(results: Results, judgement: Judgement) -> str:
     if judgement.more is not None:
         return f"about {judgement.more} more" if judgement.more else ""
     most = results.question.settings.most_seeds
-    return "too few pairs to say how many more" if judgement.pairs < 2 else f"more than {most} pairs in all"
+    return "too few pairs to say how many more" if judgement.pairs < 2 else f"more than {most} are needed"
 
 
 def difference(metric: Metric, judgement: Judgement) -> str:
@@ -118,7 +142,8 @@ def table(results: Results) -> Table:
         found.add_row(label, tuned_words.in_short(results, name), "", "", "", "baseline")
     for standing in standings:
         for candidate, judgement, width in standing:
-            if judgement.pairs or (standing.active and candidate is standing.active[0]):
+            is_next = standing.active is not None and candidate is standing.active[0]
+            if judgement.pairs or is_next or candidate.name in results.ended.given_up:
                 found.add_row(*_row(results, candidate, judgement, width))
     return found
 
@@ -126,7 +151,9 @@ def table(results: Results) -> Table:
 def _row(results: Results, candidate: Candidate, judgement: Judgement, width: Width) -> tuple[Any, ...]:
     verdict = width.verdict_of(judgement)
     words = str(verdict)
-    if verdict is Verdict.OPEN and tuned_words.chosen_so_far(results, candidate):
+    if candidate.name in results.ended.given_up:
+        words += ", all runs failed"
+    elif verdict is Verdict.OPEN and tuned_words.so_far(results, candidate.name):
         words = "being tuned"
     elif verdict is Verdict.OPEN:
         words += f", {more(results, judgement)}" if width.is_reached else ", a wider one is not certified"
@@ -197,8 +224,12 @@ def points(metric: Metric) -> str:
 
 def _name(results: Results, candidate: Candidate, standing: Standing) -> str:
     """Its format, for what is common to the chain is said before; of a case its name. With what was chosen for it."""
-    name = candidate.label.removesuffix(f" {standing.chain.label}")
-    return name + tuned_words.at(results, candidate.name)
+    return format_of(candidate, standing.chain) + tuned_words.at(results, candidate.name)
+
+
+def format_of(candidate: Candidate, chain: Chain) -> str:
+    """Its label without what is common to the chain."""
+    return candidate.label.removesuffix(f" {chain.label}")
 
 
 def _finite(value: float) -> float | None:
@@ -217,5 +248,5 @@ def one_line(results: Results, standings: Sequence[Standing], label: str) -> str
                 verdict = width.verdict_of(judgement)
                 shown = difference(results.metric, judgement)
                 rest = f", {more(results, judgement)}" if verdict is Verdict.OPEN else ""
-                return f"{MARKS[verdict]} {label}: {verdict}, {judgement.pairs} pairs, {shown}{rest}"
+                return f"{MARKS[verdict]} {label}: {verdict}, {pairs_text(judgement)}, {shown}{rest}"
     return label

@@ -38,9 +38,9 @@ def test_each_format_is_compared_at_its_own_best_with_the_baseline_at_its_own(ne
     found = report(swept(new_sweep()), formats=["csv", "md", "html"], tolerance=0.5)
     told = " ".join(found.sentences)
     assert "With the best lr (0.05, 0.1, 0.2) of each, within 0.5 points of fp32 at its own best, " in told
-    assert "lr 0.2 (the largest tried) (98.0" in told
-    assert "with APS e3m0 (4 bits) at lr 0.05 (the smallest tried), \N{MINUS SIGN}0.1" in told
-    assert "without APS none (the nearest is e4m3 (8 bits) at lr 0.05 (the smallest tried), " in told
+    assert "lr 0.2 (largest tried) (98.0" in told
+    assert "with APS e3m0 (4 bits) at lr 0.05 (smallest tried), \N{MINUS SIGN}0.1" in told
+    assert "without APS none (the nearest is e4m3 (8 bits) at lr 0.05 (smallest tried), " in told
     assert "chosen after looking at these same runs, which flatters it: nothing is certified by it" in told
     assert "cpdrun search with search.tune.optim.lr=0.05,0.1,0.2" in told
     table = (found.folder / "best_of.csv").read_text().splitlines()

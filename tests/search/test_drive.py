@@ -1,6 +1,7 @@
 """A search through the launcher's session, with an executor that trains nothing: kills, failures, budgets, rounds."""
 
 import contextlib
+import io
 import json
 import math
 import random
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from instant_executor import Instant, PowerCutError
+from rich.console import Console
 
 from cpdrun.cli import main
 from cpdrun.launch import LaunchOptions, Session
@@ -20,7 +22,7 @@ from cpdrun.search.forecast import forecast
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
 from cpdrun.search.settings import budget as parsed
-from cpdrun.search.words import as_json, report_command, sentences
+from cpdrun.search.words import as_json, candidates_text, report_command, sentences, table
 
 TYPED = [
     "format=fp32,e4m3,e3m2,e3m0,e2m0",
@@ -80,6 +82,20 @@ def test_its_manifest_lists_the_runs_that_were_asked_for_and_no_others(go):
     assert manifest["search"] == asked | {"family": {"chains": 2, "formats": {}}}
 
 
+def shown(renderable):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def test_one_pair_is_no_pairs_and_the_candidates_are_named(go):
+    results, *_ = go(budget=4)
+    assert " after 1 pair, too few pairs to say" in " ".join(sentences(results))
+    assert candidates_text(results.question) == (
+        "8 candidates: without APS e4m3, e3m2, e3m0, e2m0; with APS the same"
+    )
+
+
 def test_typed_again_it_has_nothing_to_do_and_says_the_same(go):
     first, *_ = go()
     again, _, codes = go()
@@ -90,8 +106,8 @@ def test_typed_again_it_has_nothing_to_do_and_says_the_same(go):
 def test_the_command_says_the_answers_last_and_where_the_report_is(go, monkeypatch, capsys):
     results, *_ = go()
     monkeypatch.setattr(Session, "warm_up", lambda self: None)
-    words = [*TYPED, f"results_dir={results.question.directory.path.parent}"]
-    answers = sentences(results)[:-1]
+    monkeypatch.setattr("cpdrun.search.question.ask", lambda *args, **kwargs: results.question)
+    words, answers = ["format=e4m3"], sentences(results)[:-1]  # it is planned already
     assert main(["search", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-4:] == [report_command(results), sentences(results)[-1], *answers]
@@ -161,7 +177,8 @@ def test_runs_that_fail_are_passed_over_and_a_cell_that_always_fails_is_given_up
     Instant.failing = ("e4m3-w8",)
     results, _, codes = go()
     assert codes == [1] and answers(results) == [None, "e3m0 with APS"]
-    assert "8 bits are open: e4m3 was not tried" in sentences(results)[0]
+    assert "8 bits are open: all runs of e4m3 failed." in sentences(results)[0]
+    assert "open, all runs failed" in shown(table(results))
     Instant.failing = ("aps-w8-s1",)
     results, _, codes = go(folder="one")
     assert codes == [1] and answers(results) == ["e4m3 without APS", "e3m0 with APS"]
@@ -184,5 +201,5 @@ def test_a_forecast_tells_the_noise_and_the_cost(go):
     assert "noise: paired differences have sd 0." in lines and "after about" in lines
     assert "minutes with 2 at once" in lines
     empty = Results(replace(asked(), directory=SweepDir(Path("/nonexistent/found"))))
-    assert "once two pairs are recorded" in next(forecast(empty, 2))
+    assert "can be said from two pairs on" in next(forecast(empty, 2))
     assert at_once(empty, {"_target_": "instant_executor.Instant", "slots": 0}, LaunchOptions()) is None

@@ -18,8 +18,8 @@ from cpdrun.record import State, SweepDir, read_manifest
 from cpdrun.report.read.collect import CORE_AXES, SEED, config_keys, identity, other_axes, sweep_names
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.words import axis_text, plain, short_titles
-from cpdrun.stats.tuning import choose, edges
+from cpdrun.report.read.words import at_text, choice_text, plain
+from cpdrun.stats.tuning import choose
 
 USE = "run:use"  # column: what a run of a search that tunes serves for
 PAIRS, CHOOSES, NOT_CHOSEN = "compared", "chooses", "not chosen"
@@ -79,15 +79,9 @@ class Tuned:
         for tune in {repr(tune): tune for tune in self.by_sweep.values()}.values():
             if len(tune.arms()) < 2:
                 continue
-            titles = short_titles(tune.values)
-            tried = [f"{titles[key]} ({', '.join(map(axis_text, v))})" for key, v in tune.values.items()]
             each = [_chosen_text(group, self._of(group), tune) for group in groups]
             each = list(dict.fromkeys(filter(None, each)))
-            found.append(
-                f"Chosen for each by the mean over seed{'s' if len(tune.seeds) > 1 else ''} "
-                f"{', '.join(map(str, tune.seeds))}, in no number here, of {', '.join(tried)}: "
-                f"{'; '.join(each)}."
-            )
+            found.append(choice_text(tune.values, tune.seeds, each, "in no number here"))
         return found
 
     def notes(self) -> list[str]:
@@ -188,14 +182,6 @@ def _value(row: Row, metric: Metric) -> float | None:
 
 
 def _chosen_text(group: Group, values: Mapping[str, Any], tune: Tune) -> str:
-    ends = dict(edges(values, tune.values))
-    titles, many = short_titles(tune.values), len(tune.values) > 1
-    texts = [
-        (f"{titles[key]} " if many else "")
-        + axis_text(value)
-        + (f" ({ends[key]} tried)" if key in ends else "")
-        for key, value in values.items()
-        if key in tune.values
-    ]
     name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
-    return f"{plain(name)} {', '.join(texts)}" if texts else ""
+    at = at_text(values, tune.values, ends=True)
+    return f"{plain(name)}{at}" if at else ""

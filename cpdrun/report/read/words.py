@@ -3,10 +3,11 @@
 import math
 import re
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from cpdrun.report.read.collect import CASE, SCALING
+from cpdrun.stats.tuning import edges
 
 SWEEP = "run:sweep"  # the sweep as an axis, when a report is on several
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
@@ -72,3 +73,42 @@ def hybrid(config: Mapping[str, Any]) -> str:
         if isinstance(count, int | float) and count > 0:
             parts.append(f"the {which} {f'{count:.0f} epochs' if count > 1 else 'epoch'}")
     return " and ".join(parts)
+
+
+def tried_text(tried: Mapping[str, Sequence[Any]]) -> str:
+    """What was tuned: `lr (0.05, 0.1, 0.2), momentum (0, 0.9)`."""
+    titles = short_titles(tried)
+    return ", ".join(f"{titles[key]} ({', '.join(map(axis_text, of))})" for key, of in tried.items())
+
+
+def at_text(values: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], *, ends: bool = False) -> str:
+    """` at lr 0.1, momentum 0`, behind a name; "" for no values."""
+    text = values_text(values, tried, ends=ends)
+    return f" at {text}" if text else ""
+
+
+def values_text(values: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], *, ends: bool) -> str:
+    """What was chosen: `lr 0.1, momentum 0`, or with `ends` `lr 0.2 (largest tried)`."""
+    titles, of = short_titles(tried), dict(edges(values, tried)) if ends else {}
+    texts = [
+        f"{titles[key]} {axis_text(values[key])}" + (f" ({of[key]} tried)" if key in of else "")
+        for key in tried
+        if key in values
+    ]
+    return ", ".join(texts)
+
+
+def choice_text(
+    tried: Mapping[str, Sequence[Any]], seeds: Sequence[int], each: Sequence[str], aside: str
+) -> str:
+    """How it was chosen, and for `each` what; `aside`: where the seeds that chose are not."""
+    return f"Chosen for each by the mean over {seeds_text(seeds)}, {aside}, of {tried_text(tried)}: {'; '.join(each)}."
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """`seed 1000`, `seeds 1000 and 1001`, `seeds 1000 to 1004`; all of them where they are not in a row."""
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    if len(seeds) > 2 and list(seeds) != list(range(seeds[0], seeds[0] + len(seeds))):
+        return f"seeds {', '.join(map(str, seeds))}"
+    return f"seeds {seeds[0]} {'and' if len(seeds) == 2 else 'to'} {seeds[-1]}"
