@@ -77,7 +77,7 @@ def test_lightning_trainer(tmp_path):
     text = "\n".join(source("lightning_digits"))
     changed = text.replace('strategy="ddp"', 'strategy="auto"').replace("nn.ReLU()", "nn.Dropout(0.3)")
     assert changed.count("auto") == 1 and "Dropout" in changed
-    script.write_text(changed)
+    script.write_text(f"{changed}\ntrainer.validate(module, DataLoader(TensorDataset(x[:99], y[:99])))\n")
     whole, halves = (Started(script, "--epochs 3 --save w", tmp_path / name) for name in ("whole", "halves"))
     whole.start()
     halves.start(stop_at=2)
@@ -85,6 +85,7 @@ def test_lightning_trainer(tmp_path):
     halves.start()
     assert differing(weights(whole.folder), weights(halves.folder)) == 0
     assert whole.rows() == halves.rows()
+    assert [row["epoch"] for row in whole.rows()] == [1, 2, 3, 3]
     assert whole.rows()[-1].keys() == {"epoch", "step", "val_accuracy"}
 
 

@@ -1,7 +1,7 @@
 """Lightning: callbacks for its Trainer and for Fabric, which it finds by itself; a Trainer goes on where it stopped.
 
-Trainer: what `self.log` leaves in callback_metrics is recorded at the end of each epoch, and after validations within
-one. Where the run is to stop, it saves into the run's checkpoint_dir at the end of the epoch it is in (within one,
+Trainer: what `self.log` leaves in callback_metrics is recorded at the end of each epoch, and after other validations
+and tests. Where the run is to stop, it saves into the run's checkpoint_dir at the end of its epoch (within one,
 Lightning would leave out what is left of it), and the script ends there; the next one's `fit()` goes on from it. The
 states of the random numbers are saved too, each process's own, which Lightning does not do.
 Fabric: what `fabric.log` and `fabric.log_dict` give its loggers is recorded too.
@@ -46,8 +46,12 @@ class _Recorded:
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         # the validation at an epoch's end is recorded with the epoch
-        if not trainer.sanity_checking and not trainer.is_last_batch:
+        at_its_end = trainer.state.fn == "fit" and trainer.is_last_batch
+        if not trainer.sanity_checking and not at_its_end:
             self._log(trainer)
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        self._log(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._log(trainer)
@@ -66,8 +70,10 @@ class _Recorded:
         return self.folder / RANDOM.format(rank=trainer.global_rank)
 
     def _log(self, trainer: Any) -> None:
+        # which epoch it is in, from 1; after fit, how many there were
+        epoch = trainer.current_epoch + (trainer.state.fn == "fit")
         if values := numbers_of(trainer.callback_metrics):
-            self.run.log(**{**values, "epoch": trainer.current_epoch + 1, "step": trainer.global_step})
+            self.run.log(**{**values, "epoch": epoch, "step": trainer.global_step})
 
 
 def _random_states() -> dict[str, Any]:
