@@ -76,9 +76,7 @@ class _Rank:
         process = self._start()
         for line in process.lines(self.log, lambda: self._look(process)):
             pulse.beat()
-            self.last_words = (
-                line if not ERROR.match(self.last_words) or ERROR.match(line) else self.last_words
-            )
+            self._remember(line)
             if self.rank == 0 and (row := self.patterns.row(line)) is not None:
                 self.run.append_row(row)
         code = self._code(process.exit_code)
