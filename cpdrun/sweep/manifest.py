@@ -26,9 +26,29 @@ def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None
 def write_question(directory: SweepDir, search: Mapping[str, Any]) -> None:
     """Another search of the same runs: its question takes the place of the last one's in sweep.yaml, where there is
     one. Raises as `write_manifest`."""
-    if listed(directory) and read_manifest(directory).get(SEARCH) != search:
+    if listed(directory) and read_manifest(directory).get(SEARCH) != _with_seeds_that_chose(
+        directory, search
+    ):
         with locked(directory.lock):
-            _write(directory, read_manifest(directory) | {SEARCH: dict(search)})
+            _write(
+                directory,
+                read_manifest(directory) | {SEARCH: _with_seeds_that_chose(directory, search)},
+            )
+
+
+def _with_seeds_that_chose(directory: SweepDir, search: Mapping[str, Any]) -> dict[str, Any]:
+    """The question, and the seeds on which earlier ones tuned: their runs are there, and are to be in no pair."""
+    before = read_manifest(directory).get(SEARCH) if listed(directory) else None
+    if not isinstance(before, Mapping):
+        return dict(search)
+    tune = before.get("tune")
+    seeds = {*_seeds(before.get("chose")), *_seeds(tune.get("seeds") if isinstance(tune, Mapping) else None)}
+    left = sorted(seeds - {*_seeds(search.get("tune", {}).get("seeds"))})
+    return dict(search) | ({"chose": left} if left else {})
+
+
+def _seeds(value: object) -> list[int]:
+    return [seed for seed in value if isinstance(seed, int)] if isinstance(value, list) else []
 
 
 def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
@@ -36,7 +56,9 @@ def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
     before = listed(sweep.directory)
     if names and set(names) <= set(before):
         return
-    if search is None and before:
+    if search is not None:
+        search = _with_seeds_that_chose(sweep.directory, search)
+    elif before:
         search = read_manifest(sweep.directory).get(SEARCH)
     made = [name for name in before if name not in names and sweep.directory.run(name).path.exists()]
     manifest = {

@@ -8,6 +8,7 @@ import pytest
 
 from cpdrun.report.read.study import read_study
 from cpdrun.search.question import ask
+from cpdrun.search.tune import FIRST_SEED
 
 TYPED = ["search.tolerance=1", "search.most_seeds=12", "name=found"]
 NAN = math.nan
@@ -37,6 +38,18 @@ def figures(verdict, found):
 def reported(results):
     study = read_study([results.question.directory])
     return {f"{g.name} {g.strategy}": figures(j.verdict, j.judgement) for g, j in study.judged.items()}
+
+
+def test_seeds_that_chose_are_in_no_pair_of_a_later_question(launch, tmp_path):
+    plain = [text for text in TUNED if "tune" not in text]
+    launch(asked(*TUNED), tmp_path / "found")
+    results, *_ = launch(asked(*plain), tmp_path / "found")
+    study = read_study([results.question.directory])
+    seeds = {seed for group in study.groups for seed in group.by_seed}
+    assert max(seeds) < FIRST_SEED and "that choose the tuned values" in " ".join(study.question)
+    again, *_ = launch(asked(*TUNED), tmp_path / "found")
+    mine, theirs = told(again), reported(again)
+    assert theirs == {label: mine[label] for label in theirs}
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,14 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Tune:
-    """What a search tuned: the values of each key, and the seeds that chose."""
+    """What a search tuned: the values of each key, and the seeds that chose; `aside`: those of earlier searches."""
 
     values: Mapping[str, Sequence[Any]]
     seeds: tuple[int, ...]
+    aside: tuple[int, ...] = ()
+
+    def chooses(self, seed: object) -> bool:
+        return seed in self.aside or (seed in self.seeds and len(self.arms()) > 1)
 
     def arms(self) -> list[tuple[str, ...]]:
         return list(itertools.product(*(map(identity, values) for values in self.values.values())))
@@ -105,7 +109,7 @@ def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -
             best = _choice(rows, tune, metric)
             for row in rows:
                 is_best = best is not None and tune.arm(row) == best
-                if row[SEED] in tune.seeds and len(tune.arms()) > 1:
+                if tune.chooses(row[SEED]):
                     use[row["run:path"]] = CHOOSES
                 else:
                     use[row["run:path"]] = PAIRS if is_best else NOT_CHOSEN
@@ -117,15 +121,22 @@ def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -
 def _tune(sweep: SweepDir) -> Tune | None:
     """Out of its sweep.yaml; None where nothing was tuned, or it is not to be read."""
     try:
-        block = read_manifest(sweep)["search"]["tune"]
-        values, seeds = block["values"], block["seeds"]
-        lists = {str(key): list(of) for key, of in values.items() if isinstance(of, list) and of}
+        block = read_manifest(sweep)["search"]
+        aside = _whole(block.get("chose"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    whole = [seed for seed in seeds if isinstance(seed, int)] if isinstance(seeds, list) else []
+    try:
+        values, whole = block["tune"]["values"], _whole(block["tune"]["seeds"])
+        lists = {str(key): list(of) for key, of in values.items() if isinstance(of, list) and of}
+    except (KeyError, TypeError, AttributeError):
+        lists, whole = {}, ()
     if not lists or not whole or math.prod(map(len, lists.values())) > MOST_ARMS:
-        return None
-    return Tune(lists, tuple(whole))
+        return Tune({}, (), aside) if aside else None
+    return Tune(lists, whole, aside)
+
+
+def _whole(seeds: object) -> tuple[int, ...]:
+    return tuple(seed for seed in seeds if isinstance(seed, int)) if isinstance(seeds, list) else ()
 
 
 def _cells(runs: pd.DataFrame, sweep: str, tune: Tune) -> list[list[dict[str, Any]]]:
