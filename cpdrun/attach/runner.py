@@ -27,7 +27,7 @@ from cpdrun.attach.integrations import watch
 from cpdrun.attach.recorder import ATTEMPT_DIR
 from cpdrun.config.script import SCRIPT, filled, found, is_module, words
 from cpdrun.errors import FAILED, OK, UserError
-from cpdrun.record import Attempt, RunDir
+from cpdrun.record import Attempt, RunDir, read_object
 from cpdrun.train.ranks import pulse
 from cpdrun.train.state.provenance import write_environment
 
@@ -74,19 +74,28 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
     except UserError as error:
         return _refused(error)
     watch()
+    before = (read_object(RunDir(run_dir).env) or {}).get("attached")
     code = _execute(file, module)
     facts = hold.facts()
+    trained_before = not facts["optimizer_steps"] and _took_hold(before)
+    if trained_before:  # started again with nothing left to train
+        facts = before
     if code == OK:
         _tell(facts)
     if int(os.environ.get("RANK", "0")) == 0:
         with suppress(OSError):
             write_environment(RunDir(run_dir), _device(), None, config, attached=facts)
-    if code == OK:
+    if code == OK and not trained_before:
         try:
             hold.check()
         except UserError as error:
             return _refused(error)
     return code
+
+
+def _took_hold(attached: Any) -> bool:
+    """Whether an earlier attempt's facts are of a script that was held and took steps."""
+    return isinstance(attached, dict) and bool(attached.get("optimizer_steps"))
 
 
 def _execute(file: Path, module: str | None) -> int:

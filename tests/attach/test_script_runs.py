@@ -69,3 +69,26 @@ def test_its_random_numbers_are_seeded_from_the_run_s_seed(runs):
 def test_a_traceback_begins_in_the_script(runs):
     text = runs["raises"].last_attempt().rank_log(0).read_text()
     assert "odd_script.py" in text and "runpy" not in text
+
+
+SAVES_AND_FAILS = """
+import sys, torch, cpdrun
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=.1)
+saved = cpdrun.attach(model, optimizer).checkpoint_dir / "last"
+if not saved.exists():
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    saved.touch()
+    sys.exit("full disk")
+print("val loss 1.5")
+"""
+
+
+def test_one_that_is_started_again_with_nothing_left_to_train_was_held_before(tmp_path, monkeypatch):
+    (tmp_path / "again.py").write_text(SAVES_AND_FAILS)
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "script=again.py", "format=e3m0", LOSS[0], "--retries", "1"]) == 0
+    (run,) = SweepDir(tmp_path / "results" / "again").runs()
+    assert len(run.attempts()) == 2 and run.result().metrics == {"val_loss": 1.5}
+    assert read_json(run.env)["attached"]["gradients"]["values"] == 3
