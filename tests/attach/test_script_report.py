@@ -10,7 +10,7 @@ from cpdrun.record.measure import MEASURES
 from cpdrun.report.errors import ReportUsageError
 from cpdrun.report.read.collect import collect
 from cpdrun.report.read.ignored import ignored
-from cpdrun.report.read.study import read_study
+from cpdrun.report.read.reader import read_study
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
 from cpdrun.sweep import plan

@@ -21,7 +21,7 @@ from cpdrun.report.costmodel import (
 )
 from cpdrun.report.look.hover import MARK, text_of
 from cpdrun.report.plots import NotDrawnError, speedup_vs_workers
-from cpdrun.report.read.study import read_study
+from cpdrun.report.read.reader import read_study
 
 CODECS = {
     "fp32": Codec(32, 1e-9, 1e-9, 1e-9, 1e-9),

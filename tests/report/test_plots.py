@@ -9,7 +9,7 @@ from made_up import fill_digits
 from cpdrun.report import plots
 from cpdrun.report.plots._metric_axis import apart, value_ranges
 from cpdrun.report.plots.accuracy_vs_bytes import front
-from cpdrun.report.read.study import read_study
+from cpdrun.report.read.reader import read_study
 
 SVG = "{http://www.w3.org/2000/svg}"
 

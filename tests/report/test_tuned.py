@@ -7,7 +7,7 @@ import yaml
 
 from cpdrun.record import write_text
 from cpdrun.report.errors import ReportError
-from cpdrun.report.read.study import read_study
+from cpdrun.report.read.reader import read_study
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

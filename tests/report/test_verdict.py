@@ -9,7 +9,7 @@ from made_up import Sweep, fill_digits
 
 from cpdrun.report.read.compare import difference
 from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.study import read_study
+from cpdrun.report.read.reader import read_study
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

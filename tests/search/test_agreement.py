@@ -6,7 +6,7 @@ from functools import cache
 import instant_executor
 import pytest
 
-from cpdrun.report.read.study import read_study
+from cpdrun.report.read.reader import read_study
 from cpdrun.search.question import ask
 from cpdrun.search.tune import FIRST_SEED
 

@@ -1,41 +1,27 @@
 """A study: the runs of one report, and the table of their means that every other part of the report reads."""
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import pandas as pd
 
-from cpdrun.record import EpochRow, SweepDir
-from cpdrun.record.measure import MEASURES, known_judge, known_measure
+from cpdrun.record import EpochRow
 from cpdrun.report.costmodel import Network
-from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.look.style import Look, looks
-from cpdrun.report.read.asked import CONFIDENCE, asked, baseline_of
-from cpdrun.report.read.bits_axis import BitsAxis, bits_axis
+from cpdrun.report.read.bits_axis import BitsAxis
 from cpdrun.report.read.certified import Family, Judged, judge_chains
-from cpdrun.report.read.choices import with_choices
 from cpdrun.report.read.collect import (
     CASE,
-    CORE_AXES,
-    SEED,
-    collect,
-    count_states,
-    finished,
-    other_axes,
-    sweep_names,
-    why_none,
 )
 from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.group import Facet, Group
-from cpdrun.report.read.grouping import facet_axes, hopeless, make_facets, make_groups
+from cpdrun.report.read.grouping import make_facets
 from cpdrun.report.read.history import rows_of, unit_of
 from cpdrun.report.read.learnt import CLASSES_IF_UNKNOWN, guess, learnt
 from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.tuned import Tuned, read_tuned
-from cpdrun.report.read.words import SWEEP, axis_text, axis_title, is_strategy
+from cpdrun.report.read.tuned import Tuned
+from cpdrun.report.read.words import axis_text, axis_title, is_strategy
 from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
 
 
@@ -219,101 +205,6 @@ def _baseline_problem(facet: Facet, metric: Metric, name: str) -> str | None:
     if verdict is None and metric.is_fraction and not learnt(metric, baseline.mean, CLASSES_IF_UNKNOWN):
         return f"{name} itself reaches {shown}, and its record does not say of how many classes"
     return None
-
-
-def read_study(
-    sweeps: list[SweepDir],
-    *,
-    metric: str | None = None,
-    ci: float | None = None,
-    tolerance: float | None = None,
-    networks: dict[str, Network] | None = None,
-    baseline: Mapping[str, Any] | None = None,
-) -> Study:
-    """Read every run of `sweeps`. What is None is as the search asked whose runs they are, or else: the metric that
-    their data set is judged by, 95 per cent, the metric's usual tolerance, fp32 as the baseline.
-
-    Raises ReportError where no run has finished, or none has the metric; ReportUsageError for a baseline that none of
-    the runs has.
-    """
-    runs = with_choices(collect(sweeps))
-    names = list(sweep_names(sweeps))
-    where = ", ".join(names) or "results"
-    if runs.empty:
-        raise ReportError(f"no runs in {where}: start some with `cpdrun sweep`")
-    done = finished(runs)
-    if done.empty:
-        raise ReportError(f"no finished run in {where} ({count_states(runs)}): {why_none(runs)}")
-    known = sorted(
-        c.removeprefix("metric:") for c in done.columns if c.startswith("metric:") and done[c].notna().any()
-    )
-    question = asked(sweeps)
-    usual = question.metric if question.metric in known else _usual_metric(done, known)
-    metric, way = _with_way(usual if metric is None else metric, known)
-    if metric not in known and known:
-        raise ReportUsageError(
-            f"no finished run in {where} has a metric {metric!r}; there are: {', '.join(known)}"
-        )
-    tuned = read_tuned(runs, sweeps, Metric.of(usual, done))
-    runs, done = tuned.runs, finished(tuned.runs)
-    shown = tuned.compared(pd.concat([done, hopeless(runs)]) if len(done) < len(runs) else done)
-    if shown.empty:
-        raise ReportError(
-            f"nothing to compare in {where} yet: the search is choosing {', '.join(tuned.keys)}"
-        )
-    shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
-    axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
-    against, along = baseline_of(shown, baseline, question), question.axis if baseline is None else None
-    about, of = _about(metric, way, done), bits_axis(shown, axes, against, along)
-    groups = tuned.with_values(make_groups(shown, axes, f"metric:{metric}", of))
-    asked_tolerance = question.tolerance if metric == usual else None  # it is in the units of that metric
-    usual_tolerance = about.default_tolerance if asked_tolerance is None else asked_tolerance
-    said = question.said(
-        about, tolerance=tolerance is None and asked_tolerance is not None, confidence=ci is None
-    )
-    return Study(
-        sweeps=names,
-        runs=runs,
-        metric=about,
-        ci=(question.confidence or CONFIDENCE) if ci is None else ci,
-        tolerance=usual_tolerance if tolerance is None else tolerance,
-        axes=axes,
-        bits_axis=of,
-        groups=groups,
-        facet_axes=facet_axes(groups, axes, of),
-        networks=networks or {},
-        is_default_metric=metric == usual,
-        question=[line for line in (said, *of.said, *tuned.notes()) if line],
-        tuned=tuned,
-        family=question.family,
-    )
-
-
-def _with_way(typed: str, known: Sequence[str]) -> tuple[str, str | None]:
-    """The metric, and the min, max or share behind a colon that says which way of it is better."""
-    name, colon, way = typed.rpartition(":")
-    return (name, way) if colon and way in MEASURES and typed not in known else (typed, None)
-
-
-def _about(name: str, way: str | None, done: pd.DataFrame) -> Metric:
-    """Raises ReportUsageError for a metric of a script's runs of which nobody says which way is better."""
-    if way is not None:
-        return Metric(name, MEASURES[way])
-    about = Metric.of(name, done)
-    if about.declared is None and known_measure(name) is None and "script.path" in done.columns:
-        raise ReportUsageError(
-            f"is less of {name!r} better, or more? Its runs do not say; type --metric {name}:min or --metric {name}:max"
-        )
-    return about
-
-
-def _usual_metric(done: pd.DataFrame, known: list[str]) -> str:
-    """What the data is judged by; of several data sets, of most runs."""
-    judged_by = done["run:judged_by"]
-    most = judged_by[judged_by.isin(known)].value_counts()
-    if len(most):
-        return most.index[0]
-    return known_judge(known) or (known[0] if known else "test_accuracy")
 
 
 def _of_seeds(values: list[float], ci: float) -> Interval:
