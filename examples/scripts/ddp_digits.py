@@ -10,6 +10,14 @@ How many bits do its gradients need? No line is changed:
 
 Answer (accuracy in per cent, 2 workers): fp32 90.4 ± 2.6; e4m3 90.7 ± 1.7, with APS 90.5 ± 2.1; e3m0 10.8 ± 1.4, with
 APS 90.7 ± 2.6. Four bits with APS are as good, within what three seeds tell; without APS they learn nothing.
+
+    cpdrun search script=ddp_digits.py script_args='--seed {seed}' \
+        script.metrics.accuracy='accuracy ([0-9.]+)' \
+        script.metrics.epoch='epoch ([0-9]+)' \
+        format=fp32,e4m3,e3m0 aps=true,false nproc=2 search.tolerance=2 search.most_seeds=12
+
+Answer, after 24 runs: with APS 4 bits (e3m0) are enough, certified at 95 % to be at most 2 points worse than fp32;
+without APS 8 bits (e4m3) are, 4 bits are refuted.
 """
 
 import argparse

@@ -1,4 +1,13 @@
-"""A LightningModule and Lightning's Trainer on scikit-learn's digits."""
+r"""A LightningModule and Lightning's Trainer on scikit-learn's digits.
+
+How many bits do its gradients need? No line is changed; what `self.log` logs is recorded by itself:
+
+    cpdrun sweep script=lightning_digits.py script_args='--seed {seed}' \
+        format=fp32,e3m0 aps=false,true seed=0,1,2 nproc=2
+    cpdrun report
+
+Answer (val_accuracy in per cent, 2 workers): fp32 90.4 ± 2.5; e3m0 11.0 ± 1.0, with APS 90.7 ± 2.5.
+"""
 
 import argparse
 import os

@@ -1,6 +1,13 @@
-"""A small network of timm's in a plain loop: digits at 32x32 pixels, timm's optimizer, schedule and meters.
+r"""A small network of timm's in a plain loop: digits at 32x32 pixels, timm's optimizer, schedule and meters.
 
 In several processes DistributedDataParallel, as timm's train.py does it.
+How many bits do its gradients need? Two lines (marked) say what is recorded; outside of a run they do nothing:
+
+    cpdrun sweep script=timm_digits.py script_args='--seed {seed}' \
+        format=fp32,e3m0 aps=false,true seed=0 nproc=2
+    cpdrun report
+
+Answer (test_accuracy in per cent, 2 workers, one seed): fp32 88.6; e3m0 67.7, with APS 89.2.
 """
 
 import argparse

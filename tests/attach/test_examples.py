@@ -2,7 +2,11 @@
 with APS gives those of the emulation, in one process and in two.
 """
 
+import ast
 import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -124,8 +128,29 @@ def test_two_processes_that_accumulate_play_four_workers(trained):
     assert differing(expected, trained("hf_trainer", 2, 4, attached, "e3m0")) == 0
 
 
+@needs["hf_trainer"]
+def test_a_sweep_from_an_empty_folder_typed_twice(tmp_path):
+    """As a user types it: the Trainer is found and logs by itself."""
+    words = f"sweep script={SCRIPTS / 'hf_trainer.py'} format=e3m0 aps=true seed=3 device=cpu".split()
+    words.append("script_args=--max_steps 20 --seed {seed} --output_dir {run_dir}/out")
+    command = [sys.executable, "-m", "cpdrun.cli", *words]
+    first, second = (
+        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240) for _ in range(2)
+    )
+    assert first.returncode == 0 and "1 done" in first.stdout, first.stdout + first.stderr
+    assert second.returncode == 0 and "Nothing to do" in second.stdout, second.stdout + second.stderr
+    (done,) = tmp_path.glob("results/hf_trainer/runs/*/done.json")
+    ended = json.loads(done.read_text())
+    assert ended["judged_by"] == "eval_loss" and 2 < ended["metrics"]["eval_loss"] < 5
+    assert (done.parent / "out" / "model.safetensors").is_file()
+
+
 def test_two_lines_at_most_and_mostly_none():
-    changed = {name: sum("cpdrun" in line for line in source(name)) for name in SHORT}
+    changed = {}
+    for name in SHORT:
+        script = ast.parse("\n".join(source(name)))
+        del script.body[0]  # the docstring
+        changed[name] = sum("cpdrun" in line for line in ast.unparse(script).splitlines())
     assert max(changed.values()) == 2
     assert list(changed.values()).count(0) >= 4
 
