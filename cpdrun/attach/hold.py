@@ -6,9 +6,9 @@
     hold.check()            an attachment that took hold of nothing is an error
     hold.facts()            for the record, at any time
 
-Where gradients are exchanged: under DistributedDataParallel (`ddp.py`), under fully_shard (`sharded.py`), before the
-step of a process that is the only worker (`on_step.py`), and of several workers that a process plays (`played.py`).
-Products: `products.py`.
+Where gradients are exchanged: under DistributedDataParallel (`held/ddp.py`), under fully_shard (`held/sharded.py`), before the
+step of a process that is the only worker (`held/on_step.py`), and of several workers that a process plays (`held/played.py`).
+Products: `held/products.py`.
 
 With format=fp32, no scaling and a plain sum the script's own exchange is left wholly alone, its order too: the weights
 are those that the script has without cpdrun, bit for bit, whereas built-in runs add float32 in the order of workers.
@@ -29,15 +29,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from cpdrun.attach.ddp import HoldsDdp
-from cpdrun.attach.exchange import Asked
-from cpdrun.attach.facts import facts_of
-from cpdrun.attach.models import unwrapped
-from cpdrun.attach.on_step import OnStep
-from cpdrun.attach.patches import Patches
-from cpdrun.attach.played import Played
-from cpdrun.attach.products import Products
-from cpdrun.attach.script import Script, of_optimizer
+from cpdrun.attach.held.ddp import HoldsDdp
+from cpdrun.attach.held.exchange import Asked
+from cpdrun.attach.held.facts import facts_of
+from cpdrun.attach.held.models import unwrapped
+from cpdrun.attach.held.on_step import OnStep
+from cpdrun.attach.held.patches import Patches
+from cpdrun.attach.held.played import Played
+from cpdrun.attach.held.products import Products
+from cpdrun.attach.held.script import Script, of_optimizer
 from cpdrun.errors import UserError
 from cpdrun.record import RunDir
 
@@ -179,7 +179,7 @@ class Hold:
     # ---- around torch
 
     def _install_sharded(self) -> None:
-        from cpdrun.attach.sharded import HoldsFsdp
+        from cpdrun.attach.held.sharded import HoldsFsdp
 
         self.sharded = HoldsFsdp(self.asked, self.script, self.products)
         self.sharded.install(self.patches)

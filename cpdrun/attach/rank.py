@@ -17,13 +17,13 @@ from typing import Any
 
 import yaml
 
-from cpdrun.attach.log import BoundedLog
-from cpdrun.attach.logged import Tally, result
-from cpdrun.attach.patterns import Patterns
-from cpdrun.attach.process import ScriptProcess
 from cpdrun.attach.recorder import ATTEMPT_DIR, RUN_DIR
-from cpdrun.attach.together import all_ended
-from cpdrun.attach.written import JsonLines, tensorboard_rows
+from cpdrun.attach.watched.log import BoundedLog
+from cpdrun.attach.watched.logged import Tally, result
+from cpdrun.attach.watched.patterns import Patterns
+from cpdrun.attach.watched.process import ScriptProcess
+from cpdrun.attach.watched.together import all_ended
+from cpdrun.attach.watched.written import JsonLines, tensorboard_rows
 from cpdrun.config.script import SCRIPT, filled, found, has_launcher, stem, words
 from cpdrun.errors import FAILED, OK, UserError
 from cpdrun.record import Attempt, RunDir, read_object, remove, write_json

@@ -13,7 +13,7 @@ import ranks
 
 # where no test before has started the server from which ranks are forked
 ranks._context.set_forkserver_preload(
-    ["torch._dynamo", "cpdrun.attach.hold", "cpdrun.attach.sharded", "cpdrun.sweep"]
+    ["torch._dynamo", "cpdrun.attach.hold", "cpdrun.attach.held.sharded", "cpdrun.sweep"]
 )
 
 

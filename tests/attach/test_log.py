@@ -1,6 +1,6 @@
 """The log of a script: bounded, and cut into lines."""
 
-from cpdrun.attach.log import LINE_BYTES, BoundedLog, Lines
+from cpdrun.attach.watched.log import LINE_BYTES, BoundedLog, Lines
 
 
 def test_a_long_log_keeps_its_ends(tmp_path):

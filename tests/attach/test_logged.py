@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from cpdrun.attach.logged import NoResultError, Tally, result
-from cpdrun.attach.written import JsonLines, row_of
+from cpdrun.attach.watched.logged import NoResultError, Tally, result
+from cpdrun.attach.watched.written import JsonLines, row_of
 from cpdrun.record import Best, Ending, LoggedRow, RunDir
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cpdrun.attach.patterns import Patterns
+from cpdrun.attach.watched.patterns import Patterns
 from cpdrun.record import LoggedRow
 
 USUAL = r"val loss ([0-9.]+)"

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from cpdrun.attach.models import unwrapped
-from cpdrun.attach.script import Script
+from cpdrun.attach.held.models import unwrapped
+from cpdrun.attach.held.script import Script
 from cpdrun.errors import UserError
 from cpdrun.train.instantiate import naming, part
 from cpdrun.train.precision.formats import Formats

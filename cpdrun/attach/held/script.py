@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from cpdrun.attach.models import models_of, names_of
+from cpdrun.attach.held.models import models_of, names_of
 from cpdrun.comm.workers import Workers
 from cpdrun.errors import UserError
 

@@ -18,10 +18,10 @@ import torch.distributed.fsdp as fsdp
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from cpdrun.attach.exchange import Asked
-from cpdrun.attach.patches import Patches
-from cpdrun.attach.products import Products
-from cpdrun.attach.script import FSDP, Script
+from cpdrun.attach.held.exchange import Asked
+from cpdrun.attach.held.patches import Patches
+from cpdrun.attach.held.products import Products
+from cpdrun.attach.held.script import FSDP, Script
 from cpdrun.comm import AllReduceSync
 from cpdrun.comm.hook import unwrapped_name
 from cpdrun.errors import UserError

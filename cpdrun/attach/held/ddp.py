@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cpdrun.attach.exchange import Asked
-from cpdrun.attach.patches import Patches
-from cpdrun.attach.products import Products
-from cpdrun.attach.script import DDP, Script
+from cpdrun.attach.held.exchange import Asked
+from cpdrun.attach.held.patches import Patches
+from cpdrun.attach.held.products import Products
+from cpdrun.attach.held.script import DDP, Script
 from cpdrun.comm.hook import hook_of
 from cpdrun.errors import UserError
 

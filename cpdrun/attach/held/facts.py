@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cpdrun.attach.exchange import Asked
-from cpdrun.attach.products import Products
-from cpdrun.attach.script import Script
+from cpdrun.attach.held.exchange import Asked
+from cpdrun.attach.held.products import Products
+from cpdrun.attach.held.script import Script
 from cpdrun.comm import AllReduceSync
 
 LEFT_ALONE = "left alone"

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
-from cpdrun.attach.exchange import Asked, Mean, dense
-from cpdrun.attach.script import Script
+from cpdrun.attach.held.exchange import Asked, Mean, dense
+from cpdrun.attach.held.script import Script
 from cpdrun.comm.workers import Workers
 from cpdrun.errors import UserError
 from cpdrun.train.learners.played import SharedModel

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from cpdrun.attach.log import BoundedLog, Lines
+from cpdrun.attach.watched.log import BoundedLog, Lines
 
 PR_SET_PDEATHSIG = 1
 READ_BYTES = 1 << 16

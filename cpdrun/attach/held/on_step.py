@@ -18,8 +18,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from cpdrun.attach.exchange import Asked, Mean, dense
-from cpdrun.attach.script import Script, of_optimizer, trainable
+from cpdrun.attach.held.exchange import Asked, Mean, dense
+from cpdrun.attach.held.script import Script, of_optimizer, trainable
 from cpdrun.errors import UserError
 
 HOW = "rounded before the optimizer's step"
