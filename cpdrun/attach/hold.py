@@ -6,9 +6,8 @@
     hold.check()            an attachment that took hold of nothing is an error
     hold.facts()            for the record, at any time
 
-Where gradients are exchanged: under DistributedDataParallel (`held/ddp.py`), under fully_shard (`held/sharded.py`), before the
-step of a process that is the only worker (`held/on_step.py`), and of several workers that a process plays (`held/played.py`).
-Products: `held/products.py`.
+How, in `held/`: under DistributedDataParallel (ddp.py), under fully_shard (sharded.py), before the step of a process
+that is the only worker (on_step.py), and of several workers that a process plays (played.py). Products: products.py.
 
 With format=fp32, no scaling and a plain sum the script's own exchange is left wholly alone, its order too: the weights
 are those that the script has without cpdrun, bit for bit, whereas built-in runs add float32 in the order of workers.
