@@ -64,6 +64,8 @@ class Results:
                 self.ended.skipped.add(ask)
                 return True
         self.ended.values.setdefault(name, {})[seed] = value
+        if done.status in (Ending.DIVERGED, Ending.DID_NOT_LEARN) and seed not in self.question.tuning.seeds:
+            self.ended.barred.add(name)
         self._measured.setdefault(name, []).append(done.metrics)
         return True
 

@@ -63,6 +63,7 @@ class Ended:
     values: dict[str, dict[int, float]] = field(default_factory=dict)
     skipped: set[Ask] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)  # cells of which every run fails
+    barred: set[str] = field(default_factory=set)  # of which a run of a pair diverged or gave up
 
     def has(self, ask: Ask) -> bool:
         return ask in self.skipped or ask[1] in self.values.get(ask[0], {})
@@ -136,12 +137,16 @@ def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int) -> Standing:
         rules.tolerance,
         alpha=rules.alpha,
         chains=chains,
+        barred=[[candidate.name in ended.barred for candidate in width] for width in chain.widths],
         resolution=rules.resolution,
         most_pairs=rules.most_seeds,
     )
     exhausted = tuple(
-        tuple(_is_exhausted(candidate, ended, rules.most_seeds) for candidate in width)
-        for width in chain.widths
+        tuple(
+            judgement.settled_at is not None or _is_exhausted(candidate, ended, rules.most_seeds)
+            for candidate, judgement in zip(candidates, width.judgements, strict=True)
+        )
+        for candidates, width in zip(chain.widths, widths, strict=True)
     )
     return Standing(chain, widths, exhausted)
 

@@ -117,6 +117,8 @@ def pairs_text(judgement: Judgement) -> str:
 
 def more(results: Results, judgement: Judgement) -> str:
     """About how many further pairs would settle it, were the figures so far the true ones."""
+    if judgement.settled_at is not None:
+        return "not certified, for a run diverged or did not learn"
     if judgement.more is not None:
         return f"about {judgement.more} more" if judgement.more else ""
     most = results.question.settings.most_seeds

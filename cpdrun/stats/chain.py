@@ -6,7 +6,7 @@ this order needs no correction, and how formats of one width and chains share th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpdrun.stats.anytime import Judgement, Verdict, judge, shares
 
@@ -45,6 +45,7 @@ def settle(
     alpha: float,
     chains: int,
     sizes: Sequence[int] | None = None,
+    barred: Sequence[Sequence[bool]] | None = None,
     resolution: float = 0.0,
     most_pairs: int = 1000,
 ) -> list[Width]:
@@ -52,10 +53,12 @@ def settle(
 
     `gaps`: for each width, most bits first, for each of its formats the differences in the order of the seeds, as
     `anytime.differences` makes them; in the unit of `tolerance` and `resolution`. `sizes`: how many formats of each
-    width share its error, where some of them are not among `gaps`.
+    width share its error, where some of them are not among `gaps`. `barred`: formats of which a run diverged or did not
+    learn: never certified, not even where they were before it did, and neither is what is narrower.
     """
     found: list[Width] = []
-    for formats, size in zip(gaps, sizes or map(len, gaps), strict=True):
+    bars = barred or [[False] * len(formats) for formats in gaps]
+    for formats, size, of_width in zip(gaps, sizes or map(len, gaps), bars, strict=True):
         certify, refute = shares(alpha, size, chains)
         judgements = tuple(
             judge(
@@ -67,6 +70,10 @@ def settle(
                 most_pairs=most_pairs,
             )
             for each in formats
+        )
+        judgements = tuple(
+            replace(each, verdict=Verdict.OPEN) if bar and each.verdict is Verdict.CERTIFIED else each
+            for each, bar in zip(judgements, of_width, strict=True)
         )
         is_reached = not found or found[-1].certified is not None
         found.append(Width(judgements, is_reached))

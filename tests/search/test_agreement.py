@@ -1,14 +1,18 @@
 """A report of a searched folder says what the search said: the same verdicts, differences and intervals."""
 
+import json
 import math
 from functools import cache
 
 import instant_executor
 import pytest
 
+from cpdrun.record import write_json
 from cpdrun.report.read.reader import read_study
 from cpdrun.search.question import ask
 from cpdrun.search.tune import FIRST_SEED
+from cpdrun.search.words import sentences
+from cpdrun.stats.anytime import Verdict
 
 TYPED = ["search.tolerance=1", "search.most_seeds=12", "name=found"]
 NAN = math.nan
@@ -38,6 +42,24 @@ def figures(verdict, found):
 def reported(results):
     study = read_study([results.question.directory])
     return {f"{g.name} {g.strategy}": figures(j.verdict, j.judgement) for g, j in study.judged.items()}
+
+
+def test_what_diverges_after_it_was_certified_is_certified_no_more(launch, tmp_path, monkeypatch):
+    train = instant_executor.train
+
+    def diverges_late(job):
+        ending = train(job)
+        if job.config["format"] == "e4m3" and job.config["seed"] == 5:
+            write_json(job.run.done, json.loads(job.run.done.read_text()) | {"status": "diverged"})
+            return job.run.result().status
+        return ending
+
+    monkeypatch.setattr(instant_executor, "train", diverges_late)
+    monkeypatch.setattr(instant_executor, "GAPS", {})
+    results, *_ = launch(asked("format=fp32,e4m3,e3m0", "aps=true"), tmp_path / "found", 6)
+    mine, theirs = told(results), reported(results)
+    assert mine["e4m3 with APS"][0] is Verdict.OPEN and theirs == {label: mine[label] for label in theirs}
+    assert "not certified, for a run diverged" in sentences(results)[0]
 
 
 def test_seeds_that_chose_are_in_no_pair_of_a_later_question(launch, tmp_path):

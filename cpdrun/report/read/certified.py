@@ -63,13 +63,20 @@ def judge_chains(
         gaps = [[_gaps(group, baseline, metric, low) for group in width] for width in members]
         resolution = 1 / samples if samples > 0 else 0.0
         sizes = [max(len(widths[bits]), family.formats.get(bits, 0)) for bits in sorted(widths, reverse=True)]
-        settled = settle(gaps, tolerance, alpha=alpha, chains=n_chains, sizes=sizes, resolution=resolution)
+        barred = [[bool(group.diverged or group.gave_up) for group in width] for width in members]
+        settled = settle(
+            gaps,
+            tolerance,
+            alpha=alpha,
+            chains=n_chains,
+            sizes=sizes,
+            barred=barred,
+            resolution=resolution,
+        )
         for width, stands, of_width, size in zip(members, settled, gaps, sizes, strict=True):
             enough = tuple(-math.log10(share) for share in shares(alpha, size, n_chains))
             for group, judgement, of_group in zip(width, stands.judgements, of_width, strict=True):
                 verdict = stands.verdict_of(judgement)
-                if verdict is Verdict.CERTIFIED and (group.diverged or group.gave_up):  # after it was
-                    verdict = Verdict.OPEN
                 found[group] = Judged(
                     verdict, judgement, tuple(trace(of_group, tolerance, resolution)), enough
                 )
