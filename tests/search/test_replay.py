@@ -1,10 +1,12 @@
-"""scripts/replay_search.py on a made-up grid."""
+"""scripts/replay_search.py on a made-up grid, and on the recorded ones."""
 
 import io
 from pathlib import Path
 
 import pytest
 from made_up_world import BASELINE, RULES, World, chain
+
+from cpdrun.search.schedule import Rules
 
 
 @pytest.fixture
@@ -33,3 +35,16 @@ def test_searches_of_a_grid_say_what_the_whole_grid_says_for_a_quarter_of_its_ru
     path.write_text(file.getvalue())
     assert replay.read(path) == grid
     assert "| with APS | 6 |" in "\n".join(replay.table(grid, RULES, 2))
+
+
+RECORDED = Path(__file__).parents[2] / "results" / "reference" / "search"
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("digits_convnet", 0.01), ("digits_mlp", 0.02)])
+def test_searches_of_a_recorded_grid_say_what_the_whole_grid_says(replay, name, tolerance):
+    grid = replay.read(RECORDED / f"{name}.csv")
+    rules = Rules(tolerance=tolerance, alpha=0.05, most_seeds=grid.seeds, resolution=1 / 360)
+    assert len(grid.values) == 14 and grid.seeds == 30
+    found = [replay.replay(grid, rules, seed) for seed in range(10)]
+    assert all(bits == replay.whole(grid, rules) == [4] for bits, _ in found)
+    assert sorted(runs for _, runs in found)[5] <= grid.runs / 4
