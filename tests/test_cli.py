@@ -120,7 +120,7 @@ def test_a_dry_run_imports_nothing_that_a_yaml_names(cpdrun, tmp_path):
     shown = cpdrun(*words, "--dry-run", PYTHONPATH=str(tmp_path))
     assert shown.returncode == 0, shown.stderr
     assert (
-        "not looked at by a dry run: model._target_=evil.Net, launcher._target_=evil.Launcher" in shown.stdout
+        "not looked at by a dry run: launcher._target_=evil.Launcher, model._target_=evil.Net" in shown.stdout
     )
     assert "format=evil.F" in shown.stdout
     assert not (tmp_path / "ran").exists()

@@ -25,6 +25,7 @@ class Journal:
         self.run_name = run.path.resolve().name  # of `.` too
         self.started = time.time()
         self._status_written = 0.0
+        self._progress: Progress | None = None
 
     def environment(
         self,
@@ -51,11 +52,10 @@ class Journal:
         shown = (f"{k} {v:.4g}" for k, v in row.metrics.items() if k.startswith(("train_loss", "test_")))
         print(f"epoch {row.epoch}/{epochs}: {', '.join(shown)}", flush=True)
         now = time.time()
+        self._progress = Progress(row.epoch, row.step, row.metrics.get("test_accuracy"), epochs, updated=now)
         if now - self._status_written >= STATUS_EVERY_S or row.epoch == epochs:
             self._status_written = now
-            accuracy = row.metrics.get("test_accuracy")
-            progress = Progress(row.epoch, row.step, accuracy, epochs, updated=now)
-            write_json(self.run.status, progress.as_json())
+            self._write_status()
 
     def stop_requested(self) -> bool:
         return self.writes and self.run.preempt.exists()
@@ -63,5 +63,11 @@ class Journal:
     def done(self, result: Result) -> None:
         """done.json: from here on the run is finished."""
         if self.writes:
+            self._write_status()
             whole = replace(result, wall_seconds=time.time() - self.started)
             write_json(self.run.done, whole.as_json())
+
+    def _write_status(self) -> None:
+        if self._progress is not None:
+            write_json(self.run.status, self._progress.as_json())
+            self._progress = None
