@@ -331,7 +331,7 @@ def test_stopped_before_anything_has_begun_it_ends_with_130(tmp_path, number):
             f"results_dir={tmp_path / 'results'}",
         ],
         env={key: value for key, value in os.environ.items() if key != MODULE_VARIABLE},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's & ignores it
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a shell's & and nohup ignore it
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
