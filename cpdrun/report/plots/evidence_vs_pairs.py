@@ -7,6 +7,7 @@ against "at most that". A format is certified, or refuted, where its line first 
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from cpdrun.report.look.hover import hover
 from cpdrun.report.look.style import COLUMN_IN, NAME
@@ -66,4 +67,5 @@ def _panel(axes: Axes, study: Study, facet: Facet) -> None:
     axes.axhline(0, color="#555555", linewidth=0.5)
     axes.margins(x=0.12)
     axes.set_xlabel("pairs of runs")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("evidence, powers of ten")
