@@ -24,6 +24,12 @@ def test_seeds_in_common_are_paired():
     assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(tuple(interval))
 
 
+def test_a_baseline_of_more_seeds_is_paired_over_those_of_the_candidate():
+    """As a search gives it: the figure in a report is that of the search."""
+    a, b = {0: 0.91, 1: 0.94, 2: 0.95}, {0: 0.93, 1: 0.93, 2: 0.96, 3: 0.5}
+    assert difference(a, b, ci=95) == difference(a, {seed: b[seed] for seed in a}, ci=95)
+
+
 def test_other_seeds_are_compared_as_welch_does():
     a, b = {0: 0.91, 1: 0.94, 2: 0.95, 3: 0.80}, {7: 0.96, 8: 0.93}
     found = difference(a, b, ci=90)

@@ -31,12 +31,15 @@ def difference(
 ) -> Difference:
     """The mean of `ours` less that of `baseline`, each a value by seed, with its `ci` per cent interval.
 
-    Paired over the seeds when both ran the same ones (a seed fixes data order and initial weights), Welch's
-    interval otherwise; with a single seed on either side there is no interval. `samples` is the size of the test
+    Paired over the seeds of `ours` where the baseline ran all of them (a seed fixes data order and initial weights; a
+    search gives the baseline more seeds), else of all values, with Welch's interval; with a single seed on either side
+    there is no interval. `samples` is the size of the test
     set where values are shares of it, else NaN: the interval is then no narrower than what counts that are equal
     for every seed leave open (the rule of three over all samples judged). Without it equal counts give no interval.
     """
     sign = 1.0 if higher_is_better else -1.0
+    if len(ours) > 1 and ours.keys() < baseline.keys():
+        baseline = {seed: baseline[seed] for seed in ours}
     mean = sign * (fmean(ours.values()) - fmean(baseline.values()))
     if len(ours) < 2 or len(baseline) < 2:
         return Difference(mean, math.nan, "one seed", ci=ci, samples=samples)
