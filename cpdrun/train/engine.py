@@ -14,7 +14,7 @@ goes one request, a line of JSON, with the descriptors of the run's lock and of 
 
     {"do": "run", "entry": MODULE, "run_dir": PATH, "attempt_dir": PATH, "nproc": 2, "threads": 1, "nodes": 1,
      "environ": {}}
-    {"do": "check", "configs": [...]}
+    {"do": "check", "by": MODULE, "configs": [...]}
 
 and back come `{"pid": 4711}`, the engine's, and one answer, `{"exit_code": 0, "rank": null}` or `{"problems": [...],
 "notes": [...]}`. The ranks inherit the connection, so its end of file tells the agent that every process of the run is
@@ -46,8 +46,6 @@ FIRST_STEP_IMPORTS = [
     "torch._dynamo",  # 1.5 s that the first optimizer made would spend
     "cpdrun.train.ranks.rendezvous",
     "cpdrun.train.rank",
-    "cpdrun.attach.rank",
-    "cpdrun.attach.runner",
     "custom_fp.ops",
 ]
 MONITOR_INTERVAL_S = 0.02
@@ -113,7 +111,7 @@ def _serve(connection: socket.socket) -> None:
         request, descriptors = _receive(connection)
         _answer(connection, {"pid": os.getpid()})  # so that it can be killed when it is stopped itself
         if request["do"] == "check":
-            answer: dict[str, Any] = _look(request["configs"])
+            answer: dict[str, Any] = _look(request["by"], request["configs"])
         else:
             _lock, log = descriptors  # the lock need only stay open: the ranks inherit it
             os.dup2(log, 1)
@@ -133,6 +131,7 @@ def _serve(connection: socket.socket) -> None:
 def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
     """Run the ranks to their end: {"exit_code": 0, or of the first to fail (-n: signal n), "rank": which}."""
     _import_what_a_first_step_imports()
+    importlib.import_module(request["entry"])  # once, for all ranks
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
@@ -212,14 +211,13 @@ def _rank(entry: str, run_dir: str, threads: int, gate: Any) -> int:
     return code
 
 
-def _look(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """This process does nothing else, and compiles nothing: its optimizers need not import torch._dynamo."""
+def _look(by: str, configs: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """`look` of the module `by`. This process does nothing else, and compiles nothing: its optimizers need not import
+    torch._dynamo."""
     from torch.optim import Optimizer
 
-    from cpdrun.train.preflight.look import look
-
     Optimizer.add_param_group = getattr(Optimizer.add_param_group, "__wrapped__", Optimizer.add_param_group)
-    return look(configs)
+    return importlib.import_module(by).look(configs)
 
 
 def _import_what_a_first_step_imports() -> None:

@@ -10,8 +10,14 @@ import sys
 from collections.abc import Callable
 from typing import IO, Any
 
+from cpdrun.config.script import is_script
+
 ENGINE = "cpdrun.train.engine"
 RANK, SCRIPT_RANK = "cpdrun.train.rank", "cpdrun.attach.rank"  # what a rank of a run is: its `run_rank`
+LOOK, SCRIPT_LOOK = (
+    "cpdrun.train.preflight.look",
+    "cpdrun.attach.look",
+)  # what looks whether runs can start: its `look`
 # Tests of the launcher put a stand-in here whose "training" they control.
 MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
 
@@ -44,11 +50,22 @@ class WarmEngine:
         return self._process is not None and self._process.poll() is None
 
     def look(self, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
-        """The problems and the notes that cpdrun.train.preflight.look has about `configs`, a line each."""
+        """The problems and the notes that LOOK has about `configs`, and SCRIPT_LOOK about those of scripts, a line
+        each."""
+        problems: list[str] = []
+        notes: list[str] = []
+        for by, of_script in ((LOOK, False), (SCRIPT_LOOK, True)):
+            if asked := [config for config in configs if is_script(config) is of_script]:
+                found = self._look(by, asked)
+                problems += found[0]
+                notes += found[1]
+        return problems, notes
+
+    def _look(self, by: str, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
         answer, began = None, []
         if (connection := warm_connection(self.control)) is not None:
             with connection:
-                answer = ask(connection, {"do": "check", "configs": configs}, [], began.append)
+                answer = ask(connection, {"do": "check", "by": by, "configs": configs}, [], began.append)
         if answer is not None:
             return answer["problems"], answer["notes"]
         if began and self.is_alive():

@@ -1,9 +1,9 @@
 """What would make a run fail before its first step: looked at before anything is started."""
 
-import importlib
 import json
 import sysconfig
 import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,12 @@ import torch
 from custom_fp.formats.names import parse
 
 import cpdrun
-from cpdrun.config.script import is_script
 from cpdrun.errors import UserError
 from cpdrun.train.build import build
 from cpdrun.train.memory import in_short, shortage
 from cpdrun.train.preflight.products import emulated_products
 from cpdrun.train.preflight.sample import check_sample
 
-HOLD = "cpdrun.attach.hold"
 NOT_PARTS = ("seed", "format", "nproc", "threads")  # cannot keep a part from being made
 NOT_THE_USERS = (
     str(Path(cpdrun.__file__).parent),
@@ -35,25 +33,32 @@ def check(configs: list[dict[str, Any]]) -> list[str]:
 
 def look(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
     """`problems`: one line for each way in which a run of `configs` cannot be built (data missing, a class that does
-    not import, arguments it does not take). `notes`: what a run will not do though its settings sound like it. Configs
-    that differ in nothing that matters here are tried once. Whatever classes of the user's own do, an exit of the
-    process included, becomes a line."""
+    not import, arguments it does not take). `notes`: what a run will not do though its settings sound like it."""
+    return tried(configs, _build)
+
+
+def tried(
+    configs: list[dict[str, Any]], attempt: Callable[[dict[str, Any]], Iterable[str]]
+) -> dict[str, list[str]]:
+    """What `attempt` raises and gives back, as `problems` and `notes`. Configs that differ in nothing that matters here
+    are tried once. Whatever classes of the user's own do, an exit of the process included, becomes a line."""
     problems: dict[str, None] = {}
     notes: dict[str, None] = {}
     for config in _distinct(configs):
         try:
-            if is_script(config):  # its syntax was looked at; what it can be held to, no more
-                importlib.import_module(HOLD).Hold(config)
-                continue
-            parts = build(config, torch.device("cpu"))
-            check_sample(config, parts)
-            if products := emulated_products(parts):
-                notes |= dict.fromkeys(_left_in_float32(parts.precision.rounds_products, products))
+            notes |= dict.fromkeys(attempt(config))
         except UserError as error:
             problems[_told(error)] = None
         except (Exception, SystemExit) as error:
             problems[_unforeseen(error)] = None
     return {"problems": list(problems), "notes": list(notes)}
+
+
+def _build(config: dict[str, Any]) -> list[str]:
+    parts = build(config, torch.device("cpu"))
+    check_sample(config, parts)
+    products = emulated_products(parts)
+    return _left_in_float32(parts.precision.rounds_products, products) if products else []
 
 
 def _left_in_float32(rules: str, products: dict[str, list[str]]) -> list[str]:
