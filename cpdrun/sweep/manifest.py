@@ -26,19 +26,17 @@ def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None
 def write_question(directory: SweepDir, search: Mapping[str, Any]) -> None:
     """Another search of the same runs: its question takes the place of the last one's in sweep.yaml, where there is
     one. Raises as `write_manifest`."""
-    if listed(directory) and read_manifest(directory).get(SEARCH) != _with_seeds_that_chose(
-        directory, search
-    ):
+    if listed(directory) and (there := read_manifest(directory)) != _asking(there, search):
         with locked(directory.lock):
-            _write(
-                directory,
-                read_manifest(directory) | {SEARCH: _with_seeds_that_chose(directory, search)},
-            )
+            _write(directory, _asking(read_manifest(directory), search))
 
 
-def _with_seeds_that_chose(directory: SweepDir, search: Mapping[str, Any]) -> dict[str, Any]:
-    """The question, and the seeds on which earlier ones tuned: their runs are there, and are to be in no pair."""
-    before = read_manifest(directory).get(SEARCH) if listed(directory) else None
+def _asking(manifest: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, Any]:
+    return {**manifest, SEARCH: _with_seeds_that_chose(manifest.get(SEARCH), search)}
+
+
+def _with_seeds_that_chose(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
+    """The question, and the seeds on which those of `before` tuned: their runs are there, and are to be in no pair."""
     if not isinstance(before, Mapping):
         return dict(search)
     tune = before.get("tune")
@@ -56,10 +54,8 @@ def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
     before = listed(sweep.directory)
     if names and set(names) <= set(before):
         return
-    if search is not None:
-        search = _with_seeds_that_chose(sweep.directory, search)
-    elif before:
-        search = read_manifest(sweep.directory).get(SEARCH)
+    asked = read_manifest(sweep.directory).get(SEARCH) if before else None
+    search = asked if search is None else _with_seeds_that_chose(asked, search)
     made = [name for name in before if name not in names and sweep.directory.run(name).path.exists()]
     manifest = {
         "record": VERSION,
