@@ -14,23 +14,21 @@ from cpdrun.config.bounded_yaml import MOST_DEPTH
 from cpdrun.config.identity import belongs_to_identity
 from cpdrun.config.keys import flatten
 from cpdrun.errors import UserError
-from cpdrun.record.measure import ACCURACY, BITS, ERROR, NATS, SHARE, Measure, known_measure
+from cpdrun.record.measure import ACCURACY, BITS, MEASURES, NATS, SHARE, Measure, known_measure
 
 ARGUMENTS = ("format", "aps", "seed", "world_size")
 MOST_BITS = 1024
 MOST_LETTERS = 80  # of a format's name
 # what may be said of a metric: which way is better, or else what it is
 DIRECTIONS = {
-    "higher": Measure(higher_is_better=True),
-    "lower": ERROR,
+    "higher": MEASURES["max"],
+    "lower": MEASURES["min"],
     "accuracy": ACCURACY,
     "share": SHARE,
     "nats": NATS,
     "bits": BITS,
 }
-
-
-_OTHERS = f"{', '.join(list(DIRECTIONS)[1:])}"
+_OTHERS = ", ".join(list(DIRECTIONS)[1:])
 
 
 class GivenError(UserError, ValueError):
