@@ -122,7 +122,7 @@ def test_smoothed_labels_and_auxiliary_heads_count():
 
 @pytest.mark.parametrize("value", ["0", "1", "-0.5", "40", "true", "soon", "nan"])
 def test_what_is_no_share_is_refused(value):
-    with pytest.raises(ConfigError, match=r"give_up_after=.*share of the epochs|one value"):
+    with pytest.raises(ConfigError, match=r"give_up_after=.*share of the epochs"):
         plan(["exp=digits_bits", "format=e4m3", "aps=true", "seed=0", f"give_up_after={value}"])
 
 
