@@ -53,7 +53,7 @@ class Driver:
     def asks(self, most: int | None, *, ahead: bool) -> list[Ask]:
         """The runs that fill up to `most` in flight, those that settle most first; None: all that are needed."""
         results, in_flight = self.results, set(self._in_flight.values())
-        standings = [s for s in results.standings() if not results.problem(s.chain.widths[0][0].baseline)]
+        standings = [s for s in results.standings() if not results.problem(s.chain.baseline)]
         found: list[Ask] = []
         tuning = results.question.tuning
         for ask in wanted(standings, results.ended, in_flight, results.rules(), tuning, ahead=ahead):

@@ -58,7 +58,7 @@ def noise_floor(results: Results, standings: Sequence[Standing]) -> tuple[float 
     if degrees:
         pooled = math.sqrt(math.fsum(n * sd**2 for n, sd in known) / degrees)
         return (pooled, f"{len(known)} candidates") if pooled > 0 else (None, "")
-    for name in {s.chain.widths[0][0].baseline for s in standings}:
+    for name in {s.chain.baseline for s in standings}:
         values = [v for v in results.ended.values.get(name, {}).values() if math.isfinite(v)]
         if len(values) >= 2 and deviation(values) > 0:
             return deviation(values) * math.sqrt(2), f"by {len(values)} runs of the baseline"
@@ -92,7 +92,7 @@ def likely_runs(results: Results, standings: Sequence[Standing], noise: float) -
             pairs = FIRST_PAIRS * len(width.judgements) if is_last and i else needed
             runs += max(0, pairs - width.judgements[0].pairs)
             longest = max(longest, needed)
-    baselines = {s.chain.widths[0][0].baseline for s in standings if s.active is not None}
+    baselines = {s.chain.baseline for s in standings if s.active is not None}
     return runs + sum(max(0, longest - len(results.paired(name))) for name in baselines)
 
 

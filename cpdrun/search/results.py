@@ -111,7 +111,7 @@ class Results:
         of_width = [{configs[candidate.name]["format"] for candidate in width} for width in chain.widths]
         if all(len(formats) == 1 for formats in of_width):
             return self._ordered.setdefault(chain.label, chain)
-        named = chain.widths[0][0].baseline
+        named = chain.baseline
         baseline, tuning = self.chosen.get(named, named), self.question.tuning
         if baseline in tuning.arms:  # what it recorded depends on what is chosen for it
             return replace(chain, is_ordered=False)
@@ -188,7 +188,7 @@ class Results:
 
     def _worst(self) -> float:
         chosen = self.chosen
-        baselines = {c.baseline for chain in self.question.chains for width in chain.widths for c in width}
+        baselines = {chain.baseline for chain in self.question.chains}
         names = [chosen.get(name, name) for name in baselines]
         values = [value for name in names for value in self.paired(name).values()]
         return worst(self.metric, self._classes, values, self.tolerance / self.metric.scale)

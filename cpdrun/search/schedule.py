@@ -39,6 +39,11 @@ class Chain:
     widths: tuple[tuple[Candidate, ...], ...]
     is_ordered: bool = True
 
+    @property
+    def baseline(self) -> str:
+        """The cell that all of its candidates are compared with."""
+        return self.widths[0][0].baseline
+
     def may_try(self, width: int) -> bool:
         """Whether it is known which candidate of this width to try first."""
         return self.is_ordered or len(self.widths[width]) == 1

@@ -96,8 +96,7 @@ def baselines(results: Results, standings: list[Standing]) -> dict[str, str]:
     name = results.question.baseline_name
     found: dict[str, str] = {}
     for standing in standings:
-        for candidate, _, _ in standing:
-            found.setdefault(candidate.baseline, standing.chain.label)
+        found.setdefault(standing.chain.baseline, standing.chain.label)
     return {arm: name if len(found) == 1 else f"{name} beside {chain}" for arm, chain in found.items()}
 
 

@@ -62,8 +62,7 @@ def candidates_text(question: Question) -> str:
 
 
 def _of_chain(results: Results, standing: Standing) -> str:
-    first = standing.chain.widths[0][0]
-    if problem := results.problem(first.baseline):
+    if problem := results.problem(standing.chain.baseline):
         return f"{_capital(standing.chain.label)}: no answer, for {problem}."
     parts = [_certified(results, standing)] if standing.answer else []
     if standing.frontier is not None:
@@ -199,7 +198,7 @@ def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:
         for candidate, judgement, width in standing
     ]
     answer = standing.answer
-    baseline = standing.chain.widths[0][0].baseline
+    baseline = standing.chain.baseline
     return {
         "chain": standing.chain.label,
         "problem": results.problem(baseline),
