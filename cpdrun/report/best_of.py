@@ -24,11 +24,10 @@ from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.study import Study
 from cpdrun.report.read.words import axis_text, axis_title, short_titles, tried_text, values_text
 from cpdrun.report.tables import Shown, column
-from cpdrun.report.verdict import named, tolerance
+from cpdrun.report.verdict import is_within, named, tolerance
 from cpdrun.stats.tuning import choose, edges
 
 SECTION = "optim"
-ROUNDING = 1e-12  # a gap of exactly the tolerance is within, rounding aside
 MOST_SENTENCES = 3  # combinations of the other axes; of more the table alone speaks
 
 
@@ -135,7 +134,10 @@ def _best(study: Study, facets: Sequence[Facet], axes: Sequence[str]) -> Best:
     for group in (group for facet in facets for group in facet.groups):
         arms.setdefault((group.strategy, identity(group.format), str(group.is_baseline)), []).append(group)
     better = study.metric.higher_is_better
-    groups = [of[choose([_measured(group) for group in of], higher_is_better=better)] for of in arms.values()]
+    groups = [
+        of[choose([list(group.ended.values()) for group in of], higher_is_better=better)]
+        for of in arms.values()
+    ]
     tried = {axis: _values(facets, axis) for axis in axes}
     keys = {key: value for key, value in facets[0].keys.items() if key not in axes}
     facet = Facet(keys, groups)
@@ -166,7 +168,7 @@ def _clause(study: Study, best: Best, strategy: str) -> str:
     trained = [(group, gap) for group, gap in gaps if gap and study.may_be_within(group)]
     if not trained:
         return f"{strategy} none (every one diverged or did not learn)"
-    near = [pair for pair in trained if pair[1].mean >= -study.tolerance / study.metric.scale - ROUNDING]
+    near = [pair for pair in trained if is_within(study, *pair)]
     if not near:
         return (
             f"{strategy} none (the nearest is {_shown(study, best, *max(trained, key=lambda p: p[1].mean))})"
@@ -191,12 +193,6 @@ def _gap(study: Study, best: Best, group: Group) -> Difference | None:
     return difference(
         group.by_seed, best.baseline.by_seed, ci=study.ci, higher_is_better=study.metric.higher_is_better
     )
-
-
-def _measured(group: Group) -> list[float]:
-    """A value for every seed that ended; NaN where it diverged."""
-    healthy = [value for seed, value in group.by_seed.items() if seed not in group.diverged_seeds]
-    return [*healthy, *([float("nan")] * len(group.diverged_seeds))]
 
 
 def _values(facets: Sequence[Facet], axis: str) -> list[Any]:

@@ -7,7 +7,6 @@ A chain is a facet's formats of one scaling, most bits first; all chains of a re
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from cpdrun.report.read import formats
 from cpdrun.report.read.group import Group
@@ -84,9 +83,4 @@ def judge_chains(
 
 
 def _gaps(group: Group, baseline: Group, metric: Metric, low: float) -> list[float]:
-    return differences(_values(group), _values(baseline), higher_is_better=metric.higher_is_better, worst=low)
-
-
-def _values(group: Group) -> Mapping[Any, float]:
-    """By seed; NaN for a run that diverged, whatever it measured."""
-    return {**group.by_seed, **dict.fromkeys(group.diverged_seeds, math.nan)}
+    return differences(group.ended, baseline.ended, higher_is_better=metric.higher_is_better, worst=low)

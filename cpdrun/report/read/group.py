@@ -1,5 +1,6 @@
 """What a report compares: groups of runs that differ in their seed alone, and facets of groups that compare."""
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -40,6 +41,11 @@ class Group:
     @property
     def values(self) -> list[float]:
         return list(self.by_seed.values())
+
+    @property
+    def ended(self) -> dict[Any, float]:
+        """The metric by seed, NaN for a run that diverged, whatever it measured."""
+        return {**self.by_seed, **dict.fromkeys(self.diverged_seeds, math.nan)}
 
     @property
     def format(self) -> Any:
