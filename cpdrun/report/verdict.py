@@ -86,7 +86,7 @@ def _nearest(study: Study, facet: Facet, strategy: str) -> str:
     if not trained:
         return "every one diverged or did not learn"
     group, gap = max(trained, key=lambda pair: pair[1].mean)
-    return f"the nearest is {named(group)}, {study.metric.show(abs(gap.mean))}{points(study)} worse"
+    return f"the nearest is {named(group)}, {study.metric.show(abs(gap.mean))}{study.metric.points} worse"
 
 
 def _doubts(study: Study, facet: Facet) -> list[str]:
@@ -103,7 +103,7 @@ def _doubts(study: Study, facet: Facet) -> list[str]:
         verdict = study.judged[group].verdict
         if verdict is Verdict.OPEN:
             open_.append(
-                f"{name} {study.metric.show_difference(gap.mean)}{points(study)}{_would_do(study, group)}"
+                f"{name} {study.metric.show_difference(gap.mean)}{study.metric.points}{_would_do(study, group)}"
             )
         elif verdict is Verdict.CERTIFIED:
             certified.append(name)
@@ -208,10 +208,6 @@ def named(group: Group) -> str:
 def tolerance(study: Study) -> str:
     """`0.5 points`."""
     return study.metric.show_tolerance(study.tolerance)
-
-
-def points(study: Study) -> str:
-    return " points" if study.metric.is_fraction else ""
 
 
 def some(items: list[str], separator: str = ", ", most: int = 5) -> str:

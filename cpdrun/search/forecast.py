@@ -7,7 +7,6 @@ from statistics import fmean
 
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import FIRST_PAIRS, Standing
-from cpdrun.search.words import points
 from cpdrun.stats.anytime import Verdict, pairs_needed, shares
 from cpdrun.stats.intervals import deviation
 
@@ -26,7 +25,7 @@ def forecast(results: Results, slots: int | None) -> Iterator[str]:
             f"and with {results.question.baseline_name}"
         )
         return
-    unit = points(results.metric)
+    unit = results.metric.points
     needs = [f"{tolerance:g} {_pairs(results, tolerance, noise)}" for tolerance in _tolerances(results)]
     shown = noise * results.metric.scale
     yield f"noise: paired differences have sd {shown:.2g}{unit} ({source})"

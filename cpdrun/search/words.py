@@ -135,7 +135,7 @@ def table(results: Results) -> Table:
     found.add_column("candidate", no_wrap=True)
     if results.question.tuning:
         found.add_column(tuned_words.title(results), no_wrap=True)
-    for heading in ("bits", "pairs", f"difference{points(results.metric)}"):
+    for heading in ("bits", "pairs", f"difference{results.metric.points}"):
         found.add_column(heading, justify="right", no_wrap=True)
     found.add_column("verdict", no_wrap=True)
     standings = results.standings()
@@ -217,10 +217,6 @@ def report_command(results: Results) -> str:
 def tolerance_of(results: Results) -> str:
     """`1 point`, `0.5 points`, `0.05`."""
     return results.metric.show_tolerance(results.tolerance)
-
-
-def points(metric: Metric) -> str:
-    return " points" if metric.is_fraction else ""
 
 
 def _name(results: Results, candidate: Candidate, standing: Standing) -> str:

@@ -60,7 +60,7 @@ class Finding:
             return f"{much} times fewer" if self.ask.counted_as == "times_fewer" else f"{much} % more"
         metric = Metric(self.ask.metric)
         shown = metric.show_between(*(each / metric.scale for each in (self.value, self.low, self.high)))
-        return shown + (" points" if metric.is_fraction else "")
+        return shown + metric.points
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,11 @@ class Metric:
         return " %" if self.is_fraction else ""
 
     @property
+    def points(self) -> str:
+        """The same of a difference: ` points`, or nothing."""
+        return " points" if self.is_fraction else ""
+
+    @property
     def default_tolerance(self) -> float:
         """How much worse than fp32 still counts as equal, in shown units: half a point, or 0.05 of a loss."""
         return 0.5 if self.is_fraction else 0.05
