@@ -185,11 +185,7 @@ def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ..
     """Most bits first; of one width the format with most exponent bits, and so most range, first, of choices then the
     one that rounds less: the order until a run of the baseline tells more (`cpdrun.search.likeliest`)."""
 
-    def likeliest(pair: tuple[str, Candidate]) -> tuple:
-        bits, *rest = formats.order(pair[0])
-        return (-bits, *rest)
-
     widths: dict[float, list[Candidate]] = {}
-    for _, candidate in sorted(found, key=likeliest):
+    for _, candidate in sorted(found, key=lambda pair: formats.widest_first(pair[0])):
         widths.setdefault(candidate.bits, []).append(candidate)
     return tuple(map(tuple, widths.values()))

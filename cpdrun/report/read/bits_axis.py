@@ -153,7 +153,7 @@ def baseline_value(values: Sequence[Any], asked: Any = None) -> tuple[Any, bool]
         return next((value for value in values if formats.same(value, asked)), asked), False
     unrounded = [value for value in values if formats.is_baseline(value)]
     if not unrounded:
-        return min(values, key=_widest_first), True
+        return min(values, key=formats.widest_first), True
     return next((value for value in unrounded if value == FP32), unrounded[0]), False
 
 
@@ -197,8 +197,3 @@ def _in_words(key: str, value: Any) -> str:
     if key == APS:
         return "with APS" if value else "without APS"
     return f"{axis_title(key)} {axis_text(value)}"
-
-
-def _widest_first(value: Any) -> tuple:
-    bits, *rest = formats.order(value)
-    return (-bits, *rest)

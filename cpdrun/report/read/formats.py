@@ -99,6 +99,12 @@ def order(name: object) -> tuple:
     return (999, 0, 0, str(name)) if size is None else (size, -(exponent_bits(name) or 0), rounds, str(name))
 
 
+def widest_first(name: object) -> tuple:
+    """Sort key: most bits first, equals as in `order`."""
+    size, *rest = order(name)
+    return (-size, *rest)
+
+
 def _number(value: object) -> int | float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and math.isfinite(value) and 0 <= value <= 1024 else None

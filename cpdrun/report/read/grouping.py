@@ -80,8 +80,7 @@ def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) 
 
     def for_reading(group: Group) -> tuple:
         rest = tuple(_sortable(group.keys[name]) for name in (*axes, "world_size") if name != of.key)
-        bits, *others = formats.order(group.format)
-        return (*rest, -bits, *others, group.aps)
+        return (*rest, *formats.widest_first(group.format), group.aps)
 
     return sorted(groups, key=for_reading)
 
