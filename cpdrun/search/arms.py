@@ -9,6 +9,7 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import belongs_to_identity
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.config.overrides import typed_form
+from cpdrun.report.read.collect import SEED
 from cpdrun.search.schedule import Chain
 from cpdrun.search.settings import Settings
 from cpdrun.search.tune import FIRST_SEED, Tuning
@@ -23,7 +24,6 @@ ASKED = (
     "world_size",
     "case",
 )  # what a search is about; tuned, it would answer another question
-SEED = "seed"
 
 
 def held(asked: Settings, first: Plan, texts: Sequence[str]) -> list[str]:

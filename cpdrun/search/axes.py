@@ -14,9 +14,8 @@ from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.report.read import choices, formats
 from cpdrun.report.read.bits_axis import APS, FP32, USUAL, BitsAxis, baseline_value, chosen_axis, is_of_bits
+from cpdrun.report.read.collect import CASE, FORMAT, SCALING, SEED
 from cpdrun.sweep import Plan, PlannedRun
-
-FORMAT, CASE, SEED, SCALING = "format", "case", "seed", "scaling"
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from cpdrun.config.script import SCRIPT, direction_of, is_script
 from cpdrun.record import SweepDir
 from cpdrun.report.read import formats
 from cpdrun.report.read.bits_axis import APS, last_words
+from cpdrun.report.read.collect import CASE, FORMAT, SCALING, SEED
 from cpdrun.report.read.words import axis_text, axis_title
 from cpdrun.search.arms import held, with_arms
-from cpdrun.search.axes import CASE, FORMAT, SCALING, SEED, Axis, read_axis, value_text, values_of
+from cpdrun.search.axes import Axis, read_axis, value_text, values_of
 from cpdrun.search.schedule import Candidate, Chain
 from cpdrun.search.settings import Settings, settings
 from cpdrun.search.tune import Tuning
