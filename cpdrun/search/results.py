@@ -10,12 +10,11 @@ from cpdrun.record import Ending, Result, RunDir
 from cpdrun.record.measure import ERROR, MEASURES
 from cpdrun.report.read.learnt import learnt, worst
 from cpdrun.report.read.metric import Metric
+from cpdrun.report.read.tuned import FAILURES
 from cpdrun.search.likeliest import Gradients, likeliest_first
 from cpdrun.search.question import Question
 from cpdrun.search.schedule import Ask, Chain, Ended, Rules, Standing, stand
 from cpdrun.search.settings import FEWEST_SEEDS
-
-FAILURES = 2  # of a cell, and no run of it that ended well: it is given up
 
 
 class Results:

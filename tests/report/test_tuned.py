@@ -64,6 +64,22 @@ def test_a_cell_whose_tuning_is_not_done_is_not_compared(new_sweep):
     assert [group.format for group in read_study([sweep.dir]).groups] == ["fp32", "e4m3"]
 
 
+def test_a_value_that_the_search_gave_up_is_passed_over(new_sweep):
+    sweep = new_sweep()
+    for lr in LRS:
+        for seed in (1000, 1001, 1002, 0, 1):
+            optim, given_up = OPTIM | {"lr": lr}, lr == 0.2
+            sweep.add("fp32", seed=seed, accuracy=lr, optim=optim)
+            if not given_up:
+                sweep.add("e4m3", seed=seed, accuracy=lr, optim=optim)
+            elif seed in (1000, 1001):  # two failures, and no further seed is tried
+                sweep.add("e4m3", seed=seed, status=None, outcome="failed", optim=optim)
+    block = {"tune": {"values": {"optim.lr": LRS}, "seeds": [1000, 1001, 1002]}}
+    write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": block}))
+    chosen = {group.format: group.keys["optim.lr"] for group in read_study([sweep.dir]).groups}
+    assert chosen == {"fp32": 0.2, "e4m3": 0.1}
+
+
 def test_with_nothing_chosen_yet_that_is_said(new_sweep):
     sweep = searched(new_sweep, seeds=(1000, 1001, 1002))
     for run in sweep.dir.runs():

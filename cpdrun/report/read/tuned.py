@@ -24,6 +24,7 @@ from cpdrun.stats.tuning import choose
 USE = "run:use"  # column: what a run of a search that tunes serves for
 PAIRS, CHOOSES, NOT_CHOSEN = "compared", "chooses", "not chosen"
 CHOSEN = "chosen"  # in place of a tuned value
+FAILURES = 2  # of a cell, and no run of it that ended well: a search gives it up
 MOST_ARMS = 10_000  # of a sweep.yaml that anyone may have written
 
 Row = Mapping[str, Any]
@@ -175,11 +176,25 @@ def _choice(rows: Sequence[Row], tune: Tune, metric: Metric) -> tuple[str, ...] 
     ended = {
         (tune.arm(row), row[SEED]): row for row in rows if row["run:state"] in (State.DONE, State.FAILED)
     }
-    if any((arm, seed) not in ended for arm in arms for seed in tune.seeds):
+    given_up = _given_up(rows, tune)
+    if any((arm, seed) not in ended for arm in arms if arm not in given_up for seed in tune.seeds):
         return None
-    measured = [[_value(ended[arm, seed], metric) for seed in tune.seeds] for arm in arms]
+    found = [[ended[arm, seed] for seed in tune.seeds if (arm, seed) in ended] for arm in arms]
+    measured = [[_value(row, metric) for row in of_arm] for of_arm in found]
     known = [[value for value in values if value is not None] for values in measured]
     return arms[choose(known, higher_is_better=metric.higher_is_better)]
+
+
+def _given_up(rows: Sequence[Row], tune: Tune) -> set[tuple[str, ...]]:
+    """The arms that a search tries on no further seed."""
+    states: dict[tuple[str, ...], list[object]] = {}
+    for row in rows:
+        states.setdefault(tune.arm(row), []).append(row["run:state"])
+    return {
+        arm
+        for arm, of_arm in states.items()
+        if of_arm.count(State.FAILED) >= FAILURES and State.DONE not in of_arm
+    }
 
 
 def _value(row: Row, metric: Metric) -> float | None:
