@@ -3,6 +3,7 @@
 import io
 import math
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from instant_executor import Instant
@@ -11,7 +12,15 @@ from rich.console import Console
 from cpdrun.launch import LaunchOptions, Session
 from cpdrun.record import SweepDir
 from cpdrun.search.drive import SearchDisplay, search
+from cpdrun.search.question import ask
 from cpdrun.search.results import Results
+from cpdrun.search.settings import budget as parsed
+
+
+@cache
+def _asked(*typed):
+    """Planning takes longer than all these runs."""
+    return ask(list(typed))
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +45,21 @@ def launch():
         return results, console.file.getvalue(), [summary.exit_code for summary in summaries]
 
     return launch
+
+
+@pytest.fixture
+def asked(request):
+    """The question of the module's TYPED and further words."""
+    return lambda *typed: _asked(*request.module.TYPED, *typed)
+
+
+@pytest.fixture
+def go(asked, tmp_path, launch):
+    """The results of a search as typed, its printed lines, and its exit codes."""
+
+    def go(*typed, folder="here", slots=2, budget=None):
+        question = asked(*typed)
+        limits = replace(question.settings, budget=parsed(budget))
+        return launch(replace(question, settings=limits), tmp_path / folder / "found", slots)
+
+    return go

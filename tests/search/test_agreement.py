@@ -2,25 +2,18 @@
 
 import json
 import math
-from functools import cache
 
 import instant_executor
 import pytest
 
 from cpdrun.record import write_json
 from cpdrun.report.read.reader import read_study
-from cpdrun.search.question import ask
 from cpdrun.search.tune import FIRST_SEED
 from cpdrun.search.words import sentences
 from cpdrun.stats.anytime import Verdict
 
 TYPED = ["search.tolerance=1", "search.most_seeds=12", "name=found"]
 NAN = math.nan
-
-
-@cache
-def asked(*typed):
-    return ask([*TYPED, *typed])
 
 
 WIDTH = ("format=fp32,e4m3,e5m2,e3m0,e1m2", "aps=true")
@@ -44,7 +37,7 @@ def reported(results):
     return {f"{g.name} {g.strategy}": figures(j.verdict, j.judgement) for g, j in study.judged.items()}
 
 
-def test_what_diverges_after_it_was_certified_is_certified_no_more(launch, tmp_path, monkeypatch):
+def test_what_diverges_after_it_was_certified_is_certified_no_more(launch, asked, tmp_path, monkeypatch):
     train = instant_executor.train
 
     def diverges_late(job):
@@ -62,7 +55,7 @@ def test_what_diverges_after_it_was_certified_is_certified_no_more(launch, tmp_p
     assert "not certified, for a run diverged" in sentences(results)[0]
 
 
-def test_seeds_that_chose_are_in_no_pair_of_a_later_question(launch, tmp_path):
+def test_seeds_that_chose_are_in_no_pair_of_a_later_question(launch, asked, tmp_path):
     plain = [text for text in TUNED if "tune" not in text]
     launch(asked(*TUNED), tmp_path / "found")
     results, *_ = launch(asked(*plain), tmp_path / "found")
@@ -85,7 +78,7 @@ def test_seeds_that_chose_are_in_no_pair_of_a_later_question(launch, tmp_path):
         (BF16, {("e3m0", True): -0.012}),
     ],
 )
-def test_a_report_judges_as_the_search_did(launch, tmp_path, monkeypatch, typed, gaps):
+def test_a_report_judges_as_the_search_did(launch, asked, tmp_path, monkeypatch, typed, gaps):
     monkeypatch.setattr(instant_executor, "GAPS", gaps)
     results, *_ = launch(asked(*typed), tmp_path / "found")
     mine, theirs = told(results), reported(results)

@@ -6,10 +6,8 @@ import json
 import math
 import random
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
-import pytest
 import yaml
 from instant_executor import Instant, PowerCutError
 from rich.console import Console
@@ -19,9 +17,7 @@ from cpdrun.launch import LaunchOptions, Session
 from cpdrun.record import SweepDir
 from cpdrun.search.drive import at_once
 from cpdrun.search.forecast import forecast
-from cpdrun.search.question import ask
 from cpdrun.search.results import Results
-from cpdrun.search.settings import budget as parsed
 from cpdrun.search.words import as_json, candidates_text, report_command, sentences, table
 
 TYPED = [
@@ -31,24 +27,6 @@ TYPED = [
     "search.most_seeds=16",
     "name=found",
 ]
-
-
-@cache
-def asked(*typed):
-    """Planning takes longer than all these runs."""
-    return ask([*TYPED, *typed])
-
-
-@pytest.fixture
-def go(tmp_path, launch):
-    """The results of a search as typed, its printed lines, and its exit codes."""
-
-    def go(*typed, folder="here", slots=2, budget=None):
-        question = asked(*typed)
-        limits = replace(question.settings, budget=parsed(budget))
-        return launch(replace(question, settings=limits), tmp_path / folder / "found", slots)
-
-    return go
 
 
 def answers(results):
@@ -195,7 +173,7 @@ def test_loss_is_compared_the_other_way_round(go):
     assert answers(results) == ["e4m3 without APS", "e3m0 with APS"]
 
 
-def test_a_forecast_tells_the_noise_and_the_cost(go):
+def test_a_forecast_tells_the_noise_and_the_cost(go, asked):
     results, *_ = go(budget=12)
     lines = "\n".join(forecast(results, 2))
     assert "noise: paired differences have sd 0." in lines and "after about" in lines

@@ -5,7 +5,6 @@ import json
 import math
 import random
 from dataclasses import replace
-from functools import cache
 
 import instant_executor
 import pytest
@@ -18,7 +17,7 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.search.forecast import forecast
 from cpdrun.search.question import ask
 from cpdrun.search.schedule import Ended, stand, wanted
-from cpdrun.search.settings import Budget, settings
+from cpdrun.search.settings import settings
 from cpdrun.search.tune import FIRST_SEED, Tuning
 from cpdrun.search.words import as_json, sentences, table
 from cpdrun.stats.anytime import Verdict
@@ -46,20 +45,9 @@ def some_rates_are_wrong(monkeypatch):
     monkeypatch.setattr(instant_executor, "OFF", OFF)
 
 
-@cache
-def asked(*typed):
-    """Planning takes longer than all these runs."""
-    return ask([*TYPED, *typed])
-
-
 @pytest.fixture
-def go(tmp_path, launch):
-    def go(*typed, folder="here", slots=2, budget=None):
-        question = asked(*typed)
-        limits = replace(question.settings, budget=budget and Budget(runs=budget))
-        return launch(replace(question, settings=limits), tmp_path / folder / "found", slots)[0]
-
-    return go
+def go(go):
+    return lambda *typed, **how: go(*typed, **how)[0]  # the results alone
 
 
 def chosen(results):
@@ -255,7 +243,7 @@ def test_a_forecast_counts_the_runs_that_choose_and_a_budget_covers_them(go):
     assert results.runs == 9 and "e4m3 is not tuned yet, 3 of 6 runs to choose" in sentences(results)[0]
 
 
-def test_a_value_of_which_all_runs_fail_is_not_chosen(go, monkeypatch):
+def test_a_value_of_which_all_runs_fail_is_not_chosen(go, asked, monkeypatch):
     question = asked(TUNE)
     best = [cell for arm, cell in question.cells.items() if question.tuning.values[arm]["optim.lr"] == 0.2]
     monkeypatch.setattr(Instant, "failing", tuple(run.name for cell in best for run in cell.values()))
