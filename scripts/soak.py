@@ -87,7 +87,7 @@ class Soak:
                     time.sleep(0.05)
                 if time.monotonic() > until:
                     raise BrokenError(f"{name}: no end {self.patience_s:.0f} s after the last blow")
-            self._wait_until_alone(name)
+            wait_until_alone(self.folder / name, self.patience_s)
             self._look(name, finished)
             self._check_output(name)
             if launcher.returncode == 0:
@@ -149,13 +149,6 @@ class Soak:
                 when = run.done.stat().st_mtime_ns
                 if finished.setdefault(run.name, when) != when:
                     raise BrokenError(f"{name}: {run.name} was finished twice")
-
-    def _wait_until_alone(self, name: str) -> None:
-        until = time.monotonic() + self.patience_s
-        while left := processes_of(self.folder / name):
-            if time.monotonic() > until:
-                raise BrokenError(f"{name}: processes left: {left}")
-            time.sleep(0.1)
 
     def _check_output(self, name: str) -> None:
         said = (self.folder / f"{name}.log").read_text(errors="replace")
@@ -223,6 +216,14 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+def wait_until_alone(folder: Path, patience_s: float) -> None:
+    until = time.monotonic() + patience_s
+    while left := processes_of(folder):
+        if time.monotonic() > until:
+            raise BrokenError(f"{folder.name}: processes left: {left}")
+        time.sleep(0.1)
+
+
 def fuzz(tries: int) -> int:
     """tests/config/test_fuzz*.py with as many tries."""
     tests = map(str, sorted((Path(__file__).parents[1] / "tests" / "config").glob("test_fuzz*.py")))
@@ -233,7 +234,9 @@ def fuzz(tries: int) -> int:
 def search(kills: int, seed: int, patience_s: float, folder: Path) -> str | None:
     """What broke, or None."""
     try:
-        print(soak_search.soak(SEARCHED, kills, seed, folder, patience_s), flush=True)
+        said = soak_search.soak(SEARCHED, kills, seed, folder, patience_s)
+        wait_until_alone(folder / "struck", patience_s)
+        print(said, flush=True)
     except BrokenError as error:
         print(f"BROKEN: {error} (--seed {seed}; {folder})", flush=True)
         return str(error)

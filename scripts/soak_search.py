@@ -3,8 +3,8 @@
 The process that was typed is killed, by KILL, at moments that a seeded generator draws: so many runs after its
 start, as a further one begins, or ends, or a little later. It is typed again at once, while its engines and ranks
 are still dying. It must show: the answer of an undisturbed search, the same runs with the same weights, all of them
-in sweep.yaml, no run begun after it was done, none left running. One run at a time: with several, which are asked
-for ahead of need hangs on which ends first.
+in sweep.yaml, no run begun after it was done, none left undone; who calls it looks for processes that are left. One
+run at a time: with several, which are asked for ahead of need hangs on which ends first.
 """
 
 import json
@@ -74,7 +74,7 @@ class Search:
 
     def finish(self) -> dict[str, Any]:
         """Type it once more: what it finds, the runs that are done with their weights, and those of sweep.yaml. Raises
-        BrokenError for a run that was done twice, or begun when it was done, and for processes that are left."""
+        BrokenError for a run that was done twice, begun when it was done, or left undone."""
         with self.start() as process:
             said, _ = process.communicate(timeout=self.patience_s)
         if process.returncode != 0:
