@@ -50,7 +50,13 @@ def test_numbers_with_signs_and_commas():
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"(?P<x>[^()]+) is it", r"\(([-\d.]+)\) is it|never", r"(?:x|[(])?(\S+) is it"]
+    "pattern",
+    [
+        r"(?P<x>[^()]+) is it",
+        r"\(([-\d.]+)\) is it|never",
+        r"(?:x|[(])?(\S+) is it",
+        r"[^])]*?([^])a-z ]+) is it",
+    ],
 )
 def test_groups_of_any_writing_are_found(pattern):
     text = "nan is it" if "\\(" not in pattern else "(nan) is it"

@@ -11,6 +11,9 @@ from cpdrun.config.script import PLACES
 from cpdrun.record import LoggedRow
 
 NUMBER = re.compile(r"[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+# of a pattern: an escape, a class or a bracket
+TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()]", re.DOTALL)
+CAPTURES = re.compile(r"(?!\?)|\?P<")  # behind the bracket that opens a group
 NOT_FINITE = r"([+-]?(?:nan|inf(?:inity)?)\b)"
 
 
@@ -61,37 +64,12 @@ def _number(line: str, match: re.Match) -> float | None:
 
 def _with_group(pattern: str, group: str) -> str:
     """`pattern` with its one capturing group replaced."""
-    start = _group_start(pattern)
-    depth, i, in_class = 0, start, False
-    while i < len(pattern):
-        c = pattern[i]
-        if c == "\\":
-            i += 1
-        elif in_class:
-            in_class = c != "]" or pattern[i - 1] == "["
-        elif c == "[":
-            in_class = True
-        elif c == "(":
-            depth += 1
-        elif c == ")":
-            depth -= 1
+    start, depth = None, 0
+    for token in TOKEN.finditer(pattern):
+        if start is None and token[0] == "(" and CAPTURES.match(pattern, token.end()):
+            start = token.start()
+        if start is not None:
+            depth += (token[0] == "(") - (token[0] == ")")
             if depth == 0:
-                return pattern[:start] + group + pattern[i + 1 :]
-        i += 1
+                return pattern[:start] + group + pattern[token.end() :]
     return pattern
-
-
-def _group_start(pattern: str) -> int:
-    i, in_class = 0, False
-    while i < len(pattern):
-        c = pattern[i]
-        if c == "\\":
-            i += 1
-        elif in_class:
-            in_class = c != "]" or pattern[i - 1] == "["
-        elif c == "[":
-            in_class = True
-        elif c == "(" and (pattern[i + 1 : i + 2] != "?" or pattern[i + 1 : i + 4] == "?P<"):
-            return i
-        i += 1
-    return len(pattern)
