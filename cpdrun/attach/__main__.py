@@ -8,7 +8,7 @@ import yaml
 
 from cpdrun.attach import runner
 from cpdrun.attach.recorder import RUN_DIR
-from cpdrun.attach.watched.process import die_with
+from cpdrun.parent import die_with
 from cpdrun.record import RunDir
 
 

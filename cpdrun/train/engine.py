@@ -24,7 +24,6 @@ engine, no engine its warm process, no warm process its launcher (PR_SET_PDEATHS
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -40,6 +39,8 @@ import traceback
 import uuid
 from typing import Any
 
+from cpdrun.parent import die_with
+
 CHECK_IMPORTS = ["cpdrun.train.preflight.look"]
 FIRST_STEP_IMPORTS = [
     "torch.distributed.launcher.api",
@@ -49,7 +50,6 @@ FIRST_STEP_IMPORTS = [
     "custom_fp.ops",
 ]
 MONITOR_INTERVAL_S = 0.02
-PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> None:
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--parent", type=int, help="die when this process does")
     arguments = parser.parse_args(argv)
     if arguments.parent is not None:
-        _die_with(arguments.parent)
+        die_with(arguments.parent)
     if arguments.task is not None:
         answer = start_ranks(json.loads(arguments.task))
         print(json.dumps({**answer, "ended": time.time()}), flush=True)
@@ -98,7 +98,7 @@ def _fork_an_engine(control: socket.socket) -> bool:
     if os.fork() == 0:
         control.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _die_with(this)
+        die_with(this)
         _serve(socket.socket(fileno=descriptors[0]))
     os.close(descriptors[0])
     return True
@@ -191,7 +191,7 @@ def _rank(entry: str, run_dir: str, threads: int, gate: Any) -> int:
 
     A rank that stops on request returns, since torch's agent ends the others when one exits with an error.
     """
-    _die_with(os.getppid())
+    die_with(os.getppid())
     for number in _handled_signals():
         signal.signal(number, signal.SIG_DFL)  # torch's agent left handlers that only make sense in itself
     gate.pass_through(int(os.environ["LOCAL_RANK"]))
@@ -265,13 +265,6 @@ def _die_when_closed(connection: socket.socket) -> None:
         while connection.recv(1):
             pass
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when `parent` ends, even by kill -9."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above
-        os._exit(1)
 
 
 if __name__ == "__main__":

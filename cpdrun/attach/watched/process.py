@@ -5,7 +5,6 @@ words are in the log, and what it printed is read to the end.
 """
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -17,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from cpdrun.attach.watched.log import BoundedLog, Lines
+from cpdrun.parent import die_with
 
-PR_SET_PDEATHSIG = 1
 READ_BYTES = 1 << 16
 LOOK_S = 0.25
 
@@ -111,13 +110,6 @@ class ScriptProcess:
         self.signal(signal.SIGKILL)  # what it left behind
         _, status = os.waitpid(self.pid, 0)
         self.exit_code = os.waitstatus_to_exitcode(status)
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when `parent` ends, even by kill -9."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _become_the_script(parent: int, reader: int, writer: int, body: Callable[[], int]) -> NoReturn:

@@ -10,7 +10,6 @@ else can claim the run.
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -28,6 +27,7 @@ from cpdrun.config.script import has_launcher, is_script
 from cpdrun.launch.attempt.connection import RANK, SCRIPT_RANK, Starter
 from cpdrun.launch.attempt.ending import START_NOTE, classify
 from cpdrun.launch.attempt.watchdog import NAMING_S, OF_SCRIPT, OF_TRAINING, Watchdog
+from cpdrun.parent import die_with
 from cpdrun.record import (
     HEARTBEAT_S,
     Ending,
@@ -45,7 +45,6 @@ from cpdrun.record import (
 ENVIRON = ["CUDA_VISIBLE_DEVICES"]  # what differs from run to run, so that a warm engine needs to be told
 WATCH_S = 1.0
 OVERTIME_S = 30.0  # to save and stop, once a run's limit is over
-PR_SET_PDEATHSIG = 1
 # Whoever starts an agent may block them until it can handle them.
 HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -239,7 +238,7 @@ def main(argv: list[str]) -> int:
     read.add_argument("--parent", type=int, metavar="PID", help="die when this process does")
     arguments = read.parse_args(argv)
     if arguments.parent is not None:
-        _die_with(arguments.parent)
+        die_with(arguments.parent)
     starter = Starter(arguments.warm)
     agent = Agent(RunDir(arguments.run_dir), starter, retries=arguments.retries, known=arguments.known)
     return exit_code(run(agent))
@@ -248,13 +247,6 @@ def main(argv: list[str]) -> int:
 def _note(log: Any, text: str) -> None:
     log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
     log.flush()
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when `parent` ends, even by kill -9."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":
