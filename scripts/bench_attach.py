@@ -7,9 +7,10 @@
     e3m0, APS  the same held to that format
 
 in one process that is one worker, in one that plays 4 (the script accumulates 4 micro-batches a step), and in `ranks`
-processes under DistributedDataParallel. A turn is 5 steps; the script's own steps come before and after those that are
-held, so that a slow moment hits both. Printed are the medians of turns and the median of each turn's ratio. Exit code 1
-where fp32 costs more than 1 % and more than 20 us a step, what a row of the record costs whatever the model.
+processes under DistributedDataParallel. A turn is 10 steps; the script's own steps come before and after those that are
+held, so that a slow moment hits both, and a step before each turn is not timed: it finds the other model in the caches,
+which made a script 1 to 4 % slower than itself. Printed are the medians of turns and the median of each turn's ratio.
+Exit code 1 where fp32 costs more than 1 % and more than 20 us a step.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from cpdrun.attach.recorder import Recorder
 from cpdrun.sweep import plan
 
 LIMIT, FIXED_S = 1.01, 2e-5
-TURN, WARM_UPS = 5, 4
+TURN, WARM_UPS = 10, 4
 MODELS = {
     "mlp, 0.5M weights": lambda: nn.Sequential(
         nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 256)
@@ -53,8 +54,8 @@ def config(ranks: int, workers: int, *typed: str) -> dict[str, Any]:
 
 def steps_of(
     make: Callable[[], nn.Module], micro_batches: int, recorder: Recorder | None
-) -> Callable[[], None]:
-    """A script's TURN steps."""
+) -> Callable[[int], None]:
+    """So many steps of a script, with a row after the TURN-th."""
     torch.manual_seed(0)
     model: nn.Module = make()
     if dist.is_initialized():
@@ -62,26 +63,24 @@ def steps_of(
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     x, y = torch.randn(128, 256), torch.randint(0, 256, (128,))
     parts = list(zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True))
-    taken = 0
 
-    def turn() -> None:
-        nonlocal taken
-        for _ in range(TURN):
+    def turn(steps: int) -> None:
+        for step in range(1, steps + 1):
             optimizer.zero_grad()
             for inputs, labels in parts:
                 loss = F.cross_entropy(model(inputs), labels) / micro_batches
                 loss.backward()
             optimizer.step()
-            taken += 1
-            if recorder and taken % 10 == 0:
-                recorder.log({"step": taken, "loss": loss})
+            if recorder and step % TURN == 0:
+                recorder.log({"step": step, "loss": loss})
 
     return turn
 
 
-def timed(turn: Callable[[], None]) -> float:
+def timed(turn: Callable[[int], None]) -> float:
+    turn(1)
     start = time.perf_counter()
-    turn()
+    turn(TURN)
     return (time.perf_counter() - start) / TURN
 
 
