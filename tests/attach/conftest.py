@@ -1,8 +1,9 @@
 """Scripts run in gloo ranks as those of cpdrun.comm do; torch is itself again after every test."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,3 +29,20 @@ def as_it_was() -> Iterator[None]:
         hold = sys.modules["cpdrun.attach.hold"].Hold
         if hold.current is not None:
             hold.current.uninstall()
+
+
+@pytest.fixture
+def hold() -> Callable[..., Any]:
+    """This process held to a run, as typed; to one at a time."""
+    from held_script import config
+
+    from cpdrun.attach.hold import Hold
+
+    def installed(*typed: str) -> Hold:
+        if Hold.current is not None:
+            Hold.current.uninstall()
+        made = Hold(config(*typed))
+        made.install()
+        return made
+
+    return installed

@@ -1,16 +1,14 @@
-"""One process held to a format: the bits of the built-in sums, whatever the script calls, and what is refused."""
+"""One process that is one worker, held to a format: the bits of the built-in sums, whatever the script calls."""
 
-import contextlib
 import copy
-import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from bits import same_bits
-from held_script import STEPS, VARIANTS, Net, batch, config, held, train
+from held_linear import E3M0, gradients, linear, loss_of, step_of
+from held_script import VARIANTS, batch, config, held, train
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -19,38 +17,6 @@ from cpdrun.attach.run import Outside
 from cpdrun.comm import AllReduceSync, emulate_all_reduce
 from cpdrun.comm.sums.scaling import APS
 from cpdrun.errors import UserError
-
-E3M0 = ("format=e3m0", "aps=true")
-
-
-@pytest.fixture
-def hold() -> Callable[..., Hold]:
-    def installed(*typed: str) -> Hold:
-        if Hold.current is not None:
-            Hold.current.uninstall()
-        made = Hold(config(*typed))
-        made.install()
-        return made
-
-    return installed
-
-
-def linear(sizes: tuple[int, ...] = (64, 8, 10)) -> nn.Module:
-    torch.manual_seed(0)
-    layers = [nn.Linear(n, m) for n, m in itertools.pairwise(sizes)]
-    return nn.Sequential(nn.Flatten(), *layers)
-
-
-def loss_of(model: nn.Module, worker: int, step: int) -> Tensor:
-    x, y = batch(worker, step)
-    return F.cross_entropy(model(x), y)
-
-
-def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
-
-
-# ---- one worker
 
 
 def test_a_step_is_by_the_rounded_gradient(hold) -> None:
@@ -267,127 +233,7 @@ def test_other_dtypes_are_rounded_in_float32(hold, dtype: torch.dtype) -> None:
         assert torch.equal(p.grad, emulate_all_reduce([g.float()], "e3m0", aps=True).to(dtype))
 
 
-# ---- several workers of one process
-
-
-def test_played_workers_are_summed_as_machines_would(hold) -> None:
-    """Their losses undivided, for N that is no power of two; buffers follow worker 0."""
-    held_now = hold(*E3M0, "world_size=3")
-    torch.manual_seed(0)
-    model = Net()
-    alone = copy.deepcopy(model)
-    optimizer = SGD(model.parameters(), lr=0.0)
-    for step in range(2):
-        optimizer.zero_grad()
-        own = []
-        for w in held_now.workers:
-            with held_now.worker(w):
-                loss_of(model, w, step).backward()
-                own.append([p.grad.clone() for p in model.parameters()])
-        loss_of(alone, 0, step)
-        optimizer.step()
-        for p, *of_workers in zip(model.parameters(), *own, strict=True):
-            expected = emulate_all_reduce([g / 3 for g in of_workers], "e3m0", aps=True)
-            assert same_bits(p.grad, expected)
-    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), alone.buffers(), strict=True))
-
-
-@pytest.mark.parametrize("said", [True, False])
-def test_divided_losses_are_summed_as_they_are(hold, said: bool) -> None:
-    """Said by run.worker, or counted; `.grad` is complete once the last backward pass has ended."""
-    held_now = hold(*E3M0, "world_size=4")
-    model = linear()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        optimizer.zero_grad()
-        own = []
-        for w in range(4):
-            loss = loss_of(model, w, step) / 4
-            own.append(gradients(model, loss))
-            if said:
-                # around the backward pass alone
-                with held_now.worker(w, divided=True):
-                    loss.backward()
-            else:
-                loss.backward()
-        expected = [emulate_all_reduce(list(of), "e3m0", aps=True) for of in zip(*own, strict=True)]
-        assert all(same_bits(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
-        optimizer.step()
-    held_now.check()
-
-
-def test_a_last_smaller_batch_has_workers_that_send_zeros(hold) -> None:
-    held_now = hold(*E3M0, "world_size=4")
-    model = linear()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    for passes in (4, 2):
-        optimizer.zero_grad()
-        own = []
-        for w in range(passes):
-            loss = loss_of(model, w, 0) / 4
-            own.append(gradients(model, loss))
-            loss.backward()
-        optimizer.step()
-    zeros = [torch.zeros_like(p) for p in model.parameters()]
-    for p, *of in zip(model.parameters(), *own, zeros, zeros, strict=True):
-        assert same_bits(p.grad, emulate_all_reduce(of, "e3m0", aps=True))
-    assert "fewer backward passes than workers" in held_now.facts()["notes"][0]
-
-
-def test_zeroed_gradients_count_no_more(hold) -> None:
-    """A script that throws half a round away."""
-    hold(*E3M0, "world_size=2")
-    model = linear()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    loss_of(model, 5, 0).backward()
-    optimizer.zero_grad(set_to_none=False)
-    own = []
-    for w in range(2):
-        loss = loss_of(model, w, 0)
-        own.append(gradients(model, loss))
-        loss.backward()
-    optimizer.step()
-    for p, *of in zip(model.parameters(), *own, strict=True):
-        assert same_bits(p.grad, emulate_all_reduce(of, "e3m0", aps=True))
-
-
-def test_a_pass_that_reaches_no_parameter_is_no_workers(hold) -> None:
-    """As one through inputs alone."""
-    held_now = hold(*E3M0, "world_size=2")
-    model = linear()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    x = torch.ones(3, requires_grad=True)
-    for w in range(2):
-        x.square().sum().backward()
-        loss_of(model, w, 0).backward()
-    x.square().sum().backward()
-    optimizer.step()
-    assert held_now.facts()["gradients"]["exchange"] == ["a backward pass counts as a worker"]
-    assert x.grad is not None and held_now.facts()["notes"] == []
-
-
-def test_a_worker_that_fails_leaves_the_gradients_as_they_were(hold) -> None:
-    held_now = hold(*E3M0, "world_size=2")
-    model = linear()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with pytest.raises(KeyError), held_now.worker(0):
-        loss_of(model, 0, 0).backward()
-        raise KeyError("of the script's own")
-    assert all(p.grad is None for p in model.parameters())
-    for w in held_now.workers:
-        with held_now.worker(w):
-            loss_of(model, w, 0).backward()
-    assert all(p.grad is not None for p in model.parameters())
-    optimizer.step()
-
-
 # ---- fp32
-
-
-class Counts(Outside):
-    """A script's own accumulation, without cpdrun."""
-
-    workers = range(3)
 
 
 def test_fp32_is_what_the_script_computes_without_cpdrun(hold) -> None:
@@ -399,133 +245,7 @@ def test_fp32_is_what_the_script_computes_without_cpdrun(hold) -> None:
     assert facts["gradients"]["exchange"] == ["left alone"]
 
 
-def test_fp32_with_divided_micro_batches_is_the_scripts_own_sum(hold) -> None:
-    def weights(around: Any) -> list[Tensor]:
-        model = linear()
-        optimizer = SGD(model.parameters(), lr=0.1)
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            for w in range(3):
-                with around(w, divided=True):
-                    (loss_of(model, w, step) / 3).backward()
-            optimizer.step()
-        return [p.detach() for p in model.parameters()]
-
-    alone = weights(Outside().worker)
-    assert all(map(same_bits, weights(hold("world_size=3").worker), alone))
-
-
-def test_fp32_of_undivided_workers_is_the_built_in_sum(hold) -> None:
-    held_now = hold("world_size=3")
-    model = linear()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    own = []
-    for w in held_now.workers:
-        with held_now.worker(w):
-            loss = loss_of(model, w, 0)
-            own.append(gradients(model, loss))
-            loss.backward()
-    optimizer.step()
-    for p, *of in zip(model.parameters(), *own, strict=True):
-        assert same_bits(p.grad, emulate_all_reduce([g / 3 for g in of], "fp32"))
-
-
-@pytest.mark.parametrize("passes", [1, 2, 3, 4])
-def test_fp32_is_not_called_a_run_of_workers_that_the_script_does_not_play(hold, passes: int) -> None:
-    """The backward passes of the first step are counted."""
-    hold("world_size=3")
-    model = linear()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    said = pytest.raises(UserError, match=f"has {passes} backward passes: let it accumulate 3")
-    with contextlib.nullcontext() if passes == 3 else said:
-        step_of(model, optimizer, passes=passes)
-
-
 # ---- what is refused, in one line that says what to do
-
-
-def step_of(model: nn.Module, *optimizers: torch.optim.Optimizer, passes: int = 1) -> None:
-    for w in range(passes):
-        loss_of(model, w, 0).backward()
-    for optimizer in optimizers:
-        optimizer.step()
-
-
-def too_few(held_now: Hold) -> None:
-    step_of(model := linear(), SGD(model.parameters(), lr=0.1), passes=1)
-
-
-def too_many(held_now: Hold) -> None:
-    step_of(model := linear(), SGD(model.parameters(), lr=0.1), passes=3)
-
-
-def two_optimizers(held_now: Hold) -> None:
-    model = linear()
-    step_of(model, SGD(model[1].parameters(), lr=0.1), SGD(model[2].parameters(), lr=0.1), passes=2)
-
-
-def half_a_round(held_now: Hold) -> None:
-    model = linear()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with held_now.worker(1):
-        loss_of(model, 1, 0).backward()
-    optimizer.step()
-
-
-def one_twice(held_now: Hold) -> None:
-    model = linear()
-    _kept = SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        with held_now.worker(0):
-            loss_of(model, 0, 0).backward()
-
-
-def outside_of_a_worker(held_now: Hold) -> None:
-    model = linear()
-    _kept = SGD(model.parameters(), lr=0.1)
-    with held_now.worker(0):
-        loss_of(model, 0, 0).backward()
-    loss_of(model, 0, 0).backward()
-
-
-def no_optimizer_yet(held_now: Hold) -> None:
-    with held_now.worker(0):
-        loss_of(linear(), 0, 0).backward()
-
-
-def one_in_another(held_now: Hold) -> None:
-    model = linear()
-    _kept = SGD(model.parameters(), lr=0.1)
-    with held_now.worker(0), held_now.worker(1):
-        pass
-
-
-def not_this_process(held_now: Hold) -> None:
-    with held_now.worker(2):
-        pass
-
-
-REFUSED = [
-    (too_few, "the first step has 1 backward passes.*run.worker.*world_size to 1"),
-    (too_many, "more than 2 backward passes: put `with run.worker"),
-    (
-        two_optimizers,
-        "2 optimizers, so that which backward pass is whose cannot be told: put `with run.worker",
-    ),
-    (half_a_round, "a step before workers 0 have been: put"),
-    (one_twice, r"run.worker\(0\) twice, before workers 1 have been"),
-    (outside_of_a_worker, "a backward pass outside of run.worker: put"),
-    (no_optimizer_yet, "before the script has made an optimizer"),
-    (one_in_another, r"run.worker\(1\): stands inside another run.worker"),
-    (not_this_process, r"run.worker\(2\): this process plays the workers \[0, 1\]"),
-]
-
-
-@pytest.mark.parametrize(("wrong", "said"), REFUSED)
-def test_workers_that_cannot_be_told_apart_stop_the_script(hold, wrong: Callable, said: str) -> None:
-    with pytest.raises(UserError, match=said) as told:
-        wrong(hold(*E3M0, "world_size=2"))
-    assert "\n" not in str(told.value)
 
 
 def test_sparse_gradients_are_refused_by_name(hold) -> None:

@@ -39,16 +39,6 @@ class Net(nn.Module):
         return self.also_head[0](self.body(self.conv(x).relu().flatten(1)))
 
 
-@pytest.fixture
-def hold() -> Callable[..., Hold]:
-    def installed(*typed: str) -> Hold:
-        made = Hold(config(*typed))
-        made.install()
-        return made
-
-    return installed
-
-
 def gradients(
     model: nn.Module, around: Callable[[nn.Module], nn.Module] = lambda model: model
 ) -> list[Tensor]:

@@ -1,0 +1,32 @@
+"""A small model with its loss and its gradients, as of a script of this process."""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from held_script import batch
+from torch import Tensor, nn
+
+E3M0 = ("format=e3m0", "aps=true")
+
+
+def linear(sizes: tuple[int, ...] = (64, 8, 10)) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(n, m) for n, m in itertools.pairwise(sizes)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def loss_of(model: nn.Module, worker: int, step: int) -> Tensor:
+    x, y = batch(worker, step)
+    return F.cross_entropy(model(x), y)
+
+
+def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
+
+
+def step_of(model: nn.Module, *optimizers: torch.optim.Optimizer, passes: int = 1) -> None:
+    for w in range(passes):
+        loss_of(model, w, 0).backward()
+    for optimizer in optimizers:
+        optimizer.step()
