@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from cpdrun.attach import runner
-from cpdrun.attach.recorder import RUN_DIR
+from cpdrun.attach.environment import RUN_DIR
 from cpdrun.parent import die_with
 from cpdrun.record import RunDir
 

@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from cpdrun.attach.environment import RUN_DIR
 from cpdrun.attach.held.ddp import HoldsDdp
 from cpdrun.attach.held.exchange import Asked
 from cpdrun.attach.held.facts import facts_of
@@ -65,7 +66,7 @@ class Hold:
         """The one installed in this process; without one, as where the script was not started by cpdrun's runner but by
         a process of its own, one of the run that CPDRUN_RUN_DIR names, installed now and checked when Python ends."""
         if cls.current is None:
-            run = RunDir(Path(os.environ["CPDRUN_RUN_DIR"]))
+            run = RunDir(Path(os.environ[RUN_DIR]))
             hold = cls(yaml.safe_load(run.config.read_text(encoding="utf-8")))
             hold.install()
             atexit.register(hold.check_at_exit)

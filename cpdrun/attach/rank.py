@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from cpdrun.attach.recorder import ATTEMPT_DIR, RUN_DIR
+from cpdrun.attach.environment import ATTEMPT_DIR, RUN_DIR
 from cpdrun.attach.watched.log import BoundedLog
 from cpdrun.attach.watched.logged import Tally, result
 from cpdrun.attach.watched.patterns import Patterns

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cpdrun.attach.environment import ATTEMPT_DIR, RUN_DIR
+from cpdrun.config.script import PLACES
 from cpdrun.errors import UserError
 from cpdrun.record import Attempt, LoggedRow, RunDir
-
-RUN_DIR, ATTEMPT_DIR = "CPDRUN_RUN_DIR", "CPDRUN_ATTEMPT_DIR"
-PLACES = ("epoch", "step")  # of a row: how far the script is, as it counts
 
 
 class Recorder:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-RUN_DIR = "CPDRUN_RUN_DIR"  # as recorder.RUN_DIR, without importing it
+from cpdrun.attach.environment import RUN_DIR
 
 
 class Run(Protocol):

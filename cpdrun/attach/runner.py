@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from cpdrun.attach.environment import ATTEMPT_DIR
 from cpdrun.attach.hold import Hold
 from cpdrun.attach.integrations import watch
-from cpdrun.attach.recorder import ATTEMPT_DIR
 from cpdrun.config.script import SCRIPT, filled, found, is_module, words
 from cpdrun.errors import FAILED, OK, UserError
 from cpdrun.record import Attempt, RunDir, read_object

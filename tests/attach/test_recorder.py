@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from cpdrun.attach.recorder import ATTEMPT_DIR, RUN_DIR, Recorder
+from cpdrun.attach.environment import ATTEMPT_DIR, RUN_DIR
+from cpdrun.attach.recorder import Recorder
 from cpdrun.errors import UserError
 from cpdrun.record import LoggedRow, RunDir
 

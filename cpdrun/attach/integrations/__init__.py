@@ -24,6 +24,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from cpdrun.attach.environment import RUN_DIR
+
 GROUP = "cpdrun.integrations"
 
 
@@ -39,7 +41,7 @@ def watch() -> Callable[[], None]:
 
 def may_go_on() -> bool:
     """Whether this process is of a run, and a checkpoint of its script's is all that is needed to go on."""
-    if "CPDRUN_RUN_DIR" not in os.environ:
+    if RUN_DIR not in os.environ:
         return False
     from cpdrun.attach.hold import Hold
 

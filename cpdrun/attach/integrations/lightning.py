@@ -22,6 +22,7 @@ import numpy
 import torch
 
 import cpdrun.attach
+from cpdrun.attach.environment import RUN_DIR
 from cpdrun.attach.integrations import may_go_on, numbers_of
 
 CHECKPOINT = "lightning.ckpt"
@@ -159,4 +160,4 @@ def install(module: ModuleType) -> None:
 
 
 def _in_a_run() -> bool:
-    return "CPDRUN_RUN_DIR" in os.environ
+    return RUN_DIR in os.environ
