@@ -30,7 +30,7 @@ def held(asked: Settings, first: Plan, texts: Sequence[str]) -> list[str]:
     """Words that hold each tuned key at the first of its values: the question is put without the others. Raises
     ConfigError for a key that cannot be tuned."""
     config = first.runs[0].config
-    typed = {_key(text) for text in texts}
+    typed = {key_of(text) for text in texts}
     for key in asked.tune:
         if key in ASKED or key == SEED or not belongs_to_identity(key):
             _refuse(key, "cannot be tuned: tune what a run of each format needs set anew, such as optim.lr")
@@ -109,12 +109,12 @@ def _axis(values: Sequence[Any]) -> str:
 
 
 def _point(run: PlannedRun, tune: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(sorted(text for text in run.overrides if _key(text) not in (SEED, *tune)))
+    return tuple(sorted(text for text in run.overrides if key_of(text) not in (SEED, *tune)))
 
 
 def _values(run: PlannedRun, tune: Mapping[str, Any]) -> tuple[str, ...]:
     """As typed, in the order of the tuned keys."""
-    typed = {_key(text): text.partition("=")[2] for text in run.overrides}
+    typed = {key_of(text): text.partition("=")[2] for text in run.overrides}
     return tuple(typed[key] for key in tune)
 
 
@@ -125,7 +125,8 @@ def _read(of_arm: Sequence[str], tune: Mapping[str, Sequence[Any]]) -> dict[str,
     }
 
 
-def _key(text: str) -> str:
+def key_of(text: str) -> str:
+    """Of a word that was typed: `+data.size=3` is about data.size."""
     return text.split("=")[0].lstrip("+~")
 
 

@@ -117,8 +117,8 @@ def value_text(run: PlannedRun, key: str) -> Any:
     value = get_key(run.config, key) if has_key(run.config, key) else None
     if not isinstance(value, Mapping):
         return value
-    typed = [text.partition("=")[2] for text in run.overrides if text.partition("=")[0].lstrip("+") == key]
-    return typed[-1] if typed else value.get("_target_", key)
+    typed = choices.last_typed(run.overrides, key)
+    return value.get("_target_", key) if typed is None else typed
 
 
 def values_of(axis: Axis, against: PlannedRun, others: Sequence[PlannedRun]) -> dict[str, Any]:

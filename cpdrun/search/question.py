@@ -21,7 +21,7 @@ from cpdrun.report.read import formats
 from cpdrun.report.read.bits_axis import APS, last_words
 from cpdrun.report.read.collect import CASE, FORMAT, SCALING, SEED
 from cpdrun.report.read.words import axis_text, axis_title
-from cpdrun.search.arms import held, with_arms
+from cpdrun.search.arms import held, key_of, with_arms
 from cpdrun.search.axes import Axis, read_axis, value_text, values_of
 from cpdrun.search.schedule import Candidate, Chain
 from cpdrun.search.settings import Settings, settings
@@ -59,11 +59,6 @@ class Question:
         """The values that make a candidate's cell its baseline's, as they are typed."""
         return self.axis.baseline
 
-    @property
-    def grid(self) -> int:
-        """Runs of the whole grid at as many seeds as the search may take."""
-        return len(self.cells) * self.settings.most_seeds
-
     def as_plan(self, runs: Sequence[PlannedRun]) -> Plan:
         """The sweep of these runs, for its sweep.yaml."""
         return Plan(self.directory, self.typed, self.axes, list(runs))
@@ -94,7 +89,7 @@ class Question:
 def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> Question:
     """Raises ConfigError for what `sweep.plan` refuses, for a seed that is typed, for a baseline that is no cell of
     the experiment, and where no candidate is left beside it."""
-    keys = [text.split("=")[0].lstrip("+~") for text in texts]
+    keys = list(map(key_of, texts))
     if SEED in keys:
         raise ConfigError(
             "a search draws its seeds itself, 0, 1, 2 ...; search.most_seeds=N says how many at most"

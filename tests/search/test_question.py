@@ -18,7 +18,7 @@ def test_formats_are_chains_with_and_without_aps_most_bits_first():
     for chain in question.chains:
         assert formats(chain) == [["e5m2", "e4m3", "e3m4"], ["e4m1", "e3m2"], ["e3m0"]]
     assert question.settings.tolerance == 1 and question.settings.confidence == 95
-    assert question.grid == (12 + 1) * 5
+    assert len(question.cells) == 12 + 1 and question.settings.most_seeds == 5
 
 
 def test_all_candidates_share_one_baseline_with_the_same_seeds():

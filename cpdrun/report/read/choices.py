@@ -171,7 +171,12 @@ def _typed(row: Mapping[str, Any], group: str) -> str | None:
         lines = RunDir(Path(row["run:path"])).overrides.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return None
-    found = [line.partition("=")[2] for line in lines if line.partition("=")[0].lstrip("+") == group]
+    return last_typed(lines, group)
+
+
+def last_typed(words: Sequence[str], group: str) -> str | None:
+    """The choice of `group` that counts, of what was typed."""
+    found = [word.partition("=")[2] for word in words if word.partition("=")[0].lstrip("+") == group]
     return found[-1] if found else None
 
 
