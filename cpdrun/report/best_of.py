@@ -22,7 +22,7 @@ from cpdrun.report.read.collect import FORMAT, identity
 from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import axis_text, axis_title, short_titles, tried_text, values_text
+from cpdrun.report.read.words import axis_text, axis_title, short_titles, tried_text, tuned_text, values_text
 from cpdrun.report.tables import Shown, column
 from cpdrun.report.verdict import is_within, named, tolerance
 from cpdrun.stats.tuning import choose, edges
@@ -95,10 +95,7 @@ def shown(study: Study) -> Shown | None:
         for group in best.facet.groups:
             ends = dict(edges(best.values(group), best.tried))
             bits = formats.bits(group.format)
-            values = [
-                axis_text(value) + (f" ({ends[key]} tried)" if key in ends else "")
-                for key, value in best.values(group).items()
-            ]
+            values = [tuned_text(value, ends.get(key)) for key, value in best.values(group).items()]
             gap = _gap(study, best, group)
             rows.append(
                 [

@@ -31,8 +31,6 @@ OWN = {
     "verdict",
     "pairs",
     "anytime_low",
-}
-OWN |= {
     "anytime_high",
     "seeds_needed",
     "hybrid",
@@ -40,8 +38,8 @@ OWN |= {
     "longest_chain",
     "bytes_per_step",
     "train_seconds",
+    *KEPT.values(),
 }
-OWN |= {*KEPT.values()}
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ from cpdrun.report.costmodel import Network
 from cpdrun.report.look.style import Look, looks
 from cpdrun.report.read.bits_axis import BitsAxis
 from cpdrun.report.read.certified import Family, Judged, judge_chains
-from cpdrun.report.read.collect import (
-    CASE,
-)
+from cpdrun.report.read.collect import CASE
 from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.grouping import make_facets

@@ -90,12 +90,13 @@ def at_text(values: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], *, en
 def values_text(values: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], *, ends: bool) -> str:
     """What was chosen: `lr 0.1, momentum 0`, or with `ends` `lr 0.2 (largest tried)`."""
     titles, of = short_titles(tried), dict(edges(values, tried)) if ends else {}
-    texts = [
-        f"{titles[key]} {axis_text(values[key])}" + (f" ({of[key]} tried)" if key in of else "")
-        for key in tried
-        if key in values
-    ]
+    texts = [f"{titles[key]} {tuned_text(values[key], of.get(key))}" for key in tried if key in values]
     return ", ".join(texts)
+
+
+def tuned_text(value: Any, end: str | None) -> str:
+    """`0.1`, `0.2 (largest tried)`."""
+    return axis_text(value) + (f" ({end} tried)" if end else "")
 
 
 def choice_text(
