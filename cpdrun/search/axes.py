@@ -181,7 +181,7 @@ def _check(key: str, names: Sequence[Any]) -> None:
 
 def _as_named(key: str, value: Any) -> Any:
     """A value of an axis as a name that knows its bits, where it has any."""
-    if choices.is_of_bits(key):
+    if choices.counts_bits(key):
         return choices.bits_choice(value)
     if key == FORMAT and is_own(value):
         return formats.Recorded.of(value, format_facts(value))

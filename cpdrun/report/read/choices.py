@@ -59,7 +59,7 @@ def widest(name: str, values: Mapping[str, Any]) -> Choice:
     return Choice.made(name, bits, exponent_bits, rounds=len(found))
 
 
-def is_of_bits(key: str) -> bool:
+def counts_bits(key: str) -> bool:
     """Whether this key of one of the groups counts bits: precision.weight_bits, sync.compressor.bits."""
     last = key.rpartition(".")[2]
     return key.split(".")[0] in GROUPS and (last == "bits" or last.endswith("_bits"))
@@ -82,7 +82,7 @@ def _roundings(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]
         for rule in _listed(value):
             if isinstance(rule, Mapping):
                 yield from _roundings(str(rule.get("role")), rule.get("format"))
-    elif is_of_bits(key) or last == "bits":
+    elif counts_bits(key) or last == "bits":
         if (bits := _number_of_bits(value)) is not None:
             yield False, bits, None
     elif last == "levels" and isinstance(value, int):
@@ -139,7 +139,7 @@ def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
         names = _names(rows, group)
         if names is not None and (found := of_rows(rows, names, group)) is not None:
             runs = runs.assign(**{group: pd.Series(found, index=readable.index, dtype=object)})
-    for key in [key for key in runs.columns if is_of_bits(key)]:
+    for key in [key for key in runs.columns if counts_bits(key)]:
         if readable[key].notna().any() and readable[key].nunique(dropna=False) > 1 and _has_all(rows, key):
             found = [bits_choice(value) for value in readable[key]]
             runs = runs.assign(**{key: pd.Series(found, index=readable.index, dtype=object)})
