@@ -81,8 +81,7 @@ def _values(study: Study, axes: list[str]) -> dict[Key, list]:
 
 def _order(axis: str, value: object, bits_axis: str) -> tuple:
     if axis in (FORMAT, bits_axis):
-        bits, *rest = formats.order(value)
-        return (0, -bits, *rest)
+        return (0, *formats.widest_first(value))
     return (0, value, 0, "") if isinstance(value, int | float) else (1, 0, 0, identity(value))
 
 

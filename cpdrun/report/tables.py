@@ -16,7 +16,6 @@ from cpdrun.stats.intervals import is_zero, mean_interval
 # what a worker keeps in memory, by its heading
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}
 
-
 # columns of ours in table.csv and details.csv, beside those that begin with the metric's name
 OWN = {
     "sweep",
