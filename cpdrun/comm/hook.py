@@ -31,7 +31,7 @@ from cpdrun.comm.sums.sum import Sum, takes_knobs
 from cpdrun.comm.sync import AllReduceSync
 
 TensorFuture = torch.futures.Future[Tensor]
-_DENSE = "make the embedding with sparse=False"
+DENSE = "make the embedding with sparse=False"
 
 
 class HookState:
@@ -71,7 +71,7 @@ class HookState:
             )
         if buffer.layout != torch.strided:
             (name,) = self.names_of(parameters[:1])
-            raise ValueError(f"the gradient of {name} is sparse, ddp_hook sums dense ones: {_DENSE}")
+            raise ValueError(f"the gradient of {name} is sparse, ddp_hook sums dense ones: {DENSE}")
         layers = [self._index[id(parameter)] for parameter in parameters]
 
         def run() -> Tensor:
@@ -172,9 +172,7 @@ def _check_kind(model: nn.Module) -> None:
                 "DistributedDataParallel"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ValueError(
-                f"{name or 'the model'} has sparse gradients, ddp_hook sums dense ones: {_DENSE}"
-            )
+            raise ValueError(f"{name or 'the model'} has sparse gradients, ddp_hook sums dense ones: {DENSE}")
 
 
 def _group_of(model: nn.Module, given: dist.ProcessGroup | None) -> dist.ProcessGroup:

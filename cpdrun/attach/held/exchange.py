@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from cpdrun.comm import AllReduceSync
+from cpdrun.comm.hook import DENSE
 from cpdrun.comm.sums.magnitudes import StepBefore
 from cpdrun.errors import UserError
 from cpdrun.train.instantiate import naming, part
-
-DENSE = "make the embedding with sparse=False"
 
 
 class Asked:
