@@ -23,6 +23,22 @@ def check_float(x: object) -> None:
         raise TypeError(f"expected a float32, float64, float16 or bfloat16 tensor; got {kind(x)}")
 
 
+def check_axis(axis: object, x: Tensor) -> int | None:
+    """A dimension of x, from 0 on; None stays None."""
+    if axis is None:
+        return None
+    if not isinstance(axis, int) or isinstance(axis, bool):
+        raise TypeError(f"axis is {axis!r}; a whole number or None is needed")
+    dimensions = x.dim()
+    if dimensions == 0:
+        raise ValueError(f"axis is {axis}; a tensor of no dimensions has none; allowed: None")
+    if not -dimensions <= axis < dimensions:
+        raise ValueError(
+            f"axis is {axis}; allowed for shape {list(x.shape)}: {-dimensions}..{dimensions - 1}, or None"
+        )
+    return axis % dimensions
+
+
 def check_codes(encoded: Sequence[object], fmt: NumberFormat) -> None:
     """Codes, and behind them the scales of a format that has them."""
     x = encoded[0]

@@ -20,6 +20,7 @@ from custom_fp.backends import check_knows, function
 from custom_fp.batching import all_at_once, matrices, one_at_a_time
 from custom_fp.checks import (
     as_source,
+    check_axis,
     check_bytes,
     check_codes,
     check_float,
@@ -83,19 +84,29 @@ STRAIGHT_THROUGH = Derivative(
 
 
 @operator(
-    "(Tensor x, str fmt, str rounding, str overflow, SymInt? seed, SymInt offset=0) -> Tensor",
+    "(Tensor x, str fmt, str rounding, str overflow, SymInt? seed, SymInt offset=0, int? axis=None) -> Tensor",
     vmap=all_at_once,
     derivative=STRAIGHT_THROUGH,
     draws=True,
 )
-def quantize(x: Tensor, fmt: Fmt, *parts: object) -> Work:
+def quantize(
+    x: Tensor,
+    fmt: Fmt,
+    rounding: str = "nearest_even",
+    overflow: str = "infinity",
+    seed: int | None = None,
+    offset: int = 0,
+    axis: int | None = None,
+) -> Work:
     check_float(x)
     fmt = read(fmt)
-    rule = _rule(fmt, parts)
+    rule = _rule(fmt, (rounding, overflow, seed, offset))
+    axis = check_axis(axis, x)
+    where = () if axis is None or not fmt.has_scales else (axis,)
     return (
         [(x.shape, torch.float32)],
         x,
-        lambda out: _on(x, fmt, "quantize")(as_source(x), fmt, _drawn(rule), out),
+        lambda out: _on(x, fmt, "quantize")(as_source(x), fmt, _drawn(rule), out, *where),
     )
 
 

@@ -51,6 +51,7 @@ def quantize(
     overflow: Overflow | str = "infinity",
     seed: int | None = None,
     offset: int = 0,
+    axis: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """x rounded to the values of a format, as float32 of the same shape.
@@ -58,12 +59,14 @@ def quantize(
     rounding: nearest_even, toward_zero or stochastic, as `Rounding` defines them. With seed None stochastic rounding
     draws a seed from torch's default generator, so that torch.manual_seed repeats it; offset is the index of x's first
     element: a part of a tensor, with its own offset, is rounded as it is in the whole. overflow: infinity or saturate,
-    as `Overflow` defines them, decided after rounding.
+    as `Overflow` defines them, decided after rounding. axis: the dimension that the blocks of a format with scales run
+    along, where none crosses into another row and the last of each may be short; None: they are cut from x in the order
+    of its elements in memory. A format without scales gives the same along any.
 
     Subnormals are kept, of the format and of x; -0 stays -0. inf and NaN stay what they are where the format has
     them; NaN becomes inf (or max) where it has no NaN. The gradient passes straight through.
     """
-    return operators.quantize(x, fmt, rounding, overflow, check_seed(seed), offset, out=out)
+    return operators.quantize(x, fmt, rounding, overflow, check_seed(seed), offset, axis, out=out)
 
 
 def scale_pow2(x: Tensor, shift: int, *, out: Tensor | None = None) -> Tensor:

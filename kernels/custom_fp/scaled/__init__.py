@@ -1,6 +1,7 @@
 """The arithmetic of formats with scales: codebooks and MX.
 
-Blocks are cut from the elements in memory order; a codebook without a block size has one scale for the tensor.
+Blocks are cut from the elements in memory order, or, where `quantize` is given an axis, along that; a codebook without
+a block size has one scale for the tensor. A tensor without elements has no blocks.
 
 NaN, inf   a block that holds one has a NaN scale and decodes to NaN throughout, so that a diverged run stays visible
 -0         becomes +0 in a codebook and in mxint8, stays -0 in the floating-point elements of MX

@@ -37,8 +37,19 @@ class Blocks(ABC):
 
     # ---- the functions of a backend
 
-    def quantize(self, x: Tensor, fmt: NumberFormat, rule: Rule, out: Tensor) -> None:
-        self.quantize_rows(single(x).view(1, -1), fmt, out.view(1, -1))
+    def quantize(
+        self, x: Tensor, fmt: NumberFormat, rule: Rule, out: Tensor, axis: int | None = None
+    ) -> None:
+        """axis: that blocks run along; None: as x lies in memory, which is what a scale for all of it comes to."""
+        x = single(x)
+        if axis is None or fmt.block is None:
+            self.quantize_rows(x.view(1, -1), fmt, out.view(1, -1))
+        elif x.numel():
+            along = x.movedim(axis, -1)
+            x_RxN = along.reshape(-1, along.shape[-1]).contiguous()
+            out_RxN = torch.empty_like(x_RxN)
+            self.quantize_rows(x_RxN, fmt, out_RxN)
+            out.movedim(axis, -1).copy_(out_RxN.view(along.shape))
 
     def encode(self, x: Tensor, fmt: NumberFormat, codes: Tensor, scales_B: Tensor) -> None:
         self.encode_flat(single(x).view(-1), fmt, codes.view(-1), scales_B)
