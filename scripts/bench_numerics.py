@@ -90,6 +90,18 @@ def doubles(x: torch.Tensor) -> Calls:
     }
 
 
+def transforms(x: torch.Tensor) -> Calls:
+    out, matrix = torch.empty_like(x), x.view(-1, 1024)
+    calls: Calls = {"torch copy_": lambda: out.copy_(x)}
+    for size in (16, 128, 1024):
+        calls[f"hadamard {size}"] = lambda size=size: custom_fp.hadamard(x, size, seed=1, out=out)
+    across = out.view(-1, 1024)
+    calls["hadamard 16, along the first axis"] = lambda: custom_fp.hadamard(
+        matrix, 16, seed=1, axis=0, out=across
+    )
+    return calls
+
+
 def codebooks(x: torch.Tensor) -> Calls:
     out = torch.empty_like(x)
     calls: Calls = {"torch copy_": lambda: out.copy_(x)}
@@ -218,6 +230,8 @@ def main() -> None:
         if device == "cpu":
             seconds = time_in_turns(doubles(x), device, options.repeats)
             lines += table(f"float64, {where}", seconds, 1e-3, "ms")
+            seconds = time_in_turns(transforms(x), device, options.repeats)
+            lines += table(f"Hadamard transforms, {where}", seconds, 1e-3, "ms")
             seconds = time_in_turns(codebooks(x), device, options.repeats)
             lines += table(f"codebooks, {where}", seconds, 1e-3, "ms")
         lines += table(f"sums, {where}", time_in_turns(sums(x), device, options.repeats), 1e-3, "ms")

@@ -22,6 +22,7 @@ _HOME = {
     "backend": "ops",
     "decode": "ops",
     "encode": "ops",
+    "hadamard": "ops",
     "matmul": "ops",
     "max_exponent": "ops",
     "is_own": "formats.names",

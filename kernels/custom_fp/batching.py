@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from custom_fp.checks import check_axis
 from custom_fp.formats.names import read
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ def all_at_once(operator: Operator, info: Any, in_dims: Sequence[Any], *argument
 
 def _in_front(x: Tensor, dim: int | None, size: int) -> Tensor:
     return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def along_an_axis(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
+    """The vmapped dimension in front of one tensor, whose `axis` is counted from the end."""
+    i = [argument.name for argument in operator.op._schema.arguments].index("axis")
+    x = arguments[0].movedim(in_dims[0], 0)
+    axis = check_axis(arguments[i], x.dim() - 1) - max(1, x.dim() - 1)
+    rows = x if x.dim() > 1 else x.unsqueeze(-1)
+    return operator(rows, *arguments[1:i], axis, *arguments[i + 1 :]).view(x.shape), 0
 
 
 def matrices(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:

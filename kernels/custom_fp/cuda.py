@@ -188,6 +188,9 @@ def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
         _launch("unpack", data, _blocks(n, 8), *args)
 
 
+hadamard = reference.hadamard
+
+
 def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
     batch, rows, columns = out.shape
     depth = a.shape[-1]

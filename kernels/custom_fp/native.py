@@ -92,3 +92,10 @@ def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
         kahan,
         get_num_threads(),
     )
+
+
+def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor) -> None:
+    outer, length, inner = x.shape
+    signs = seed is not None, (seed or 0) & (1 << 64) - 1
+    addresses = x.data_ptr(), out.data_ptr()
+    _native.hadamard(*addresses, outer, length, inner, size, inverse, *signs, get_num_threads())

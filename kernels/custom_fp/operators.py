@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from custom_fp.backends import check_knows, function
-from custom_fp.batching import all_at_once, matrices, one_at_a_time
+from custom_fp.batching import all_at_once, along_an_axis, matrices, one_at_a_time
 from custom_fp.checks import (
     as_source,
     check_axis,
@@ -131,6 +131,51 @@ def max_exponent(x: Tensor) -> Work:
 def max_exponent_of(x: Tensor) -> int | None:
     check_float(x)
     return function("max_exponent", Format, _device(x))(as_source(x))
+
+
+# ---- Hadamard transforms
+
+
+def _remember_transform(ctx, inputs, output) -> None:
+    x, ctx.size, ctx.seed, ctx.axis, ctx.inverse = inputs
+    ctx.dtype = x.dtype
+
+
+# The matrix is orthonormal: its transpose is its inverse.
+HADAMARD = Derivative(
+    _remember_transform,
+    lambda ctx, grad: (
+        hadamard(grad, ctx.size, ctx.seed, ctx.axis, not ctx.inverse).to(ctx.dtype),
+        *[None] * 4,
+    ),
+    lambda ctx, tangent, *_: hadamard(tangent, ctx.size, ctx.seed, ctx.axis, ctx.inverse),
+)
+
+
+@operator(
+    "(Tensor x, int size, SymInt? seed, int axis, bool inverse) -> Tensor",
+    vmap=along_an_axis,
+    derivative=HADAMARD,
+)
+def hadamard(x: Tensor, size: int, seed: int | None, axis: int, inverse: bool) -> Work:
+    check_float(x)
+    if type(size) is not int or size < 1 or size & size - 1:
+        raise ValueError(f"hadamard takes a size that is a power of two; got {size!r}")
+    axis = check_axis(axis, x.dim())
+
+    def fill(out: Tensor) -> None:
+        if not x.numel():
+            return
+        shape = x.shape or (1,)
+        middle = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+        source = quantize.compute(x, "fp32") if x.dtype is torch.float64 else as_source(x)
+        if size <= shape[axis]:
+            transform = function("hadamard", Format, _device(x))
+            transform(source.view(middle), size, seed, inverse, out.view(middle))
+        else:  # no whole block
+            scale_pow2.compute(source, 0, out=out)
+
+    return [(x.shape, torch.float32)], x, fill
 
 
 # ---- codes

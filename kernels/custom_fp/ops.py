@@ -32,6 +32,7 @@ __all__ = [
     "backend",
     "decode",
     "encode",
+    "hadamard",
     "matmul",
     "max_exponent",
     "pack",
@@ -72,6 +73,35 @@ def quantize(
 def scale_pow2(x: Tensor, shift: int, *, out: Tensor | None = None) -> Tensor:
     """x * 2**shift as float32 for any integer shift, rounded once (where the result is subnormal or too large)."""
     return operators.scale_pow2(x, shift, out=out)
+
+
+def hadamard(
+    x: Tensor,
+    size: int = 16,
+    *,
+    seed: int | None = None,
+    axis: int = -1,
+    inverse: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Each block of `size` values along an axis times size**-.5 H, after random signs: float32 of the same shape.
+
+    size: a power of two; H: Sylvester's matrix, H[i, j] = (-1)**popcount(i & j), as scipy.linalg.hadamard has it. Value
+    j of every block is multiplied by a sign drawn by (seed, j); with seed None there are none, so that who transforms
+    two operands, or back, need not keep what was drawn. inverse: H first, then the signs. Blocks do not cross a row of
+    the axis; what is left of it behind the last whole block stays as it is.
+
+    Two operands with the same seed keep their dot products along the axis, up to rounding (what arXiv 2509.25149
+    does to the operands of the weight gradient, with 16). Sums are float32, in the order of butterflies: values 1
+    apart, then 2, 4 ...; then one multiplication by size**-.5: exact where log2(size) is even (16: 1/4), else by the
+    nearest float32. So inverse gives back exactly what was transformed where that is even and the values are whole
+    multiples, up to 2**24 / size, of some power of two; else up to rounding.
+
+    inf and NaN spread over their block, as does a sum that passes the largest float32; -0 becomes 0 where it meets
+    another value (one block of -0 alone: signed zeros); subnormals are kept. A float64 is rounded to float32 first. The
+    gradient is that of the matrix: the inverse of the gradient.
+    """
+    return operators.hadamard(x, size, check_seed(seed), axis, bool(inverse), out=out)
 
 
 def max_exponent(x: Tensor) -> int | None:

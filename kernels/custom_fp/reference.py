@@ -19,6 +19,7 @@ from custom_fp.rule import Rounding, Rule
 
 INFINITY = float("inf")
 NEAREST = Rule()
+HADAMARD = 0xFFFFFFFF  # the stream of its signs, apart from those that rounding draws from
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
@@ -179,6 +180,28 @@ def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
         c = torch.where(t.isfinite(), c, 0.0)
         acc = t
     write(acc, out)
+
+
+def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor) -> None:
+    """Blocks along the middle of (outer, length, inner), what is left of the length as it is: see csrc/hadamard.h."""
+    outer, length, inner = x.shape
+    blocks = length // size
+    y_OxBxSxI = x[:, : blocks * size].reshape(outer, blocks, size, inner)
+    one = torch.ones((), device=x.device)
+    signs_Sx1 = (
+        one if seed is None else 1.0 - (random_words(size, HADAMARD, seed, x.device) >> 31 << 1)[:, None]
+    )
+    if not inverse:
+        y_OxBxSxI = y_OxBxSxI * signs_Sx1
+    apart = 1
+    while apart < size:
+        a, b = y_OxBxSxI.reshape(outer, blocks, -1, 2, apart, inner).unbind(3)
+        y_OxBxSxI = torch.stack([a + b, a - b], 3).view(outer, blocks, size, inner)
+        apart *= 2
+    y_OxBxSxI = y_OxBxSxI * torch.tensor(size**-0.5, dtype=torch.float32)
+    y_OxBxSxI = y_OxBxSxI * signs_Sx1 if inverse else y_OxBxSxI
+    rest = x[:, blocks * size :]
+    write(torch.cat([y_OxBxSxI.reshape(outer, -1, inner), rest], 1), out)
 
 
 def clamp_shift(shift: int) -> int:

@@ -3,6 +3,7 @@
 #include "cpu_blocks.h"
 #include "cpu_codes.h"
 #include "cpu_elementwise.h"
+#include "cpu_hadamard.h"
 #include "cpu_matmul.h"
 
 #define CFP_JOIN(a, b) a##b
@@ -22,6 +23,7 @@ const Kernels& CFP_NAME(CFP_ISA)() {
         unpack_range,
         accumulate_packed_range,
         matmul_range,
+        hadamard_range,
         quantize_blocks,         encode_blocks,         decode_blocks,
     };
     return kernels;

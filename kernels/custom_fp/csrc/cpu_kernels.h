@@ -20,6 +20,13 @@ struct Blocks {        // values that share a power of two (MX)
     int emax;          // exponent of the elements' largest power of two
 };
 
+struct Transform {     // Hadamard, of blocks along the middle of (outer, length, inner)
+    int64_t length, inner;
+    int64_t size;      // of a block, a power of two and at most `length`
+    bool inverse, has_signs;
+    uint64_t seed;     // of the signs
+};
+
 // Blocks that are worked on at a time: enough for the loops of single values, at most 1024, and in sizes that are no
 // multiple of 8 a number that is, so that packed codes of each such run begin at a whole byte.
 inline int64_t blocks_at_once(int64_t size) {
@@ -56,6 +63,9 @@ struct Kernels {
     // rows begin..end (any) of a (MxK) times b (KxN), both dense; `buffer` holds K * 64 values
     void (*matmul)(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
                    uint32_t spec, bool kahan, float* buffer);
+
+    // Blocks begin..end of all; the last one along a length takes with it what is left of that
+    void (*hadamard)(const float* x, float* out, int64_t begin, int64_t end, const Transform& transform);
 
     // Blocks begin..end (begin a multiple of blocks_at_once) of rows of n values each, every row in blocks of its own; encode and decode: of one row.
     // dense: codes as `pack` has them; else a byte each

@@ -186,6 +186,16 @@ void matmul(uintptr_t a, uintptr_t b, uintptr_t out, int64_t batch, int64_t M, i
     });
 }
 
+// along the middle of (outer, length, inner)
+void hadamard(uintptr_t x, uintptr_t out, int64_t outer, int64_t length, int64_t inner, int64_t size, bool inverse,
+              bool has_signs, uint64_t seed, int threads) {
+    const Transform transform = {length, inner, size, inverse, has_signs, seed};
+    parallel(outer * (length / size), threads, std::max<int64_t>(1, grain / (size * inner)), 1,
+             [&](int64_t begin, int64_t end) {
+                 isa.kernels->hadamard(at<const float>(x), at<float>(out), begin, end, transform);
+             });
+}
+
 // body(begin, end) over the blocks of `rows` rows of n values.
 template <class Body> void over_blocks(int64_t rows, int64_t n, const Blocks& blocks, int threads, const Body& body) {
     parallel(rows * ((n + blocks.size - 1) / blocks.size), threads, std::max<int64_t>(1, grain / blocks.size),
@@ -270,6 +280,7 @@ NB_MODULE(_native, m) {
     m.def("unpack", &custom_fp::bindings::unpack);
     m.def("accumulate_packed", &custom_fp::bindings::accumulate_packed);
     m.def("matmul", &custom_fp::bindings::matmul);
+    m.def("hadamard", &custom_fp::bindings::hadamard);
     m.def("quantize_blocks", &custom_fp::bindings::quantize_blocks);
     m.def("encode_blocks", &custom_fp::bindings::encode_blocks);
     m.def("decode_blocks", &custom_fp::bindings::decode_blocks);

@@ -1,0 +1,35 @@
+// The Hadamard transform of blocks of n = 2^k values with random signs s:
+//
+//     y = 2^(-k/2) H (s x)          back: x = s 2^(-k/2) H y          H[i][j] = (-1)^(number of ones in i & j)
+//
+// Defined by reference.py. The order of the additions: butterflies (a, b) -> (a + b, a - b) of values 1 apart, then 2,
+// 4 ... n/2 apart, in float32; then one multiplication by the scale, which is exact where k is even.
+#pragma once
+
+#include "philox.h"
+
+namespace custom_fp {
+
+constexpr u32 hadamard_stream = 0xffffffffu;  // of the generator, apart from those that rounding draws from
+
+// 0x80000000 where the sign of value j of each block is negative: the first of its random bits.
+CFP_FN u32 hadamard_sign(u64 j, u64 seed) {
+    const u32 lane = static_cast<u32>(j % 16), place = static_cast<u32>(j / 16 % 8);
+    return half_of(random_words(j / group, lane, hadamard_stream, 0, seed).w[place / 2], place) << 16 & 0x80000000u;
+}
+
+// The float32 nearest to 2^(-k/2).
+CFP_FN float hadamard_scale(int k) { return power_of_two<float>(-(k / 2)) * (k % 2 ? 0x1.6a09e6p-1f : 1.0f); }
+
+// F: float, or as many as a register holds, of as many blocks. from: the first distance.
+template <class F> CFP_FN void butterflies(F* v, i64 n, i64 from) {
+    for (i64 apart = from; apart < n; apart *= 2)
+        for (i64 first = 0; first < n; first += 2 * apart)
+            for (i64 i = first; i < first + apart; ++i) {
+                const F a = v[i], b = v[i + apart];
+                v[i] = a + b;
+                v[i + apart] = a - b;
+            }
+}
+
+}  // namespace custom_fp
