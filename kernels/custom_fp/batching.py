@@ -53,8 +53,8 @@ def along_an_axis(operator: Operator, info: Any, in_dims: Sequence[Any], *argume
     """The vmapped dimension in front of one tensor, whose `axis` is counted from the end."""
     i = [argument.name for argument in operator.op._schema.arguments].index("axis")
     x = arguments[0].movedim(in_dims[0], 0)
-    axis = check_axis(arguments[i], x.dim() - 1) - max(1, x.dim() - 1)
     rows = x if x.dim() > 1 else x.unsqueeze(-1)
+    axis = check_axis(arguments[i], rows[0]) - (rows.dim() - 1)
     return operator(rows, *arguments[1:i], axis, *arguments[i + 1 :]).view(x.shape), 0
 
 

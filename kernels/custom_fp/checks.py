@@ -58,16 +58,6 @@ def check_codes(encoded: Sequence[object], fmt: NumberFormat) -> None:
             )
 
 
-def check_axis(axis: object, dimensions: int) -> int:
-    """Counted from the front, of a tensor of so many dimensions; one without any has axis 0, too."""
-    most = max(1, dimensions)
-    if type(axis) is not int:
-        raise TypeError(f"axis is {axis!r}; a whole number is needed")
-    if not -most <= axis < most:
-        raise ValueError(f"axis is {axis}; allowed for {dimensions} dimensions: {-most} .. {most - 1}")
-    return axis % most
-
-
 def check_terms(what: str, tensors: Sequence[Tensor]) -> None:
     """At least one, all on one device and of one shape."""
     if not tensors:

@@ -161,7 +161,9 @@ def hadamard(x: Tensor, size: int, seed: int | None, axis: int, inverse: bool) -
     check_float(x)
     if type(size) is not int or size < 1 or size & size - 1:
         raise ValueError(f"hadamard takes a size that is a power of two; got {size!r}")
-    axis = check_axis(axis, x.dim())
+    if axis is None:
+        raise TypeError("hadamard needs an axis; got None")
+    axis = check_axis(axis, x if x.dim() else x.view(1))
 
     def fill(out: Tensor) -> None:
         if not x.numel():
