@@ -46,6 +46,7 @@ UNUSED = {
     "sync.requantise": None,
     "sync.nesterov": False,
     "sync.closing_rounds": 0,
+    "data.bpe_vocab": None,
     "precision.activation_rounding": "nearest_even",
     "precision.activation_range": "tensor",
 }

@@ -8,6 +8,9 @@ A group of the key `parameter_groups` names its parameters by glob patterns, and
 `parameters` are patterns of names as the model gives them (layer1.0.bn1.weight), `modules` of the class that holds a
 parameter (BatchNorm2d, LayerNorm), for norms often have no name of their own. A parameter belongs to the first group
 that either matches; those of no group keep the optimizer's settings.
+
+An optimizer whose class has `settings_of(name, module, parameter, arguments)` treats parameters by what they are: it
+gives those settings, from the arguments that make the optimizer, which a group's go before.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +23,7 @@ from torch import nn
 CHOOSING = ("parameters", "modules")
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
+OwnSettings = Callable[[str, nn.Module, nn.Parameter], Mapping[str, Any]]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -30,11 +34,13 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 class ParameterGroups:
     """The groups of one model's parameters, by their place among those that are `trainable`.
 
-    groups: mappings of `parameters` and `modules` (lists of patterns) and of settings. Raises ValueError for a pattern
-    that matches nothing.
+    groups: mappings of `parameters` and `modules` (lists of patterns) and of settings. own: the optimizer's settings of
+    a parameter, by its name and the module that holds it. Raises ValueError for a pattern that matches nothing.
     """
 
-    def __init__(self, model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, model: nn.Module, groups: Sequence[Mapping[str, Any]], own: OwnSettings | None = None
+    ) -> None:
         self.settings = [{k: v for k, v in group.items() if k not in CHOOSING} for group in groups]
         names = list(trainable(model))
         holders = _holders(model)
@@ -47,6 +53,10 @@ class ParameterGroups:
             for kind, pattern in _patterns(group):
                 if (kind, pattern) not in matched:
                     raise ValueError(_unmatched(kind, pattern, names, holders))
+        self.own: list[Mapping[str, Any]] = [
+            {} if own is None else own(name, model.get_submodule(name.rpartition(".")[0]), parameter)
+            for name, parameter in trainable(model).items()
+        ]
 
     def optimizer(self, make: MakeOptimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """make(what an optimizer of torch.optim takes) for these parameters, in the order of the model's.
@@ -54,14 +64,20 @@ class ParameterGroups:
         The optimizer's first group is that of no pattern, where there is one. Raises ValueError for a setting that the
         optimizer does not have.
         """
-        if not self.settings:
+        if not self.settings and not any(self.own):
             return make(list(parameters))
-        rest = [p for p, group in zip(parameters, self.group_of, strict=True) if group is None]
-        taken = [{"params": rest}] if rest else []
-        for i, settings in enumerate(self.settings):
-            mine = [p for p, group in zip(parameters, self.group_of, strict=True) if group == i]
-            if mine:
-                taken.append({"params": mine, **settings})
+        taken = []
+        for group in (None, *range(len(self.settings))):
+            of_group = {} if group is None else self.settings[group]
+            mine = [
+                (p, {**own, **of_group})
+                for p, its_group, own in zip(parameters, self.group_of, self.own, strict=True)
+                if its_group == group
+            ]
+            kinds = [
+                settings for i, (_, settings) in enumerate(mine) if settings not in [s for _, s in mine[:i]]
+            ]
+            taken += [{"params": [p for p, settings in mine if settings == kind], **kind} for kind in kinds]
         optimizer = make(taken)
         for settings in self.settings:
             _check(settings, optimizer)

@@ -8,6 +8,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,9 @@ def build_optimizer(config: dict[str, Any], model: nn.Module) -> Callable[[list[
     """Makes the run's optimizer of parameters that stand for the model's, in their order. Raises BuildError."""
     make = part("optim", config["optim"], _partial_=True)
     with naming("parameter_groups"):
-        groups = ParameterGroups(model, groups_of(config))
+        of = getattr(make.func, "settings_of", None)
+        own = None if of is None else partial(of, arguments=make.keywords)
+        groups = ParameterGroups(model, groups_of(config), own)
 
     def make_optimizer(parameters: list[nn.Parameter]) -> Optimizer:
         with naming("optim"):

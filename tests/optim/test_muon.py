@@ -1,0 +1,106 @@
+"""Muon beside AdamW: whose each parameter is, and that each moves as torch's own optimizer has it, bit for bit."""
+
+import pytest
+import torch
+from torch import nn
+
+from cpdrun.config.errors import ConfigError
+from cpdrun.sweep import plan
+from cpdrun.train.build import BuildError, build
+
+CPU = torch.device("cpu")
+TEXT = ("exp=transformer_bits_small", "format=fp32", "seed=0", "optim=muon")
+MUON = {
+    "lr": 0.02,
+    "momentum": 0.95,
+    "nesterov": True,
+    "weight_decay": 0.1,
+    "ns_steps": 5,
+    "adjust_lr_fn": "original",
+}
+ADAMW = {"lr": 0.003, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+
+
+def parts_of(*typed):
+    (run,) = plan([*TEXT, *typed]).runs
+    return build(run.config, CPU)
+
+
+def names_by_update(parts):
+    name_of = {id(p): name for name, p in parts.model.named_parameters()}
+    found = {}
+    for group in parts.optimizer.param_groups:
+        found.setdefault(group["update"], set()).update(name_of[id(p)] for p in group["params"])
+    return found
+
+
+@pytest.mark.parametrize(("model", "tied"), [("gpt", ()), ("llama", ()), ("llama", ("model.tied=false",))])
+def test_matrices_of_hidden_layers_are_muons_and_the_rest_adamws(model, tied):
+    parts = parts_of(f"model={model}", *tied)
+    found = names_by_update(parts)
+    matrices = {n for n, p in parts.model.named_parameters() if p.dim() == 2 and n.startswith("blocks.")}
+    assert found["muon"] == matrices and len(matrices) == 2 * (4 if model == "gpt" else 7)
+    assert found["adamw"] == {n for n, _ in parts.model.named_parameters()} - matrices
+    assert ("head.weight" in found["adamw"]) == bool(tied)
+
+
+def test_each_part_moves_as_by_torchs_own_optimizer_and_goes_on_after_a_stop():
+    ends = []
+    for stops in (False, True):
+        parts = parts_of("model=llama")
+        model, optimizer = parts.model, parts.optimizer
+        by_name = dict(model.named_parameters())
+        start = {name: nn.Parameter(p.detach().clone()) for name, p in by_name.items()}
+        found = names_by_update(parts)
+        theirs = [
+            torch.optim.Muon([start[n] for n in by_name if n in found["muon"]], **MUON),
+            torch.optim.AdamW([start[n] for n in by_name if n in found["adamw"]], **ADAMW),
+        ]
+        torch.manual_seed(1)
+        for step in range(4):
+            for name, p in by_name.items():
+                p.grad = torch.randn(p.shape)
+                start[name].grad = p.grad.clone()
+            for group in optimizer.param_groups:  # as a schedule does
+                group["lr"] = (0.02 if group["update"] == "muon" else 0.003) * (1 - step / 4)
+            for other in theirs:
+                other.param_groups[0]["lr"] = other.defaults["lr"] * (1 - step / 4)
+                other.step()
+            optimizer.step()
+            if stops:
+                state = optimizer.state_dict()
+                optimizer = parts.make_optimizer(list(by_name.values()))
+                optimizer.load_state_dict(state)
+        assert all(torch.equal(p, start[name]) for name, p in by_name.items())
+        ends.append(torch.cat([p.detach().flatten() for p in by_name.values()]))
+    assert torch.equal(*ends)
+
+
+def test_a_parameter_group_goes_before_what_the_optimizer_says():
+    parts = parts_of(
+        "model=llama",
+        "parameter_groups=[{parameters:['blocks.0.*'],update:adamw},{modules:[RMSNorm],lr:0.5}]",
+    )
+    found = names_by_update(parts)
+    assert found["muon"] and not any(name.startswith("blocks.0.") for name in found["muon"])
+    assert sorted(g["lr"] for g in parts.optimizer.param_groups) == [0.003, 0.003, 0.02, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (
+            ("exp=digits_bits", "data=digits", "model=convnet", "format=fp32"),
+            r"optim: Muon moves the matrices of hidden layers.*optim=adamw",
+        ),
+        (("parameter_groups=[{parameters:['*'],update:adam}]",), "update=adam must be muon or adamw"),
+        (
+            ("parameter_groups=[{modules:[LayerNorm],update:muon}]",),
+            "optim: Muon only supports 2D parameters",
+        ),
+        (("optim.adjust_lr_fn=mine",), "optim: .*mine is not supported"),
+    ],
+)
+def test_what_muon_cannot_move_is_named(typed, message):
+    with pytest.raises((BuildError, ConfigError), match=message):
+        parts_of(*typed)
