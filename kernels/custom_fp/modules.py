@@ -77,6 +77,11 @@ class _Quantized:
         layer.arithmetic = arithmetic
         return layer
 
+    @property
+    def in_force(self) -> Arithmetic:
+        """The arithmetic of the mode that the layer is in: evaluated, it draws nothing."""
+        return self.arithmetic if self.training else self.arithmetic.evaluated
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.arithmetic}"
 
@@ -85,7 +90,7 @@ class QuantLinear(_Quantized, nn.Linear):
     """torch.nn.Linear in a custom accumulator; see the module's docstring for the keyword arguments."""
 
     def forward(self, x: Tensor) -> Tensor:
-        arithmetic = self.arithmetic
+        arithmetic = self.in_force
         if not arithmetic:
             return super().forward(x)
         if arithmetic.accumulators:
@@ -119,11 +124,11 @@ class _QuantConv(_Quantized):
         padding = self.padding if pads_itself else (0,) * len(self.kernel_size)
         kernel = Conv(self.stride, padding, self.dilation, self.groups)
         as_it_is_or_padded = (lambda x: x) if pads_itself else self._padded
-        return self.arithmetic.multiply(kernel, x, self.weight, as_it_is_or_padded)
+        return self.in_force.multiply(kernel, x, self.weight, as_it_is_or_padded)
 
     def _by_windows(self, x: Tensor) -> Tensor:
-        kernel = Sums(self.arithmetic)
-        product_GxRxM = self.arithmetic.multiply(kernel, x, self.weight, self._windows, self._columns)
+        kernel = Sums(self.in_force)
+        product_GxRxM = self.in_force.multiply(kernel, x, self.weight, self._windows, self._columns)
         result = product_GxRxM.reshape(self.groups, x.shape[0], *self._size_out(x), -1)
         return result.movedim(-1, 1).movedim(2, 0).reshape(x.shape[0], self.out_channels, *self._size_out(x))
 

@@ -1,11 +1,22 @@
-"""The three products of a Linear or Conv layer, each with operands, sums and a result of its own rounding.
+"""The three products of a layer that multiplies, each with operands, sums and a result of its own rounding.
 
     forward           y = x w     operands input and weight
     input_gradient    dx = dy w   operands output_gradient and weight
     weight_gradient   dw = dy x   operands output_gradient and input
 
 `Product` is one autograd function around any kernel that knows the three: torch's own linear and convolution, whose
-sums are float32, or matrices whose every partial sum is rounded (`Sums`).
+sums are float32, batches of matrices (`Matrices`), or matrices whose every partial sum is rounded (`Sums`).
+
+An operand of a format with scales is rounded along the dimension that its product sums over, so that a block is a
+part of one dot product; each product has an operand rounded for it alone then. So is one that is transformed
+(`Round`'s `has_axis`). Those dimensions:
+
+    Linear    forward: the features; input_gradient: the outputs; weight_gradient: the rows, all leading dimensions
+              of x as one
+    Conv      forward: the channels of a group; input_gradient: its output channels; weight_gradient: the batch, for
+              it alone is summed over alike at all places of the kernel
+    Matrices  the last but one dimension of what is transposed for its product, else the last
+    Sums      those of the matrices: of a Conv channels and places of the kernel together, and all windows
 """
 
 from __future__ import annotations
@@ -32,7 +43,15 @@ ROLES = {  # and the products that each takes part in
 }
 
 
-Round = Callable[[Tensor], Tensor]  # of any shape; straight through for the gradient
+OPERANDS = {  # of each product
+    FORWARD: ("input", "weight"),
+    INPUT_GRADIENT: ("output_gradient", "weight"),
+    WEIGHT_GRADIENT: ("output_gradient", "input"),
+}
+
+Round = Callable[[Tensor], Tensor]
+"""Of any shape; straight through for the gradient. It may have `has_axis`, true where it is `along(x, axis)` that an
+operand is rounded by, which may fill the dimension `axis` up with zeros; and `nearest`, what it is in evaluation."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +62,13 @@ class Nearest:
 
     def __call__(self, x: Tensor) -> Tensor:
         return quantize(x, self.fmt)
+
+    @property
+    def has_axis(self) -> bool:
+        return self.fmt.has_scales
+
+    def along(self, x: Tensor, axis: int) -> Tensor:
+        return quantize(x, self.fmt, axis=axis)
 
     def __str__(self) -> str:
         return str(self.fmt)
@@ -60,6 +86,13 @@ class Arithmetic:
     roundings: Mapping[tuple[str, str], Round] = field(default_factory=dict)
     accumulators: Mapping[str, str] = field(default_factory=dict)
     kahan: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        """Sets `evaluated`, what it is where a layer is evaluated: nothing is drawn there."""
+        nearest = {key: getattr(rounding, "nearest", rounding) for key, rounding in self.roundings.items()}
+        draws = any(nearest[key] is not rounding for key, rounding in self.roundings.items())
+        evaluated = Arithmetic(nearest, self.accumulators, self.kahan) if draws else self
+        object.__setattr__(self, "evaluated", evaluated)
 
     @classmethod
     def of(
@@ -115,15 +148,30 @@ class Arithmetic:
         rounding = self.roundings.get((role, product))
         return x if rounding is None else rounding(x)
 
+    def read(self, role: str, product: str, x: Tensor, kernel: Any) -> Tensor:
+        """An operand as its product reads it, where it is rounded along a dimension; else x, which is rounded before."""
+        rounding = self.roundings.get((role, product))
+        return kernel.along(role, product, x, rounding.along) if _has_axis(rounding) else x
+
     def _operands(
         self, role: str, one: str, other: str, x: Tensor, laid_out: Callable
     ) -> tuple[Tensor, Tensor | None]:
-        """As the forward product reads it, through which the gradient goes, and the backward one (None: the same)."""
-        forward = laid_out(self.rounded(role, one, x).float())
-        same = self.roundings.get((role, one)) == self.roundings.get((role, other))
-        if same or not torch.is_grad_enabled():
+        """As the forward product gets it, through which the gradient goes, and the backward one (None: the same)."""
+        for_one, for_other = self._by_itself(role, one), self._by_itself(role, other)
+        forward = laid_out((x if for_one is None else for_one(x)).float())
+        if for_one == for_other or not torch.is_grad_enabled():
             return forward, None
-        return forward, laid_out(self.rounded(role, other, x.detach()).float())
+        x = x.detach()
+        return forward, laid_out((x if for_other is None else for_other(x)).float())
+
+    def _by_itself(self, role: str, product: str) -> Round | None:
+        """What rounds an operand whatever its layout."""
+        rounding = self.roundings.get((role, product))
+        return None if _has_axis(rounding) else rounding
+
+
+def _has_axis(rounding: Round | None) -> bool:
+    return getattr(rounding, "has_axis", False)
 
 
 class Product(torch.autograd.Function):
@@ -142,6 +190,8 @@ class Product(torch.autograd.Function):
         arithmetic: Arithmetic,
     ) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
+            x = arithmetic.read("input", FORWARD, x, kernel)
+            w = arithmetic.read("weight", FORWARD, w, kernel)
             return arithmetic.rounded("result", FORWARD, kernel.product(x, w))
 
     @staticmethod
@@ -155,7 +205,7 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, error: Tensor) -> tuple:
         x, w = ctx.saved_tensors
         kernel, arithmetic = ctx.kernel, ctx.arithmetic
-        for_x, for_w = (arithmetic.roundings.get(("output_gradient", p)) for p in ROLES["output_gradient"])
+        for_x, for_w = (arithmetic._by_itself("output_gradient", p) for p in ROLES["output_gradient"])
         error_x = error if for_x is None else for_x(error)
         error_w = (
             error_x if for_w == for_x else error if for_w is None else for_w(error)
@@ -163,17 +213,29 @@ class Product(torch.autograd.Function):
         dx = dw = None
         with torch.autocast(x.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
-                dx = arithmetic.rounded("result", INPUT_GRADIENT, kernel.input_gradient(error_x, x, w))
+                error_x = arithmetic.read("output_gradient", INPUT_GRADIENT, error_x, kernel)
+                by_w = arithmetic.read("weight", INPUT_GRADIENT, w, kernel)
+                dx = arithmetic.rounded("result", INPUT_GRADIENT, kernel.input_gradient(error_x, x, by_w))
             if ctx.needs_input_grad[1]:
-                dw = arithmetic.rounded("result", WEIGHT_GRADIENT, kernel.weight_gradient(error_w, x, w))
+                error_w = arithmetic.read("output_gradient", WEIGHT_GRADIENT, error_w, kernel)
+                by_x = arithmetic.read("input", WEIGHT_GRADIENT, x, kernel)
+                dw = arithmetic.rounded("result", WEIGHT_GRADIENT, kernel.weight_gradient(error_w, by_x, w))
         return dx, dw, None, None, None, None
 
 
-# ---- kernels: x, w and the error of y in float32 -> a product
+# ---- kernels: x, w and the error of y in float32 -> a product; of x in input_gradient and w in weight_gradient the
+# shape alone is read. `along`: an operand, rounded along what its product sums over
+
+Along = Callable[[Tensor, int], Tensor]
 
 
 class Linear:
     """x (..., K), w (M, K), y (..., M)."""
+
+    def along(self, role: str, product: str, x: Tensor, rounded: Along) -> Tensor:
+        if product == WEIGHT_GRADIENT:
+            return rounded(x.reshape(-1, x.shape[-1]), 0)
+        return rounded(x, 0 if (role, product) == ("weight", INPUT_GRADIENT) else -1)
 
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         return F.linear(x, w)
@@ -185,6 +247,23 @@ class Linear:
         return error.reshape(-1, error.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
+class Matrices:
+    """x (..., L, K), w (..., S, K), y = x w^T (..., L, S): leading dimensions equal."""
+
+    def along(self, role: str, product: str, x: Tensor, rounded: Along) -> Tensor:
+        transposed = (role, product) == ("weight", INPUT_GRADIENT) or product == WEIGHT_GRADIENT
+        return rounded(x, -2 if transposed else -1)
+
+    def product(self, x: Tensor, w: Tensor) -> Tensor:
+        return x @ w.mT
+
+    def input_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return error @ w
+
+    def weight_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return error.mT @ x
+
+
 @dataclass(frozen=True)
 class Conv:
     """x (B, C, ...), w (M, C / groups, ...), y (B, M, ...), padded by zeros."""
@@ -193,6 +272,15 @@ class Conv:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+
+    def along(self, role: str, product: str, x: Tensor, rounded: Along) -> Tensor:
+        if product == WEIGHT_GRADIENT:
+            return rounded(x, 0)
+        if (role, product) == ("weight", FORWARD):
+            return rounded(x, 1)
+        channels = 0 if role == "weight" else 1  # of all groups, each of which is a sum of its own
+        apart = x.unflatten(channels, (self.groups, -1))
+        return rounded(apart, channels + 1).flatten(channels, channels + 1)
 
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         none = [0] * len(self.stride)
@@ -218,6 +306,10 @@ class Sums:
     """Matrices x (..., R, K) and w (..., K, M), y (..., R, M), every partial sum of a product in its accumulator."""
 
     arithmetic: Arithmetic
+
+    def along(self, role: str, product: str, x: Tensor, rounded: Along) -> Tensor:
+        is_row = product == WEIGHT_GRADIENT or (role, product) == ("weight", FORWARD)
+        return rounded(x, -2 if is_row else -1)
 
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         return self._sum(x, w, FORWARD)
