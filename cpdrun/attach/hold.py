@@ -153,6 +153,7 @@ class Hold:
             raise UserError(
                 "precision took hold of no layer: the script made no optimizer of torch.optim's and wrapped no model"
             )
+        self.products.check_called()
         self.asked.check_patterns()
 
     def check_at_exit(self) -> None:

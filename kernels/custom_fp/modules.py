@@ -50,7 +50,7 @@ class Quantizer(nn.Module):
         return f"forward={self.forward_format}, backward={self.backward_format}"
 
 
-class _Quantized:
+class Quantized:
     """What all layers share: their arithmetic, and how they take over an existing layer."""
 
     arithmetic: Arithmetic
@@ -86,27 +86,31 @@ class _Quantized:
         return f"{super().extra_repr()}, {self.arithmetic}"
 
 
-class QuantLinear(_Quantized, nn.Linear):
+class QuantLinear(Quantized, nn.Linear):
     """torch.nn.Linear in a custom accumulator; see the module's docstring for the keyword arguments."""
 
     def forward(self, x: Tensor) -> Tensor:
-        arithmetic = self.in_force
-        if not arithmetic:
-            return super().forward(x)
-        if arithmetic.accumulators:
-            rows = arithmetic.multiply(Sums(arithmetic), x, self.weight, _rows, torch.t)
-            result = rows.view(*x.shape[:-1], self.out_features)
-        else:
-            result = arithmetic.multiply(Linear(), x, self.weight)
-        result = result.to(x.dtype)
-        return result if self.bias is None else result + self.bias
+        return project(self.in_force, x, self.weight, self.bias)
+
+
+def project(arithmetic: Arithmetic, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch.nn.functional.linear by an arithmetic; the bias is added in float32. Of the dtype of x, without a bias."""
+    if not arithmetic:
+        return F.linear(x, weight, bias)
+    if arithmetic.accumulators:
+        rows = arithmetic.multiply(Sums(arithmetic), x, weight, _rows, torch.t)
+        result = rows.view(*x.shape[:-1], len(weight))
+    else:
+        result = arithmetic.multiply(Linear(), x, weight)
+    result = result.to(x.dtype)
+    return result if bias is None else result + bias
 
 
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-class _QuantConv(_Quantized):
+class _QuantConv(Quantized):
     """Convolution as torch has it, or, where an accumulator is emulated, as one matrix product a group over the windows
     of the input (im2col). Legend: B samples, G groups, C channels, M channels of the result, R windows in all."""
 
@@ -211,10 +215,12 @@ def quantize_model_(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmeti
     return replace_layers_(model, dict.fromkeys(chosen, Arithmetic.of(**arithmetic)))
 
 
-def replace_layers_(model: nn.Module, chosen: Mapping[nn.Module, Arithmetic]) -> nn.Module:
-    """The model with these layers of it, each of a class in LAYERS, computing by an arithmetic of its own wherever they
-    stand; a model that is such a layer itself is replaced."""
-    made = {layer: LAYERS[type(layer)].from_module(layer, arithmetic) for layer, arithmetic in chosen.items()}
+def replace_layers_(
+    model: nn.Module, chosen: Mapping[nn.Module, Arithmetic], kinds: Mapping[type, type] = LAYERS
+) -> nn.Module:
+    """The model with these layers of it, each of a class that `kinds` has another for, computing by an arithmetic of
+    its own wherever they stand; a model that is such a layer itself is replaced."""
+    made = {layer: kinds[type(layer)].from_module(layer, arithmetic) for layer, arithmetic in chosen.items()}
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if module in made and name:
             parent, _, child = name.rpartition(".")

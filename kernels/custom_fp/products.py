@@ -149,7 +149,7 @@ class Arithmetic:
         return x if rounding is None else rounding(x)
 
     def read(self, role: str, product: str, x: Tensor, kernel: Any) -> Tensor:
-        """An operand as its product reads it, where it is rounded along a dimension; else x, which is rounded before."""
+        """An operand as its product reads it, where it is rounded along a dimension; else x, rounded before."""
         rounding = self.roundings.get((role, product))
         return kernel.along(role, product, x, rounding.along) if _has_axis(rounding) else x
 

@@ -137,6 +137,27 @@ def test_a_rule_for_no_layer_stops_the_script(hold) -> None:
         held.check()
 
 
+def test_attention_of_a_script_is_rounded_and_listed(hold) -> None:
+    """A rule of attention that no call of it met is an error, once the script has ended."""
+    rule = "precision.rules=[{modules: scaled_dot_product_attention, role: input, format: e3m2}]"
+    held = hold(rule)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    x = torch.randn(2, 3, 8)
+    plain = layer(x).detach()
+    SGD(layer.parameters(), lr=0.1)
+    assert not same_bits(layer(x).detach(), plain)
+    held.check()
+    facts = held.facts()["products"]
+    assert list(facts["rounded"]) == ["self_attn.scores", "self_attn.values"]
+    assert facts["in_fp32"].keys() >= {"linear1", "linear2"}
+    held = hold(rule)
+    net = Net()
+    SGD(net.parameters(), lr=0.1)
+    net(batch(0, 0)[0])
+    with pytest.raises(UserError, match="no module that it means calls scaled_dot_product_attention"):
+        held.check()
+
+
 def test_a_second_model_that_no_rule_means_stays_in_float32(hold) -> None:
     held = hold("precision.rules=[{modules: 'body.*', role: weight, format: e4m3}]")
     net, other = Net(), nn.Linear(4, 4)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from custom_fp import Format
 from custom_fp.products import round_gradient
+from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.tensor_aps import aps_quantize, on_device
 from test_precision import FP32
 from torch import nn
 
 from cpdrun.record import read_json
 from cpdrun.train.precision.formats import Formats
-from cpdrun.train.precision.rules import Rounding
-from cpdrun.train.precision.tensor_aps import aps_quantize, on_device
 
 
 def by_hand(x: torch.Tensor, fmt: str) -> list[Fraction]:

@@ -9,6 +9,7 @@ the weights, the optimizer and its state, and a loss scale (it has GradScaler).
 from collections.abc import Sequence
 from typing import Any
 
+from custom_fp.attention import SCORES, VALUES
 from torch import nn
 
 from cpdrun.attach.held.models import unwrapped
@@ -90,7 +91,17 @@ class Products:
             if getattr(module, "arithmetic", None):
                 self.rounded[name] = str(module.arithmetic)
             elif isinstance(module, MULTIPLY):
-                self.in_fp32[name] = type(module).__name__
+                self.in_fp32[name] = type(module).__name__.removeprefix("Quant")
+            if attention := module.__dict__.get("attention_products"):
+                parts = {part: getattr(attention, part) for part in (SCORES, VALUES)}
+                self.rounded |= {f"{name}.{part}": str(of) for part, of in parts.items() if of}
+
+    def check_called(self) -> None:
+        """At the end of the script. Raises UserError for a rule of attention that no call met."""
+        for _, precision in self.placed:
+            if precision is not None:
+                with naming("precision"):
+                    precision.check_called()
 
     def at(self, step: int) -> None:
         """From here on as the rules say of this step."""

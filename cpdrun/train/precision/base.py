@@ -47,6 +47,9 @@ class Precision:
     def check(self, optimizer: Optimizer) -> None:
         """ValueError where the steps of this optimizer cannot be taken in this precision."""
 
+    def check_called(self) -> None:
+        """Once the model has been called: ValueError for what only then shows that it rounds nothing."""
+
     def at(self, step: int) -> None:
         """From here on the model computes as it does in this step of the run, counted from 0."""
 

@@ -15,15 +15,16 @@ Training Without Mixed Precision" (arXiv 1911.07384):
     fp32_norms       normalisation layers keep float32 weights, statistics and optimizer state; what they read and give
                      is rounded all the same
     aps              each tensor of weights, activations or errors is shifted by a power of two that fills its format
-                     (`tensor_aps.py`)
+                     (custom_fp.recipe.tensor_aps)
 
 Weights, activations and errors may be in any format of custom_fp; one with scales (MX, a codebook) takes them from each
 tensor, in blocks of elements that are neighbours in memory: for a Linear layer those of one dot product, as MX 1.0
 has it; for a Conv2d neighbours in a row of the image or the kernel, where hardware would take channels.
 
 Running statistics are rounded to the weights' format after every step. All of it is fp32 by default, and then
-nothing is swapped in and nothing is copied. These are short forms of rules (`rules.py`), which precision.rules takes
-directly; those are asked first. Weights are kept as `keeping.py` has it, steps are taken as `stepping.py` has it.
+nothing is swapped in and nothing is copied. These are short forms of rules (custom_fp.recipe.rules), which
+precision.rules takes directly; those are asked first, and what products read is in blocks along the dimension that they
+sum over. Weights are kept as `keeping.py` has it, steps are taken as `stepping.py` has it.
 
 Differences from arXiv 1911.07384, which trains ResNet50 on 128 GPUs whose hardware computes FP16: the format is any,
 and emulated, so inside one layer that is no Linear or Conv (the mean and variance of a batch, a softmax, a bias
@@ -37,6 +38,12 @@ from typing import Any
 
 import torch
 from custom_fp.formats.names import parse
+from custom_fp.products import ROLES as OF_PRODUCTS
+from custom_fp.recipe.layers import Layer, layers_of
+from custom_fp.recipe.placement import Placement
+from custom_fp.recipe.reading import format_named, one_of, read_rules, rounding_to
+from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.rules import Rule, Rules
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -45,19 +52,6 @@ from cpdrun.optim.groups import trainable
 from cpdrun.optim.rounded_sgd import ORDERS
 from cpdrun.train.precision.base import Parameters, Precision, kept_bytes
 from cpdrun.train.precision.keeping import Float32Weights, FormatWeights, MasterWeights, round_
-from cpdrun.train.precision.placement import Placement
-from cpdrun.train.precision.rules import (
-    OF_PRODUCTS,
-    Layer,
-    Rounding,
-    Rule,
-    Rules,
-    format_named,
-    layers_of,
-    one_of,
-    read_rule,
-    rounding_to,
-)
 from cpdrun.train.precision.stepping import Stepping
 from cpdrun.train.precision.weight_update import ROUNDINGS
 
@@ -94,7 +88,7 @@ class Formats(Precision):
     ):
         super().__init__(loss_scale)
         given = {"weights": weights, "activations": activations, "errors": errors, "accumulator": accumulator}
-        self.typed = [read_rule(f"precision.rules[{i}]", rule) for i, rule in enumerate(rules)]
+        self.typed = read_rules("precision.rules", rules)
         self.short = [rule for key, name in given.items() if (rule := _short_form(key, name, aps, kahan))]
         self.stepping = Stepping(
             format_named("precision.update", update),
@@ -120,13 +114,14 @@ class Formats(Precision):
         norms = [layer for layer in layers if self.fp32_norms and is_norm(layer.module)]
         of_norms = {id(p) for layer in norms for p in layer.module.parameters(recurse=False)}
         self.stepping.in_fp32 = {i for i, p in enumerate(parameters) if id(p) in of_norms}
-        rules = Rules([*self.typed, *_in_fp32(norms, self.short), *self.short], self.steps)
-        self.placement = Placement(model, layers, rules)
-        holder = {id(x): layer for layer in reversed(layers) for x in _held(layer.module)}
+        rules = Rules([*self.typed, *_in_fp32(norms, self.short), *self.short], layers, self.steps)
+        self.placement = Placement(model, rules)
+        modules = [layer for layer in layers if layer.part is None]
+        holder = {id(x): layer for layer in reversed(modules) for x in _held(layer.module)}
         self.of_weights = [rules.of(holder[id(p)], "parameter") for p in parameters]
         self.statistics = [b for b in model.buffers() if b.is_floating_point()]
         self.of_statistics = [rules.of(holder[id(b)], "parameter") for b in self.statistics]
-        rules.check(layers)
+        rules.check()
         if any(self.of_weights) and self.master_weights:
             self.weights = MasterWeights(parameters, self.of_weights)
         elif any(self.of_weights):
@@ -137,6 +132,9 @@ class Formats(Precision):
 
     def check(self, optimizer: Optimizer) -> None:
         self.stepping.check(optimizer)
+
+    def check_called(self) -> None:
+        self.placement.check_called()
 
     def at(self, step: int) -> None:
         self.placement.at(step)
@@ -173,15 +171,15 @@ def _short_form(key: str, name: str, aps: bool, kahan: bool) -> Rule | None:
     role, typed = SHORT_FORMS[key], f"precision.{key}"
     sums = role == "accumulator"
     rounding = rounding_to(typed, role, name, aps=aps and not sums, kahan=kahan and sums)
-    return None if rounding is None else Rule(f"{typed}={rounding}", ("*",), role, rounding)
+    return None if rounding is None else Rule(f"{typed}={rounding}", ("*",), (role,), rounding)
 
 
 def _in_fp32(norms: Sequence[Layer], short: Sequence[Rule]) -> list[Rule]:
     """precision.fp32_norms as a rule, where precision.weights would round what these layers keep."""
     kept = [layer for layer in norms if layer.takes("parameter")]
-    if not kept or not any(rule.role == "parameter" for rule in short):
+    if not kept or not any("parameter" in rule.roles for rule in short):
         return []
-    return [Rule("precision.fp32_norms=true", tuple(layer.names[0] for layer in kept), "parameter", None)]
+    return [Rule("precision.fp32_norms=true", tuple(layer.names[0] for layer in kept), ("parameter",), None)]
 
 
 def _held(module: nn.Module) -> list[Tensor]:
@@ -189,7 +187,7 @@ def _held(module: nn.Module) -> list[Tensor]:
 
 
 def _check_keeping(rules: Rules, master_weights: bool, makes_up: bool) -> None:
-    of_weights = [rule for rule in rules.rules if rule.role == "parameter" and rule.rounding is not None]
+    of_weights = [r for r in rules.rules if "parameter" in r.roles and r.rounding is not None]
     if makes_up and (master_weights or not of_weights):
         raise ValueError(
             "precision.update_rounding=stochastic and precision.kahan_weights=true are for weights of a format "

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from custom_fp.recipe.rounding import Rounding
 from torch import Tensor
 from torch.optim import Optimizer
 
 from cpdrun.train.precision.base import Parameters, kept_bytes
-from cpdrun.train.precision.rules import Rounding
 from cpdrun.train.precision.stepping import Stepping
 from cpdrun.train.precision.weight_update import WeightUpdate
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import custom_fp
 import torch
 from custom_fp.formats.names import parse
 
@@ -20,6 +21,7 @@ from cpdrun.train.preflight.sample import check_sample
 NOT_PARTS = ("seed", "format", "nproc", "threads")  # cannot keep a part from being made
 NOT_THE_USERS = (
     str(Path(cpdrun.__file__).parent),
+    str(Path(custom_fp.__file__).parent),
     "<",
     *sysconfig.get_paths().values(),
 )  # where its code begins

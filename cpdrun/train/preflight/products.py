@@ -1,8 +1,8 @@
 """Which of a model's products rules reach (an accumulator, operands), and which are in float32 all the same.
 
-Only layers that are exactly Linear or Conv can be replaced (custom_fp.modules). What a model multiplies elsewhere -
-attention, a tied head, recurrent layers, transposed convolutions, functions called in a `forward` - is seen by watching
-one sample go through: every operator of torch that multiplies is written down with the module that called it.
+What a model multiplies where no rule reaches or can reach (custom_fp.recipe.layers) - attention, a tied head, recurrent
+layers, transposed convolutions, functions called in a `forward` - is seen by watching one sample go through: every
+operator of torch that multiplies is written down with the module that called it.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,11 +10,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from custom_fp.attention import SCORES, VALUES
 from custom_fp.modules import LAYERS
+from custom_fp.products import Arithmetic
+from custom_fp.recipe.layers import OTHERS
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpdrun.train.build import Parts
+from cpdrun.train.instantiate import naming
 
 # aten's products, by the beginnings of their names; those of the replaced layers are custom_fp's own operators
 PRODUCTS = (
@@ -24,24 +28,29 @@ PRODUCTS = (
     *("mkldnn_rnn", "_cudnn_rnn", "linear", "mkldnn_linear", "_trilinear"),
 )
 REPLACED = tuple(LAYERS.values())
+MAY_BE_REPLACED = tuple(OTHERS.values())
 
 
 def emulated_products(parts: Parts) -> dict[str, list[str]] | None:
     """`products_of` on the first training sample; None where no product is rounded. Changes no bit of the run:
-    nothing is drawn and no statistic moves. Collective where the workers of a model lie on several ranks."""
+    nothing is drawn and no statistic moves. Raises BuildError for a rule of attention that no call
+    met. Collective where the workers of a model lie on several ranks."""
     if not parts.precision.rounds_products:
         return None
     batch = parts.batches.fetch(torch.tensor([0]), 0, 0)
-    return products_of(parts.model, lambda: parts.task.outputs(parts.model, batch))
+    products = products_of(parts.model, lambda: parts.task.outputs(parts.model, batch))
+    with naming("precision"):
+        parts.precision.check_called()
+    return products
 
 
 def products_of(model: nn.Module, forward: Callable[[], object]) -> dict[str, list[str]]:
     """{"in the accumulator": [layers], "in float32": ["blocks.0 (Block): _scaled_dot_product_flash_attention", ...]}
     of the model's forward pass, which `forward` calls on a batch, with "operands rounded": [layers] where the sums of
     some are float32. The model is evaluated, without gradients, and left in the mode it was in."""
-    replaced = {name or type(m).__name__: m for name, m in model.named_modules() if isinstance(m, REPLACED)}
-    summed = [name for name, m in replaced.items() if m.arithmetic.accumulators]
-    rounded = [name for name in replaced if name not in summed]
+    found = arithmetics(model)
+    summed = [name for name, arithmetic in found.items() if arithmetic.accumulators]
+    rounded = [name for name in found if name not in summed]
     training = model.training
     model.eval()
     try:
@@ -51,6 +60,19 @@ def products_of(model: nn.Module, forward: Callable[[], object]) -> dict[str, li
         model.train(training)
     reached = {"in the accumulator": summed, **({"operands rounded": rounded} if rounded else {})}
     return {**reached, "in float32": list(seen.found)}
+
+
+def arithmetics(model: nn.Module) -> dict[str, Arithmetic]:
+    """That of each layer, and of each product of attention, that rules have replaced, by its name."""
+    found = {}
+    for name, module in model.named_modules():
+        name, attention = name or type(module).__name__, module.__dict__.get("attention_products")
+        if isinstance(module, REPLACED) or (isinstance(module, MAY_BE_REPLACED) and module.arithmetic):
+            found[name] = module.arithmetic
+        for part in (SCORES, VALUES) if attention else ():
+            if arithmetic := getattr(attention, part):
+                found[f"{name}.{part}"] = arithmetic
+    return found
 
 
 class _Products(TorchDispatchMode):
@@ -74,9 +96,18 @@ def _is_product(name: str) -> bool:
 
 @contextmanager
 def _entered(model: nn.Module) -> Iterator[Callable[[], str | None]]:
-    """Gives a function that names the module entered last and not left; None for one whose products rules reach."""
+    """Gives a function that names the module entered last and not left; None for one whose products rules reach, and
+    within a product that they do."""
     names = {module: name for name, module in model.named_modules()}
     stack: list[nn.Module] = []
+    multiply, within = Arithmetic.multiply, [0]
+
+    def watched(arithmetic: Arithmetic, *operands: Any, **layout: Any) -> Any:
+        within[0] += bool(arithmetic)
+        try:
+            return multiply(arithmetic, *operands, **layout)
+        finally:
+            within[0] -= bool(arithmetic)
 
     def enter(module: nn.Module, _: Any) -> None:
         stack.append(module)
@@ -86,7 +117,7 @@ def _entered(model: nn.Module) -> Iterator[Callable[[], str | None]]:
 
     def innermost() -> str | None:
         module = stack[-1] if stack else model
-        if isinstance(module, REPLACED):
+        if within[0] or isinstance(module, REPLACED):
             return None
         name, kind = names.get(module, ""), type(module).__name__
         return f"{name} ({kind})" if name else kind
@@ -95,8 +126,10 @@ def _entered(model: nn.Module) -> Iterator[Callable[[], str | None]]:
         torch.nn.modules.module.register_module_forward_pre_hook(enter),
         torch.nn.modules.module.register_module_forward_hook(leave),
     ]
+    Arithmetic.multiply = watched
     try:
         yield innermost
     finally:
+        Arithmetic.multiply = multiply
         for hook in hooks:
             hook.remove()

@@ -1,33 +1,40 @@
-"""Rules at work in one model: its Linear and Conv layers replaced, hooks at the ends of layers, both as the rules of
-the moment say. Where no rule reaches, nothing is replaced and nothing hooked in."""
+"""Rules at work in one model: its layers that multiply replaced, its attention formed by hand, hooks at the ends of
+layers, all as the rules of the moment say. Where no rule reaches, nothing is replaced and nothing hooked in."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from custom_fp.modules import replace_layers_
-from custom_fp.products import PRODUCTS, ROLES, Arithmetic, round_gradient
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from cpdrun.train.precision.rules import Layer, Rounding, Rules
+from custom_fp.attention import attend_by_
+from custom_fp.modules import replace_layers_
+from custom_fp.products import PRODUCTS, ROLES, Arithmetic, round_gradient
+from custom_fp.recipe.layers import KINDS, Layer
+from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.rules import Rules
 
 
 class Placement:
-    """`model` is the one to train; a model that is one Linear layer is replaced itself."""
+    """`model` is the one to train; a model that is one Linear layer is replaced itself. Raises ValueError for a
+    transform of one operand alone, and for an embedding whose sparse gradient would be rounded."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[Layer], rules: Rules):
+    def __init__(self, model: nn.Module, rules: Rules):
         self.rules, self.turn = rules, -1
+        layers = [layer for layer in rules.layers if layer.multiplies]
         # of all steps, so that each rule is asked that some step will ask
-        phases = {
-            layer: [self._arithmetic(layer, t) for t in rules.turns] for layer in layers if layer.multiplies
-        }
+        phases = {layer: [self._arithmetic(layer, t) for t in rules.turns] for layer in layers}
         reached = [layer for layer, of_layer in phases.items() if any(of_layer)]
-        self.model = (
-            replace_layers_(model, {layer.module: Arithmetic() for layer in reached}) if reached else model
-        )
-        self.placed = [(self.model.get_submodule(layer.names[0]), layer) for layer in reached]
-        self.ends = self._hook_in(layers)
+        replaced = {layer.module: Arithmetic() for layer in reached if type(layer.module) in KINDS}
+        self.model = replace_layers_(model, replaced, KINDS) if replaced else model
+        self.attending = [layer for layer in reached if layer.part and type(layer.module) not in KINDS]
+        if self.attending:  # those around or within one, too, whose calls are not its own
+            for layer in layers:
+                if layer.part and type(layer.module) not in KINDS:
+                    attend_by_(self.model.get_submodule(layer.path))
+        self.placed = [(self.model.get_submodule(layer.path), layer) for layer in reached]
+        self.ends = self._hook_in(rules.layers)
         self.at(0)
 
     def at(self, step: int) -> None:
@@ -37,14 +44,47 @@ class Placement:
             return
         self.turn = turn
         for module, layer in self.placed:
-            module.arithmetic = self._arithmetic(layer, turn)
+            arithmetic = self._arithmetic(layer, turn)
+            if layer.part:
+                setattr(module.attention_products, layer.part, arithmetic)
+            else:
+                module.arithmetic = arithmetic
         for ends in self.ends:
             ends.set(self.rules, turn)
 
+    def check_called(self) -> None:
+        """Once the model has been called: ValueError for a rule of attention alone that met no call of it."""
+        met = {rule for layer in self._called() for rule in self._deciding(layer)}
+        for rule in dict.fromkeys(rule for layer in self.attending for rule in self._deciding(layer)):
+            if rule not in met and not rule.optional and not self._bears_elsewhere(rule):
+                raise ValueError(
+                    f"{rule.typed}: no module that it means calls scaled_dot_product_attention; attention that is "
+                    "written out in matrix products stays in float32"
+                )
+
+    def _called(self) -> list[Layer]:
+        return [layer for module, layer in self.placed if layer.part and module.attention_products.called]
+
+    def _deciding(self, layer: Layer) -> list[Any]:
+        asked = [(role, product) for role, products in ROLES.items() for product in products]
+        asked += [("accumulator", product) for product in PRODUCTS]
+        found = [self.rules.first_for(layer, *pair, t) for pair in asked for t in self.rules.turns]
+        return [rule for rule in found if rule is not None]
+
+    def _bears_elsewhere(self, rule: Any) -> bool:
+        return any(rule in self._deciding(layer) for _, layer in self.placed if layer not in self.attending)
+
     def _arithmetic(self, layer: Layer, step: int) -> Arithmetic:
         of = self.rules.of
-        asked = {(role, p): of(layer, role, p, step) for role, products in ROLES.items() for p in products}
-        sums = {p: found for p in PRODUCTS if (found := of(layer, "accumulator", p, step))}
+        asked = {(role, p): of(layer, role, p, step) for role in ROLES for p in layer.products(role)}
+        sums = {
+            p: found for p in layer.products("accumulator") if (found := of(layer, "accumulator", p, step))
+        }
+        self.rules.check_transforms(layer, step)
+        if getattr(layer.module, "sparse", False) and asked.get(("result", "weight_gradient")):
+            raise ValueError(
+                f"{layer.names[0]}: result of weight_gradient is no sparse gradient; take sparse=False"
+            )
         return Arithmetic(
             {key: rounding for key, rounding in asked.items() if rounding},
             {p: rounding.format for p, rounding in sums.items()},
@@ -95,17 +135,23 @@ class Ends:
         return reads or gives
 
     def _read(self, _module: nn.Module, inputs: tuple) -> tuple:
-        return inputs if self.reading is None else tuple(_each(x, self.reading) for x in inputs)
+        reading = self._in_force(self.reading)
+        return inputs if reading is None else tuple(_each(x, reading) for x in inputs)
 
     def _give(self, _module: nn.Module, _inputs: tuple, output: Any) -> Any:
         return _each(output, self._given)
 
     def _given(self, x: Tensor) -> Tensor:
+        giving = self._in_force(self.giving)
         if self.error is not None:
             x = round_gradient(x, self.error)
-            if self.giving is None:
+            if giving is None:
                 return x.clone()  # a view could not be changed in place, as a ReLU may do
-        return x if self.giving is None else self.giving(x)
+        return x if giving is None else giving(x)
+
+    def _in_force(self, rounding: Rounding | None) -> Rounding | None:
+        """Evaluated, a layer draws nothing."""
+        return rounding if rounding is None or self.module.training else rounding.nearest
 
 
 def _each(value: Any, rounding: Any) -> Any:

@@ -15,12 +15,11 @@ their DavidNet keeps a shift for good once it has been the same for 30 steps, wh
 
 from typing import Any
 
-import custom_fp
 import torch
-from custom_fp import Format
 from torch import Tensor
 
-from cpdrun.comm.sums.magnitudes import largest_magnitude, sum_exponent
+from custom_fp import ops
+from custom_fp.formats.scalar import Format
 
 FLOAT64_BIAS, FLOAT64_FRACTION = 1023, 52
 
@@ -52,18 +51,18 @@ class _ApsQuantize(torch.autograd.Function):
 
 def on_cpu(x: Tensor, fmt: str) -> Tensor:
     """By the compiled operators that gradients go through on their way, which shift as they round."""
-    largest = largest_magnitude(x).item()
-    shift = Format.parse(fmt).emax - sum_exponent(largest, 1) if largest else 0
-    return custom_fp.unpack(custom_fp.pack(x, fmt, shift=shift), fmt, tuple(x.shape), shift=-shift)
+    exponent = ops.max_exponent(x)
+    shift = 0 if exponent is None else Format.parse(fmt).emax - exponent
+    return ops.unpack(ops.pack(x, fmt, shift=shift), fmt, tuple(x.shape), shift=-shift)
 
 
 def on_device(x: Tensor, fmt: str) -> Tensor:
     """The same bits by torch's operators, on any device, without waiting for the largest value to arrive here."""
     if x.numel() == 0:
-        return custom_fp.quantize(x, fmt)
+        return ops.quantize(x, fmt)
     shift = Format.parse(fmt).emax - _exponent(x)
     # float64 holds any float32 times such a power exactly, so that each of the two results is rounded once
-    shifted = custom_fp.quantize(x.double() * _power_of_two(shift), fmt)
+    shifted = ops.quantize(x.double() * _power_of_two(shift), fmt)
     return (shifted.double() * _power_of_two(-shift)).float()
 
 

@@ -1,0 +1,199 @@
+"""Rules as they are typed -> `Rule`. Mistakes are ValueErrors that name the key, what is wrong and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from custom_fp.formats.names import parse
+from custom_fp.products import OPERANDS
+from custom_fp.recipe.layers import ROLES
+from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.rules import Rule
+from custom_fp.words import did_you_mean
+
+KEYS = (
+    *(
+        "modules",
+        "first",
+        "last",
+        "role",
+        "product",
+        "steps",
+        "format",
+        "rounding",
+        "hadamard",
+        "aps",
+        "kahan",
+    ),
+    "optional",
+)
+ROUNDINGS = ("nearest_even", "stochastic")
+READ = tuple(dict.fromkeys(role for roles in OPERANDS.values() for role in roles))  # by products
+MOST_TRANSFORMED = 1 << 15
+
+
+def read_rules(typed: str, given: Any) -> list[Rule]:
+    """A list of rules as they are typed, called `typed`[0] and so on."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise ValueError(
+            f"{typed}={given}: must be a list of rules, such as [{{modules: '*', role: weight, format: e4m3}}]"
+        )
+    return [read_rule(f"{typed}[{i}]", rule) for i, rule in enumerate(given)]
+
+
+def read_rule(typed: str, given: Any) -> Rule:
+    """A rule as it is typed, {modules: 'blocks.*', role: weight, format: e4m3}."""
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"{typed}={given}: must be a mapping, such as {{modules: '*', role: weight, format: e4m3}}"
+        )
+    for key in given:
+        if key not in KEYS:
+            raise ValueError(
+                f"{typed}: unknown key {key!r}{did_you_mean(str(key), KEYS)}; a rule has {', '.join(KEYS)}"
+            )
+    for key in ("modules", "role", "format"):
+        if key not in given:
+            raise ValueError(f"{typed}: {key} is missing")
+    modules = _listed(given["modules"])
+    if not modules or not all(isinstance(pattern, str) for pattern in modules):
+        raise ValueError(
+            f"{typed}.modules={given['modules']}: must be a pattern, such as 'blocks.*', or a list of them"
+        )
+    roles = _of_words(f"{typed}.role", given["role"], ROLES)
+    products = () if given.get("product") is None else _listed(given["product"])
+    for product in products:
+        allowed = dict.fromkeys(p for role in roles for p in ROLES[role])
+        if product not in allowed:
+            whats = ", ".join(allowed) or "none: leave product out"
+            raise ValueError(f"{typed}.product={product}: {' and '.join(roles)} takes part in {whats}")
+    first, end = _steps(typed, given.get("steps"))
+    if "parameter" in roles and (first, end) != (0, None):
+        raise ValueError(f"{typed}.steps: weights are kept in one way throughout a run")
+    return Rule(
+        typed,
+        tuple(modules),
+        roles,
+        _rounding(typed, roles, given),
+        tuple(products),
+        first,
+        end,
+        _count(f"{typed}.first", given.get("first")),
+        _count(f"{typed}.last", given.get("last")),
+        _flag(f"{typed}.optional", given.get("optional", False)),
+    )
+
+
+def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rounding | None:
+    aps, kahan = (_flag(f"{typed}.{key}", given.get(key, False)) for key in ("aps", "kahan"))
+    word = given.get("rounding")
+    draws = word is not None and one_of(f"{typed}.rounding", word, ROUNDINGS) == "stochastic"
+    size = _transform(f"{typed}.hadamard", given.get("hadamard"))
+    for role in roles:
+        found = rounding_to(typed, role, given["format"], aps=aps, kahan=kahan)
+        if draws and role in ("accumulator", "parameter"):
+            of_weights = (
+                "; of weights type precision.update_rounding=stochastic" if role == "parameter" else ""
+            )
+            raise ValueError(f"{typed}.rounding=stochastic: {role} takes nearest_even{of_weights}")
+        if size is not None and role not in READ:
+            raise ValueError(
+                f"{typed}.hadamard={size}: transforms what products read: {', '.join(READ)}, not {role}"
+            )
+    if aps and (draws or size is not None):
+        raise ValueError(f"{typed}: aps=true goes with neither rounding=stochastic nor hadamard")
+    if found is None:
+        if draws or size is not None:
+            key = f"hadamard={size}" if size is not None else "rounding=stochastic"
+            raise ValueError(f"{typed}.{key}: format=fp32 rounds nothing")
+        return None
+    return Rounding(found.format, aps, kahan, draws, size)
+
+
+def rounding_to(
+    typed: str, role: str, name: str, *, aps: bool = False, kahan: bool = False
+) -> Rounding | None:
+    """None for fp32, rounding to which changes nothing."""
+    fmt = format_named(
+        f"{typed}.format" if typed.endswith("]") else typed, name, scales=role != "accumulator"
+    )
+    if kahan and role != "accumulator":
+        raise ValueError(f"{typed}: kahan is for sums: role accumulator, not {role}")
+    if aps and role == "accumulator":
+        raise ValueError(f"{typed}: an accumulator has no tensor to shift: it takes aps=false")
+    if aps and fmt is not None and parse(fmt).has_scales:
+        raise ValueError(f"{typed}={name} has scales of its own: it takes aps=false")
+    return None if fmt is None else Rounding(fmt, aps, kahan)
+
+
+def format_named(key: str, name: str, scales: bool = False) -> str | None:
+    """The format's name, or None for fp32. scales: whether it may have any."""
+    try:
+        parsed = parse(name)
+        if not scales and (parsed.has_scales or parsed.exponent_bits is None):
+            raise ValueError(
+                "a format with scales can stand for weights, activations and errors; here take eXmY"
+            )
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{key}={name}: {error}") from None
+    if parsed.is_fp32:
+        return None
+    return name if parsed.has_scales else parsed.name
+
+
+def one_of(key: str, value: Any, allowed: Iterable[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        near = did_you_mean(value, allowed) if isinstance(value, str) else ""
+        raise ValueError(f"{key}={value}: choose one of {', '.join(allowed)}{near}")
+    return value
+
+
+def _of_words(key: str, given: Any, allowed: Iterable[str]) -> tuple[str, ...]:
+    words = _listed(given)
+    if not words:
+        raise ValueError(f"{key}={given}: choose one or some of {', '.join(allowed)}")
+    return tuple(one_of(key, word, allowed) for word in words)
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _steps(typed: str, given: Any) -> tuple[int, int | None]:
+    if given is None:
+        return 0, None
+    if isinstance(given, list | tuple) and len(given) == 2 and _counts(given[0]):
+        first, end = given
+        if end is None or (_counts(end) and end > first):
+            return first, end
+    raise ValueError(f"{typed}.steps={given}: must be [first, end], such as [0, 100] or [100, null]")
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _count(key: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    is_share = isinstance(value, float) and 0 < value < 1
+    if not is_share and not (_counts(value) and value > 0):
+        raise ValueError(
+            f"{key}={value}: must be how many layers, such as 2, or a share below 1, such as 0.15"
+        )
+    return value
+
+
+def _transform(key: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if not (_counts(value) and 1 < value <= MOST_TRANSFORMED and value & (value - 1) == 0):
+        raise ValueError(f"{key}={value}: must be a power of two, such as 16")
+    return value
+
+
+def _flag(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{key}={value}: must be true or false")
+    return value

@@ -1,0 +1,71 @@
+"""How a rule rounds one tensor: to a format, by its scale, its draws and its transform."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from custom_fp import ops
+from custom_fp.formats.names import parse
+from custom_fp.recipe.tensor_aps import aps_quantize
+
+SIGNS = 0
+"""Seed of the signs of all transforms: two operands of a product must have the same."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """To a format; the gradient passes straight through.
+
+    aps: shifted to fill its format (`tensor_aps.py`). kahan: of sums, that carry their error along. stochastic: up or
+    down with probability by distance, drawn from torch's default generator where a layer is trained, nearest even where
+    it is evaluated. hadamard: size of the random Hadamard transform along the dimension that a product sums over.
+
+    What is NaN, inf, -0, subnormal or past the largest value becomes what `custom_fp.quantize` and `custom_fp.hadamard`
+    make of it. Of a dimension that is no multiple of the transform's size the rest is filled up with zeros, of which
+    both operands have the same, so that the product is unchanged but for rounding.
+    """
+
+    format: str
+    aps: bool = False
+    kahan: bool = False
+    stochastic: bool = False
+    hadamard: int | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return aps_quantize(x, self.format) if self.aps else self._quantized(x, None)
+
+    def along(self, x: Tensor, axis: int) -> Tensor:
+        """Transformed, and rounded in blocks along this dimension, which becomes a multiple of the transform's size."""
+        if self.hadamard is not None:
+            if missing := -x.shape[axis] % self.hadamard:
+                x = F.pad(x.movedim(axis, -1), (0, missing)).movedim(-1, axis)
+            x = ops.hadamard(x, self.hadamard, seed=SIGNS, axis=axis)
+        return self._quantized(x, axis)
+
+    def _quantized(self, x: Tensor, axis: int | None) -> Tensor:
+        if axis is not None and axis < 0:
+            axis += x.dim()
+        return ops.quantize(x, self.format, rounding=self._word, axis=axis)
+
+    @cached_property
+    def has_axis(self) -> bool:
+        """Whether an operand is rounded along a dimension, and so for one product alone."""
+        return self.hadamard is not None or parse(self.format).has_scales
+
+    @property
+    def nearest(self) -> Rounding:
+        """As layers that are evaluated round: without draws."""
+        return replace(self, stochastic=False) if self.stochastic else self
+
+    @property
+    def _word(self) -> str:
+        return "stochastic" if self.stochastic else "nearest_even"
+
+    def __str__(self) -> str:
+        how = ["stochastic"] if self.stochastic else []
+        how += [f"hadamard {self.hadamard}"] if self.hadamard is not None else []
+        return f"{self.format} ({', '.join(how)})" if how else self.format

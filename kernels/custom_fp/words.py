@@ -1,0 +1,15 @@
+"""Words for mistakes. Standard library only."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the nearest of `known`, by whole key or by its last part; else ''."""
+    known = list(known)
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.75)
+    if not near:
+        by_last_part = {key.rsplit(".", 1)[-1]: key for key in reversed(known)}
+        last = difflib.get_close_matches(given.rsplit(".", 1)[-1], by_last_part, n=1, cutoff=0.75)
+        near = [by_last_part[part] for part in last]
+    return f" (did you mean {near[0]!r}?)" if near else ""
