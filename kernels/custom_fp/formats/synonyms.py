@@ -17,7 +17,6 @@ SYNONYMS = {
     "float8": "e4m3 or e5m2",
     "fp6": "e3m2fn or e2m3fn",
     "float6": "e3m2fn or e2m3fn",
-    "fp4": "e2m1fn",
     "float4": "e2m1fn",
     "mxfp8": "mxfp8_e4m3 or mxfp8_e5m2",
     "mxfp6": "mxfp6_e3m2 or mxfp6_e2m3",
