@@ -10,7 +10,7 @@ from itertools import pairwise
 import custom_fp
 import pytest
 import torch
-from custom_fp import Codebook
+from custom_fp import Codebook, _scaled
 from custom_fp.formats.names import parse
 from custom_fp.scaled import codebook
 from scaled_in_torch import in_torch
@@ -228,10 +228,17 @@ def test_errors_say_what_is_wrong(make, message):
 
 
 @pytest.mark.parametrize(
-    "book", [*ALL, Codebook("dense", tuple(0.5 + i * 2.0**-20 for i in range(256)))], ids=str
+    "book",
+    [
+        *ALL,
+        *map(parse, ["nf4_b64", "fp4", "dynamic_map_b256", "dynamic_map_unsigned"]),
+        Codebook("dense", tuple(0.5 + i * 2.0**-20 for i in range(256))),
+        Codebook("seventeen", tuple(i / 16 for i in range(17)), block=5),
+    ],
+    ids=str,
 )
 def test_the_compiled_search_equals_torch(book, monkeypatch):
-    """The second half of the input lies on thresholds and beside them."""
+    """On every instruction set. The second half of the input lies on thresholds and beside them."""
     near = torch.tensor(book.thresholds).repeat(3)[:700]
     near = torch.cat([near, near.nextafter(torch.ones(())), torch.ones(1), -torch.ones(1)])
     odd = torch.tensor([0.0, -0.0, 1e-45, 3e38, math.nan, 1.0, -math.inf, 2.0])
@@ -248,15 +255,20 @@ def test_the_compiled_search_equals_torch(book, monkeypatch):
             custom_fp.pack(x, book),
         )
 
-    compiled = everything()
+    found = []
+    for isa in _scaled.isas():
+        _scaled.use_isa(isa)
+        found.append(everything())
     in_torch(monkeypatch)
-    for ours, theirs in zip(compiled, everything(), strict=True):
-        assert ours.shape == theirs.shape
-        assert (
-            torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
-            if ours.is_floating_point()
-            else torch.equal(ours, theirs)
-        )
+    expected = everything()
+    for compiled in found:
+        for ours, theirs in zip(compiled, expected, strict=True):
+            assert ours.shape == theirs.shape
+            assert (
+                torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
+                if ours.is_floating_point()
+                else torch.equal(ours, theirs)
+            )
 
 
 @pytest.mark.parametrize("block", [None, 64, 100_003, 300_000])

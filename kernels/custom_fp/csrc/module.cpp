@@ -11,6 +11,7 @@
 
 #include "cpu_kernels.h"
 #include "custom_fp.h"
+#include "isa.h"
 #include "parallel.h"
 
 namespace nb = nanobind;
@@ -18,43 +19,11 @@ namespace nb = nanobind;
 namespace custom_fp::bindings {
 namespace {
 
-struct Isa {
-    const char* name;
-    const Kernels* kernels;
-};
-
-// What this processor can run, the best last.
-std::vector<Isa> available_isas() {
-    std::vector<Isa> isas = {{"baseline", &kernels_baseline()}};
 #if defined(CFP_X86)
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    if (avx2) isas.push_back({"avx2", &kernels_avx2()});
-    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
-        isas.push_back({"avx512", &kernels_avx512()});
+Isas<Kernels> isa(kernels_baseline(), &kernels_avx2(), &kernels_avx512());
+#else
+Isas<Kernels> isa(kernels_baseline(), nullptr, nullptr);
 #endif
-    return isas;
-}
-
-const std::vector<Isa> isas = available_isas();
-Isa isa = isas.back();
-
-// The tests compare the instruction sets with each other.
-void use_isa(const std::string& name) {
-    for (const Isa& candidate : isas)
-        if (name == candidate.name) {
-            isa = candidate;
-            return;
-        }
-    throw nb::value_error("not an instruction set of this processor");
-}
-
-std::vector<std::string> isa_names() {
-    std::vector<std::string> names;
-    for (const Isa& candidate : isas) names.push_back(candidate.name);
-    return names;
-}
 
 template <class T> T* at(uintptr_t address) { return reinterpret_cast<T*>(address); }
 
@@ -69,21 +38,21 @@ void quantize(uintptr_t x, bool wide, uintptr_t out, int64_t n, uint32_t spec, i
     const Rule rule = {spec, mode, saturate, seed, offset};
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
         if (wide)
-            isa.kernels->quantize_f64(at<const double>(x), at<float>(out), begin, end, rule);
+            isa->quantize_f64(at<const double>(x), at<float>(out), begin, end, rule);
         else
-            isa.kernels->quantize_f32(at<const float>(x), at<float>(out), begin, end, rule);
+            isa->quantize_f32(at<const float>(x), at<float>(out), begin, end, rule);
     });
 }
 
 void scale(uintptr_t x, uintptr_t out, int64_t n, int shift, int threads) {
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        isa.kernels->scale(at<const float>(x), at<float>(out), begin, end, shift);
+        isa->scale(at<const float>(x), at<float>(out), begin, end, shift);
     });
 }
 
 void scale_f64(uintptr_t x, uintptr_t out, int64_t n, int shift, int threads) {
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        isa.kernels->scale_f64(at<const double>(x), at<float>(out), begin, end, shift);
+        isa->scale_f64(at<const double>(x), at<float>(out), begin, end, shift);
     });
 }
 
@@ -93,8 +62,8 @@ nb::object max_exponent(uintptr_t x, bool wide, int64_t n) {
     {
         nb::gil_scoped_release release;
         FpEnvironment environment;
-        largest = wide ? isa.kernels->max_magnitude_f64(at<const double>(x), 0, n)
-                       : isa.kernels->max_magnitude_f32(at<const float>(x), 0, n);
+        largest = wide ? isa->max_magnitude_f64(at<const double>(x), 0, n)
+                       : isa->max_magnitude_f32(at<const float>(x), 0, n);
     }
     return largest ? nb::cast(ceil_log2(largest)) : nb::none();
 }
@@ -104,7 +73,7 @@ void accumulate(const std::vector<uintptr_t>& x, uintptr_t out, int64_t n, uint3
     const Rule rule = {spec, mode, saturate, seed, offset};
     const std::vector<const float*> tensors = all_at<float>(x);
     parallel(n, threads, grain / 4, [&](int64_t begin, int64_t end) {
-        isa.kernels->accumulate(tensors.data(), static_cast<int>(tensors.size()), at<float>(out), begin, end, rule,
+        isa->accumulate(tensors.data(), static_cast<int>(tensors.size()), at<float>(out), begin, end, rule,
                                 kahan);
     });
 }
@@ -115,26 +84,26 @@ void accumulate_f64(const std::vector<uintptr_t>& x, const std::vector<uint8_t>&
     const Rule rule = {spec, mode, saturate, seed, offset};
     const std::vector<const void*> tensors = all_at<void>(x);
     parallel(n, threads, grain / 4, [&](int64_t begin, int64_t end) {
-        isa.kernels->accumulate_f64(tensors.data(), is_wide.data(), static_cast<int>(tensors.size()), at<float>(out),
+        isa->accumulate_f64(tensors.data(), is_wide.data(), static_cast<int>(tensors.size()), at<float>(out),
                                     begin, end, rule, kahan);
     });
 }
 
 void encode(uintptr_t x, uintptr_t codes, int code_bytes, int64_t n, uint32_t spec, int threads) {
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        isa.kernels->encode(at<const float>(x), at<void>(codes), code_bytes, begin, end, spec);
+        isa->encode(at<const float>(x), at<void>(codes), code_bytes, begin, end, spec);
     });
 }
 
 void encode_f64(uintptr_t x, uintptr_t codes, int code_bytes, int64_t n, uint32_t spec, int threads) {
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        isa.kernels->encode_f64(at<const double>(x), at<void>(codes), code_bytes, begin, end, spec);
+        isa->encode_f64(at<const double>(x), at<void>(codes), code_bytes, begin, end, spec);
     });
 }
 
 void decode(uintptr_t codes, int code_bytes, uintptr_t out, int64_t n, uint32_t spec, int threads) {
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        isa.kernels->decode(at<const void>(codes), code_bytes, at<float>(out), begin, end, spec);
+        isa->decode(at<const void>(codes), code_bytes, at<float>(out), begin, end, spec);
     });
 }
 
@@ -142,7 +111,7 @@ void pack(uintptr_t x, uintptr_t bytes, int64_t n, uint32_t spec, int shift, int
           uint64_t offset, int threads) {
     const Rule rule = {spec, mode, saturate, seed, offset};
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        isa.kernels->pack(at<const float>(x), at<uint8_t>(bytes), begin, end, rule, shift);
+        isa->pack(at<const float>(x), at<uint8_t>(bytes), begin, end, rule, shift);
     });
 }
 
@@ -150,13 +119,13 @@ void pack_f64(uintptr_t x, uintptr_t bytes, int64_t n, uint32_t spec, int shift,
               uint64_t seed, uint64_t offset, int threads) {
     const Rule rule = {spec, mode, saturate, seed, offset};
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        isa.kernels->pack_f64(at<const double>(x), at<uint8_t>(bytes), begin, end, rule, shift);
+        isa->pack_f64(at<const double>(x), at<uint8_t>(bytes), begin, end, rule, shift);
     });
 }
 
 void unpack(uintptr_t bytes, uintptr_t out, int64_t n, uint32_t spec, int shift, int threads) {
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        isa.kernels->unpack(at<const uint8_t>(bytes), at<float>(out), begin, end, spec, shift);
+        isa->unpack(at<const uint8_t>(bytes), at<float>(out), begin, end, spec, shift);
     });
 }
 
@@ -165,7 +134,7 @@ void accumulate_packed(const std::vector<uintptr_t>& bytes, uintptr_t out, int64
     const Rule rule = {spec, mode, saturate, seed, offset};
     const std::vector<const uint8_t*> tensors = all_at<uint8_t>(bytes);
     parallel(n, threads, grain / 4, [&](int64_t begin, int64_t end) {
-        isa.kernels->accumulate_packed(tensors.data(), static_cast<int>(tensors.size()), at<uint8_t>(out), begin, end,
+        isa->accumulate_packed(tensors.data(), static_cast<int>(tensors.size()), at<uint8_t>(out), begin, end,
                                        rule, kahan);
     });
 }
@@ -178,7 +147,7 @@ void matmul(uintptr_t a, uintptr_t b, uintptr_t out, int64_t batch, int64_t M, i
         std::vector<float> buffer(static_cast<size_t>(K) * 64);
         for (int64_t at_row = begin; at_row < end;) {
             const int64_t i = at_row / M, first = at_row - i * M, last = std::min(M, first + end - at_row);
-            isa.kernels->matmul(at<const float>(a) + (shared_a ? 0 : i * M * K),
+            isa->matmul(at<const float>(a) + (shared_a ? 0 : i * M * K),
                                 at<const float>(b) + (shared_b ? 0 : i * K * N), at<float>(out) + i * M * N, first,
                                 last, K, N, spec, kahan, buffer.data());
             at_row += last - first;
@@ -192,7 +161,7 @@ void hadamard(uintptr_t x, uintptr_t out, int64_t outer, int64_t length, int64_t
     const Transform transform = {length, inner, size, inverse, has_signs, seed};
     parallel(outer * (length / size), threads, std::max<int64_t>(1, grain / (size * inner)), 1,
              [&](int64_t begin, int64_t end) {
-                 isa.kernels->hadamard(at<const float>(x), at<float>(out), begin, end, transform);
+                 isa->hadamard(at<const float>(x), at<float>(out), begin, end, transform);
              });
 }
 
@@ -206,7 +175,7 @@ void quantize_blocks(uintptr_t x, uintptr_t out, int64_t rows, int64_t n, int64_
                      int threads) {
     const Blocks blocks = {size, spec, emax};
     over_blocks(rows, n, blocks, threads, [&](int64_t begin, int64_t end) {
-        isa.kernels->quantize_blocks(at<const float>(x), at<float>(out), n, begin, end, blocks);
+        isa->quantize_blocks(at<const float>(x), at<float>(out), n, begin, end, blocks);
     });
 }
 
@@ -214,7 +183,7 @@ void encode_blocks(uintptr_t x, uintptr_t scales, uintptr_t codes, bool dense, i
                    int emax, int threads) {
     const Blocks blocks = {size, spec, emax};
     over_blocks(1, n, blocks, threads, [&](int64_t begin, int64_t end) {
-        isa.kernels->encode_blocks(at<const float>(x), at<uint8_t>(scales), at<uint8_t>(codes), dense, n, begin, end,
+        isa->encode_blocks(at<const float>(x), at<uint8_t>(scales), at<uint8_t>(codes), dense, n, begin, end,
                                    blocks);
     });
 }
@@ -223,7 +192,7 @@ void decode_blocks(uintptr_t scales, uintptr_t codes, bool dense, uintptr_t out,
                    int emax, int threads) {
     const Blocks blocks = {size, spec, emax};
     over_blocks(1, n, blocks, threads, [&](int64_t begin, int64_t end) {
-        isa.kernels->decode_blocks(at<const uint8_t>(scales), at<const uint8_t>(codes), dense, at<float>(out), n, begin,
+        isa->decode_blocks(at<const uint8_t>(scales), at<const uint8_t>(codes), dense, at<float>(out), n, begin,
                                    end, blocks);
     });
 }
@@ -240,15 +209,15 @@ int64_t count_disorder(uint32_t spec, int mode, bool saturate, int threads) {
         uint32_t last = 0;
         if (begin > 0) {
             const float before = from_bits(static_cast<u32>(begin - 1));
-            isa.kernels->quantize_f32(&before, up.data(), 0, 1, rule);
+            isa->quantize_f32(&before, up.data(), 0, 1, rule);
             last = to_bits(up[0]);
         }
         int64_t here = 0;
         for (int64_t start = begin; start < end; start += piece) {
             for (int64_t i = 0; i < piece; ++i) x[i] = from_bits(static_cast<u32>(start + i));
-            isa.kernels->quantize_f32(x.data(), up.data(), 0, piece, rule);
+            isa->quantize_f32(x.data(), up.data(), 0, piece, rule);
             for (int64_t i = 0; i < piece; ++i) x[i] = from_bits(static_cast<u32>(start + i) | 0x80000000u);
-            isa.kernels->quantize_f32(x.data(), down.data(), 0, piece, rule);
+            isa->quantize_f32(x.data(), down.data(), 0, piece, rule);
             for (int64_t i = 0; i < piece; ++i) {
                 const uint32_t result = to_bits(up[i]), is_nan = start + i > 0x7f800000 || result > 0x7f800000u;
                 here += result < last;
@@ -285,7 +254,7 @@ NB_MODULE(_native, m) {
     m.def("encode_blocks", &custom_fp::bindings::encode_blocks);
     m.def("decode_blocks", &custom_fp::bindings::decode_blocks);
     m.def("count_disorder", &custom_fp::bindings::count_disorder);
-    m.def("isas", &custom_fp::bindings::isa_names);
-    m.def("use_isa", &custom_fp::bindings::use_isa);
-    m.def("isa", [] { return custom_fp::bindings::isa.name; });
+    m.def("isas", [] { return custom_fp::bindings::isa.names(); });
+    m.def("use_isa", [](const std::string& name) { custom_fp::bindings::isa.use(name); });
+    m.def("isa", [] { return custom_fp::bindings::isa.name(); });
 }

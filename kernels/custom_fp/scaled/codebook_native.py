@@ -1,4 +1,4 @@
-"""Codebooks with the compiled extension, csrc/codebook.h, on the CPU; torch moves the bits of packed codes."""
+"""Codebooks with the compiled extension, csrc/scaled/, on the CPU; torch moves the bits of packed codes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from functools import cache
 import torch
 from torch import Tensor, get_num_threads
 
-from custom_fp import _codebook
+from custom_fp import _scaled
 from custom_fp.formats.codebook import Codebook
 from custom_fp.scaled.codebook import CodebookBlocks, tables_of
+
+MOST_CELLS = 1 << 13
 
 
 class NativeCodebook(CodebookBlocks):
     def quantize_rows(self, x_RxN: Tensor, fmt: Codebook, out_RxN: Tensor) -> None:
         rows, n = x_RxN.shape
-        arguments, _ = _tables(fmt)
-        addresses = x_RxN.data_ptr(), out_RxN.data_ptr()
-        _codebook.quantize(*addresses, rows, n, _block_size(fmt, n), *arguments, get_num_threads())
+        addresses, (tables, _) = (x_RxN.data_ptr(), out_RxN.data_ptr()), _tables(fmt)
+        _scaled.codebook_quantize(*addresses, rows, n, _block_size(fmt, n), tables, get_num_threads())
 
     def encode_flat(self, x_n: Tensor, fmt: Codebook, codes_n: Tensor, scales_B: Tensor) -> None:
-        n = x_n.numel()
+        n, (tables, _) = x_n.numel(), _tables(fmt)
         scales_B.zero_()  # of a tensor without elements, too
-        arguments, _ = _tables(fmt)
         addresses = x_n.data_ptr(), codes_n.data_ptr(), scales_B.data_ptr()
-        _codebook.encode(*addresses, n, _block_size(fmt, n), *arguments, get_num_threads())
+        _scaled.codebook_encode(*addresses, n, _block_size(fmt, n), tables, get_num_threads())
 
     def decode_flat(self, codes_n: Tensor, scales_B: Tensor, fmt: Codebook, out_n: Tensor) -> None:
         n, values = codes_n.numel(), tables_of(fmt, "cpu").values
         addresses = codes_n.data_ptr(), scales_B.data_ptr(), out_n.data_ptr()
-        _codebook.decode(*addresses, n, _block_size(fmt, n), values.data_ptr(), get_num_threads())
+        _scaled.codebook_decode(*addresses, n, _block_size(fmt, n), values.data_ptr(), get_num_threads())
 
     def pack_flat(self, x_n: Tensor, fmt: Codebook, head: Tensor, body: Tensor) -> None:
         if fmt.code_bits != 8:
@@ -49,18 +49,47 @@ def _block_size(fmt: Codebook, n: int) -> int:
 
 
 @cache
-def _tables(fmt: Codebook) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
-    """The last arguments of the compiled functions, and the tensors behind them."""
+def _tables(fmt: Codebook) -> tuple[_scaled.CodebookTables, tuple[Tensor, ...]]:
+    """What the compiled functions take, and the tensors behind it."""
     tables = tables_of(fmt, "cpu")
     thresholds = torch.full((256,), math.inf)
     thresholds[: len(tables.thresholds)] = tables.thresholds
-    top = torch.arange(1 << 16, dtype=torch.int64)
-    ends = [(top << 16 | low).to(torch.int32).view(torch.float32) for low in (0, 0xFFFF)]
-    counts = torch.stack([torch.bucketize(end.nan_to_num(math.inf), tables.thresholds) for end in ends])
-    first = counts.amin(0)
-    steps = int((counts.amax(0) - first)[torch.isfinite(ends[0])].max())
-    memory = (first.to(torch.uint8), thresholds, tables.codes, tables.ascending)
-    return (*(tensor.data_ptr() for tensor in memory), steps), memory
+    codes = tables.codes.to(torch.int32)
+    cells, (shift, first, half) = _cells(tables.thresholds)
+    lows_C = cells[:, 0]
+    at_most_one = torch.where(cells[:, 1] > lows_C, thresholds[lows_C], math.inf)
+    sides_Cx2 = torch.stack([lows_C, cells[:, 1]], 1)
+    memory = (at_most_one, tables.ascending[sides_Cx2].contiguous(), codes[sides_Cx2].contiguous())
+    rest = (thresholds, tables.ascending, codes)
+    addresses, others = ([tensor.data_ptr() for tensor in tensors] for tensors in (memory, rest))
+    parts = _scaled.CodebookTables(*addresses, shift, first, half, *others, len(fmt.sorted_codes))
+    return parts, memory + rest
+
+
+def _cells(thresholds: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+    """How many thresholds lie below each cell of csrc/scaled/codebook.h and below its upper end, (cells, 2); (shift,
+    first, half) of the fewest cells that hold at most one each. None where that takes more than MOST_CELLS."""
+    magnitudes = thresholds.abs()
+    smallest = _bits(magnitudes[magnitudes > 0].min())
+    one = _bits(torch.ones(()))
+    for shift in range(23, 0, -1):
+        first = smallest >> shift
+        half = (one >> shift) - first + 1
+        if 2 * half > MOST_CELLS:
+            break
+        starts = torch.arange(first, first + half) << shift
+        starts[0] = 0
+        ends = (torch.arange(first, first + half) + 1 << shift) - 1
+        positive = torch.stack([starts, ends], 1).to(torch.int32).view(torch.float32)
+        ends_Cx2 = torch.cat([positive, -positive.flip(1)]).clamp(-1.0, 1.0)
+        counts_Cx2 = torch.bucketize(ends_Cx2, thresholds)
+        if (counts_Cx2[:, 1] - counts_Cx2[:, 0]).max() <= 1:
+            return counts_Cx2, (shift, first, half)
+    return torch.zeros(0, 2, dtype=torch.int64), (0, 0, 0)
+
+
+def _bits(x: Tensor) -> int:
+    return int(x.view(torch.int32))
 
 
 backend = NativeCodebook()

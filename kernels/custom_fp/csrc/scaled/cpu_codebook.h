@@ -1,0 +1,210 @@
+// CPU loops over codebooks: as many values at a time as a register has lanes. See kernels.h for the contract.
+#pragma once
+
+#include <cstring>
+
+#include "cpu_lanes.h"
+#include "scaled/codebook.h"
+#include "scaled/kernels.h"
+
+namespace custom_fp {
+namespace {
+
+typedef Integers<FloatLanes> Lanes;
+constexpr int64_t ahead = 1024;  // values asked of memory in advance, which the look-ups keep the processor from doing
+typedef u8 ByteLanes __attribute__((vector_size(lanes)));
+
+CFP_FN FloatLanes gather(const float* from, IntLanes at) {
+#if defined(__AVX512F__)
+    return (FloatLanes)_mm512_i32gather_ps((__m512i)at, from, 4);
+#elif defined(__AVX2__)
+    return (FloatLanes)_mm256_i32gather_ps(from, (__m256i)at, 4);
+#else
+    FloatLanes found;
+    for (int i = 0; i < lanes; ++i) found[i] = from[at[i]];
+    return found;
+#endif
+}
+
+CFP_FN IntLanes gather(const i32* from, IntLanes at) {
+#if defined(__AVX512F__)
+    return (IntLanes)_mm512_i32gather_epi32((__m512i)at, from, 4);
+#elif defined(__AVX2__)
+    return (IntLanes)_mm256_i32gather_epi32(from, (__m256i)at, 4);
+#else
+    IntLanes found;
+    for (int i = 0; i < lanes; ++i) found[i] = from[at[i]];
+    return found;
+#endif
+}
+
+// Of -1 in the lanes where a is above b.
+CFP_FN IntLanes above(FloatLanes a, FloatLanes b) { return (IntLanes)(a > b); }
+
+// The place of y in `cells.values`.
+CFP_FN IntLanes place_in_cells(FloatLanes y, const Cells& cells) {
+    const IntLanes bits = (IntLanes)Lanes::bits(y), zero = {};
+    const IntLanes negative = bits >> 31;
+    const IntLanes cell = Lanes::more(((bits & 0x7fffffff) >> cells.shift) - cells.first, zero) + (negative & cells.half);
+    return cell + cell - above(y, gather(cells.thresholds, cell));
+}
+
+// Of 16 floats from `from` on, in registers.
+CFP_FN FloatLanes pick(const float* from, IntLanes at) {
+#if defined(__AVX512F__)
+    return (FloatLanes)_mm512_permutexvar_ps((__m512i)at, (__m512)load<FloatLanes>(from));
+#elif defined(__AVX2__)
+    const __m256 low = _mm256_permutevar8x32_ps((__m256)load<FloatLanes>(from), (__m256i)at);
+    const __m256 high = _mm256_permutevar8x32_ps((__m256)load<FloatLanes>(from + 8), (__m256i)at);
+    return (FloatLanes)_mm256_blendv_ps(low, high, (__m256)((__m256i)at << 28));  // by bit 3
+#else
+    return gather(from, at);
+#endif
+}
+
+// The place of y among at most 16 ascending values.
+CFP_FN IntLanes place_among_few(FloatLanes y, const float* thresholds) {
+    IntLanes place = {};
+    for (i32 step = 8; step; step /= 2) place += above(y, pick(thresholds, place + (step - 1))) & step;
+    return place;
+}
+
+// The place of y among the ascending values.
+CFP_FN IntLanes place_by_search(FloatLanes y, const float* thresholds) {
+    IntLanes place = {};
+    for (i32 step = 128; step; step /= 2) place += above(y, gather(thresholds, place + (step - 1))) & step;
+    return place;
+}
+
+enum Way { few, in_cells, by_search };
+
+Way way_to(const CodebookTables& t) { return t.size <= 16 ? few : t.cells.half ? in_cells : by_search; }
+
+template <Way way> CFP_FN IntLanes place_of(FloatLanes y, const CodebookTables& t) {
+    if constexpr (way == few) return place_among_few(y, t.thresholds);
+    if constexpr (way == in_cells) return place_in_cells(y, t.cells);
+    return place_by_search(y, t.thresholds);
+}
+
+// each(i, count, place) for the places of x / scale, up to a register of them at a time; -1 where the scale is NaN.
+template <Way way, class Each>
+CFP_FN void each_place(const float* x, int64_t n, float scale, const CodebookTables& t, const Each& each) {
+    if (scale != scale) {
+        const IntLanes place = place_of<way>(FloatLanes{} - 1.0f, t);
+        for (int64_t i = 0; i < n; i += lanes) each(i, n - i < lanes ? n - i : lanes, place);
+        return;
+    }
+    const FloatLanes divisor = FloatLanes{} + (scale > 0.0f ? scale : 1.0f);
+    for (int64_t i = 0; i < n; i += lanes) {
+        const int64_t count = n - i < lanes ? n - i : lanes;
+        FloatLanes values = {};
+        __builtin_prefetch(x + i + ahead);
+        if (count == lanes)
+            values = load<FloatLanes>(x + i);
+        else
+            std::memcpy(&values, x + i, static_cast<size_t>(count) * sizeof(float));
+        each(i, count, place_of<way>(values / divisor, t));
+    }
+}
+
+CFP_FN i32 largest_of(IntLanes x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)x);
+#else
+    for (int apart = lanes / 2; apart; apart /= 2) {
+        i32 values[2 * lanes] = {};
+        std::memcpy(values, &x, sizeof x);
+        IntLanes other;
+        std::memcpy(&other, values + apart, sizeof other);
+        x = Lanes::more(x, other);
+    }
+    return x[0];
+#endif
+}
+
+u32 largest_bits(const float* x, int64_t n) {
+    IntLanes most = {};
+    int64_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+        most = Lanes::more(most, (IntLanes)Lanes::bits(load<FloatLanes>(x + i)) & 0x7fffffff);
+    i32 largest = 0;
+    for (; i < n; ++i) largest = larger(largest, static_cast<i32>(to_bits(x[i]) & 0x7fffffffu));
+    return static_cast<u32>(larger(largest, largest_of(most)));
+}
+
+// one(begin, count, scale) for the blocks of n values in a row, whose scale may be given. The scales of some blocks are
+// found before those are worked on: a processor would wait for one after the other.
+template <class One>
+CFP_FN void each_block(const float* x, int64_t n, int64_t block, const float* given, float* scales, const One& one) {
+    constexpr int64_t most = 32, most_values = 4096;  // which stay in the first cache
+    float found[most];
+    const int64_t some = smaller(most, larger(int64_t(1), most_values / block)), step = some * block;
+    for (int64_t first = 0; first < n; first += step) {
+        const int64_t end = smaller(n, first + step);
+        for (int64_t begin = first, b = 0; begin < end; begin += block, ++b)
+            found[b] = given ? *given : codebook_scale(largest_bits(x + begin, smaller(block, end - begin)));
+        if (scales) std::memcpy(scales + first / block, found, static_cast<size_t>((end - first + block - 1) / block) * 4);
+        for (int64_t begin = first, b = 0; begin < end; begin += block, ++b)
+            one(begin, smaller(block, end - begin), found[b]);
+    }
+}
+
+template <Way way>
+void codebook_quantize_by(const float* x, float* out, int64_t n, int64_t block, const float* given,
+                          const CodebookTables& t) {
+    each_block(x, n, block, given, nullptr, [&](int64_t begin, int64_t count, float scale) {
+        each_place<way>(x + begin, count, scale, t, [&](int64_t i, int64_t some, IntLanes place) {
+            const FloatLanes value = way == few        ? pick(t.ascending, place)
+                                     : way == in_cells ? gather(t.cells.values, place)
+                                                       : gather(t.ascending, place);
+            const FloatLanes result = value * scale;
+            if (some == lanes)
+                store(out + begin + i, result);
+            else
+                std::memcpy(out + begin + i, &result, static_cast<size_t>(some) * sizeof(float));
+        });
+    });
+}
+
+template <Way way>
+void codebook_encode_by(const float* x, u8* codes, float* scales, int64_t n, int64_t block, const float* given,
+                        const CodebookTables& t) {
+    const i32* table = way == in_cells ? t.cells.codes : t.codes;
+    each_block(x, n, block, given, scales, [&](int64_t begin, int64_t count, float scale) {
+        each_place<way>(x + begin, count, scale, t, [&](int64_t i, int64_t some, IntLanes place) {
+            const ByteLanes bytes = __builtin_convertvector(gather(table, place), ByteLanes);
+            if (some == lanes)
+                std::memcpy(codes + begin + i, &bytes, lanes);
+            else
+                std::memcpy(codes + begin + i, &bytes, static_cast<size_t>(some));
+        });
+    });
+}
+
+void codebook_quantize(const float* x, float* out, int64_t n, int64_t block, const float* given,
+                       const CodebookTables& t) {
+    const Way way = way_to(t);
+    (way == few        ? codebook_quantize_by<few>
+     : way == in_cells ? codebook_quantize_by<in_cells>
+                       : codebook_quantize_by<by_search>)(x, out, n, block, given, t);
+}
+
+void codebook_encode(const float* x, u8* codes, float* scales, int64_t n, int64_t block, const float* given,
+                     const CodebookTables& t) {
+    const Way way = way_to(t);
+    (way == few        ? codebook_encode_by<few>
+     : way == in_cells ? codebook_encode_by<in_cells>
+                       : codebook_encode_by<by_search>)(x, codes, scales, n, block, given, t);
+}
+
+// values: [256] by code
+void codebook_decode(const u8* codes, const float* scales, float* out, int64_t n, int64_t block, const float* values) {
+    for (int64_t begin = 0; begin < n; begin += block) {
+        const int64_t end = n - begin < block ? n : begin + block;
+        const float scale = scales[begin / block];
+        for (int64_t i = begin; i < end; ++i) out[i] = values[codes[i]] * scale;
+    }
+}
+
+}  // namespace
+}  // namespace custom_fp

@@ -1,0 +1,29 @@
+// What one instruction set's build of the loops over formats with scales offers: each in the calling thread, on n values
+// in a row, in blocks of `block` of which the last may be shorter. given: the scale of all of them, else (null) each
+// block's is taken from it. x and out may be the same.
+#pragma once
+
+#include <cstdint>
+
+#include "scaled/codebook.h"
+
+namespace custom_fp {
+
+struct ScaledKernels {
+    // the largest magnitude, as bits: these of non-negative floats are ordered as the floats are, NaN above infinity
+    u32 (*largest_bits)(const float* x, int64_t n);
+    void (*codebook_quantize)(const float* x, float* out, int64_t n, int64_t block, const float* given,
+                              const CodebookTables& tables);
+    void (*codebook_encode)(const float* x, u8* codes, float* scales, int64_t n, int64_t block, const float* given,
+                            const CodebookTables& tables);
+    void (*codebook_decode)(const u8* codes, const float* scales, float* out, int64_t n, int64_t block,
+                            const float* values);
+};
+
+const ScaledKernels& scaled_baseline();
+#if defined(CFP_X86)
+const ScaledKernels& scaled_avx2();
+const ScaledKernels& scaled_avx512();
+#endif
+
+}  // namespace custom_fp

@@ -1,0 +1,140 @@
+// custom_fp._scaled: the loops over formats with scales behind addresses and sizes. scaled/ checks what it is given.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "isa.h"
+#include "parallel.h"
+#include "scaled/kernels.h"
+
+namespace nb = nanobind;
+
+namespace custom_fp::bindings {
+namespace {
+
+#if defined(CFP_X86)
+Isas<ScaledKernels> isa(scaled_baseline(), &scaled_avx2(), &scaled_avx512());
+#else
+Isas<ScaledKernels> isa(scaled_baseline(), nullptr, nullptr);
+#endif
+
+template <class T> T* at(uintptr_t address) { return reinterpret_cast<T*>(address); }
+
+// Cells' and tables' parts, as scaled/codebook_native.py lists them.
+struct TableParts {
+    uintptr_t cell_thresholds, cell_values, cell_codes;
+    int shift, first, half;
+    uintptr_t thresholds, ascending, codes;
+    int size;
+
+    CodebookTables tables() const {
+        return {{at<float>(cell_thresholds), at<float>(cell_values), at<i32>(cell_codes), shift, first, half},
+                at<float>(thresholds), at<float>(ascending), at<i32>(codes), size};
+    }
+};
+
+// `rows` tensors of n elements, one after the other, each in blocks of `block`. short_run(begin, count, number) on several
+// threads: the blocks of so many elements from `begin` on, which are all of one row, the first of them block `number` of
+// all; where a block is longer than a thread's share, one long_block(begin, count, number) after the other.
+template <class ShortRun, class LongBlock>
+void over_blocks(int64_t rows, int64_t n, int64_t block, int threads, const ShortRun& short_run,
+                 const LongBlock& long_block) {
+    const int64_t per_row = (n + block - 1) / block;
+    if (block > grain) {
+        for (int64_t number = 0; number < rows * per_row; ++number) {
+            const int64_t row = number / per_row, first = (number - row * per_row) * block;
+            long_block(row * n + first, std::min(block, n - first), number);
+        }
+        return;
+    }
+    parallel(rows * per_row, threads, std::max<int64_t>(1, grain / block), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t number = begin; number < end;) {
+            const int64_t row = number / per_row, place = number - row * per_row;
+            const int64_t blocks = std::min(end - number, per_row - place);
+            short_run(row * n + place * block, std::min(blocks * block, n - place * block), number);
+            number += blocks;
+        }
+    });
+}
+
+float scale_of_long_block(const float* x, int64_t n, int threads) {
+    std::atomic<uint32_t> largest(0);
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        const uint32_t here = isa->largest_bits(x + begin, end - begin);
+        for (uint32_t seen = largest; seen < here && !largest.compare_exchange_weak(seen, here);) {
+        }
+    });
+    return codebook_scale(largest);
+}
+
+void codebook_quantize(uintptr_t x, uintptr_t out, int64_t rows, int64_t n, int64_t block, const TableParts& parts,
+                       int threads) {
+    const CodebookTables t = parts.tables();
+    over_blocks(
+        rows, n, block, threads,
+        [&](int64_t begin, int64_t count, int64_t) {
+            isa->codebook_quantize(at<float>(x) + begin, at<float>(out) + begin, count, block, nullptr, t);
+        },
+        [&](int64_t first, int64_t count, int64_t) {
+            const float *from = at<float>(x) + first, scale = scale_of_long_block(from, count, threads);
+            parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
+                isa->codebook_quantize(from + begin, at<float>(out) + first + begin, end - begin, block, &scale, t);
+            });
+        });
+}
+
+void codebook_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, int64_t n, int64_t block, const TableParts& parts,
+                     int threads) {
+    const CodebookTables t = parts.tables();
+    over_blocks(
+        1, n, block, threads,
+        [&](int64_t begin, int64_t count, int64_t number) {
+            isa->codebook_encode(at<float>(x) + begin, at<u8>(codes) + begin, at<float>(scales) + number, count, block,
+                                 nullptr, t);
+        },
+        [&](int64_t first, int64_t count, int64_t number) {
+            const float *from = at<float>(x) + first, scale = scale_of_long_block(from, count, threads);
+            at<float>(scales)[number] = scale;
+            parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
+                isa->codebook_encode(from + begin, at<u8>(codes) + first + begin, nullptr, end - begin, block, &scale,
+                                     t);
+            });
+        });
+}
+
+// values: [256] by code
+void codebook_decode(uintptr_t codes, uintptr_t scales, uintptr_t out, int64_t n, int64_t block, uintptr_t values,
+                     int threads) {
+    over_blocks(
+        1, n, block, threads,
+        [&](int64_t begin, int64_t count, int64_t number) {
+            isa->codebook_decode(at<u8>(codes) + begin, at<float>(scales) + number, at<float>(out) + begin, count, block,
+                                 at<float>(values));
+        },
+        [&](int64_t first, int64_t count, int64_t number) {
+            parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
+                isa->codebook_decode(at<u8>(codes) + first + begin, at<float>(scales) + number,
+                                     at<float>(out) + first + begin, end - begin, block, at<float>(values));
+            });
+        });
+}
+
+}  // namespace
+}  // namespace custom_fp::bindings
+
+NB_MODULE(_scaled, m) {
+    using namespace custom_fp::bindings;
+    m.doc() = "CPU kernels of formats with scales; addresses and sizes in. Use custom_fp's functions instead.";
+    nb::class_<TableParts>(m, "CodebookTables")
+        .def("__init__", [](TableParts* parts, uintptr_t cell_thresholds, uintptr_t cell_values, uintptr_t cell_codes,
+                            int shift, int first, int half, uintptr_t thresholds, uintptr_t ascending, uintptr_t codes,
+                            int size) {
+            new (parts) TableParts{cell_thresholds, cell_values, cell_codes, shift, first,
+                                   half,            thresholds,  ascending,  codes, size};
+        });
+    m.def("codebook_quantize", &codebook_quantize);
+    m.def("codebook_encode", &codebook_encode);
+    m.def("codebook_decode", &codebook_decode);
+    m.def("isas", [] { return isa.names(); });
+    m.def("use_isa", [](const std::string& name) { isa.use(name); });
+}
