@@ -73,7 +73,12 @@ def check_kind(key: str, value: Any, default: Any) -> None:
 
 
 def _validate_together(config: Mapping[str, Any], knows_format: bool) -> None:
-    if config["aps"] and knows_format and parse(config["format"]).has_scales:
+    fmt = parse(config["format"] if knows_format else "fp32")
+    try:
+        fmt.check_flat()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if config["aps"] and fmt.has_scales:
         raise ConfigError(f"format={config['format']} has scales of its own: it takes aps=false")
     for key, check in LAUNCHER_RULES.items():
         if key in config["launcher"] and (problem := check(config["launcher"][key])):

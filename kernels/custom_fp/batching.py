@@ -35,7 +35,7 @@ def one_at_a_time(operator: Operator, info: Any, in_dims: Sequence[Any], *argume
 def all_at_once(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
     """The whole batch as one tensor, but for formats that round values together. Stochastic rounding then draws by the
     index in the batched tensor."""
-    if any(read(arguments[i]).block != 1 for i in operator.formats):
+    if any(read(arguments[i]).together != 1 for i in operator.formats):
         return one_at_a_time(operator, info, in_dims, *arguments)
     first, *rest = arguments
     dim = in_dims[0]

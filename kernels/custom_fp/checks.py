@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 
@@ -23,37 +24,39 @@ def check_float(x: object) -> None:
         raise TypeError(f"expected a float32, float64, float16 or bfloat16 tensor; got {kind(x)}")
 
 
-def check_axis(axis: object, x: Tensor) -> int | None:
-    """A dimension of x, from 0 on; None stays None."""
+def check_axis(axis: object, x: Tensor | Sequence[int]) -> int | None:
+    """A dimension of x, or of a shape, from 0 on; None stays None."""
     if axis is None:
         return None
     if not isinstance(axis, int) or isinstance(axis, bool):
         raise TypeError(f"axis is {axis!r}; a whole number or None is needed")
-    dimensions = x.dim()
-    if dimensions == 0:
+    shape = list(x.shape if isinstance(x, Tensor) else x)
+    if not shape:
         raise ValueError(f"axis is {axis}; a tensor of no dimensions has none; allowed: None")
-    if not -dimensions <= axis < dimensions:
+    if not -len(shape) <= axis < len(shape):
         raise ValueError(
-            f"axis is {axis}; allowed for shape {list(x.shape)}: {-dimensions}..{dimensions - 1}, or None"
+            f"axis is {axis}; allowed for shape {shape}: {-len(shape)}..{len(shape) - 1}, or None"
         )
-    return axis % dimensions
+    return axis % len(shape)
 
 
-def check_codes(encoded: Sequence[object], fmt: NumberFormat) -> None:
+def check_codes(encoded: Sequence[object], fmt: NumberFormat, axis: int | None = None) -> None:
     """Codes, and behind them the scales of a format that has them."""
     x = encoded[0]
     if not isinstance(x, Tensor) or x.dtype.is_floating_point or x.dtype.is_complex or x.dtype is torch.bool:
         raise TypeError(f"decode takes integer codes; got {kind(x)}")
     if fmt.has_scales and x.dtype is not torch.uint8:
         raise TypeError(f"decode takes uint8 codes of {fmt}; got {kind(x)}")
-    if len(encoded) != 1 + fmt.has_scales:
-        needed = "codes and scales" if fmt.has_scales else "codes alone"
+    expected = scale_shapes(fmt, x.shape, axis)
+    if len(encoded) != 1 + len(expected):
+        needed = ("codes alone", "codes and scales", "codes, scales and the tensor's scale")[len(expected)]
         raise ValueError(f"decode takes {needed} of {fmt}; got {len(encoded)} tensors")
-    for scales in encoded[1:]:
-        expected, number = scale_dtype(fmt), fmt.scales(x.numel())
-        if not isinstance(scales, Tensor) or scales.dtype is not expected or scales.shape != (number,):
+    for scales, (shape, dtype) in zip(encoded[1:], expected, strict=True):
+        if not isinstance(scales, Tensor) or scales.dtype is not dtype or scales.shape != tuple(shape):
+            number = f"{math.prod(shape)} scales" if shape else "one tensor's scale"
+            along = "" if len(shape) < 2 and axis is None else f" of shape {list(shape)}"
             raise ValueError(
-                f"{x.numel()} values of {fmt} have {number} scales of {expected}; got {kind(scales)}"
+                f"{x.numel()} values of {fmt} have {number} of {dtype}{along}; got {kind(scales)}"
                 + (f" of shape {list(scales.shape)}" if isinstance(scales, Tensor) else "")
             )
 
@@ -72,11 +75,14 @@ def check_terms(what: str, tensors: Sequence[Tensor]) -> None:
             )
 
 
-def check_bytes(what: str, data: object, n: int, fmt: NumberFormat) -> None:
+def check_bytes(
+    what: str, data: object, shape: int | Sequence[int], fmt: NumberFormat, axis: int | None = None
+) -> None:
     if not isinstance(data, Tensor) or data.dtype is not torch.uint8:
         raise TypeError(f"{what} takes uint8 bytes; got {kind(data)}")
-    size = fmt.packed_size(n)
+    size = fmt.packed_size(shape, axis)
     if data.dim() != 1 or data.numel() != size:
+        n = shape if isinstance(shape, int) else math.prod(shape)
         raise ValueError(
             f"{what}: {n} values of {fmt} are {size} bytes; got a tensor of shape {list(data.shape)}"
         )
@@ -104,6 +110,16 @@ def code_dtype(fmt: NumberFormat) -> torch.dtype:
 def scale_dtype(fmt: NumberFormat) -> torch.dtype:
     """float32; of 8 bits uint8, an e8m0."""
     return torch.float32 if fmt.scale_bits == 32 else torch.uint8
+
+
+def scale_shapes(
+    fmt: NumberFormat, shape: Sequence[int], axis: int | None = None
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes of what stands beside the codes: the scales of blocks, and that of the tensor."""
+    if not fmt.has_scales:
+        return []
+    found = [(fmt.layout(shape, axis).shape, scale_dtype(fmt))]
+    return [*found, ((), torch.float32)] if fmt.has_tensor_scale else found
 
 
 def dense(x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from custom_fp.checks import (
     code_dtype,
     dense,
     draw_seed,
-    scale_dtype,
+    scale_shapes,
 )
 from custom_fp.formats.names import read
 from custom_fp.formats.protocol import NumberFormat
@@ -57,12 +57,22 @@ def _rule(fmt: NumberFormat, parts: Sequence[object], shift: int = 0) -> Rule:
         rule = Rule.of(*parts)
     except TypeError:  # a compiler's numbers have no hash
         rule = Rule(*parts)
-    if fmt.has_scales:
-        if rule.rounding is not Rounding.NEAREST_EVEN:
-            raise ValueError(f"rounding is {rule.rounding.value!r}; {fmt} rounds to nearest only")
-        if shift:
-            raise ValueError(f"shift is {shift}; {fmt} has scales of its own and takes none")
+    if rule.rounding is not Rounding.NEAREST_EVEN and not fmt.takes_rounding:
+        raise ValueError(f"rounding is {rule.rounding.value!r}; {fmt} rounds to nearest only")
+    if shift and fmt.has_scales:
+        raise ValueError(f"shift is {shift}; {fmt} has scales of its own and takes none")
     return rule
+
+
+def _along(axis: int | None, fmt: NumberFormat, x: Tensor | Sequence[int]) -> dict[str, int]:
+    """What a backend is told of an axis: nothing where there is none, or no block to be cut. Raises ValueError for a
+    tensor that is no x, or its shape, of this format."""
+    shape = x.shape if isinstance(x, Tensor) else x
+    axis = check_axis(axis, shape)
+    if not fmt.has_scales:
+        return {}
+    fmt.layout(shape, axis)
+    return {} if axis is None else {"axis": axis}
 
 
 def _drawn(rule: Rule) -> Rule:
@@ -101,12 +111,11 @@ def quantize(
     check_float(x)
     fmt = read(fmt)
     rule = _rule(fmt, (rounding, overflow, seed, offset))
-    axis = check_axis(axis, x)
-    where = () if axis is None or not fmt.has_scales else (axis,)
+    along = _along(axis, fmt, x)
     return (
         [(x.shape, torch.float32)],
         x,
-        lambda out: _on(x, fmt, "quantize")(as_source(x), fmt, _drawn(rule), out, *where),
+        lambda out: _on(x, fmt, "quantize")(as_source(x), fmt, _drawn(rule), out, **along),
     )
 
 
@@ -183,54 +192,67 @@ def hadamard(x: Tensor, size: int, seed: int | None, axis: int, inverse: bool) -
 # ---- codes
 
 
-@operator("(Tensor x, str fmt) -> Tensor[]", vmap=all_at_once)
-def encode(x: Tensor, fmt: Fmt) -> Work:
+@operator("(Tensor x, str fmt, int? axis=None) -> Tensor[]", vmap=all_at_once)
+def encode(x: Tensor, fmt: Fmt, axis: int | None = None) -> Work:
     """Codes, and behind them scales if the format has them."""
     check_float(x)
     fmt = read(fmt)
-    shapes = [(x.shape, code_dtype(fmt))]
-    if fmt.has_scales:
-        shapes.append(((fmt.scales(x.numel()),), scale_dtype(fmt)))
-    return shapes, x, lambda *out: _on(x, fmt, "encode")(as_source(x), fmt, *out)
+    along = _along(axis, fmt, x)
+    shapes = [(x.shape, code_dtype(fmt)), *scale_shapes(fmt, x.shape, **along)]
+    return shapes, x, lambda *out: _on(x, fmt, "encode")(as_source(x), fmt, *out, **along)
 
 
-@operator("(Tensor[] encoded, str fmt) -> Tensor", vmap=all_at_once)
-def decode(encoded: Sequence[Tensor], fmt: Fmt) -> Work:
+@operator("(Tensor[] encoded, str fmt, int? axis=None) -> Tensor", vmap=all_at_once)
+def decode(encoded: Sequence[Tensor], fmt: Fmt, axis: int | None = None) -> Work:
     fmt = read(fmt)
-    check_codes(encoded, fmt)
     codes = encoded[0]
+    along = _along(axis, fmt, codes) if isinstance(codes, Tensor) else {}
+    check_codes(encoded, fmt, **along)
     return (
         [(codes.shape, torch.float32)],
         codes,
-        lambda out: _on(codes, fmt, "decode")(*map(dense, encoded), fmt, out),
+        lambda out: _on(codes, fmt, "decode")(*map(dense, encoded), fmt, out, **along),
     )
 
 
 @operator(
-    "(Tensor x, str fmt, SymInt shift, str rounding, str overflow, SymInt? seed, SymInt offset) -> Tensor",
+    "(Tensor x, str fmt, SymInt shift, str rounding, str overflow, SymInt? seed, SymInt offset, int? axis=None)"
+    " -> Tensor",
     vmap=one_at_a_time,
     draws=True,
 )
-def pack(x: Tensor, fmt: Fmt, shift: int, *parts: object) -> Work:
+def pack(
+    x: Tensor,
+    fmt: Fmt,
+    shift: int,
+    rounding: str = "nearest_even",
+    overflow: str = "infinity",
+    seed: int | None = None,
+    offset: int = 0,
+    axis: int | None = None,
+) -> Work:
     check_float(x)
     fmt = read(fmt)
-    rule = _rule(fmt, parts, shift)
+    rule, along = _rule(fmt, (rounding, overflow, seed, offset), shift), _along(axis, fmt, x)
     return (
-        [((fmt.packed_size(x.numel()),), torch.uint8)],
+        [((fmt.packed_size(x.shape, **along),), torch.uint8)],
         x,
-        lambda out: _on(x, fmt, "pack")(as_source(x), fmt, int(shift), _drawn(rule), out),
+        lambda out: _on(x, fmt, "pack")(as_source(x), fmt, int(shift), _drawn(rule), out, **along),
     )
 
 
-@operator("(Tensor data, str fmt, SymInt[] shape, SymInt shift) -> Tensor", vmap=one_at_a_time)
-def unpack(data: Tensor, fmt: Fmt, shape: Sequence[int], shift: int) -> Work:
+@operator(
+    "(Tensor data, str fmt, SymInt[] shape, SymInt shift, int? axis=None) -> Tensor", vmap=one_at_a_time
+)
+def unpack(data: Tensor, fmt: Fmt, shape: Sequence[int], shift: int, axis: int | None = None) -> Work:
     fmt = read(fmt)
-    check_bytes("unpack", data, math.prod(shape), fmt)
+    along = _along(axis, fmt, shape)
+    check_bytes("unpack", data, shape, fmt, **along)
     _rule(fmt, (), shift)
     return (
         [(shape, torch.float32)],
         data,
-        lambda out: _on(data, fmt, "unpack")(dense(data), fmt, int(shift), out),
+        lambda out: _on(data, fmt, "unpack")(dense(data), fmt, int(shift), out, **along),
     )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from custom_fp import operators
 from custom_fp.backends import backend, function
-from custom_fp.checks import as_source, check_float, check_seed
+from custom_fp.checks import as_source, check_axis, check_float, check_seed
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.registration import is_plain
@@ -144,26 +144,32 @@ def accumulate(
 
 
 def encode(
-    x: Tensor, fmt: NumberFormat | str, *, out: Tensor | None = None
-) -> Tensor | tuple[Tensor, Tensor]:
+    x: Tensor, fmt: NumberFormat | str, *, axis: int | None = None, out: Tensor | None = None
+) -> Tensor | tuple[Tensor, ...]:
     """The codes of x, rounded to nearest even first: uint8 up to 8 bits, int32 up to 31, int64 for 32.
 
-    Of a format with scales, (codes, scales): codes are uint8, and the scale of each block in order is float32, for MX
-    uint8 e8m0. There is no `out` then.
+    Of a format with scales, (codes, scales), or (codes, scales, the tensor's scale) where it has one: codes are uint8;
+    scales are uint8, or float32 in formats whose scales are that, in the order of the blocks, and with an axis of the
+    shape of x but for that dimension; the tensor's scale is a float32 of no dimensions. There is no `out` then. axis:
+    as `quantize` has it.
     """
-    codes, *scales = operators.encode(x, fmt, out=out)
+    codes, *scales = operators.encode(x, fmt, axis, out=out)
     return (codes, *scales) if scales else codes
 
 
 def decode(
-    codes: Tensor | tuple[Tensor, Tensor], fmt: NumberFormat | str, *, out: Tensor | None = None
+    codes: Tensor | tuple[Tensor, ...],
+    fmt: NumberFormat | str,
+    *,
+    axis: int | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The float32 values of integer codes, of which the low `fmt.bits` bits are read.
 
-    Of a format with scales, `codes` is the pair (codes, scales) that `encode` gave.
+    Of a format with scales, `codes` is what `encode` gave along the same axis.
     """
     encoded = list(codes) if isinstance(codes, tuple | list) else [codes]
-    return operators.decode(encoded, fmt, out=out)
+    return operators.decode(encoded, fmt, axis, out=out)
 
 
 def pack(
@@ -175,15 +181,16 @@ def pack(
     overflow: Overflow | str = "infinity",
     seed: int | None = None,
     offset: int = 0,
+    axis: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """x * 2**shift, rounded once as `quantize` does, as dense bytes: uint8 of length ceil(n / 8) * k.
 
     8 codes fill k bytes, code j from bit j * k on, little-endian; zero codes fill up the last group. Of a format with
-    scales, the scales' bytes come first; there is no shift, and rounding is to nearest even.
+    scales, those come first, the tensor's before those of its blocks; there is no shift. axis: as `quantize` has it.
     """
     rule = rounding, overflow, check_seed(seed), offset
-    return operators.pack(x, fmt, shift, *rule, out=out)
+    return operators.pack(x, fmt, shift, *rule, axis, out=out)
 
 
 def unpack(
@@ -192,11 +199,12 @@ def unpack(
     shape: Sequence[int] | int,
     *,
     shift: int = 0,
+    axis: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The values that `pack` wrote, times 2**shift, as float32 of the given shape."""
+    """The values that `pack` wrote along the same axis, times 2**shift, as float32 of the given shape."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    return operators.unpack(data, fmt, shape, shift, out=out)
+    return operators.unpack(data, fmt, shape, shift, axis, out=out)
 
 
 def accumulate_packed(
@@ -244,15 +252,16 @@ def matmul(
     return operators.matmul(a, b, *rest)
 
 
-def packed_size(n: int, fmt: NumberFormat | str) -> int:
-    """Bytes of n packed values: ceil(n / 8) * k, and before them the scales of a format that has them."""
-    return parse(fmt).packed_size(n)
+def packed_size(n: int | Sequence[int], fmt: NumberFormat | str, *, axis: int | None = None) -> int:
+    """Bytes of n packed values, or of a tensor of shape n: ceil(n / 8) * k, and before them the scales of a format that
+    has them."""
+    return parse(fmt).packed_size(n, None if isinstance(n, int) else check_axis(axis, n))
 
 
 def quantize_rows(x_RxN: Tensor, fmt: NumberFormat | str) -> Tensor:
     """Each row quantized as a tensor of its own, which matters to formats with scales: float32, (R, N)."""
     fmt = parse(fmt)
-    if fmt.block == 1:
+    if fmt.together == 1:
         return quantize(x_RxN.detach(), fmt)
     check_float(x_RxN)
     source = single(as_source(x_RxN))

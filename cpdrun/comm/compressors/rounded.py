@@ -24,6 +24,7 @@ class Rounded(Compressor):
     def __init__(self, format: str, aps: bool, rounding: str):
         check_rounding("compressor.rounding", rounding)
         self.format, self.aps, self.rounding = parse(format), aps, rounding
+        self.format.check_flat()
         self.lossless = self.format.is_fp32 and not aps
         if aps and self.format.has_scales:
             raise ValueError(f"compressor: {format} has scales of its own: it takes aps=false")

@@ -59,6 +59,7 @@ class Sum:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fmt", parse(self.fmt))
+        self.fmt.check_flat()
         for key, allowed in _CHOICES.items():
             if (value := getattr(self, key)) not in allowed:
                 words = ", ".join("null" if choice is None else str(choice) for choice in allowed)

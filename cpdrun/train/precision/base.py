@@ -85,7 +85,7 @@ def kept_bytes(tensor: Tensor, fmt: str | None) -> int:
     if fmt is None:
         return 4 * tensor.numel()
     if (parsed := parse(fmt)).has_scales:
-        return parsed.packed_size(tensor.numel())
+        return parsed.packed_size(tensor.shape)
     return -(-tensor.numel() * parsed.bits // 8)
 
 

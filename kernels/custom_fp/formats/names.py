@@ -16,7 +16,7 @@ from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.synonyms import meant
 
 for _file in iter_modules(formats.__path__):
-    if _file.name not in ("names", "protocol", "synonyms"):
+    if _file.name not in ("names", "protocol", "synonyms", "layout", "scale"):
         import_module(f"custom_fp.formats.{_file.name}")
 
 
@@ -34,7 +34,7 @@ def parse(name: str | NumberFormat) -> NumberFormat:
 
     e5m2, e4m3fn, bf16 ...     `Format`
     dynamic_tree, linear_b64   `Codebook`
-    mxfp8_e4m3, mxfp4 ...      `BlockFormat`
+    mxfp8_e4m3, nvfp4 ...      `BlockFormat`
     package.module.NAME        a format in a module of the user's own, on Python's path or in the working folder
 
     Raises ValueError, which tells what is allowed.

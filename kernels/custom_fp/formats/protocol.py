@@ -7,12 +7,14 @@ the facts below, says which names are its own (`named`), and where the functions
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import custom_fp
+from custom_fp.formats.layout import Block, Layout, cut
 
 Tensor = Any  # torch's, which is not loaded here
 
@@ -36,8 +38,12 @@ class NumberFormat(ABC):
     scale_bits: int = 0
     """Of each scale that stands beside the codes; 0: there are none."""
 
-    block: int | None = 1
-    """Values that are rounded together: 1 each by itself, else those that share a scale; None: the whole tensor."""
+    block: Block | None = 1
+    """Values that share a scale: so many along an axis, 1 where there are none; None: the whole tensor. See layout.py
+    for tiles, rows and columns."""
+
+    has_tensor_scale: bool = False
+    """Whether a float32 scale of the whole tensor stands beside those of its blocks."""
 
     exponent_bits: int | None
     """Of a binary floating-point format; None for any other."""
@@ -64,23 +70,56 @@ class NumberFormat(ABC):
         return self.scale_bits > 0
 
     @property
+    def together(self) -> int | None:
+        """Values of a tensor of one dimension that are rounded together, whatever stands beside them: 1 each by itself;
+        None: the whole tensor."""
+        return self.block if isinstance(self.block, int) and not self.has_tensor_scale else None
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether tensors of one dimension have it: what goes over the wire."""
+        return not isinstance(self.block, tuple) and self.block != "column"
+
+    def check_flat(self) -> None:
+        """Raises ValueError where it is not, which says what is."""
+        if not self.is_flat:
+            raise ValueError(
+                f"format={self.name} has a scale for each tile or column of a matrix, and what workers send is flat: "
+                "take blocks along an axis, as nvfp4 and fp8_b128 have them"
+            )
+
+    @property
+    def takes_rounding(self) -> bool:
+        """Whether its values are rounded as one asks, not to nearest only."""
+        return not self.has_scales
+
+    @property
     def bits(self) -> int | float:
-        """Bits a value, its share of a block's scale included; a whole tensor's one scale is left out."""
+        """Bits a value, its share of a block's scale included. A whole tensor's one scale is left out, and so is that
+        of a row or column, whose length the tensor says."""
+        size = math.prod(self.block) if isinstance(self.block, tuple) else self.block
         return (
-            self.code_bits + self.scale_bits / self.block
-            if self.scale_bits and self.block
+            self.code_bits + self.scale_bits / size
+            if self.scale_bits and isinstance(size, int)
             else self.code_bits
         )
 
-    def scales(self, numel: int) -> int:
-        """How many scales a tensor of so many elements has."""
-        if not self.scale_bits:
-            return 0
-        return -(-numel // self.block) if self.block else 1
+    def layout(self, shape: Sequence[int], axis: int | None = None) -> Layout:
+        """How a tensor of this shape is cut in blocks along an axis from 0 on; None: as `quantize` has it. ValueError
+        where it cannot be."""
+        return cut(self.block, shape, axis, self.name)
 
-    def packed_size(self, numel: int) -> int:
-        """Bytes of a packed tensor: its scales, then ceil(numel / 8) * k bytes of codes."""
-        return self.scales(numel) * self.scale_bits // 8 + -(-numel // 8) * self.code_bits
+    def scales(self, numel: int) -> int:
+        """How many scales a tensor of so many elements and one dimension has, that of the tensor not counted."""
+        return self.layout((numel,)).scales if self.scale_bits else 0
+
+    def packed_size(self, shape: int | Sequence[int], axis: int | None = None) -> int:
+        """Bytes of a packed tensor of this shape, or of so many elements: its scales, then ceil(n / 8) * k of codes."""
+        shape = (shape,) if isinstance(shape, int) else shape
+        codes = -(-math.prod(shape) // 8) * self.code_bits
+        if not self.scale_bits:
+            return codes
+        return 4 * self.has_tensor_scale + self.layout(shape, axis).scales * self.scale_bits // 8 + codes
 
     def __str__(self) -> str:
         return self.name

@@ -20,7 +20,8 @@ SYNONYMS = {
     "float4": "e2m1fn",
     "mxfp8": "mxfp8_e4m3 or mxfp8_e5m2",
     "mxfp6": "mxfp6_e3m2 or mxfp6_e2m3",
-    "int8": "mxint8 or linear",
+    "int8": "mxint8 or int8_channel or linear",
+    "int4": "nvint4 or int4_b32",
 }
 _PREFIX = re.compile(r"(torch\.|np\.|numpy\.|jnp\.|ml_dtypes\.)?(float\d+_|fp\d+_)?(?P<rest>e\d+m\d+(fn)?)")
 _MODULE = re.compile(r"(torch|np|numpy|jnp|ml_dtypes)\.")

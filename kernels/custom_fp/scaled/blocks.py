@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from custom_fp import operators
 from custom_fp.checks import scale_dtype
+from custom_fp.formats.layout import Layout
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.reference import write
 from custom_fp.rule import Rule
@@ -51,17 +52,52 @@ class Blocks(ABC):
             self.quantize_rows(x_RxN, fmt, out_RxN)
             out.movedim(axis, -1).copy_(out_RxN.view(along.shape))
 
-    def encode(self, x: Tensor, fmt: NumberFormat, codes: Tensor, scales_B: Tensor) -> None:
-        self.encode_flat(single(x).view(-1), fmt, codes.view(-1), scales_B)
+    def encode(
+        self, x: Tensor, fmt: NumberFormat, codes: Tensor, scales: Tensor, axis: int | None = None
+    ) -> None:
+        if axis is None or fmt.block is None:
+            self.encode_flat(single(x).view(-1), fmt, codes.view(-1), scales)
+        elif x.numel():
+            layout = fmt.layout(x.shape, axis)
+            x_BxK = to_blocks(single(x), layout)
+            codes_BxK, scales_B = self.encode_blocks(fmt, x_BxK, x_BxK.abs().amax(1))
+            codes.copy_(from_blocks(codes_BxK, layout).view(x.shape))
+            scales.copy_(scales_B.view(layout.shape))
 
-    def decode(self, codes: Tensor, scales_B: Tensor, fmt: NumberFormat, out: Tensor) -> None:
-        self.decode_flat(codes.view(-1), scales_B, fmt, out.view(-1))
+    def decode(
+        self, codes: Tensor, scales: Tensor, fmt: NumberFormat, out: Tensor, axis: int | None = None
+    ) -> None:
+        if axis is None or fmt.block is None:
+            self.decode_flat(codes.view(-1), scales, fmt, out.view(-1))
+        elif codes.numel():
+            layout = fmt.layout(codes.shape, axis)
+            values_BxK = self.decode_blocks(fmt, to_blocks(codes, layout), scales.reshape(-1))
+            write(from_blocks(values_BxK, layout).view(codes.shape), out)
 
-    def pack(self, x: Tensor, fmt: NumberFormat, shift: int, rule: Rule, out: Tensor) -> None:
-        self.pack_flat(single(x).view(-1), fmt, *_parts(out, fmt, x.numel()))
+    def pack(
+        self, x: Tensor, fmt: NumberFormat, shift: int, rule: Rule, out: Tensor, axis: int | None = None
+    ) -> None:
+        if axis is None or fmt.block is None:
+            self.pack_flat(single(x).view(-1), fmt, *_parts(out, fmt, x.numel()))
+            return
+        layout = fmt.layout(x.shape, axis)
+        codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+        scales = torch.empty(layout.shape, dtype=scale_dtype(fmt), device=x.device)
+        self.encode(x, fmt, codes, scales, axis)
+        out[: scales.nbytes].copy_(scales.view(-1).view(torch.uint8))
+        out[scales.nbytes :].copy_(join_codes(codes.view(-1), fmt.code_bits))
 
-    def unpack(self, data: Tensor, fmt: NumberFormat, shift: int, out: Tensor) -> None:
-        self.unpack_flat(*_parts(data, fmt, out.numel()), fmt, out.view(-1))
+    def unpack(
+        self, data: Tensor, fmt: NumberFormat, shift: int, out: Tensor, axis: int | None = None
+    ) -> None:
+        if axis is None or fmt.block is None:
+            self.unpack_flat(*_parts(data, fmt, out.numel()), fmt, out.view(-1))
+            return
+        layout = fmt.layout(out.shape, axis)
+        head = layout.scales * fmt.scale_bits // 8
+        scales = data[:head].clone().view(scale_dtype(fmt)).view(layout.shape)
+        codes = split_codes(data[head:], out.numel(), fmt.code_bits).contiguous().view(out.shape)
+        self.decode(codes, scales, fmt, out, axis)
 
     # ---- of float32 values in a row
 
@@ -91,32 +127,51 @@ class Blocks(ABC):
         scales_B = torch.empty(fmt.scales(x_n.numel()), dtype=scale_dtype(fmt), device=x_n.device)
         self.encode_flat(x_n, fmt, codes_n, scales_B)
         head.copy_(scales_B.view(torch.uint8))
-        body.copy_(self.pack_codes(codes_n, fmt))
+        body.copy_(join_codes(codes_n, fmt.code_bits))
 
     def unpack_flat(self, head: Tensor, body: Tensor, fmt: NumberFormat, out_n: Tensor) -> None:
         scales_B = head.clone().view(scale_dtype(fmt))  # a view of another dtype needs an aligned start
-        self.decode_flat(self.unpack_codes(body, out_n.numel(), fmt).contiguous(), scales_B, fmt, out_n)
+        self.decode_flat(split_codes(body, out_n.numel(), fmt.code_bits).contiguous(), scales_B, fmt, out_n)
 
-    # ---- bits
 
-    def pack_codes(self, codes_n: Tensor, fmt: NumberFormat) -> Tensor:
-        """ceil(n / 8) * k bytes: 8 codes in k bytes, code j from bit j * k on, little-endian."""
-        bits, padded = fmt.code_bits, pad(codes_n, (0, -codes_n.numel() % 8))
-        if bits == 8:
-            return padded
-        if bits == 4:
-            return padded[0::2] | padded[1::2] << 4
-        digits = (padded[:, None] >> _places(bits, codes_n.device)) & 1
-        return (digits.view(-1, 8) << _places(8, codes_n.device)).sum(1, dtype=torch.uint8)
+def to_blocks(x: Tensor, layout: Layout) -> Tensor:
+    """(B, K) of a tensor, dense."""
+    height, width = layout.height, layout.width
+    planes = x.reshape(layout.planes, layout.rows, layout.columns)
+    planes = pad(planes, (0, -layout.columns % width, 0, -layout.rows % height))
+    tiles = planes.unflatten(2, (-1, width)).unflatten(1, (-1, height)) if planes.numel() else planes
+    if not planes.numel():
+        return x.new_empty(layout.scales, 0)
+    return tiles.transpose(2, 3).reshape(-1, height * width)
 
-    def unpack_codes(self, data: Tensor, n: int, fmt: NumberFormat) -> Tensor:
-        bits = fmt.code_bits
-        if bits == 8:
-            return data[:n]
-        if bits == 4:
-            return torch.stack([data & 15, data >> 4], dim=1).view(-1)[:n]
-        digits = (data[:, None] >> _places(8, data.device)) & 1
-        return (digits.view(-1, bits) << _places(bits, data.device)).sum(1, dtype=torch.uint8)[:n]
+
+def from_blocks(blocks_BxK: Tensor, layout: Layout) -> Tensor:
+    """The tensor of these blocks, (planes, rows, columns)."""
+    height, width = layout.height, layout.width
+    down, across = -(-layout.rows // height), -(-layout.columns // width)
+    tiles = blocks_BxK.view(layout.planes, down, across, height, width).transpose(2, 3)
+    return tiles.reshape(layout.planes, down * height, across * width)[:, : layout.rows, : layout.columns]
+
+
+def join_codes(codes_n: Tensor, bits: int) -> Tensor:
+    """ceil(n / 8) * k bytes: 8 codes in k bytes, code j from bit j * k on, little-endian."""
+    padded = pad(codes_n, (0, -codes_n.numel() % 8))
+    if bits == 8:
+        return padded
+    if bits == 4:
+        return padded[0::2] | padded[1::2] << 4
+    digits = (padded[:, None] >> _places(bits, codes_n.device)) & 1
+    return (digits.view(-1, 8) << _places(8, codes_n.device)).sum(1, dtype=torch.uint8)
+
+
+def split_codes(data: Tensor, n: int, bits: int) -> Tensor:
+    """The first n codes of such bytes."""
+    if bits == 8:
+        return data[:n]
+    if bits == 4:
+        return torch.stack([data & 15, data >> 4], dim=1).view(-1)[:n]
+    digits = (data[:, None] >> _places(8, data.device)) & 1
+    return (digits.view(-1, bits) << _places(bits, data.device)).sum(1, dtype=torch.uint8)[:n]
 
 
 def single(x: Tensor) -> Tensor:

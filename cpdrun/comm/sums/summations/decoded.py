@@ -130,9 +130,9 @@ def _cut(numels: tuple[int, ...], fmt: NumberFormat) -> tuple[Piece, ...]:
     def piece(layer: int, start: int, stop: int) -> Piece:
         return Piece(layer, start, stop, custom_fp.packed_size(stop - start, fmt))
 
-    if fmt.block is None:
+    if fmt.together is None:
         return tuple(piece(layer, 0, numel) for layer, numel in enumerate(numels) if numel)
-    most = fmt.block * ceil_div(PIECE_VALUES, fmt.block)
+    most = fmt.together * ceil_div(PIECE_VALUES, fmt.together)
     return tuple(
         piece(layer, start, min(start + most, numel))
         for layer, numel in enumerate(numels)

@@ -1,0 +1,50 @@
+"""Elements of blocks in torch: step 5 of formats/block.py, and their codes. Values are float32, of any shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from custom_fp import operators
+from custom_fp.formats.block import BlockFormat
+from custom_fp.formats.scale import Integer
+from custom_fp.reference import round_to_format
+from custom_fp.rule import Overflow, Rounding, Rule
+
+
+def rounded(fmt: BlockFormat, q: Tensor, rounding: Rounding, random: Tensor | None) -> Tensor:
+    """q, within the elements' least and largest value, rounded to those. random: 32 bits for each (int64), where
+    rounding is stochastic."""
+    if fmt.is_integer:
+        return _to_integer(fmt.of, q, rounding, random)
+    if random is not None:
+        rule = Rule(rounding, Overflow.SATURATE)
+        return round_to_format(q.double(), fmt.of, rule, random).float()
+    return operators.quantize.compute(q, fmt.of, rounding, Overflow.SATURATE)
+
+
+def _to_integer(kind: Integer, q: Tensor, rounding: Rounding, random: Tensor | None) -> Tensor:
+    units = q.double() / kind.unit
+    if rounding is Rounding.NEAREST_EVEN:
+        whole = units.round()
+    else:
+        whole = units.trunc()
+        if random is not None:
+            distance = ((units - whole).abs() * 2.0**31).floor()
+            whole = whole + torch.copysign((distance + (random >> 1) >= 2.0**31).double(), units)
+    return (whole * kind.unit).float() + 0.0  # no -0
+
+
+def codes(fmt: BlockFormat, elements: Tensor) -> Tensor:
+    """uint8; an integer's in two's complement."""
+    if fmt.is_integer:
+        units = (elements / fmt.of.unit).to(torch.int16)
+        return (units & (1 << fmt.code_bits) - 1).to(torch.uint8)
+    return operators.encode.compute(elements, fmt.of)[0]
+
+
+def of_codes(fmt: BlockFormat, codes: Tensor) -> Tensor:
+    if fmt.is_integer:
+        unused = 16 - fmt.code_bits
+        return (codes.to(torch.int16) << unused >> unused).to(torch.float32) * fmt.of.unit
+    return operators.decode.compute([codes], fmt.of)
