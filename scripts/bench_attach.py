@@ -3,26 +3,31 @@
     python scripts/bench_attach.py [--steps 300] [--threads 1] [--ranks 2]
 
     alone      forward, backward, optimizer step of an ordinary PyTorch script
+    itself     the same once more: how far apart two equal scripts are on this machine, now
     fp32       the same held to a run of format=fp32, a row of the record every 10 steps
     e3m0, APS  the same held to that format
 
 in one process that is one worker, in one that plays 4 (the script accumulates 4 micro-batches a step), and in `ranks`
-processes under DistributedDataParallel. A turn is 10 steps; the script's own steps come before and after those that are
-held, so that a slow moment hits both, and a step before each turn is not timed: it finds the other model in the caches,
-which made a script 1 to 4 % slower than itself. Printed are the medians of turns and the median of each turn's ratio.
-Exit code 1 where fp32 costs more than 1 % and more than 20 us a step, a tenth of what a row costs.
+processes under DistributedDataParallel. Turns of 10 steps alternate, so that a slow moment hits both, and each comes
+after the other; a step before each is not timed: it finds the other model in the caches, which made a script 1 to 4 %
+slower than itself. A turn's ratio is to the mean of those before and after it. Printed are medians, that of the ratios
+with its interval of 95 % by order statistics. Exit code 1 where the whole interval of fp32 lies above 1.01, and the
+medians more than 20 us a step apart, which is more than a row takes.
 """
 
 import argparse
+import itertools
+import math
 import multiprocessing as mp
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -44,6 +49,26 @@ MODELS = {
         nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 256)
     ),
 }
+HELD_TO = {
+    "itself": None,
+    "fp32": ("format=fp32", "aps=false"),
+    "e3m0, APS": ("format=e3m0", "aps=true"),
+}
+
+
+class Measured(NamedTuple):
+    """Seconds of a step alone and held, the ratio, and what that lies in."""
+
+    alone_s: float
+    held_s: float
+    ratio: float
+    interval: tuple[float, float]
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"{1e3 * self.alone_s:.3f} | {1e3 * self.held_s:.3f} | {self.ratio:.3f} | {low:.3f} to {high:.3f}"
+        )
 
 
 def config(ranks: int, workers: int, *typed: str) -> dict[str, Any]:
@@ -85,41 +110,55 @@ def timed(turn: Callable[[int], None]) -> float:
 
 
 def measure(
-    make: Callable[[], nn.Module], workers: int, typed: tuple[str, ...], steps: int, folder: str
-) -> tuple[float, float, float]:
-    """Seconds of a step alone and held, and the ratio: medians of turns."""
+    make: Callable[[], nn.Module], workers: int, typed: tuple[str, ...] | None, steps: int, folder: str
+) -> Measured:
+    """Medians of turns."""
+    alone = steps_of(make, workers, None)
+    if typed is None:
+        return compared(alone, steps_of(make, workers, None), nullcontext, steps)
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
-    alone = steps_of(make, workers, None)
     hold = Hold(config(ranks, workers, *typed))
     hold.script.say = lambda line: None
-    hold.install()
-    held = steps_of(make, workers, Recorder(Path(folder), rank=rank))
-    hold.uninstall()
-    alone_s, held_s = [], []
-    for i in range(steps // TURN + WARM_UPS):
-        before = timed(alone)
+
+    @contextmanager
+    def held() -> Iterator[None]:
         hold.install()
-        seconds = timed(held)
+        yield
         hold.uninstall()
-        if i >= WARM_UPS:
-            alone_s.append((before + timed(alone)) / 2)
-            held_s.append(seconds)
+
+    with held():
+        other = steps_of(make, workers, Recorder(Path(folder), rank=rank))
+    measured = compared(alone, other, held, steps)
     hold.check()
-    ratios = [h / a for h, a in zip(held_s, alone_s, strict=True)]
-    return statistics.median(alone_s), statistics.median(held_s), statistics.median(ratios)
+    return measured
 
 
-def rows(workers: int, steps: int, threads: int) -> list[tuple[str, str, float, float, float]]:
+def compared(
+    alone: Callable[[int], None], other: Callable[[int], None], held: Callable[[], Any], steps: int
+) -> Measured:
+    alone_s, held_s = [timed(alone)], []
+    for _ in range(steps // TURN + WARM_UPS):
+        with held():
+            held_s.append(timed(other))
+        alone_s.append(timed(alone))
+    alone_s = [(before + after) / 2 for before, after in itertools.pairwise(alone_s)][WARM_UPS:]
+    held_s = held_s[WARM_UPS:]
+    ratios = sorted(h / a for h, a in zip(held_s, alone_s, strict=True))
+    outside = max(math.floor(len(ratios) / 2 - 0.98 * math.sqrt(len(ratios))), 0)
+    interval = ratios[outside], ratios[-1 - outside]
+    return Measured(
+        statistics.median(alone_s), statistics.median(held_s), statistics.median(ratios), interval
+    )
+
+
+def rows(workers: int, steps: int, threads: int) -> list[tuple[str, str, Measured]]:
     torch.set_num_threads(threads)
     found = []
     for name, make in MODELS.items():
-        for label, typed in (
-            ("fp32", ("format=fp32", "aps=false")),
-            ("e3m0, APS", ("format=e3m0", "aps=true")),
-        ):
+        for label, typed in HELD_TO.items():
             with tempfile.TemporaryDirectory() as folder:
-                found.append((name, label, *measure(make, workers, typed, steps, folder)))
+                found.append((name, label, measure(make, workers, typed, steps, folder)))
     return found
 
 
@@ -133,7 +172,7 @@ def in_rank(rank: int, ranks: int, store: str, results: Any, steps: int, threads
     dist.destroy_process_group()
 
 
-def in_ranks(ranks: int, steps: int, threads: int) -> list[tuple[str, str, float, float, float]]:
+def in_ranks(ranks: int, steps: int, threads: int) -> list[tuple[str, str, Measured]]:
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         results = context.Queue()
@@ -154,18 +193,15 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     given = parser.parse_args()
     too_slow = False
-    print("| script | model | held to | alone ms | held ms | ratio |\n|---|---|---|---|---|---|")
+    print("| script | model | held to | alone ms | held ms | ratio | 95 % |\n|---|---|---|---|---|---|---|")
     for script, measured in (
         ("one worker", lambda: rows(1, given.steps, given.threads)),
         ("one process plays 4", lambda: rows(4, given.steps, given.threads)),
         (f"DDP, {given.ranks} processes", lambda: in_ranks(given.ranks, given.steps, given.threads)),
     ):
-        for name, label, alone_s, held_s, ratio in measured():
-            print(
-                f"| {script} | {name} | {label} | {1e3 * alone_s:.3f} | {1e3 * held_s:.3f} | {ratio:.3f} |",
-                flush=True,
-            )
-            too_slow |= label == "fp32" and ratio > LIMIT and held_s - alone_s > FIXED_S
+        for name, label, of in measured():
+            print(f"| {script} | {name} | {label} | {of} |", flush=True)
+            too_slow |= label == "fp32" and of.interval[0] > LIMIT and of.held_s - of.alone_s > FIXED_S
     return int(too_slow)
 
 

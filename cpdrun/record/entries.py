@@ -180,9 +180,13 @@ class LoggedRow(Entry):
         return super().read(_metrics_apart(cls, value))
 
     def as_json(self) -> dict[str, Any]:
-        row = _metrics_among(super().as_json())
-        whole = self.epoch is not None and float(self.epoch).is_integer()
-        return row | ({"epoch": int(self.epoch)} if whole else {})
+        # by hand, for it stands between the steps of a training
+        places = {}
+        if self.epoch is not None:
+            places["epoch"] = int(self.epoch) if float(self.epoch).is_integer() else self.epoch
+        if self.step is not None:
+            places["step"] = self.step
+        return places | self.metrics
 
 
 @dataclass(frozen=True)

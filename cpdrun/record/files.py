@@ -15,6 +15,7 @@ from typing import Any
 
 MAX_JSON_BYTES = 256 << 20
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+_LINE = json.JSONEncoder(allow_nan=False).encode  # one for all lines: json.dumps makes one each time
 _UMASK = os.umask(0)  # it can be read only by setting it
 os.umask(_UMASK)
 
@@ -73,21 +74,23 @@ def read_object(path: Path) -> dict[str, Any] | None:
 def append_json_line(path: Path, row: dict[str, Any], *, to_disk: bool = True) -> None:
     """Add `row` as one line of JSON and hand it to the disk; a line that a kill cut short is ended first.
     Not `to_disk`, it survives its process and not its machine, and costs microseconds."""
-    with path.open("ab+") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size:
-            file.seek(size - 1)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        file.write(json.dumps(_finite(row), allow_nan=False).encode() + b"\n")
-        file.flush()
+    line = _LINE(_finite(row)).encode() + b"\n"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        while line:
+            line = line[os.write(fd, line) :]
         if to_disk:
-            os.fsync(file.fileno())
+            os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write all `rows` in one step, a line each; as `write_json`."""
-    write_text(path, "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows))
+    write_text(path, "".join(_LINE(_finite(row)) + "\n" for row in rows))
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

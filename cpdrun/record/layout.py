@@ -17,6 +17,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from cpdrun.record.entries import EpochRow, LoggedRow, Outcome, Progress, Result, Where
@@ -110,7 +111,7 @@ class RunDir:
         """How the repository of the user's folder differed from its commit; absent where it did not."""
         return self.path / "code.diff"
 
-    @property
+    @cached_property  # asked for between a script's steps
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 

@@ -11,8 +11,9 @@ import torch
 from bits import same_bits
 from held_linear import E3M0, gradients, linear, loss_of, step_of
 from held_script import STEPS, Net
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD
+from torch.optim import optimizer as optim
 
 from cpdrun.attach.hold import Hold
 from cpdrun.attach.run import Outside
@@ -174,6 +175,21 @@ def test_fp32_is_not_called_a_run_of_workers_that_the_script_does_not_play(hold,
     said = pytest.raises(UserError, match=f"has {passes} backward passes: let it accumulate 3")
     with contextlib.nullcontext() if passes == 3 else said:
         step_of(model, optimizer, passes=passes)
+
+
+def test_fp32_leaves_nothing_in_the_way_of_the_second_step(hold) -> None:
+    def in_the_way() -> list[Any]:
+        hooks = optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks
+        zero_grads = optim.Optimizer.zero_grad, nn.Module.zero_grad
+        return [torch.autograd.backward, *zero_grads, *map(len, hooks)]
+
+    before = in_the_way()
+    hold("world_size=3")
+    optimizer = SGD((model := linear()).parameters(), lr=0.1)
+    step_of(model, optimizer, passes=3)
+    assert not any(now is then for now, then in zip(in_the_way(), before, strict=True))
+    optimizer.zero_grad()
+    assert in_the_way() == before
 
 
 # ---- what is refused, in one line that says what to do

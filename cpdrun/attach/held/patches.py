@@ -19,8 +19,13 @@ class Patches:
         def patched(*args: Any, **kwargs: Any) -> Any:
             return call(original, *args, **kwargs)
 
+        def undo() -> None:
+            # where the script has put something of its own around it meanwhile, that stays
+            if getattr(owner, name) is patched:
+                setattr(owner, name, original)
+
         setattr(owner, name, patched)
-        self._undo.append(lambda: setattr(owner, name, original))
+        self._undo.append(undo)
 
     def later(self, undo: Callable[[], None]) -> None:
         self._undo.append(undo)

@@ -20,7 +20,10 @@ from cpdrun.attach.held.script import Script, of_optimizer
 
 
 class Steps:
-    """taken: by the number of the optimizer, counted while they are watched."""
+    """taken: by the number of the optimizer, counted while they are watched.
+
+    Under format=fp32 only a first step is watched, for whether its backward passes are as many as workers; after that
+    nothing of ours is left in the way of a step, where a watched one takes some 50 us longer."""
 
     def __init__(
         self,
@@ -34,13 +37,13 @@ class Steps:
         self.asked, self.script, self.products = asked, script, products
         self.on_step, self.played, self.patches = on_step, played, patches
         self.taken: dict[int, int] = {}
-        self._watching = False
+        self._watch: Patches | None = None
         self._passes: int | None = None  # backward passes before the first step, where they are counted
 
     @property
     def most(self) -> int | None:
         """Of one optimizer; None where they are not watched."""
-        return max(self.taken.values(), default=0) if self._watching else None
+        return max(self.taken.values(), default=0) if self._watch else None
 
     def install(self) -> None:
         """Optimizers are known as they are made."""
@@ -54,9 +57,9 @@ class Steps:
 
     def watch(self) -> None:
         """Steps; and where workers are played, backward passes and zeroed gradients."""
-        if self._watching:
+        if self._watch:
             return
-        self._watching = True
+        self._watch = Patches()
         self.patches.later(self._unwatch)
         # torch.compile, where a script compiles its steps, is not to look into what we do
         eager = torch.compiler.disable
@@ -64,13 +67,21 @@ class Steps:
             register_optimizer_step_pre_hook(eager(self._before_step)),
             register_optimizer_step_post_hook(eager(self._after_step)),
         ):
-            self.patches.later(hook.remove)
-        self.patches.around(torch.autograd, "backward", eager(self._backward))
-        self.patches.around(Optimizer, "zero_grad", eager(self._zero_grad))
-        self.patches.around(nn.Module, "zero_grad", eager(self._zero_grad))
+            self._watch.later(hook.remove)
+        self._watch.around(torch.autograd, "backward", eager(self._backward))
+        self._watch.around(Optimizer, "zero_grad", eager(self._zero_grad))
+        self._watch.around(nn.Module, "zero_grad", eager(self._zero_grad))
 
     def _unwatch(self) -> None:
-        self._watching = False
+        if self._watch:
+            self._watch.undo()
+            self._watch = None
+
+    def _unwatch_if_seen(self) -> None:
+        """Between steps, for a hook of a step cannot take itself away."""
+        counted = self._passes is None and self.taken
+        if counted and self.asked.plain and not self.products.asked and not self.played.in_use:
+            self._unwatch()
 
     def watch_uses(self) -> None:
         """What a script calls with complete gradients, beside a step."""
@@ -142,6 +153,7 @@ class Steps:
         if not self._plays:
             if self._passes is not None:
                 self._passes += 1
+            self._unwatch_if_seen()
             original(*args, **kwargs)
             return
         with self.played.backward_pass():
@@ -153,6 +165,8 @@ class Steps:
             self.played.drop(of)
         elif not self.asked.plain:
             self.on_step.drop(of)
+        else:
+            self._unwatch_if_seen()
         original(owner, *args, **kwargs)
 
     def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
