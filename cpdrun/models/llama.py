@@ -21,7 +21,8 @@ class Llama(nn.Module):
     """Tokens (B, T) int64, T <= context -> logits (B, V, T) float32 of each next token.
 
     hidden: channels inside a block's perceptron; None: 8/3 of the width as in the paper, up to a multiple of 32. Raises
-    ValueError where the heads do not divide the width into even parts, and for texts longer than context.
+    ValueError for sizes below 1, where the heads do not divide the width into even parts, and for texts longer than
+    context.
     """
 
     def __init__(
@@ -37,6 +38,14 @@ class Llama(nn.Module):
         tied: bool,
     ):
         super().__init__()
+        sizes = {"layers": layers, "heads": heads, "width": width, "hidden": hidden}
+        for key, value in sizes.items():
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"model.{key} must be a whole number, at least 1, not {value}")
+        if not (theta > 0 and norm_eps >= 0):
+            raise ValueError(
+                f"model.theta must be above 0 and model.norm_eps at least 0, not {theta} and {norm_eps}"
+            )
         if width % (2 * heads):
             raise ValueError(
                 f"model.heads must divide model.width = {width} into even parts, for pairs of channels are rotated; "

@@ -55,6 +55,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
                 "weight_decay": adamw_weight_decay,
             },
         }
+        if not 0 <= ns_steps < 100:
+            raise ValueError(f"optim.ns_steps must lie between 0 and 99, not {ns_steps}")
         groups = [dict(group) if isinstance(group, Mapping) else {"params": [group]} for group in params]
         self._by = {}
         defaults: dict[str, Any] = {"update": "adamw"}

@@ -72,6 +72,9 @@ def test_it_has_the_parameters_that_its_yaml_states_and_starts_at_a_guess():
 
 
 def test_what_does_not_fit_is_named():
+    for key in ("layers", "heads", "width", "hidden"):
+        with pytest.raises(ValueError, match=rf"model\.{key} must be a whole number, at least 1, not 0"):
+            llama(**{key: 0})
     with pytest.raises(
         ValueError, match=r"model\.heads must divide model\.width = 32 into even parts.*; 5 does"
     ):

@@ -99,6 +99,7 @@ def test_a_parameter_group_goes_before_what_the_optimizer_says():
             "optim: Muon only supports 2D parameters",
         ),
         (("optim.adjust_lr_fn=mine",), "optim: .*mine is not supported"),
+        (("optim.ns_steps=100",), r"optim\.ns_steps must lie between 0 and 99, not 100"),
     ],
 )
 def test_what_muon_cannot_move_is_named(typed, message):
