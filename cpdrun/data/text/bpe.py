@@ -1,8 +1,8 @@
 """Byte-pair encoding (Sennrich et al., arXiv 1508.07909) over bytes, as GPT-2 has it, by the library `tokenizers`.
 
 The vocabulary is made of the training text alone: the 256 bytes, then the most frequent pair merged, again and again.
-Of pairs equally frequent the library takes the one of smaller numbers, and all tokens to begin with are in its alphabet,
-so that the same text gives the same vocabulary (github.com/huggingface/tokenizers/issues/1794 tells where it does not).
+Of pairs equally frequent the library takes the one of smaller numbers, and it sorts the bytes, so that the same text
+gives the same vocabulary (with prefixes it does not: github.com/huggingface/tokenizers/issues/1794).
 It and both texts in its tokens are kept in a folder named by their contents and the library's version.
 
 Legend: N tokens of a text, V tokens of the vocabulary.
