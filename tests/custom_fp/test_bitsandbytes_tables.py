@@ -8,12 +8,14 @@ multiplies by a rounded reciprocal).
 """
 
 import hashlib
+import math
 from itertools import pairwise
 
 import custom_fp
 import numpy as np
 import pytest
 import torch
+from custom_fp import _scaled
 from custom_fp.formats.names import parse
 from scipy.stats import norm
 
@@ -22,6 +24,7 @@ NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.
        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
        1.0]  # fmt: skip
 FP4 = [0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3]  # over 12
+DENSE = tuple(0.5 + i * 2.0**-20 for i in range(200))
 DIGESTS = {
     "dynamic_map": "e732639a65f497b4ad684bb166a4467708255edd5207757de8b8f0c7e1fda89c",
     "dynamic_map_unsigned": "305f002cc11278fb769d13b25b9fd0c7c83c8402c40a878fe086f4039fde6398",
@@ -72,13 +75,21 @@ def test_names_and_bits():
     assert (custom_fp.quantize(squares, "dynamic_map_unsigned_b256") >= 0).all()
 
 
-@pytest.mark.parametrize("name", ["nf4_b64", "dynamic_map_b16", "fp4"])
-def test_blocks_along_an_axis(name):
-    x = torch.randn(5, 70, 3, generator=torch.Generator().manual_seed(1)) * torch.logspace(-3, 3, 3)
-    along = custom_fp.quantize(x, name, axis=1)
-    if parse(name).block is None:
-        assert torch.equal(along, custom_fp.quantize(x, name))
-        return
-    rows = x.movedim(1, -1).reshape(15, 70)
-    each = torch.stack([custom_fp.quantize(row, name) for row in rows])
-    assert torch.equal(along, each.view(5, 3, 70).movedim(-1, 1))
+@pytest.mark.parametrize(
+    "book", ["nf4_b64", "dynamic_map_b16", "fp4", custom_fp.Codebook("dense", DENSE, 5)], ids=str
+)
+def test_blocks_along_an_axis(book):
+    """Each row by itself, on every instruction set; NaN, inf, zeros and the smallest subnormals among them."""
+    book = parse(book)
+    x = torch.randn(3, 70, 301, generator=torch.Generator().manual_seed(1)) * torch.logspace(-3, 3, 301)
+    x[0, :, 5], x[1, 3, 9], x[2, 6, 17], x[1, :, 11] = 0.0, math.nan, -math.inf, 1e-45
+    rows = x.movedim(1, -1).reshape(-1, 70)
+    each = custom_fp.quantize_rows(rows, book).view(3, 301, 70).movedim(-1, 1)
+    if book.block is None:
+        each = custom_fp.quantize(x, book)
+    for isa in _scaled.isas():
+        _scaled.use_isa(isa)
+        for source, axis in ((x, 1), (x.transpose(0, 1).contiguous(), 0), (x.mT.contiguous(), 2)):
+            found = custom_fp.quantize(source, book, axis=axis)
+            expected = each if source is x else each.transpose(0, 1) if axis == 0 else each.mT
+            assert torch.equal(found.view(torch.int32), expected.contiguous().view(torch.int32)), (isa, axis)

@@ -10,12 +10,27 @@ from torch import Tensor, get_num_threads
 
 from custom_fp import _scaled
 from custom_fp.formats.codebook import Codebook
+from custom_fp.rule import Rule
+from custom_fp.scaled.blocks import single
 from custom_fp.scaled.codebook import CodebookBlocks, tables_of
 
 MOST_CELLS = 1 << 13
 
 
 class NativeCodebook(CodebookBlocks):
+    def quantize(self, x: Tensor, fmt: Codebook, rule: Rule, out: Tensor, axis: int | None = None) -> None:
+        if axis is None or fmt.block is None or not x.numel():
+            super().quantize(x, fmt, rule, out)
+            return
+        x, shape = single(x), x.shape
+        outer, length, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+        if inner == 1:
+            self.quantize_rows(x.view(outer, length), fmt, out.view(outer, length))
+            return
+        addresses, (tables, _) = (x.data_ptr(), out.data_ptr()), _tables(fmt)
+        sizes = outer, length, inner, _block_size(fmt, length)
+        _scaled.codebook_columns(*addresses, *sizes, tables, get_num_threads())
+
     def quantize_rows(self, x_RxN: Tensor, fmt: Codebook, out_RxN: Tensor) -> None:
         rows, n = x_RxN.shape
         addresses, (tables, _) = (x_RxN.data_ptr(), out_RxN.data_ptr()), _tables(fmt)

@@ -86,24 +86,38 @@ template <Way way> CFP_FN IntLanes place_of(FloatLanes y, const CodebookTables& 
     return place_by_search(y, t.thresholds);
 }
 
-// each(i, count, place) for the places of x / scale, up to a register of them at a time; -1 where the scale is NaN.
+template <Way way> CFP_FN FloatLanes value_at(IntLanes place, const CodebookTables& t) {
+    if constexpr (way == few) return pick(t.ascending, place);
+    return gather(way == in_cells ? t.cells.values : t.ascending, place);
+}
+
+// Of the `left` values from here on: a register of them, or all of them and zeros.
+CFP_FN FloatLanes load_some(const float* x, int64_t left) {
+    if (left >= lanes) return load<FloatLanes>(x);
+    FloatLanes values = {};
+    std::memcpy(&values, x, static_cast<size_t>(left) * sizeof(float));
+    return values;
+}
+
+CFP_FN void store_some(float* out, FloatLanes values, int64_t left) {
+    if (left >= lanes)
+        store(out, values);
+    else
+        std::memcpy(out, &values, static_cast<size_t>(left) * sizeof(float));
+}
+
+// each(i, left, place) for the places of x / scale, up to a register of them at a time; of -1 where the scale is NaN.
 template <Way way, class Each>
 CFP_FN void each_place(const float* x, int64_t n, float scale, const CodebookTables& t, const Each& each) {
     if (scale != scale) {
         const IntLanes place = place_of<way>(FloatLanes{} - 1.0f, t);
-        for (int64_t i = 0; i < n; i += lanes) each(i, n - i < lanes ? n - i : lanes, place);
+        for (int64_t i = 0; i < n; i += lanes) each(i, n - i, place);
         return;
     }
     const FloatLanes divisor = FloatLanes{} + (scale > 0.0f ? scale : 1.0f);
     for (int64_t i = 0; i < n; i += lanes) {
-        const int64_t count = n - i < lanes ? n - i : lanes;
-        FloatLanes values = {};
         __builtin_prefetch(x + i + ahead);
-        if (count == lanes)
-            values = load<FloatLanes>(x + i);
-        else
-            std::memcpy(&values, x + i, static_cast<size_t>(count) * sizeof(float));
-        each(i, count, place_of<way>(values / divisor, t));
+        each(i, n - i, place_of<way>(load_some(x + i, n - i) / divisor, t));
     }
 }
 
@@ -154,16 +168,29 @@ void codebook_quantize_by(const float* x, float* out, int64_t n, int64_t block, 
                           const CodebookTables& t) {
     each_block(x, n, block, given, nullptr, [&](int64_t begin, int64_t count, float scale) {
         each_place<way>(x + begin, count, scale, t, [&](int64_t i, int64_t some, IntLanes place) {
-            const FloatLanes value = way == few        ? pick(t.ascending, place)
-                                     : way == in_cells ? gather(t.cells.values, place)
-                                                       : gather(t.ascending, place);
-            const FloatLanes result = value * scale;
-            if (some == lanes)
-                store(out + begin + i, result);
-            else
-                std::memcpy(out + begin + i, &result, static_cast<size_t>(some) * sizeof(float));
+            store_some(out + begin + i, value_at<way>(place, t) * scale, some);
         });
     });
+}
+
+// Values of a block that lie `inner` apart, of n columns side by side (at most `columns_at_once`): `rows` of each.
+template <Way way>
+void codebook_columns_by(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, const CodebookTables& t) {
+    IntLanes most[columns_at_once / lanes] = {};
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t c = 0; c < n; c += lanes) {
+            const IntLanes bits = (IntLanes)Lanes::bits(load_some(x + row * inner + c, n - c));
+            most[c / lanes] = Lanes::more(most[c / lanes], bits & 0x7fffffff);
+        }
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t c = 0; c < n; c += lanes) {
+            const IntLanes largest = most[c / lanes], finite = largest < 0x7f800000, some = largest > 0;
+            const FloatLanes scale = (FloatLanes)((largest & finite) | (0x7fc00000 & ~finite));
+            const FloatLanes divisor = (FloatLanes)((largest & some) | (0x3f800000 & ~some));
+            const IntLanes y = (IntLanes)Lanes::bits(load_some(x + row * inner + c, n - c) / divisor);
+            const IntLanes place = place_of<way>((FloatLanes)((y & finite) | (IntLanes(0xbf800000 + IntLanes{}) & ~finite)), t);
+            store_some(out + row * inner + c, value_at<way>(place, t) * scale, n - c);
+        }
 }
 
 template <Way way>
@@ -173,7 +200,7 @@ void codebook_encode_by(const float* x, u8* codes, float* scales, int64_t n, int
     each_block(x, n, block, given, scales, [&](int64_t begin, int64_t count, float scale) {
         each_place<way>(x + begin, count, scale, t, [&](int64_t i, int64_t some, IntLanes place) {
             const ByteLanes bytes = __builtin_convertvector(gather(table, place), ByteLanes);
-            if (some == lanes)
+            if (some >= lanes)
                 std::memcpy(codes + begin + i, &bytes, lanes);
             else
                 std::memcpy(codes + begin + i, &bytes, static_cast<size_t>(some));
@@ -187,6 +214,13 @@ void codebook_quantize(const float* x, float* out, int64_t n, int64_t block, con
     (way == few        ? codebook_quantize_by<few>
      : way == in_cells ? codebook_quantize_by<in_cells>
                        : codebook_quantize_by<by_search>)(x, out, n, block, given, t);
+}
+
+void codebook_columns(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, const CodebookTables& t) {
+    const Way way = way_to(t);
+    (way == few        ? codebook_columns_by<few>
+     : way == in_cells ? codebook_columns_by<in_cells>
+                       : codebook_columns_by<by_search>)(x, out, rows, inner, n, t);
 }
 
 void codebook_encode(const float* x, u8* codes, float* scales, int64_t n, int64_t block, const float* given,

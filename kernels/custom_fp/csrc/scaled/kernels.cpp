@@ -8,7 +8,8 @@
 namespace custom_fp {
 
 const ScaledKernels& CFP_NAME(CFP_ISA)() {
-    static const ScaledKernels kernels = {largest_bits, codebook_quantize, codebook_encode, codebook_decode};
+    static const ScaledKernels kernels = {largest_bits,    codebook_quantize, codebook_columns,
+                                          codebook_encode, codebook_decode};
     return kernels;
 }
 

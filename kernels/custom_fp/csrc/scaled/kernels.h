@@ -9,11 +9,16 @@
 
 namespace custom_fp {
 
+constexpr int64_t columns_at_once = 256;
+
 struct ScaledKernels {
     // the largest magnitude, as bits: these of non-negative floats are ordered as the floats are, NaN above infinity
     u32 (*largest_bits)(const float* x, int64_t n);
     void (*codebook_quantize)(const float* x, float* out, int64_t n, int64_t block, const float* given,
                               const CodebookTables& tables);
+    // one block a column, of `rows` values that lie `inner` apart; n <= columns_at_once columns side by side
+    void (*codebook_columns)(const float* x, float* out, int64_t rows, int64_t inner, int64_t n,
+                             const CodebookTables& tables);
     void (*codebook_encode)(const float* x, u8* codes, float* scales, int64_t n, int64_t block, const float* given,
                             const CodebookTables& tables);
     void (*codebook_decode)(const u8* codes, const float* scales, float* out, int64_t n, int64_t block,

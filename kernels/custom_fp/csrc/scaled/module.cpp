@@ -83,6 +83,24 @@ void codebook_quantize(uintptr_t x, uintptr_t out, int64_t rows, int64_t n, int6
         });
 }
 
+// blocks along the middle of (outer, length, inner)
+void codebook_columns(uintptr_t x, uintptr_t out, int64_t outer, int64_t length, int64_t inner, int64_t block,
+                      const TableParts& parts, int threads) {
+    const CodebookTables t = parts.tables();
+    const int64_t per_length = (length + block - 1) / block, per_row = (inner + columns_at_once - 1) / columns_at_once;
+    const int64_t values = block * std::min(inner, columns_at_once);
+    parallel(outer * per_length * per_row, threads, std::max<int64_t>(1, grain / values), 1,
+             [&](int64_t begin, int64_t end) {
+                 for (int64_t number = begin; number < end; ++number) {
+                     const int64_t column = number % per_row * columns_at_once, of_all = number / per_row;
+                     const int64_t plane = of_all / per_length, row = of_all % per_length * block;
+                     const int64_t first = (plane * length + row) * inner + column;
+                     isa->codebook_columns(at<float>(x) + first, at<float>(out) + first, std::min(block, length - row),
+                                           inner, std::min(columns_at_once, inner - column), t);
+                 }
+             });
+}
+
 void codebook_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, int64_t n, int64_t block, const TableParts& parts,
                      int threads) {
     const CodebookTables t = parts.tables();
@@ -133,6 +151,7 @@ NB_MODULE(_scaled, m) {
                                    half,            thresholds,  ascending,  codes, size};
         });
     m.def("codebook_quantize", &codebook_quantize);
+    m.def("codebook_columns", &codebook_columns);
     m.def("codebook_encode", &codebook_encode);
     m.def("codebook_decode", &codebook_decode);
     m.def("isas", [] { return isa.names(); });
