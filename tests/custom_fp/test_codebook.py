@@ -185,9 +185,8 @@ def test_layers_round_to_formats_with_scales():
     assert same(x.grad, custom_fp.quantize(grad, "mxfp8_e5m2"))
     assert same(custom_fp.Quantizer(forward=NF4)(x.detach()), custom_fp.quantize(x.detach(), NF4))
     layer = custom_fp.QuantLinear(40, 3, accumulator="fp32", operands="mxfp4")
-    expected = (
-        custom_fp.quantize(x.detach(), "mxfp4") @ custom_fp.quantize(layer.weight.detach(), "mxfp4").t()
-    )
+    x_rows, w_rows = (custom_fp.quantize(of.detach(), "mxfp4", axis=-1) for of in (x, layer.weight))
+    expected = x_rows @ w_rows.t()
     torch.testing.assert_close(layer(x).detach(), expected + layer.bias.detach())
     with pytest.raises(ValueError, match="unknown format 'linear'"):
         custom_fp.QuantLinear(4, 3, accumulator="linear")
