@@ -49,11 +49,13 @@ def check_codes(encoded: Sequence[object], fmt: NumberFormat, axis: int | None =
         raise TypeError(f"decode takes uint8 codes of {fmt}; got {kind(x)}")
     expected = scale_shapes(fmt, x.shape, axis)
     if len(encoded) != 1 + len(expected):
-        needed = ("codes alone", "codes and scales", "codes, scales and the tensor's scale")[len(expected)]
+        third = "zero points" if fmt.has_zero_point else "the tensor's scale"
+        needed = ("codes alone", "codes and scales", f"codes, scales and {third}")[len(expected)]
         raise ValueError(f"decode takes {needed} of {fmt}; got {len(encoded)} tensors")
     for scales, (shape, dtype) in zip(encoded[1:], expected, strict=True):
         if not isinstance(scales, Tensor) or scales.dtype is not dtype or scales.shape != tuple(shape):
-            number = f"{math.prod(shape)} scales" if shape else "one tensor's scale"
+            what = "zero points" if scales is not encoded[1] and fmt.has_zero_point else "scales"
+            number = f"{math.prod(shape)} {what}" if shape else "one tensor's scale"
             along = "" if len(shape) < 2 and axis is None else f" of shape {list(shape)}"
             raise ValueError(
                 f"{x.numel()} values of {fmt} have {number} of {dtype}{along}; got {kind(scales)}"
@@ -115,10 +117,13 @@ def scale_dtype(fmt: NumberFormat) -> torch.dtype:
 def scale_shapes(
     fmt: NumberFormat, shape: Sequence[int], axis: int | None = None
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and dtypes of what stands beside the codes: the scales of blocks, and that of the tensor."""
+    """Shapes and dtypes of what stands beside the codes: the scales of blocks, their zero points or that of the
+    tensor."""
     if not fmt.has_scales:
         return []
     found = [(fmt.layout(shape, axis).shape, scale_dtype(fmt))]
+    if fmt.has_zero_point:
+        return [*found, (found[0][0], torch.uint8)]
     return [*found, ((), torch.float32)] if fmt.has_tensor_scale else found
 
 

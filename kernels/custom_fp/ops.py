@@ -148,7 +148,8 @@ def encode(
 ) -> Tensor | tuple[Tensor, ...]:
     """The codes of x, rounded to nearest even first: uint8 up to 8 bits, int32 up to 31, int64 for 32.
 
-    Of a format with scales, (codes, scales), or (codes, scales, the tensor's scale) where it has one: codes are uint8;
+    Of a format with scales, (codes, scales), (codes, scales, the tensor's scale) where it has one, or (codes, scales,
+    zero points), uint8, where it has those: codes are uint8;
     scales are uint8, or float32 in formats whose scales are that, in the order of the blocks, and with an axis of the
     shape of x but for that dimension; the tensor's scale is a float32 of no dimensions. There is no `out` then. axis:
     as `quantize` has it.

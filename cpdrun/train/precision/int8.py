@@ -18,6 +18,9 @@ samples), and rounds them stochastically, since `num_chunks=16` reaches the plac
 stochastic). What differs from it: evaluation takes the range of the batch at hand, not an average over steps, and
 rounds to nearest; biases and the weights of norms stay float32.
 
+The levels start at the smallest value, wherever that lies: zero need not be one of them. So they are not those of
+custom_fp's `int8_affine`, whose zero point is a whole number of steps.
+
 inf and NaN make their whole tensor NaN: a diverged run stays visible. A tensor of equal values is kept as it is.
 """
 

@@ -33,7 +33,8 @@ def parse(name: str | NumberFormat) -> NumberFormat:
     """The format called `name`; a format is returned as it is.
 
     e5m2, e4m3fn, bf16 ...     `Format`
-    dynamic_tree, linear_b64   `Codebook`
+    dynamic_tree, nf4_b64 ...  `Codebook`
+    int8_affine ...            `Affine`
     mxfp8_e4m3, nvfp4 ...      `BlockFormat`
     package.module.NAME        a format in a module of the user's own, on Python's path or in the working folder
 

@@ -45,6 +45,9 @@ class NumberFormat(ABC):
     has_tensor_scale: bool = False
     """Whether a float32 scale of the whole tensor stands beside those of its blocks."""
 
+    has_zero_point: bool = False
+    """Whether a byte for each block stands beside its scale, the code of zero."""
+
     exponent_bits: int | None
     """Of a binary floating-point format; None for any other."""
 
@@ -99,10 +102,15 @@ class NumberFormat(ABC):
         of a row or column, whose length the tensor says."""
         size = math.prod(self.block) if isinstance(self.block, tuple) else self.block
         return (
-            self.code_bits + self.scale_bits / size
+            self.code_bits + self.bits_of_block / size
             if self.scale_bits and isinstance(size, int)
             else self.code_bits
         )
+
+    @property
+    def bits_of_block(self) -> int:
+        """Beside its codes."""
+        return self.scale_bits + 8 * self.has_zero_point
 
     def layout(self, shape: Sequence[int], axis: int | None = None) -> Layout:
         """How a tensor of this shape is cut in blocks along an axis from 0 on; None: as `quantize` has it. ValueError
@@ -119,7 +127,7 @@ class NumberFormat(ABC):
         codes = -(-math.prod(shape) // 8) * self.code_bits
         if not self.scale_bits:
             return codes
-        return 4 * self.has_tensor_scale + self.layout(shape, axis).scales * self.scale_bits // 8 + codes
+        return 4 * self.has_tensor_scale + self.layout(shape, axis).scales * self.bits_of_block // 8 + codes
 
     def __str__(self) -> str:
         return self.name

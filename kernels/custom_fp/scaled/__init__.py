@@ -1,4 +1,4 @@
-"""The arithmetic of formats with scales: codebooks and MX.
+"""The arithmetic of formats with scales: codebooks, elements in blocks, affine integers (of which affine.py tells).
 
 Blocks are cut from the elements in memory order, or, where `quantize` is given an axis, along that; a codebook without
 a block size has one scale for the tensor. A tensor without elements has no blocks.

@@ -16,14 +16,14 @@ def rounded(fmt: BlockFormat, q: Tensor, rounding: Rounding, random: Tensor | No
     """q, within the elements' least and largest value, rounded to those. random: 32 bits for each (int64), where
     rounding is stochastic."""
     if fmt.is_integer:
-        return _to_integer(fmt.of, q, rounding, random)
+        return to_integer(fmt.of, q, rounding, random)
     if random is not None:
         rule = Rule(rounding, Overflow.SATURATE)
         return round_to_format(q.double(), fmt.of, rule, random).float()
     return operators.quantize.compute(q, fmt.of, rounding, Overflow.SATURATE)
 
 
-def _to_integer(kind: Integer, q: Tensor, rounding: Rounding, random: Tensor | None) -> Tensor:
+def to_integer(kind: Integer, q: Tensor, rounding: Rounding, random: Tensor | None) -> Tensor:
     units = q.double() / kind.unit
     if rounding is Rounding.NEAREST_EVEN:
         whole = units.round()

@@ -3,16 +3,12 @@
 
 #include <cstring>
 
-#include "cpu_lanes.h"
 #include "scaled/codebook.h"
+#include "scaled/cpu_some.h"
 #include "scaled/kernels.h"
 
 namespace custom_fp {
 namespace {
-
-typedef Integers<FloatLanes> Lanes;
-constexpr int64_t ahead = 1024;  // values asked of memory in advance, which the look-ups keep the processor from doing
-typedef u8 ByteLanes __attribute__((vector_size(lanes)));
 
 CFP_FN FloatLanes gather(const float* from, IntLanes at) {
 #if defined(__AVX512F__)
@@ -91,21 +87,6 @@ template <Way way> CFP_FN FloatLanes value_at(IntLanes place, const CodebookTabl
     return gather(way == in_cells ? t.cells.values : t.ascending, place);
 }
 
-// Of the `left` values from here on: a register of them, or all of them and zeros.
-CFP_FN FloatLanes load_some(const float* x, int64_t left) {
-    if (left >= lanes) return load<FloatLanes>(x);
-    FloatLanes values = {};
-    std::memcpy(&values, x, static_cast<size_t>(left) * sizeof(float));
-    return values;
-}
-
-CFP_FN void store_some(float* out, FloatLanes values, int64_t left) {
-    if (left >= lanes)
-        store(out, values);
-    else
-        std::memcpy(out, &values, static_cast<size_t>(left) * sizeof(float));
-}
-
 // each(i, left, place) for the places of x / scale, up to a register of them at a time; of -1 where the scale is NaN.
 template <Way way, class Each>
 CFP_FN void each_place(const float* x, int64_t n, float scale, const CodebookTables& t, const Each& each) {
@@ -119,21 +100,6 @@ CFP_FN void each_place(const float* x, int64_t n, float scale, const CodebookTab
         __builtin_prefetch(x + i + ahead);
         each(i, n - i, place_of<way>(load_some(x + i, n - i) / divisor, t));
     }
-}
-
-CFP_FN i32 largest_of(IntLanes x) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_epi32((__m512i)x);
-#else
-    for (int apart = lanes / 2; apart; apart /= 2) {
-        i32 values[2 * lanes] = {};
-        std::memcpy(values, &x, sizeof x);
-        IntLanes other;
-        std::memcpy(&other, values + apart, sizeof other);
-        x = Lanes::more(x, other);
-    }
-    return x[0];
-#endif
 }
 
 u32 largest_bits(const float* x, int64_t n) {
@@ -199,11 +165,7 @@ void codebook_encode_by(const float* x, u8* codes, float* scales, int64_t n, int
     const i32* table = way == in_cells ? t.cells.codes : t.codes;
     each_block(x, n, block, given, scales, [&](int64_t begin, int64_t count, float scale) {
         each_place<way>(x + begin, count, scale, t, [&](int64_t i, int64_t some, IntLanes place) {
-            const ByteLanes bytes = __builtin_convertvector(gather(table, place), ByteLanes);
-            if (some >= lanes)
-                std::memcpy(codes + begin + i, &bytes, lanes);
-            else
-                std::memcpy(codes + begin + i, &bytes, static_cast<size_t>(some));
+            store_bytes(codes + begin + i, gather(table, place), some);
         });
     });
 }

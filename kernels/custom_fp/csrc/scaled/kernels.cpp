@@ -1,5 +1,6 @@
 // The loops over formats with scales, of one instruction set: CMake compiles this file once for each, with CFP_ISA as
 // its name.
+#include "scaled/cpu_affine.h"
 #include "scaled/cpu_codebook.h"
 
 #define CFP_JOIN(a, b) a##b
@@ -8,8 +9,10 @@
 namespace custom_fp {
 
 const ScaledKernels& CFP_NAME(CFP_ISA)() {
-    static const ScaledKernels kernels = {largest_bits,    codebook_quantize, codebook_columns,
-                                          codebook_encode, codebook_decode};
+    static const ScaledKernels kernels = {
+        largest_bits, codebook_quantize, codebook_columns, codebook_encode, codebook_decode,
+        affine_range, affine_quantize,   affine_columns,   affine_encode,
+    };
     return kernels;
 }
 

@@ -5,11 +5,17 @@
 
 #include <cstdint>
 
+#include "scaled/affine.h"
 #include "scaled/codebook.h"
 
 namespace custom_fp {
 
 constexpr int64_t columns_at_once = 256;
+
+struct Range {  // of values, and zero; the bits of the largest magnitude
+    float low, high;
+    u32 largest;
+};
 
 struct ScaledKernels {
     // the largest magnitude, as bits: these of non-negative floats are ordered as the floats are, NaN above infinity
@@ -23,6 +29,13 @@ struct ScaledKernels {
                             const CodebookTables& tables);
     void (*codebook_decode)(const u8* codes, const float* scales, float* out, int64_t n, int64_t block,
                             const float* values);
+
+    Range (*affine_range)(const float* x, int64_t n);
+    void (*affine_quantize)(const float* x, float* out, int64_t n, int64_t block, float levels,
+                            const AffineScale* given);
+    void (*affine_columns)(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, float levels);
+    void (*affine_encode)(const float* x, u8* codes, float* scales, u8* zeros, int64_t n, int64_t block, float levels,
+                          const AffineScale* given);
 };
 
 const ScaledKernels& scaled_baseline();

@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <mutex>
+
 #include "isa.h"
 #include "parallel.h"
 #include "scaled/kernels.h"
@@ -83,10 +85,9 @@ void codebook_quantize(uintptr_t x, uintptr_t out, int64_t rows, int64_t n, int6
         });
 }
 
-// blocks along the middle of (outer, length, inner)
-void codebook_columns(uintptr_t x, uintptr_t out, int64_t outer, int64_t length, int64_t inner, int64_t block,
-                      const TableParts& parts, int threads) {
-    const CodebookTables t = parts.tables();
+// one(first, rows, columns) for pieces of (outer, length, inner): the blocks along the middle of some columns.
+template <class One>
+void over_columns(int64_t outer, int64_t length, int64_t inner, int64_t block, int threads, const One& one) {
     const int64_t per_length = (length + block - 1) / block, per_row = (inner + columns_at_once - 1) / columns_at_once;
     const int64_t values = block * std::min(inner, columns_at_once);
     parallel(outer * per_length * per_row, threads, std::max<int64_t>(1, grain / values), 1,
@@ -94,11 +95,18 @@ void codebook_columns(uintptr_t x, uintptr_t out, int64_t outer, int64_t length,
                  for (int64_t number = begin; number < end; ++number) {
                      const int64_t column = number % per_row * columns_at_once, of_all = number / per_row;
                      const int64_t plane = of_all / per_length, row = of_all % per_length * block;
-                     const int64_t first = (plane * length + row) * inner + column;
-                     isa->codebook_columns(at<float>(x) + first, at<float>(out) + first, std::min(block, length - row),
-                                           inner, std::min(columns_at_once, inner - column), t);
+                     one((plane * length + row) * inner + column, std::min(block, length - row),
+                         std::min(columns_at_once, inner - column));
                  }
              });
+}
+
+void codebook_columns(uintptr_t x, uintptr_t out, int64_t outer, int64_t length, int64_t inner, int64_t block,
+                      const TableParts& parts, int threads) {
+    const CodebookTables t = parts.tables();
+    over_columns(outer, length, inner, block, threads, [&](int64_t first, int64_t rows, int64_t columns) {
+        isa->codebook_columns(at<float>(x) + first, at<float>(out) + first, rows, inner, columns, t);
+    });
 }
 
 void codebook_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, int64_t n, int64_t block, const TableParts& parts,
@@ -137,6 +145,60 @@ void codebook_decode(uintptr_t codes, uintptr_t scales, uintptr_t out, int64_t n
         });
 }
 
+AffineScale scale_of_long_affine(const float* x, int64_t n, float levels, int threads) {
+    std::mutex lock;
+    Range all = {0.0f, 0.0f, 0};
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        const Range here = isa->affine_range(x + begin, end - begin);
+        const std::lock_guard<std::mutex> held(lock);
+        all = {std::min(all.low, here.low), std::max(all.high, here.high), std::max(all.largest, here.largest)};
+    });
+    FpEnvironment environment;
+    return affine_scale(all.low, all.high, all.largest, levels);
+}
+
+void affine_quantize(uintptr_t x, uintptr_t out, int64_t rows, int64_t n, int64_t block, int levels, int threads) {
+    over_blocks(
+        rows, n, block, threads,
+        [&](int64_t begin, int64_t count, int64_t) {
+            isa->affine_quantize(at<float>(x) + begin, at<float>(out) + begin, count, block, levels, nullptr);
+        },
+        [&](int64_t first, int64_t count, int64_t) {
+            const float* from = at<float>(x) + first;
+            const AffineScale scale = scale_of_long_affine(from, count, levels, threads);
+            parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
+                isa->affine_quantize(from + begin, at<float>(out) + first + begin, end - begin, block, levels, &scale);
+            });
+        });
+}
+
+void affine_columns(uintptr_t x, uintptr_t out, int64_t outer, int64_t length, int64_t inner, int64_t block, int levels,
+                    int threads) {
+    over_columns(outer, length, inner, block, threads, [&](int64_t first, int64_t rows, int64_t columns) {
+        isa->affine_columns(at<float>(x) + first, at<float>(out) + first, rows, inner, columns, levels);
+    });
+}
+
+void affine_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, uintptr_t zeros, int64_t rows, int64_t n,
+                   int64_t block, int levels, int threads) {
+    over_blocks(
+        rows, n, block, threads,
+        [&](int64_t begin, int64_t count, int64_t number) {
+            isa->affine_encode(at<float>(x) + begin, at<u8>(codes) + begin, at<float>(scales) + number,
+                               at<u8>(zeros) + number, count, block, levels, nullptr);
+        },
+        [&](int64_t first, int64_t count, int64_t number) {
+            const float* from = at<float>(x) + first;
+            const AffineScale scale = scale_of_long_affine(from, count, levels, threads);
+            at<float>(scales)[number] = scale.scale;
+            at<u8>(zeros)[number] = static_cast<u8>(scale.zero);
+            parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
+                isa->affine_encode(from + begin, at<u8>(codes) + first + begin, nullptr, nullptr, end - begin, block,
+                                   levels, &scale);
+            });
+        });
+}
+
 }  // namespace
 }  // namespace custom_fp::bindings
 
@@ -154,6 +216,9 @@ NB_MODULE(_scaled, m) {
     m.def("codebook_columns", &codebook_columns);
     m.def("codebook_encode", &codebook_encode);
     m.def("codebook_decode", &codebook_decode);
+    m.def("affine_quantize", &affine_quantize);
+    m.def("affine_columns", &affine_columns);
+    m.def("affine_encode", &affine_encode);
     m.def("isas", [] { return isa.names(); });
     m.def("use_isa", [](const std::string& name) { isa.use(name); });
 }

@@ -1,0 +1,123 @@
+// CPU loops over integers with a scale and a zero point. See kernels.h for the contract.
+#pragma once
+
+#include <cstring>
+
+#include "scaled/affine.h"
+#include "scaled/cpu_some.h"
+#include "scaled/kernels.h"
+
+namespace custom_fp {
+namespace {
+
+CFP_FN FloatLanes less(FloatLanes a, FloatLanes b) { return a < b ? a : b; }  // b where one is NaN
+CFP_FN FloatLanes more(FloatLanes a, FloatLanes b) { return a > b ? a : b; }
+
+// What a block's values come to.
+struct Ends {
+    FloatLanes low = {}, high = {};
+    IntLanes largest = {};
+
+    CFP_MEMBER void meet(FloatLanes x) {
+        low = less(x, low);
+        high = more(x, high);
+        largest = Lanes::more(largest, (IntLanes)Lanes::bits(x) & 0x7fffffff);
+    }
+};
+
+Range affine_range(const float* x, int64_t n) {
+    Ends ends;
+    for (int64_t i = 0; i < n; i += lanes) ends.meet(load_some(x + i, n - i));
+    Range range = {0.0f, 0.0f, static_cast<u32>(largest_of(ends.largest))};
+    for (int j = 0; j < lanes; ++j) {
+        range.low = smaller(range.low, ends.low[j]);
+        range.high = larger(range.high, ends.high[j]);
+    }
+    return range;
+}
+
+struct AffineLanes {
+    FloatLanes scale, inverse, zero, levels;
+
+    AffineLanes(const AffineScale& of, float most)
+        : scale(FloatLanes{} + of.scale), inverse(FloatLanes{} + of.inverse), zero(FloatLanes{} + of.zero),
+          levels(FloatLanes{} + most) {}
+
+    CFP_MEMBER FloatLanes code(FloatLanes x) const {
+        const FloatLanes whole = (x * inverse + 0x1.8p23f) - 0x1.8p23f;
+        return less(more(whole + zero, FloatLanes{}), levels);
+    }
+};
+
+// one(begin, count, scale) for the blocks of n values in a row; the scales of some are found before those are worked on.
+template <class One>
+CFP_FN void each_affine(const float* x, int64_t n, int64_t block, float levels, const AffineScale* given,
+                        const One& one) {
+    constexpr int64_t most = 32, most_values = 4096;
+    AffineScale found[most];
+    const int64_t step = smaller(most, larger(int64_t(1), most_values / block)) * block;
+    for (int64_t first = 0; first < n; first += step) {
+        const int64_t end = smaller(n, first + step);
+        for (int64_t begin = first, b = 0; begin < end; begin += block, ++b) {
+            if (given) {
+                found[b] = *given;
+                continue;
+            }
+            const Range range = affine_range(x + begin, smaller(block, end - begin));
+            found[b] = affine_scale(range.low, range.high, range.largest, levels);
+        }
+        for (int64_t begin = first, b = 0; begin < end; begin += block, ++b)
+            one(begin, smaller(block, end - begin), found[b]);
+    }
+}
+
+void affine_quantize(const float* x, float* out, int64_t n, int64_t block, float levels, const AffineScale* given) {
+    each_affine(x, n, block, levels, given, [&](int64_t begin, int64_t count, const AffineScale& of) {
+        const AffineLanes a(of, levels);
+        for (int64_t i = begin; i < begin + count; i += lanes) {
+            __builtin_prefetch(x + i + ahead);
+            const FloatLanes code = a.code(load_some(x + i, begin + count - i));
+            store_some(out + i, (code - a.zero) * a.scale, begin + count - i);
+        }
+    });
+}
+
+void affine_encode(const float* x, u8* codes, float* scales, u8* zeros, int64_t n, int64_t block, float levels,
+                   const AffineScale* given) {
+    each_affine(x, n, block, levels, given, [&](int64_t begin, int64_t count, const AffineScale& of) {
+        const AffineLanes a(of, levels);
+        if (scales) scales[begin / block] = of.scale;
+        if (zeros) zeros[begin / block] = static_cast<u8>(of.zero);
+        for (int64_t i = begin; i < begin + count; i += lanes) {
+            const FloatLanes code = of.scale == of.scale ? a.code(load_some(x + i, begin + count - i)) : FloatLanes{};
+            store_bytes(codes + i, __builtin_convertvector(code, IntLanes), begin + count - i);
+        }
+    });
+}
+
+void affine_columns(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, float levels) {
+    Ends ends[columns_at_once / lanes];
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t c = 0; c < n; c += lanes) ends[c / lanes].meet(load_some(x + row * inner + c, n - c));
+    float scales[3][columns_at_once];
+    for (int64_t c = 0; c < n; ++c) {
+        const Ends& of = ends[c / lanes];
+        const int j = static_cast<int>(c % lanes);
+        const AffineScale found = affine_scale(of.low[j], of.high[j], static_cast<u32>(of.largest[j]), levels);
+        scales[0][c] = found.scale;
+        scales[1][c] = found.inverse;
+        scales[2][c] = found.zero;
+    }
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t c = 0; c < n; c += lanes) {
+            AffineLanes a({0.0f, 0.0f, 0.0f}, levels);
+            a.scale = load_some(scales[0] + c, n - c);
+            a.inverse = load_some(scales[1] + c, n - c);
+            a.zero = load_some(scales[2] + c, n - c);
+            const FloatLanes code = a.code(load_some(x + row * inner + c, n - c));
+            store_some(out + row * inner + c, (code - a.zero) * a.scale, n - c);
+        }
+}
+
+}  // namespace
+}  // namespace custom_fp
