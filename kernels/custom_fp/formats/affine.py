@@ -48,7 +48,7 @@ class Affine(NumberFormat):
     ValueError for anything else.
     """
 
-    LOOKS_LIKE: ClassVar = "int8_affine, int4_affine_b32, int8_affine_channel ..."
+    LOOKS_LIKE: ClassVar = "int8_affine ..."
     scale_bits: ClassVar = 32
     has_zero_point: ClassVar = True
     takes_rounding: ClassVar = True

@@ -15,9 +15,10 @@ from custom_fp import formats
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.synonyms import meant
 
-for _file in iter_modules(formats.__path__):
-    if _file.name not in ("names", "protocol", "synonyms", "layout", "scale"):
-        import_module(f"custom_fp.formats.{_file.name}")
+_NO_KINDS = ("names", "protocol", "synonyms", "layout", "scale", "tables")
+_files = {file.name for file in iter_modules(formats.__path__)}.difference(_NO_KINDS)
+for _file in ("scalar", *sorted(_files)):  # floating point comes first in messages
+    import_module(f"custom_fp.formats.{_file}")
 
 
 def _kinds() -> dict[str, type[NumberFormat]]:
