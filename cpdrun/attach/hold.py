@@ -85,8 +85,8 @@ class Hold:
             self.steps.watch_uses()
         if self.asked.remembers:
             self.script.note(
-                f"{self.asked.remembers} goes from step to step and is in no checkpoint of the script's: a run that is "
-                "stopped and goes on gives other bits than one that is not"
+                f"{self.asked.remembers} goes from step to step: a script that saves checkpoints of its own needs "
+                "run.state_dict() in them, else it gives other bits when it is stopped and goes on"
             )
 
     def uninstall(self) -> None:
@@ -128,11 +128,24 @@ class Hold:
         self.steps.watch()
         return self.played.worker(w, divided)
 
-    @property
-    def remembers(self) -> bool:
-        """Whether what is held goes on from step to step, so that a script that is started again from a checkpoint of
-        its own would not end with the same bits."""
-        return bool(self.asked.remembers) or self.products.asked
+    def state_dict(self) -> dict[str, Any]:
+        """What is held and goes on from step to step: {} where nothing does. Collective; rank 0 gets the whole."""
+        if self.asked.plain and not self.products.asked:
+            return {}
+        return {"steps": self.steps.all, "sums": self.script.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises UserError for what `state_dict` of a script as this one did not give."""
+        if not state or (self.asked.plain and not self.products.asked):
+            return
+        try:
+            self.steps.go_on_from(state["steps"])
+            self.script.load_state_dict(state["sums"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            said = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise UserError(
+                f"run.load_state_dict: this is not what run.state_dict() gave in this run: {said}"
+            ) from None
 
     # ---- for the record
 

@@ -9,7 +9,7 @@ and, in a script that plays several workers on one process, or saves and stops b
         with run.worker(w):
             loss(model, batch_of(w)).backward()
     optimizer.step()
-    if run.should_stop(): save(run.checkpoint_dir)
+    if run.should_stop(): save({..., "run": run.state_dict()}, run.checkpoint_dir)
 """
 
 import os
@@ -43,6 +43,16 @@ class Run(Protocol):
     def should_stop(self) -> bool:
         """Whether the run is asked to save and end: the same on every rank. Collective."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the run remembers between steps (residuals of error feedback, the step that stochastic rounding and
+        rules go by, the magnitudes of delayed APS), to be saved with the model and the optimizer: torch.save takes it,
+        and torch.load with weights_only=True. {} where there is nothing, and outside of a run. Collective: every rank
+        calls it, and what rank 0 gets is to be saved."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """On every rank what rank 0 saved, before the next step: the weights are then those of a script that was not
+        stopped. {} is taken too, and outside of a run whatever it is."""
+
 
 class Outside:
     """Without cpdrun: nothing happens."""
@@ -63,9 +73,15 @@ class Outside:
     def should_stop(self) -> bool:
         return False
 
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
 
 class Inside:
-    """In a run: worker goes to its `Hold`, all else to its `Recorder`."""
+    """In a run: what is logged and asked goes to its `Recorder`, all else to its `Hold`."""
 
     def __init__(self, hold: Any, recorder: Any) -> None:
         self._hold, self._recorder = hold, recorder
@@ -86,6 +102,12 @@ class Inside:
 
     def should_stop(self) -> bool:
         return self._recorder.should_stop()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._hold.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._hold.load_state_dict(state)
 
 
 def attach(*models_and_optimizers: Any) -> Run:

@@ -142,6 +142,10 @@ class AllReduceSync(GradientSync):
             state["residuals"] = self.feedback.state_dict(self.workers)
         return state
 
+    def go_on_from(self, other: "AllReduceSync") -> None:
+        """What the other, of some of the same layers, remembers of them is this one's from here on."""
+        self.shifts.magnitudes, self.feedback = other.shifts.magnitudes, other.feedback
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.shifts.magnitudes.load_state_dict(state["scaling"])
         if self.feedback:

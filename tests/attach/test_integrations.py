@@ -10,6 +10,8 @@ from test_examples import SCRIPTS, differing, needs, run_dir, source, weights
 
 from cpdrun.attach import integrations
 
+REMEMBERING = ("sync.rounding=stochastic", "sync.error_feedback=true")  # from step to step
+
 
 class Started:
     """A script in a folder of its own, and its run."""
@@ -42,7 +44,7 @@ def stopped(at: int, script: str) -> None:
 @needs["hf_trainer"]
 def test_hugging_face_trainer(tmp_path):
     script, typed = SCRIPTS / "hf_trainer.py", "--max_steps 12 --output_dir w"
-    whole, halves = (Started(script, typed, tmp_path / name) for name in ("whole", "halves"))
+    whole, halves = (Started(script, typed, tmp_path / name, *REMEMBERING) for name in ("whole", "halves"))
     whole.start()
     halves.start(stop_at=7)
     assert (halves.checkpoints / "trainer0" / "checkpoint-7").is_dir()
@@ -78,7 +80,8 @@ def test_lightning_trainer(tmp_path):
     changed = text.replace('strategy="ddp"', 'strategy="auto"').replace("nn.ReLU()", "nn.Dropout(0.3)")
     assert changed.count("auto") == 1 and "Dropout" in changed
     script.write_text(f"{changed}\ntrainer.validate(module, DataLoader(TensorDataset(x[:99], y[:99])))\n")
-    whole, halves = (Started(script, "--epochs 3 --save w", tmp_path / name) for name in ("whole", "halves"))
+    typed = "--epochs 3 --save w"
+    whole, halves = (Started(script, typed, tmp_path / name, *REMEMBERING) for name in ("whole", "halves"))
     whole.start()
     halves.start(stop_at=2)
     assert [row["epoch"] for row in halves.rows()] == [1, 2]
@@ -89,13 +92,35 @@ def test_lightning_trainer(tmp_path):
     assert whole.rows()[-1].keys() == {"epoch", "step", "val_accuracy"}
 
 
-@needs["lightning_digits"]
-def test_what_no_checkpoint_of_theirs_holds_is_begun_anew(tmp_path):
-    script, stochastic = SCRIPTS / "lightning_digits.py", "sync.rounding=stochastic"
-    started = Started(script, "--epochs 2", tmp_path, stochastic)
-    how, run = partial(stopped, 1), str(started.run.path)
-    run_script(1, script, started.arguments, tmp_path, how, CPDRUN_RUN_DIR=run)
-    assert len(started.rows()) == 2 and not started.checkpoints.exists()
+ACCELERATE = """
+import sys, torch
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(1)
+net = torch.nn.Linear(9, 5)
+model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.5))
+first, last, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+if first:
+    accelerator.load_state(folder)
+for step in range(first, last):
+    optimizer.zero_grad()
+    x = torch.randn(7, 9, generator=torch.Generator().manual_seed(step))
+    accelerator.backward(model(x).square().mean())
+    optimizer.step()
+accelerator.save_state(folder)
+"""
+
+
+@needs["accelerate_digits"]
+def test_accelerate_saves_what_the_run_remembers(tmp_path):
+    from safetensors.torch import load_file
+
+    script = tmp_path / "saves.py"
+    script.write_text(ACCELERATE)
+    for n, typed in enumerate(("0 6 {}/whole", "0 3 {}/halves", "3 6 {}/halves")):
+        Started(script, typed.format(tmp_path), tmp_path / str(n), *REMEMBERING).start()
+    whole, halves = (load_file(tmp_path / folder / "model.safetensors") for folder in ("whole", "halves"))
+    assert differing(whole, halves) == 0 and (tmp_path / "halves" / "cpdrun.pt").is_file()
 
 
 @needs["fabric_digits"]

@@ -65,6 +65,7 @@ class HoldsDdp:
             return
         state, hook = hook_of(ddp, self.asked.sum_of)
         DistributedDataParallel.register_comm_hook.__wrapped__(ddp, state, self._counted(hook))
+        self.script.go_on(f"{DDP} {len(self.states)}", state)
         self.states.append(state)
         for p in ddp.module.parameters():
             self.script.claimed[p] = DDP

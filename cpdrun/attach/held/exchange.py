@@ -79,16 +79,42 @@ class Asked:
         )
 
 
-class Mean:
+class Going:
+    """A sum that goes on from step to step, made when its parameters are known."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.sync: AllReduceSync | None = None
+        self._loaded: dict[str, Any] = {}  # from a checkpoint, until the sum is there
+
+    def made(self, sync: AllReduceSync) -> None:
+        """In place of one of fewer parameters, where there was one."""
+        if self.sync is not None:
+            sync.go_on_from(self.sync)
+        elif self._loaded:
+            sync.load_state_dict(self._loaded)
+        self.sync = sync
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `cpdrun.comm.hook.HookState` has it. Collective."""
+        return {"step": self.step, "sync": self.sync.state_dict() if self.sync else self._loaded}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Before the next sum is formed. Raises ValueError for the state of another kind of sum."""
+        self.step, self._loaded = state["step"], state["sync"]
+        if self.sync is not None and self._loaded:
+            self.sync.load_state_dict(self._loaded)
+
+
+class Mean(Going):
     """The sum of this process's and all other workers' gradients, for parameters that it gets to know one after the
     other. Legend: W workers of this process, n elements of a parameter."""
 
     def __init__(self, asked: Asked, world_size: int, group: dist.ProcessGroup | None) -> None:
+        super().__init__()
         self.asked, self.world_size, self.group = asked, world_size, group
-        self.step = 0
         self.names: list[str] = []
         self._place = WeakIdKeyDictionary()
-        self.sync: AllReduceSync | None = None
 
     def knows(self, parameter: nn.Parameter) -> bool:
         return parameter in self._place
@@ -98,10 +124,7 @@ class Mean:
         for p, name in zip(parameters, names, strict=True):
             self._place[p] = len(self.names)
             self.names.append(name)
-        before = self.sync.state_dict() if self.sync else None
-        self.sync = self.asked.sum_of(self.names, self.world_size, self.group)
-        if before is not None:
-            self.sync.load_state_dict(before)
+        self.made(self.asked.sum_of(self.names, self.world_size, self.group))
 
     def name(self, parameter: nn.Parameter) -> str:
         return self.names[self._place[parameter]]

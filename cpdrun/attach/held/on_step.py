@@ -95,7 +95,10 @@ class OnStep:
     @torch.no_grad()
     def _round_(self, owner: int, found: list[tuple[nn.Parameter, int]]) -> None:
         parameters = [p for p, _ in found]
-        mean = self.means.setdefault(owner, Mean(self.asked, 1, None))
+        if owner not in self.means:
+            self.means[owner] = Mean(self.asked, 1, None)
+            self.script.go_on(f"optimizer {owner}", self.means[owner])
+        mean = self.means[owner]
         unknown = [p for p in parameters if not mean.knows(p)]
         if unknown:
             mean.know(unknown, self.script.named(unknown))

@@ -258,6 +258,8 @@ class Played:
         if self.mean is None:
             group = dist.new_group() if self.script.ranks > 1 else None
             self.mean = Mean(self.asked, self.script.world_size, group)
+            self.script.go_on("workers", self.mean)
+            self._whole_round_seen |= self.mean.step > 0
         unknown = [p for p in parameters if not self.mean.knows(p)]
         if unknown:
             self.mean.know(unknown, self.script.named(unknown))

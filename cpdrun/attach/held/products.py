@@ -27,6 +27,7 @@ class Products:
     def __init__(self, config: dict[str, Any], script: Script) -> None:
         self.config, self.script = config, script
         self.placed: list[tuple[nn.Module, Any]] = []  # models, and the precision of each
+        self._step = 0
         self.rounded: dict[str, str] = {}  # layers, and how
         self.in_fp32: dict[str, str] = {}  # layers that multiply, and their classes
         precision = self._precision()
@@ -78,6 +79,7 @@ class Products:
             self.placed.append((model, None))
             return
         _same_objects(before, prepared)
+        precision.at(self._step)
         self.placed.append((model, precision))
         self._list(model)
 
@@ -105,6 +107,7 @@ class Products:
 
     def at(self, step: int) -> None:
         """From here on as the rules say of this step."""
+        self._step = step
         for _, precision in self.placed:
             if precision is not None:
                 precision.at(step)

@@ -35,6 +35,10 @@ class Script:
         self.unreached: dict[str, None] = {}
         self._unreached = WeakIdKeyDictionary()
         self.notes: dict[str, None] = {}
+        self.going: dict[
+            str, Any
+        ] = {}  # sums, by names that they have again when the script is started again
+        self._loaded: dict[str, Any] = {}  # of a checkpoint, for those that are not there yet
 
     @property
     def ranks(self) -> int:
@@ -92,6 +96,21 @@ class Script:
     def named(self, parameters: Sequence[nn.Parameter]) -> list[str]:
         """Their names in the script's models."""
         return names_of(parameters, self.models_with(parameters))
+
+    def go_on(self, name: str, going: Any) -> None:
+        """Of what has a state_dict; it is given what a checkpoint has of it."""
+        self.going[name] = going
+        if name in self._loaded:
+            going.load_state_dict(self._loaded.pop(name))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of each of the sums. Collective."""
+        return self._loaded | {name: self.going[name].state_dict() for name in sorted(self.going)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loaded = dict(state)
+        for name in sorted(self.going.keys() & state.keys()):
+            self.going[name].load_state_dict(self._loaded.pop(name))
 
     def did_exchange(self, how: str, names: Iterable[str], numels: Iterable[int]) -> None:
         if how not in self.exchanged:

@@ -18,11 +18,10 @@ import torch.distributed.fsdp as fsdp
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from cpdrun.attach.held.exchange import Asked
+from cpdrun.attach.held.exchange import Asked, Going
 from cpdrun.attach.held.patches import Patches
 from cpdrun.attach.held.products import Products
 from cpdrun.attach.held.script import FSDP, Script
-from cpdrun.comm import AllReduceSync
 from cpdrun.comm.hook import unwrapped_name
 from cpdrun.errors import UserError
 
@@ -72,6 +71,7 @@ class HoldsFsdp:
             if self.group is None:
                 self.group = dist.new_group()
             comm = ReduceScatter(self, group.fsdp_params)
+            self.script.go_on(f"{FSDP} {len(self.sums)}", comm)
             self.sums.append(comm)
             module.set_custom_reduce_scatter(comm)
             module.set_force_sum_reduction_for_comms(True)
@@ -90,13 +90,12 @@ class HoldsFsdp:
         )
 
 
-class ReduceScatter(fsdp._fully_shard._fsdp_api.ReduceScatter):
+class ReduceScatter(Going, fsdp._fully_shard._fsdp_api.ReduceScatter):
     """Of the parameters of one `fully_shard` call. Legend: N ranks, P parameters, n_p elements of one, padded."""
 
     def __init__(self, holds: HoldsFsdp, fsdp_params: Sequence[Any]) -> None:
+        Going.__init__(self)
         self.holds, self.fsdp_params = holds, list(fsdp_params)
-        self.sync: AllReduceSync | None = None
-        self.step = 0
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -120,7 +119,7 @@ class ReduceScatter(fsdp._fully_shard._fsdp_api.ReduceScatter):
                 "there: use all parameters, freeze the others, or call set_reduce_scatter_unused_params(True)"
             )
         if self.sync is None:
-            self.sync = self.holds.asked.sum_of(names, N, self.holds.group)
+            self.made(self.holds.asked.sum_of(names, N, self.holds.group))
         input_NxS = input_tensor.view(N, -1)
         # of each parameter all parts, one after the other: its gradient, padded at the end
         gradients = [part.to(torch.float32).reshape(-1) for part in input_NxS.split(widths, dim=1)]

@@ -37,6 +37,7 @@ class Steps:
         self.asked, self.script, self.products = asked, script, products
         self.on_step, self.played, self.patches = on_step, played, patches
         self.taken: dict[int, int] = {}
+        self._before = 0  # steps before this process, as a checkpoint says
         self._watch: Patches | None = None
         self._passes: int | None = None  # backward passes before the first step, where they are counted
 
@@ -44,6 +45,16 @@ class Steps:
     def most(self) -> int | None:
         """Of one optimizer; None where they are not watched."""
         return max(self.taken.values(), default=0) if self._watch else None
+
+    @property
+    def all(self) -> int:
+        """Those of one optimizer, in this process and before it."""
+        return self._before + max(self.taken.values(), default=0)
+
+    def go_on_from(self, steps: int) -> None:
+        """`all` is this from here on."""
+        self._before = steps - max(self.taken.values(), default=0)
+        self.products.at(steps)
 
     def install(self) -> None:
         """Optimizers are known as they are made."""
@@ -147,7 +158,7 @@ class Steps:
         if self.taken[number] == 2:
             # by now each of several optimizers has taken a step
             self.asked.check_patterns()
-        self.products.at(max(self.taken.values()))
+        self.products.at(self.all)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> None:
         if not self._plays:

@@ -3,9 +3,7 @@ library, imported when the script imports the library.
 
 Their gradients are held as anybody's (`cpdrun.attach.hold`). Here the metrics that they log go into the run's record,
 and where the run is to stop they save into the run's checkpoint_dir, end the script, and go on from there when it is
-started again: to the same bits. Where a checkpoint of theirs would not lead to those (stochastic rounding, error
-feedback, delayed APS and precision rules remember what is not in it), they never ask whether to stop; a run that must
-then begins anew.
+started again: to the same bits, for what the run remembers (`Run.state_dict`) goes into each of their checkpoints.
 
 Two kinds of entry point find these files, ours and a stranger's alike:
 
@@ -39,13 +37,9 @@ def watch() -> Callable[[], None]:
     return lambda: sys.meta_path.remove(finder)
 
 
-def may_go_on() -> bool:
-    """Whether this process is of a run, and a checkpoint of its script's is all that is needed to go on."""
-    if RUN_DIR not in os.environ:
-        return False
-    from cpdrun.attach.hold import Hold
-
-    return not Hold.around().remembers
+def in_a_run() -> bool:
+    """Whether this process is of one."""
+    return RUN_DIR in os.environ
 
 
 def numbers_of(logged: Mapping[str, Any]) -> dict[str, Any]:

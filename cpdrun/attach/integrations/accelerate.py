@@ -1,21 +1,54 @@
-"""Accelerate: what `accelerator.log(values, step=...)` gives its trackers is recorded too, with trackers or without."""
+"""Accelerate: what `accelerator.log(values, step=...)` gives its trackers is recorded too, with trackers or without.
+
+`save_state` saves with the rest what the run remembers between steps, and `load_state` gives it back.
+"""
 
 import functools
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 import cpdrun.attach
-from cpdrun.attach.integrations import numbers_of
+from cpdrun.attach.integrations import in_a_run, numbers_of
+
+REMEMBERED = "cpdrun.pt"  # in a checkpoint's folder
 
 
 def install(module: ModuleType) -> None:
     """module: accelerate.accelerator."""
-    log = module.Accelerator.log
+    module.Accelerator.__init__ = _that_remembers(module.Accelerator.__init__)
+    module.Accelerator.log = _recorded(module.Accelerator.log)
 
+
+def _recorded(log: Callable) -> Callable:
     @functools.wraps(log)
     def recorded(self: Any, values: dict, step: int | None = None, *args: Any, **kwargs: Any) -> Any:
         if numbers := numbers_of(values):
             cpdrun.attach().log(**numbers, **({} if step is None else {"step": step}))
         return log(self, values, step, *args, **kwargs)
 
-    module.Accelerator.log = recorded
+    return recorded
+
+
+def _that_remembers(construct: Callable) -> Callable:
+    @functools.wraps(construct)
+    def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        if not in_a_run():
+            return
+
+        def save(models: Any, weights: Any, folder: str) -> None:
+            if (remembered := cpdrun.attach().state_dict()) and self.is_main_process:
+                torch.save(remembered, Path(folder) / REMEMBERED)
+
+        def load(models: Any, folder: str) -> None:
+            if (file := Path(folder) / REMEMBERED).is_file():
+                cpdrun.attach().load_state_dict(torch.load(file, weights_only=True))
+
+        self.register_save_state_pre_hook(save)
+        self.register_load_state_pre_hook(load)
+
+    return constructed

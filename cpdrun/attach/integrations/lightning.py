@@ -3,7 +3,8 @@
 Trainer: what `self.log` leaves in callback_metrics is recorded at the end of each epoch, and after other validations
 and tests. Where the run is to stop, it saves into the run's checkpoint_dir at the end of its epoch (within one,
 Lightning would leave out what is left of it), and the script ends there; the next one's `fit()` goes on from it. The
-states of the random numbers are saved too, each process's own, which Lightning does not do.
+states of the random numbers are saved too, each process's own, which Lightning does not do. In every checkpoint of a
+Trainer is what the run remembers between steps.
 Fabric: what `fabric.log` and `fabric.log_dict` give its loggers is recorded too.
 
 `lightning` and its older names (`pytorch_lightning`, `lightning_fabric`) are packages with classes of their own.
@@ -22,10 +23,10 @@ import numpy
 import torch
 
 import cpdrun.attach
-from cpdrun.attach.environment import RUN_DIR
-from cpdrun.attach.integrations import may_go_on, numbers_of
+from cpdrun.attach.integrations import in_a_run, numbers_of
 
 CHECKPOINT = "lightning.ckpt"
+REMEMBERED = "cpdrun"  # in every checkpoint of a Trainer's
 RANDOM = "random{rank}.pt"
 ARGUMENTS = (
     "model",
@@ -62,7 +63,13 @@ class _Recorded:
             trainer.save_checkpoint(self.folder / CHECKPOINT)
             self.stopped = trainer.should_stop = True
 
-    def on_load_checkpoint(self, trainer: Any, *_: Any) -> None:
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        if remembered := self.run.state_dict():
+            checkpoint[REMEMBERED] = remembered
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == "fit":
+            self.run.load_state_dict(checkpoint.get(REMEMBERED, {}))
         # here, before the next epoch's loaders draw
         if self.folder is not None and str(trainer.ckpt_path) == str(self.folder / CHECKPOINT):
             _set_random_states(torch.load(self._random(trainer), weights_only=True))
@@ -115,7 +122,7 @@ class _FabricCallback:
 
 def callbacks() -> list[Any]:
     """Of lightning.pytorch's Trainer; none outside of a run."""
-    if not _in_a_run():
+    if not in_a_run():
         return []
     from lightning.pytorch import Callback
 
@@ -124,7 +131,7 @@ def callbacks() -> list[Any]:
 
 def callbacks_of_pytorch_lightning() -> list[Any]:
     """The same of pytorch_lightning's."""
-    if not _in_a_run():
+    if not in_a_run():
         return []
     from pytorch_lightning import Callback
 
@@ -133,7 +140,7 @@ def callbacks_of_pytorch_lightning() -> list[Any]:
 
 def callbacks_of_fabric() -> list[Any]:
     """Of Fabric, by either name; none outside of a run."""
-    return [_FabricCallback()] if _in_a_run() else []
+    return [_FabricCallback()] if in_a_run() else []
 
 
 def install(module: ModuleType) -> None:
@@ -145,7 +152,7 @@ def install(module: ModuleType) -> None:
     def resumed(self: Any, *args: Any, **kwargs: Any) -> Any:
         # of several trainings in a script each goes on from its own
         number, callback = next(numbers), next((c for c in self.callbacks if isinstance(c, _Recorded)), None)
-        if callback is None or not may_go_on():
+        if callback is None or not in_a_run():
             return fit(self, *args, **kwargs)
         callback.folder = callback.run.checkpoint_dir / f"lightning{number}"
         given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
@@ -157,7 +164,3 @@ def install(module: ModuleType) -> None:
         return result
 
     module.Trainer.fit = resumed
-
-
-def _in_a_run() -> bool:
-    return RUN_DIR in os.environ

@@ -4,7 +4,8 @@
 
 What Trainer logs is recorded under its names (loss, eval_loss, what compute_metrics gives with eval_ before it), less
 what tells the time. Where the run is to stop, Trainer saves a checkpoint into the run's checkpoint_dir after the step
-it is at, whatever its save_strategy, and the script ends there; the next one's `train()` goes on from it.
+it is at, whatever its save_strategy, and the script ends there; the next one's `train()` goes on from it. In every
+checkpoint of Trainer's is what the run remembers between steps.
 """
 
 import functools
@@ -14,12 +15,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 import cpdrun.attach
-from cpdrun.attach.integrations import may_go_on, numbers_of
+from cpdrun.attach.integrations import in_a_run, numbers_of
+from cpdrun.attach.run import Run
 
+REMEMBERED = "cpdrun.pt"  # in a checkpoint's folder
 OF_TIME = ("_runtime", "_per_second", "total_flos", "epoch")
 
 
@@ -42,6 +46,10 @@ class CpdrunCallback(TrainerCallback):
             args.output_dir, args.save_only_model = str(self.folder), False
             control.should_save = control.should_training_stop = True
 
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if (remembered := self.run.state_dict()) and args.should_save:
+            torch.save(remembered, Path(args.output_dir) / f"checkpoint-{state.global_step}" / REMEMBERED)
+
 
 def install(module: ModuleType) -> None:
     """module: transformers.trainer."""
@@ -58,17 +66,27 @@ def install(module: ModuleType) -> None:
     def resumed(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         # of several trainings in a script each goes on from its own
         number, callback = next(numbers), _callback_of(self)
-        if callback is None or not may_go_on():
+        if callback is None or not in_a_run():
             return train(self, resume_from_checkpoint, *args, **kwargs)
         callback.folder = callback.run.checkpoint_dir / f"trainer{number}"
         if not resume_from_checkpoint and callback.folder.is_dir():
             resume_from_checkpoint = get_last_checkpoint(str(callback.folder))
+        _load_remembered(self, resume_from_checkpoint, callback.run)
         result = train(self, resume_from_checkpoint, *args, **kwargs)
         if callback.stopped:
             raise SystemExit(os.EX_TEMPFAIL)
         return result
 
     module.Trainer.__init__, module.Trainer.train = with_callback, resumed
+
+
+def _load_remembered(trainer: Any, resume_from: Any, run: Run) -> None:
+    """resume_from: a checkpoint's folder, True for the last of the Trainer's own, or nothing."""
+    if resume_from is True:
+        resume_from = get_last_checkpoint(trainer.args.output_dir)
+    file = Path(resume_from or "") / REMEMBERED
+    if resume_from and file.is_file():
+        run.load_state_dict(torch.load(file, weights_only=True))
 
 
 def _callback_of(trainer: Any) -> CpdrunCallback | None:

@@ -27,6 +27,8 @@ class ErrorFeedback:
         """gradients + residuals; a new tensor."""
         if layer not in self._residuals:
             self._residuals[layer] = torch.zeros_like(gradients_Lxn)
+        if self._residuals[layer].device != gradients_Lxn.device:  # loaded from a checkpoint to another
+            self._residuals[layer] = self._residuals[layer].to(gradients_Lxn.device)
         return gradients_Lxn + self._residuals[layer]
 
     def keep(self, layer: str, i: int, compensated_n: Tensor, sent_n: Tensor) -> None:
