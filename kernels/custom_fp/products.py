@@ -9,7 +9,8 @@ sums are float32, batches of matrices (`Matrices`), or matrices whose every part
 
 An operand of a format with scales is rounded along the dimension that its product sums over, so that a block is a
 part of one dot product; each product has an operand rounded for it alone then. So is one that is transformed
-(`Round`'s `has_axis`). Those dimensions:
+(`Round`'s `has_axis`). Where every cut is the same, of one scale for the tensor and of tiles of a Linear layer's
+matrices, two products read what was rounded once. Those dimensions:
 
     Linear    forward: the features; input_gradient: the outputs; weight_gradient: the rows, all leading dimensions
               of x as one
@@ -51,7 +52,8 @@ OPERANDS = {  # of each product
 
 Round = Callable[[Tensor], Tensor]
 """Of any shape; straight through for the gradient. It may have `has_axis`, true where it is `along(x, axis)` that an
-operand is rounded by, which may fill the dimension `axis` up with zeros; and `nearest`, what it is in evaluation."""
+operand is rounded by, which may fill the dimension `axis` up with zeros; `has_tiles`, true where that is so but for
+matrices, whose last two dimensions are cut alike whatever the axis; and `nearest`, what it is in evaluation."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,11 @@ class Nearest:
 
     @property
     def has_axis(self) -> bool:
-        return self.fmt.has_scales
+        return self.fmt.has_axis
+
+    @property
+    def has_tiles(self) -> bool:
+        return self.fmt.has_tiles
 
     def along(self, x: Tensor, axis: int) -> Tensor:
         return quantize(x, self.fmt, axis=axis)
@@ -140,8 +146,8 @@ class Arithmetic:
         w_as: Callable[[Tensor], Tensor] = lambda w: w,
     ) -> Tensor:
         """kernel's product of x and w, float32, x_as and w_as laying out what is rounded as the kernel wants it."""
-        x_forward, x_backward = self._operands("input", FORWARD, WEIGHT_GRADIENT, x, x_as)
-        w_forward, w_backward = self._operands("weight", FORWARD, INPUT_GRADIENT, w, w_as)
+        x_forward, x_backward = self._operands("input", FORWARD, WEIGHT_GRADIENT, x, x_as, kernel)
+        w_forward, w_backward = self._operands("weight", FORWARD, INPUT_GRADIENT, w, w_as, kernel)
         return Product.apply(x_forward, w_forward, x_backward, w_backward, kernel, self)
 
     def rounded(self, role: str, product: str, x: Tensor) -> Tensor:
@@ -151,26 +157,29 @@ class Arithmetic:
     def read(self, role: str, product: str, x: Tensor, kernel: Any) -> Tensor:
         """An operand as its product reads it, where it is rounded along a dimension; else x, rounded before."""
         rounding = self.roundings.get((role, product))
-        return kernel.along(role, product, x, rounding.along) if _has_axis(rounding) else x
+        return kernel.along(role, product, x, rounding.along) if _for_one(rounding, x, kernel) else x
 
     def _operands(
-        self, role: str, one: str, other: str, x: Tensor, laid_out: Callable
+        self, role: str, one: str, other: str, x: Tensor, laid_out: Callable, kernel: Any
     ) -> tuple[Tensor, Tensor | None]:
         """As the forward product gets it, through which the gradient goes, and the backward one (None: the same)."""
-        for_one, for_other = self._by_itself(role, one), self._by_itself(role, other)
+        for_one, for_other = (self.by_itself(role, product, x, kernel) for product in (one, other))
         forward = laid_out((x if for_one is None else for_one(x)).float())
         if for_one == for_other or not torch.is_grad_enabled():
             return forward, None
         x = x.detach()
         return forward, laid_out((x if for_other is None else for_other(x)).float())
 
-    def _by_itself(self, role: str, product: str) -> Round | None:
-        """What rounds an operand whatever its layout."""
+    def by_itself(self, role: str, product: str, x: Tensor, kernel: Any) -> Round | None:
+        """What rounds an operand as it is, once where two products read it."""
         rounding = self.roundings.get((role, product))
-        return None if _has_axis(rounding) else rounding
+        return None if _for_one(rounding, x, kernel) else rounding
 
 
-def _has_axis(rounding: Round | None) -> bool:
+def _for_one(rounding: Round | None, x: Tensor, kernel: Any) -> bool:
+    """Whether x is rounded for one product alone, along what that sums over."""
+    if getattr(rounding, "has_tiles", False):
+        return x.dim() != 2 or not isinstance(kernel, Linear)
     return getattr(rounding, "has_axis", False)
 
 
@@ -205,7 +214,9 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, error: Tensor) -> tuple:
         x, w = ctx.saved_tensors
         kernel, arithmetic = ctx.kernel, ctx.arithmetic
-        for_x, for_w = (arithmetic._by_itself("output_gradient", p) for p in ROLES["output_gradient"])
+        for_x, for_w = (
+            arithmetic.by_itself("output_gradient", p, error, kernel) for p in ROLES["output_gradient"]
+        )
         error_x = error if for_x is None else for_x(error)
         error_w = (
             error_x if for_w == for_x else error if for_w is None else for_w(error)

@@ -91,6 +91,16 @@ class NumberFormat(ABC):
                 "take blocks along an axis, as nvfp4 and fp8_b128 have them"
             )
 
+    @cached_property
+    def has_axis(self) -> bool:
+        """Whether its blocks run along an axis, so that one tensor is another along another."""
+        return self.has_scales and (type(self.block) is int or self.block in ("row", "column"))
+
+    @cached_property
+    def has_tiles(self) -> bool:
+        """Whether its blocks are tiles of the last two dimensions."""
+        return isinstance(self.block, tuple)
+
     @property
     def takes_rounding(self) -> bool:
         """Whether its values are rounded as one asks, not to nearest only."""

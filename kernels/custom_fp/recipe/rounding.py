@@ -54,7 +54,11 @@ class Rounding:
     @cached_property
     def has_axis(self) -> bool:
         """Whether an operand is rounded along a dimension, and so for one product alone."""
-        return self.hadamard is not None or parse(self.format).has_scales
+        return self.hadamard is not None or parse(self.format).has_axis
+
+    @cached_property
+    def has_tiles(self) -> bool:
+        return self.hadamard is None and parse(self.format).has_tiles
 
     @property
     def nearest(self) -> Rounding:
