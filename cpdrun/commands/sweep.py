@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     from cpdrun.record import State
     from cpdrun.record.fingerprint import of_other_code
-    from cpdrun.sweep import listed, plan
+    from cpdrun.sweep import listed, plan, write_manifest
     from cpdrun.sweep.dry_run import as_json, print_dry_run
     from cpdrun.sweep.standing import standing
 
@@ -81,6 +81,9 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
         print_dry_run(sweep, found, to_run, options, arguments.config_dir)
         return OK
     if not to_run:
+        if sweep.question:
+            with writing(sweep.directory.path):
+                write_manifest(sweep)
         print(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
         return FAILED if odd else OK
     anew = {r.name for r in to_run} if arguments.rerun == "all" else again

@@ -16,7 +16,8 @@ from cpdrun.sweep.runs import Plan
 
 def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None:
     """sweep.yaml: what was asked for. One that asks for all of it already is left as it is, and runs that another
-    command has made in the same folder stay listed; so does the last search's question, `search`, for the report.
+    command has made in the same folder stay listed; so does the last search's question, `search`, for the report, but
+    for what this sweep was given of it.
     Raises OSError where the folder cannot be written, and ConfigError for a sweep.yaml that is not ours to replace."""
     sweep.directory.path.mkdir(parents=True, exist_ok=True)
     with locked(sweep.directory.lock):  # two commands typed at once keep each other's runs
@@ -52,10 +53,16 @@ def _seeds(value: object) -> list[int]:
 def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
     names = [run.name for run in sweep.runs]
     before = listed(sweep.directory)
+    there = read_manifest(sweep.directory) if before else {}
+    asked = there.get(SEARCH)
+    if search is not None:
+        search = _with_seeds_that_chose(asked, search)
+    else:
+        search = {**asked, **sweep.question} if isinstance(asked, Mapping) else sweep.question or None
     if names and set(names) <= set(before):
+        if sweep.question and search != asked:
+            _write(sweep.directory, {**there, SEARCH: search})
         return
-    asked = read_manifest(sweep.directory).get(SEARCH) if before else None
-    search = asked if search is None else _with_seeds_that_chose(asked, search)
     made = [name for name in before if name not in names and sweep.directory.run(name).path.exists()]
     manifest = {
         "record": VERSION,

@@ -37,6 +37,9 @@ class PlannedRun:
     overrides: list[str]
 
 
+REPORTED = ("tolerance", "confidence", "metric")  # of what a search is asked
+
+
 @dataclass(frozen=True)
 class Plan:
     """All runs of a sweep, in the order of its axes."""
@@ -51,6 +54,12 @@ class Plan:
     given: list[str] = field(default_factory=list)  # keys and groups that were given a value, wherever
     search: dict[str, Any] = field(default_factory=dict)  # the block of that name: what it is asked
     left_out: list[str] = field(default_factory=list)  # of the experiment, for choices that were not made
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """What was given of `search` that a report goes by as well, so that both say the same of these runs."""
+        values = {key: self.search.get(key) for key in REPORTED if f"{SEARCH}.{key}" in self.given}
+        return {key: value for key, value in values.items() if value is not None}
 
     def describe(self) -> str:
         """`format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`."""

@@ -137,6 +137,21 @@ def test_the_question_of_a_search_stays_in_the_manifest(tmp_path):
     assert asked() == {"tolerance": 1}
     write_question(sweep.directory, {"tolerance": 2})
     assert asked() == {"tolerance": 2} and len(listed(sweep.directory)) == 4
+    write_manifest(plan([*words, "search.confidence=90", "search.baseline={format: bf16}"]))
+    assert asked() == {"tolerance": 2, "confidence": 90} and len(listed(sweep.directory)) == 4
+
+
+def test_what_a_sweep_was_given_of_a_search_is_in_the_manifest(tmp_path):
+    def asked(*words):
+        sweep = plan(["format=fp32,e4m3", *words, f"results_dir={tmp_path}"])
+        write_manifest(sweep)
+        return yaml.safe_load(sweep.directory.manifest.read_text()).get("search")
+
+    assert asked("name=typed", "search.tolerance=.2") == {"tolerance": 0.2}
+    assert asked("name=typed") == {"tolerance": 0.2}
+    assert asked("name=nothing") is None
+    of_file = asked("exp=transformer_bits_small", "name=of_file")
+    assert of_file == {"metric": "test_bits_per_byte", "tolerance": 0.05}
 
 
 def test_the_manifest_keeps_what_other_commands_made_in_its_folder(tmp_path):

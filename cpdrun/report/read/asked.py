@@ -1,4 +1,5 @@
-"""What a search asked, out of its folder's sweep.yaml: a report answers the same unless another question is typed."""
+"""What a search asked, or a sweep that was given the words of one, out of its folder's sweep.yaml: a report answers the
+same unless another question is typed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ class Asked:
     baseline: Mapping[str, Any] = field(default_factory=dict)  # the values that name it
     axis: str | None = None  # of bits, along which was searched
     family: Family = field(default_factory=Family)  # what shares the error
+    by: str = "search"
 
     def said(self, metric: Metric, *, tolerance: bool, confidence: bool) -> str:
         """Which of these the report took over. "" for none."""
@@ -36,7 +38,7 @@ class Asked:
             parts.append(f"a tolerance of {metric.show_tolerance(self.tolerance)}")
         if confidence and self.confidence is not None:
             parts.append(f"{self.confidence:g} % confidence")
-        return f"as the search asked: {', '.join(parts)}; --tol and --ci ask otherwise" if parts else ""
+        return f"as the {self.by} asked: {', '.join(parts)}; --tol and --ci ask otherwise" if parts else ""
 
 
 def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: Asked) -> Mapping[str, Any]:
@@ -78,6 +80,7 @@ def _asked(sweep: SweepDir) -> Asked:
         baseline if isinstance(baseline, Mapping) else {},
         axis if isinstance(axis := block.get("axis"), str) else None,
         _family(block.get("family")),
+        "search" if "baseline" in block else "sweep",
     )
 
 
