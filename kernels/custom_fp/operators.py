@@ -71,7 +71,8 @@ def _along(axis: int | None, fmt: NumberFormat, x: Tensor | Sequence[int]) -> di
     axis = check_axis(axis, shape)
     if not fmt.has_scales:
         return {}
-    fmt.layout(shape, axis)
+    if not fmt.is_flat:
+        fmt.layout(shape, axis)
     return {} if axis is None else {"axis": axis}
 
 

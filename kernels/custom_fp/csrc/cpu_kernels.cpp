@@ -1,6 +1,5 @@
 // The CPU kernels of one instruction set: CMake compiles this file once for each, with CFP_ISA as its name.
 #include "cpu_accumulate.h"
-#include "cpu_blocks.h"
 #include "cpu_codes.h"
 #include "cpu_elementwise.h"
 #include "cpu_hadamard.h"
@@ -24,7 +23,6 @@ const Kernels& CFP_NAME(CFP_ISA)() {
         accumulate_packed_range,
         matmul_range,
         hadamard_range,
-        quantize_blocks,         encode_blocks,         decode_blocks,
     };
     return kernels;
 }

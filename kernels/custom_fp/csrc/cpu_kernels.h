@@ -14,25 +14,12 @@ struct Rule {          // how to round
     uint64_t offset;   // of the first element, where random words are drawn
 };
 
-struct Blocks {        // values that share a power of two (MX)
-    int64_t size;      // of a block
-    uint32_t spec;     // of the elements; 0: int8 with 6 digits behind the point
-    int emax;          // exponent of the elements' largest power of two
-};
-
 struct Transform {     // Hadamard, of blocks along the middle of (outer, length, inner)
     int64_t length, inner;
     int64_t size;      // of a block, a power of two and at most `length`
     bool inverse, has_signs;
     uint64_t seed;     // of the signs
 };
-
-// Blocks that are worked on at a time: enough for the loops of single values, at most 1024, and in sizes that are no
-// multiple of 8 a number that is, so that packed codes of each such run begin at a whole byte.
-inline int64_t blocks_at_once(int64_t size) {
-    const int64_t some = size < 1024 ? 1024 / size : 1;
-    return size % 8 == 0 ? some : some < 8 ? 8 : some / 8 * 8;
-}
 
 struct Kernels {
     void (*quantize_f32)(const float* x, float* out, int64_t begin, int64_t end, const Rule& rule);
@@ -66,14 +53,6 @@ struct Kernels {
 
     // Blocks begin..end of all; the last one along a length takes with it what is left of that
     void (*hadamard)(const float* x, float* out, int64_t begin, int64_t end, const Transform& transform);
-
-    // Blocks begin..end (begin a multiple of blocks_at_once) of rows of n values each, every row in blocks of its own; encode and decode: of one row.
-    // dense: codes as `pack` has them; else a byte each
-    void (*quantize_blocks)(const float* x, float* out, int64_t n, int64_t begin, int64_t end, const Blocks& blocks);
-    void (*encode_blocks)(const float* x, uint8_t* scales, uint8_t* codes, bool dense, int64_t n, int64_t begin,
-                          int64_t end, const Blocks& blocks);
-    void (*decode_blocks)(const uint8_t* scales, const uint8_t* codes, bool dense, float* out, int64_t n,
-                          int64_t begin, int64_t end, const Blocks& blocks);
 };
 
 const Kernels& kernels_baseline();

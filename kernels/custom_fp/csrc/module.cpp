@@ -165,38 +165,6 @@ void hadamard(uintptr_t x, uintptr_t out, int64_t outer, int64_t length, int64_t
              });
 }
 
-// body(begin, end) over the blocks of `rows` rows of n values.
-template <class Body> void over_blocks(int64_t rows, int64_t n, const Blocks& blocks, int threads, const Body& body) {
-    parallel(rows * ((n + blocks.size - 1) / blocks.size), threads, std::max<int64_t>(1, grain / blocks.size),
-             blocks_at_once(blocks.size), body);
-}
-
-void quantize_blocks(uintptr_t x, uintptr_t out, int64_t rows, int64_t n, int64_t size, uint32_t spec, int emax,
-                     int threads) {
-    const Blocks blocks = {size, spec, emax};
-    over_blocks(rows, n, blocks, threads, [&](int64_t begin, int64_t end) {
-        isa->quantize_blocks(at<const float>(x), at<float>(out), n, begin, end, blocks);
-    });
-}
-
-void encode_blocks(uintptr_t x, uintptr_t scales, uintptr_t codes, bool dense, int64_t n, int64_t size, uint32_t spec,
-                   int emax, int threads) {
-    const Blocks blocks = {size, spec, emax};
-    over_blocks(1, n, blocks, threads, [&](int64_t begin, int64_t end) {
-        isa->encode_blocks(at<const float>(x), at<uint8_t>(scales), at<uint8_t>(codes), dense, n, begin, end,
-                                   blocks);
-    });
-}
-
-void decode_blocks(uintptr_t scales, uintptr_t codes, bool dense, uintptr_t out, int64_t n, int64_t size, uint32_t spec,
-                   int emax, int threads) {
-    const Blocks blocks = {size, spec, emax};
-    over_blocks(1, n, blocks, threads, [&](int64_t begin, int64_t end) {
-        isa->decode_blocks(at<const uint8_t>(scales), at<const uint8_t>(codes), dense, at<float>(out), n, begin,
-                                   end, blocks);
-    });
-}
-
 // Passes every float32, positive ones in ascending order, through quantize and counts what breaks these laws: results
 // ascend with their inputs; a negative input gives the negated result, unless that is NaN, which has no sign. A rounding
 // with these properties that is right on all values and at all midpoints and their neighbours is right everywhere.
@@ -250,9 +218,6 @@ NB_MODULE(_native, m) {
     m.def("accumulate_packed", &custom_fp::bindings::accumulate_packed);
     m.def("matmul", &custom_fp::bindings::matmul);
     m.def("hadamard", &custom_fp::bindings::hadamard);
-    m.def("quantize_blocks", &custom_fp::bindings::quantize_blocks);
-    m.def("encode_blocks", &custom_fp::bindings::encode_blocks);
-    m.def("decode_blocks", &custom_fp::bindings::decode_blocks);
     m.def("count_disorder", &custom_fp::bindings::count_disorder);
     m.def("isas", [] { return custom_fp::bindings::isa.names(); });
     m.def("use_isa", [](const std::string& name) { custom_fp::bindings::isa.use(name); });

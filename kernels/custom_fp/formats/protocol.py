@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self
 
 import custom_fp
 from custom_fp.formats.layout import Block, Layout, cut
 
+_cut = lru_cache(maxsize=4096)(cut)
 Tensor = Any  # torch's, which is not loaded here
 
 
@@ -125,7 +126,10 @@ class NumberFormat(ABC):
     def layout(self, shape: Sequence[int], axis: int | None = None) -> Layout:
         """How a tensor of this shape is cut in blocks along an axis from 0 on; None: as `quantize` has it. ValueError
         where it cannot be."""
-        return cut(self.block, shape, axis, self.name)
+        try:
+            return _cut(self.block, shape, axis, self.name)
+        except TypeError:  # a compiler's numbers have no hash
+            return cut(self.block, shape, axis, self.name)
 
     def scales(self, numel: int) -> int:
         """How many scales a tensor of so many elements and one dimension has, that of the tensor not counted."""

@@ -45,9 +45,12 @@ class Tiles:
         rule: Rule = NEAREST,
     ) -> None:
         layout = fmt.layout(x.shape, axis)
-        elements_BxK, _, codes_B, t = self._rounded(single(x), fmt, layout, rule)
         if x.numel():
+            elements_BxK, _, codes_B, t = self._rounded(single(x), fmt, layout, rule)
             codes.copy_(from_blocks(elements.codes(fmt, elements_BxK), layout).view(x.shape))
+        else:  # the scales of blocks of zeros
+            t = scales.of_tensor(fmt, x.view(-1).float())
+            codes_B = scales.of_blocks(fmt, t.new_zeros(layout.scales), t if fmt.has_tensor_scale else None)
         scales_.copy_(codes_B.view(layout.shape))
         for found in tensor_scale:
             found.copy_(t)
@@ -81,7 +84,7 @@ class Tiles:
             out[:head].copy_(part.view(1).view(torch.uint8))
         body = head + found.nbytes
         out[head:body].copy_(found.view(-1).view(torch.uint8))
-        out[body:].copy_(join_codes(codes.view(-1), fmt.code_bits))
+        self.join(codes.view(-1), fmt, out[body:])
 
     def unpack(
         self, data: Tensor, fmt: BlockFormat, shift: int, out: Tensor, axis: int | None = None
@@ -91,8 +94,14 @@ class Tiles:
         # a view of another dtype needs an aligned start
         t = [data[:head].clone().view(torch.float32).view(())] if head else []
         found = data[head:body].clone().view(scale_dtype(fmt)).view(layout.shape)
-        codes = split_codes(data[body:], out.numel(), fmt.code_bits).contiguous().view(out.shape)
+        codes = self.split(data[body:], out.numel(), fmt).view(out.shape)
         self.decode(codes, found, *t, fmt, out, axis=axis)
+
+    def join(self, codes_n: Tensor, fmt: BlockFormat, out: Tensor) -> None:
+        out.copy_(join_codes(codes_n, fmt.code_bits))
+
+    def split(self, data: Tensor, n: int, fmt: BlockFormat) -> Tensor:
+        return split_codes(data, n, fmt.code_bits).contiguous()
 
     def _rounded(
         self, x: Tensor, fmt: BlockFormat, layout: Layout, rule: Rule
@@ -100,7 +109,7 @@ class Tiles:
         """Elements (B, K), what each block's are multiplied by, the scales' codes, the tensor's scale."""
         t = scales.of_tensor(fmt, x.reshape(-1)) if fmt.has_tensor_scale else None
         x_BxK = to_blocks(x, layout)
-        largest_B = x_BxK.abs().amax(1) if x.numel() else x.new_zeros(layout.scales)
+        largest_B = x_BxK.abs().amax(1)
         random_BxK = None
         if rule.rounding is Rounding.STOCHASTIC:
             random = random_words(x.numel(), 0, rule.seed, x.device, rule.offset)

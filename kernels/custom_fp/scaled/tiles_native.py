@@ -1,89 +1,182 @@
-"""Scaled formats with the compiled extension, csrc/cpu_blocks.h, on the CPU."""
+"""Scaled formats with the compiled extension, csrc/tiles/, on the CPU."""
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
+
+import torch
 from torch import Tensor, get_num_threads
 
-from custom_fp import _native
+from custom_fp import _tiles
+from custom_fp.checks import scale_dtype
 from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Layout
-from custom_fp.formats.scale import MXINT8
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rule import Rule
 from custom_fp.scaled.blocks import single
 from custom_fp.scaled.tiles import NEAREST, Tiles
+
+LONG = 1 << 17  # blocks above that are cut between threads: `grain` in csrc/parallel.h
 
 
 class NativeTiles(Tiles):
     def quantize(self, x: Tensor, fmt: BlockFormat, rule: Rule, out: Tensor, axis: int | None = None) -> None:
-        layout = fmt.layout(x.shape, axis).as_rows
-        if layout.height > 1 or not _is_compiled(fmt, rule):
-            super().quantize(x, fmt, rule, out, axis)
-        else:
-            rows = layout.planes * layout.rows
-            _quantize_rows(single(x), fmt, out, rows, layout.columns, layout)
+        if x.numel():
+            x = single(x)
+            how = _tiling(fmt.layout(x.shape, axis)), _scaling(fmt), *_drawn(rule), get_num_threads()
+            _tiles.quantize(x.data_ptr(), out.data_ptr(), *how)
 
     def quantize_rows(self, x_RxN: Tensor, fmt: BlockFormat, out_RxN: Tensor) -> None:
-        rows, n = x_RxN.shape
-        if _is_compiled(fmt, NEAREST) and fmt.together:
-            _quantize_rows(x_RxN, fmt, out_RxN, rows, n, fmt.layout((n,)))
-        else:
+        if fmt.together is None:
             super().quantize_rows(x_RxN, fmt, out_RxN)
+        else:
+            self.quantize(x_RxN, fmt, NEAREST, out_RxN, axis=1)
 
     def encode(
-        self, x: Tensor, fmt: BlockFormat, codes: Tensor, scales: Tensor, *rest, axis=None, rule=NEAREST
-    ):
-        layout = fmt.layout(x.shape, axis).as_rows
-        if layout.rows * layout.planes > 1 or layout.height > 1 or not _is_compiled(fmt, rule):
-            super().encode(x, fmt, codes, scales, *rest, axis=axis, rule=rule)
+        self,
+        x: Tensor,
+        fmt: BlockFormat,
+        codes: Tensor,
+        scales: Tensor,
+        *tensor_scale: Tensor,
+        axis: int | None = None,
+        rule: Rule = NEAREST,
+    ) -> None:
+        if x.numel():
+            t = _encode(single(x), fmt, scales, codes, fmt.layout(x.shape, axis), rule)
+            for found in tensor_scale:
+                found.fill_(t)
         else:
-            _encode(single(x), fmt, scales, codes, layout, dense=False)
+            super().encode(x, fmt, codes, scales, *tensor_scale, axis=axis, rule=rule)
 
-    def decode(self, codes: Tensor, scales: Tensor, *rest, axis=None) -> None:
-        *_, fmt, out = rest
-        layout = fmt.layout(codes.shape, axis).as_rows
-        if layout.rows * layout.planes > 1 or layout.height > 1 or not _is_compiled(fmt, NEAREST):
-            super().decode(codes, scales, *rest, axis=axis)
-        else:
-            _decode(scales, codes, fmt, out, layout, dense=False)
+    def decode(
+        self, codes: Tensor, scales: Tensor, *rest: Tensor | BlockFormat, axis: int | None = None
+    ) -> None:
+        *tensor_scale, fmt, out = rest
+        if codes.numel():
+            t = tensor_scale[0].item() if tensor_scale else 1.0
+            _decode(codes, scales, fmt, out, fmt.layout(codes.shape, axis), t)
 
-    def pack(self, x: Tensor, fmt: BlockFormat, shift: int, rule: Rule, out: Tensor, axis=None) -> None:
-        layout = fmt.layout(x.shape, axis).as_rows
-        if layout.rows * layout.planes > 1 or layout.height > 1 or not _is_compiled(fmt, rule):
+    def pack(
+        self, x: Tensor, fmt: BlockFormat, shift: int, rule: Rule, out: Tensor, axis: int | None = None
+    ) -> None:
+        layout = fmt.layout(x.shape, axis)
+        if not _is_one_row(layout):
             super().pack(x, fmt, shift, rule, out, axis)
+        elif x.numel():
+            head, scales, codes = _parts(out, fmt, layout)
+            t = _encode(single(x), fmt, scales, codes, layout, rule, dense=True)
+            _put(scales, out, head)
+            if head:
+                out[:head].copy_(torch.tensor([t]).view(torch.uint8))
         else:
-            _encode(single(x), fmt, out, out[layout.scales :], layout, dense=True)
+            super().pack(x, fmt, shift, rule, out, axis)
 
-    def unpack(self, data: Tensor, fmt: BlockFormat, shift: int, out: Tensor, axis=None) -> None:
-        layout = fmt.layout(out.shape, axis).as_rows
-        if layout.rows * layout.planes > 1 or layout.height > 1 or not _is_compiled(fmt, NEAREST):
+    def unpack(
+        self, data: Tensor, fmt: BlockFormat, shift: int, out: Tensor, axis: int | None = None
+    ) -> None:
+        layout = fmt.layout(out.shape, axis)
+        if not (out.numel() and _is_one_row(layout)):
             super().unpack(data, fmt, shift, out, axis)
-        else:
-            _decode(data, data[layout.scales :], fmt, out, layout, dense=True)
+            return
+        head, scales, codes = _parts(data, fmt, layout)
+        if scales.data_ptr() != data[head:].data_ptr():
+            scales.view(torch.uint8).copy_(data[head:][: scales.nbytes])
+        t = data[:head].clone().view(torch.float32).item() if head else 1.0
+        _decode(codes, scales, fmt, out, layout, t, dense=True)
+
+    def join(self, codes_n: Tensor, fmt: BlockFormat, out: Tensor) -> None:
+        _tiles.join(codes_n.data_ptr(), out.data_ptr(), codes_n.numel(), fmt.code_bits, get_num_threads())
+
+    def split(self, data: Tensor, n: int, fmt: BlockFormat) -> Tensor:
+        codes_n = torch.empty(n, dtype=torch.uint8)
+        _tiles.split(data.data_ptr(), codes_n.data_ptr(), n, fmt.code_bits, get_num_threads())
+        return codes_n
 
 
-def _is_compiled(fmt: BlockFormat, rule: Rule) -> bool:
-    is_mx = fmt.rule == "floor" and (not fmt.is_integer or fmt.of == MXINT8)
-    return is_mx and rule.rounding is Rounding.NEAREST_EVEN
-
-
-def _quantize_rows(x: Tensor, fmt: BlockFormat, out: Tensor, rows: int, n: int, layout: Layout) -> None:
-    _native.quantize_blocks(x.data_ptr(), out.data_ptr(), rows, n, *_blocks(fmt, layout))
-
-
-def _encode(x: Tensor, fmt: BlockFormat, scales: Tensor, codes: Tensor, layout: Layout, dense: bool) -> None:
-    addresses = (x.data_ptr(), scales.data_ptr(), codes.data_ptr())
-    _native.encode_blocks(*addresses, dense, layout.numel, *_blocks(fmt, layout))
+def _encode(
+    x: Tensor,
+    fmt: BlockFormat,
+    scales: Tensor,
+    codes: Tensor,
+    layout: Layout,
+    rule: Rule,
+    dense: bool = False,
+) -> float:
+    addresses = x.data_ptr(), scales.data_ptr(), codes.data_ptr()
+    how = _tiling(layout), _scaling(fmt), *_drawn(rule), get_num_threads()
+    return _tiles.encode(*addresses, dense, *how)
 
 
 def _decode(
-    scales: Tensor, codes: Tensor, fmt: BlockFormat, out: Tensor, layout: Layout, dense: bool
+    codes: Tensor,
+    scales: Tensor,
+    fmt: BlockFormat,
+    out: Tensor,
+    layout: Layout,
+    t: float,
+    dense: bool = False,
 ) -> None:
-    addresses = (scales.data_ptr(), codes.data_ptr())
-    _native.decode_blocks(*addresses, dense, out.data_ptr(), layout.numel, *_blocks(fmt, layout))
+    addresses = scales.data_ptr(), codes.data_ptr(), dense, out.data_ptr()
+    _tiles.decode(*addresses, _tiling(layout), _scaling(fmt), t, get_num_threads())
 
 
-def _blocks(fmt: BlockFormat, layout: Layout) -> tuple[int, int, int, int]:
-    return layout.width, 0 if fmt.is_integer else fmt.of.spec, fmt.emax, get_num_threads()
+def _drawn(rule: Rule) -> tuple[int, int, int]:
+    """(mode, seed, offset)."""
+    mode, _, seed, offset = rule.flat
+    return mode, seed, offset
+
+
+def _is_one_row(layout: Layout) -> bool:
+    """Whether codes can be packed on the way: every piece of it begins at a whole byte."""
+    return layout.as_rows.rows == 1 == layout.planes and (
+        layout.height == 1 and (layout.width <= LONG or layout.width >= layout.columns)
+    )
+
+
+def _parts(data: Tensor, fmt: BlockFormat, layout: Layout) -> tuple[int, Tensor, Tensor]:
+    """Bytes before the scales, room for the scales, aligned, and the codes."""
+    head, count = 4 * fmt.has_tensor_scale, layout.scales
+    body = head + count * fmt.scale_bits // 8
+    scales = data[head:body] if fmt.scale_bits == 8 else torch.empty(count, dtype=scale_dtype(fmt))
+    return head, scales, data[body:]
+
+
+def _put(scales: Tensor, out: Tensor, head: int) -> None:
+    if scales.dtype is not torch.uint8:
+        out[head:][: scales.nbytes].copy_(scales.view(torch.uint8))
+
+
+@lru_cache(maxsize=4096)
+def _tiling(layout: Layout) -> _tiles.Tiling:
+    flat = layout.as_rows
+    return _tiles.Tiling(flat.planes, flat.rows, flat.columns, flat.height, flat.width)
+
+
+@cache
+def _scaling(fmt: BlockFormat) -> _tiles.Scaling:
+    """`Scaling` of csrc/tiles/tiles.h."""
+    of, scale = fmt.of, fmt.scaled_by
+    kind = 0 if scale.is_power_of_two else 1 if scale.magnitudes else 2
+    magnitudes = scale.magnitudes.spec if scale.magnitudes else of.spec
+    rule = {"rceil": 1, "amax": 2, "4over6": 3}.get(fmt.rule, 0)
+    return _tiles.Scaling(
+        of.spec,
+        of.bits,
+        fmt.is_integer,
+        fmt.least,
+        of.max,
+        of.unit if fmt.is_integer else 1.0,
+        kind,
+        magnitudes,
+        0x7FC00000 if scale.nan_code is None else scale.nan_code,
+        scale.smallest,
+        scale.largest,
+        rule,
+        fmt.added,
+        fmt.emax,
+        fmt.target,
+        fmt.target * fmt.largest_scale if fmt.has_tensor_scale else 0.0,
+    )
 
 
 backend = NativeTiles()
