@@ -29,6 +29,8 @@ ROOT, SCRIPT_ROOT = "config", "script"  # what a run is: of cpdrun's own loop, o
 BASE = "any_run"  # which both have
 EXPERIMENT = "exp"
 NO_GROUPS = ("hydra", "claims")  # folders beside the groups: Hydra's own, and what papers claim
+NONE_CHOSEN = "None"  # null, as a choice of a group that may have none
+MAY_BE_NONE = ("recipe",)
 MOST_REFERENCES = 8  # from one to the next; more go round in a circle, which OmegaConf reports
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
@@ -162,17 +164,22 @@ class Composer:
                     f"the experiment's {said} is left out with {group}={choice}, which has no such key"
                 ] = None
 
+    def choice(self, group: str, choices: Mapping[str, str]) -> str | None:
+        """That of a group under these choices, typed or the experiment's; None where it has none."""
+        chosen = choices.get(group) or self._choices_of(choices.get(EXPERIMENT)).get(group)
+        return None if chosen == NONE_CHOSEN else chosen
+
     def _choices_of(self, experiment: str | None) -> dict[str, str]:
         """The choice of each group where nothing is typed but the experiment, which has been composed."""
         if experiment not in self._own_choices:
             typed = [] if experiment is None else [f"{EXPERIMENT}@_global_={experiment}"]
             found = self.loader.compute_defaults_list(self.root, typed, RunMode.RUN).overrides.known_choices
-            self._own_choices[experiment] = {g: found[g] for g in self.groups() if g in found}
+            self._own_choices[experiment] = {g: found[g] for g in self.groups() if found.get(g) is not None}
         return self._own_choices[experiment]
 
     def _compose(self, choices: Mapping[str, str]) -> dict[str, Any]:
         overrides = [
-            f"{EXPERIMENT}@_global_={choice}" if group == EXPERIMENT else f"{group}={choice}"
+            f"{EXPERIMENT}@_global_={choice}" if group == EXPERIMENT else _override(group, choice)
             for group, choice in choices.items()
         ]
         try:
@@ -200,10 +207,16 @@ class Composer:
 
 def _check_choices(choices: Mapping[str, str], groups: Mapping[str, list[str]]) -> None:
     for group, choice in choices.items():
+        if choice == NONE_CHOSEN and group in MAY_BE_NONE:
+            continue
         if choice not in groups[group]:
             kind = "experiment" if group == EXPERIMENT else f"choice of {group}"
             near = did_you_mean(str(choice), groups[group])
             raise ConfigError(f"unknown {kind} {str(choice)!r}{near}; there are: {', '.join(groups[group])}")
+
+
+def _override(group: str, choice: str) -> str:
+    return f"~{group}" if choice == NONE_CHOSEN else f"{group}={choice}"
 
 
 def _read_each_file_once(repository: Any) -> None:

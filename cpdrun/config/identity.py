@@ -13,8 +13,8 @@ from cpdrun.config.keys import flatten
 from cpdrun.config.moved import CLASSIFICATION, FIRST_NAME, FIRST_TASK
 from cpdrun.config.script import is_script, stem
 
-# others take them in (sync: ${topology}, model: ${norm}) where they have a use for them
-PARTS_OF_OTHERS = ("norm", "topology", "compressor")
+# others take them in (sync: ${topology}, model: ${norm}) where they have a use for them; a recipe is in precision
+PARTS_OF_OTHERS = ("norm", "topology", "compressor", "recipe")
 NOT_IDENTITY = (
     "exp",
     "case",

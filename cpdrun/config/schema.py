@@ -225,6 +225,7 @@ ANY_RUN: dict[str, Check] = {
     "case": _optional(_text),
     "results_dir": _text,
     "format": _number_format,
+    "recipe": _optional(_text),
     "aps": _boolean,
     "full_precision.layers": _patterns,
     "full_precision.first_epochs": _integer(0),

@@ -61,7 +61,7 @@ class Axis:
 
     @property
     def said(self) -> list[str]:
-        lines = [f"{self.key}: {choices.RULE}"] if self.key in choices.GROUPS else []
+        lines = [f"{self.key}: {choices.rule_of(self.key)}"] if self.key in choices.GROUPS else []
         lines += [f"{self.key} has no fp32: {self.baseline_name} is the widest"] if self.is_widest else []
         for key in self.held:
             lines.append(
@@ -116,7 +116,7 @@ def value_text(run: PlannedRun, key: str) -> Any:
     """Its value on an axis; of a group the choice as it was typed, last."""
     value = get_key(run.config, key) if has_key(run.config, key) else None
     if not isinstance(value, Mapping):
-        return value
+        return _as_named(key, value) if key == choices.RECIPE else value
     typed = choices.last_typed(run.overrides, key)
     return value.get("_target_", key) if typed is None else typed
 
@@ -185,7 +185,7 @@ def _as_named(key: str, value: Any) -> Any:
         return choices.bits_choice(value)
     if key == FORMAT and is_own(value):
         return formats.Recorded.of(value, format_facts(value))
-    return value
+    return FP32 if key == choices.RECIPE and value is None else value
 
 
 def _canonical(name: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from custom_fp.formats.names import is_own
 from custom_fp.formats.names import parse as parse_format
 
-from cpdrun.config import script
+from cpdrun.config import recipe, script
 from cpdrun.config.compose import EXPERIMENT, Composer, resolve
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import run_name
@@ -159,6 +159,7 @@ def _config(
             _set(config, key, value)
     config.pop(SEARCH, None)
     spell_out(config, composer, choices)
+    recipe.spell_out(config, composer, choices)
     with contextlib.suppress(ValueError, KeyError):  # validate says what is wrong with it
         if not is_own(config["format"]):
             config["format"] = parse_format(config["format"]).name  # one name in all records: e8m23 is fp32

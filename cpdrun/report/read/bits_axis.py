@@ -71,7 +71,7 @@ class BitsAxis:
     @property
     def said(self) -> list[str]:
         """What the reader must know: how many bits a choice has, another baseline than fp32, what else is of bits."""
-        lines = [f"{axis_title(self.key)}: {choices.RULE}"] if self.key in choices.GROUPS else []
+        lines = [f"{axis_title(self.key)}: {choices.rule_of(self.key)}"] if self.key in choices.GROUPS else []
         if self.is_widest:
             lines.append(
                 f"{self.key} has no fp32: compared with the widest, {self.baseline_name}; "

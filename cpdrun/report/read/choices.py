@@ -5,6 +5,10 @@ format of sums (`accumulator`), which nothing keeps and nobody sends, unless it 
 rounds nothing has 32. A compressor has the bits of its levels (`min_max`, `qsgd`), or those of its format; a `sync`
 without one, those of the run's format.
 
+A recipe mixes formats on purpose, a few layers and attention in bf16 beside the rest in four bits, so the widest would
+say nothing: it has the bits of the narrowest format in which products read activations or gradients, which decides the
+hardware that it needs; of weights, where it rounds no others.
+
 A choice differs from another of as many bits in how much it rounds: the one that rounds less stands first.
 """
 
@@ -21,20 +25,32 @@ from cpdrun.report.read import formats
 from cpdrun.report.read.formats import Choice
 
 RULE = "a choice has the bits of the widest format that it rounds to, sums aside; 32 where it rounds nothing"
+OF_RECIPES = (
+    "a recipe has the bits of the narrowest format in which products read activations or gradients; 32 where it rounds "
+    "nothing"
+)
 GROUPS = ("precision", "recipe", "sync", "compressor")  # whose choices may name formats
+RECIPE, PRECISION = "recipe", "precision"
 COMPRESSOR = "sync.compressor"  # where a run has it: the group alone changes none
 _OF_SUMS = "accumulator"
+_OF_ACTIVATIONS = ("input", "output_gradient", "activation", "error", "activations", "errors")
 _FORMAT = "format"
 
 
 def section_of(group: str) -> str:
     """Where a run's config has what a choice of `group` sets."""
-    return COMPRESSOR if group == "compressor" else group
+    return {"compressor": COMPRESSOR, RECIPE: PRECISION}.get(group, group)
+
+
+def rule_of(group: str) -> str:
+    """How many bits a choice of it has, in words."""
+    return OF_RECIPES if group == RECIPE else RULE
 
 
 def choice(name: str, config: Mapping[str, Any], group: str, held: Sequence[str] = ()) -> Choice:
     """What `config` (dotted keys) makes of this choice of `group`; `held`: keys that say something of their own."""
-    return widest(name, {key: value for key, value in _section(config, group) if key not in held})
+    values = {key: value for key, value in _section(config, group) if key not in held}
+    return narrowest(name, values) if group == RECIPE else widest(name, values)
 
 
 def of_case(name: str, config: Mapping[str, Any]) -> Choice:
@@ -57,6 +73,27 @@ def widest(name: str, values: Mapping[str, Any]) -> Choice:
         return Choice.made(name, 32, 8)
     _, bits, exponent_bits = max(kept, key=lambda one: (one[1], one[2] or 0))
     return Choice.made(name, bits, exponent_bits, rounds=len(found))
+
+
+def narrowest(name: str, values: Mapping[str, Any]) -> Choice:
+    """Of what products read: `values` as `widest` has them, of a recipe."""
+    found = [one for key, value in values.items() for one in _roundings(key, value)]
+    read = [one for key, value in values.items() for one in _of_activations(key, value)] or found
+    if not read:
+        return widest(name, values)
+    _, bits, exponent_bits = min(read, key=lambda one: (one[1], -(one[2] or 0)))
+    return Choice.made(name, bits, exponent_bits, rounds=len(found))
+
+
+def _of_activations(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]:
+    last = key.rpartition(".")[2]
+    if last == "rules":
+        for rule in _listed(value):
+            roles = rule.get("role") if isinstance(rule, Mapping) else None
+            if any(role in _OF_ACTIVATIONS for role in (roles if isinstance(roles, list) else [roles])):
+                yield from _roundings("input", rule.get("format"))
+    elif last in _OF_ACTIVATIONS:
+        yield from _roundings(last, value)
 
 
 def counts_bits(key: str) -> bool:
@@ -166,7 +203,9 @@ def _names(rows: Sequence[Mapping[str, Any]], group: str) -> list[str] | None:
 
 
 def _typed(row: Mapping[str, Any], group: str) -> str | None:
-    """The last choice of `group` in the run's overrides.txt."""
+    """The last choice of `group` in the run's overrides.txt; of a recipe, the name that the config has."""
+    if group == RECIPE:
+        return row[RECIPE] if isinstance(row.get(RECIPE), str) else None
     try:
         lines = RunDir(Path(row["run:path"])).overrides.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):

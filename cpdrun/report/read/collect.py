@@ -44,6 +44,7 @@ _RECORD = ("run:", "metric:", "wire:", "memory:", "env:")
 _FIGURES = ("wall_seconds", "train_seconds", "test_samples", "num_classes", "longest_chain")
 
 SEED, SCALING, CASE, FORMAT = "seed", "scaling", "case", "format"
+RECIPE = "recipe"
 CORE_AXES = (FORMAT, "aps", "world_size")
 
 
@@ -104,6 +105,7 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
     for key in sorted(varying, key=_as_listed):
         groups = (key.split(".")[0], *(["data"] if key.startswith("task.") else []))  # data choose their task
         groups = (*groups, "compressor") if key.startswith("sync.compressor.") else groups
+        groups = (*groups, RECIPE) if key.startswith("precision.") else groups
         same_group = [axis for axis in axes if axis == CASE or axis.split(".")[0] in groups]
         if not any(settles(runs, axis, key) for axis in same_group):
             axes.append(key)
@@ -118,14 +120,15 @@ def identity(value: Any) -> str:
 
 
 def _may_be_axis(key: str) -> bool:
-    return key not in (SEED, *CORE_AXES) and (belongs_to_identity(key) or key == "compressor")
+    return key not in (SEED, *CORE_AXES) and (belongs_to_identity(key) or key in ("compressor", RECIPE))
 
 
 def _as_listed(key: str) -> tuple:
     """To sort by: in each section first the choice of a group, where it has a column (`choices.with_choices`), then its
     class, last what says least of it: the format of sums."""
     section, last = key.split(".")[0], key.rpartition(".")[2]
-    return (section, section != key, last != "_target_", last == "accumulator", key)
+    section = "precision" if key == RECIPE else section  # it says what is in there
+    return (section, key not in (section, RECIPE), last != "_target_", last == "accumulator", key)
 
 
 def _varies(runs: pd.DataFrame, key: str) -> bool:
