@@ -15,10 +15,10 @@ from typing import Any
 class _Callable(ModuleType):
     """cpdrun.attach(...) is cpdrun.attach.run.attach(...)."""
 
-    def __call__(self, *models_and_optimizers: Any) -> Any:
+    def __call__(self, *models_and_optimizers: Any, recipe: Any = None) -> Any:
         from cpdrun.attach.run import attach
 
-        return attach(*models_and_optimizers)
+        return attach(*models_and_optimizers, recipe=recipe)
 
 
 sys.modules[__name__].__class__ = _Callable

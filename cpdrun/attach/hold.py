@@ -106,6 +106,12 @@ class Hold:
         else:
             raise UserError(f"cpdrun.attach takes models and optimizers, not {type(given).__name__}")
 
+    def take_recipe(self, model: nn.Module, recipe: Any) -> None:
+        """The script's own recipe for a model. Raises UserError where it cannot be applied."""
+        self.script.know(unwrapped(model))
+        self.products.take_recipe(model, recipe)
+        self.steps.watch()  # rules may name steps
+
     # ---- what the script calls
 
     @property

@@ -13,11 +13,13 @@ and, in a script that plays several workers on one process, or saves and stops b
 """
 
 import os
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 from cpdrun.attach.environment import RUN_DIR
+from cpdrun.errors import UserError
 
 
 class Run(Protocol):
@@ -110,15 +112,45 @@ class Inside:
         self._hold.load_state_dict(state)
 
 
-def attach(*models_and_optimizers: Any) -> Run:
+def attach(*models_and_optimizers: Any, recipe: Any = None) -> Run:
     """The run around this script; models and optimizers (any number, in any order) that were made before are taken hold
-    of. Raises UserError for anything else."""
+    of. Raises UserError for anything else.
+
+    recipe: what the models given compute by, as custom_fp.apply_recipe takes it, with cpdrun around the script or
+    without; a run with a recipe or precision rules of its own has these in its place. To be called before a model is
+    wrapped or compiled.
+    """
+    models = [given for given in models_and_optimizers if _is_model(given)] if recipe is not None else []
+    if recipe is not None and not models:
+        raise UserError(f"cpdrun.attach(recipe={recipe!r}) needs the model: cpdrun.attach(model, recipe=...)")
     if RUN_DIR not in os.environ:
+        for model in models:
+            _apply(model, recipe)
         return Outside()
     from cpdrun.attach.hold import Hold
     from cpdrun.attach.recorder import Recorder
 
     hold, recorder = Hold.around(), Recorder.from_environment()
+    for model in models:
+        hold.take_recipe(model, recipe)
     for given in models_and_optimizers:
         hold.take(given)
     return Inside(hold, recorder)
+
+
+def _is_model(given: Any) -> bool:
+    from torch import nn
+
+    return isinstance(given, nn.Module)
+
+
+def _apply(model: Any, recipe: Any) -> None:
+    """Without a run around; what stays in float32 is said once."""
+    from custom_fp.recipe.apply import apply_recipe
+
+    from cpdrun.attach.held.models import unwrapped
+
+    try:
+        print(apply_recipe(unwrapped(model), recipe), file=sys.stderr)
+    except ValueError as error:
+        raise UserError(f"cpdrun.attach: {error}") from None

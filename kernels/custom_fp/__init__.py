@@ -19,6 +19,7 @@ _HOME = {
     "QuantConv3d": "modules",
     "QuantLinear": "modules",
     "accumulate": "ops",
+    "apply_recipe": "recipe.apply",
     "accumulate_packed": "ops",
     "backend": "ops",
     "decode": "ops",

@@ -15,7 +15,8 @@ matrices, two products read what was rounded once. Those dimensions:
     Linear    forward: the features; input_gradient: the outputs; weight_gradient: the rows, all leading dimensions
               of x as one
     Conv      forward: the channels of a group; input_gradient: its output channels; weight_gradient: the batch, for
-              it alone is summed over alike at all places of the kernel
+              it alone is summed over alike at all places of the kernel. Tiles of a weight are of output channels and
+              channels
     Matrices  the last but one dimension of what is transposed for its product, else the last
     Sums      those of the matrices: of a Conv channels and places of the kernel together, and all windows
 """
@@ -62,16 +63,13 @@ class Nearest:
 
     fmt: NumberFormat
 
+    def __post_init__(self) -> None:
+        """Sets what torch.compile could not look up."""
+        object.__setattr__(self, "has_axis", self.fmt.has_axis)
+        object.__setattr__(self, "has_tiles", self.fmt.has_tiles)
+
     def __call__(self, x: Tensor) -> Tensor:
         return quantize(x, self.fmt)
-
-    @property
-    def has_axis(self) -> bool:
-        return self.fmt.has_axis
-
-    @property
-    def has_tiles(self) -> bool:
-        return self.fmt.has_tiles
 
     def along(self, x: Tensor, axis: int) -> Tensor:
         return quantize(x, self.fmt, axis=axis)
@@ -287,11 +285,11 @@ class Conv:
     def along(self, role: str, product: str, x: Tensor, rounded: Along) -> Tensor:
         if product == WEIGHT_GRADIENT:
             return rounded(x, 0)
-        if (role, product) == ("weight", FORWARD):
-            return rounded(x, 1)
-        channels = 0 if role == "weight" else 1  # of all groups, each of which is a sum of its own
-        apart = x.unflatten(channels, (self.groups, -1))
-        return rounded(apart, channels + 1).flatten(channels, channels + 1)
+        if role != "weight":  # each group is a sum of its own
+            return rounded(x.unflatten(1, (self.groups, -1)), 2).flatten(1, 2)
+        matrices = x.unflatten(0, (self.groups, -1)).movedim((1, 2), (-2, -1))  # of which tiles are cut
+        matrices = rounded(matrices, -1 if product == FORWARD else -2)
+        return matrices.movedim((-2, -1), (1, 2)).flatten(0, 1)
 
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         none = [0] * len(self.stride)

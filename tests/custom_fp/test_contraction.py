@@ -87,6 +87,19 @@ def test_the_blocks_of_a_convolution(groups):
     assert torch.equal(found[2], product(q(x, 0), w, q(dy, 0), 2))
 
 
+def test_tiles_of_a_convolutions_weights_are_of_channels_and_one_for_both_products():
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(20, 36, 3, bias=False), torch.randn(2, 20, 5, 5)
+    w = layer.weight.detach().clone()
+    tiled = custom_fp.quantize(w.movedim((0, 1), (2, 3)), "nvfp4_2d").movedim((2, 3), (0, 1))
+    dy = torch.randn(layer(x).shape)
+    found = run(placed(layer, {"modules": "*", "role": "weight", "format": "nvfp4_2d"}), x, dy)
+    plain = nn.Conv2d(20, 36, 3, bias=False)
+    plain.weight.data = tiled
+    for one, other in zip(found[:2], run(plain, x, dy)[:2], strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("make", [lambda: nn.Linear(20, 12), lambda: nn.Conv1d(20, 12, 3, padding=1)])
 def test_a_transform_leaves_products_as_they_are_but_for_rounding(make):
     """Operands within 2^-21 of themselves, transformed in sums of 16 within 2^-22 more of a value of at most 4 times
@@ -200,6 +213,7 @@ def test_the_first_and_the_last_layers():
         ({"product": ["forward", "back"]}, "product=back: weight takes part in forward, input_gradient"),
         ({"optional": "yes"}, "optional=yes: must be true or false"),
         ({"format": 8}, "format=8: "),
+        ({"format": "dynamic_tree", "rounding": "stochastic"}, "dynamic_tree rounds to nearest only"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named(rule, message):

@@ -9,7 +9,7 @@ the weights, the optimizer and its state, and a loss scale (it has GradScaler).
 from collections.abc import Sequence
 from typing import Any
 
-from custom_fp.attention import SCORES, VALUES
+from custom_fp.recipe.apply import apply_recipe, rounded_in, same_objects_, uncalled
 from torch import nn
 
 from cpdrun.attach.held.models import unwrapped
@@ -28,7 +28,7 @@ class Products:
         self.config, self.script = config, script
         self.placed: list[tuple[nn.Module, Any]] = []  # models, and the precision of each
         self._step = 0
-        self.rounded: dict[str, str] = {}  # layers, and how
+        self._rounded: dict[str, str] = {}  # layers, and how
         self.in_fp32: dict[str, str] = {}  # layers that multiply, and their classes
         precision = self._precision()
         self.asked = not isinstance(precision, Formats) or bool(precision.typed or precision.short)
@@ -45,6 +45,7 @@ class Products:
             scale = config["precision"]["loss_scale"]
             raise UserError(
                 f"precision.loss_scale={scale}: a script scales its own loss, as by GradScaler; take 1.0"
+                + (" (recipe.loss_scale=1.0)" if config.get("recipe") else "")
             )
 
     def _precision(self) -> Any:
@@ -55,6 +56,12 @@ class Products:
     @property
     def took_hold(self) -> bool:
         return any(precision is not None for _, precision in self.placed)
+
+    @property
+    def rounded(self) -> dict[str, str]:
+        """Layers, and how each computes in the first step; products of attention once they have been computed."""
+        waiting = {name for model, _ in self.placed for name in uncalled(model)}
+        return {name: how for name, how in self._rounded.items() if name not in waiting}
 
     def place_around(self, parameters: Sequence[nn.Parameter]) -> None:
         """In the models that hold these."""
@@ -78,9 +85,30 @@ class Products:
             self.script.note(f"{type(model).__name__}: no precision rule fits it, it stays in float32")
             self.placed.append((model, None))
             return
-        _same_objects(before, prepared)
+        same_objects_(before, prepared)
         precision.at(self._step)
         self.placed.append((model, precision))
+        self._list(model)
+
+    def take_recipe(self, model: nn.Module, recipe: Any) -> None:
+        """The script's own, of `cpdrun.attach(model, recipe=...)`, where the run has none, and no rules. Raises
+        UserError for one that cannot be applied."""
+        model = unwrapped(model)
+        if self.asked:
+            named = f"recipe={self.config['recipe']}" if self.config.get("recipe") else "precision"
+            self.script.note(f"the run's {named} stands in place of the script's recipe={recipe}")
+            self.place(model)
+            return
+        if self._is_placed(model):
+            return
+        try:
+            applied = apply_recipe(model, recipe)
+        except ValueError as error:
+            raise UserError(f"cpdrun.attach: {error}") from None
+        for key, value in applied.left_to_the_loop.items():
+            self.script.note(f"{key}={value} of recipe={recipe} is the script's own")
+        applied.at(self._step)
+        self.placed.append((model, applied))
         self._list(model)
 
     def _is_placed(self, model: nn.Module) -> bool:
@@ -88,15 +116,11 @@ class Products:
         return any(parts & {id(m) for m in placed.modules()} for placed, _ in self.placed)
 
     def _list(self, model: nn.Module) -> None:
+        self._rounded |= rounded_in(model)
         for name, module in model.named_modules():
             name = name or type(module).__name__
-            if getattr(module, "arithmetic", None):
-                self.rounded[name] = str(module.arithmetic)
-            elif isinstance(module, MULTIPLY):
+            if name not in self._rounded and isinstance(module, MULTIPLY):
                 self.in_fp32[name] = type(module).__name__.removeprefix("Quant")
-            if attention := module.__dict__.get("attention_products"):
-                parts = {part: getattr(attention, part) for part in (SCORES, VALUES)}
-                self.rounded |= {f"{name}.{part}": str(of) for part, of in parts.items() if of}
 
     def check_called(self) -> None:
         """At the end of the script. Raises UserError for a rule of attention that no call met."""
@@ -111,16 +135,3 @@ class Products:
         for _, precision in self.placed:
             if precision is not None:
                 precision.at(step)
-
-
-def _same_objects(before: dict[str, nn.Module], prepared: nn.Module) -> None:
-    """Layers that were replaced take over the classes and the contents of those that replaced them."""
-    for name, old in before.items():
-        new = prepared.get_submodule(name)
-        if new is old:
-            continue
-        object.__setattr__(old, "__dict__", new.__dict__)
-        old.__class__ = type(new)
-        if name:
-            parent, _, child = name.rpartition(".")
-            prepared.get_submodule(parent)._modules[child] = old

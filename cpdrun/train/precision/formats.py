@@ -41,7 +41,7 @@ from custom_fp.formats.names import parse
 from custom_fp.products import ROLES as OF_PRODUCTS
 from custom_fp.recipe.layers import Layer, layers_of
 from custom_fp.recipe.placement import Placement
-from custom_fp.recipe.reading import format_named, one_of, read_rules, rounding_to
+from custom_fp.recipe.reading import format_named, one_of, read_rules, short_form
 from custom_fp.recipe.rounding import Rounding
 from custom_fp.recipe.rules import Rule, Rules
 from torch import Tensor, nn
@@ -54,14 +54,6 @@ from cpdrun.train.precision.base import Parameters, Precision, kept_bytes
 from cpdrun.train.precision.keeping import Float32Weights, FormatWeights, MasterWeights, round_
 from cpdrun.train.precision.stepping import Stepping
 from cpdrun.train.precision.weight_update import ROUNDINGS
-
-# and their roles
-SHORT_FORMS = {
-    "weights": "parameter",
-    "activations": "activation",
-    "errors": "error",
-    "accumulator": "accumulator",
-}
 
 
 class Formats(Precision):
@@ -89,7 +81,8 @@ class Formats(Precision):
         super().__init__(loss_scale)
         given = {"weights": weights, "activations": activations, "errors": errors, "accumulator": accumulator}
         self.typed = read_rules("precision.rules", rules)
-        self.short = [rule for key, name in given.items() if (rule := _short_form(key, name, aps, kahan))]
+        short = [short_form(f"precision.{key}", key, name, aps, kahan) for key, name in given.items()]
+        self.short = [rule for rule in short if rule is not None]
         self.stepping = Stepping(
             format_named("precision.update", update),
             one_of("precision.update_order", update_order, ORDERS),
@@ -164,14 +157,6 @@ class Formats(Precision):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.weights.load_state_dict(state)
-
-
-def _short_form(key: str, name: str, aps: bool, kahan: bool) -> Rule | None:
-    """precision.KEY=NAME as the rule that it is short for; None where it leaves things alone."""
-    role, typed = SHORT_FORMS[key], f"precision.{key}"
-    sums = role == "accumulator"
-    rounding = rounding_to(typed, role, name, aps=aps and not sums, kahan=kahan and sums)
-    return None if rounding is None else Rule(f"{typed}={rounding}", ("*",), (role,), rounding)
 
 
 def _in_fp32(norms: Sequence[Layer], short: Sequence[Rule]) -> list[Rule]:

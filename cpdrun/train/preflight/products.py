@@ -48,9 +48,6 @@ def products_of(model: nn.Module, forward: Callable[[], object]) -> dict[str, li
     """{"in the accumulator": [layers], "in float32": ["blocks.0 (Block): _scaled_dot_product_flash_attention", ...]}
     of the model's forward pass, which `forward` calls on a batch, with "operands rounded": [layers] where the sums of
     some are float32. The model is evaluated, without gradients, and left in the mode it was in."""
-    found = arithmetics(model)
-    summed = [name for name, arithmetic in found.items() if arithmetic.accumulators]
-    rounded = [name for name in found if name not in summed]
     training = model.training
     model.eval()
     try:
@@ -58,6 +55,9 @@ def products_of(model: nn.Module, forward: Callable[[], object]) -> dict[str, li
             forward()
     finally:
         model.train(training)
+    found = arithmetics(model)
+    summed = [name for name, arithmetic in found.items() if arithmetic.accumulators]
+    rounded = [name for name in found if name not in summed]
     reached = {"in the accumulator": summed, **({"operands rounded": rounded} if rounded else {})}
     return {**reached, "in float32": list(seen.found)}
 
@@ -69,7 +69,7 @@ def arithmetics(model: nn.Module) -> dict[str, Arithmetic]:
         name, attention = name or type(module).__name__, module.__dict__.get("attention_products")
         if isinstance(module, REPLACED) or (isinstance(module, MAY_BE_REPLACED) and module.arithmetic):
             found[name] = module.arithmetic
-        for part in (SCORES, VALUES) if attention else ():
+        for part in (SCORES, VALUES) if attention and attention.called else ():
             if arithmetic := getattr(attention, part):
                 found[f"{name}.{part}"] = arithmetic
     return found

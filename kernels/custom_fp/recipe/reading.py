@@ -28,6 +28,12 @@ KEYS = (
     ),
     "optional",
 )
+SHORT_FORMS = {  # keys, and their roles in rules for all modules
+    "weights": "parameter",
+    "activations": "activation",
+    "errors": "error",
+    "accumulator": "accumulator",
+}
 ROUNDINGS = ("nearest_even", "stochastic")
 READ = tuple(dict.fromkeys(role for roles in OPERANDS.values() for role in roles))  # by products
 MOST_TRANSFORMED = 1 << 15
@@ -85,6 +91,14 @@ def read_rule(typed: str, given: Any) -> Rule:
     )
 
 
+def short_form(typed: str, key: str, name: str, aps: bool, kahan: bool) -> Rule | None:
+    """KEY: NAME as the rule that it is short for; None where it leaves things alone."""
+    role = SHORT_FORMS[key]
+    sums = role == "accumulator"
+    rounding = rounding_to(typed, role, name, aps=aps and not sums, kahan=kahan and sums)
+    return None if rounding is None else Rule(f"{typed}={rounding}", ("*",), (role,), rounding)
+
+
 def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rounding | None:
     aps, kahan = (_flag(f"{typed}.{key}", given.get(key, False)) for key in ("aps", "kahan"))
     word = given.get("rounding")
@@ -97,6 +111,8 @@ def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rou
                 "; of weights type precision.update_rounding=stochastic" if role == "parameter" else ""
             )
             raise ValueError(f"{typed}.rounding=stochastic: {role} takes nearest_even{of_weights}")
+        if draws and found is not None and not parse(found.format).takes_rounding:
+            raise ValueError(f"{typed}.rounding=stochastic: {found.format} rounds to nearest only")
         if size is not None and role not in READ:
             raise ValueError(
                 f"{typed}.hadamard={size}: transforms what products read: {', '.join(READ)}, not {role}"

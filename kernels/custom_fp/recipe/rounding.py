@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,6 +34,15 @@ class Rounding:
     stochastic: bool = False
     hadamard: int | None = None
 
+    def __post_init__(self) -> None:
+        """Sets what torch.compile could not look up: `has_axis`, whether an operand is rounded along a dimension, and
+        so for one product alone; `has_tiles`, whether that is so but for matrices; `nearest`, as layers that are evaluated round, without draws."""
+        fmt = parse(self.format)
+        object.__setattr__(self, "has_axis", self.hadamard is not None or fmt.has_axis)
+        object.__setattr__(self, "has_tiles", self.hadamard is None and fmt.has_tiles)
+        nearest = replace(self, stochastic=False) if self.stochastic else self
+        object.__setattr__(self, "nearest", nearest)
+
     def __call__(self, x: Tensor) -> Tensor:
         return aps_quantize(x, self.format) if self.aps else self._quantized(x, None)
 
@@ -50,20 +58,6 @@ class Rounding:
         if axis is not None and axis < 0:
             axis += x.dim()
         return ops.quantize(x, self.format, rounding=self._word, axis=axis)
-
-    @cached_property
-    def has_axis(self) -> bool:
-        """Whether an operand is rounded along a dimension, and so for one product alone."""
-        return self.hadamard is not None or parse(self.format).has_axis
-
-    @cached_property
-    def has_tiles(self) -> bool:
-        return self.hadamard is None and parse(self.format).has_tiles
-
-    @property
-    def nearest(self) -> Rounding:
-        """As layers that are evaluated round: without draws."""
-        return replace(self, stochastic=False) if self.stochastic else self
 
     @property
     def _word(self) -> str:

@@ -1,0 +1,205 @@
+"""A recipe in a model of anybody's: its layers compute by the recipe's rules from here on, in training and evaluation.
+
+    applied = custom_fp.apply_recipe(model, "nvfp4")
+    print(applied)                # what is rounded, what stays in float32, what is left to the training loop
+
+A name is one of conf/recipe, a text that ends with .yaml a file like those; or the recipe itself, a mapping or its list
+of rules. What a recipe says of weights as they are kept, of the optimizer and of the loss scale is the training loop's,
+and stays with it (`left_to_the_loop`); in a run of cpdrun's own (recipe=nvfp4) it is carried out too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from custom_fp.attention import SCORES, VALUES
+from custom_fp.recipe.layers import layers_of
+from custom_fp.recipe.placement import Placement
+from custom_fp.recipe.reading import SHORT_FORMS, read_rules, short_form
+from custom_fp.recipe.rules import Rules
+from custom_fp.words import did_you_mean
+
+OF_THE_LOOP = (
+    *(
+        "weights",
+        "optimizer_state",
+        "master_weights",
+        "loss_scale",
+        "update",
+        "update_order",
+        "update_rounding",
+    ),
+    *("kahan_weights", "fp32_norms"),
+)
+KEYS = ("rules", *SHORT_FORMS, "kahan", "aps", *(key for key in OF_THE_LOOP if key != "weights"))
+
+
+@dataclass
+class Applied:
+    """What became of a recipe in one model.
+
+    left_to_the_loop: what the recipe says of no product.
+    """
+
+    model: nn.Module = field(repr=False)
+    at_first: dict[str, str]
+    left_to_the_loop: dict[str, Any]
+    placement: Placement | None = field(repr=False)
+
+    @property
+    def rounded(self) -> dict[str, str]:
+        """How each layer computes, in the first step, by its name; and each product of attention, once it has been."""
+        waiting = uncalled(self.model)
+        return {name: how for name, how in self.at_first.items() if name not in waiting}
+
+    @property
+    def untouched(self) -> dict[str, str]:
+        """The classes of all other modules that hold parameters."""
+        heads = tuple(f"{name}." for name in self.at_first if _is_attention(self.model, name))
+        return {
+            name or type(module).__name__: type(module).__name__.removeprefix("Quant")
+            for name, module in self.model.named_modules()
+            if next(module.parameters(recurse=False), None) is not None
+            and (name or type(module).__name__) not in self.at_first
+            and not name.startswith(heads or ("\0",))
+        }
+
+    def at(self, step: int) -> None:
+        """From here on the model computes as rules say of this step, counted from 0; at first as of step 0."""
+        if self.placement is not None:
+            self.placement.at(step)
+
+    def check_called(self) -> None:
+        """Once the model has been called: ValueError for a rule of attention alone that met no call of it."""
+        if self.placement is not None:
+            self.placement.check_called()
+
+    def __str__(self) -> str:
+        lines = [
+            f"rounded ({len(self.rounded)})",
+            *(f"  {name}: {how}" for name, how in self.rounded.items()),
+        ]
+        lines += [f"left in float32 ({len(self.untouched)})"]
+        lines += [f"  {name}: {kind}" for name, kind in self.untouched.items()]
+        left = [f"  {key}: {value}" for key, value in self.left_to_the_loop.items()]
+        return "\n".join([*lines, *(["left to the training loop", *left] if left else [])])
+
+
+def apply_recipe(model: nn.Module, recipe: str | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Applied:
+    """The model, changed in place: layers and parameters stay the same objects, which an optimizer, or who wraps the
+    model later (DistributedDataParallel, fully_shard, torch.compile), holds on to.
+
+    Raises ValueError for a recipe that does not exist or cannot be read, for a rule that comes to bear on nothing,
+    unless it is `optional`, and for a model that has been given a recipe before.
+    """
+    typed = recipe if isinstance(recipe, str) else "recipe"
+    given = _checked(typed, load(recipe) if isinstance(recipe, str) else recipe)
+    if any("arithmetic" in m.__dict__ or "attention_products" in m.__dict__ for m in model.modules()):
+        raise ValueError(f"{typed}: {type(model).__name__} computes by rules already; make it anew")
+    rules = read_rules(f"{typed}.rules", given.get("rules", []))
+    short = [
+        short_form(f"{typed}.{key}", key, given[key], given.get("aps", False), given.get("kahan", False))
+        for key in SHORT_FORMS
+        if key in given and key != "weights"
+    ]
+    left = {key: given[key] for key in OF_THE_LOOP if key in given}
+    left |= {rule.typed: "role parameter" for rule in rules if rule.roles == ("parameter",)}
+    of_products = [rule for rule in [*rules, *short] if rule is not None and rule.roles != ("parameter",)]
+    placement = None
+    if of_products:
+        before = dict(model.named_modules(remove_duplicate=False))
+        rules = Rules(of_products, layers_of(model))
+        placement = Placement(model, rules)
+        rules.check()
+        same_objects_(before, placement.model)
+    return Applied(model, rounded_in(model), left, placement)
+
+
+def load(recipe: str) -> Any:
+    """What the yaml of a recipe says. ValueError for one that does not exist, with those that do."""
+    import yaml
+
+    file: Any
+    if recipe.endswith((".yaml", ".yml")):
+        file = Path(recipe)
+        if not file.is_file():
+            raise ValueError(f"recipe {recipe}: there is no such file")
+    else:
+        folder = (
+            resources.files("cpdrun.conf") / "recipe"
+        )  # data, of the same distribution; nothing there is run
+        names = sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+        if recipe not in names:
+            raise ValueError(
+                f"unknown recipe {recipe!r}{did_you_mean(recipe, names)}; there are: {', '.join(names)}"
+            )
+        file = folder / f"{recipe}.yaml"
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe {recipe}: {' '.join(str(error).split())}") from None
+
+
+def same_objects_(before: Mapping[str, nn.Module], prepared: nn.Module) -> None:
+    """Layers that were replaced take over the classes and the contents of those that replaced them, so that other names
+    for them mean them too."""
+    for name, old in before.items():
+        new = prepared.get_submodule(name)
+        if new is old:
+            continue
+        object.__setattr__(old, "__dict__", new.__dict__)
+        old.__class__ = type(new)
+        if name:
+            parent, _, child = name.rpartition(".")
+            prepared.get_submodule(parent)._modules[child] = old
+
+
+def rounded_in(model: nn.Module) -> dict[str, str]:
+    """How each layer and each product of attention is computed that an arithmetic of this moment reaches."""
+    found = {}
+    for name, module in model.named_modules():
+        if getattr(module, "arithmetic", None):
+            found[name or type(module).__name__] = str(module.arithmetic)
+        if attention := module.__dict__.get("attention_products"):
+            parts = {part: getattr(attention, part) for part in (SCORES, VALUES)}
+            found |= {f"{name}.{part}".lstrip("."): str(of) for part, of in parts.items() if of}
+    return found
+
+
+def uncalled(model: nn.Module) -> set[str]:
+    """Names of products of attention, of modules that have not called scaled_dot_product_attention yet."""
+    return {
+        f"{name}.{part}".lstrip(".")
+        for name, module in model.named_modules()
+        for part in (SCORES, VALUES)
+        if (attention := module.__dict__.get("attention_products"))
+        and not (attention.called or isinstance(module, nn.MultiheadAttention))
+    }
+
+
+def _is_attention(model: nn.Module, name: str) -> bool:
+    """Whether this is torch's layer, which computes by its own projections and the layer it has for one."""
+    return name.rpartition(".")[2] not in (SCORES, VALUES) and isinstance(
+        model.get_submodule("" if name == type(model).__name__ else name), nn.MultiheadAttention
+    )
+
+
+def _checked(typed: str, given: Any) -> Mapping[str, Any]:
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        given = {"rules": given}
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"{typed}: a recipe is a name, a mapping such as {{rules: [...]}}, or a list of rules, not {given!r}"
+        )
+    for key in given:
+        if key not in KEYS:
+            raise ValueError(
+                f"{typed}: unknown key {key!r}{did_you_mean(str(key), KEYS)}; a recipe has {', '.join(KEYS)}"
+            )
+    return given

@@ -1,0 +1,106 @@
+"""recipe=NAME: what it makes of a run's config, its name and its axis; and that runs by it keep the guarantees."""
+
+import pytest
+import yaml
+
+from cpdrun.config.errors import ConfigError
+from cpdrun.record import read_json
+from cpdrun.report.read.choices import choice
+from cpdrun.search.axes import read_axis
+from cpdrun.sweep import plan
+from cpdrun.train.preflight.look import look
+
+WORDS = ("exp=digits_bits", "format=fp32", "aps=false", "seed=0")
+RULES = [{"modules": "Linear", "role": "weight", "format": "bf16"}]
+
+
+def runs(*typed):
+    return plan([*WORDS, *typed]).runs
+
+
+def test_a_recipe_is_the_runs_precision_and_none_renames_no_run():
+    plain, mixed, pure = runs("recipe=null,fp32,fp16_mixed,pure_fp16")
+    assert plain.name == "convnet-fp32-w8-s0-28fa027ad2", "fp32, of the same content, is not run twice"
+    assert [run.config["recipe"] for run in (plain, mixed, pure)] == [None, "fp16_mixed", "pure_fp16"]
+    precision = mixed.config["precision"]
+    assert precision["loss_scale"] == "dynamic" and precision["rules"][0]["format"] == "fp16"
+    rules = yaml.safe_dump(precision["rules"], default_flow_style=True, width=10**9).strip()
+    (by_hand,) = runs(f"precision.rules={rules}", "precision.loss_scale=dynamic")
+    assert by_hand.name == mixed.name != plain.name
+    (scaled,) = runs("recipe=fp16_mixed", "recipe.loss_scale=512.0")
+    assert scaled.config["precision"] == precision | {"loss_scale": 512.0}
+    assert pure.name == runs("precision=pure_fp16")[0].name
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["recipe=nvpf4"], "unknown choice of recipe 'nvpf4' (did you mean 'nvfp4'?); there are: bf16"),
+        (["recipe=bf16", "precision=mxfp8"], "recipe=bf16 says what is rounded, and so does precision=mxfp8: take one"),
+        (["recipe=bf16", "precision.weights=e4m3"], "and so does precision.weights=e4m3: take one of them"),
+        (["recipe=bf16", "+recipe.los=3"], "recipe=bf16: unknown key 'los'; a recipe has rules, and keys of precision"),
+        (["recipe=bf16", "recipe.rule=[]"], "unknown key 'recipe.rule' (did you mean 'recipe.rules'?)"),
+        (["recip=bf16"], "unknown key 'recip' (did you mean 'recipe'?)"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_and_nothing_is_planned(typed, message):
+    with pytest.raises(ConfigError) as error:
+        runs(*typed)
+    assert message in str(error.value)
+
+
+def test_a_recipe_of_ones_own_is_a_choice_like_any(tmp_path):
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text(yaml.safe_dump({"rules": RULES}))
+    (run,) = plan([*WORDS, "recipe=mine"], tmp_path).runs
+    assert run.config["precision"]["rules"] == RULES
+
+
+def test_recipes_are_an_axis_of_bits_against_the_widest_or_the_one_asked_for():
+    of_five = plan([*WORDS, "recipe=bf16,mxfp8,nvfp4,mxfp4_hadamard_sr,fp8_tensorwise"])
+    axis = read_axis(of_five, {}, is_whole=False)
+    assert (axis.key, axis.baseline, axis.is_widest) == ("recipe", {"recipe": "bf16"}, True)
+    with_none = plan([*WORDS, "recipe=null,bf16,nvfp4"])
+    axis = read_axis(with_none, {}, is_whole=False)
+    assert axis.baseline == {"recipe": None} and axis.baseline_name == "fp32"
+    assert read_axis(with_none, {"recipe": "bf16"}, is_whole=True).baseline == {"recipe": "bf16"}
+    bits = {}
+    for run in of_five.runs:
+        flat = {f"precision.{key}": value for key, value in run.config["precision"].items()}
+        bits[run.config["recipe"]] = choice("", flat, "recipe").bits
+    assert bits == {"bf16": 16, "mxfp8": 8.25, "nvfp4": 4.5, "mxfp4_hadamard_sr": 4.25, "fp8_tensorwise": 8}
+
+
+def test_draws_and_transforms_are_the_same_for_any_split_and_after_a_stop(make_run, torchrun, train_here):
+    typed = ("recipe=nvfp4", "format=fp32", "aps=false", "world_size=2", "epochs=1", "max_steps=4",
+             "data.test_fraction=0.1", "model.dropout=0.2")  # fmt: skip
+    one, two, stopped = make_run(*typed), make_run(*typed, "nproc=2"), make_run(*typed)
+    assert train_here(one) == 0 and torchrun(two, 2).returncode == 0
+    stopped.preempt.touch()
+    train_here(stopped)
+    stopped.preempt.unlink()
+    train_here(stopped)
+    done = [read_json(run.done) for run in (one, two, stopped)]
+    assert len({d["weights_sha256"] for d in done}) == 1
+    assert len({tuple(d["metrics"].items()) for d in done}) == 1
+    products = read_json(one.env)["products"]
+    assert products["in float32"] == [] and len(products["operands rounded"]) == 4
+
+
+def test_workers_that_gossip_take_a_recipe_of_products(make_run, train_here):
+    run = make_run("recipe=mxfp4_hadamard_sr", "sync=gossip_dpsgd", "format=fp32", "aps=false", "world_size=2",
+                   "data.test_fraction=0.1", "epochs=1", "max_steps=2")  # fmt: skip
+    assert train_here(run) == 0
+    (refused,) = plan([*WORDS, "recipe=pure_fp16", "sync=gossip_dpsgd", "world_size=2"]).runs
+    assert "precision.weights=fp16: workers that gossip keep float32 weights" in str(
+        look([refused.config])["problems"]
+    )
+
+
+def test_what_a_recipe_leaves_in_float32_is_said_and_a_model_that_it_cannot_reach_refused():
+    (run,) = plan(["exp=transformer_bits_small", "format=fp32", "aps=false", "seed=0", "recipe=nvfp4"]).runs
+    (note,) = look([run.config])["notes"]
+    assert "1 product stays in float32: GPT: mm" in note
+    run = plan(["exp=mlp_model_parallel_bits", "format=fp32", "seed=0", "recipe=bf16"]).runs[0]
+    (problem,) = look([run.config])["problems"]
+    assert "precision.rules[0]: '*' or 'MultiheadAttention' matches no layer" in problem
