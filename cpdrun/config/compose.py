@@ -202,7 +202,7 @@ class Composer:
         ) as error:
             silent = "a value holds ${ and is no interpolation: write ${key}"  # OmegaConf has no words for it
             raise ConfigError(" ".join(str(error).split()) or silent) from None
-        return OmegaConf.to_container(config, resolve=False)
+        return dict.fromkeys(MAY_BE_NONE) | OmegaConf.to_container(config, resolve=False)
 
 
 def _check_choices(choices: Mapping[str, str], groups: Mapping[str, list[str]]) -> None:

@@ -20,9 +20,8 @@ RECIPE, PRECISION, PLAIN = "recipe", "precision", "fp32"
 def spell_out(config: dict[str, Any], composer: Composer, choices: Mapping[str, str]) -> None:
     """Puts the recipe of a composed config into its precision. Raises ConfigError where both say what is rounded, and
     for a key that no precision has."""
-    recipe = config.get(RECIPE)
+    recipe = config[RECIPE]
     if recipe is None:
-        config[RECIPE] = None
         return
     name = composer.choice(RECIPE, choices)
     if not isinstance(recipe, Mapping) or not name:

@@ -61,12 +61,13 @@ matrices, whose last two dimensions are cut alike whatever the axis; and `neares
 class Nearest:
     """Rounding to a format, nearest even; see `custom_fp.quantize`."""
 
-    fmt: NumberFormat
+    fmt: NumberFormat | str
 
     def __post_init__(self) -> None:
         """Sets what torch.compile could not look up."""
-        object.__setattr__(self, "has_axis", self.fmt.has_axis)
-        object.__setattr__(self, "has_tiles", self.fmt.has_tiles)
+        fmt = parse(self.fmt)
+        object.__setattr__(self, "has_axis", fmt.has_axis)
+        object.__setattr__(self, "has_tiles", fmt.has_tiles)
 
     def __call__(self, x: Tensor) -> Tensor:
         return quantize(x, self.fmt)

@@ -36,7 +36,8 @@ class Rounding:
 
     def __post_init__(self) -> None:
         """Sets what torch.compile could not look up: `has_axis`, whether an operand is rounded along a dimension, and
-        so for one product alone; `has_tiles`, whether that is so but for matrices; `nearest`, as layers that are evaluated round, without draws."""
+        so for one product alone; `has_tiles`, whether that is so but for matrices; `nearest`, as layers that are
+        evaluated round, without draws."""
         fmt = parse(self.format)
         object.__setattr__(self, "has_axis", self.hadamard is not None or fmt.has_axis)
         object.__setattr__(self, "has_tiles", self.hadamard is None and fmt.has_tiles)
