@@ -22,7 +22,10 @@ SHORT_FORMS = {SCRIPT: "script.path", "script_args": "script.arguments"}
 AS_TYPED = tuple(
     f"script.{key}" for key in ("path", "arguments", "launch_with", "work_dir", "jsonl", "tensorboard")
 )
-METRICS = "script.metrics."
+OF_METRICS = (
+    "script.metrics.",
+    "script.direction.",
+)  # a name behind them may hold a slash, as TensorBoard's do
 OPEN = ("script.args", "script.metrics", "script.direction")  # hold whatever names one gives
 MODULE = re.compile(r"-m\s+(\S+)")
 PLACEHOLDERS = ("seed", "run_dir", "nproc", "port")
@@ -57,7 +60,7 @@ def as_typed(text: str) -> tuple[str, str | None] | None:
     other word."""
     key, equals, value = text.partition("=")
     key = SHORT_FORMS.get(key, key)
-    if not equals or not (key in AS_TYPED or key.startswith(METRICS)):
+    if not equals or not (key in AS_TYPED or key.startswith(OF_METRICS)):
         return None
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" and value[0] not in value[1:-1]:
         value = value[1:-1]

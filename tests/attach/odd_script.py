@@ -4,13 +4,16 @@ import argparse
 import os
 import signal
 import sys
+import time
 
 import torch
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--do", default="fine")
 parser.add_argument("--unused", type=float)
-do = parser.parse_args().do
+parser.add_argument("--events")
+given = parser.parse_args()
+do = given.do
 
 
 def say(loss: float) -> None:
@@ -34,5 +37,17 @@ elif do == "killed":
 elif do == "again":
     # EX_TEMPFAIL, though nobody asked it to stop
     sys.exit(75)
+elif do == "chatters":
+    for i in range(70):
+        print(f"line {i} " + "." * (1 << 20))
+    say(0.25)
+elif do == "hangs":
+    time.sleep(600)
+elif do == "events" and os.environ["RANK"] == "0":
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(given.events) as writer:
+        for step in (10, 20):
+            writer.add_scalar("loss/val", 1 / step, step)
 elif do == "orphan" and os.fork() == 0:
     signal.pause()

@@ -1,9 +1,12 @@
 """Runs of a script that ends in many ways: each gets its line, and none of them is lost or waited for."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from forked import attached, run_script
+from test_examples import run_dir
 
 from cpdrun.cli import main
 from cpdrun.record import Ending, SweepDir, read_json
@@ -20,6 +23,7 @@ ENDS = {
     "words": (Ending.FAILED, "odd_script.py ended with exit code 1: no more data"),
     "again": (Ending.FAILED, "odd_script.py ended with exit code 75"),
     "silent": (Ending.FAILED, "never logged val_loss: no line of its output matches 'val loss ([0-9.]+)'"),
+    "chatters": (Ending.FINISHED, ""),
     "killed": (Ending.KILLED, "rank 0 was killed by SIGKILL"),
 }
 
@@ -59,6 +63,12 @@ def test_the_record_of_one_that_ended_well(runs):
     assert "attached" in env and env["cpu"]
 
 
+def test_a_huge_log_is_kept_within_bounds(runs):
+    log, result = runs["chatters"].last_attempt().rank_log(0), runs["chatters"].result()
+    assert result.metrics["val_loss"] == 0.25
+    assert log.stat().st_size < 16 << 20 and "bytes are left out here" in log.read_text()
+
+
 def test_its_random_numbers_are_seeded_from_the_run_s_seed(runs):
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
@@ -69,6 +79,56 @@ def test_its_random_numbers_are_seeded_from_the_run_s_seed(runs):
 def test_a_traceback_begins_in_the_script(runs):
     text = runs["raises"].last_attempt().rank_log(0).read_text()
     assert "odd_script.py" in text and "runpy" not in text
+
+
+@pytest.fixture
+def run_of(tmp_path, monkeypatch):
+    """The run of one way to end, and with which exit code cpdrun ends."""
+
+    def run(way, *words):
+        monkeypatch.chdir(tmp_path)
+        shutil.copy(SCRIPT, tmp_path)
+        code = main(["sweep", "script=odd_script.py", f"script.args.do={way}", *words])
+        (run,) = SweepDir(tmp_path / "results" / "odd_script").runs()
+        return run, code
+
+    return run
+
+
+def test_one_that_hangs_is_ended(run_of):
+    run, code = run_of("hangs", *LOSS, "patience_s=2")
+    outcome = run.last_attempt().outcome()
+    assert code == 1 and outcome.status is Ending.FAILED
+    assert (
+        outcome.reason == "hung or stopped: no output, no run.log() and no optimizer step in 2 s (patience_s)"
+    )
+
+
+def test_another_launcher_and_event_files(run_of):
+    """torchrun itself, of two ranks, of which one writes for TensorBoard."""
+    pytest.importorskip("tensorboard", reason="needs the extra `tensorboard`")
+    torchrun = f"{sys.executable} -m torch.distributed.run --nproc-per-node {{nproc}} --master-port {{port}}"
+    where = (
+        "script_args=--events {run_dir}/tb",
+        "script.tensorboard={run_dir}/tb",
+        "script.metric=loss/val",
+        "script.direction.loss/val=min",
+    )
+    run, code = run_of("events", "nproc=2", f"script.launch_with={torchrun}", *where)
+    assert code == 0, run.last_attempt().outcome()
+    assert [(row.step, row.metrics) for row in run.logged()] == [
+        (10, {"loss/val": pytest.approx(1 / 10)}),
+        (20, {"loss/val": pytest.approx(1 / 20)}),
+    ]
+    assert run.result().metrics == {"loss/val": pytest.approx(1 / 20)}
+
+
+def test_another_launcher_that_starts_other_ranks(tmp_path):
+    run = run_dir(SCRIPT, tmp_path, 2, "e3m0")
+    said = run_script(1, SCRIPT, [], tmp_path, attached, ends_with=2, CPDRUN_RUN_DIR=str(run.path))
+    assert said.startswith(
+        "error: script.launch_with started 1 rank, and nproc=2: let it start {nproc} (accelerate launch"
+    )
 
 
 SAVES_AND_FAILS = """

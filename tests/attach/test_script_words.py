@@ -46,6 +46,12 @@ def test_arguments_as_flags_and_as_hydra_reads_them(here):
     assert words(only(*texts, "script.args_style=hydra").config, here) == hydra
 
 
+def test_names_of_metrics_as_tensorboard_has_them(here):
+    texts = ["script.metric=acc/vals", "script.direction.acc/vals=max", "script.metrics.acc/vals=a ([0-9]+)"]
+    script = only("script=train.py", *texts).config["script"]
+    assert script["direction"] == {"acc/vals": "max"} and script["metrics"] == {"acc/vals": "a ([0-9]+)"}
+
+
 def test_an_axis_over_an_argument(here):
     runs = plan(["script=train.py", "script.args.lr=0.1,0.2", "format=fp32,e4m3"]).runs
     assert len({run.name for run in runs}) == 4
