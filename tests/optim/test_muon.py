@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from cpdrun.config.errors import ConfigError
+from cpdrun.optim.muon import MuonAndAdamW
 from cpdrun.sweep import plan
 from cpdrun.train.build import BuildError, build
 
@@ -34,7 +35,7 @@ def names_by_update(parts):
     return found
 
 
-@pytest.mark.parametrize(("model", "tied"), [("gpt", ()), ("llama", ()), ("llama", ("model.tied=false",))])
+@pytest.mark.parametrize(("model", "tied"), [("gpt", ()), ("llama", ("model.tied=false",))])
 def test_matrices_of_hidden_layers_are_muons_and_the_rest_adamws(model, tied):
     parts = parts_of(f"model={model}", *tied)
     found = names_by_update(parts)
@@ -94,14 +95,24 @@ def test_a_parameter_group_goes_before_what_the_optimizer_says():
             r"optim: Muon moves the matrices of hidden layers.*optim=adamw",
         ),
         (("parameter_groups=[{parameters:['*'],update:adam}]",), "update=adam must be muon or adamw"),
-        (
-            ("parameter_groups=[{modules:[LayerNorm],update:muon}]",),
-            "optim: Muon only supports 2D parameters",
-        ),
-        (("optim.adjust_lr_fn=mine",), "optim: .*mine is not supported"),
-        (("optim.ns_steps=100",), r"optim\.ns_steps must lie between 0 and 99, not 100"),
+        (("sync=gossip_dpsgd", "sync.quasi_global_momentum=0.9"), "knows one lr, and optim=muon has two"),
     ],
 )
-def test_what_muon_cannot_move_is_named(typed, message):
+def test_what_it_cannot_do_in_a_run_is_named(typed, message):
     with pytest.raises((BuildError, ConfigError), match=message):
         parts_of(*typed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "changed", "message"),
+    [
+        ((4, 4, 3), {}, "only supports 2D parameters"),
+        ((4, 4), {"adjust_lr_fn": "mine"}, "mine is not supported"),
+        ((4, 4), {"ns_steps": 100}, r"optim\.ns_steps must lie between 0 and 99, not 100"),
+    ],
+)
+def test_settings_that_torch_refuses_are_refused_at_the_start(shape, changed, message):
+    of_adamw = {f"adamw_{key}": value for key, value in ADAMW.items()}
+    groups = [{"params": [nn.Parameter(torch.zeros(shape))], "update": "muon"}]
+    with pytest.raises(ValueError, match=message):
+        MuonAndAdamW(groups, **MUON | changed, **of_adamw, adamw_parameters=[])

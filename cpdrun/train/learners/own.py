@@ -54,6 +54,10 @@ class OwnWeights(Learner):
                 f"{precision.rounds_weights}: workers that gossip keep float32 weights; take precision=fp32, or int8, "
                 "which rounds them where they are used"
             )
+        if sync.beta is not None and "adamw_lr" in config["optim"]:
+            raise ValueError(
+                "sync.quasi_global_momentum knows one lr, and optim=muon has two: type optim=sgd or adamw"
+            )
         if sync.beta is not None and config["optim"].get("momentum"):
             raise ValueError(
                 f"sync.quasi_global_momentum={sync.beta} stands in for optim.momentum: type optim.momentum=0"
