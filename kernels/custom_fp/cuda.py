@@ -31,11 +31,14 @@ KERNELS = (
         "max_magnitude_f32",
         "max_magnitude_f64",
         "unpack",
+        "hadamard",
+        *("codebook_tiles", "codebook_whole", "affine_tiles", "affine_whole"),
         "matmul_plain",
         "matmul_kahan",
     ),
 )
 _THREADS = 256
+HADAMARD_TILE = 4096  # values in a thread block's memory, as hadamard.cuh has it
 
 
 def source() -> str:
@@ -62,18 +65,18 @@ def _module(device: int) -> cupy.RawModule:
     return cupy.RawModule(code=source(), options=OPTIONS, backend="nvrtc")
 
 
-def _launch(name: str, like: Tensor, grid: tuple[int, ...], *args: object) -> None:
+def launch(name: str, like: Tensor, grid: tuple[int, ...], *args: object) -> None:
     device = like.device.index
     stream = torch.cuda.current_stream(like.device).cuda_stream
     with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
         _kernel(name, device)(grid, (_THREADS,), args)
 
 
-def _address(tensor: Tensor) -> np.uint64:
+def address(tensor: Tensor) -> np.uint64:
     return np.uint64(tensor.data_ptr())
 
 
-def _blocks(n: int, per_thread: int) -> tuple[int]:
+def blocks(n: int, per_thread: int) -> tuple[int]:
     """Blocks for n elements; kernels stride over what 2**16 blocks leave."""
     return (max(1, min(-(-n // (_THREADS * per_thread)), 1 << 16)),)
 
@@ -93,9 +96,9 @@ def quantize(x: Tensor, fmt: Format, rule: Rule, out: Tensor) -> None:
     if n == 0:
         return
     name = f"quantize_{rule.rounding}_{'f64' if x.dtype is torch.float64 else 'f32'}"
-    grid = _blocks(n, 8 if rule.is_stochastic else 4)
-    args = (_address(x), _address(out), np.int64(n), np.uint32(fmt.spec), *_rule(rule))
-    _launch(name, x, grid, *args)
+    grid = blocks(n, 8 if rule.is_stochastic else 4)
+    args = (address(x), address(out), np.int64(n), np.uint32(fmt.spec), *_rule(rule))
+    launch(name, x, grid, *args)
 
 
 def _rule(rule: Rule) -> tuple[np.int32, np.uint64, np.uint64]:
@@ -109,7 +112,7 @@ def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
     if x.dtype is torch.float64:
         reference.scale_pow2(x, shift, out)
     elif n:
-        _launch("scale_f32", x, _blocks(n, 4), _address(x), _address(out), np.int64(n), _clamp(shift))
+        launch("scale_f32", x, blocks(n, 4), address(x), address(out), np.int64(n), _clamp(shift))
 
 
 def max_exponent(x: Tensor) -> int | None:
@@ -117,9 +120,7 @@ def max_exponent(x: Tensor) -> int | None:
         return None
     largest = torch.zeros((), dtype=torch.int64, device=x.device)
     name = "max_magnitude_f64" if x.dtype is torch.float64 else "max_magnitude_f32"
-    _launch(
-        name, x, (min(_blocks(x.numel(), 16)[0], 2048),), _address(x), np.int64(x.numel()), _address(largest)
-    )
+    launch(name, x, (min(blocks(x.numel(), 16)[0], 2048),), address(x), np.int64(x.numel()), address(largest))
     return reference.max_exponent(largest.view(torch.float64).cpu())
 
 
@@ -148,10 +149,8 @@ def _accumulate(
     out: Tensor,
 ) -> None:
     table, (saturates, *drawn) = _table(terms), _rule(rule)
-    args = (_address(table), np.int32(len(terms)), _address(out), np.int64(n), np.uint32(fmt.spec))
-    _launch(
-        f"{kernel}_{rule.rounding}", out, _blocks(n, per_thread), *args, saturates, np.int32(kahan), *drawn
-    )
+    args = (address(table), np.int32(len(terms)), address(out), np.int64(n), np.uint32(fmt.spec))
+    launch(f"{kernel}_{rule.rounding}", out, blocks(n, per_thread), *args, saturates, np.int32(kahan), *drawn)
 
 
 def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
@@ -159,8 +158,8 @@ def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
     if x.dtype is torch.float64:
         reference.encode(x, fmt, out)
     elif n:
-        args = (_address(x), _address(out), np.int64(n), np.uint32(fmt.spec))
-        _launch(f"encode_{out.element_size()}", x, _blocks(n, 4), *args)
+        args = (address(x), address(out), np.int64(n), np.uint32(fmt.spec))
+        launch(f"encode_{out.element_size()}", x, blocks(n, 4), *args)
 
 
 def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
@@ -168,8 +167,8 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
     if codes.element_size() == 2:
         codes = codes.to(torch.int32)
     if n:
-        args = (_address(codes), _address(out), np.int64(n), np.uint32(fmt.spec))
-        _launch(f"decode_{codes.element_size()}", codes, _blocks(n, 4), *args)
+        args = (address(codes), address(out), np.int64(n), np.uint32(fmt.spec))
+        launch(f"decode_{codes.element_size()}", codes, blocks(n, 4), *args)
 
 
 def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
@@ -177,18 +176,29 @@ def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
     if x.dtype is torch.float64:
         reference.pack(x, fmt, shift, rule, out)
     elif n:
-        args = (_address(x), _address(out), np.int64(n), np.uint32(fmt.spec), _clamp(shift))
-        _launch(f"pack_{rule.rounding}", x, _blocks(n, 8), *args, *_rule(rule))
+        args = (address(x), address(out), np.int64(n), np.uint32(fmt.spec), _clamp(shift))
+        launch(f"pack_{rule.rounding}", x, blocks(n, 8), *args, *_rule(rule))
 
 
 def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
     n = out.numel()
     if n:
-        args = (_address(data), _address(out), np.int64(n), np.uint32(fmt.spec), _clamp(shift))
-        _launch("unpack", data, _blocks(n, 8), *args)
+        args = (address(data), address(out), np.int64(n), np.uint32(fmt.spec), _clamp(shift))
+        launch("unpack", data, blocks(n, 8), *args)
 
 
-hadamard = reference.hadamard
+def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor) -> None:
+    outer, length, inner = x.shape
+    if size > HADAMARD_TILE:
+        reference.hadamard(x, size, seed, inverse, out)
+        return
+    whole = length // size * size
+    sizes = np.int64(outer), np.int64(length), np.int64(inner), np.int32(size)
+    signs = np.int32(seed is not None), np.uint64((seed or 0) & (1 << 64) - 1)
+    grid = blocks(outer * whole * inner, HADAMARD_TILE // _THREADS)
+    launch("hadamard", x, grid, address(x), address(out), *sizes, np.int32(inverse), *signs)
+    if whole < length:
+        reference.write(x[:, whole:], out[:, whole:])
 
 
 def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
@@ -198,13 +208,13 @@ def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
         return
     if batch > 65535:
         raise ValueError(f"matmul on CUDA takes batches of at most 65535 matrices; got {batch}")
-    _launch(
+    launch(
         "matmul_kahan" if kahan else "matmul_plain",
         out,
         (-(-rows // 64) * -(-columns // 64), batch),
-        _address(a),
-        _address(b),
-        _address(out),
+        address(a),
+        address(b),
+        address(out),
         np.int64(rows),
         np.int64(depth),
         np.int64(columns),

@@ -5,7 +5,7 @@ bit. No GPU is needed; that a GPU's compiler and hardware keep to the same arith
 import math
 import shutil
 import subprocess
-from ctypes import CDLL, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
+from ctypes import CDLL, c_float, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
 from pathlib import Path
 
 import custom_fp
@@ -126,3 +126,89 @@ def test_pack(kernels, name, rounding, overflow):
                 kernels.be_thread(thread, 256)
                 getattr(kernels, f"pack_{rounding}")(address(x), *common, *drawn)
             assert torch.equal(data, custom_fp.pack(x, fmt, shift=shift, **rule)), shift
+
+
+# ---- what cuda.py and scaled/on_cuda.py launch, with these kernels in place of a GPU's: one thread does it all
+
+
+@pytest.fixture
+def launched(kernels, monkeypatch):
+    """The modules, whose launches run here; names of the kernels that ran."""
+    cuda = pytest.importorskip("custom_fp.cuda", reason="needs CuPy")
+    from custom_fp.scaled import on_cuda
+
+    kinds = {"u": c_ulonglong, "f": c_float}
+    ran = []
+
+    def launch(name, like, grid, *args):
+        ran.append(name)
+        kernels.be_thread(0, 1)
+        wide = {("i", 4): c_int, ("i", 8): c_longlong, ("u", 4): c_uint}
+        converted = [wide.get((a.dtype.kind, a.itemsize), kinds.get(a.dtype.kind))(a.item()) for a in args]
+        getattr(kernels, name)(*converted)
+
+    monkeypatch.setattr(cuda, "launch", launch)
+    monkeypatch.setattr(on_cuda, "launch", launch)
+    return cuda, on_cuda, ran
+
+
+def hostile(*shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3)) * torch.logspace(-20, 8, shape[-1])
+    x.view(-1)[[3, -9]] = torch.tensor([math.nan, -math.inf])
+    x.view(-1)[40:80] = 0.0
+    return x
+
+
+def same_bits(a, b):
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 64])
+@pytest.mark.parametrize("shape", [(3, 130, 1), (2, 67, 9)], ids=str)
+def test_hadamard(launched, size, shape):
+    cuda, _, ran = launched
+    for x in (hostile(*shape), torch.randn(shape)):
+        for seed, inverse in ((None, False), (SEED, False), (-5, True)):
+            out = torch.empty_like(x)
+            cuda.hadamard(x, size, seed, inverse, out)
+            assert same_bits(out, custom_fp.hadamard(x, size, seed=seed, inverse=inverse, axis=1))
+    assert set(ran) == {"hadamard"}
+
+
+DENSE = custom_fp.Codebook("dense", tuple(0.5 + i * 2.0**-20 for i in range(256)), block=7)
+
+
+@pytest.mark.parametrize("book", ["nf4_b64", "dynamic_tree", "dynamic_map_b16", DENSE], ids=str)
+def test_codebooks(launched, book):
+    _, on_cuda, ran = launched
+    book = custom_fp.parse(book)
+    for x in (hostile(3, 41, 150), torch.randn(2, 90, 101), torch.empty(0, 4)):
+        for axis in (None, 0, 1, x.dim() - 1):
+            out = torch.empty_like(x)
+            on_cuda.codebook.quantize(x, book, custom_fp.Rule(), out, axis)
+            assert same_bits(out, custom_fp.quantize(x, book, axis=axis)), axis
+            expected = custom_fp.encode(x, book, axis=axis)
+            codes = [torch.empty_like(part) for part in expected]
+            on_cuda.codebook.encode(x, book, *codes, axis=axis)
+            assert all(map(same_bits, codes, expected)), axis
+    rows = torch.randn(5, 70)
+    out = torch.empty_like(rows)
+    on_cuda.codebook.quantize_rows(rows, book, out)
+    assert same_bits(out, custom_fp.quantize_rows(rows, book))
+    assert set(ran) == {"codebook_tiles"} | ({"codebook_whole"} if book.block is None else set())
+
+
+@pytest.mark.parametrize("name", ["int8_affine", "int4_affine_b32", "int8_affine_channel", "int3_affine_4x8"])
+def test_affine_integers(launched, name):
+    _, on_cuda, ran = launched
+    fmt = custom_fp.parse(name)
+    for x in (hostile(3, 41, 150), torch.randn(2, 90, 101) + 1, torch.empty(0, 4)):
+        for axis in (None, 0, 1, x.dim() - 1):
+            out = torch.empty_like(x)
+            on_cuda.affine.quantize(x, fmt, custom_fp.Rule(), out, axis)
+            assert same_bits(out, custom_fp.quantize(x, fmt, axis=axis)), axis
+            expected = custom_fp.encode(x, fmt, axis=axis)
+            codes = [torch.empty_like(part) for part in expected]
+            on_cuda.affine.encode(x, fmt, *codes, axis=axis)
+            assert all(map(same_bits, codes, expected)), axis
+    assert ("affine_whole" in ran) == (name == "int8_affine")

@@ -3,7 +3,10 @@
 //
 // A thread works on groups of 4 neighbouring elements in 16-byte accesses, where addresses allow, else one by one.
 #include "custom_fp.h"
+#include "hadamard.h"
 #include "philox.h"
+#include "scaled/affine.h"
+#include "scaled/codebook.h"
 #include "shortcuts.h"
 
 using namespace custom_fp;
@@ -380,3 +383,8 @@ CFP_ACCUMULATE_PACKED(stochastic)
 // ---- matmul ----------------------------------------------------------------------------------------------------
 
 #include "matmul.cuh"
+
+// ---- transforms, formats with scales ------------------------------------------------------------------------------
+
+#include "hadamard.cuh"
+#include "scaled/scaled.cuh"

@@ -13,8 +13,7 @@ from custom_fp.formats.codebook import Codebook
 from custom_fp.rule import Rule
 from custom_fp.scaled.blocks import single
 from custom_fp.scaled.codebook import CodebookBlocks, tables_of
-
-MOST_CELLS = 1 << 13
+from custom_fp.scaled.search import search_of
 
 
 class NativeCodebook(CodebookBlocks):
@@ -64,47 +63,10 @@ def _block_size(fmt: Codebook, n: int) -> int:
 
 
 @cache
-def _tables(fmt: Codebook) -> tuple[_scaled.CodebookTables, tuple[Tensor, ...]]:
-    """What the compiled functions take, and the tensors behind it."""
-    tables = tables_of(fmt, "cpu")
-    thresholds = torch.full((256,), math.inf)
-    thresholds[: len(tables.thresholds)] = tables.thresholds
-    codes = tables.codes.to(torch.int32)
-    cells, (shift, first, half) = _cells(tables.thresholds)
-    lows_C = cells[:, 0]
-    at_most_one = torch.where(cells[:, 1] > lows_C, thresholds[lows_C], math.inf)
-    sides_Cx2 = torch.stack([lows_C, cells[:, 1]], 1)
-    memory = (at_most_one, tables.ascending[sides_Cx2].contiguous(), codes[sides_Cx2].contiguous())
-    rest = (thresholds, tables.ascending, codes)
-    addresses, others = ([tensor.data_ptr() for tensor in tensors] for tensors in (memory, rest))
-    parts = _scaled.CodebookTables(*addresses, shift, first, half, *others, len(fmt.sorted_codes))
-    return parts, memory + rest
-
-
-def _cells(thresholds: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """How many thresholds lie below each cell of csrc/scaled/codebook.h and below its upper end, (cells, 2); (shift,
-    first, half) of the fewest cells that hold at most one each. None where that takes more than MOST_CELLS."""
-    magnitudes = thresholds.abs()
-    smallest = _bits(magnitudes[magnitudes > 0].min())
-    one = _bits(torch.ones(()))
-    for shift in range(23, 0, -1):
-        first = smallest >> shift
-        half = (one >> shift) - first + 1
-        if 2 * half > MOST_CELLS:
-            break
-        starts = torch.arange(first, first + half) << shift
-        starts[0] = 0
-        ends = (torch.arange(first, first + half) + 1 << shift) - 1
-        positive = torch.stack([starts, ends], 1).to(torch.int32).view(torch.float32)
-        ends_Cx2 = torch.cat([positive, -positive.flip(1)]).clamp(-1.0, 1.0)
-        counts_Cx2 = torch.bucketize(ends_Cx2, thresholds)
-        if (counts_Cx2[:, 1] - counts_Cx2[:, 0]).max() <= 1:
-            return counts_Cx2, (shift, first, half)
-    return torch.zeros(0, 2, dtype=torch.int64), (0, 0, 0)
-
-
-def _bits(x: Tensor) -> int:
-    return int(x.view(torch.int32))
+def _tables(fmt: Codebook) -> tuple[_scaled.CodebookTables, object]:
+    """What the compiled functions take, and what keeps its memory."""
+    search = search_of(fmt, "cpu")
+    return _scaled.CodebookTables(*search.addresses(int), len(fmt.sorted_codes)), search
 
 
 backend = NativeCodebook()

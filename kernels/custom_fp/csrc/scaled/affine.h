@@ -21,4 +21,10 @@ CFP_FN AffineScale affine_scale(float low, float high, u32 largest, float levels
     return {scale, 1.0f / scale, zero > levels ? levels : zero};
 }
 
+// A whole number, 0 .. levels, of an x whose block is finite.
+CFP_FN float affine_code(float x, const AffineScale& of, float levels) {
+    const float code = round_whole(x * of.inverse) + of.zero;
+    return code < 0.0f ? 0.0f : code > levels ? levels : code;
+}
+
 }  // namespace custom_fp

@@ -32,4 +32,24 @@ struct CodebookTables {
 // A block's scale, from the bits of its largest magnitude: NaN where one is not finite.
 CFP_FN float codebook_scale(u32 largest) { return from_bits(largest < 0x7f800000u ? largest : 0x7fc00000u); }
 
+// Of y, the value and the code of the nearest entry: what the loops of cpu_codebook.h do to many at a time.
+CFP_FN i32 codebook_place(float y, const CodebookTables& t) {
+    i32 place = 0;
+    if (!t.cells.half) {
+        for (i32 step = 128; step; step /= 2) place += y > t.thresholds[place + step - 1] ? step : 0;
+        return place;
+    }
+    const i32 bits = static_cast<i32>(to_bits(y)), above_first = ((bits & 0x7fffffff) >> t.cells.shift) - t.cells.first;
+    const i32 cell = (above_first > 0 ? above_first : 0) + (bits < 0 ? t.cells.half : 0);
+    return 2 * cell + (y > t.cells.thresholds[cell]);
+}
+
+CFP_FN float codebook_value(i32 place, const CodebookTables& t) {
+    return t.cells.half ? t.cells.values[place] : t.ascending[place];
+}
+
+CFP_FN i32 codebook_code(i32 place, const CodebookTables& t) {
+    return t.cells.half ? t.cells.codes[place] : t.codes[place];
+}
+
 }  // namespace custom_fp

@@ -1,0 +1,143 @@
+// Codebooks and affine integers on a GPU: scaled/codebook.h and scaled/affine.h say what is computed. Part of
+// custom_fp.cu.
+//
+// A tensor is `planes` matrices of `rows` times `columns`, each cut in tiles of `height` times `width`
+// (formats/layout.py), in that order. A warp works on a tile; where tiles are one column wide, a thread does, whose
+// neighbours have the columns beside it; of a tile that is the whole tensor the ends are given.
+
+struct CodebookKind {
+    CodebookTables t;
+    struct Ends {
+        u32 largest;
+    };
+    typedef float Scale;
+
+    CFP_MEMBER Ends none() const { return {0}; }
+    CFP_MEMBER void meet(Ends& ends, float x) const { join(ends, {to_bits(x) & 0x7fffffffu}); }
+    CFP_MEMBER void join(Ends& ends, const Ends& other) const {
+        ends.largest = ends.largest > other.largest ? ends.largest : other.largest;
+    }
+    CFP_MEMBER Ends of_lane(const Ends& ends, int apart) const {
+        return {static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(ends.largest), apart))};
+    }
+    CFP_MEMBER Scale scale(const Ends& ends) const { return codebook_scale(ends.largest); }
+    CFP_MEMBER i32 place(float x, Scale scale) const {
+        return codebook_place(scale != scale ? -1.0f : x / (scale > 0.0f ? scale : 1.0f), t);
+    }
+    CFP_MEMBER float value(float x, Scale scale) const { return codebook_value(place(x, scale), t) * scale; }
+    CFP_MEMBER i32 code(float x, Scale scale) const { return codebook_code(place(x, scale), t); }
+    CFP_MEMBER float factor(Scale scale) const { return scale; }
+    CFP_MEMBER u8 zero(Scale) const { return 0; }
+};
+
+struct AffineKind {
+    float levels;
+    struct Ends {
+        u32 largest;
+        float low, high;
+    };
+    typedef AffineScale Scale;
+
+    CFP_MEMBER Ends none() const { return {0, 0.0f, 0.0f}; }
+    CFP_MEMBER void meet(Ends& ends, float x) const { join(ends, {to_bits(x) & 0x7fffffffu, x, x}); }
+    CFP_MEMBER void join(Ends& ends, const Ends& other) const {
+        ends.largest = ends.largest > other.largest ? ends.largest : other.largest;
+        ends.low = other.low < ends.low ? other.low : ends.low;
+        ends.high = other.high > ends.high ? other.high : ends.high;
+    }
+    CFP_MEMBER Ends of_lane(const Ends& ends, int apart) const {
+        return {static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(ends.largest), apart)),
+                from_bits(static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(to_bits(ends.low)), apart))),
+                from_bits(static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(to_bits(ends.high)), apart)))};
+    }
+    CFP_MEMBER Scale scale(const Ends& ends) const { return affine_scale(ends.low, ends.high, ends.largest, levels); }
+    CFP_MEMBER float value(float x, const Scale& of) const { return (affine_code(x, of, levels) - of.zero) * of.scale; }
+    CFP_MEMBER i32 code(float x, const Scale& of) const {
+        return of.scale == of.scale ? static_cast<i32>(affine_code(x, of, levels)) : 0;
+    }
+    CFP_MEMBER float factor(const Scale& of) const { return of.scale; }
+    CFP_MEMBER u8 zero(const Scale& of) const { return static_cast<u8>(of.zero); }
+};
+
+// What is written: values, or codes and what stands beside them; zeros may be null.
+struct Written {
+    float* out;
+    u8* codes;
+    float* scales;
+    u8* zeros;
+
+    template <class Kind> CFP_MEMBER void element(i64 at, float x, const typename Kind::Scale& scale, const Kind& kind) const {
+        if (out)
+            out[at] = canonical(kind.value(x, scale));
+        else
+            codes[at] = static_cast<u8>(kind.code(x, scale));
+    }
+    template <class Kind> CFP_MEMBER void block(i64 number, const typename Kind::Scale& scale, const Kind& kind) const {
+        if (scales) scales[number] = canonical(kind.factor(scale));
+        if (zeros) zeros[number] = kind.zero(scale);
+    }
+};
+
+template <class Kind>
+CFP_FN void tiles(const Kind& kind, const float* x, const Written& to, i64 planes, i64 rows, i64 columns, i64 height,
+                  i64 width) {
+    const i64 across = (columns + width - 1) / width, down = (rows + height - 1) / height, all = planes * down * across;
+    const bool alone = width == 1 || blockDim.x < 32;  // a thread a tile
+    const int lanes = alone ? 1 : 32, lane = alone ? 0 : threadIdx.x % 32;
+    for (i64 number = thread_index() / lanes; number < all; number += thread_count() / lanes) {
+        const i64 band = number / across, plane = band / down;
+        const i64 row = (band - plane * down) * height, column = (number - band * across) * width;
+        const i64 high = rows - row < height ? rows - row : height, wide = columns - column < width ? columns - column : width;
+        const i64 first = (plane * rows + row) * columns + column;
+        const auto place = [&](i64 e) {
+            return first + (high == 1 ? e : wide == 1 ? e * columns : e / wide * columns + e % wide);
+        };
+        typename Kind::Ends ends = kind.none();
+        for (i64 e = lane; e < high * wide; e += lanes) kind.meet(ends, x[place(e)]);
+        if (!alone)
+            for (int apart = 16; apart; apart /= 2) kind.join(ends, kind.of_lane(ends, apart));
+        const typename Kind::Scale scale = kind.scale(ends);
+        if (lane == 0) to.block(number, scale, kind);
+        for (i64 e = lane; e < high * wide; e += lanes) {
+            const i64 at = place(e);
+            to.element(at, x[at], scale, kind);
+        }
+    }
+}
+
+// ends: largest, and of affine integers low and high, as they are in memory
+template <class Kind>
+CFP_FN void whole(const Kind& kind, const float* x, const Written& to, i64 n, const typename Kind::Ends* ends) {
+    const typename Kind::Scale scale = kind.scale(*ends);
+    if (thread_index() == 0) to.block(0, scale, kind);
+    for (i64 i = thread_index(); i < n; i += thread_count()) to.element(i, x[i], scale, kind);
+}
+
+#define CFP_CODEBOOK                                                                                                \
+    const float *cell_thresholds, const float *cell_values, const i32 *cell_codes, int shift, int first, int half, \
+        const float *thresholds, const float *ascending, const i32 *table_codes
+#define CFP_KIND                                                                                          \
+    {                                                                                                     \
+        {{cell_thresholds, cell_values, cell_codes, shift, first, half}, thresholds, ascending, table_codes, 0} \
+    }
+
+extern "C" __global__ void codebook_tiles(const float* x, float* out, u8* codes, float* scales, i64 planes, i64 rows,
+                                          i64 columns, i64 height, i64 width, CFP_CODEBOOK) {
+    const CodebookKind kind = CFP_KIND;
+    tiles(kind, x, {out, codes, scales, nullptr}, planes, rows, columns, height, width);
+}
+extern "C" __global__ void codebook_whole(const float* x, float* out, u8* codes, float* scales, i64 n, const u32* ends,
+                                          CFP_CODEBOOK) {
+    const CodebookKind kind = CFP_KIND;
+    whole(kind, x, {out, codes, scales, nullptr}, n, reinterpret_cast<const CodebookKind::Ends*>(ends));
+}
+extern "C" __global__ void affine_tiles(const float* x, float* out, u8* codes, float* scales, u8* zeros, i64 planes,
+                                        i64 rows, i64 columns, i64 height, i64 width, float levels) {
+    const AffineKind kind = {levels};
+    tiles(kind, x, {out, codes, scales, zeros}, planes, rows, columns, height, width);
+}
+extern "C" __global__ void affine_whole(const float* x, float* out, u8* codes, float* scales, u8* zeros, i64 n,
+                                        const u32* ends, float levels) {
+    const AffineKind kind = {levels};
+    whole(kind, x, {out, codes, scales, zeros}, n, reinterpret_cast<const AffineKind::Ends*>(ends));
+}

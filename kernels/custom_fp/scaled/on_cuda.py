@@ -1,0 +1,105 @@
+"""Codebooks and affine integers with the CUDA kernels of csrc/scaled/scaled.cuh: rounding to nearest. Torch does the
+rest, on the GPU too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from custom_fp.cuda import address, blocks, launch
+from custom_fp.formats.affine import Affine
+from custom_fp.formats.codebook import Codebook
+from custom_fp.formats.layout import Layout
+from custom_fp.rule import Rounding, Rule
+from custom_fp.scaled.affine import NEAREST, AffineBlocks
+from custom_fp.scaled.blocks import single
+from custom_fp.scaled.codebook import CodebookBlocks
+from custom_fp.scaled.search import search_of
+
+NOTHING = np.uint64(0)
+WHOLE = 1 << 14  # values of a tile that a warp would take long for: then the ends of a tensor are found first
+
+
+class CudaCodebook(CodebookBlocks):
+    def quantize(self, x: Tensor, fmt: Codebook, rule: Rule, out: Tensor, axis: int | None = None) -> None:
+        _run(
+            "codebook",
+            single(x),
+            fmt.layout(x.shape, axis),
+            (address(out), NOTHING, NOTHING),
+            _search(fmt, x),
+        )
+
+    def quantize_rows(self, x_RxN: Tensor, fmt: Codebook, out_RxN: Tensor) -> None:
+        rows, n = x_RxN.shape
+        width = max(1, min(fmt.block or n, n))
+        _run(
+            "codebook",
+            x_RxN,
+            Layout(1, rows, n, 1, width, (rows, -(-n // width))),
+            (address(out_RxN), NOTHING, NOTHING),
+            _search(fmt, x_RxN),
+        )
+
+    def encode(
+        self, x: Tensor, fmt: Codebook, codes: Tensor, scales: Tensor, axis: int | None = None
+    ) -> None:
+        scales.zero_()  # of a tensor without elements, too
+        to = NOTHING, address(codes), address(scales)
+        _run("codebook", single(x), fmt.layout(x.shape, axis), to, _search(fmt, x))
+
+
+class CudaAffine(AffineBlocks):
+    def quantize(self, x: Tensor, fmt: Affine, rule: Rule, out: Tensor, axis: int | None = None) -> None:
+        if rule.rounding is not Rounding.NEAREST_EVEN:
+            super().quantize(x, fmt, rule, out, axis)
+            return
+        to = address(out), NOTHING, NOTHING, NOTHING
+        _run("affine", single(x), fmt.layout(x.shape, axis), to, (np.float32(fmt.levels),))
+
+    def encode(
+        self,
+        x: Tensor,
+        fmt: Affine,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor,
+        axis: int | None = None,
+        rule: Rule = NEAREST,
+    ) -> None:
+        if rule.rounding is not Rounding.NEAREST_EVEN or not x.numel():
+            super().encode(x, fmt, codes, scales, zeros, axis, rule)
+            return
+        to = NOTHING, *map(address, (codes, scales, zeros))
+        _run("affine", single(x), fmt.layout(x.shape, axis), to, (np.float32(fmt.levels),))
+
+
+def _run(kind: str, x: Tensor, layout: Layout, to: tuple[Any, ...], parameters: tuple[Any, ...]) -> None:
+    n, source = x.numel(), address(x)
+    if not n:
+        return
+    if layout.scales == 1 and n > WHOLE:
+        ends = _ends(kind, x)
+        launch(f"{kind}_whole", x, blocks(n, 4), source, *to, np.int64(n), address(ends), *parameters)
+        return
+    sizes = layout.planes, layout.rows, layout.columns, layout.height, layout.width
+    threads = layout.scales * (1 if layout.width == 1 else 32)
+    launch(f"{kind}_tiles", x, blocks(threads, 1), source, *to, *map(np.int64, sizes), *parameters)
+
+
+def _ends(kind: str, x: Tensor) -> Tensor:
+    """The largest magnitude, NaN where there is one, and of affine integers the least and the largest value or zero."""
+    low, high = (end.to(torch.float32) for end in torch.aminmax(x))
+    largest = torch.maximum(low.abs(), high.abs())
+    return largest if kind == "codebook" else torch.stack([largest, low.clamp(max=0.0), high.clamp(min=0.0)])
+
+
+def _search(fmt: Codebook, x: Tensor) -> tuple[Any, ...]:
+    arguments = search_of(fmt, str(x.device)).addresses(np.int32)
+    return tuple(a if isinstance(a, np.int32) else np.uint64(a) for a in arguments)
+
+
+codebook, affine = CudaCodebook(), CudaAffine()

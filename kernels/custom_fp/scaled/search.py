@@ -1,0 +1,72 @@
+"""The tables that compiled code searches for a codebook's nearest entry: csrc/scaled/codebook.h tells how."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from custom_fp.formats.codebook import Codebook
+from custom_fp.scaled.codebook import tables_of
+
+MOST_CELLS = 1 << 13
+
+
+@dataclass(frozen=True)
+class Search:
+    """`CodebookTables` of csrc/scaled/codebook.h, on a device."""
+
+    cells: tuple[Tensor, ...]  # thresholds, values, codes
+    sizes: tuple[int, int, int]  # shift, first, half
+    ascending: tuple[Tensor, ...]  # thresholds, values, codes
+
+    def addresses(self, number: Callable[[int], Any]) -> list[Any]:
+        """As the compiled functions take them, `number` making an argument of each size."""
+        first, last = ([x.data_ptr() for x in tensors] for tensors in (self.cells, self.ascending))
+        return [*first, *map(number, self.sizes), *last]
+
+
+@cache
+def search_of(fmt: Codebook, device: str) -> Search:
+    tables = tables_of(fmt, "cpu")
+    thresholds = torch.full((256,), math.inf)
+    thresholds[: len(tables.thresholds)] = tables.thresholds
+    codes = tables.codes.to(torch.int32)
+    counts_Cx2, sizes = _cells(tables.thresholds)
+    lows_C, highs_C = counts_Cx2.unbind(1)
+    at_most_one_C = torch.where(highs_C > lows_C, thresholds[lows_C], math.inf)
+    sides_Cx2 = torch.stack([lows_C, highs_C], 1)
+    cells = at_most_one_C, tables.ascending[sides_Cx2].contiguous(), codes[sides_Cx2].contiguous()
+    there = [tuple(x.to(device) for x in part) for part in (cells, (thresholds, tables.ascending, codes))]
+    return Search(there[0], sizes, there[1])
+
+
+def _cells(thresholds: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+    """How many thresholds lie below each cell of csrc/scaled/codebook.h and below its upper end, (cells, 2); (shift,
+    first, half) of the fewest cells that hold at most one each. None where that takes more than MOST_CELLS."""
+    magnitudes = thresholds.abs()
+    smallest = _bits(magnitudes[magnitudes > 0].min())
+    one = _bits(torch.ones(()))
+    for shift in range(23, 0, -1):
+        first = smallest >> shift
+        half = (one >> shift) - first + 1
+        if 2 * half > MOST_CELLS:
+            break
+        starts = torch.arange(first, first + half) << shift
+        starts[0] = 0
+        ends = (torch.arange(first, first + half) + 1 << shift) - 1
+        positive = torch.stack([starts, ends], 1).to(torch.int32).view(torch.float32)
+        ends_Cx2 = torch.cat([positive, -positive.flip(1)]).clamp(-1.0, 1.0)
+        counts_Cx2 = torch.bucketize(ends_Cx2, thresholds)
+        if (counts_Cx2[:, 1] - counts_Cx2[:, 0]).max() <= 1:
+            return counts_Cx2, (shift, first, half)
+    return torch.zeros(0, 2, dtype=torch.int64), (0, 0, 0)
+
+
+def _bits(x: Tensor) -> int:
+    return int(x.view(torch.int32))
