@@ -12,6 +12,6 @@ ties       codebook: to the smaller magnitude, of -v and v to v; elements: to ne
 overflow   none in a codebook; elements saturate at the largest value (section 6.3 of MX 1.0)
 
 Inputs are rounded to float32 first. formats/block.py says each step of elements in blocks. blocks.py has what codebooks
-share with them; codebook.py and tiles.py compute in torch on any device, codebook_native.py and tiles_native.py with the
-compiled extension on the CPU: the same bits.
+share with them. codebook.py, tiles.py and affine.py compute in torch on any device; *_native.py with the compiled
+extensions on the CPU and on_cuda.py with CUDA's kernels: the same bits.
 """
