@@ -23,6 +23,7 @@ from bench_numerics import Calls, optional, time_in_turns
 from torch import Tensor, nn
 
 OURS = ("bf16", "e4m3fn", "fp8_tensor", "int8_channel", "mxfp8_e4m3", "mxfp4", "nvfp4", "nf4_b64")
+RECIPES = ("bf16", "fp8_tensorwise", "fp8_block128", "mxfp8", "nvfp4", "mxfp4_hadamard_sr", "int8")
 GFLOAT_PART = 64  # of the values
 
 
@@ -83,6 +84,27 @@ def training(x: Tensor, w: Tensor, names: list[str]) -> Calls:
     plain = nn.Linear(w.shape[1], w.shape[0], bias=False)
     plain.weight.data.copy_(w)
     return {"torch.nn.Linear": step(plain)} | {f"QuantLinear {name}": step(linear(w, name)) for name in names}
+
+
+def recipes(size: int) -> Calls:
+    """A step, forward and backward, of seven Linear layers; some recipes leave the last one in bf16."""
+    x = torch.randn(size, size)
+
+    def step(model: nn.Module) -> Callable[[], None]:
+        def run() -> None:
+            model.zero_grad()
+            model(x).sum().backward()
+
+        return run
+
+    def layers() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(size, size, bias=False) for _ in range(7)))
+
+    calls: Calls = {"no recipe": step(layers())}
+    for name in RECIPES:
+        custom_fp.apply_recipe(model := layers(), name)
+        calls[f"recipe {name}"] = step(model)
+    return calls
 
 
 def roundings(x: Tensor, names: list[str]) -> Calls:
@@ -154,6 +176,8 @@ def main() -> None:
     lines += table(
         f"three products, {n}^3 each", time_in_turns(training(x, w, names), "cpu", options.repeats)
     )
+    by_recipe = time_in_turns(recipes(n // 2), "cpu", options.repeats)
+    lines += table(f"seven layers, {n // 2}^3 each product", by_recipe)
     seconds = time_in_turns(roundings(x, names), "cpu", options.repeats)
     if (by_gfloat := gfloat_seconds(x)) is not None:
         seconds["gfloat mxfp8_e4m3"] = by_gfloat
