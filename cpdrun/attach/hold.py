@@ -136,13 +136,13 @@ class Hold:
 
     def state_dict(self) -> dict[str, Any]:
         """What is held and goes on from step to step: {} where nothing does. Collective; rank 0 gets the whole."""
-        if self.asked.plain and not self.products.asked:
+        if self.asked.plain and not self.products.in_use:
             return {}
         return {"steps": self.steps.all, "sums": self.script.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises UserError for what `state_dict` of a script as this one did not give."""
-        if not state or (self.asked.plain and not self.products.asked):
+        if not state or (self.asked.plain and not self.products.in_use):
             return
         try:
             self.steps.go_on_from(state["steps"])

@@ -94,15 +94,19 @@ def test_a_model_that_is_one_layer_stays_the_same_object(hold) -> None:
 
 
 def test_rules_hold_in_the_steps_that_they_name(hold) -> None:
-    hold("precision.rules=[{modules: head, role: weight, format: e3m0, steps: [1, 2]}]")
-    net = Net()
-    optimizer = SGD(net.parameters(), lr=0.0)
-    fp32 = gradients(Net())
-    same = []
-    for _ in range(3):
-        same.append(all(map(same_bits, gradients(net), fp32)))
-        optimizer.step()
-    assert same == [True, False, True]
+    rule = {"modules": "head", "role": "weight", "format": "e3m0", "steps": [1, 2]}
+    for own in (False, True):  # of the run, or by a recipe of the script's
+        held = hold(*([] if own else [f"precision.rules={[rule]}"]))
+        net = Net()
+        if own:
+            held.take_recipe(net, [rule])
+        optimizer = SGD(net.parameters(), lr=0.0)
+        fp32 = gradients(Net())
+        same = []
+        for _ in range(3):
+            same.append(all(map(same_bits, gradients(net), fp32)))
+            optimizer.step()
+        assert same == [True, False, True] and held.state_dict() == {"steps": 3, "sums": {}}
 
 
 def test_a_compiled_model_computes_by_the_rules(hold) -> None:

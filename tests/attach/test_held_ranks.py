@@ -270,7 +270,15 @@ def what_is_refused() -> dict[str, str]:
     return said
 
 
+def one_shard() -> str:
+    Hold(config(*E3M0)).install()
+    with pytest.raises(UserError) as caught:
+        torch.distributed.fsdp.fully_shard(a_net())
+    return str(caught.value)
+
+
 def test_what_cannot_be_exchanged_stops_the_script_in_one_line() -> None:
+    assert "take nproc=2 or more, or DistributedDataParallel" in run_ranks(1, one_shard)[0]
     for said in run_ranks(2, what_is_refused):
         assert "put the forward pass in there too" in said["forward outside"]
         assert "2 processes that exchange no gradients" in said["no exchange"]

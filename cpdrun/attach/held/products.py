@@ -32,15 +32,7 @@ class Products:
         self.in_fp32: dict[str, str] = {}  # layers that multiply, and their classes
         precision = self._precision()
         self.asked = not isinstance(precision, Formats) or bool(precision.typed or precision.short)
-        typed = precision.rounds_weights
-        if isinstance(precision, Formats):
-            update, state = precision.stepping.update, precision.stepping.state
-            typed = typed or (update and f"precision.update={update}") or state
-            typed = f"precision.optimizer_state={state}" if typed == state and state else typed
-        if typed:
-            raise UserError(
-                f"{typed}: weights and steps of a script are its own; rules of role weight round products"
-            )
+        _check_steps(precision)
         if config["precision"]["loss_scale"] != 1:
             scale = config["precision"]["loss_scale"]
             raise UserError(
@@ -52,6 +44,11 @@ class Products:
         precision = part("precision", self.config["precision"])
         precision.seed = self.config["seed"]
         return precision
+
+    @property
+    def in_use(self) -> bool:
+        """Whether some of the script's layers compute by rules, of the run or its own."""
+        return self.asked or bool(self.placed)
 
     @property
     def took_hold(self) -> bool:
@@ -135,3 +132,22 @@ class Products:
         for _, precision in self.placed:
             if precision is not None:
                 precision.at(step)
+
+
+def _check_steps(precision: Any) -> None:
+    """Raises UserError where weights or steps are rounded, which are the script's own."""
+    if precision.rounds_weights:
+        raise UserError(
+            f"{precision.rounds_weights}: a script keeps its weights itself; what its layers multiply by is rounded by "
+            "precision.rules=[{modules: '*', role: weight, format: e4m3}]"
+        )
+    stepping = precision.stepping if isinstance(precision, Formats) else None
+    for key, rounded in (
+        ("update", stepping and stepping.update),
+        ("optimizer_state", stepping and stepping.state),
+    ):
+        if rounded:
+            raise UserError(
+                f"precision.{key}={rounded}: a script's optimizer takes its steps and keeps its state itself, in "
+                f"float32: leave precision.{key} out"
+            )

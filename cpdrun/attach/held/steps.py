@@ -91,7 +91,7 @@ class Steps:
     def _unwatch_if_seen(self) -> None:
         """Between steps, for a hook of a step cannot take itself away."""
         counted = self._passes is None and self.taken
-        if counted and self.asked.plain and not self.products.asked and not self.played.in_use:
+        if counted and self.asked.plain and not self.products.in_use and not self.played.in_use:
             self._unwatch()
 
     def watch_uses(self) -> None:
