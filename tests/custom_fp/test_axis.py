@@ -6,7 +6,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-SCALED = ["mxfp4", "mxfp8_e4m3", "mxint8", "linear_b64"]
+SCALED = [
+    "mxfp4",
+    "mxfp8_e4m3",
+    "mxint8",
+    "linear_b64",
+    "nvfp4_1level",
+    "fp8_row",
+    "int8_b128",
+    "mxfp4_rceil",
+]
 
 
 def by_rows(x: torch.Tensor, fmt: str, axis: int) -> torch.Tensor:
@@ -29,6 +38,9 @@ def test_along_an_axis_every_row_is_a_tensor_of_its_own(shape, data):
     fmt = data.draw(st.sampled_from(SCALED))
     x = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
     assert torch.equal(custom_fp.quantize(x, fmt, axis=axis), by_rows(x, fmt, axis))
+    encoded, data = custom_fp.encode(x, fmt, axis=axis), custom_fp.pack(x, fmt, axis=axis)
+    assert torch.equal(custom_fp.decode(encoded, fmt, axis=axis), custom_fp.quantize(x, fmt, axis=axis))
+    assert torch.equal(custom_fp.unpack(data, fmt, shape, axis=axis), custom_fp.quantize(x, fmt, axis=axis))
     strided = x.expand(2, *shape).movedim(0, -1)[..., 1]
     assert torch.equal(custom_fp.quantize(strided, fmt, axis=axis), custom_fp.quantize(x, fmt, axis=axis))
 

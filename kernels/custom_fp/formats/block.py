@@ -280,9 +280,8 @@ def _named(name: str) -> BlockFormat | None:
     if values["block"] is None:
         if known == base:
             return None
-        raise ValueError(
-            f"no format {name!r}: it does not say what shares a scale: {base}_tensor, {base}_row, {base}_b128"
-        )
+        allowed = f"{base}_tensor, {base}_row, {base}_b128 ..."
+        raise ValueError(f"no format {name!r}: it does not say what shares a scale; allowed: {allowed}")
     try:
         fmt = BlockFormat(name=name, **values)
     except ValueError as error:
