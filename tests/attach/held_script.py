@@ -20,7 +20,7 @@ from cpdrun.sweep import plan
 STEPS = 3
 
 
-GROUPS = ("sync", "precision", "aps", "scaling")  # which choose whole sections
+GROUPS = ("sync", "precision", "recipe", "aps", "scaling")  # which choose whole sections
 
 
 @cache

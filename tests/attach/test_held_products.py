@@ -1,5 +1,6 @@
 """A run's precision rules in a script's models: a built-in run's products, in layers that stay the same objects."""
 
+import re
 from collections.abc import Callable
 
 import custom_fp
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
+import cpdrun
 from cpdrun.attach.hold import Hold
 from cpdrun.errors import UserError
 from cpdrun.train.instantiate import part
@@ -160,6 +162,38 @@ def test_attention_of_a_script_is_rounded_and_listed(hold) -> None:
     net(batch(0, 0)[0])
     with pytest.raises(UserError, match="no module that it means calls scaled_dot_product_attention"):
         held.check()
+
+
+def test_a_recipe_of_the_run_or_of_the_script_and_the_runs_stands(hold, capsys, monkeypatch) -> None:
+    def of(recipe: str) -> list[Tensor]:
+        net = Net()
+        custom_fp.apply_recipe(net, recipe)
+        return gradients(net)
+
+    held = hold("recipe=bf16")
+    net = Net()
+    SGD(net.parameters(), lr=0.1)
+    held.check()
+    assert set(held.facts()["products"]["rounded"]) == {"conv", "body.0", "body.2", "head"}
+    assert all(map(same_bits, gradients(net), of("bf16")))
+    held, net = hold("recipe=bf16"), Net()
+    held.take_recipe(net, "mxfp8")
+    assert all(map(same_bits, gradients(net), of("bf16")))
+    assert "the run's recipe=bf16 stands in place of the script's recipe=mxfp8" in held.facts()["notes"][0]
+    held, net = hold(), Net()
+    held.take_recipe(net, "mxfp8")
+    assert all(map(same_bits, gradients(net), of("mxfp8"))) and held.facts()["products"]["rounded"]
+    monkeypatch.delenv("CPDRUN_RUN_DIR", raising=False)
+    net = Net()
+    cpdrun.attach(net, SGD(net.parameters(), lr=0.1), recipe="mxfp8")
+    assert all(map(same_bits, gradients(net), of("mxfp8")))
+    assert "left in float32 (0)" in capsys.readouterr().err
+    for given, why in (
+        ((Net(),), "cpdrun.attach: unknown recipe 'mxpf8' (did you mean 'mxfp8'?)"),
+        ((), "needs the mod"),
+    ):
+        with pytest.raises(UserError, match=re.escape(why)):
+            cpdrun.attach(*given, recipe="mxpf8")
 
 
 def test_a_second_model_that_no_rule_means_stays_in_float32(hold) -> None:
