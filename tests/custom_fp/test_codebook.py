@@ -271,9 +271,10 @@ def test_the_compiled_search_equals_torch(book, monkeypatch):
 
 
 @pytest.mark.parametrize("block", [None, 64, 100_003, 300_000])
-def test_several_threads_give_the_bits_of_one(block):
+@pytest.mark.parametrize("table", ["dynamic_tree", "nf4"])
+def test_several_threads_give_the_bits_of_one(block, table):
     """Blocks spread over the threads, and blocks so long that one is spread."""
-    book = custom_fp.Codebook("mine", custom_fp.parse("dynamic_tree").values, block)
+    book = custom_fp.Codebook("mine", custom_fp.parse(table).values, block)
     x = torch.randn(700_001, generator=torch.Generator().manual_seed(0))
     x[650_000] = math.nan  # in a block, or in the whole tensor
     threads = torch.get_num_threads()

@@ -47,14 +47,19 @@ class NativeCodebook(CodebookBlocks):
         _scaled.codebook_decode(*addresses, n, _block_size(fmt, n), values.data_ptr(), get_num_threads())
 
     def pack_flat(self, x_n: Tensor, fmt: Codebook, head: Tensor, body: Tensor) -> None:
-        if fmt.code_bits != 8:
+        n, scales_B = x_n.numel(), torch.zeros(fmt.scales(x_n.numel()))
+        if fmt.code_bits == 8:
+            written = body[:n]
+            self.encode_flat(x_n, fmt, written, scales_B)
+        elif fmt.code_bits == 4 and (fmt.block or 0) % 2 == 0:
+            written, (tables, _) = body[: (n + 1) // 2], _tables(fmt)
+            addresses = x_n.data_ptr(), written.data_ptr(), scales_B.data_ptr()
+            _scaled.codebook_pack_halves(*addresses, n, _block_size(fmt, n), tables, get_num_threads())
+        else:
             super().pack_flat(x_n, fmt, head, body)
             return
-        n = x_n.numel()
-        scales_B = torch.empty(fmt.scales(n))
-        self.encode_flat(x_n, fmt, body[:n], scales_B)
         head.copy_(scales_B.view(torch.uint8))
-        body[n:].zero_()
+        body[len(written) :].zero_()
 
 
 def _block_size(fmt: Codebook, n: int) -> int:

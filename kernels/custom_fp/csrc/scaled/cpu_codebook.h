@@ -193,6 +193,12 @@ void codebook_encode(const float* x, u8* codes, float* scales, int64_t n, int64_
                        : codebook_encode_by<by_search>)(x, codes, scales, n, block, given, t);
 }
 
+// Two codes of 4 bits in a byte, the first in its low half; of an odd number the last alone.
+void join_halves(const u8* codes, u8* bytes, int64_t n) {
+    for (int64_t i = 0; i < n / 2; ++i) bytes[i] = static_cast<u8>(codes[2 * i] | codes[2 * i + 1] << 4);
+    if (n % 2) bytes[n / 2] = codes[n - 1];
+}
+
 // values: [256] by code
 void codebook_decode(const u8* codes, const float* scales, float* out, int64_t n, int64_t block, const float* values) {
     for (int64_t begin = 0; begin < n; begin += block) {

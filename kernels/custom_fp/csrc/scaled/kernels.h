@@ -27,6 +27,7 @@ struct ScaledKernels {
                              const CodebookTables& tables);
     void (*codebook_encode)(const float* x, u8* codes, float* scales, int64_t n, int64_t block, const float* given,
                             const CodebookTables& tables);
+    void (*join_halves)(const u8* codes, u8* bytes, int64_t n);
     void (*codebook_decode)(const u8* codes, const float* scales, float* out, int64_t n, int64_t block,
                             const float* values);
 

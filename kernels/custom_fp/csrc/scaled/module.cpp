@@ -128,6 +128,33 @@ void codebook_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, int64_t n, 
         });
 }
 
+// Codes of at most 4 bits, two to a byte, of blocks that are even, or all of the tensor.
+void codebook_pack_halves(uintptr_t x, uintptr_t bytes, uintptr_t scales, int64_t n, int64_t block,
+                          const TableParts& parts, int threads) {
+    const CodebookTables t = parts.tables();
+    const int64_t most = 4096;
+    const auto pack = [&](int64_t first, int64_t count, float* found, const float* given) {
+        const int64_t step = given ? most : block * std::max<int64_t>(1, most / block);
+        std::vector<u8> codes(static_cast<size_t>(step));
+        for (int64_t begin = 0; begin < count; begin += step) {
+            const int64_t here = std::min(count - begin, step);
+            isa->codebook_encode(at<float>(x) + first + begin, codes.data(), found ? found + begin / block : nullptr,
+                                 here, block, given, t);
+            isa->join_halves(codes.data(), at<u8>(bytes) + (first + begin) / 2, here);
+        }
+    };
+    over_blocks(
+        1, n, block, threads,
+        [&](int64_t begin, int64_t count, int64_t number) { pack(begin, count, at<float>(scales) + number, nullptr); },
+        [&](int64_t first, int64_t count, int64_t number) {
+            const float scale = scale_of_long_block(at<float>(x) + first, count, threads);
+            at<float>(scales)[number] = scale;
+            parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
+                pack(first + begin, end - begin, nullptr, &scale);
+            });
+        });
+}
+
 // values: [256] by code
 void codebook_decode(uintptr_t codes, uintptr_t scales, uintptr_t out, int64_t n, int64_t block, uintptr_t values,
                      int threads) {
@@ -215,6 +242,7 @@ NB_MODULE(_scaled, m) {
     m.def("codebook_quantize", &codebook_quantize);
     m.def("codebook_columns", &codebook_columns);
     m.def("codebook_encode", &codebook_encode);
+    m.def("codebook_pack_halves", &codebook_pack_halves);
     m.def("codebook_decode", &codebook_decode);
     m.def("affine_quantize", &affine_quantize);
     m.def("affine_columns", &affine_columns);
