@@ -77,15 +77,21 @@ class AffineBlocks:
         body = scales.nbytes + zeros.nbytes
         out[: scales.nbytes].copy_(scales.view(-1).view(torch.uint8))
         out[scales.nbytes : body].copy_(zeros.view(-1))
-        out[body:].copy_(join_codes(codes.view(-1), fmt.code_bits))
+        self.join_codes(codes.view(-1), fmt, out[body:])
 
     def unpack(self, data: Tensor, fmt: Affine, shift: int, out: Tensor, axis: int | None = None) -> None:
         layout = fmt.layout(out.shape, axis)
         head, body = 4 * layout.scales, 5 * layout.scales
         scales = data[:head].clone().view(torch.float32).view(layout.shape)  # which needs an aligned start
         zeros = data[head:body].view(layout.shape)
-        codes = split_codes(data[body:], out.numel(), fmt.code_bits).contiguous().view(out.shape)
+        codes = self.split_codes(data[body:], out.numel(), fmt).view(out.shape)
         self.decode(codes, scales, zeros, fmt, out, axis)
+
+    def join_codes(self, codes_n: Tensor, fmt: Affine, data: Tensor) -> None:
+        data.copy_(join_codes(codes_n, fmt.code_bits))
+
+    def split_codes(self, data: Tensor, n: int, fmt: Affine) -> Tensor:
+        return split_codes(data, n, fmt.code_bits).contiguous()
 
 
 def _found(x: Tensor, fmt: Affine, layout: Layout, rule: Rule) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, get_num_threads
 
 from custom_fp import _scaled
@@ -46,6 +47,32 @@ class NativeAffine(AffineBlocks):
         addresses = [tensor.data_ptr() for tensor in (x, codes, scales, zeros)]
         sizes = layout.planes * layout.rows, layout.columns, layout.width
         _scaled.affine_encode(*addresses, *sizes, fmt.levels, get_num_threads())
+
+    def decode(
+        self, codes: Tensor, scales: Tensor, zeros: Tensor, fmt: Affine, out: Tensor, axis: int | None = None
+    ) -> None:
+        layout = fmt.layout(codes.shape, axis)
+        if not codes.numel() or layout.height > 1:
+            super().decode(codes, scales, zeros, fmt, out, axis)
+            return
+        addresses = [tensor.data_ptr() for tensor in (codes, scales, zeros, out)]
+        sizes = layout.planes * layout.rows, layout.columns, layout.width
+        _scaled.affine_decode(*addresses, *sizes, get_num_threads())
+
+    def join_codes(self, codes_n: Tensor, fmt: Affine, data: Tensor) -> None:
+        if fmt.code_bits != 4:
+            super().join_codes(codes_n, fmt, data)
+            return
+        n = codes_n.numel()
+        _scaled.join_halves(codes_n.data_ptr(), data.data_ptr(), n, get_num_threads())
+        data[(n + 1) // 2 :].zero_()
+
+    def split_codes(self, data: Tensor, n: int, fmt: Affine) -> Tensor:
+        if fmt.code_bits != 4:
+            return super().split_codes(data, n, fmt)
+        codes_n = torch.empty(n, dtype=torch.uint8)
+        _scaled.split_halves(data.data_ptr(), codes_n.data_ptr(), n, get_num_threads())
+        return codes_n
 
 
 backend = NativeAffine()

@@ -61,6 +61,14 @@ class NativeCodebook(CodebookBlocks):
         head.copy_(scales_B.view(torch.uint8))
         body[len(written) :].zero_()
 
+    def unpack_flat(self, head: Tensor, body: Tensor, fmt: Codebook, out_n: Tensor) -> None:
+        if fmt.code_bits != 4:
+            super().unpack_flat(head, body, fmt, out_n)
+            return
+        codes_n = torch.empty(out_n.shape, dtype=torch.uint8)
+        _scaled.split_halves(body.data_ptr(), codes_n.data_ptr(), out_n.numel(), get_num_threads())
+        self.decode_flat(codes_n, head.clone().view(torch.float32), fmt, out_n)
+
 
 def _block_size(fmt: Codebook, n: int) -> int:
     """Of the blocks that n values are cut in: no longer than there are values."""

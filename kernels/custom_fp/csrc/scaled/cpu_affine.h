@@ -95,6 +95,14 @@ void affine_encode(const float* x, u8* codes, float* scales, u8* zeros, int64_t 
     });
 }
 
+void affine_decode(const u8* codes, const float* scales, const u8* zeros, float* out, int64_t n, int64_t block) {
+    for (int64_t begin = 0; begin < n; begin += block) {
+        const int64_t end = smaller(n, begin + block);
+        const float scale = scales[begin / block], zero = static_cast<float>(zeros[begin / block]);
+        for (int64_t i = begin; i < end; ++i) out[i] = (static_cast<float>(codes[i]) - zero) * scale;
+    }
+}
+
 void affine_columns(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, float levels) {
     Ends ends[columns_at_once / lanes];
     for (int64_t row = 0; row < rows; ++row)

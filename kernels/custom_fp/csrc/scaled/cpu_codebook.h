@@ -199,6 +199,15 @@ void join_halves(const u8* codes, u8* bytes, int64_t n) {
     if (n % 2) bytes[n / 2] = codes[n - 1];
 }
 
+// The first n codes of such bytes.
+void split_halves(const u8* bytes, u8* codes, int64_t n) {
+    for (int64_t i = 0; i < n / 2; ++i) {
+        codes[2 * i] = bytes[i] & 15;
+        codes[2 * i + 1] = bytes[i] >> 4;
+    }
+    if (n % 2) codes[n - 1] = bytes[n / 2] & 15;
+}
+
 // values: [256] by code
 void codebook_decode(const u8* codes, const float* scales, float* out, int64_t n, int64_t block, const float* values) {
     for (int64_t begin = 0; begin < n; begin += block) {

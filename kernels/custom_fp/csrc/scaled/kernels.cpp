@@ -10,8 +10,8 @@ namespace custom_fp {
 
 const ScaledKernels& CFP_NAME(CFP_ISA)() {
     static const ScaledKernels kernels = {
-        largest_bits,    codebook_quantize, codebook_columns, codebook_encode, join_halves,
-        codebook_decode, affine_range,      affine_quantize,  affine_columns,  affine_encode,
+        largest_bits, codebook_quantize, codebook_columns, codebook_encode, join_halves,   split_halves,
+        codebook_decode, affine_range,   affine_quantize,  affine_columns,  affine_encode, affine_decode,
     };
     return kernels;
 }

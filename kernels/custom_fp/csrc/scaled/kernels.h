@@ -28,6 +28,7 @@ struct ScaledKernels {
     void (*codebook_encode)(const float* x, u8* codes, float* scales, int64_t n, int64_t block, const float* given,
                             const CodebookTables& tables);
     void (*join_halves)(const u8* codes, u8* bytes, int64_t n);
+    void (*split_halves)(const u8* bytes, u8* codes, int64_t n);
     void (*codebook_decode)(const u8* codes, const float* scales, float* out, int64_t n, int64_t block,
                             const float* values);
 
@@ -37,6 +38,7 @@ struct ScaledKernels {
     void (*affine_columns)(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, float levels);
     void (*affine_encode)(const float* x, u8* codes, float* scales, u8* zeros, int64_t n, int64_t block, float levels,
                           const AffineScale* given);
+    void (*affine_decode)(const u8* codes, const float* scales, const u8* zeros, float* out, int64_t n, int64_t block);
 };
 
 const ScaledKernels& scaled_baseline();

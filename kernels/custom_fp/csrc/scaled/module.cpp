@@ -155,6 +155,19 @@ void codebook_pack_halves(uintptr_t x, uintptr_t bytes, uintptr_t scales, int64_
         });
 }
 
+// n codes of 4 bits, two to a byte, and back
+void join_halves(uintptr_t codes, uintptr_t bytes, int64_t n, int threads) {
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        isa->join_halves(at<u8>(codes) + begin, at<u8>(bytes) + begin / 2, end - begin);
+    });
+}
+
+void split_halves(uintptr_t bytes, uintptr_t codes, int64_t n, int threads) {
+    parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
+        isa->split_halves(at<u8>(bytes) + begin / 2, at<u8>(codes) + begin, end - begin);
+    });
+}
+
 // values: [256] by code
 void codebook_decode(uintptr_t codes, uintptr_t scales, uintptr_t out, int64_t n, int64_t block, uintptr_t values,
                      int threads) {
@@ -226,6 +239,18 @@ void affine_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, uintptr_t zer
         });
 }
 
+void affine_decode(uintptr_t codes, uintptr_t scales, uintptr_t zeros, uintptr_t out, int64_t rows, int64_t n,
+                   int64_t block, int threads) {
+    const auto decode = [&](int64_t begin, int64_t count, int64_t number) {
+        isa->affine_decode(at<u8>(codes) + begin, at<float>(scales) + number, at<u8>(zeros) + number,
+                           at<float>(out) + begin, count, block);
+    };
+    over_blocks(rows, n, block, threads, decode, [&](int64_t first, int64_t count, int64_t number) {
+        parallel(count, threads, grain,
+                 [&](int64_t begin, int64_t end) { decode(first + begin, end - begin, number); });
+    });
+}
+
 }  // namespace
 }  // namespace custom_fp::bindings
 
@@ -243,10 +268,13 @@ NB_MODULE(_scaled, m) {
     m.def("codebook_columns", &codebook_columns);
     m.def("codebook_encode", &codebook_encode);
     m.def("codebook_pack_halves", &codebook_pack_halves);
+    m.def("join_halves", &join_halves);
+    m.def("split_halves", &split_halves);
     m.def("codebook_decode", &codebook_decode);
     m.def("affine_quantize", &affine_quantize);
     m.def("affine_columns", &affine_columns);
     m.def("affine_encode", &affine_encode);
+    m.def("affine_decode", &affine_decode);
     m.def("isas", [] { return isa.names(); });
     m.def("use_isa", [](const std::string& name) { isa.use(name); });
 }
