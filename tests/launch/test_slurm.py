@@ -134,6 +134,25 @@ def test_a_search_submits_rounds_until_its_answer_is_certified(node, tmp_path):
     assert Driver(Results(ask(words))).asks(None, ahead=False) == []  # typed again it submits nothing
 
 
+def test_a_sweep_of_a_script(node, tmp_path):
+    """As it is typed, from a folder that holds nothing but the script: one run ends well, one fails."""
+    shutil.copy(Path(__file__).parents[1] / "attach" / "odd_script.py", tmp_path)
+    words = ["script=odd_script.py", "script.args.do=fine,raises", "script.metrics.loss=val loss ([0-9.]+)"]
+    command = [sys.executable, "-m", "cpdrun.cli", "sweep", *words, "--launcher", "slurm"]
+    with training():
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "1 done, 1 failed" in done.stdout, done.stdout + done.stderr
+    sweep = SweepDir(tmp_path / "results" / "odd_script")
+    ((fine, fails),) = [[sweep.run(name) for name in array["runs"]] for array in read_json(sweep.slurm)]
+    assert 0 < fine.result().metrics["loss"] < 1
+    assert (
+        fails.last_attempt()
+        .outcome()
+        .reason.endswith("odd_script.py ended with exit code 1: ValueError: boom")
+    )
+    assert read_json(fine.last_attempt().where)["slurm_job"]
+
+
 def test_cancelled_from_another_shell(job, slurm, sweep):
     jobs = [job("running", epochs=400, epoch_s=0.1), job("waiting")]
     executor = slurm(max_parallel=1)
