@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from driving import drive, finish, wait_for
@@ -17,10 +18,10 @@ from rich.console import Console
 from cpdrun.launch.base import Event, Job
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
 from cpdrun.launch.progress import logs, status
-from cpdrun.launch.progress.display import Display, print_summary
+from cpdrun.launch.progress.display import Display, _result, print_summary
 from cpdrun.launch.progress.status import as_json, estimate_seconds, print_status, run_status, sweep_status
 from cpdrun.launch.summary import Summary
-from cpdrun.record import Ending, Outcome, State, SweepDir, cancellation, write_json
+from cpdrun.record import Ending, Outcome, Result, State, SweepDir, cancellation, write_json
 from cpdrun.sweep import plan
 
 
@@ -257,3 +258,22 @@ def test_lines_of_a_launch_tell_runs_apart_that_have_like_names(sweep):
     lines = out.getvalue().splitlines()
     assert lines[0] == "start convnet-e4m3-w8-s0-1f0c2d3e4a precision.accumulator=e5m2"
     assert lines[1].startswith("failed convnet-e4m3-w8-s0-1f0c2d3e4a precision.accumulator=e5m2  sour ")
+
+
+def test_a_run_that_ends_is_told_by_what_it_is_judged_by():
+    def told(judged_by, metrics):
+        result = Result.read({"status": "finished", "metrics": metrics, "judged_by": judged_by})
+        event = SimpleNamespace(
+            job=SimpleNamespace(run=SimpleNamespace(result=lambda: result)),
+            outcome=SimpleNamespace(status=result.status),
+        )
+        return _result(event)
+
+    of_text = {"test_accuracy": 0.3, "test_bits_per_byte": 2.04364}
+    assert told("test_bits_per_byte", of_text) == "test bits per byte 2.044"
+    assert told("test_bits_per_byte", {**of_text, "test_bits_per_byte": None}) == "test accuracy 30.0 %"
+    assert (
+        told("test_accuracy", {"test_accuracy": 0.5})
+        == told(None, {"test_accuracy": 0.5})
+        == "test accuracy 50.0 %"
+    )

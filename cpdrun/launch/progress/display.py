@@ -185,8 +185,10 @@ def _result(event: Event) -> str:
     result = event.job.run.result()
     if result is not None and event.outcome.status.has_result:
         accuracy = result.metrics.get("test_accuracy")
-        if accuracy is None or result.measures.get("test_accuracy") not in (None, ACCURACY):
-            return _judged(result)
+        known = result.measures.get("test_accuracy") in (None, ACCURACY)
+        judged = _judged(result)
+        if accuracy is None or not known or (judged and result.judge not in (None, "test_accuracy")):
+            return judged
         return f"test accuracy {100 * accuracy:.1f} %"
     return event.outcome.reason
 
