@@ -105,7 +105,7 @@ def transforms(x: torch.Tensor) -> Calls:
 def codebooks(x: torch.Tensor) -> Calls:
     out = torch.empty_like(x)
     calls: Calls = {"torch copy_": lambda: out.copy_(x)}
-    for name in ("dynamic_tree", "linear_b64"):
+    for name in ("dynamic_tree", "linear_b64", "nf4_b64", "int8_affine", "int4_affine_b32"):
         data = custom_fp.pack(x, name)
         calls[f"quantize {name}"] = lambda name=name: custom_fp.quantize(x, name, out=out)
         calls[f"encode {name}"] = lambda name=name: custom_fp.encode(x, name)
@@ -233,7 +233,7 @@ def main() -> None:
             seconds = time_in_turns(transforms(x), device, options.repeats)
             lines += table(f"Hadamard transforms, {where}", seconds, 1e-3, "ms")
             seconds = time_in_turns(codebooks(x), device, options.repeats)
-            lines += table(f"codebooks, {where}", seconds, 1e-3, "ms")
+            lines += table(f"codebooks and affine integers, {where}", seconds, 1e-3, "ms")
         lines += table(f"sums, {where}", time_in_turns(sums(x), device, options.repeats), 1e-3, "ms")
         lines += table(
             f"products, {where}", time_in_turns(products(device), device, options.repeats), 1e-3, "ms"

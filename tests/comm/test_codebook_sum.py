@@ -23,7 +23,17 @@ from cpdrun.comm.workers import Workers
 SHAPES = ((70, 3), (5,), (1,), (0,), (65, 1100))  # the last is cut in two where blocks allow it
 NAMES = [f"layer{p}" for p in range(len(SHAPES))]
 UNEVEN = Codebook("uneven", (-0.9, -0.3, 0.1, 0.5, 0.8), block=24)  # 3 bits, no zero, no 1
-FORMATS = ["dynamic_tree", "linear_b64", "mxfp8_e5m2", "mxfp4", "e4m3", UNEVEN]
+FORMATS = [
+    "dynamic_tree",
+    "linear_b64",
+    "mxfp8_e5m2",
+    "mxfp4",
+    "e4m3",
+    UNEVEN,
+    "nf4_b64",
+    "int4_affine_b32",
+    "int8_affine",
+]
 PLAIN = {
     "order": "rank",
     "group_size": None,
@@ -81,7 +91,7 @@ def test_the_definition(fmt, requantise):
 @cache
 def every_case(ranks: int) -> list:
     """In a rank: two steps in formats of each kind, hop by hop and once."""
-    kinds = ["dynamic_tree", "mxfp4", "e4m3", UNEVEN]
+    kinds = ["dynamic_tree", "mxfp4", "e4m3", UNEVEN, "int4_affine_b32"]
     return [two_steps(fmt, 4, how, ranks, True)[0] for fmt in kinds for how in ("hop", "once")]
 
 
