@@ -28,12 +28,10 @@ struct Ends {
 Range affine_range(const float* x, int64_t n) {
     Ends ends;
     for (int64_t i = 0; i < n; i += lanes) ends.meet(load_some(x + i, n - i));
-    Range range = {0.0f, 0.0f, static_cast<u32>(largest_of(ends.largest))};
-    for (int j = 0; j < lanes; ++j) {
-        range.low = smaller(range.low, ends.low[j]);
-        range.high = larger(range.high, ends.high[j]);
-    }
-    return range;
+    // below zero a float's bits, but for the sign, are ordered as its magnitude is, and above it all of them are
+    const IntLanes low = (IntLanes)Lanes::bits(ends.low) & 0x7fffffff, high = (IntLanes)Lanes::bits(ends.high) & 0x7fffffff;
+    return {-from_bits(static_cast<u32>(largest_of(low))), from_bits(static_cast<u32>(largest_of(high))),
+            static_cast<u32>(largest_of(ends.largest))};
 }
 
 struct AffineLanes {
