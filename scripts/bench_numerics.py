@@ -58,9 +58,19 @@ def elementwise(x: torch.Tensor) -> Calls:
     calls["quantize e5m2, stochastic"] = lambda: custom_fp.quantize(
         x, "e5m2", rounding="stochastic", seed=1, out=out
     )
-    for name in ("mxfp8_e4m3", "mxfp4"):
+    for name in ("mxfp8_e4m3", "mxfp4", "nvfp4", "nvfp4_4over6", "fp8_tensor", "int8_b128"):
         calls[f"quantize {name}"] = lambda name=name: custom_fp.quantize(x, name, out=out)
-    for name in ("e5m2", "e3m2", "e2m1", "fp16", "mxfp8_e4m3", "mxfp4"):
+    calls["quantize nvfp4, stochastic"] = lambda: custom_fp.quantize(
+        x, "nvfp4", rounding="stochastic", seed=1, out=out
+    )
+    rows = x.view(x.numel() >> 10, 1 << 10)
+    for name in ("mxfp8_e4m3", "nvfp4"):
+        calls[f"quantize {name}, axis=0"] = lambda name=name: custom_fp.quantize(
+            rows, name, axis=0, out=out.view_as(rows)
+        )
+    for name in ("nvfp4_2d", "fp8_block128"):
+        calls[f"quantize {name}"] = lambda name=name: custom_fp.quantize(rows, name, out=out.view_as(rows))
+    for name in ("e5m2", "e3m2", "e2m1", "fp16", "mxfp8_e4m3", "mxfp4", "nvfp4"):
         data = custom_fp.pack(x, name)
         bits = custom_fp.parse(name).bits
         calls[f"pack {name} ({bits} bits)"] = lambda name=name, data=data: custom_fp.pack(x, name, out=data)

@@ -40,6 +40,13 @@ u32 largest_bits(const float* x, int64_t n, bool all) {
     IntLanes most = {};
     i32 rest = 0;
     int64_t i = 0;
+    if (all) {
+        IntLanes four[4] = {};
+        for (; i + 4 * lanes <= n; i += 4 * lanes)
+            for (int j = 0; j < 4; ++j)
+                four[j] = Lanes::more(four[j], (IntLanes)Lanes::bits(load<FloatLanes>(x + i + j * lanes)) & 0x7fffffff);
+        most = Lanes::more(Lanes::more(four[0], four[1]), Lanes::more(four[2], four[3]));
+    }
     for (; i + lanes <= n; i += lanes) {
         IntLanes bits = (IntLanes)Lanes::bits(load<FloatLanes>(x + i)) & 0x7fffffff;
         if (!all) bits &= bits < 0x7f800000;
@@ -264,7 +271,7 @@ public:
     void choose(const float* x, const Unit& u) {
         largest(x + u.first, u);
         const size_t size = static_cast<size_t>(g.height * g.width);
-        at_x.resize(size), at_6.resize(size), at_4.resize(size), errors.resize(size);
+        at_x.resize(size), at_6.resize(size), at_4.resize(size);
         chosen.resize(static_cast<size_t>(u.rows * u.columns));
         const auto tiles = static_cast<size_t>(u.tiles);
         two.resize(tiles), two_s.resize(tiles), two_r.resize(tiles);
@@ -304,7 +311,7 @@ private:
     std::vector<u32> amax, codes, two;
     std::vector<float> tile_s, tile_r;
     std::vector<i32> peak;
-    std::vector<float> column_s, column_r, buffer, at_x, at_6, at_4, errors, chosen, two_s, two_r;
+    std::vector<float> column_s, column_r, buffer, at_x, at_6, at_4, chosen, two_s, two_r;
 
     void largest(const float* x, const Unit& u) {
         if (g.height == 1) {
@@ -350,6 +357,7 @@ private:
     // length: of a tile, where it is known before; else 0.
     template <int length> void choose_each(const float* x, const Unit& u) {
         const float* const from = x + u.first;
+        const Elements rounder = elements;
         for (int64_t i = 0; i < u.tiles; ++i) {
             const int64_t column = i * g.width, columns = smaller(g.width, u.columns - column);
             const bool in_place = g.height == 1 && columns == g.width;
@@ -359,11 +367,15 @@ private:
                     std::memcpy(&at_x[row * g.width], from + row * g.columns + column, columns * sizeof(float));
             }
             const float* const tile = in_place ? from + column : at_x.data();
-            const double error_6 = attempt<length>(tile, at_6.data(), tile_s[i], tile_r[i], u, column);
-            const double error_4 = attempt<length>(tile, at_4.data(), two_s[i], two_r[i], u, column);
+            const double error_6 = attempt<length>(tile, at_6.data(), tile_s[i], tile_r[i], rounder, u, column);
+            const double error_4 = attempt<length>(tile, at_4.data(), two_s[i], two_r[i], rounder, u, column);
             const bool is_4 = error_4 < error_6;
             if (is_4) codes[i] = two[i], tile_s[i] = two_s[i];
             const float* const best = is_4 ? at_4.data() : at_6.data();
+            if (length && in_place) {
+                std::memcpy(&chosen[column], best, length * sizeof(float));
+                continue;
+            }
             for (int64_t row = 0; row < u.rows; ++row)
                 std::memcpy(&chosen[row * u.columns + column], best + row * g.width, columns * sizeof(float));
         }
@@ -371,11 +383,10 @@ private:
 
     // The elements of a tile under a scale, and the sum of their squared errors.
     template <int length>
-    CFP_MEMBER double attempt(const float* from, float* e, float s, float r, const Unit& u, int64_t column) {
+    CFP_MEMBER double attempt(const float* from, float* e, float s, float r, const Elements& rounder, const Unit& u,
+                              int64_t column) {
         const int64_t size = length ? length : static_cast<int64_t>(at_x.size());
-        float* const error = errors.data();
-        if (elements.is_quick()) {
-            const Elements rounder = elements;
+        if (rounder.is_quick()) {
             const FloatLanes r_lanes = FloatLanes{} + r;
             int64_t i = 0;
             for (; i + lanes <= size; i += lanes) store(e + i, rounder.round<false>(load<FloatLanes>(from + i), r_lanes));
@@ -387,16 +398,19 @@ private:
                 elements.finish(e + row * g.width, smaller(g.width, u.columns - column), index);
             }
         }
-        for (int64_t i = 0; i < size; ++i) error[i] = e[i] * s - from[i];
         Eight<double> sums = {};
         int64_t i = 0;
         for (; i + 8 <= size; i += 8) {
-            Eight<float> eight;
-            std::memcpy(&eight, error + i, sizeof eight);
-            const auto wide = __builtin_convertvector(eight, Eight<double>);
-            sums += wide * wide;
+            Eight<float> element, x;
+            std::memcpy(&element, e + i, sizeof element);
+            std::memcpy(&x, from + i, sizeof x);
+            const auto error = __builtin_convertvector(element * s - x, Eight<double>);
+            sums += error * error;
         }
-        for (int j = 0; i < size; ++i, ++j) sums[j] += static_cast<double>(error[i]) * static_cast<double>(error[i]);
+        for (int j = 0; i < size; ++i, ++j) {
+            const double error = static_cast<double>(e[i] * s - from[i]);
+            sums[j] += error * error;
+        }
         double four[4];
         for (int j = 0; j < 4; ++j) four[j] = sums[j] + sums[j + 4];
         return (four[0] + four[2]) + (four[1] + four[3]);
