@@ -69,8 +69,10 @@ CFP_FN UintLanes load_signs(const u32* from) {
 template <int size> void transform_short(const float* x, float* out, int64_t n, float scale, const Signs& signs) {
     const UintLanes before = load_signs(signs.before.data()), after = load_signs(signs.after.data());
     int64_t i = 0;
-    for (; i + lanes <= n; i += lanes)
+    for (; i + lanes <= n; i += lanes) {
+        __builtin_prefetch(x + i + 1024);  // which the arithmetic keeps the processor from doing
         store(out + i, finished(butterflies_within<size>(flip_signs(load<FloatLanes>(x + i), before)), scale, after));
+    }
     if (i == n) return;
     float rest[lanes] = {};
     std::memcpy(rest, x + i, static_cast<size_t>(n - i) * sizeof(float));
