@@ -197,7 +197,10 @@ def test_a_recipe_of_the_run_or_of_the_script_and_the_runs_stands(hold, capsys, 
 
 
 def test_a_second_model_that_no_rule_means_stays_in_float32(hold) -> None:
-    held = hold("precision.rules=[{modules: 'body.*', role: weight, format: e4m3}]")
+    held = hold(
+        "precision.rules=[{modules: Linear, role: input, format: e4m3},"
+        " {modules: 'body.*', role: weight, format: e4m3}]"
+    )
     net, other = Net(), nn.Linear(4, 4)
     SGD(net.parameters(), lr=0.1)
     SGD(other.parameters(), lr=0.1)

@@ -118,12 +118,18 @@ def test_a_mapping_a_list_and_a_file(tmp_path):
             "recipe.rules[0]: 'tail' matches no layer",
         ),
         ([{"modules": "*", "role": "weight", "format": "e9m9"}], "recipe.rules[0].format=e9m9: "),
+        (
+            [{"modules": "*", "role": "input", "format": "nvfp4", "hadamard": 16}],
+            "transforms input of forward and not",
+        ),
     ],
 )
 def test_what_is_no_recipe_is_named(recipe, message):
+    net = Net()
     with pytest.raises(ValueError) as error:
-        custom_fp.apply_recipe(Net(), recipe)
+        custom_fp.apply_recipe(net, recipe)
     assert message in str(error.value)
+    assert str(net) == str(Net()), "the model is as it was"
 
 
 def test_a_second_recipe_is_refused():

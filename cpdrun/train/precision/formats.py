@@ -108,13 +108,14 @@ class Formats(Precision):
         of_norms = {id(p) for layer in norms for p in layer.module.parameters(recurse=False)}
         self.stepping.in_fp32 = {i for i, p in enumerate(parameters) if id(p) in of_norms}
         rules = Rules([*self.typed, *_in_fp32(norms, self.short), *self.short], layers, self.steps)
+        rules.ask_all()
+        rules.check()  # while the model is as it was
         self.placement = Placement(model, rules)
         modules = [layer for layer in layers if layer.part is None]
         holder = {id(x): layer for layer in reversed(modules) for x in _held(layer.module)}
         self.of_weights = [rules.of(holder[id(p)], "parameter") for p in parameters]
         self.statistics = [b for b in model.buffers() if b.is_floating_point()]
         self.of_statistics = [rules.of(holder[id(b)], "parameter") for b in self.statistics]
-        rules.check()
         if any(self.of_weights) and self.master_weights:
             self.weights = MasterWeights(parameters, self.of_weights)
         elif any(self.of_weights):

@@ -25,19 +25,10 @@ from custom_fp.recipe.reading import SHORT_FORMS, read_rules, short_form
 from custom_fp.recipe.rules import Rules
 from custom_fp.words import did_you_mean
 
-OF_THE_LOOP = (
-    *(
-        "weights",
-        "optimizer_state",
-        "master_weights",
-        "loss_scale",
-        "update",
-        "update_order",
-        "update_rounding",
-    ),
-    *("kahan_weights", "fp32_norms"),
-)
-KEYS = ("rules", *SHORT_FORMS, "kahan", "aps", *(key for key in OF_THE_LOOP if key != "weights"))
+# keys of a recipe that say nothing of products
+OF_THE_LOOP = ("weights", "optimizer_state", "master_weights", "loss_scale", "update", "update_order")
+OF_THE_LOOP += ("update_rounding", "kahan_weights", "fp32_norms")
+KEYS = tuple(dict.fromkeys(("rules", *SHORT_FORMS, "kahan", "aps", *OF_THE_LOOP)))
 
 
 @dataclass
@@ -96,7 +87,7 @@ def apply_recipe(model: nn.Module, recipe: str | Mapping[str, Any] | Sequence[Ma
     model later (DistributedDataParallel, fully_shard, torch.compile), holds on to.
 
     Raises ValueError for a recipe that does not exist or cannot be read, for a rule that comes to bear on nothing,
-    unless it is `optional`, and for a model that has been given a recipe before.
+    unless it is `optional`, and for a model that has been given a recipe before; the model is as it was then.
     """
     typed = recipe if isinstance(recipe, str) else "recipe"
     given = _checked(typed, load(recipe) if isinstance(recipe, str) else recipe)
@@ -109,14 +100,15 @@ def apply_recipe(model: nn.Module, recipe: str | Mapping[str, Any] | Sequence[Ma
         if key in given and key != "weights"
     ]
     left = {key: given[key] for key in OF_THE_LOOP if key in given}
-    left |= {rule.typed: "role parameter" for rule in rules if rule.roles == ("parameter",)}
+    left |= {rule.typed: "role parameter" for rule in rules if "parameter" in rule.roles}
     of_products = [rule for rule in [*rules, *short] if rule is not None and rule.roles != ("parameter",)]
     placement = None
     if of_products:
         before = dict(model.named_modules(remove_duplicate=False))
         rules = Rules(of_products, layers_of(model))
+        rules.ask_all()
+        rules.check()  # while the model is as it was
         placement = Placement(model, rules)
-        rules.check()
         same_objects_(before, placement.model)
     return Applied(model, rounded_in(model), left, placement)
 
@@ -131,9 +123,8 @@ def load(recipe: str) -> Any:
         if not file.is_file():
             raise ValueError(f"recipe {recipe}: there is no such file")
     else:
-        folder = (
-            resources.files("cpdrun.conf") / "recipe"
-        )  # data, of the same distribution; nothing there is run
+        # data of the same distribution, where nothing is run
+        folder = resources.files("cpdrun.conf") / "recipe"
         names = sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
         if recipe not in names:
             raise ValueError(

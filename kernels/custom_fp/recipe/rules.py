@@ -129,6 +129,17 @@ class Rules:
                 f"{layer.names[0] or layer.kind}; the product stays what it is where both are transformed alike"
             )
 
+    def ask_all(self) -> None:
+        """All that a model with these layers will ask in any step, so that `check` knows before anything is changed;
+        ValueError as `check_transforms`."""
+        for layer in self.layers:
+            for role in filter(layer.takes, ROLES):
+                for product in layer.products(role) or (None,):
+                    for step in self.turns:
+                        self.first_for(layer, role, product, step)
+            for step in self.turns if layer.multiplies else ():
+                self.check_transforms(layer, step)
+
     def of_any(self, roles: Sequence[str]) -> str:
         """Those of these roles as they are typed, in words."""
         among = [rule for rule in self.rules if rule.rounding is not None and set(rule.roles) & set(roles)]
