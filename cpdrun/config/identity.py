@@ -13,8 +13,8 @@ from cpdrun.config.keys import flatten
 from cpdrun.config.moved import CLASSIFICATION, FIRST_NAME, FIRST_TASK
 from cpdrun.config.script import is_script, stem
 
-# others take them in (sync: ${topology}, model: ${norm}) where they have a use for them; a recipe is in precision
-PARTS_OF_OTHERS = ("norm", "topology", "compressor", "recipe")
+# others take them in (sync: ${topology}, model: ${norm}) where they have a use for them
+PARTS_OF_OTHERS = ("norm", "topology", "compressor")
 NOT_IDENTITY = (
     "exp",
     "case",
@@ -64,6 +64,8 @@ def run_name(config: Mapping[str, Any]) -> str:
 def identity_hash(config: Mapping[str, Any]) -> str:
     """The first ten hexadecimal digits of the SHA-256 of the config's identity."""
     unused = [] if config["aps"] else ["scaling"]
+    if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):  # which has what it says
+        unused.append("recipe")
     data = config.get("data")
     if "task" in config and isinstance(data, Mapping) and "_target_" in data:  # others may say `task: mnli`
         of_data = FIRST_TASK.get(data["_target_"], CLASSIFICATION)

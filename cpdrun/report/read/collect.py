@@ -120,7 +120,7 @@ def identity(value: Any) -> str:
 
 
 def _may_be_axis(key: str) -> bool:
-    return key not in (SEED, *CORE_AXES) and (belongs_to_identity(key) or key in ("compressor", RECIPE))
+    return key not in (SEED, *CORE_AXES) and (belongs_to_identity(key) or key == "compressor")
 
 
 def _as_listed(key: str) -> tuple:
