@@ -25,6 +25,7 @@ OPTIONS = ("--std=c++17", "--fmad=false")
 KERNELS = (
     *(f"quantize_{rounding}_{size}" for rounding in Rounding for size in ("f32", "f64")),
     *(f"{kind}_{rounding}" for kind in ("accumulate", "pack", "accumulate_packed") for rounding in Rounding),
+    *(f"scaled_{kind}_{rounding}" for kind in ("tiles", "whole") for rounding in Rounding),
     *(f"{kind}_{size}" for kind in ("encode", "decode") for size in (1, 4, 8)),
     *(
         "scale_f32",
@@ -32,7 +33,7 @@ KERNELS = (
         "max_magnitude_f64",
         "unpack",
         "hadamard",
-        *("codebook_tiles", "codebook_whole", "affine_tiles", "affine_whole"),
+        *("codebook_tiles", "codebook_whole", "affine_tiles", "affine_whole", "scaled_decode"),
         "matmul_plain",
         "matmul_kahan",
     ),

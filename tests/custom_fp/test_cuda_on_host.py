@@ -135,7 +135,7 @@ def test_pack(kernels, name, rounding, overflow):
 def launched(kernels, monkeypatch):
     """The modules, whose launches run here; names of the kernels that ran."""
     cuda = pytest.importorskip("custom_fp.cuda", reason="needs CuPy")
-    from custom_fp.scaled import on_cuda
+    from custom_fp.scaled import on_cuda, tiles_on_cuda
 
     kinds = {"u": c_ulonglong, "f": c_float}
     ran = []
@@ -149,6 +149,7 @@ def launched(kernels, monkeypatch):
 
     monkeypatch.setattr(cuda, "launch", launch)
     monkeypatch.setattr(on_cuda, "launch", launch)
+    monkeypatch.setattr(tiles_on_cuda, "launch", launch)
     return cuda, on_cuda, ran
 
 
@@ -212,3 +213,49 @@ def test_affine_integers(launched, name):
             on_cuda.affine.encode(x, fmt, *codes, axis=axis)
             assert all(map(same_bits, codes, expected)), axis
     assert ("affine_whole" in ran) == (name == "int8_affine")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mxfp8_e4m3",
+        "mxfp4_rceil",
+        "mxint8",
+        "nvfp4",
+        "nvfp4_2d",
+        "nvfp4_4over6",
+        "nvfp4_5x3_4over6",
+        "nvint4",
+        "nvfp4_ue5m3_1level",
+        "fp8_tensor",
+        "fp8_block128",
+        "int8_channel",
+        "int8_tensor",
+        "mxfp4_amax",
+    ],
+)
+def test_scaled_formats(launched, name):
+    from custom_fp.scaled.tiles_on_cuda import backend
+
+    _, _, ran = launched
+    fmt = custom_fp.parse(name)
+    for x in (hostile(3, 41, 150), torch.randn(40, 51), torch.empty(0, 4)):
+        for axis in (None, 0, 1, x.dim() - 1):
+            for rounding in ROUNDINGS:
+                rule = {"rounding": rounding, "seed": SEED, "offset": OFFSET}
+                out = torch.empty_like(x)
+                backend.quantize(x, fmt, custom_fp.Rule(**rule), out, axis)
+                assert same_bits(out, custom_fp.quantize(x, fmt, axis=axis, **rule)), (axis, rounding)
+                data = torch.empty(custom_fp.packed_size(x.shape, fmt, axis=axis), dtype=torch.uint8)
+                backend.pack(x, fmt, 0, custom_fp.Rule(**rule), data, axis)
+                assert same_bits(data, custom_fp.pack(x, fmt, axis=axis, **rule)), (axis, rounding)
+            expected = custom_fp.encode(x, fmt, axis=axis)
+            codes = [torch.empty_like(part) for part in expected]
+            backend.encode(x, fmt, *codes, axis=axis)
+            assert all(
+                torch.equal(*(p.view(-1).view(torch.uint8) for p in pair))
+                for pair in zip(codes, expected, strict=True)
+            )
+            backend.decode(*codes, fmt, out, axis=axis)
+            assert same_bits(out, custom_fp.quantize(x, fmt, axis=axis)), axis
+    assert "scaled_decode" in ran and ("scaled_whole_stochastic" in ran) == (fmt.block == "tensor")

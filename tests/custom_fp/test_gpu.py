@@ -147,6 +147,28 @@ def test_matmul(fmt, kahan):
             assert equal_bits(got, custom_fp.matmul(a, b, accumulator=fmt, kahan=kahan))
 
 
+@pytest.mark.parametrize(
+    "name", ["mxfp8_e4m3", "mxint8", "nvfp4", "nvfp4_2d", "nvfp4_4over6", "fp8_tensor", "int8_channel"]
+)
+def test_scaled_formats(name):
+    x = torch.randn(70, 513, generator=torch.Generator().manual_seed(4)) * torch.logspace(-20, 8, 513)
+    x[3, 5], x[40, 90:300] = float("nan"), 0.0
+    on_gpu, own = x.cuda(), custom_fp.parse(name)
+    for axis in (None, 0, 1):
+        for rounding in ROUNDINGS:
+            rule = {"rounding": rounding, "seed": 5, "offset": 1001, "axis": axis}
+            assert equal_bits(custom_fp.quantize(on_gpu, own, **rule), custom_fp.quantize(x, own, **rule))
+            assert equal_bits(custom_fp.pack(on_gpu, own, **rule), custom_fp.pack(x, own, **rule))
+        expected, encoded = custom_fp.encode(x, own, axis=axis), custom_fp.encode(on_gpu, own, axis=axis)
+        assert all(map(equal_bits, encoded, expected))
+        assert equal_bits(
+            custom_fp.decode(encoded, own, axis=axis), custom_fp.decode(expected, own, axis=axis)
+        )
+        data = custom_fp.pack(x, own, axis=axis)
+        got = custom_fp.unpack(data.cuda(), own, x.shape, axis=axis)
+        assert equal_bits(got, custom_fp.unpack(data, own, x.shape, axis=axis))
+
+
 def test_scale_and_max_exponent(assorted):
     for shift in (0, 3, -3, 127, -127, 200, -200, 10**9):
         assert equal_bits(custom_fp.scale_pow2(assorted.cuda(), shift), custom_fp.scale_pow2(assorted, shift))

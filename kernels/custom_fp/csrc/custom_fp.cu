@@ -8,6 +8,7 @@
 #include "scaled/affine.h"
 #include "scaled/codebook.h"
 #include "shortcuts.h"
+#include "tiles/tiles.h"
 
 using namespace custom_fp;
 
@@ -388,3 +389,4 @@ CFP_ACCUMULATE_PACKED(stochastic)
 
 #include "hadamard.cuh"
 #include "scaled/scaled.cuh"
+#include "tiles/tiles.cuh"

@@ -121,6 +121,7 @@ class BlockFormat(NumberFormat):
     LOOKS_LIKE: ClassVar = f"{next(iter(BASES))}, nvfp4 ..."
     BACKENDS: ClassVar = {
         "cpu": "custom_fp.scaled.tiles_native:backend",
+        "cuda": "custom_fp.scaled.tiles_on_cuda:backend",
         "any": "custom_fp.scaled.tiles:backend",
     }
     exponent_bits: ClassVar = None

@@ -13,6 +13,7 @@ from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Layout
 from custom_fp.rule import Rule
 from custom_fp.scaled.blocks import single
+from custom_fp.scaled.kernel_scaling import parts_of
 from custom_fp.scaled.tiles import NEAREST, Tiles
 
 LONG = 1 << 17  # blocks above that are cut between threads: `grain` in csrc/parallel.h
@@ -154,29 +155,7 @@ def _tiling(layout: Layout) -> _tiles.Tiling:
 
 @cache
 def _scaling(fmt: BlockFormat) -> _tiles.Scaling:
-    """`Scaling` of csrc/tiles/tiles.h."""
-    of, scale = fmt.of, fmt.scaled_by
-    kind = 0 if scale.is_power_of_two else 1 if scale.magnitudes else 2
-    magnitudes = scale.magnitudes.spec if scale.magnitudes else of.spec
-    rule = {"rceil": 1, "amax": 2, "4over6": 3}.get(fmt.rule, 0)
-    return _tiles.Scaling(
-        of.spec,
-        of.bits,
-        fmt.is_integer,
-        fmt.least,
-        of.max,
-        of.unit if fmt.is_integer else 1.0,
-        kind,
-        magnitudes,
-        0x7FC00000 if scale.nan_code is None else scale.nan_code,
-        scale.smallest,
-        scale.largest,
-        rule,
-        fmt.added,
-        fmt.emax,
-        fmt.target,
-        fmt.target * fmt.largest_scale if fmt.has_tensor_scale else 0.0,
-    )
+    return _tiles.Scaling(*parts_of(fmt))
 
 
 backend = NativeTiles()

@@ -1,0 +1,104 @@
+"""Scaled formats with the CUDA kernels of csrc/tiles/tiles.cuh. Torch finds the largest magnitude of a whole tensor, and
+packs codes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from custom_fp.cuda import address, blocks, launch
+from custom_fp.formats.block import BlockFormat
+from custom_fp.formats.layout import Layout
+from custom_fp.rule import Rule
+from custom_fp.scaled import scales
+from custom_fp.scaled.blocks import single
+from custom_fp.scaled.kernel_scaling import parts_of
+from custom_fp.scaled.tiles import NEAREST, Tiles
+
+NOTHING = np.uint64(0)
+WHOLE = (
+    1 << 14
+)  # values of a block that a warp would take long for: then its largest magnitude is found first
+
+
+class CudaTiles(Tiles):
+    def quantize(self, x: Tensor, fmt: BlockFormat, rule: Rule, out: Tensor, axis: int | None = None) -> None:
+        if x.numel():
+            x = single(x)
+            t = scales.of_tensor(fmt, x.view(-1)) if fmt.has_tensor_scale else None
+            _run(x, fmt, fmt.layout(x.shape, axis), rule, t, (address(out), NOTHING, NOTHING))
+
+    def encode(
+        self,
+        x: Tensor,
+        fmt: BlockFormat,
+        codes: Tensor,
+        scales_: Tensor,
+        *tensor_scale: Tensor,
+        axis: int | None = None,
+        rule: Rule = NEAREST,
+    ) -> None:
+        if not x.numel():
+            super().encode(x, fmt, codes, scales_, *tensor_scale, axis=axis, rule=rule)
+            return
+        x = single(x)
+        t = scales.of_tensor(fmt, x.view(-1)) if fmt.has_tensor_scale else None
+        _run(x, fmt, fmt.layout(x.shape, axis), rule, t, (NOTHING, address(codes), address(scales_)))
+        for found in tensor_scale:
+            found.copy_(t)
+
+    def decode(
+        self, codes: Tensor, scales_: Tensor, *rest: Tensor | BlockFormat, axis: int | None = None
+    ) -> None:
+        *tensor_scale, fmt, out = rest
+        if codes.numel():
+            layout = fmt.layout(codes.shape, axis)
+            to = address(scales_), address(codes), address(out)
+            t = address(tensor_scale[0]) if tensor_scale else NOTHING
+            how = *_sizes(layout), address(_scaling(fmt, str(codes.device))), t
+            launch("scaled_decode", codes, _grid(layout), *to, *how)
+
+
+def _run(
+    x: Tensor, fmt: BlockFormat, layout: Layout, rule: Rule, t: Tensor | None, to: tuple[Any, ...]
+) -> None:
+    _, _, seed, offset = rule.flat
+    scaling = _scaling(fmt, str(x.device))
+    how = address(scaling), NOTHING if t is None else address(t), np.uint64(seed), np.uint64(offset)
+    if layout.scales == 1 and x.numel() > WHOLE and fmt.rule != "4over6":
+        largest = x.abs().amax()
+        whole = np.int64(x.numel()), address(largest)
+        launch(f"scaled_whole_{rule.rounding}", x, blocks(x.numel(), 4), address(x), *to, *whole, *how)
+    else:
+        launch(f"scaled_tiles_{rule.rounding}", x, _grid(layout), address(x), *to, *_sizes(layout), *how)
+
+
+def _sizes(layout: Layout) -> tuple[np.int64, ...]:
+    sizes = layout.planes, layout.rows, layout.columns, layout.height, layout.width
+    return tuple(np.int64(size) for size in sizes)
+
+
+def _grid(layout: Layout) -> tuple[int, ...]:
+    return blocks(layout.scales * (1 if layout.width == 1 else 32), 1)
+
+
+@cache
+def _scaling(fmt: BlockFormat, device: str) -> Tensor:
+    """`Scaling` of csrc/tiles/tiles.h, in the device's memory."""
+    kinds = {int: np.int32, float: np.float32, bool: np.int32}
+    words = [
+        np.asarray(part & 0xFFFFFFFF, np.uint32).view(np.int32)
+        if type(part) is int
+        else kinds[type(part)](part)
+        for part in parts_of(fmt)
+    ]
+    return torch.tensor([np.asarray(word).view(np.int32).item() for word in words], dtype=torch.int32).to(
+        device
+    )
+
+
+backend = CudaTiles()
