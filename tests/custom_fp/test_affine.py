@@ -147,6 +147,8 @@ def test_gradients_and_compilers():
     assert torch.equal(x.grad, torch.ones(4, 64))
     rows = torch.vmap(lambda row: custom_fp.quantize(row, "int8_affine"))(x.detach())
     assert same(rows, custom_fp.quantize(x.detach(), "int8_affine_channel"))
+    along = torch.vmap(lambda row: custom_fp.quantize(row, "int4_affine_b32", axis=0), in_dims=1)(x.detach())
+    assert same(along, custom_fp.quantize(x.detach().t().contiguous(), "int4_affine_b32", axis=1))
     torch._dynamo.reset()
     compiled = torch.compile(
         lambda t: custom_fp.decode(custom_fp.encode(t, "int8_affine"), "int8_affine"),

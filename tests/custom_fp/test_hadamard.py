@@ -86,6 +86,15 @@ def test_signs_are_those_of_the_generator_and_the_same_in_every_block():
     assert not torch.equal(spread, custom_fp.hadamard(first, 512, seed=SEED + 1, inverse=True))
 
 
+def test_known_answers():
+    """Signs that runs of long ago were made with, and a block worked out by hand."""
+    first = torch.eye(16)[0] * 4
+    drawn = {seed: custom_fp.hadamard(first, seed=seed, inverse=True).tolist() for seed in (0, 2)}
+    signs = {seed: "".join("+-"[value < 0] for value in values) for seed, values in drawn.items()}
+    assert signs == {0: "-+------++++++++", 2: "+++--+++---+--+-"}
+    assert custom_fp.hadamard(torch.tensor([1.0, 2.0, 3.0, 5.0]), 4).tolist() == [5.5, -1.5, -2.5, 0.5]
+
+
 @pytest.mark.parametrize("size", [1, 4, 16, 64, 1024])
 def test_back_is_exact_for_whole_multiples_of_a_power_of_two(size):
     most = 2**24 // size

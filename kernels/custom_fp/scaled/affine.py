@@ -69,15 +69,19 @@ class AffineBlocks:
         self, x: Tensor, fmt: Affine, shift: int, rule: Rule, out: Tensor, axis: int | None = None
     ) -> None:
         """The scales, the zero points, the codes."""
-        shape = fmt.layout(x.shape, axis).shape
-        codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+        shape, n = fmt.layout(x.shape, axis).shape, x.numel()
         scales = torch.empty(shape, device=x.device)
         zeros = torch.empty(shape, dtype=torch.uint8, device=x.device)
+        head, body = scales.nbytes, scales.nbytes + zeros.nbytes
+        in_place = fmt.code_bits == 8
+        codes = out[body : body + n].view(x.shape) if in_place else x.new_empty(x.shape, dtype=torch.uint8)
         self.encode(x, fmt, codes, scales, zeros, axis, rule)
-        body = scales.nbytes + zeros.nbytes
-        out[: scales.nbytes].copy_(scales.view(-1).view(torch.uint8))
-        out[scales.nbytes : body].copy_(zeros.view(-1))
-        self.join_codes(codes.view(-1), fmt, out[body:])
+        out[:head].copy_(scales.view(-1).view(torch.uint8))
+        out[head:body].copy_(zeros.view(-1))
+        if in_place:
+            out[body + n :].zero_()
+        else:
+            self.join_codes(codes.view(-1), fmt, out[body:])
 
     def unpack(self, data: Tensor, fmt: Affine, shift: int, out: Tensor, axis: int | None = None) -> None:
         layout = fmt.layout(out.shape, axis)
