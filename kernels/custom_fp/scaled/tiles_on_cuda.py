@@ -1,5 +1,5 @@
-"""Scaled formats with the CUDA kernels of csrc/tiles/tiles.cuh. Torch finds the largest magnitude of a whole tensor, and
-packs codes."""
+"""Scaled formats with the CUDA kernels of csrc/tiles/tiles.cuh. Torch finds the largest magnitude of a whole tensor,
+and packs codes."""
 
 from __future__ import annotations
 
