@@ -47,7 +47,7 @@ A name is a base and options, which may stand in any order; parsing gives each f
 Over the wire tensors are flat: all of one is a row then, and tiles and columns are refused.
 
 nvfp4 is what torchao's nvfp4_quantize(x, 16, per_tensor_amax_to_scale(amax)) makes of x on the CPU, but that torchao
-holds s at 2**-6 and above, where here subnormal scales are kept; that its t and r can be 0 or inf (AMAX below 2**-114);
+holds s at 2**-6 and above, where here subnormal scales are kept; that its t and r can be 0 or inf (AMAX below 2**-110);
 and that a NaN of x makes all of its result NaN. 4over6 is arXiv 2512.02010's, whose authors' code takes for w
 amax / 6 * (6 * 256 / AMAX), which is another float32 now and then. Delayed scaling takes scales from a history: that is
 state, and belongs to what rounds step after step, not to a format.
@@ -226,6 +226,29 @@ class BlockFormat(NumberFormat):
         """What rules for powers of two add to a float32's bits before the mantissa is cut off."""
         half = {"floor": 0, "ceil": 0x7FFFFF, "rceil": 0x7FFFFF, "even": 0x400000 >> self.of.mantissa_bits}
         return half.get(self.rule, 0x400000)
+
+    @cached_property
+    def parts(self) -> tuple[int | float | bool, ...]:
+        """The members of `Scaling` in csrc/tiles/tiles.h, in their order: 4 bytes each."""
+        of, scale = self.of, self.scaled_by
+        return (
+            of.spec,
+            of.bits,
+            self.is_integer,
+            float(self.least),
+            float(of.max),
+            of.unit if self.is_integer else 1.0,
+            0 if scale.is_power_of_two else 1 if scale.magnitudes else 2,
+            scale.magnitudes.spec if scale.magnitudes else of.spec,
+            0x7FC00000 if scale.nan_code is None else scale.nan_code,
+            scale.smallest,
+            scale.largest,
+            {"rceil": 1, "amax": 2, "4over6": 3}.get(self.rule, 0),
+            self.added,
+            self.emax,
+            float(self.target),
+            float(self.target * self.largest_scale) if self.has_tensor_scale else 0.0,
+        )
 
     # facts
 

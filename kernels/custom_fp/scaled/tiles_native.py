@@ -13,7 +13,6 @@ from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Layout
 from custom_fp.rule import Rule
 from custom_fp.scaled.blocks import single
-from custom_fp.scaled.kernel_scaling import parts_of
 from custom_fp.scaled.tiles import NEAREST, Tiles
 
 LONG = 1 << 17  # blocks above that are cut between threads: `grain` in csrc/parallel.h
@@ -155,7 +154,7 @@ def _tiling(layout: Layout) -> _tiles.Tiling:
 
 @cache
 def _scaling(fmt: BlockFormat) -> _tiles.Scaling:
-    return _tiles.Scaling(*parts_of(fmt))
+    return _tiles.Scaling(*fmt.parts)
 
 
 backend = NativeTiles()

@@ -16,7 +16,6 @@ from custom_fp.formats.layout import Layout
 from custom_fp.rule import Rule
 from custom_fp.scaled import scales
 from custom_fp.scaled.blocks import single
-from custom_fp.scaled.kernel_scaling import parts_of
 from custom_fp.scaled.tiles import NEAREST, Tiles
 
 NOTHING = np.uint64(0)
@@ -89,16 +88,8 @@ def _grid(layout: Layout) -> tuple[int, ...]:
 @cache
 def _scaling(fmt: BlockFormat, device: str) -> Tensor:
     """`Scaling` of csrc/tiles/tiles.h, in the device's memory."""
-    kinds = {int: np.int32, float: np.float32, bool: np.int32}
-    words = [
-        np.asarray(part & 0xFFFFFFFF, np.uint32).view(np.int32)
-        if type(part) is int
-        else kinds[type(part)](part)
-        for part in parts_of(fmt)
-    ]
-    return torch.tensor([np.asarray(word).view(np.int32).item() for word in words], dtype=torch.int32).to(
-        device
-    )
+    words = [part if isinstance(part, int) else np.float32(part).view(np.uint32).item() for part in fmt.parts]
+    return torch.from_numpy(np.array(words, np.uint32).view(np.int32)).to(device)
 
 
 backend = CudaTiles()

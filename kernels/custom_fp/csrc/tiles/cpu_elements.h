@@ -1,0 +1,158 @@
+// CPU loops over the elements of blocks: the largest of them, and each rounded under a scale. See kernels.h.
+//
+// Legend: a piece is one row of some tiles side by side, `columns` wide. e: elements, the values of their format; s: what
+// they are multiplied by; r: what x is.
+#pragma once
+
+#include "cpu_codes.h"
+#include "tiles/kernels.h"
+
+namespace custom_fp {
+namespace {
+
+typedef Integers<FloatLanes> Lanes;
+
+CFP_FN i32 largest_lane(IntLanes x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)x);
+#else
+    i32 each[lanes], largest = 0;
+    std::memcpy(each, &x, sizeof each);
+    for (int i = 0; i < lanes; ++i) largest = larger(largest, each[i]);
+    return largest;
+#endif
+}
+
+// Of tiles of so many registers.
+template <int registers> void largest_of_tiles(const float* x, u32* amax, int64_t tiles) {
+    for (int64_t tile = 0; tile < tiles; ++tile, x += registers * lanes) {
+        IntLanes most = {};
+        for (int i = 0; i < registers; ++i)
+            most = Lanes::more(most, (IntLanes)Lanes::bits(load<FloatLanes>(x + i * lanes)) & 0x7fffffff);
+        amax[tile] = static_cast<u32>(largest_lane(most));
+    }
+}
+
+u32 largest_bits(const float* x, int64_t n, bool all) {
+    IntLanes most = {};
+    i32 rest = 0;
+    int64_t i = 0;
+    if (all) {
+        IntLanes four[4] = {};
+        for (; i + 4 * lanes <= n; i += 4 * lanes)
+            for (int j = 0; j < 4; ++j)
+                four[j] = Lanes::more(four[j], (IntLanes)Lanes::bits(load<FloatLanes>(x + i + j * lanes)) & 0x7fffffff);
+        most = Lanes::more(Lanes::more(four[0], four[1]), Lanes::more(four[2], four[3]));
+    }
+    for (; i + lanes <= n; i += lanes) {
+        IntLanes bits = (IntLanes)Lanes::bits(load<FloatLanes>(x + i)) & 0x7fffffff;
+        if (!all) bits &= bits < 0x7f800000;
+        most = Lanes::more(most, bits);
+    }
+    for (; i < n; ++i) {
+        const i32 bits = static_cast<i32>(to_bits(x[i]) & 0x7fffffffu);
+        rest = larger(rest, all || bits < 0x7f800000 ? bits : 0);
+    }
+    return static_cast<u32>(larger(rest, largest_lane(most)));
+}
+
+// Steps 4 and 5.
+class Elements {
+public:
+    Elements(const Scaling& f, const Rule& rule)
+        : f(f), rule{f.element, rule.mode, true, rule.seed, rule.offset}, near(make_near_rounder(unpack_spec(f.element), true)),
+          quick(rule.mode == nearest_even && NearRounder::fits(unpack_spec(f.element)) &&
+                near.limit >= static_cast<i32>(to_bits(f.most))),
+          is_stochastic(rule.mode == stochastic) {}
+
+    bool is_quick() const { return quick; }
+    bool is_integer() const { return f.is_integer; }
+
+    // The element of x, where all is quick.
+    template <bool integer, class F> CFP_MEMBER F round(F x, F r) const {
+        typedef Integers<F> N;
+        const F q = hold<F>(x * r, F{} + f.least, F{} + f.most);
+        const typename N::I exponent =
+            N::more((typename N::I)(N::bits(q) & 0x7f800000u), typename N::I{} + near.min_exponent);
+        const F magic = N::value((typename N::U)(exponent + near.offset)), rounded = (q + magic) - magic;
+        return integer ? rounded : with_sign<F>(rounded, q);
+    }
+
+    // q = x * r to elements, in place; index: of the first in the tensor.
+    void finish(float* q, int64_t count, u64 index) const {
+        for (int64_t i = 0; i < count; ++i) q[i] = hold(q[i], f.least, f.most);
+        Rule here = rule;
+        here.offset += index;
+        quantize(q, q, 0, count, here);
+        if (f.is_integer)
+            for (int64_t i = 0; i < count; ++i) q[i] = hold(q[i], f.least, f.most) + 0.0f;
+    }
+
+private:
+    Scaling f;
+    Rule rule;
+    NearRounder near;
+    bool quick, is_stochastic;
+};
+
+template <int registers, class Step>
+CFP_FN void over_tiles(int64_t columns, const float* r, const float* s, const Step& step) {
+    constexpr int width = registers * lanes;
+    const int64_t tiles = columns / width;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+        const FloatLanes r_lanes = FloatLanes{} + r[tile], s_lanes = FloatLanes{} + s[tile];
+        for (int i = 0; i < registers; ++i) step(tile * width + i * lanes, r_lanes, s_lanes);
+    }
+    for (int64_t i = tiles * width; i < columns; ++i) step(i, r[tiles], s[tiles]);
+}
+
+// step(i, r, s): over a piece, whose r and s stand for a tile of `width` columns each, or, where
+// that is no number of lanes, for a column each.
+template <class Step>
+CFP_FN void over_piece(int64_t columns, int64_t width, const float* r, const float* s, const Step& step) {
+    // the usual widths, as loops of a known length
+    if (width == lanes)
+        over_tiles<1>(columns, r, s, step);
+    else if (width == 2 * lanes)
+        over_tiles<2>(columns, r, s, step);
+    else if (width == 4 * lanes)
+        over_tiles<4>(columns, r, s, step);
+    else if (width % lanes == 0) {
+        for (int64_t tile = 0, begin = 0; begin < columns; ++tile, begin += width) {
+            const int64_t end = smaller(columns, begin + width);
+            const FloatLanes r_lanes = FloatLanes{} + r[tile], s_lanes = FloatLanes{} + s[tile];
+            int64_t i = begin;
+            for (; i + lanes <= end; i += lanes) step(i, r_lanes, s_lanes);
+            for (; i < end; ++i) step(i, r[tile], s[tile]);
+        }
+    } else {
+        int64_t i = 0;
+        for (; i + lanes <= columns; i += lanes) step(i, load<FloatLanes>(r + i), load<FloatLanes>(s + i));
+        for (; i < columns; ++i) step(i, r[i], s[i]);
+    }
+}
+
+CFP_FN FloatLanes load_like(const float* x, FloatLanes) { return load<FloatLanes>(x); }
+CFP_FN float load_like(const float* x, float) { return *x; }
+CFP_FN void store(float* to, float x) { *to = x; }
+
+template <bool integer>
+void round_piece(const float* x, float* out, int64_t columns, int64_t width, const float* r, const float* s,
+                 const Elements& elements, bool scaled) {
+    const Elements e = elements;
+    if (scaled)
+        over_piece(columns, width, r, s, [&](int64_t i, auto r, auto s) {
+            store(out + i, e.round<integer>(load_like(x + i, r), r) * s);
+        });
+    else
+        over_piece(columns, width, r, s, [&](int64_t i, auto r, auto) {
+            store(out + i, e.round<integer>(load_like(x + i, r), r));
+        });
+}
+
+void multiply_piece(const float* e, float* out, int64_t columns, int64_t width, const float* s) {
+    over_piece(columns, width, s, s, [&](int64_t i, auto s, auto) { store(out + i, load_like(e + i, s) * s); });
+}
+
+}  // namespace
+}  // namespace custom_fp
