@@ -66,7 +66,7 @@ def number(name: str, value: Any, least: float = -math.inf) -> float:
 def format_facts(name: Any, bits: Any, exponent_bits: Any) -> dict[str, Any]:
     """format.json of a format of ours, or of one that the writer knows the bits of. Imports no module."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > MOST_LETTERS:
-        raise GivenError(f"format={str(name)[:MOST_LETTERS]!r}: a name is wanted, such as 'e4m3' or 'nf4'")
+        raise GivenError(f"format={str(name)[:MOST_LETTERS]!r}: a name is wanted, such as 'e4m3' or 'af4'")
     if bits is not None and not 0 < (bits := number("bits", bits)) <= MOST_BITS:
         raise GivenError(f"bits={bits:g}: more than 0 and at most {MOST_BITS} are wanted")
     if exponent_bits is not None:

@@ -203,7 +203,7 @@ def _introduce(sweep: SweepDir) -> None:
 
 
 def _name(settings: Mapping[str, Any]) -> str:
-    """`nf4-w8-s0-1f0c2d3e4a`: for people; the hash of the settings tells runs apart."""
+    """`af4-w8-s0-1f0c2d3e4a`: for people; the hash of the settings tells runs apart."""
     slug = [re.sub(r"[^\w-]+", "-", settings["format"])[:_LONGEST_NAME].strip("-") or "format"]
     slug += ["aps"] if settings["aps"] else []
     slug += [f"w{settings['world_size']}"] if "world_size" in settings else []

@@ -48,7 +48,7 @@ def write(tmp_path):
 
 def test_a_run_is_read_back_as_it_was_given(write, tmp_path):
     run = write(
-        format="nf4",
+        format="af4",
         bits=4.5,
         seed=np.int64(3),
         aps=np.True_,
@@ -64,7 +64,7 @@ def test_a_run_is_read_back_as_it_was_given(write, tmp_path):
         env={"torch": "2.9"},
     )
     assert read_config(run) == {
-        "format": "nf4",
+        "format": "af4",
         "aps": True,
         "seed": 3,
         "world_size": 8,
@@ -72,8 +72,8 @@ def test_a_run_is_read_back_as_it_was_given(write, tmp_path):
         "optim": {"lr": 0.1, "betas": [0.9, 0.99]},
         "note": "1e-4",
     }
-    assert run.name == f"nf4-aps-w8-s3-{identity_hash(read_config(run))}"
-    assert read_json(run.format_facts) == {"name": "nf4", "bits": 4.5, "exponent_bits": None}
+    assert run.name == f"af4-aps-w8-s3-{identity_hash(read_config(run))}"
+    assert read_json(run.format_facts) == {"name": "af4", "bits": 4.5, "exponent_bits": None}
     result = run.result()
     assert result.metrics == {"val_loss": 0.5, "test_accuracy": 0.97} and result.judge == "val_loss"
     assert result.measures["val_loss"] == Measure(higher_is_better=False)
@@ -89,15 +89,15 @@ def test_a_run_is_read_back_as_it_was_given(write, tmp_path):
 
 def test_the_example_of_its_docstring_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    table = [["fmt", "bits", "seed", "acc", "loss"], ["fp32", 32, 0, 0.97, 0.1], ["nf4", 4.5, 0, 0.96, 0.2]]
+    table = [["fmt", "bits", "seed", "acc", "loss"], ["fp32", 32, 0, 0.97, 0.1], ["af4", 4.5, 0, 0.96, 0.2]]
     csv.writer(file := io.StringIO()).writerows(table)
     (tmp_path / "theirs.csv").write_text(file.getvalue())
     example = write_run.__doc__.split("::\n\n")[1].split("\n\n    format ")[0]
     lines = [line.removeprefix("        ") for line in example.splitlines()]
     exec("\n".join(lines), {})
     assert [run.name[:7] for run in SweepDir(tmp_path / "results" / "theirs").runs()] == [
+        "af4-s0-",
         "fp32-s0",
-        "nf4-s0-",
     ]
     page = (Path(__file__).parents[2] / "docs" / "record.md").read_text(encoding="utf-8")
     assert "\n".join(f"    {line}".rstrip() for line in lines) in page
@@ -106,11 +106,11 @@ def test_the_example_of_its_docstring_runs(tmp_path, monkeypatch):
 WRONG = [
     ({"format": "float32", "bits": 32}, "format='float32' is called 'fp32' here"),
     ({"format": "bfloat16"}, "unknown format 'bfloat16' (did you mean 'bf16'?)"),
-    ({"format": "nf4"}, "unknown format 'nf4': one of another tool needs its bits a value, e.g. bits=4.5"),
+    ({"format": "af4"}, "unknown format 'af4': one of another tool needs its bits a value, e.g. bits=4.5"),
     ({"format": "evil.F"}, "unknown format 'evil.F': one of another tool needs its bits"),
     ({"format": "e4m3", "bits": 4}, "bits=4: e4m3 has 8"),
-    ({"format": "nf4", "bits": "4"}, "bits='4': a number is wanted"),
-    ({"format": "nf4", "bits": -4}, "bits=-4: more than 0 and at most 1024 are wanted"),
+    ({"format": "af4", "bits": "4"}, "bits='4': a number is wanted"),
+    ({"format": "af4", "bits": -4}, "bits=-4: more than 0 and at most 1024 are wanted"),
     ({"format": 4, "bits": 4}, "format='4': a name is wanted"),
     ({"format": "a" * 5000, "bits": 4}, "a name is wanted"),
     ({"format": "a\nb", "bits": 4}, "format='a\\nb': a name is wanted"),
@@ -225,7 +225,7 @@ def test_stopped_at_any_file_no_half_run_counts_and_the_next_one_ends_it(tmp_pat
             patch.setattr(Path, "replace", replace)
             try:
                 write_run(
-                    tmp_path, format="nf4", bits=4, seed=0, metrics={"test_loss": 1.0}, rows=[{"epoch": 1}]
+                    tmp_path, format="af4", bits=4, seed=0, metrics={"test_loss": 1.0}, rows=[{"epoch": 1}]
                 )
             except KeyboardInterrupt:
                 return [state_of(run) for run in SweepDir(tmp_path).runs()]

@@ -38,8 +38,8 @@ def spoil(sweep, part, **said):
 
 
 def test_formats_of_another_tool_get_bits_differences_and_verdicts(new_sweep, report):
-    bits = {"nf4": 4.5, "int8-blockwise": 8.25}
-    accuracies = {"fp32": 0.97, "int8-blockwise": 0.97, "nf4": 0.6}
+    bits = {"af4": 4.5, "int8-blockwise": 8.25}
+    accuracies = {"fp32": 0.97, "int8-blockwise": 0.97, "af4": 0.6}
     values = {name: {"test_accuracy": value} for name, value in accuracies.items()}
     sweep = fill(new_sweep("theirs"), values, bits=bits, seeds=6, test_samples=10_000, num_classes=10)
     made = report(sweep, formats=["csv", "html"])
@@ -86,13 +86,13 @@ def test_runs_that_disagree_about_a_direction_are_not_compared(new_sweep, report
 
 
 def test_units_and_bits_that_records_disagree_on_are_told(new_sweep, report):
-    values = {"fp32": {"f1": 0.5}, "nf4": {"f1": 0.4}}
-    sweep = fill(new_sweep(), values, bits={"nf4": 4}, directions={"f1": "share"})
+    values = {"fp32": {"f1": 0.5}, "af4": {"f1": 0.4}}
+    sweep = fill(new_sweep(), values, bits={"af4": 4}, directions={"f1": "share"})
     write_run(
-        sweep.dir.path, format="nf4", bits=4.5, seed=9, metrics={"f1": 0.4}, directions={"f1": "higher"}
+        sweep.dir.path, format="af4", bits=4.5, seed=9, metrics={"f1": 0.4}, directions={"f1": "higher"}
     )
     notes = " ".join(report(sweep).notes)
-    assert "do not agree on the bits of a format: nf4 4, 4.5" in notes
+    assert "do not agree on the bits of a format: af4 4, 4.5" in notes
     assert "do not agree on the unit of f1 (percent, plain): shown as percent" in notes
 
 
@@ -179,11 +179,11 @@ def test_a_manifest_of_a_newer_version_asks_nothing(new_sweep, report):
 
 
 def test_another_baseline_than_fp32_is_asked_for_in_sweep_yaml(new_sweep, report):
-    sweep = fill(new_sweep(), {"bf16": {"test_loss": 1.0}, "nf4": {"test_loss": 1.0}}, bits={"nf4": 4.5})
+    sweep = fill(new_sweep(), {"bf16": {"test_loss": 1.0}, "af4": {"test_loss": 1.0}}, bits={"af4": 4.5})
     with sweep.dir.manifest.open("a") as file:
         file.write("search: {baseline: {format: bf16}, tolerance: 0.1}\n")
     made = report(sweep)
-    assert "the smallest format within 0.1 of bf16 is nf4 (4.5 bits)" in made.sentences[0]
+    assert "the smallest format within 0.1 of bf16 is af4 (4.5 bits)" in made.sentences[0]
 
 
 def test_a_strangers_setting_is_not_taken_for_what_the_record_says(new_sweep, report):
