@@ -141,13 +141,13 @@ def test_all_of_it_stopped_and_resumed_ends_with_the_same_bits(make_run, train_h
     assert one["metrics"] == other["metrics"] and one["wire"] == other["wire"]
 
 
-def test_every_split_of_four_workers_ends_with_the_same_bits(make_run, torchrun):
-    """1 rank x 4 workers, 2 x 2 and 4 x 1 by real torchrun: CHOCO with QSGD on skewed data, 8-bit training,
+def test_every_split_of_four_workers_ends_with_the_same_bits(make_run, in_ranks):
+    """1 rank x 4 workers, 2 x 2 and 4 x 1: CHOCO with QSGD on skewed data, 8-bit training,
     quasi-global momentum, BatchNorm, dropout and augmentation."""
     done, rows = [], []
     for nproc in (1, 2, 4):
         run = make_run(*EVERYTHING, "epochs=1", f"nproc={nproc}")
-        result = torchrun(run, nproc, PYTHONPATH=str(HERE))
+        result = in_ranks(run, nproc)
         assert result.returncode == 0, result.stderr
         done.append(read_json(run.done))
         rows.append([{**row, "train_seconds": 0} for row in read_json_lines(run.metrics)])
@@ -156,12 +156,12 @@ def test_every_split_of_four_workers_ends_with_the_same_bits(make_run, torchrun)
     assert [d["wire"]["bytes_per_step_sent"] > 0 for d in done] == [False, True, True]
 
 
-def test_a_checkpoint_of_two_ranks_goes_on_with_one(make_run, torchrun, train_here, monkeypatch):
+def test_a_checkpoint_of_two_ranks_goes_on_with_one(make_run, in_ranks, train_here, monkeypatch):
     monkeypatch.syspath_prepend(HERE)
     straight, stopped = make_run(*EVERYTHING, "epochs=1"), make_run(*EVERYTHING, "epochs=1")
     train_here(straight)
     stopped.preempt.touch()
-    assert torchrun(stopped, 2, PYTHONPATH=str(HERE)).returncode != 0
+    assert in_ranks(stopped, 2).returncode == EXIT_PREEMPTED
     assert torch.load(stopped.checkpoint, weights_only=True)["progress"]["step"] == 2
     stopped.preempt.unlink()
     assert train_here(stopped) == 0

@@ -156,7 +156,7 @@ def test_want_of_memory_is_not_called_a_layer_that_cannot_be_batched(digits):
 
 
 def test_a_batched_run_learns_as_an_exact_one_and_a_chunked_one_on_two_ranks_as_it(
-    make_run, train_here, torchrun
+    make_run, train_here, in_ranks
 ):
     """A chunk that holds all workers is the pass that one batched process makes, to the last bit."""
     typed = ("model.dropout=0.1", "epochs=5")
@@ -164,7 +164,7 @@ def test_a_batched_run_learns_as_an_exact_one_and_a_chunked_one_on_two_ranks_as_
     chunked = make_run(*typed, "emulation=chunked", "nproc=2", "loaders=1")
     train_here(exact)
     train_here(batched)
-    assert torchrun(chunked, 2).returncode == 0
+    assert in_ranks(chunked, 2).returncode == 0
     one, other, split = (read_json(run.done) for run in (exact, batched, chunked))
     accuracy, of_batched = (done["metrics"]["test_accuracy"] for done in (one, other))
     assert accuracy > 0.9 and abs(accuracy - of_batched) < 0.05

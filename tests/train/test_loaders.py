@@ -20,7 +20,7 @@ SMALL = (
 )
 
 
-def test_one_rank_that_decodes_and_two_with_loaders_end_with_the_same_weights(tmp_path, train_here, torchrun):
+def test_one_rank_that_decodes_and_two_with_loaders_end_with_the_same_weights(tmp_path, train_here, in_ranks):
     done = []
     for nproc, loaders in ((1, 0), (2, 2)):
         folder = tmp_path / str(nproc)
@@ -38,7 +38,7 @@ def test_one_rank_that_decodes_and_two_with_loaders_end_with_the_same_weights(tm
         if nproc == 1:
             assert train_here(run) == 0
         else:
-            ended = torchrun(run, nproc)
+            ended = in_ranks(run, nproc)
             assert ended.returncode == 0, ended.stderr
         done.append((planned.name, read_json(run.done)))
     (name, here), (other_name, there) = done

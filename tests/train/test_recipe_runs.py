@@ -71,11 +71,11 @@ def test_recipes_are_an_axis_of_bits_against_the_widest_or_the_one_asked_for():
     assert bits == {"bf16": 16, "mxfp8": 8.25, "nvfp4": 4.5, "mxfp4_hadamard_sr": 4.25, "fp8_tensorwise": 8}
 
 
-def test_draws_and_transforms_are_the_same_for_any_split_and_after_a_stop(make_run, torchrun, train_here):
+def test_draws_and_transforms_are_the_same_for_any_split_and_after_a_stop(make_run, in_ranks, train_here):
     typed = ("recipe=nvfp4", "format=fp32", "aps=false", "world_size=2", "epochs=1", "max_steps=4",
              "data.test_fraction=0.1", "model.dropout=0.2")  # fmt: skip
     one, two, stopped = make_run(*typed), make_run(*typed, "nproc=2"), make_run(*typed)
-    assert train_here(one) == 0 and torchrun(two, 2).returncode == 0
+    assert train_here(one) == 0 and in_ranks(two, 2).returncode == 0
     stopped.preempt.touch()
     train_here(stopped)
     stopped.preempt.unlink()

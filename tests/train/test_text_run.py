@@ -5,6 +5,7 @@ import math
 import pytest
 
 from cpdrun.record import read_json
+from cpdrun.train.rank import EXIT_PREEMPTED
 
 TYPED = (
     *("data=pydoc_text", "data.text_bytes=12000", "data.context=32", "data.bpe_vocab=300"),
@@ -14,14 +15,14 @@ TYPED = (
 
 
 def test_stopped_on_two_ranks_and_gone_on_with_on_one_it_has_the_same_bits(
-    make_run, torchrun, train_here, tmp_path
+    make_run, in_ranks, train_here, tmp_path
 ):
     pytest.importorskip("tokenizers")
     typed = (*TYPED, f"data.cache_dir={tmp_path / 'cache'}", "emulation=chunked")
     straight, stopped = make_run(*typed), make_run(*typed)
     train_here(straight)
     stopped.preempt.touch()
-    assert torchrun(stopped, 2).returncode != 0
+    assert in_ranks(stopped, 2).returncode == EXIT_PREEMPTED
     assert not stopped.done.exists()
     stopped.preempt.unlink()
     train_here(stopped)

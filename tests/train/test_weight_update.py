@@ -140,14 +140,14 @@ def test_combinations_that_mean_nothing_are_named():
         Formats(**PURE).check(adam)
 
 
-def test_a_run_in_one_format_resumes_and_splits_bit_for_bit(make_run, train_here, torchrun):
+def test_a_run_in_one_format_resumes_and_splits_bit_for_bit(make_run, train_here, in_ranks):
     straight, stopped, split = (make_run(*TYPED, "epochs=1") for _ in range(3))
     assert train_here(straight) == 0
     stopped.preempt.touch()
     train_here(stopped)
     stopped.preempt.unlink()
     train_here(stopped)
-    result = torchrun(split, 4)
+    result = in_ranks(split, 4)
     assert result.returncode == 0, result.stderr
     done = [read_json(run.done) for run in (straight, stopped, split)]
     assert len({d["weights_sha256"] for d in done}) == 1

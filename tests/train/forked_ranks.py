@@ -1,0 +1,76 @@
+"""A run trained by N ranks in the environment that torchrun gives, forked from a process that has torch imported: a
+second where torchrun's own start takes four for itself and four for each rank. test_split.py has torchrun itself."""
+
+import multiprocessing as mp
+import os
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpdrun.record import RunDir
+
+_context = mp.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["torch", "torch.distributed", "torch._dynamo", "cpdrun.comm", "cpdrun.train.rank"]
+)
+TIMEOUT_S, GRACE_S = 240, 20
+
+
+@dataclass(frozen=True)
+class Ended:
+    returncode: int  # of the first rank that did not end with 0
+    stderr: str
+
+
+def train(run: RunDir, nproc: int) -> Ended:
+    """A rank that fails ends the others, some time after it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    logs = [run.path / f"forked{r}.log" for r in range(nproc)]
+    ranks = [_context.Process(target=_rank, args=(run.path, r, nproc, port, logs[r])) for r in range(nproc)]
+    for rank in ranks:
+        rank.start()
+    until = time.monotonic() + TIMEOUT_S
+    try:
+        while any(rank.is_alive() for rank in ranks) and time.monotonic() < until:
+            if any(rank.exitcode for rank in ranks):
+                until = min(until, time.monotonic() + GRACE_S)
+            for rank in ranks:
+                rank.join(0.05)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+    return Ended(next((r.exitcode for r in ranks if r.exitcode), 0), "".join(log.read_text() for log in logs))
+
+
+def _rank(folder: Path, rank: int, nproc: int, port: int, log: Path) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ |= {
+        **{
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(nproc),
+            "LOCAL_WORLD_SIZE": str(nproc),
+        },
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        **{"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+    }
+    mp.set_start_method("fork", force=True)  # of the loaders, as in any process of Linux
+    os.chdir(folder)
+    code = 1
+    try:
+        from cpdrun.train.rank import run_rank
+
+        code = run_rank(str(folder))
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
