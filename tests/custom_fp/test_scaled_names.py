@@ -1,5 +1,7 @@
 """Names of scaled formats, what they say of themselves, and what is refused."""
 
+import pickle
+
 import custom_fp
 import pytest
 import torch
@@ -52,6 +54,7 @@ def test_each_format_has_one_name_and_is_read_back():
         assert read(spelled(parse(name))) == parse(name)
     own = BlockFormat("mine", "int4", (3, 5), "ue5m3", tensor_scale="fp32")
     assert read(spelled(own)) == own
+    assert "_hash" in vars(own) and "_hash" not in vars(pickle.loads(pickle.dumps(own)))
 
 
 def test_bits_count_the_share_of_a_scale():

@@ -57,7 +57,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar
 
@@ -137,6 +137,17 @@ class BlockFormat(NumberFormat):
     rule: str | None = None
     tensor_scale: str | None = None
     margin: int = 0
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # it keys the caches of every call
+        return hash((self.name, self.block, self.scale, self.rule, self.tensor_scale, self.margin))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was cached: another process hashes texts otherwise."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __post_init__(self) -> None:
         put = lambda key, value: object.__setattr__(self, key, value)  # noqa: E731

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, get_num_threads
 from custom_fp import _tiles
 from custom_fp.checks import scale_dtype
 from custom_fp.formats.block import BlockFormat
-from custom_fp.formats.layout import Layout
+from custom_fp.formats.layout import Block, Layout, cut
 from custom_fp.rule import Rule
 from custom_fp.scaled.blocks import single
 from custom_fp.scaled.tiles import NEAREST, Tiles
@@ -22,7 +23,8 @@ class NativeTiles(Tiles):
     def quantize(self, x: Tensor, fmt: BlockFormat, rule: Rule, out: Tensor, axis: int | None = None) -> None:
         if x.numel():
             x = single(x)
-            how = _tiling(fmt.layout(x.shape, axis)), _scaling(fmt), *_drawn(rule), get_num_threads()
+            tiling = _tiling_of(fmt.block, x.shape, axis, fmt.name)
+            how = tiling, _scaling(fmt), *_drawn(rule), get_num_threads()
             _tiles.quantize(x.data_ptr(), out.data_ptr(), *how)
 
     def quantize_rows(self, x_RxN: Tensor, fmt: BlockFormat, out_RxN: Tensor) -> None:
@@ -144,6 +146,11 @@ def _parts(data: Tensor, fmt: BlockFormat, layout: Layout) -> tuple[int, Tensor,
 def _put(scales: Tensor, out: Tensor, head: int) -> None:
     if scales.dtype is not torch.uint8:
         out[head:][: scales.nbytes].copy_(scales.view(torch.uint8))
+
+
+@lru_cache(maxsize=4096)
+def _tiling_of(block: Block, shape: Sequence[int], axis: int | None, name: str) -> _tiles.Tiling:
+    return _tiling(cut(block, shape, axis, name))
 
 
 @lru_cache(maxsize=4096)

@@ -12,6 +12,8 @@ namespace {
 
 typedef Integers<FloatLanes> Lanes;
 
+constexpr int ahead = 1024;  // floats: memory is asked for while the arithmetic keeps the processor from doing so
+
 CFP_FN i32 largest_lane(IntLanes x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_epi32((__m512i)x);
@@ -27,8 +29,10 @@ CFP_FN i32 largest_lane(IntLanes x) {
 template <int registers> void largest_of_tiles(const float* x, u32* amax, int64_t tiles) {
     for (int64_t tile = 0; tile < tiles; ++tile, x += registers * lanes) {
         IntLanes most = {};
-        for (int i = 0; i < registers; ++i)
+        for (int i = 0; i < registers; ++i) {
+            __builtin_prefetch(x + i * lanes + ahead);
             most = Lanes::more(most, (IntLanes)Lanes::bits(load<FloatLanes>(x + i * lanes)) & 0x7fffffff);
+        }
         amax[tile] = static_cast<u32>(largest_lane(most));
     }
 }
@@ -40,8 +44,10 @@ u32 largest_bits(const float* x, int64_t n, bool all) {
     if (all) {
         IntLanes four[4] = {};
         for (; i + 4 * lanes <= n; i += 4 * lanes)
-            for (int j = 0; j < 4; ++j)
+            for (int j = 0; j < 4; ++j) {
+                __builtin_prefetch(x + i + j * lanes + ahead);
                 four[j] = Lanes::more(four[j], (IntLanes)Lanes::bits(load<FloatLanes>(x + i + j * lanes)) & 0x7fffffff);
+            }
         most = Lanes::more(Lanes::more(four[0], four[1]), Lanes::more(four[2], four[3]));
     }
     for (; i + lanes <= n; i += lanes) {
@@ -62,8 +68,7 @@ public:
     Elements(const Scaling& f, const Rule& rule)
         : f(f), rule{f.element, rule.mode, true, rule.seed, rule.offset}, near(make_near_rounder(unpack_spec(f.element), true)),
           quick(rule.mode == nearest_even && NearRounder::fits(unpack_spec(f.element)) &&
-                near.limit >= static_cast<i32>(to_bits(f.most))),
-          is_stochastic(rule.mode == stochastic) {}
+                near.limit >= static_cast<i32>(to_bits(f.most))) {}
 
     bool is_quick() const { return quick; }
     bool is_integer() const { return f.is_integer; }
@@ -92,7 +97,7 @@ private:
     Scaling f;
     Rule rule;
     NearRounder near;
-    bool quick, is_stochastic;
+    bool quick;
 };
 
 template <int registers, class Step>
