@@ -115,6 +115,30 @@ def test_a_tensor_on_several_threads():
         torch.set_num_threads(threads)
 
 
+def test_nothing_follows_flush_to_zero():
+    x = normal(64, 300) * torch.logspace(-45, -36, 300)
+    names = (*NAMES, "nf4_b64", "dynamic_map")
+
+    def everything():
+        return [
+            result
+            for name in names
+            for axis in (0, 1)
+            for result in (
+                custom_fp.quantize(x, name, axis=axis),
+                custom_fp.unpack(custom_fp.pack(x, name, axis=axis), name, x.shape, axis=axis),
+            )
+        ] + [custom_fp.hadamard(x, 16, seed=1, axis=axis) for axis in (0, 1)]
+
+    expected = everything()
+    try:
+        torch.set_flush_denormal(True)
+        found = everything()
+    finally:
+        torch.set_flush_denormal(False)
+    assert all(map(same, found, expected))
+
+
 def test_laws():
     x = normal(500) * 1e-12  # below the scale that torch's observers hold to
     for name in ("int8_affine", "int4_affine_b32"):

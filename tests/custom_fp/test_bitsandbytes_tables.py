@@ -92,4 +92,11 @@ def test_blocks_along_an_axis(book):
         for source, axis in ((x, 1), (x.transpose(0, 1).contiguous(), 0), (x.mT.contiguous(), 2)):
             found = custom_fp.quantize(source, book, axis=axis)
             expected = each if source is x else each.transpose(0, 1) if axis == 0 else each.mT
-            assert torch.equal(found.view(torch.int32), expected.contiguous().view(torch.int32)), (isa, axis)
+            expected = expected.contiguous().view(torch.int32)
+            assert torch.equal(found.view(torch.int32), expected), (isa, axis)
+            codes = custom_fp.encode(source, book, axis=axis)
+            assert codes[1].shape == book.layout(source.shape, axis).shape
+            assert torch.equal(custom_fp.decode(codes, book, axis=axis).view(torch.int32), expected), (
+                isa,
+                axis,
+            )

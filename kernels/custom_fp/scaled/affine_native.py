@@ -27,7 +27,8 @@ class NativeAffine(AffineBlocks):
             sizes = layout.planes, layout.rows, layout.columns, layout.height
             _scaled.affine_columns(*addresses, *sizes, *rest)
         else:
-            super().quantize(x, fmt, rule, out, axis)
+            sizes = layout.planes, layout.rows, layout.columns, layout.height, layout.width
+            _scaled.affine_tiles(*addresses, 0, 0, 0, *sizes, *rest)
 
     def encode(
         self,
@@ -40,11 +41,15 @@ class NativeAffine(AffineBlocks):
         rule: Rule = NEAREST,
     ) -> None:
         layout = fmt.layout(x.shape, axis)
-        if rule.rounding is not Rounding.NEAREST_EVEN or not x.numel() or layout.height > 1:
+        if rule.rounding is not Rounding.NEAREST_EVEN or not x.numel():
             super().encode(x, fmt, codes, scales, zeros, axis, rule)
             return
         x = single(x)
         addresses = [tensor.data_ptr() for tensor in (x, codes, scales, zeros)]
+        if layout.height > 1:
+            sizes = layout.planes, layout.rows, layout.columns, layout.height, layout.width
+            _scaled.affine_tiles(addresses[0], 0, *addresses[1:], *sizes, fmt.levels, get_num_threads())
+            return
         sizes = layout.planes * layout.rows, layout.columns, layout.width
         _scaled.affine_encode(*addresses, *sizes, fmt.levels, get_num_threads())
 
@@ -52,10 +57,11 @@ class NativeAffine(AffineBlocks):
         self, codes: Tensor, scales: Tensor, zeros: Tensor, fmt: Affine, out: Tensor, axis: int | None = None
     ) -> None:
         layout = fmt.layout(codes.shape, axis)
-        if not codes.numel() or layout.height > 1:
-            super().decode(codes, scales, zeros, fmt, out, axis)
-            return
         addresses = [tensor.data_ptr() for tensor in (codes, scales, zeros, out)]
+        if layout.height > 1:
+            sizes = layout.planes, layout.rows, layout.columns, layout.height, layout.width
+            _scaled.affine_decode_tiles(*addresses, *sizes, get_num_threads())
+            return
         sizes = layout.planes * layout.rows, layout.columns, layout.width
         _scaled.affine_decode(*addresses, *sizes, get_num_threads())
 

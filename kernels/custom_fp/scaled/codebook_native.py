@@ -35,16 +35,52 @@ class NativeCodebook(CodebookBlocks):
         addresses, (tables, _) = (x_RxN.data_ptr(), out_RxN.data_ptr()), _tables(fmt)
         _scaled.codebook_quantize(*addresses, rows, n, _block_size(fmt, n), tables, get_num_threads())
 
+    def encode(
+        self, x: Tensor, fmt: Codebook, codes: Tensor, scales: Tensor, axis: int | None = None
+    ) -> None:
+        if axis is None or fmt.block is None or not x.numel():
+            super().encode(x, fmt, codes, scales, axis)
+            return
+        along = single(x).movedim(axis, -1).contiguous()
+        codes_RxN, scales_RxB = torch.empty(along.shape, dtype=torch.uint8), self._scales(along, fmt)
+        self._encode(along.view(-1, along.shape[-1]), fmt, codes_RxN, scales_RxB)
+        codes.movedim(axis, -1).copy_(codes_RxN)
+        scales.movedim(axis, -1).copy_(scales_RxB)
+
+    def decode(
+        self, codes: Tensor, scales: Tensor, fmt: Codebook, out: Tensor, axis: int | None = None
+    ) -> None:
+        if axis is None or fmt.block is None or not codes.numel():
+            super().decode(codes, scales, fmt, out, axis)
+            return
+        along = codes.movedim(axis, -1).contiguous()
+        found = torch.empty(along.shape)
+        rows = along.view(-1, along.shape[-1])
+        self._decode(rows, scales.movedim(axis, -1).contiguous(), fmt, found)
+        out.movedim(axis, -1).copy_(found)
+
     def encode_flat(self, x_n: Tensor, fmt: Codebook, codes_n: Tensor, scales_B: Tensor) -> None:
-        n, (tables, _) = x_n.numel(), _tables(fmt)
         scales_B.zero_()  # of a tensor without elements, too
-        addresses = x_n.data_ptr(), codes_n.data_ptr(), scales_B.data_ptr()
-        _scaled.codebook_encode(*addresses, n, _block_size(fmt, n), tables, get_num_threads())
+        self._encode(x_n.view(1, -1), fmt, codes_n, scales_B)
 
     def decode_flat(self, codes_n: Tensor, scales_B: Tensor, fmt: Codebook, out_n: Tensor) -> None:
-        n, values = codes_n.numel(), tables_of(fmt, "cpu").values
-        addresses = codes_n.data_ptr(), scales_B.data_ptr(), out_n.data_ptr()
-        _scaled.codebook_decode(*addresses, n, _block_size(fmt, n), values.data_ptr(), get_num_threads())
+        self._decode(codes_n.view(1, -1), scales_B, fmt, out_n)
+
+    def _encode(self, x_RxN: Tensor, fmt: Codebook, codes: Tensor, scales: Tensor) -> None:
+        (rows, n), (tables, _) = x_RxN.shape, _tables(fmt)
+        addresses = x_RxN.data_ptr(), codes.data_ptr(), scales.data_ptr()
+        _scaled.codebook_encode(*addresses, rows, n, _block_size(fmt, n), tables, get_num_threads())
+
+    def _decode(self, codes_RxN: Tensor, scales: Tensor, fmt: Codebook, out: Tensor) -> None:
+        (rows, n), values = codes_RxN.shape, tables_of(fmt, "cpu").values
+        addresses = codes_RxN.data_ptr(), scales.data_ptr(), out.data_ptr()
+        _scaled.codebook_decode(
+            *addresses, rows, n, _block_size(fmt, n), values.data_ptr(), get_num_threads()
+        )
+
+    def _scales(self, x: Tensor, fmt: Codebook) -> Tensor:
+        """For blocks along the last dimension."""
+        return torch.empty((*x.shape[:-1], -(-x.shape[-1] // fmt.block)))
 
     def pack_flat(self, x_n: Tensor, fmt: Codebook, head: Tensor, body: Tensor) -> None:
         n, scales_B = x_n.numel(), torch.zeros(fmt.scales(x_n.numel()))

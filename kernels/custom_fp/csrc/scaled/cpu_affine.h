@@ -25,13 +25,17 @@ struct Ends {
     }
 };
 
-Range affine_range(const float* x, int64_t n) {
-    Ends ends;
-    for (int64_t i = 0; i < n; i += lanes) ends.meet(load_some(x + i, n - i));
+Range range_of(const Ends& ends) {
     // below zero a float's bits, but for the sign, are ordered as its magnitude is, and above it all of them are
     const IntLanes low = (IntLanes)Lanes::bits(ends.low) & 0x7fffffff, high = (IntLanes)Lanes::bits(ends.high) & 0x7fffffff;
     return {-from_bits(static_cast<u32>(largest_of(low))), from_bits(static_cast<u32>(largest_of(high))),
             static_cast<u32>(largest_of(ends.largest))};
+}
+
+Range affine_range(const float* x, int64_t n) {
+    Ends ends;
+    for (int64_t i = 0; i < n; i += lanes) ends.meet(load_some(x + i, n - i));
+    return range_of(ends);
 }
 
 struct AffineLanes {
@@ -99,6 +103,27 @@ void affine_decode(const u8* codes, const float* scales, const u8* zeros, float*
         const float scale = scales[begin / block], zero = static_cast<float>(zeros[begin / block]);
         for (int64_t i = begin; i < end; ++i) out[i] = (static_cast<float>(codes[i]) - zero) * scale;
     }
+}
+
+// One block of `high` rows of `wide` values, rows `columns` apart: its values, or where those are null its codes.
+AffineScale affine_tile(const float* x, float* out, u8* codes, int64_t high, int64_t wide, int64_t columns,
+                        float levels) {
+    Ends ends;
+    for (int64_t row = 0; row < high; ++row)
+        for (int64_t c = 0; c < wide; c += lanes) ends.meet(load_some(x + row * columns + c, wide - c));
+    const Range range = range_of(ends);
+    const AffineScale of = affine_scale(range.low, range.high, range.largest, levels);
+    const AffineLanes a(of, levels);
+    for (int64_t row = 0; row < high; ++row)
+        for (int64_t c = 0; c < wide; c += lanes) {
+            const int64_t at = row * columns + c;
+            const FloatLanes code = of.scale == of.scale ? a.code(load_some(x + at, wide - c)) : FloatLanes{};
+            if (out)
+                store_some(out + at, (code - a.zero) * a.scale, wide - c);
+            else
+                store_bytes(codes + at, __builtin_convertvector(code, IntLanes), wide - c);
+        }
+    return of;
 }
 
 void affine_columns(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, float levels) {

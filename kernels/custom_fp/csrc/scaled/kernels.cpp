@@ -11,7 +11,8 @@ namespace custom_fp {
 const ScaledKernels& CFP_NAME(CFP_ISA)() {
     static const ScaledKernels kernels = {
         largest_bits, codebook_quantize, codebook_columns, codebook_encode, join_halves,   split_halves,
-        codebook_decode, affine_range,   affine_quantize,  affine_columns,  affine_encode, affine_decode,
+        codebook_decode, affine_range,   affine_quantize,  affine_columns,  affine_encode, affine_tile,
+        affine_decode,
     };
     return kernels;
 }

@@ -38,6 +38,8 @@ struct ScaledKernels {
     void (*affine_columns)(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, float levels);
     void (*affine_encode)(const float* x, u8* codes, float* scales, u8* zeros, int64_t n, int64_t block, float levels,
                           const AffineScale* given);
+    AffineScale (*affine_tile)(const float* x, float* out, u8* codes, int64_t high, int64_t wide, int64_t columns,
+                               float levels);
     void (*affine_decode)(const u8* codes, const float* scales, const u8* zeros, float* out, int64_t n, int64_t block);
 };
 

@@ -109,11 +109,11 @@ void codebook_columns(uintptr_t x, uintptr_t out, int64_t outer, int64_t length,
     });
 }
 
-void codebook_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, int64_t n, int64_t block, const TableParts& parts,
-                     int threads) {
+void codebook_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, int64_t rows, int64_t n, int64_t block,
+                     const TableParts& parts, int threads) {
     const CodebookTables t = parts.tables();
     over_blocks(
-        1, n, block, threads,
+        rows, n, block, threads,
         [&](int64_t begin, int64_t count, int64_t number) {
             isa->codebook_encode(at<float>(x) + begin, at<u8>(codes) + begin, at<float>(scales) + number, count, block,
                                  nullptr, t);
@@ -169,10 +169,10 @@ void split_halves(uintptr_t bytes, uintptr_t codes, int64_t n, int threads) {
 }
 
 // values: [256] by code
-void codebook_decode(uintptr_t codes, uintptr_t scales, uintptr_t out, int64_t n, int64_t block, uintptr_t values,
-                     int threads) {
+void codebook_decode(uintptr_t codes, uintptr_t scales, uintptr_t out, int64_t rows, int64_t n, int64_t block,
+                     uintptr_t values, int threads) {
     over_blocks(
-        1, n, block, threads,
+        rows, n, block, threads,
         [&](int64_t begin, int64_t count, int64_t number) {
             isa->codebook_decode(at<u8>(codes) + begin, at<float>(scales) + number, at<float>(out) + begin, count, block,
                                  at<float>(values));
@@ -239,6 +239,43 @@ void affine_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, uintptr_t zer
         });
 }
 
+// one(first, high, wide, number) for the tiles of `height` times `width` of `planes` matrices
+template <class One>
+void over_tiles(int64_t planes, int64_t rows, int64_t columns, int64_t height, int64_t width, int threads,
+                const One& one) {
+    const int64_t down = (rows + height - 1) / height, across = (columns + width - 1) / width;
+    parallel(planes * down * across, threads, std::max<int64_t>(1, grain / (height * width)), 1,
+             [&](int64_t begin, int64_t end) {
+                 for (int64_t number = begin; number < end; ++number) {
+                     const int64_t band = number / across, plane = band / down;
+                     const int64_t row = (band - plane * down) * height, column = (number - band * across) * width;
+                     one((plane * rows + row) * columns + column, std::min(height, rows - row),
+                         std::min(width, columns - column), number);
+                 }
+             });
+}
+
+// of out, and of codes, scales and zeros, one may be 0
+void affine_tiles(uintptr_t x, uintptr_t out, uintptr_t codes, uintptr_t scales, uintptr_t zeros, int64_t planes,
+                  int64_t rows, int64_t columns, int64_t height, int64_t width, int levels, int threads) {
+    over_tiles(planes, rows, columns, height, width, threads, [&](int64_t first, int64_t high, int64_t wide, int64_t number) {
+        const AffineScale of = isa->affine_tile(at<float>(x) + first, out ? at<float>(out) + first : nullptr,
+                                                at<u8>(codes) + first, high, wide, columns, levels);
+        if (out) return;
+        at<float>(scales)[number] = of.scale;
+        at<u8>(zeros)[number] = static_cast<u8>(of.zero);
+    });
+}
+
+void affine_decode_tiles(uintptr_t codes, uintptr_t scales, uintptr_t zeros, uintptr_t out, int64_t planes, int64_t rows,
+                         int64_t columns, int64_t height, int64_t width, int threads) {
+    over_tiles(planes, rows, columns, height, width, threads, [&](int64_t first, int64_t high, int64_t wide, int64_t number) {
+        for (int64_t row = 0; row < high; ++row)
+            isa->affine_decode(at<u8>(codes) + first + row * columns, at<float>(scales) + number,
+                               at<u8>(zeros) + number, at<float>(out) + first + row * columns, wide, wide);
+    });
+}
+
 void affine_decode(uintptr_t codes, uintptr_t scales, uintptr_t zeros, uintptr_t out, int64_t rows, int64_t n,
                    int64_t block, int threads) {
     const auto decode = [&](int64_t begin, int64_t count, int64_t number) {
@@ -275,6 +312,8 @@ NB_MODULE(_scaled, m) {
     m.def("affine_columns", &affine_columns);
     m.def("affine_encode", &affine_encode);
     m.def("affine_decode", &affine_decode);
+    m.def("affine_tiles", &affine_tiles);
+    m.def("affine_decode_tiles", &affine_decode_tiles);
     m.def("isas", [] { return isa.names(); });
     m.def("use_isa", [](const std::string& name) { isa.use(name); });
 }
