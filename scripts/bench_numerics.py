@@ -6,7 +6,7 @@
 
 The calls of a table are timed in turns (A B C A B C ...) and the fastest turn of each counts, for what else runs on
 the machine only ever slows a call down; `ratio` is to the table's first row. Input: normal(0, 1) * 1e-3, results
-written into existing tensors. qtorch, ml_dtypes and gfloat are timed where installed.
+written into existing tensors. qtorch, ml_dtypes, torchao and gfloat are timed where installed.
 """
 
 import argparse
@@ -137,11 +137,37 @@ def other_libraries(x: torch.Tensor) -> Calls:
         calls["ml_dtypes float8_e5m2 there and back"] = lambda: values.astype(ml_dtypes.float8_e5m2).astype(
             "f4"
         )
+    rows = x.view(x.numel() >> 10, 1 << 10)
+    for name in ("mxfp8_e4m3", "mxfp4", "nvfp4"):
+        calls[f"custom_fp quantize {name}, axis=-1"] = lambda name=name: custom_fp.quantize(
+            rows, name, axis=-1, out=out.view_as(rows)
+        )
+    if optional("torchao"):
+        calls |= by_torchao(rows)
     if gfloat := optional("gfloat"):
         info = importlib.import_module("gfloat.formats").format_info_ocp_e5m2
         values_64 = x.double().numpy()
         calls["gfloat round_ndarray e5m2"] = lambda: gfloat.round_ndarray(info, values_64)
     return calls
+
+
+def by_torchao(rows: torch.Tensor) -> Calls:
+    """Codes and scales, and back: its eager code."""
+    mx = importlib.import_module("torchao.prototype.mx_formats.mx_tensor")
+    nv = importlib.import_module("torchao.prototype.mx_formats.nvfp4_tensor").NVFP4Tensor
+
+    def there_and_back(dtype: torch.dtype) -> Callable[[], object]:
+        return lambda: mx.MXTensor.to_mx(rows, dtype, 32).dequantize(torch.float32)
+
+    def nvfp4() -> object:
+        scale = rows.abs().max() / (448 * 6)
+        return nv.to_nvfp4(rows, per_tensor_scale=scale).dequantize(torch.float32)
+
+    return {
+        "torchao mxfp8_e4m3 there and back": there_and_back(torch.float8_e4m3fn),
+        "torchao mxfp4 there and back": there_and_back(torch.float4_e2m1fn_x2),
+        "torchao nvfp4 there and back": nvfp4,
+    }
 
 
 def sums(x: torch.Tensor) -> Calls:
@@ -252,7 +278,7 @@ def main() -> None:
     if device == "cpu":
         lines += table("other libraries, 1 thread", time_in_turns(other_libraries(x), device, 3), 1e-3, "ms")
     lines += table("one call", time_in_turns(small_calls(device), device, 5), 1e-3, "us")
-    for library in ("qtorch", "ml_dtypes", "gfloat"):
+    for library in ("qtorch", "ml_dtypes", "torchao", "gfloat"):
         if device == "cpu" and optional(library) is None:
             lines.append(f"{library} is not installed and was not timed.")
     text = "\n".join(lines)

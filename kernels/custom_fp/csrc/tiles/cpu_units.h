@@ -44,7 +44,8 @@ void scale_values(const u32* codes, float* s, float* r, int64_t tiles, float t, 
     else scale_values<float_scale>(codes, s, r, tiles, t, f);
 }
 
-template <class F> using Eight __attribute__((vector_size(8 * sizeof(F)))) = F;
+typedef float EightFloats __attribute__((vector_size(32)));
+typedef double EightDoubles __attribute__((vector_size(64)));
 
 // ---- units -----------------------------------------------------------------------------------------------------
 
@@ -248,13 +249,13 @@ private:
                 elements.finish(e + row * g.width, smaller(g.width, u.columns - column), index);
             }
         }
-        Eight<double> sums = {};
+        EightDoubles sums = {};
         int64_t i = 0;
         for (; i + 8 <= size; i += 8) {
-            Eight<float> element, x;
+            EightFloats element, x;
             std::memcpy(&element, e + i, sizeof element);
             std::memcpy(&x, from + i, sizeof x);
-            const auto error = __builtin_convertvector(element * s - x, Eight<double>);
+            const auto error = __builtin_convertvector(element * s - x, EightDoubles);
             sums += error * error;
         }
         for (int j = 0; i < size; ++i, ++j) {
