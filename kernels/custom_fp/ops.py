@@ -60,9 +60,10 @@ def quantize(
     rounding: nearest_even, toward_zero or stochastic, as `Rounding` defines them. With seed None stochastic rounding
     draws a seed from torch's default generator, so that torch.manual_seed repeats it; offset is the index of x's first
     element: a part of a tensor, with its own offset, is rounded as it is in the whole. overflow: infinity or saturate,
-    as `Overflow` defines them, decided after rounding. axis: the dimension that the blocks of a format with scales run
-    along, where none crosses into another row and the last of each may be short; None: they are cut from x in the order
-    of its elements in memory. A format without scales gives the same along any.
+    as `Overflow` defines them, decided after rounding; elements under a scale always saturate. axis: the dimension that
+    the blocks of a format with scales run along, where none crosses into another row and the last of each may be short.
+    None: they are cut from x in the order of its elements in memory, and a row is the last dimension. A format without
+    scales gives the same along any, and so do tiles, which are of the last two dimensions.
 
     Subnormals are kept, of the format and of x; -0 stays -0. inf and NaN stay what they are where the format has
     them; NaN becomes inf (or max) where it has no NaN. The gradient passes straight through.
