@@ -180,6 +180,16 @@ def test_a_recipe_of_the_run_or_of_the_script_and_the_runs_stands(hold, capsys, 
     held.take_recipe(net, "mxfp8")
     assert all(map(same_bits, gradients(net), of("bf16")))
     assert "the run's recipe=bf16 stands in place of the script's recipe=mxfp8" in held.facts()["notes"][0]
+    held, net = hold("recipe=fp8_delayed"), Net()
+    optimizer = SGD(net.parameters(), lr=0.1)
+    first = gradients(net)
+    for p, g in zip(net.parameters(), first, strict=True):
+        p.grad = g
+    optimizer.step()
+    histories = held.state_dict()["sums"]["histories of model 0"]
+    assert (
+        all(values[0] > 0 and not values[1:].any() for values in histories.values()) and len(histories) == 12
+    )
     held, net = hold(), Net()
     held.take_recipe(net, "mxfp8")
     assert all(map(same_bits, gradients(net), of("mxfp8"))) and held.facts()["products"]["rounded"]

@@ -71,8 +71,11 @@ def test_recipes_are_an_axis_of_bits_against_the_widest_or_the_one_asked_for():
     assert bits == {"bf16": 16, "mxfp8": 8.25, "nvfp4": 4.5, "mxfp4_hadamard_sr": 4.25, "fp8_tensorwise": 8}
 
 
-def test_draws_and_transforms_are_the_same_for_any_split_and_after_a_stop(make_run, in_ranks, train_here):
-    typed = ("recipe=nvfp4", "format=fp32", "aps=false", "world_size=2", "epochs=1", "max_steps=4",
+@pytest.mark.parametrize("recipe", ["nvfp4", "fp8_delayed"])
+def test_draws_transforms_and_histories_are_the_same_for_any_split_and_after_a_stop(
+    make_run, in_ranks, train_here, recipe
+):
+    typed = (f"recipe={recipe}", "format=fp32", "aps=false", "world_size=2", "epochs=1", "max_steps=4",
              "data.test_fraction=0.1", "model.dropout=0.2")  # fmt: skip
     one, two, stopped = make_run(*typed), make_run(*typed, "nproc=2"), make_run(*typed)
     assert train_here(one) == 0 and in_ranks(two, 2).returncode == 0
@@ -91,10 +94,10 @@ def test_workers_that_gossip_take_a_recipe_of_products(make_run, train_here):
     run = make_run("recipe=mxfp4_hadamard_sr", "sync=gossip_dpsgd", "format=fp32", "aps=false", "world_size=2",
                    "data.test_fraction=0.1", "epochs=1", "max_steps=2")  # fmt: skip
     assert train_here(run) == 0
-    (refused,) = plan([*WORDS, "recipe=pure_fp16", "sync=gossip_dpsgd", "world_size=2"]).runs
-    assert "precision.weights=fp16: workers that gossip keep float32 weights" in str(
-        look([refused.config])["problems"]
-    )
+    gossip = [*WORDS, "recipe=pure_fp16,fp8_delayed", "sync=gossip_dpsgd", "world_size=2"]
+    problems = str(look([refused.config for refused in plan(gossip).runs])["problems"])
+    assert "precision.weights=fp16: workers that gossip keep float32 weights" in problems
+    assert "precision.rules[0] and precision.rules[1]: workers that gossip have no step in common" in problems
 
 
 def test_what_a_recipe_leaves_in_float32_is_said_and_a_model_that_it_cannot_reach_refused():

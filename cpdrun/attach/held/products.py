@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from custom_fp.recipe.apply import apply_recipe, rounded_in, same_objects_, uncalled
+from custom_fp.recipe.delayed import roll_with_steps
 from torch import nn
 
 from cpdrun.attach.held.models import unwrapped
@@ -83,6 +84,9 @@ class Products:
             self.placed.append((model, None))
             return
         same_objects_(before, prepared)
+        if precision.remembers:
+            roll_with_steps(model, precision.placement.histories.values())
+            self.script.go_on(f"histories of model {len(self.placed)}", precision.placement)
         precision.at(self._step)
         self.placed.append((model, precision))
         self._list(model)
@@ -104,6 +108,8 @@ class Products:
             raise UserError(f"cpdrun.attach: {error}") from None
         for key, value in applied.left_to_the_loop.items():
             self.script.note(f"{key}={value} of recipe={recipe} is the script's own")
+        if applied.state_dict():
+            self.script.go_on(f"histories of model {len(self.placed)}", applied)
         applied.at(self._step)
         self.placed.append((model, applied))
         self._list(model)

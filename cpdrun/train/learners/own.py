@@ -58,6 +58,11 @@ class OwnWeights(Learner):
             raise ValueError(
                 "sync.quasi_global_momentum knows one lr, and optim=muon has two: type optim=sgd or adamw"
             )
+        if precision.remembers:
+            raise ValueError(
+                f"{precision.remembers}: workers that gossip have no step in common that a history could follow; take "
+                "formats with scales of the tensor at hand, as recipe=fp8_tensorwise has them"
+            )
         if sync.beta is not None and config["optim"].get("momentum"):
             raise ValueError(
                 f"sync.quasi_global_momentum={sync.beta} stands in for optim.momentum: type optim.momentum=0"

@@ -32,6 +32,9 @@ class Precision:
     rounds_products: str = ""
     """What rounds operands or sums of products, as it is typed; empty where nothing does."""
 
+    remembers: str = ""
+    """What goes from step to step beside weights, as it is typed; empty where nothing does."""
+
     activation_bits: int | None = None
     """Of what a batch leaves for the backward pass; None: float32."""
 

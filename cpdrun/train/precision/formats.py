@@ -94,6 +94,8 @@ class Formats(Precision):
         all_rules = Rules([*self.typed, *self.short])
         self.rounds_weights = all_rules.of_any(["parameter"])
         self.rounds_products = all_rules.of_any([*OF_PRODUCTS, "accumulator"])
+        delayed = [r.typed for r in self.typed if r.rounding is not None and r.rounding.history is not None]
+        self.remembers = " and ".join(delayed)
         _check_keeping(all_rules, master_weights, update_rounding == "stochastic" or kahan_weights)
         self.weights = Float32Weights()
         self.statistics: list[Tensor] = []  # running statistics, and how each is rounded
@@ -139,9 +141,11 @@ class Formats(Precision):
             self.weights.step(self.stepping, optimizer, parameters, self.loss_scale.used)
             round_(self.statistics, self.of_statistics)
             self.stepping.round_state(optimizer, parameters)
+        self.placement.end_step()
 
     def skip(self) -> None:
-        """The running statistics alone have changed."""
+        """The running statistics alone have changed, and what delayed scales have seen."""
+        self.placement.end_step()
         round_(self.statistics, self.of_statistics)
 
     def memory(self, optimizer: Optimizer, parameters: Parameters) -> dict[str, int]:
@@ -153,11 +157,13 @@ class Formats(Precision):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | self.weights.state_dict()
+        histories = {"histories": found} if (found := self.placement.state_dict()) else {}
+        return super().state_dict() | self.weights.state_dict() | histories
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.weights.load_state_dict(state)
+        self.placement.load_state_dict(state.get("histories", {}))
 
 
 def _in_fp32(norms: Sequence[Layer], short: Sequence[Rule]) -> list[Rule]:

@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from custom_fp.attention import SCORES, VALUES
+from custom_fp.recipe.delayed import roll_with_steps
 from custom_fp.recipe.layers import layers_of
 from custom_fp.recipe.placement import Placement
 from custom_fp.recipe.reading import SHORT_FORMS, read_rules, short_form
@@ -66,6 +67,14 @@ class Applied:
         if self.placement is not None:
             self.placement.at(step)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What goes from step to step: the histories of delayed scales. For a checkpoint, beside the model's."""
+        return {} if self.placement is None else self.placement.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.placement is not None:
+            self.placement.load_state_dict(state)
+
     def check_called(self) -> None:
         """Once the model has been called: ValueError for a rule of attention alone that met no call of it."""
         if self.placement is not None:
@@ -110,6 +119,8 @@ def apply_recipe(model: nn.Module, recipe: str | Mapping[str, Any] | Sequence[Ma
         rules.check()  # while the model is as it was
         placement = Placement(model, rules)
         same_objects_(before, placement.model)
+        if placement.histories:
+            roll_with_steps(model, placement.histories.values())
     return Applied(model, rounded_in(model), left, placement)
 
 

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 from custom_fp.attention import attend_by_
 from custom_fp.modules import replace_layers_
 from custom_fp.products import PRODUCTS, ROLES, Arithmetic, round_gradient
+from custom_fp.recipe.delayed import Delayed, History, roll
 from custom_fp.recipe.layers import KINDS, Layer
 from custom_fp.recipe.rounding import Rounding
 from custom_fp.recipe.rules import Rules
@@ -22,6 +23,7 @@ class Placement:
 
     def __init__(self, model: nn.Module, rules: Rules):
         self.rules, self.turn = rules, -1
+        self.histories: dict[str, History] = {}  # of operands with delayed scales, by LAYER:ROLE
         layers = [layer for layer in rules.layers if layer.multiplies]
         # of all steps, so that each rule is asked that some step will ask
         phases = {layer: [self._arithmetic(layer, t) for t in rules.turns] for layer in layers}
@@ -86,10 +88,32 @@ class Placement:
                 f"{layer.names[0]}: result of weight_gradient is no sparse gradient; take sparse=False"
             )
         return Arithmetic(
-            {key: rounding for key, rounding in asked.items() if rounding},
+            {key: self._bound(layer, key[0], rounding) for key, rounding in asked.items() if rounding},
             {p: rounding.format for p, rounding in sums.items()},
             [p for p, rounding in sums.items() if rounding.kahan],
         )
+
+    def _bound(self, layer: Layer, role: str, rounding: Rounding) -> Rounding | Delayed:
+        """With its history, where it has one."""
+        if rounding.history is None:
+            return rounding
+        key = f"{layer.names[0]}:{role}"
+        history = self.histories.get(key)
+        if history is None or len(history.values) != rounding.history:
+            history = self.histories[key] = History(rounding.history)
+        return Delayed(rounding, history)
+
+    def end_step(self) -> None:
+        """What delayed scales have seen enters their histories. Collective, where there are several processes."""
+        roll(self.histories.values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The histories, at the end of a step."""
+        return {key: history.values for key, history in self.histories.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for key, values in state.items():
+            self.histories[key].values = values.clone()
 
     def _hook_in(self, layers: Sequence[Layer]) -> list["Ends"]:
         leaves = {

@@ -12,22 +12,8 @@ from custom_fp.recipe.rounding import Rounding
 from custom_fp.recipe.rules import Rule
 from custom_fp.words import did_you_mean
 
-KEYS = (
-    *(
-        "modules",
-        "first",
-        "last",
-        "role",
-        "product",
-        "steps",
-        "format",
-        "rounding",
-        "hadamard",
-        "aps",
-        "kahan",
-    ),
-    "optional",
-)
+KEYS = ("modules", "first", "last", "role", "product", "steps", "format", "rounding", "hadamard", "history")
+KEYS += ("aps", "kahan", "optional")
 SHORT_FORMS = {  # keys, and their roles in rules for all modules
     "weights": "parameter",
     "activations": "activation",
@@ -37,6 +23,7 @@ SHORT_FORMS = {  # keys, and their roles in rules for all modules
 ROUNDINGS = ("nearest_even", "stochastic")
 READ = tuple(dict.fromkeys(role for roles in OPERANDS.values() for role in roles))  # by products
 MOST_TRANSFORMED = 1 << 15
+MOST_REMEMBERED = 1 << 16
 
 
 def read_rules(typed: str, given: Any) -> list[Rule]:
@@ -117,6 +104,9 @@ def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rou
             raise ValueError(
                 f"{typed}.hadamard={size}: transforms what products read: {', '.join(READ)}, not {role}"
             )
+    history = _history(typed, roles, given)
+    if history is not None and size is not None:
+        raise ValueError(f"{typed}: history={history} is of the tensor as it is; it goes without hadamard")
     if aps and (draws or size is not None):
         raise ValueError(f"{typed}: aps=true goes with neither rounding=stochastic nor hadamard")
     if found is None:
@@ -124,7 +114,7 @@ def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rou
             key = f"hadamard={size}" if size is not None else "rounding=stochastic"
             raise ValueError(f"{typed}.{key}: format=fp32 rounds nothing")
         return None
-    return Rounding(found.format, aps, kahan, draws, size)
+    return Rounding(found.format, aps, kahan, draws, size, history)
 
 
 def rounding_to(
@@ -199,6 +189,21 @@ def _count(key: str, value: Any) -> float | None:
             f"{key}={value}: must be how many layers, such as 2, or a share below 1, such as 0.15"
         )
     return value
+
+
+def _history(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> int | None:
+    steps, name = given.get("history"), given["format"]
+    if steps is None:
+        return None
+    if not _counts(steps) or not 1 <= steps <= MOST_REMEMBERED:
+        raise ValueError(f"{typed}.history={steps}: must be a number of steps, 1 to {MOST_REMEMBERED}")
+    if not set(roles) <= set(READ):
+        raise ValueError(f"{typed}.history={steps}: is of what products read: {', '.join(READ)}")
+    if not parse(name).has_scales or parse(name).block != "tensor":
+        raise ValueError(
+            f"{typed}.history={steps}: takes a format with one scale for the tensor, fp8_tensor, not {name}"
+        )
+    return steps
 
 
 def _transform(key: str, value: Any) -> int | None:

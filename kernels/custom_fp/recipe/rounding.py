@@ -22,6 +22,7 @@ class Rounding:
     aps: shifted to fill its format (`tensor_aps.py`). kahan: of sums, that carry their error along. stochastic: up or
     down with probability by distance, drawn from torch's default generator where a layer is trained, nearest even where
     it is evaluated. hadamard: size of the random Hadamard transform along the dimension that a product sums over.
+    history: steps whose largest values give the scale, which `delayed.py` keeps.
 
     What is NaN, inf, -0, subnormal or past the largest value becomes what `custom_fp.quantize` and `custom_fp.hadamard`
     make of it. Of a dimension that is no multiple of the transform's size the rest is filled up with zeros, of which
@@ -33,6 +34,7 @@ class Rounding:
     kahan: bool = False
     stochastic: bool = False
     hadamard: int | None = None
+    history: int | None = None
 
     def __post_init__(self) -> None:
         """Sets what torch.compile could not look up: `has_axis`, whether an operand is rounded along a dimension, and

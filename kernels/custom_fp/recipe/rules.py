@@ -19,6 +19,8 @@
               and the worker, in training; evaluated, to nearest
     hadamard  size of the random Hadamard transform, a power of two, along the dimension that the product sums over,
               with the same signs everywhere: of both operands of a product, or of none
+    history   steps whose largest values give a tensor its scale, in place of its own (`delayed.py`), of formats with
+              one scale for the tensor, such as fp8_tensor
     aps       true: each tensor is shifted by a power of two that fills its format (`tensor_aps.py`)
     kahan     true: additions of an accumulator carry their error along
     optional  true: the rule may never come to bear, as in recipes that are written for many models
