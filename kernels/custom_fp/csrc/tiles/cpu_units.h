@@ -220,9 +220,11 @@ private:
             const float* const tile = in_place ? from + column : at_x.data();
             const double error_6 = attempt<length>(tile, at_6.data(), tile_s[i], tile_r[i], rounder, u, column);
             const double error_4 = attempt<length>(tile, at_4.data(), two_s[i], two_r[i], rounder, u, column);
-            const bool is_4 = error_4 < error_6;
-            if (is_4) codes[i] = two[i], tile_s[i] = two_s[i];
-            const float* const best = is_4 ? at_4.data() : at_6.data();
+            const u32 is_4 = error_4 < error_6;  // as often as not, so that a branch would cost more than all else
+            codes[i] = select(is_4, two[i], codes[i]);
+            tile_s[i] = from_bits(select(is_4, to_bits(two_s[i]), to_bits(tile_s[i])));
+            const float* const tried[2] = {at_6.data(), at_4.data()};
+            const float* const best = tried[is_4];
             if (length && in_place) {
                 std::memcpy(&chosen[column], best, length * sizeof(float));
                 continue;
