@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cpdrun.config.bounded_yaml import OutOfBoundsError, read_yaml
 from cpdrun.config.errors import ConfigError, did_you_mean
-from cpdrun.config.keys import copied, flatten, get_key, has_key
+from cpdrun.config.keys import INGREDIENTS, copied, flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 
 CONF_MODULE = "cpdrun.conf"
@@ -30,7 +30,8 @@ BASE = "any_run"  # which both have
 EXPERIMENT = "exp"
 NO_GROUPS = ("hydra", "claims")  # folders beside the groups: Hydra's own, and what papers claim
 NONE_CHOSEN = "None"  # null, as a choice of a group that may have none
-MAY_BE_NONE = ("recipe",)
+RECIPE = "recipe"
+MAY_BE_NONE = (RECIPE,)
 MOST_REFERENCES = 8  # from one to the next; more go round in a circle, which OmegaConf reports
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
@@ -202,7 +203,18 @@ class Composer:
         ) as error:
             silent = "a value holds ${ and is no interpolation: write ${key}"  # OmegaConf has no words for it
             raise ConfigError(" ".join(str(error).split()) or silent) from None
-        return dict.fromkeys(MAY_BE_NONE) | OmegaConf.to_container(config, resolve=False)
+        return _laid_out(OmegaConf.to_container(config, resolve=False))
+
+
+def _laid_out(config: dict[str, Any]) -> dict[str, Any]:
+    """With every group, and the ingredients of a recipe as a section of their own, which its rules refer to; what an
+    experiment says of them goes before."""
+    config = dict.fromkeys(MAY_BE_NONE) | config
+    recipe = config[RECIPE]
+    if isinstance(recipe, dict) and isinstance(own := recipe.get(INGREDIENTS), dict):
+        del recipe[INGREDIENTS]
+        config[INGREDIENTS] = own | config[INGREDIENTS]
+    return config
 
 
 def _check_choices(choices: Mapping[str, str], groups: Mapping[str, list[str]]) -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from cpdrun.config.keys import flatten
+from cpdrun.config.keys import INGREDIENTS, flatten
 from cpdrun.config.moved import CLASSIFICATION, FIRST_NAME, FIRST_TASK
 from cpdrun.config.script import is_script, stem
 
@@ -65,7 +65,7 @@ def identity_hash(config: Mapping[str, Any]) -> str:
     """The first ten hexadecimal digits of the SHA-256 of the config's identity."""
     unused = [] if config["aps"] else ["scaling"]
     if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):  # which has what it says
-        unused.append("recipe")
+        unused += ["recipe", INGREDIENTS]
     data = config.get("data")
     if "task" in config and isinstance(data, Mapping) and "_target_" in data:  # others may say `task: mnli`
         of_data = FIRST_TASK.get(data["_target_"], CLASSIFICATION)

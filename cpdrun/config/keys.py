@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+INGREDIENTS = "ingredients"  # the section of what a recipe leaves open
+
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of every leaf; an empty mapping is a leaf."""

@@ -3,7 +3,8 @@ needs beside them, such as a loss scale. conf/recipe has one a file.
 
 A resolved config has the recipe's keys where a run reads them, in `precision`, and under `recipe` its name; so a recipe
 names a run as the same keys do that are typed one by one. It stands in place of what `precision` says, which then is to
-be as it is by default.
+be as it is by default. What a recipe leaves open, `ingredients`, is a section of the config, which its rules refer to:
+${ingredients.format}.
 """
 
 from collections.abc import Mapping

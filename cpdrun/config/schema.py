@@ -9,7 +9,7 @@ from typing import Any
 from custom_fp.formats.names import is_own, parse
 
 from cpdrun.config.errors import ConfigError, did_you_mean
-from cpdrun.config.keys import flatten, get_key, has_key
+from cpdrun.config.keys import INGREDIENTS, flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.paths import MOST_NAME_BYTES
 from cpdrun.config.script import is_open, is_script
@@ -39,7 +39,8 @@ def validate(config: Mapping[str, Any], *, imports: bool = True) -> None:
         key = min(missing, key=len)
         raise ConfigError(f"{key} must be given: {key}=VALUE")
     for key, _ in flatten(config):
-        if key not in rules and key.split(".")[0] not in (*sections, *FREE) and not (script and is_open(key)):
+        is_open_here = key.split(".")[0] in (*sections, *FREE, INGREDIENTS) or (script and is_open(key))
+        if key not in rules and not is_open_here:
             raise ConfigError(f"unknown key {key!r}{did_you_mean(key, known)}")
     for key, check in rules.items():
         if not has_key(config, key):

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from cpdrun.config.errors import ConfigError
+from cpdrun.config.keys import INGREDIENTS
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import SCRIPT, direction_of, is_script
 from cpdrun.record import SweepDir
 from cpdrun.report.read import formats
 from cpdrun.report.read.bits_axis import APS, last_words
-from cpdrun.report.read.collect import CASE, FORMAT, SCALING, SEED
+from cpdrun.report.read.collect import CASE, FORMAT, RECIPE, SCALING, SEED
 from cpdrun.report.read.words import axis_text, axis_title
 from cpdrun.search.arms import held, key_of, with_arms
 from cpdrun.search.axes import Axis, read_axis, value_text, values_of
@@ -99,6 +100,13 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     _check_metric(asked.metric, first.runs[0].config)
     words = [*texts, *held(asked, first, texts)]
     axis = read_axis(first, asked.baseline, is_whole=BASELINE in keys)
+    if RECIPE in axis.baseline and (
+        open_ := [key for key in first.axes if key.startswith(f"{INGREDIENTS}.")]
+    ):
+        raise ConfigError(
+            f"{BASELINE} is of recipe={axis.baseline[RECIPE]}, which has no {open_[0]}: name each combination, its "
+            "recipe with what it changes, as one of sweep.cases in an experiment of yours, and search those"
+        )
     count = 1 if asked.tune else asked.most_seeds  # the runs of a search that tunes are those of its arms
     seeds = f"{SEED}={','.join(map(str, range(count)))}"
     candidates = plan([*words, seeds], config_dir, imports=imports)

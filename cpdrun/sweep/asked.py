@@ -26,7 +26,7 @@ from typing import Any
 
 from cpdrun.config.compose import EXPERIMENT, SCRIPT_ROOT, Composer
 from cpdrun.config.errors import ConfigError, did_you_mean
-from cpdrun.config.keys import flatten, has_key
+from cpdrun.config.keys import INGREDIENTS, flatten, has_key
 from cpdrun.config.overrides import MOST_VALUES, Typed, parse, typed_form
 from cpdrun.config.scaling import with_short_form
 from cpdrun.config.script import SCRIPT, is_of_script, is_open
@@ -90,13 +90,19 @@ def read(composer: Composer, texts: Sequence[str]) -> Asked:
                 f"make a sweep of each: name=NAME {key}={values[0]}"
             )
     known = {*groups, *(t.key for t in typed if t.adds)}
-    places = {"sweep": axes, "sweep.exclude": itertools.chain(*exclusions)}
-    for place, keys in (places | {f"sweep.cases.{name}": case for name, case in cases.items()}).items():
+    places = [("sweep", axes, base), ("sweep.exclude", itertools.chain(*exclusions), base)]
+    for name, case in cases.items():
+        of_case = {key: str(value) for key, value in case.items() if key in groups}
+        its_base = composer.compose(with_short_form(composer, choices | of_case)) if of_case else base
+        places.append((f"sweep.cases.{name}", case, its_base))
+    for place, keys, of_place in places:
         for key in keys:
             if not isinstance(key, str):
                 raise ConfigError(f"{place}: {key!r} is no key; a key is text")
-            if key not in known and not has_key(base, key) and not (is_script and is_open(key)):
-                raise ConfigError(f"{place}: unknown key {key!r}{did_you_mean(key, _known(base, groups))}")
+            if key not in known and not has_key(of_place, key) and not (is_script and is_open(key)):
+                raise ConfigError(
+                    f"{place}: unknown key {key!r}{did_you_mean(key, _known(of_place, groups))}"
+                )
     asked = Asked(typed, choices, cases, axes, exclusions)
     if asked.count() > MOST_VALUES:
         grid = " x ".join(f"{key}({len(values):,})" for key, values in axes.items())
@@ -152,7 +158,14 @@ def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[
     known = _known(base, groups)
     section = t.key.split(".")[0]
     near = did_you_mean(t.key, known)
-    if not near and section in groups and "." in t.key:
+    if section == INGREDIENTS:
+        own = ", ".join(base.get(INGREDIENTS) or ())
+        near = (
+            f"{near}: the recipe leaves open {own}"
+            if own
+            else ": no recipe is chosen that leaves any open, as nvfp4 does"
+        )
+    elif not near and section in groups and "." in t.key:
         near = f"; write +{t.text} to hand it to your own class"
     raise ConfigError(f"unknown key {t.key!r}{near}")
 

@@ -74,7 +74,7 @@ def test_the_defaults_alone_are_a_valid_run_but_for_its_name(composer):
 
 def test_rules_and_defaults_name_the_same_keys(composer):
     keys = {key for key, _ in flatten(composer.compose({}))}
-    own = {key for key in keys if key.split(".")[0] not in (*SECTIONS, "launcher", "search")}
+    own = {key for key in keys if key.split(".")[0] not in (*SECTIONS, "launcher", "search", "ingredients")}
     assert own | {"exp"} == set(RULES)
 
 

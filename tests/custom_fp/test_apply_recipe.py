@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 CONF = Path(__file__).parents[2] / "conf" / "recipe"
 RECIPES = sorted(path.stem for path in CONF.glob("*.yaml"))
-POSTCARD_LINES, POSTCARD_COLUMNS = 16, 120
+POSTCARD_LINES, POSTCARD_COLUMNS = 27, 120
 # of the gradient's length: what the formats' digits let expect (2^-9 .. 2^-2 a value), with room for what cancels
 FURTHEST = {"fp32": 0, "bf16": 2**-5, "fp16_mixed": 2**-8, "pure_fp16": 2**-6, "int8": 2**-4}
 INDEX = torch.arange(80).view(4, 20) * 7 % 11

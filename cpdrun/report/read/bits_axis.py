@@ -96,7 +96,9 @@ def bits_axis(
     values = {key: _values(runs, key) for key in (FORMAT, *axes) if key in runs.columns}
     named = [key for key in values if key not in (FORMAT, CASE) and all(map(is_of_bits, values[key]))]
     has_fp32 = any(formats.is_baseline(name) for name in values.get(CASE, ()))
-    is_beside = bool(named) or (len(values[FORMAT]) > 1 and CASE in axes and not settles(runs, CASE, FORMAT))
+    is_beside = bool(named) or (
+        len(values[FORMAT]) > 1 and CASE in axes and not settles(runs, [CASE], FORMAT)
+    )
     if CASE in axes and (CASE in baseline or has_fp32 or not is_beside):
         name = baseline.get(CASE)
         against = None if name is None or formats.is_baseline(name) else name

@@ -23,6 +23,7 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.config.identity import belongs_to_identity, identity_hash
+from cpdrun.config.keys import INGREDIENTS
 from cpdrun.config.moved import as_now
 from cpdrun.record import (
     RunDir,
@@ -45,6 +46,7 @@ _FIGURES = ("wall_seconds", "train_seconds", "test_samples", "num_classes", "lon
 
 SEED, SCALING, CASE, FORMAT = "seed", "scaling", "case", "format"
 RECIPE = "recipe"
+OF_RECIPES = (RECIPE, INGREDIENTS)  # what they say stands in precision too
 CORE_AXES = (FORMAT, "aps", "world_size")
 
 
@@ -105,9 +107,11 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
     for key in sorted(varying, key=_as_listed):
         groups = (key.split(".")[0], *(["data"] if key.startswith("task.") else []))  # data choose their task
         groups = (*groups, "compressor") if key.startswith("sync.compressor.") else groups
-        groups = (*groups, RECIPE) if key.startswith("precision.") else groups
+        groups = (*groups, RECIPE) if key.startswith(f"{INGREDIENTS}.") else groups
         same_group = [axis for axis in axes if axis == CASE or axis.split(".")[0] in groups]
-        if not any(settles(runs, axis, key) for axis in same_group):
+        of_recipe = [axis for axis in axes if axis.split(".")[0] in OF_RECIPES]
+        together = key.startswith("precision.") and of_recipe and settles(runs, of_recipe, key)
+        if not together and not any(settles(runs, [axis], key) for axis in same_group):
             axes.append(key)
     return axes
 
@@ -120,15 +124,22 @@ def identity(value: Any) -> str:
 
 
 def _may_be_axis(key: str) -> bool:
-    return key not in (SEED, *CORE_AXES) and (belongs_to_identity(key) or key == "compressor")
+    return key not in (SEED, *CORE_AXES, INGREDIENTS) and (belongs_to_identity(key) or key == "compressor")
 
 
 def _as_listed(key: str) -> tuple:
     """To sort by: in each section first the choice of a group, where it has a column (`choices.with_choices`), then its
     class, last what says least of it: the format of sums."""
     section, last = key.split(".")[0], key.rpartition(".")[2]
-    section = "precision" if key == RECIPE else section  # it says what is in there
-    return (section, key not in (section, RECIPE), last != "_target_", last == "accumulator", key)
+    section = "precision" if section in OF_RECIPES else section  # they say what is in there
+    return (
+        section,
+        key not in (section, RECIPE),
+        not key.startswith(INGREDIENTS),
+        last != "_target_",
+        last == "accumulator",
+        key,
+    )
 
 
 def _varies(runs: pd.DataFrame, key: str) -> bool:
@@ -137,9 +148,10 @@ def _varies(runs: pd.DataFrame, key: str) -> bool:
     return len({identity(value) for value in runs[key]}) > 1
 
 
-def settles(runs: pd.DataFrame, axis: str, key: str) -> bool:
-    """Whether knowing `axis` is knowing `key`."""
-    pairs = {(identity(a), identity(b)) for a, b in zip(runs[axis], runs[key], strict=True)}
+def settles(runs: pd.DataFrame, axes: Sequence[str], key: str) -> bool:
+    """Whether knowing `axes` is knowing `key`."""
+    known = [tuple(map(identity, values)) for values in zip(*(runs[axis] for axis in axes), strict=True)]
+    pairs = {(a, identity(b)) for a, b in zip(known, runs[key], strict=True)}
     return len(pairs) == len({a for a, _ in pairs})
 
 

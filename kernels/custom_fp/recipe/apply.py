@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from custom_fp.attention import SCORES, VALUES
 from custom_fp.recipe.delayed import roll_with_steps
+from custom_fp.recipe.files import load, with_ingredients
 from custom_fp.recipe.layers import layers_of
 from custom_fp.recipe.placement import Placement
 from custom_fp.recipe.reading import SHORT_FORMS, read_rules, short_form
@@ -91,15 +90,20 @@ class Applied:
         return "\n".join([*lines, *(["left to the training loop", *left] if left else [])])
 
 
-def apply_recipe(model: nn.Module, recipe: str | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Applied:
+def apply_recipe(
+    model: nn.Module, recipe: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], **ingredients: Any
+) -> Applied:
     """The model, changed in place: layers and parameters stay the same objects, which an optimizer, or who wraps the
     model later (DistributedDataParallel, fully_shard, torch.compile), holds on to.
+
+    ingredients: in place of the recipe's own, as apply_recipe(model, "nvfp4", rounding="nearest_even") has it.
 
     Raises ValueError for a recipe that does not exist or cannot be read, for a rule that comes to bear on nothing,
     unless it is `optional`, and for a model that has been given a recipe before; the model is as it was then.
     """
     typed = recipe if isinstance(recipe, str) else "recipe"
-    given = _checked(typed, load(recipe) if isinstance(recipe, str) else recipe)
+    given = with_ingredients(typed, load(recipe) if isinstance(recipe, str) else recipe, ingredients)
+    given = _checked(typed, given)
     if any("arithmetic" in m.__dict__ or "attention_products" in m.__dict__ for m in model.modules()):
         raise ValueError(f"{typed}: {type(model).__name__} computes by rules already; make it anew")
     rules = read_rules(f"{typed}.rules", given.get("rules", []))
@@ -122,30 +126,6 @@ def apply_recipe(model: nn.Module, recipe: str | Mapping[str, Any] | Sequence[Ma
         if placement.histories:
             roll_with_steps(model, placement.histories.values())
     return Applied(model, rounded_in(model), left, placement)
-
-
-def load(recipe: str) -> Any:
-    """What the yaml of a recipe says. ValueError for one that does not exist, with those that do."""
-    import yaml
-
-    file: Any
-    if recipe.endswith((".yaml", ".yml")):
-        file = Path(recipe)
-        if not file.is_file():
-            raise ValueError(f"recipe {recipe}: there is no such file")
-    else:
-        # data of the same distribution, where nothing is run
-        folder = resources.files("cpdrun.conf") / "recipe"
-        names = sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
-        if recipe not in names:
-            raise ValueError(
-                f"unknown recipe {recipe!r}{did_you_mean(recipe, names)}; there are: {', '.join(names)}"
-            )
-        file = folder / f"{recipe}.yaml"
-    try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"recipe {recipe}: {' '.join(str(error).split())}") from None
 
 
 def same_objects_(before: Mapping[str, nn.Module], prepared: nn.Module) -> None:

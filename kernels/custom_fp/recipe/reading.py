@@ -184,9 +184,9 @@ def _count(key: str, value: Any) -> float | None:
     if value is None:
         return None
     is_share = isinstance(value, float) and 0 < value < 1
-    if not is_share and not (_counts(value) and value > 0):
+    if not is_share and not _counts(value):
         raise ValueError(
-            f"{key}={value}: must be how many layers, such as 2, or a share below 1, such as 0.15"
+            f"{key}={value}: must be how many layers, such as 2, or a share below 1, such as 0.15; 0 is none"
         )
     return value
 

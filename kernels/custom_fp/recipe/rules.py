@@ -5,7 +5,7 @@
               them: Embedding, MultiheadAttention, scaled_dot_product_attention (both products of any attention; of one
               NAME.scores or NAME.values, as in *.scores), or the layer's own name (`layers.py` says what each has)
     first, last   of the layers that match, in the order of the model's modules, so many from the start or the end, or,
-              below 1, that share of them, rounded up: last: 2, last: 0.15
+              below 1, that share of them, rounded up: last: 2, last: 0.15; 0: of none
     role      one or a list. Of products (custom_fp.products): input, weight, output_gradient, what a product
               reads; result, what it gives; accumulator, every product of two values and every partial sum
               of any layer: activation, what it reads and gives; error, the gradient that arrives at its output;
@@ -73,6 +73,11 @@ class Rule:
         in_time = self.first <= step and (self.end is None or step < self.end)
         of_product = not self.products or product in self.products
         return role in self.roles and of_product and in_time
+
+    @property
+    def means_none(self) -> bool:
+        """Whether it is told to: first: 0, last: 0."""
+        return not (self.of_first is self.of_last is None or self.of_first or self.of_last)
 
     def chosen(self, layers: Sequence[Layer]) -> set[Layer] | None:
         """Of these the first and the last that it means; None: all."""
@@ -150,7 +155,7 @@ class Rules:
     def check(self) -> None:
         """Once all has been asked: ValueError for a rule that never was the first to match."""
         for rule in self.rules:
-            if rule in self._won or rule.optional:
+            if rule in self._won or rule.optional or rule.means_none:
                 continue
             if any(map(rule.means, self.layers)):
                 late = rule.first >= self.steps

@@ -1,0 +1,88 @@
+"""Recipes as they are written: conf/recipe/NAME.yaml, or a file of one's own.
+
+defaults: [nvfp4, _self_]          all that another recipe says, but for what stands here
+ingredients: {format: nvfp4, ...}  what may be said anew; the recipe refers to it: ${ingredients.format}
+rules: [...]                       as rules.py has them; beside them keys of a training loop, such as loss_scale
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from custom_fp.words import did_you_mean
+
+INGREDIENTS = "ingredients"
+_REFERENCE = re.compile(r"\$\{ingredients\.(\w+)\}")
+_BUILT_ON, _ITSELF = "defaults", "_self_"
+
+
+def load(recipe: str) -> Any:
+    """What the yaml of a recipe says. ValueError for one that does not exist, with those that do."""
+    import yaml
+
+    file: Any
+    if recipe.endswith((".yaml", ".yml")):
+        file = Path(recipe)
+        if not file.is_file():
+            raise ValueError(f"recipe {recipe}: there is no such file")
+    else:
+        # data, of the same distribution; nothing there is run
+        folder = resources.files("cpdrun.conf") / "recipe"
+        names = sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+        if recipe not in names:
+            raise ValueError(
+                f"unknown recipe {recipe!r}{did_you_mean(recipe, names)}; there are: {', '.join(names)}"
+            )
+        file = folder / f"{recipe}.yaml"
+    try:
+        return _with_defaults(recipe, yaml.safe_load(file.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe {recipe}: {' '.join(str(error).split())}") from None
+
+
+def _with_defaults(recipe: str, given: Any) -> Any:
+    if not isinstance(given, Mapping) or _BUILT_ON not in given:
+        return given
+    names = given[_BUILT_ON]
+    if not (
+        isinstance(names, list) and len(names) == 2 and isinstance(names[0], str) and names[1] == _ITSELF
+    ):
+        raise ValueError(
+            f"recipe {recipe}: defaults={names} must be one recipe and itself: [nvfp4, {_ITSELF}]"
+        )
+    if names[0] == recipe:
+        raise ValueError(f"recipe {recipe} is built on itself")
+    other = load(names[0])
+    own = {key: value for key, value in given.items() if key != _BUILT_ON}
+    return {**other, **own, INGREDIENTS: {**other.get(INGREDIENTS, {}), **own.get(INGREDIENTS, {})}}
+
+
+def with_ingredients(typed: str, given: Any, said: Mapping[str, Any]) -> Any:
+    """The recipe with each ${ingredients.NAME} filled in: what is `said` of it, else its own. ValueError for a name
+    that it does not have."""
+    own = given.get(INGREDIENTS) or {} if isinstance(given, Mapping) else {}
+    for name in said:
+        if name not in own:
+            has = f"it has {', '.join(own)}" if own else "it has none"
+            raise ValueError(f"{typed}: unknown ingredient {name!r}{did_you_mean(name, own)}; {has}")
+    if not own:
+        return given
+    values = {**own, **said}
+    return {key: _filled(typed, value, values) for key, value in given.items() if key != INGREDIENTS}
+
+
+def _filled(typed: str, node: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(node, Mapping):
+        return {key: _filled(typed, value, values) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_filled(typed, value, values) for value in node]
+    reference = _REFERENCE.fullmatch(node) if isinstance(node, str) else None
+    if reference is None:
+        return node
+    if reference[1] not in values:
+        raise ValueError(f"{typed}: {node} refers to none of its ingredients: {', '.join(values)}")
+    return values[reference[1]]

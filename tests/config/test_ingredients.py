@@ -1,0 +1,123 @@
+"""What a recipe leaves open: axes, cases and arguments that fill it in, the same for runs and for anybody's model."""
+
+import re
+from pathlib import Path
+
+import custom_fp
+import pytest
+import yaml
+from custom_fp.recipe.files import load, with_ingredients
+from torch import nn
+
+from cpdrun.config.errors import ConfigError
+from cpdrun.record import SweepDir, write_text
+from cpdrun.report.read.collect import collect, other_axes
+from cpdrun.search.question import ask
+from cpdrun.sweep import plan
+
+NAMES = sorted(path.stem for path in Path("conf/recipe").glob("*.yaml"))
+WORDS = ["exp=digits_recipes", "format=fp32", "seed=0"]
+
+
+def rules(*words):
+    return [run.config["precision"]["rules"] for run in plan([*WORDS, *words]).runs]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_the_same_for_a_run_and_for_a_model(name):
+    filled = with_ingredients(name, load(name), {})
+    assert filled.get("rules", []) == rules(f"recipe={name}")[0]
+    assert "${" not in str(filled)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_ingredient_is_without_effect(name):
+    given = load(name)
+    referred = set(re.findall(r"\$\{ingredients\.(\w+)\}", str(given)))
+    assert referred == set(given.get("ingredients", {}))
+
+
+def test_each_ingredient_may_be_an_axis_and_names_runs_by_what_it_changes():
+    found = plan(
+        [
+            *WORDS,
+            "recipe=nvfp4",
+            "ingredients.rounding=stochastic,nearest_even",
+            "ingredients.hadamard=16,null",
+        ]
+    )
+    assert len({run.name for run in found.runs}) == 4
+    (as_it_is,) = plan([*WORDS, "recipe=nvfp4"]).runs
+    assert as_it_is.name == found.runs[0].name, "what is said as the recipe has it changes nothing"
+    ours = with_ingredients("nvfp4", load("nvfp4"), {"rounding": "nearest_even", "hadamard": None})
+    assert found.runs[3].config["precision"]["rules"] == ours["rules"]
+
+
+def test_a_case_may_change_what_its_recipe_leaves_open(tmp_path):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_text(
+        "# cpdrun sweep exp=mine\nsweep:\n  cases:\n    bf16: {recipe: bf16}\n"
+        "    four: {recipe: nvfp4, ingredients.bf16_layers: 0}\n"
+    )
+    bf16, four = plan(["exp=mine"], tmp_path).runs
+    assert (bf16.config["ingredients"], four.config["ingredients"]["bf16_layers"]) == ({}, 0)
+    assert four.config["precision"]["rules"][0]["last"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["recipe=nvfp4", "ingredients.roundin=x"],
+            "(did you mean 'ingredients.rounding'?): the recipe leaves open format",
+        ),
+        (
+            ["recipe=bf16", "ingredients.rounding=x"],
+            "no recipe is chosen that leaves any open, as nvfp4 does",
+        ),
+        (["recipe=bf16,nvfp4", "ingredients.rounding=x"], "no recipe is chosen that leaves any open"),
+        (["recipe=nvfp4", "ingredients.hadamard=x"], "ingredients.hadamard=x: must be a number, such as 16"),
+    ],
+)
+def test_what_is_left_open_is_named(words, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        plan([*WORDS, *words])
+
+
+def test_a_baseline_of_another_recipe_is_asked_for_by_cases():
+    with pytest.raises(ConfigError, match="name each combination, its recipe with what it changes"):
+        ask(["exp=digits_recipes", "recipe=nvfp4", "ingredients.format=nvfp4,nvint4"])
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            {"roundng": 1},
+            "nvfp4: unknown ingredient 'roundng' (did you mean 'rounding'?); it has format, weight_format",
+        ),
+        ({"rounding": "up"}, "choose one of nearest_even, stochastic"),
+    ],
+)
+def test_arguments_of_apply_recipe_are_checked(said, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        custom_fp.apply_recipe(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), "nvfp4", **said)
+
+
+def test_a_recipe_of_ones_own_may_be_built_on_another(tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults: [nvfp4, _self_]\ningredients: {format: nvint4}\n")
+    mine = with_ingredients("mine", load(str(tmp_path / "mine.yaml")), {})
+    assert mine == with_ingredients("nvfp4", load("nvfp4"), {"format": "nvint4"})
+    (tmp_path / "mine.yaml").write_text("defaults: [nvfp4, mxfp8, _self_]\n")
+    with pytest.raises(ValueError, match="must be one recipe and itself"):
+        load(str(tmp_path / "mine.yaml"))
+
+
+def test_a_report_has_a_column_for_each_ingredient_that_varies(tmp_path):
+    sweep = SweepDir(tmp_path / "mine")
+    axes = ("ingredients.rounding=stochastic,nearest_even", "ingredients.format=nvfp4,nvint4")
+    for planned in plan([*WORDS, "recipe=nvfp4", *axes]).runs:
+        run = sweep.run(planned.name)
+        run.path.mkdir(parents=True)
+        write_text(run.config, yaml.safe_dump(planned.config))
+    assert set(other_axes(collect([sweep]))) == {"ingredients.rounding", "ingredients.format"}
