@@ -31,6 +31,8 @@ FORMATS = [
     "nvfp4_4over6",
     "nvfp4_2d_4over6",
     "nvfp4_b5_4over6",
+    "nvfp4_5x3_4over6",
+    "nvfp4_3x24_4over6",
     "nvfp4_ue5m3",
     "nvfp4_1level",
     "nvfp4_e8m0",
@@ -105,7 +107,21 @@ def test_the_compiled_code_equals_torch_along_every_axis_on_every_instruction_se
         _tiles.use_isa(used)
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "fp8_tensor", "int8_channel", "mxfp4_b300001", "nvfp4_2d"])
+@pytest.mark.parametrize("name", ["nvfp4", "nvint4", "nvfp4_4over6", "nvfp4_2d_4over6"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_so_many_that_some_need_the_second_half_of_their_random_bits(name, axis, monkeypatch):
+    """The first 16 bits leave about 2**-15 of all open: some ten of these."""
+    x = torch.randn(1000, 352, generator=torch.Generator().manual_seed(0))
+    how = {"axis": axis, "rounding": "stochastic", "seed": 7, "offset": 2**40 + 5}
+    ours = custom_fp.quantize(x, name, **how)
+    with monkeypatch.context() as m:
+        in_torch(m)
+        assert same(ours, custom_fp.quantize(x, name, **how))
+
+
+@pytest.mark.parametrize(
+    "name", ["nvfp4", "nvfp4_4over6", "fp8_tensor", "int8_channel", "mxfp4_b300001", "nvfp4_2d"]
+)
 def test_threads_change_nothing(name):
     """Blocks longer than a thread's share, and many small ones."""
     x = torch.randn(3, 300_001, generator=torch.Generator().manual_seed(0))

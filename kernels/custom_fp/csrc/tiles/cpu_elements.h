@@ -67,10 +67,13 @@ class Elements {
 public:
     Elements(const Scaling& f, const Rule& rule)
         : f(f), rule{f.element, rule.mode, true, rule.seed, rule.offset}, near(make_near_rounder(unpack_spec(f.element), true)),
+          random(make_random_rounder(unpack_spec(f.element))),
           quick(rule.mode == nearest_even && NearRounder::fits(unpack_spec(f.element)) &&
-                near.limit >= static_cast<i32>(to_bits(f.most))) {}
+                near.limit >= static_cast<i32>(to_bits(f.most))),
+          draws(rule.mode == stochastic && RandomRounder::allowed(unpack_spec(f.element))) {}
 
     bool is_quick() const { return quick; }
+    bool is_random() const { return draws; }  // its random bits can be drawn before
     bool is_integer() const { return f.is_integer; }
 
     // The element of x, where all is quick.
@@ -93,11 +96,41 @@ public:
             for (int64_t i = 0; i < count; ++i) q[i] = hold(q[i], f.least, f.most) + 0.0f;
     }
 
+    // The first halves of the random bits of `count` elements from `index` on; words: room for `drawn(count)`.
+    const u32* draw(u32* words, int64_t count, u64 index) const {
+        const u64 begin = rule.offset + index, skip = begin % group;
+        for (u64 i = 0; i < skip + static_cast<u64>(count); i += group)
+            fill_half(words + i, begin - skip + i, 0, 0, rule.seed);
+        return words + skip;
+    }
+    static int64_t drawn(int64_t count) { return count + 2 * group; }
+
+    // `finish` with bits that were drawn.
+    void finish(float* q, int64_t count, u64 index, const u32* bits) const {
+        const RandomRounder r = random;
+        const float least = f.least, most = f.most;
+        float e[random_piece];
+        for (int64_t start = 0; start < count; start += random_piece) {
+            const int64_t end = smaller<int64_t>(random_piece, count - start);
+            Met<float> met;
+            for (int64_t i = 0; i < end; ++i)
+                e[i] = round_randomly(hold(q[start + i], least, most), r, bits[start + i], met);
+            if (!r.sure(met)) {
+                finish(q + start, end, index + static_cast<u64>(start));
+                continue;
+            }
+            if (f.is_integer)
+                for (int64_t i = 0; i < end; ++i) e[i] = hold(e[i], least, most) + 0.0f;
+            std::memcpy(q + start, e, static_cast<size_t>(end) * sizeof(float));
+        }
+    }
+
 private:
     Scaling f;
     Rule rule;
     NearRounder near;
-    bool quick;
+    RandomRounder random;
+    bool quick, draws;
 };
 
 template <int registers, class Step>
@@ -153,6 +186,23 @@ void round_piece(const float* x, float* out, int64_t columns, int64_t width, con
         over_piece(columns, width, r, s, [&](int64_t i, auto r, auto) {
             store(out + i, e.round<integer>(load_like(x + i, r), r));
         });
+}
+
+// What elements are off by: value less x. e: the elements of a piece.
+void subtract_piece(const float* e, const float* x, float* off, int64_t columns, int64_t width, const float* s) {
+    over_piece(columns, width, s, s, [&](int64_t i, auto s, auto) {
+        store(off + i, load_like(e + i, s) * s - load_like(x + i, s));
+    });
+}
+
+// The same of elements that are quick, and no integers.
+void round_and_subtract_piece(const float* x, float* off, int64_t columns, int64_t width, const float* r, const float* s,
+                              const Elements& elements) {
+    const Elements e = elements;
+    over_piece(columns, width, r, s, [&](int64_t i, auto r, auto s) {
+        const auto at = load_like(x + i, r);
+        store(off + i, e.round<false>(at, r) * s - at);
+    });
 }
 
 void multiply_piece(const float* e, float* out, int64_t columns, int64_t width, const float* s) {

@@ -11,17 +11,9 @@ void quantize_tiles(const float* x, float* out, const Tiling& g, int64_t begin, 
                     const Rule& rule, float t) {
     Units units(g, f, rule, t);
     units.over(begin, end, [&](const Units::Unit& u) {
-        const bool chooses = f.rule == four_over_six;
-        if (chooses)
-            units.choose(x, u);
-        else
-            units.find(x, u);
+        units.find(x, u);
         for (int64_t row = 0; row < u.rows; ++row) {
-            const int64_t at = u.first + row * g.columns;
-            if (chooses)
-                units.multiply(units.choice(u, row), out + at, u.columns);
-            else
-                units.round(x + at, out + at, u.columns, static_cast<u64>(at), true);
+            units.round(x, out + u.first + row * g.columns, u, row, true);
         }
     });
 }
@@ -78,20 +70,13 @@ void encode_tiles(const float* x, void* scales, u8* codes, bool dense, const Til
     std::vector<float> e;
     std::vector<u8> bytes;
     units.over(begin, end, [&](const Units::Unit& u) {
-        const bool chooses = f.rule == four_over_six;
-        if (chooses)
-            units.choose(x, u);
-        else
-            units.find(x, u);
+        units.find(x, u);
         units.write(scales, u);
         e.resize(static_cast<size_t>(u.columns)), bytes.resize(static_cast<size_t>(u.columns));
         const bool has_nan = units.has_nan(u);
         for (int64_t row = 0; row < u.rows; ++row) {
             const int64_t at = u.first + row * g.columns;
-            if (chooses)
-                std::memcpy(e.data(), units.choice(u, row), static_cast<size_t>(u.columns) * sizeof(float));
-            else
-                units.round(x + at, e.data(), u.columns, static_cast<u64>(at), false);
+            units.round(x, e.data(), u, row, false);
             encode_elements(e.data(), bytes.data(), u.columns, f, coder);
             if (has_nan) units.clear_nan(bytes.data(), u.columns);
             put_codes(bytes.data(), codes, dense, at, u.columns, f.bits);

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "tiles/cpu_elements.h"
+#include "tiles/cpu_squares.h"
 
 namespace custom_fp {
 namespace {
@@ -44,9 +44,6 @@ void scale_values(const u32* codes, float* s, float* r, int64_t tiles, float t, 
     else scale_values<float_scale>(codes, s, r, tiles, t, f);
 }
 
-typedef float EightFloats __attribute__((vector_size(32)));
-typedef double EightDoubles __attribute__((vector_size(64)));
-
 // ---- units -----------------------------------------------------------------------------------------------------
 
 class Units {
@@ -58,9 +55,14 @@ public:
 
     Units(const Tiling& tiling, const Scaling& f, const Rule& rule, float t)
         : g(tiling), f(f), elements(f, rule), t(t), has_columns(g.width % lanes != 0),
-          most(smaller(g.at_once(), g.across())), across(smaller(most * g.width, g.columns)), amax(most), codes(most),
-          tile_s(most), tile_r(most), peak(g.height > 1 ? across : 0), column_s(has_columns ? across : 0),
-          column_r(has_columns ? across : 0), buffer(across) {}
+          most(smaller(g.at_once(), g.across())), across(smaller(most * g.width, g.columns)), amax(most),
+          now(most, has_columns ? across : 0), peak(g.height > 1 ? across : 0), buffer(across) {
+        if (elements.is_random()) words.resize(Elements::drawn(across));
+        if (f.rule != four_over_six) return;
+        const int64_t size = smaller(g.height, g.rows) * across;
+        other = now, off.resize(size), error_4.resize(most), error_6.resize(most);
+        if (elements.is_random()) kept.resize(size);
+    }
 
     template <class Each> void over(int64_t begin, int64_t end, const Each& each) const {
         const int64_t runs = g.runs(), down = g.down();
@@ -72,85 +74,77 @@ public:
         }
     }
 
-    // The scales of a unit, from x.
-    void find(const float* x, const Unit& u, float times = 1.0f) {
+    // The scales of a unit, from x; by 4over6, those of two that have the smaller errors.
+    void find(const float* x, const Unit& u) {
         largest(x + u.first, u);
-        scale_codes(amax.data(), codes.data(), u.tiles, t, times, f);
-        scale_values(codes.data(), tile_s.data(), tile_r.data(), u.tiles, t, f);
+        if (f.rule != four_over_six) {
+            scale(u, 1.0f);
+            return;
+        }
+        for (int64_t row = 0; row < u.rows && !kept.empty(); ++row)
+            std::memcpy(&kept[row * across], draw(u, row), static_cast<size_t>(u.columns) * sizeof(u32));
+        scale(u, 1.5f);
+        find_errors(x, u, error_4.data());
+        std::swap(now, other);
+        scale(u, 1.0f);
+        find_errors(x, u, error_6.data());
+        for (int64_t i = 0; i < u.tiles; ++i) {
+            const u32 is_4 = error_4[i] < error_6[i];  // as often as not: no branch
+            now.codes[i] = select(is_4, other.codes[i], now.codes[i]);
+            now.tile_s[i] = from_bits(select(is_4, to_bits(other.tile_s[i]), to_bits(now.tile_s[i])));
+            now.tile_r[i] = from_bits(select(is_4, to_bits(other.tile_r[i]), to_bits(now.tile_r[i])));
+        }
         spread(u);
     }
 
     // The scales of a unit, as they are written.
     void read(const void* scales, const Unit& u) {
         for (int64_t i = 0; i < u.tiles; ++i)
-            codes[i] = f.kind == float_scale ? static_cast<const u32*>(scales)[u.scale + i]
-                                             : static_cast<const u8*>(scales)[u.scale + i];
-        scale_values(codes.data(), tile_s.data(), tile_r.data(), u.tiles, t, f);
-        spread(u);
+            now.codes[i] = f.kind == float_scale ? static_cast<const u32*>(scales)[u.scale + i]
+                                                 : static_cast<const u8*>(scales)[u.scale + i];
+        values(u);
     }
 
     void write(void* scales, const Unit& u) const {
         for (int64_t i = 0; i < u.tiles; ++i)
             if (f.kind == float_scale)
-                static_cast<u32*>(scales)[u.scale + i] = codes[i];
+                static_cast<u32*>(scales)[u.scale + i] = now.codes[i];
             else
-                static_cast<u8*>(scales)[u.scale + i] = static_cast<u8>(codes[i]);
+                static_cast<u8*>(scales)[u.scale + i] = static_cast<u8>(now.codes[i]);
     }
 
-    // The values, or where not `scaled` the elements, of a piece of x, to out, which may be x.
-    void round(const float* x, float* out, int64_t columns, u64 index, bool scaled) {
-        const float *r = has_columns ? column_r.data() : tile_r.data(), *s = has_columns ? column_s.data() : tile_s.data();
+    // The values, or where not `scaled` the elements, of a row of a unit of x, to out.
+    void round(const float* x, float* out, const Unit& u, int64_t row, bool scaled) {
+        x += u.first + row * g.columns;
         if (elements.is_quick()) {
-            (elements.is_integer() ? round_piece<true> : round_piece<false>)(x, out, columns, g.width, r, s, elements,
+            (elements.is_integer() ? round_piece<true> : round_piece<false>)(x, out, u.columns, g.width, r(), s(), elements,
                                                                              scaled);
             return;
         }
-        multiply_piece(x, buffer.data(), columns, g.width, r);
-        elements.finish(buffer.data(), columns, index);
+        finish(x, u, row);
         if (scaled)
-            multiply(buffer.data(), out, columns);
+            multiply(buffer.data(), out, u.columns);
         else
-            std::memcpy(out, buffer.data(), static_cast<size_t>(columns) * sizeof(float));
+            std::memcpy(out, buffer.data(), static_cast<size_t>(u.columns) * sizeof(float));
     }
 
     // Elements to values.
     void multiply(const float* e, float* out, int64_t columns) const {
-        multiply_piece(e, out, columns, g.width, has_columns ? column_s.data() : tile_s.data());
-    }
-
-    // Elements of a unit, `columns` a row, and its scales, where two are tried (4over6).
-    void choose(const float* x, const Unit& u) {
-        largest(x + u.first, u);
-        const size_t size = static_cast<size_t>(g.height * g.width);
-        at_x.resize(size), at_6.resize(size), at_4.resize(size);
-        chosen.resize(static_cast<size_t>(u.rows * u.columns));
-        const auto tiles = static_cast<size_t>(u.tiles);
-        two.resize(tiles), two_s.resize(tiles), two_r.resize(tiles);
-        scale_codes(amax.data(), codes.data(), u.tiles, t, 1.0f, f);
-        scale_codes(amax.data(), two.data(), u.tiles, t, 1.5f, f);
-        scale_values(codes.data(), tile_s.data(), tile_r.data(), u.tiles, t, f);
-        scale_values(two.data(), two_s.data(), two_r.data(), u.tiles, t, f);
-        if (size == 16)
-            choose_each<16>(x, u);
-        else
-            choose_each<0>(x, u);
-        spread(u);
+        multiply_piece(e, out, columns, g.width, s());
     }
 
     bool has_nan(const Unit& u) const {
         bool found = false;
-        for (int64_t i = 0; i < u.tiles; ++i) found |= tile_s[i] != tile_s[i];
+        for (int64_t i = 0; i < u.tiles; ++i) found |= now.tile_s[i] != now.tile_s[i];
         return found;
     }
 
     // Of a piece, of tiles whose scale is NaN.
     template <class T> void clear_nan(T* codes, int64_t columns) const {
         for (int64_t i = 0; i * g.width < columns; ++i)
-            if (tile_s[i] != tile_s[i])
+            if (now.tile_s[i] != now.tile_s[i])
                 std::memset(codes + i * g.width, 0, smaller(g.width, columns - i * g.width) * sizeof(T));
     }
-
-    const float* choice(const Unit& u, int64_t row) const { return &chosen[row * u.columns]; }
 
 private:
     Tiling g;
@@ -159,10 +153,62 @@ private:
     float t;
     bool has_columns;
     int64_t most, across;  // tiles and columns of the largest unit
-    std::vector<u32> amax, codes, two;
-    std::vector<float> tile_s, tile_r;
+    struct Scales {
+        std::vector<u32> codes;
+        std::vector<float> tile_s, tile_r, column_s, column_r;
+        Scales() {}
+        Scales(int64_t tiles, int64_t columns)
+            : codes(tiles), tile_s(tiles), tile_r(tiles), column_s(columns), column_r(columns) {}
+    };
+    std::vector<u32> amax;
+    Scales now, other;  // other: the second, where two are tried (4over6)
     std::vector<i32> peak;
-    std::vector<float> column_s, column_r, buffer, at_x, at_6, at_4, chosen, two_s, two_r;
+    std::vector<float> buffer, off;
+    std::vector<double> error_4, error_6;
+    std::vector<u32> words, kept;  // random bits; kept: of all rows, where they are needed more than once
+
+    const float* s() const { return has_columns ? now.column_s.data() : now.tile_s.data(); }
+    const float* r() const { return has_columns ? now.column_r.data() : now.tile_r.data(); }
+
+    // The scales for `times` of what is wanted.
+    void scale(const Unit& u, float times) {
+        scale_codes(amax.data(), now.codes.data(), u.tiles, t, times, f);
+        values(u);
+    }
+
+    void values(const Unit& u) {
+        scale_values(now.codes.data(), now.tile_s.data(), now.tile_r.data(), u.tiles, t, f);
+        spread(u);
+    }
+
+    u64 index(const Unit& u, int64_t row) const { return static_cast<u64>(u.first + row * g.columns); }
+
+    // The random bits of a row, until the next one's are drawn.
+    const u32* draw(const Unit& u, int64_t row) { return elements.draw(words.data(), u.columns, index(u, row)); }
+
+    // The elements of a row, x: its first, to the buffer, where they are not quick.
+    void finish(const float* x, const Unit& u, int64_t row) {
+        multiply_piece(x, buffer.data(), u.columns, g.width, r());
+        if (elements.is_random())
+            elements.finish(buffer.data(), u.columns, index(u, row), kept.empty() ? draw(u, row) : &kept[row * across]);
+        else
+            elements.finish(buffer.data(), u.columns, index(u, row));
+    }
+
+    // The sums of squared errors of a unit's tiles under the scales that are there now.
+    void find_errors(const float* x, const Unit& u, double* errors) {
+        for (int64_t row = 0; row < u.rows; ++row) {
+            const float* from = x + u.first + row * g.columns;
+            float* to = &off[row * u.columns];
+            if (elements.is_quick()) {
+                round_and_subtract_piece(from, to, u.columns, g.width, r(), s(), elements);
+            } else {
+                finish(from, u, row);
+                subtract_piece(buffer.data(), from, to, u.columns, g.width, s());
+            }
+        }
+        sums_of_squares(off.data(), u.rows, u.columns, g.width, errors);
+    }
 
     void largest(const float* x, const Unit& u) {
         if (g.height == 1) {
@@ -194,79 +240,15 @@ private:
     void spread(const Unit& u) {
         if (!has_columns) return;
         if (g.width == 1) {
-            std::memcpy(column_s.data(), tile_s.data(), static_cast<size_t>(u.columns) * sizeof(float));
-            std::memcpy(column_r.data(), tile_r.data(), static_cast<size_t>(u.columns) * sizeof(float));
+            std::memcpy(now.column_s.data(), now.tile_s.data(), static_cast<size_t>(u.columns) * sizeof(float));
+            std::memcpy(now.column_r.data(), now.tile_r.data(), static_cast<size_t>(u.columns) * sizeof(float));
             return;
         }
         for (int64_t i = 0; i < u.tiles; ++i) {
             const int64_t begin = i * g.width, end = smaller(u.columns, begin + g.width);
-            std::fill(column_s.begin() + begin, column_s.begin() + end, tile_s[i]);
-            std::fill(column_r.begin() + begin, column_r.begin() + end, tile_r[i]);
+            std::fill(now.column_s.begin() + begin, now.column_s.begin() + end, now.tile_s[i]);
+            std::fill(now.column_r.begin() + begin, now.column_r.begin() + end, now.tile_r[i]);
         }
-    }
-
-    // length: of a tile, where it is known before; else 0.
-    template <int length> void choose_each(const float* x, const Unit& u) {
-        const float* const from = x + u.first;
-        const Elements rounder = elements;
-        for (int64_t i = 0; i < u.tiles; ++i) {
-            const int64_t column = i * g.width, columns = smaller(g.width, u.columns - column);
-            const bool in_place = g.height == 1 && columns == g.width;
-            if (!in_place) {
-                std::fill(at_x.begin(), at_x.end(), 0.0f);
-                for (int64_t row = 0; row < u.rows; ++row)
-                    std::memcpy(&at_x[row * g.width], from + row * g.columns + column, columns * sizeof(float));
-            }
-            const float* const tile = in_place ? from + column : at_x.data();
-            const double error_6 = attempt<length>(tile, at_6.data(), tile_s[i], tile_r[i], rounder, u, column);
-            const double error_4 = attempt<length>(tile, at_4.data(), two_s[i], two_r[i], rounder, u, column);
-            const u32 is_4 = error_4 < error_6;  // as often as not, so that a branch would cost more than all else
-            codes[i] = select(is_4, two[i], codes[i]);
-            tile_s[i] = from_bits(select(is_4, to_bits(two_s[i]), to_bits(tile_s[i])));
-            const float* const tried[2] = {at_6.data(), at_4.data()};
-            const float* const best = tried[is_4];
-            if (length && in_place) {
-                std::memcpy(&chosen[column], best, length * sizeof(float));
-                continue;
-            }
-            for (int64_t row = 0; row < u.rows; ++row)
-                std::memcpy(&chosen[row * u.columns + column], best + row * g.width, columns * sizeof(float));
-        }
-    }
-
-    // The elements of a tile under a scale, and the sum of their squared errors.
-    template <int length>
-    CFP_MEMBER double attempt(const float* from, float* e, float s, float r, const Elements& rounder, const Unit& u,
-                              int64_t column) {
-        const int64_t size = length ? length : static_cast<int64_t>(at_x.size());
-        if (rounder.is_quick()) {
-            const FloatLanes r_lanes = FloatLanes{} + r;
-            int64_t i = 0;
-            for (; i + lanes <= size; i += lanes) store(e + i, rounder.round<false>(load<FloatLanes>(from + i), r_lanes));
-            for (; i < size; ++i) e[i] = rounder.round<false>(from[i], r);
-        } else {
-            for (int64_t i = 0; i < size; ++i) e[i] = from[i] * r;
-            for (int64_t row = 0; row < u.rows; ++row) {
-                const u64 index = static_cast<u64>(u.first + row * g.columns + column);
-                elements.finish(e + row * g.width, smaller(g.width, u.columns - column), index);
-            }
-        }
-        EightDoubles sums = {};
-        int64_t i = 0;
-        for (; i + 8 <= size; i += 8) {
-            EightFloats element, x;
-            std::memcpy(&element, e + i, sizeof element);
-            std::memcpy(&x, from + i, sizeof x);
-            const auto error = __builtin_convertvector(element * s - x, EightDoubles);
-            sums += error * error;
-        }
-        for (int j = 0; i < size; ++i, ++j) {
-            const double error = static_cast<double>(e[i] * s - from[i]);
-            sums[j] += error * error;
-        }
-        double four[4];
-        for (int j = 0; j < 4; ++j) four[j] = sums[j] + sums[j + 4];
-        return (four[0] + four[2]) + (four[1] + four[3]);
     }
 };
 
