@@ -38,6 +38,7 @@ class PlannedRun:
 
 
 REPORTED = ("tolerance", "confidence", "metric")  # of what a search is asked
+BASELINE_KEY = "baseline"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,21 @@ class Plan:
     def question(self) -> dict[str, Any]:
         """What was given of `search` that a report goes by as well, so that both say the same of these runs."""
         values = {key: self.search.get(key) for key in REPORTED if f"{SEARCH}.{key}" in self.given}
+        values["baseline_values"] = self._baseline()
         return {key: value for key, value in values.items() if value is not None}
+
+    def _baseline(self) -> dict[str, Any] | None:
+        """What was given of search.baseline, if a run's record says all of it as it is typed: no choice of a group."""
+        given = {
+            key: value for key, value in (self.search.get(BASELINE_KEY) or {}).items() if self._gives(key)
+        }
+        config = self.runs[0].config
+        is_said = all(has_key(config, key) and not isinstance(get_key(config, key), Mapping) for key in given)
+        return given if given and is_said else None
+
+    def _gives(self, key: str) -> bool:
+        names = (f"{SEARCH}.{BASELINE_KEY}", f"{SEARCH}.{BASELINE_KEY}.{key}")
+        return any(name in self.given for name in names)
 
     def describe(self) -> str:
         """`format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`."""

@@ -10,7 +10,9 @@ from custom_fp.recipe.files import load, with_ingredients
 from torch import nn
 
 from cpdrun.config.errors import ConfigError
+from cpdrun.config.keys import flatten
 from cpdrun.record import SweepDir, write_text
+from cpdrun.report.read.choices import of_case
 from cpdrun.report.read.collect import collect, other_axes
 from cpdrun.search.question import ask
 from cpdrun.sweep import plan
@@ -121,3 +123,23 @@ def test_a_report_has_a_column_for_each_ingredient_that_varies(tmp_path):
         run.path.mkdir(parents=True)
         write_text(run.config, yaml.safe_dump(planned.config))
     assert set(other_axes(collect([sweep]))) == {"ingredients.rounding", "ingredients.format"}
+
+
+def test_a_case_has_the_bits_of_its_recipe():
+    (planned,) = plan([*WORDS, "recipe=nvfp4"]).runs
+    flat = dict(flatten(planned.config))
+    assert of_case("four", flat).bits == 4.5, "not those of the few layers in bf16"
+    assert of_case("none", flat | {"recipe": None, "precision.rules": []}).bits == 32
+
+
+@pytest.mark.parametrize(
+    ("words", "baseline"),
+    [
+        (["exp=llama_fp4"], {"case": "bf16"}),
+        (["exp=digits_recipes", "search.baseline={recipe: mxfp8}"], {"recipe": "mxfp8"}),
+        (["exp=digits_bits", "search.baseline={precision: fp32}"], None),  # a group's choice is in no record
+        (["exp=digits_bits"], None),
+    ],
+)
+def test_a_sweep_hands_its_baseline_to_the_report(words, baseline):
+    assert plan([*words, "seed=0"]).question.get("baseline_values") == baseline

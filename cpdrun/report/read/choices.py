@@ -54,7 +54,11 @@ def choice(name: str, config: Mapping[str, Any], group: str, held: Sequence[str]
 
 
 def of_case(name: str, config: Mapping[str, Any]) -> Choice:
-    """The same of a named case: of all that it rounds, the gradients between workers too."""
+    """The same of a named case: of all that it rounds, the gradients between workers too; of one that has a recipe, the
+    recipe's."""
+    recipe = choice(name, config, RECIPE)
+    if isinstance(config.get(RECIPE), str) and not formats.is_baseline(recipe):
+        return recipe
     found = {key: value for group in GROUPS for key, value in _section(config, group)}
     return widest(name, found | {_FORMAT: config.get(_FORMAT)})
 
