@@ -46,6 +46,12 @@ def _with_seeds_that_chose(before: Any, search: Mapping[str, Any]) -> dict[str, 
     return dict(search) | ({"chose": left} if left else {})
 
 
+def _with_what_is_given(asked: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A search's baseline stays: its cells and what they share of the error are of it."""
+    is_of_search = "baseline" in asked
+    return {**asked, **{key: v for key, v in given.items() if key != "baseline_values" or not is_of_search}}
+
+
 def _seeds(value: object) -> list[int]:
     return [seed for seed in value if isinstance(seed, int)] if isinstance(value, list) else []
 
@@ -58,7 +64,11 @@ def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
     if search is not None:
         search = _with_seeds_that_chose(asked, search)
     else:
-        search = {**asked, **sweep.question} if isinstance(asked, Mapping) else sweep.question or None
+        search = (
+            _with_what_is_given(asked, sweep.question)
+            if isinstance(asked, Mapping)
+            else sweep.question or None
+        )
     if names and set(names) <= set(before):
         if sweep.question and search != asked:
             _write(sweep.directory, {**there, SEARCH: search})

@@ -135,10 +135,11 @@ def test_the_question_of_a_search_stays_in_the_manifest(tmp_path):
     write_manifest(sweep, {"tolerance": 1})
     write_manifest(plan([*words, "seed=0,1"]))
     assert asked() == {"tolerance": 1}
-    write_question(sweep.directory, {"tolerance": 2})
-    assert asked() == {"tolerance": 2} and len(listed(sweep.directory)) == 4
+    searched = {"tolerance": 2, "baseline": {"format": "fp32"}}
+    write_question(sweep.directory, searched)
+    assert asked() == searched and len(listed(sweep.directory)) == 4
     write_manifest(plan([*words, "search.confidence=90", "search.baseline={format: bf16}"]))
-    assert asked() == {"tolerance": 2, "confidence": 90} and len(listed(sweep.directory)) == 4
+    assert asked() == searched | {"confidence": 90} and len(listed(sweep.directory)) == 4
 
 
 def test_what_a_sweep_was_given_of_a_search_is_in_the_manifest(tmp_path):
