@@ -206,7 +206,7 @@ def test_the_first_and_the_last_layers():
         ({"hadamard": 16, "format": "fp32"}, "hadamard=16: format=fp32 rounds nothing"),
         ({"hadamard": 16, "aps": True}, "aps=true goes with neither rounding=stochastic nor hadamard"),
         ({"role": "parameter", "rounding": "stochastic"}, "parameter takes nearest_even; of weights type precision.up"),
-        ({"last": 0}, "last=0: must be how many layers, such as 2, or a share below 1, such as 0.15"),
+        ({"last": -1}, "last=-1: must be how many layers, such as 2, or a share below 1, such as 0.15"),
         ({"first": 1.5}, "first=1.5: must be how many layers"),
         ({"role": []}, "role=[]: choose one or some of input, weight"),
         ({"role": ["input", "wait"]}, "role=wait: choose one of input"),

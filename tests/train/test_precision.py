@@ -134,6 +134,7 @@ def test_norms_in_fp32_are_norms_of_any_kind_and_nothing_else(norm, make_run, tr
 def test_optimizer_state_is_rounded():
     model = nn.Linear(4, 4)
     precision = Formats(**FP32 | {"optimizer_state": "e5m2"})
+    precision.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(3):
         model(torch.randn(2, 4)).sum().backward()
