@@ -9,6 +9,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from custom_fp.formats.names import is_own, parse
+
 from cpdrun.config.keys import INGREDIENTS, flatten
 from cpdrun.config.moved import CLASSIFICATION, FIRST_NAME, FIRST_TASK
 from cpdrun.config.script import is_script, stem
@@ -32,6 +34,7 @@ NOT_IDENTITY = (
 )
 # A script deals its data by the number of its ranks: it is a part of the run.
 NOT_IDENTITY_OF_SCRIPTS = (*(key for key in NOT_IDENTITY if key != "nproc"), "script.grace_s")
+READ_BY_PRODUCTS = ("input", "weight", "output_gradient")
 # keys that a run may leave as they are: there they are no part of it, so that a new one renames nothing
 UNUSED = {
     "parameter_groups": [],
@@ -76,8 +79,32 @@ def identity_hash(config: Mapping[str, Any]) -> str:
         for key, value in flatten(config)
         if _belongs(key, left_out) and key.split(".")[0] not in unused and not _is_unused(key, value)
     }
+    if _has_blocks_along_sums(config.get("precision")):
+        identity["precision.blocks"] = (
+            "along sums"  # in memory order once, of the same rules: those are other runs
+        )
     text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _has_blocks_along_sums(precision: Any) -> bool:
+    """Whether a rule rounds what a product reads to a format with scales."""
+    rules = precision.get("rules") if isinstance(precision, Mapping) else None
+    for rule in rules if isinstance(rules, list) else ():
+        if isinstance(rule, Mapping):
+            roles = rule.get("role")
+            reads = any(role in READ_BY_PRODUCTS for role in (roles if isinstance(roles, list) else [roles]))
+            if reads and _has_scales(rule.get("format")):
+                return True
+    return False
+
+
+def _has_scales(name: Any) -> bool:
+    """Of a format of ours; one in a module of the user's own is not imported for it."""
+    try:
+        return not is_own(name) and parse(name).has_scales
+    except ValueError:  # the run's start says what is wrong with it
+        return False
 
 
 def _is_unused(key: str, value: Any) -> bool:

@@ -10,6 +10,7 @@ from custom_fp.recipe.files import load, with_ingredients
 from torch import nn
 
 from cpdrun.config.errors import ConfigError
+from cpdrun.config.identity import run_name
 from cpdrun.config.keys import flatten
 from cpdrun.record import SweepDir, write_text
 from cpdrun.report.read.choices import of_case
@@ -143,3 +144,18 @@ def test_a_case_has_the_bits_of_its_recipe():
 )
 def test_a_sweep_hands_its_baseline_to_the_report(words, baseline):
     assert plan([*words, "seed=0"]).question.get("baseline_values") == baseline
+
+
+@pytest.mark.parametrize(
+    ("role", "fmt", "before", "same"),
+    [
+        ("weight", "e4m3", "convnet-fp32-w1-s0-63a517281c", True),
+        ("activation", "mxfp4", "convnet-fp32-w1-s0-8eae997703", True),
+        ("weight", "mxfp4", "convnet-fp32-w1-s0-96f54bb5b9", False),
+    ],
+)
+def test_rules_whose_blocks_once_ran_in_memory_order_name_other_runs_now(role, fmt, before, same):
+    config = plan([*WORDS, "recipe=null"]).runs[0].config
+    rules = [{"modules": "*", "role": role, "format": fmt}]
+    found = run_name({**config, "precision": {**config["precision"], "rules": rules}})
+    assert (found == before) == same
