@@ -12,7 +12,7 @@ from typing import Any
 
 from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError, did_you_mean
-from cpdrun.config.keys import flatten
+from cpdrun.config.keys import INGREDIENTS, flatten
 from cpdrun.config.overrides import typed_form
 
 RECIPE, PRECISION, PLAIN = "recipe", "precision", "fp32"
@@ -22,6 +22,10 @@ def spell_out(config: dict[str, Any], composer: Composer, choices: Mapping[str, 
     """Puts the recipe of a composed config into its precision. Raises ConfigError where both say what is rounded, and
     for a key that no precision has."""
     recipe = config[RECIPE]
+    for key in config.get(INGREDIENTS) or ():
+        if f"${{{INGREDIENTS}.{key}}}" not in str(recipe):
+            chosen = composer.choice(RECIPE, choices) or "null"
+            raise ConfigError(f"{INGREDIENTS}.{key}: recipe={chosen} leaves none of that name open")
     if recipe is None:
         return
     name = composer.choice(RECIPE, choices)

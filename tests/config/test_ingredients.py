@@ -87,6 +87,19 @@ def test_what_is_left_open_is_named(words, message):
         plan([*WORDS, *words])
 
 
+@pytest.mark.parametrize("chosen", ["bf16", "null"])
+def test_an_experiment_cannot_say_an_ingredient_that_its_recipe_has_not(tmp_path, chosen):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_text(
+        "# cpdrun sweep exp=mine\ningredients: {rounding: nearest_even}\n"
+    )
+    with pytest.raises(
+        ConfigError, match=f"ingredients.rounding: recipe={chosen} leaves none of that name open"
+    ):
+        plan(["exp=mine", f"recipe={chosen}"], tmp_path)
+    assert plan(["exp=mine", "recipe=nvfp4"], tmp_path).runs
+
+
 def test_a_baseline_of_another_recipe_is_asked_for_by_cases():
     with pytest.raises(ConfigError, match="name each combination, its recipe with what it changes"):
         ask(["exp=digits_recipes", "recipe=nvfp4", "ingredients.format=nvfp4,nvint4"])
