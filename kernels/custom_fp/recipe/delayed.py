@@ -127,9 +127,8 @@ def roll_with_steps(model: nn.Module, histories: Collection[History]) -> None:
     of_model = weakref.ref(model)
 
     def stepped(optimizer: Optimizer, *_: Any) -> None:
-        alive = (
-            of_model()
-        )  # once it is gone this stays, and does nothing: torch goes through its hooks meanwhile
+        # once the model is gone this stays, and does nothing: torch goes through its hooks meanwhile
+        alive = of_model()
         mine = {id(p) for p in alive.parameters()} if alive is not None else ()
         if any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
             roll(histories)
