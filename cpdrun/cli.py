@@ -26,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _end_as_by_ctrl_c(signal.SIGTERM, signal.SIGHUP)
         return arguments.run(arguments)
     except KeyboardInterrupt:
+        # where it came while a text was executed (a dataclass's methods), `python -m` would end by SIGINT all the same
+        eval("0")
         return INTERRUPTED
     except UserError as error:
         tell(error)

@@ -218,9 +218,10 @@ def test_two_tasks_meet_their_time_limit_and_go_on_as_the_very_element(under_lim
     more_time = ["scontrol", "update", f"JobId={element}", "TimeLimit=10"]
     wait_for(lambda: subprocess.run(more_time, check=False).returncode == 0, "the element in the queue")
     assert finish(executor, deadline_s=120)[long.run.name].status == "finished"
-    ends = [attempt.outcome().status for attempt in long.run.attempts()]
-    assert ends == ["preempted", "finished"]
-    assert read_json(long.run.attempts()[1].where)["slurm_job"] == element and element.endswith("_0")
+    *warned, last = [attempt.outcome().status for attempt in long.run.attempts()]
+    assert last == "finished" and set(warned) == {"preempted"}  # of a slow machine, more than once
+    where = {read_json(attempt.where)["slurm_job"] for attempt in long.run.attempts()}
+    assert where == {element} and element.endswith("_0")
 
     undisturbed = make_training_job(SweepDir(tmp_path / "undisturbed"), *dawdling(slow))
     with training():
