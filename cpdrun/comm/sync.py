@@ -113,10 +113,17 @@ class AllReduceSync(GradientSync):
                 self._keep_residual(name, layers.stacks[p], layers.key)
 
     def _keep_residual(self, name: str, sent_Lxn: Tensor, key: tuple) -> None:
+        for i in range(self.workers.share):
+            self.feedback.keep(name, i, sent_Lxn[i], self._sent(name, i, sent_Lxn[i], key))
+
+    def sent_by(self, name: str, i: int, gradient_n: Tensor, step: int) -> Tensor:
+        """What the others saw of my i-th worker's gradient in the latest sum of this layer."""
+        return self._sent(name, i, gradient_n, (self.seed, step))
+
+    def _sent(self, name: str, i: int, gradient_n: Tensor, key: tuple) -> Tensor:
         summation, shifts = self._latest[name]
-        for i, worker in enumerate(self.workers.mine):
-            shift = shifts[summation.group_of(worker)]
-            self.feedback.keep(name, i, sent_Lxn[i], summation.sent_by(worker, sent_Lxn[i], name, shift, key))
+        worker = self.workers.mine[i]
+        return summation.sent_by(worker, gradient_n, name, shifts[summation.group_of(worker)], key)
 
     def statistics(
         self, stacks: Sequence[Tensor], mean_gradient: Sequence[Tensor]

@@ -48,7 +48,8 @@ def _rounds(*keys: str) -> Callable[[Config], bool]:
 
 def _sends_less(config: Config) -> bool:
     """Than every gradient in float32."""
-    return config["format"] != FP32 or config["compressor"] in config["sync"].values()
+    compresses = config["compressor"] in config["sync"].values() or "min_compression_rate" in config["sync"]
+    return config["format"] != FP32 or compresses
 
 
 def _trains(config: Config) -> bool:

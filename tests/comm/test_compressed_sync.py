@@ -17,6 +17,7 @@ from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.random_k import RandomK
 from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.sign import Sign
 from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.sums.scaling import APS, DelayedAPS
 
@@ -32,6 +33,7 @@ COMPRESSORS = {
     "random_k": RandomK(0.2, False, "e4m3", True, "stochastic"),
     "qsgd": QSGD(7, True),
     "min_max": MinMax(4, "stochastic"),
+    "sign": Sign(1),
 }
 
 

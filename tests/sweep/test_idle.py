@@ -19,6 +19,7 @@ CASES = [
     (["compressor=top_k", "compressor.keep=0.1", "topology=torus", "sync=gossip_dpsgd"], []),
     (["compressor=top_k", "sync=gossip_dpsgd,all_reduce"], []),
     (["compressor=top_k", "format=fp32", "sync=compressed", "sync.error_feedback=true"], []),
+    (["format=fp32", "sync=power_sgd", "sync.error_feedback=false", "full_precision.layers=[fc.*]"], []),
     (["scaling=aps", "aps=false"], ["scaling plays no part: it is how aps=true scales"]),
     (["scaling=aps"], []),
     (["scaling.margin=1,2"], ["scaling.margin plays no part"]),

@@ -44,8 +44,9 @@ def check_rounding(key: str, rounding: str) -> None:
 
 
 def check_whole(key: str, value: int, most: int) -> None:
-    if not (isinstance(value, int) and 1 <= value <= most):
-        raise ValueError(f"{key} must be a whole number between 1 and {most}, not {value}")
+    if isinstance(value, bool) or not (isinstance(value, int) and 1 <= value <= most):
+        allowed = f"a whole number between 1 and {most}" if most > 1 else "1"
+        raise ValueError(f"{key} must be {allowed}, not {value}")
 
 
 def floats(data_WxM: Tensor) -> Tensor:

@@ -118,6 +118,7 @@ def takes_knobs(function: Callable[..., Any]) -> Callable[..., Any]:
             knob.name, inspect.Parameter.KEYWORD_ONLY, default=knob.default, annotation=knob.type
         )
         for knob in fields(Sum)[1:]
+        if knob.name not in signature.parameters
     ]
     function.__signature__ = signature.replace(parameters=[*own, *knobs])
     return function

@@ -1,6 +1,7 @@
 """What gossip sends of a layer: known answers, laws, bytes as counted, rows that depend on nothing but themselves."""
 
 import math
+from fractions import Fraction
 
 import custom_fp
 import pytest
@@ -11,6 +12,7 @@ from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.random_k import RandomK
 from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.sign import Sign
 from cpdrun.comm.compressors.top_k import TopK, largest
 
 COMPRESSORS = {
@@ -26,6 +28,7 @@ COMPRESSORS = {
     "random-k unbiased": RandomK(0.3, True, "fp32", False, "nearest_even"),
     "qsgd 7": QSGD(7, contract=True),
     "qsgd 127": QSGD(127, contract=False),
+    "sign": Sign(1),
 }
 
 
@@ -151,6 +154,30 @@ def test_qsgd_gives_levels_of_the_norm_and_its_variance_is_bounded() -> None:
         torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-5)
 
 
+def test_signs_take_a_bit_and_one_scale_which_is_the_mean_magnitude_rounded_once() -> None:
+    c, inf, nan = Sign(1), math.inf, math.nan
+    x = torch.tensor([[1.0, -3.0, 0.0, -0.0, 2.0, -0.5], [1e-45, 0, 0, 0, -1e-45, 0], [0, -0.0, 0, 0, 0, 0]])
+    data = c.compress(x, [()] * 3)
+    assert c.message_bytes(6) == 5 and data[0].tolist() == [*data[0, :4].tolist(), 0b100010]
+    received = c.decompress(data, 6)
+    s = float(torch.tensor(float(Fraction(13, 12)), dtype=torch.float32))
+    assert received[0].tolist() == [s, -s, s, s, s, -s]
+    assert (
+        not received[1:].any() and not torch.signbit(received[1:]).any()
+    )  # a third of the smallest subnormal: 0
+    huge = torch.tensor([[3e38, -3e38, 3e38], [inf, 1, 1], [-inf, inf, 1], [nan, 1, 1]])
+    received = c.decompress(c.compress(huge, [()] * 4), 3)
+    assert torch.equal(received[0], huge[0]) and received[1:].isnan().all()
+
+
+def test_a_scaled_sign_keeps_what_its_paper_says() -> None:
+    """arXiv 1901.09847, lemma 8: |C(x) - x|^2 = |x|^2 - |x|_1^2 / n, here exact but for the scale's one rounding."""
+    x, keys = rows(3, 1000)
+    lost = (Sign(1).decompress(Sign(1).compress(x, keys), 1000) - x).double().square().sum(1)
+    expected = x.double().square().sum(1) - x.double().abs().sum(1) ** 2 / 1000
+    torch.testing.assert_close(lost, expected, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -158,6 +185,7 @@ def test_qsgd_gives_levels_of_the_norm_and_its_variance_is_bounded() -> None:
         (lambda: MinMax(0, "nearest_even"), "compressor.bits must be a whole number between 1 and 16"),
         (lambda: MinMax(8, "up"), "compressor.rounding must be one of nearest_even, stochastic, not up"),
         (lambda: QSGD(0, True), "compressor.levels must be a whole number between 1 and 32767"),
+        (lambda: Sign(2), "compressor.bits must be 1, not 2"),
         (lambda: QSGD(2.5, True), "compressor.levels must be a whole number"),
         (lambda: Rounded("mxfp8_e4m3", False, "stochastic"), "it takes compressor.rounding=nearest_even"),
         (lambda: Rounded("e9m9", False, "nearest_even"), "e9m9"),

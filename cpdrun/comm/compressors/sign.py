@@ -1,0 +1,45 @@
+"""The sign of each value and one scale a layer: the scaled sign of Karimireddy, Rebjock, Stich and Jaggi ("Error
+Feedback Fixes SignSGD and other Gradient Compression Schemes", arXiv 1901.09847, section 3):
+
+    C(x) = |x|_1 / n * sign(x),   |C(x) - x|^2 = |x|^2 - |x|_1^2 / n
+
+so that it is a compressor that error feedback can stand; without feedback it is biased, and signSGD's failures
+(section 2 of the paper) are its own. What differs: a bit has no third state, so sign(0) is 1, with which the second
+equation holds exactly. The majority vote of arXiv 1802.05880 is another sum (one bit back, no scale) and not here.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cpdrun.comm.compressors.base import Compressor, check_whole, floats
+from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
+
+
+class Sign(Compressor):
+    """The scale (float32: the mean magnitude, added up in float64 and rounded once) and a bit for each value, 1 where
+    it is below 0.
+
+    0 and -0 come back as the scale, a row of zeros as +0 throughout; a row with inf or NaN in it as NaN throughout, so
+    that a diverged run stays visible. Subnormals count; a mean below half the smallest of them is 0. bits: 1 alone.
+    """
+
+    in_format = False
+
+    def __init__(self, bits: int):
+        check_whole("compressor.bits", bits, 1)
+        self.bits = bits
+
+    def message_bytes(self, n: int) -> int:
+        return 4 + packed_bytes(n, self.bits)
+
+    def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
+        scale_Wx1 = torch.stack([row.abs().mean(dtype=torch.float64) for row in x_Wxn]).float()[:, None]
+        return torch.cat([scale_Wx1.view(torch.uint8), pack_codes((x_Wxn < 0).long(), self.bits)], dim=1)
+
+    def decompress(self, data_WxM: Tensor, n: int) -> Tensor:
+        scale_Wx1 = floats(data_WxM[:, :4])
+        scale_Wx1 = torch.where(torch.isfinite(scale_Wx1), scale_Wx1, torch.nan)
+        minus_Wxn = unpack_codes(data_WxM[:, 4:], self.bits, n).bool() & (scale_Wx1 != 0)
+        return torch.where(minus_Wxn, -scale_Wx1, scale_Wx1)

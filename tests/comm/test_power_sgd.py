@@ -1,0 +1,285 @@
+"""PowerSGDSync: torch's own hook as the oracle, laws, ranks against one process, memory, bytes."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+from bits import reduce, same_bits
+from hydra.utils import instantiate
+from ranks import run_ranks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+from cpdrun.comm import AllReduceSync, emulate_all_reduce
+from cpdrun.comm.power_sgd_sync import PowerSGDSync, orthonormal
+from cpdrun.comm.sums.scaling import APS, DelayedAPS
+
+CONF = Path(__file__).parents[2] / "conf"
+SHAPES = {"conv": (6, 4, 2, 2), "bias": (6,), "nothing": (0, 2), "fc": (20, 30), "small": (2, 3), "scale": ()}
+MATRICES = {"conv": (6, 16), "fc": (20, 30)}
+LOW = {"format": "e4m3", "scaling": APS()}
+STOCHASTIC = {"format": "e3m2", "rounding": "stochastic", "warm_start": False}
+DELAYED = {"format": "e4m3", "scaling": DelayedAPS(), "order": "tree", "rank": 4}
+
+
+def make(world_size: int = 4, **changes: Any) -> PowerSGDSync:
+    knobs = yaml.safe_load((CONF / "sync" / "power_sgd.yaml").read_text())
+    knobs |= {"format": "fp32", "world_size": world_size, "parameter_names": list(SHAPES), **changes}
+    return instantiate(knobs, _convert_="object")
+
+
+def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + worker)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES.values()]
+
+
+def everyone(step: int = 0, workers: int = 4) -> list[list[torch.Tensor]]:
+    return [gradients(w, step) for w in range(workers)]
+
+
+def mean_of(workers: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """Their float64 sum: gradients are divided by N already."""
+    return [torch.stack(of_layer).double().sum(0) for of_layer in zip(*workers, strict=True)]
+
+
+# ---- torch's hook
+
+
+class Bucket:
+    """What powerSGD_hook asks of DDP's."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self.shapes = [tensor.shape for tensor in tensors]
+
+    def buffer(self) -> torch.Tensor:
+        return self.flat
+
+    def gradients(self) -> list[torch.Tensor]:
+        parts = self.flat.split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+
+RANKS = (2, 3)  # torch: Gram-Schmidt up to 2, QR above
+
+
+def of_torch() -> list[list[list[torch.Tensor]]]:
+    """In a rank: the mean gradients of fc and bias for each of RANKS, step after step."""
+    found = []
+    for rank in RANKS:
+        state = PowerSGDState(dist.group.WORLD, rank, start_powerSGD_iter=2, random_seed=5)
+        state.iter = 2
+        buckets = [Bucket([gradients(dist.get_rank(), step)[p] for p in (3, 1)]) for step in range(4)]
+        for bucket in buckets:
+            powerSGD_hook(state, bucket).wait()
+        found.append([bucket.gradients() for bucket in buckets])
+    return found
+
+
+def test_torch_s_own_hook_gives_the_same():
+    """Up to float32's rounding. A product of 30 terms errs by 30 * 2^-24 of its terms' magnitudes, three products a
+    step, four steps whose residuals add up: 4 * 3 * 30 * 2^-24 = 2.1e-5 of the gradient's norm."""
+    theirs = run_ranks(2, of_torch)[0]
+    for rank, steps in zip(RANKS, theirs, strict=True):
+        torch.manual_seed(np.random.RandomState(5).randint(1_000_000_000))  # as PowerSGDState draws
+        sync = make(2, rank=rank)
+        sync.load_state_dict(sync.state_dict() | {"right": {"fc": torch.randn(1, 30, rank)[0]}})
+        for step, expected in enumerate(steps):
+            halves = [[g / 2 for g in gradients(w, step)] for w in range(2)]
+            found = reduce(sync, halves, step=step)
+            for ours, of_torch_s in zip((found[3], found[1]), expected, strict=True):
+                assert (ours - of_torch_s).norm() <= 2.1e-5 * of_torch_s.norm()
+            assert found[3].norm() > 0.3 * mean_of(halves)[3].norm()
+
+
+# ---- laws
+
+
+@pytest.mark.parametrize("rank", [12, 100])
+def test_a_rank_of_the_shorter_side_gives_the_mean(rank):
+    """With as many columns nothing is lost but bits: three products of at most 30 terms, 2^-24 each, of matrices whose
+    magnitudes a norm bounds: 3 * 30 * 2^-24 * |M|. 12 columns are enough for all but fc."""
+    sync = make(rank=rank, min_compression_rate=0)
+    for step in range(3):
+        found = reduce(sync, everyone(step), step=step)
+        for name, total, mean in zip(SHAPES, found, mean_of(everyone(step)), strict=True):
+            if name != "fc" or rank >= 20:
+                assert (total - mean).norm() <= 90 * 2.0**-24 * mean.norm(), name
+
+
+def test_matrices_of_the_rank_come_back_and_the_rest_is_the_sum_of_the_format():
+    sync = make(rank=2, **LOW)
+    low_rank = [[g.clone() for g in of_worker] for of_worker in everyone()]
+    exact = AllReduceSync(world_size=4, parameter_names=list(SHAPES), order="hierarchical", **LOW)
+    found, whole = reduce(sync, low_rank), reduce(exact, low_rank)
+    for name, a, b in zip(SHAPES, found, whole, strict=True):
+        assert same_bits(a, b) == (name not in MATRICES), name
+    sync, generator = make(rank=2), torch.Generator().manual_seed(1)
+    left, right = torch.randn(20, 2, generator=generator), torch.randn(2, 30, generator=generator)
+    for w, of_worker in enumerate(low_rank):
+        of_worker[3] = (w - 0.5) * (left @ right)
+    (mean,) = mean_of(low_rank)[3:4]
+    assert (reduce(sync, low_rank)[3] - mean).norm() <= 90 * 2.0**-24 * mean.norm()
+
+
+@pytest.mark.parametrize("settings", [{}, LOW, STOCHASTIC], ids=["fp32", "e4m3", "e3m2"])
+def test_what_was_sent_and_the_residual_are_the_gradient(settings):
+    """Of one worker, for whom the sum adds nothing; to the last bits of M - P Q^T, twice 2^-24 of the larger."""
+    sync = make(1, **settings)
+    owed = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    for step in range(4):
+        given = dict(zip(SHAPES, gradients(0, step), strict=True))
+        sent = dict(zip(SHAPES, reduce(sync, [list(given.values())], step=step), strict=True))
+        residuals = sync.state_dict()["residuals"] | sync.state_dict()["whole"].get("residuals", {})
+        for name, shape in SHAPES.items():
+            compensated = given[name] + owed[name]
+            owed[name] = residuals.get(f"0/{name}", torch.zeros(shape)).view(shape)
+            slack = 2.0**-22 * compensated.abs().max() if compensated.numel() else 0
+            assert ((sent[name] + owed[name] - compensated).abs() <= slack).all(), name
+
+
+def test_residuals_bring_a_constant_gradient_back():
+    """The mean of the results tends to the gradient with the residuals, and to its two largest directions without."""
+    errors = []
+    for error_feedback in (True, False):
+        sync = make(error_feedback=error_feedback)
+        given = everyone()
+        found = [reduce(sync, given, step=step)[3].double() for step in range(60)]
+        mean = mean_of(given)[3]
+        errors.append(((sum(found) / 60 - mean).norm() / mean.norm()).item())
+    assert errors[0] < 0.2 < 0.5 < errors[1]
+
+
+def test_zeros_stay_zero_and_the_factor_wakes_up_again():
+    nothing = [[torch.zeros(shape) for shape in SHAPES.values()] for _ in range(4)]
+    for settings in ({}, LOW, STOCHASTIC):
+        sync = make(rank=3, min_compression_rate=0, **settings)
+        for step in range(2):
+            for total in reduce(sync, nothing, step=step):
+                assert same_bits(total, torch.zeros_like(total))
+        assert reduce(sync, everyone(), step=2)[3].norm() > 1
+
+
+def test_what_is_not_finite_stays_visible_and_is_forgotten():
+    broken = everyone()
+    broken[1][3][2, 7] = math.inf
+    for settings in ({}, LOW, STOCHASTIC, {"format": "e2m1fn", "scaling": APS()}):
+        sync = make(**settings)
+        found = reduce(sync, broken)
+        assert sync.nonfinite == (600 if settings.get("format") != "e2m1fn" else 1)
+        assert all(torch.isfinite(total).all() for k, total in enumerate(found) if k != 3)
+        found = reduce(sync, everyone(1), step=1)
+        assert sync.nonfinite == 0 and all(torch.isfinite(total).all() for total in found)
+
+
+def test_orthonormal_columns_whatever_is_given():
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [1e-30, 1e30, 1.0, 1e-44]
+    )
+    for given in (x, x[:, [0, 0, 2, 2]], torch.zeros(40, 4), x[:4], x[:, 3:]):
+        q = orthonormal(given).double()
+        torch.testing.assert_close(q.T @ q, torch.eye(q.shape[1], dtype=torch.float64), rtol=0, atol=1e-6)
+        lost = given.double() - q @ (q.T @ given.double())
+        assert (lost.norm(dim=0) <= 2.0**-22 * given.double().norm(dim=0)).all()
+    assert orthonormal(torch.tensor([[1.0], [math.nan]])).isnan().all()
+
+
+# ---- between ranks
+
+
+def three_steps(settings: dict[str, Any]) -> tuple:
+    """In a rank, or in the one process; the checkpoint of the second step is what the third begins with."""
+    sync = make(seed=3, **settings)
+    found, mine = [], sync.workers.mine
+    for step in range(3):
+        if step == 2:
+            kept = [sync.state_dict()]
+            if sync.workers.ranks > 1:
+                dist.broadcast_object_list(kept)
+            sync = make(seed=3, **settings)
+            sync.load_state_dict(kept[0])
+        found.append(reduce(sync, [gradients(w, step) for w in mine], step=step))
+    return found, sync.wire_bytes(), sync.nonfinite
+
+
+HYBRID = {
+    "full_precision": {"layers": ["fc"], "first_epochs": 0, "last_epochs": 0},
+    "min_compression_rate": 0,
+}
+SETTINGS = [{}, LOW, STOCHASTIC, DELAYED, HYBRID]
+
+
+def all_settings() -> list[tuple]:
+    return [three_steps(settings) for settings in SETTINGS]
+
+
+def test_ranks_end_with_the_bits_of_one_process():
+    here = all_settings()
+    for of_rank in run_ranks(2, all_settings):
+        for (found, wire, _), (expected, wire_here, nonfinite) in zip(of_rank, here, strict=True):
+            for a, b in zip(found, expected, strict=True):
+                assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
+            assert wire["bytes_per_step_real_worker"] == wire_here["bytes_per_step_real_worker"]
+            assert wire["bytes_per_step_sent"] > 0 and wire_here["bytes_per_step_sent"] == 0 == nonfinite
+
+
+def test_a_resumed_sync_continues_bit_for_bit():
+    for settings in SETTINGS:
+        sync, resumed = make(**settings), make(**settings)
+        for step in range(2):
+            reduce(sync, everyone(step), step=step)
+        resumed.load_state_dict(sync.state_dict())
+        a, b = (reduce(s, everyone(2), step=2) for s in (sync, resumed))
+        assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_bytes_are_those_of_factors_and_whole_layers():
+    """Each in blocks of 8 values a rank's shard: 2 (N - 1) / N of them."""
+    for bits, settings in ((32, {}), (8, {"format": "e4m3"})):
+        sync = make(8, rank=2, **settings)
+        reduce(sync, everyone(workers=8))
+        values = [(6 + 2 + 6 + 1), (6 + 20) * 2, (16 + 30) * 2]  # bias, nothing, small, scale; P; Q
+        at_least = sum(values[1:]) + 6 + 6 + 1
+        real = sync.wire_bytes()["bytes_per_step_real_worker"]
+        assert 2 * 7 / 8 * at_least * bits / 8 <= real <= 2 * 7 / 8 * (at_least + 8 * 8 * 3) * bits / 8
+        assert sync.longest_chain == 7
+    whole = make(8, full_precision={"layers": ["*"]})
+    reduce(whole, everyone(workers=8))
+    dense = AllReduceSync(format="fp32", world_size=8, parameter_names=list(SHAPES))
+    reduce(dense, everyone(workers=8))
+    assert whole.wire_bytes() == dense.wire_bytes()
+
+
+def test_without_matrices_it_is_the_plain_sum():
+    names = ["a", "b"]
+    sync = make(2, parameter_names=names)
+    given = [[torch.randn(9), torch.randn(())] for _ in range(2)]
+    for total, *of_workers in zip(reduce(sync, given), *given, strict=True):
+        assert same_bits(total, emulate_all_reduce(of_workers, "fp32"))
+    assert make(2, parameter_names=[]).reduce_stacked([], step=0, epoch=0) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, "rank must be a whole number between 1 and"),
+        ({"rank": 1.5}, "rank must be a whole number"),
+        ({"min_compression_rate": -1}, "min_compression_rate must be a number from 0 on, not -1"),
+        ({"order": "spiral"}, "order"),
+        ({"compat": "cpd", "format": "e4m3"}, "error_feedback=true with compat=cpd"),
+        ({"full_precision": {"layers": ["fd*"]}}, "'fd\\*' matches no parameter"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(Exception, match=message):
+        make(**settings)
