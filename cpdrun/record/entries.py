@@ -87,7 +87,13 @@ class Best(Entry):
 class Result(Entry):
     """done.json: what a run that has ended leaves. A figure that is not finite is None."""
 
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ("train_seconds", "longest_chain", "wall_seconds", "ended_after")
+    LEFT_OUT: ClassVar[tuple[str, ...]] = (
+        "train_seconds",
+        "parameters",
+        "longest_chain",
+        "wall_seconds",
+        "ended_after",
+    )
 
     status: Ending  # finished, diverged or did not learn
     metrics: dict[str, float | None] = field(default_factory=dict)
@@ -99,6 +105,7 @@ class Result(Entry):
     train_seconds: float | None = None
     memory: dict[str, Any] = field(default_factory=dict)  # bytes
     wire: dict[str, Any] = field(default_factory=dict)  # bytes a step
+    parameters: int | None = None  # values that are trained, of one model
     topology: dict[str, float] | None = None  # of gossip
     longest_chain: int | None = None  # most rounded additions in series that a gradient may pass
     weights_sha256: str | None = None

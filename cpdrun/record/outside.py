@@ -49,6 +49,7 @@ def write_run(
     num_classes: int | None = None,
     train_seconds: float | None = None,
     bytes_per_step: float | None = None,
+    parameters: int | None = None,
     env: Mapping[str, Any] | None = None,
     replace: bool = False,
 ) -> Path:
@@ -86,6 +87,7 @@ def write_run(
     test_samples   how many a test accuracy is over: its interval then has their error in it.
     num_classes    by which a model that only guesses is told from one that learnt.
     train_seconds, bytes_per_step   seconds of training; bytes that a worker sent in a step.
+    parameters     values that are trained; with the bytes and the workers they give the bits a parameter a step.
     env            what it was made with, {"torch": "2.9.0"}: a report says where it differs between runs.
     replace        put this in place of other results of the same settings and seed.
 
@@ -114,6 +116,7 @@ def write_run(
         test_samples=_or_none(given.whole, "test_samples", test_samples, 1),
         num_classes=_or_none(given.whole, "num_classes", num_classes, 1),
         train_seconds=_or_none(given.number, "train_seconds", train_seconds, 0),
+        parameters=_or_none(given.whole, "parameters", parameters, 1),
         wire={}
         if bytes_per_step is None
         else {"bytes_per_step_real_worker": given.number("bytes_per_step", bytes_per_step, 0)},

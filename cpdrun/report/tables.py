@@ -16,6 +16,9 @@ from cpdrun.stats.intervals import is_zero, mean_interval
 # what a worker keeps in memory, by its heading
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}
 
+_BITS_TITLE = "bits a parameter a step"
+BITS_A_PARAMETER = "bits_per_parameter_per_step"
+
 # columns of ours in table.csv and details.csv, beside those that begin with the metric's name
 OWN = {
     "sweep",
@@ -36,6 +39,8 @@ OWN = {
     "test_samples",
     "longest_chain",
     "bytes_per_step",
+    "parameters",
+    BITS_A_PARAMETER,
     "train_seconds",
     *KEPT.values(),
 }
@@ -51,7 +56,8 @@ class Shown:
 
 
 def frame(study: Study) -> pd.DataFrame:
-    """table.csv: format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_ciNN, diverged.
+    """table.csv: format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_ciNN, diverged, and
+    bits_per_parameter_per_step where a record has it.
 
     Means and half-widths are in the metric's own unit (a fraction 0..1 for an accuracy). The half-width is that of
     Student's t over the seeds alone, empty where all seeds are equal: that is no certainty. `n` counts the seeds
@@ -59,6 +65,8 @@ def frame(study: Study) -> pd.DataFrame:
     """
     table = pd.DataFrame([_numbers(study, group) for group in study.groups])
     table["bits"] = _whole_if_possible(table["bits"])
+    if _known(sent := _bits_a_parameter(study)):
+        table[BITS_A_PARAMETER] = sent
     return table
 
 
@@ -92,6 +100,8 @@ def details(study: Study) -> pd.DataFrame:
                 "test_samples": group.test_samples,
                 "longest_chain": group.longest_chain,
                 "bytes_per_step": group.wire_bytes,
+                "parameters": group.figures["parameters"],
+                BITS_A_PARAMETER: group.bits_a_parameter,
                 **{key: group.figures[key] for key in (*KEPT.values(), "train_seconds")},
             }
         )
@@ -159,16 +169,31 @@ def _chain(study: Study) -> dict[str, list[str]]:
 
 def full(study: Study) -> Shown:
     """For a page: as `brief`, and what is sent; what a worker keeps too, where that differs between rows."""
-    table, sizes = brief(study), byte_counts(study)
-    rows = [[*row, *(show_bytes(counts[i]) for counts in sizes.values())] for i, row in enumerate(table.rows)]
+    table, sizes = brief(study), size_counts(study)
+    rows = [[*row, *(_show_size(name, sizes[name][i]) for name in sizes)] for i, row in enumerate(table.rows)]
     return Shown([*table.header, *sizes], rows, table.n_labels)
 
 
-def byte_counts(study: Study) -> dict[str, list[float]]:
-    """The columns of `full` that count bytes, by their heading: a number for each group."""
+def size_counts(study: Study) -> dict[str, list[float]]:
+    """The columns of `full` that count bytes, and bits a parameter, by their heading: a number for each group."""
     sent = {"bytes sent a step": [group.wire_bytes for group in study.groups]}
+    if _known(bits := _bits_a_parameter(study)):
+        sent[_BITS_TITLE] = bits
     kept = {name: [group.figures[figure] for group in study.groups] for name, figure in KEPT.items()}
     return sent | {name: counts for name, counts in kept.items() if len(set(_known(counts))) > 1}
+
+
+def _bits_a_parameter(study: Study) -> list[float]:
+    return [group.bits_a_parameter for group in study.groups]
+
+
+def _show_size(title: str, count: float) -> str:
+    return show_bits(count) if title == _BITS_TITLE else show_bytes(count)
+
+
+def show_bits(bits: float) -> str:
+    """`32`, `8.01`, `0.125`; bits a parameter a step."""
+    return f"{bits:.3g}" if math.isfinite(bits) else "-"
 
 
 def _known(counts: list[float]) -> list[float]:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from cpdrun.comm.workers import Workers
+from cpdrun.optim.groups import trainable
 from cpdrun.record import Best, Ending, EpochRow, Result
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.base import Learner
@@ -113,6 +114,7 @@ def train(
         train_seconds=progress.train_seconds,
         memory=learner.memory(),
         wire=progress.bytes_per_step(),
+        parameters=sum(parameter.numel() for parameter in trainable(parts.model).values()),
         topology=learner.topology(),
         longest_chain=learner.longest_chain(),
         weights_sha256=learner.weights_sha256(),

@@ -95,7 +95,8 @@ class Tally:
 def result(tally: Tally, config: Mapping[str, Any], seconds: float, gradients: Mapping[str, Any]) -> Result:
     """What done.json says of a script that ended well. Raises NoResultError where the metric asked for was not logged.
 
-    gradients: what Hold.facts() said of them; of it the bytes on the wire and the longest chain.
+    gradients: what Hold.facts() said of them; of it the bytes on the wire, how many values they are of,
+    and the longest chain.
     """
     script = config[SCRIPT]
     judge = tally.judge(script)
@@ -117,6 +118,7 @@ def result(tally: Tally, config: Mapping[str, Any], seconds: float, gradients: M
         train_seconds=seconds,
         wall_seconds=seconds,
         wire=dict(wire) if isinstance(wire, Mapping) else {},
+        parameters=gradients.get("values") or None,
         longest_chain=gradients.get("longest_chain"),
     )
 

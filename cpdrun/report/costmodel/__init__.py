@@ -5,6 +5,7 @@ A cost is a pure function of frozen parameters: seconds in, seconds out, nothing
     parameters.py   network, codec, workload: measured by `cpdrun calibrate` or given by name
     rings_and_trees.py  ring, tree and hierarchical all-reduce of k-bit values, in the alpha-beta model
     direct.py       the direct exchange of cpdrun.comm: its three stages over a link, segment by segment
+    patterns.py     the exchange of any method, by who sends what to whom, from the bytes that a run recorded
     step.py         a training step of one worker of N, and the speed-up of N
     table.py        both against workers, for every calibrated format
 
@@ -17,10 +18,12 @@ from cpdrun.report.costmodel.parameters import (
     Codec,
     Network,
     Workload,
+    compressor_key,
     network,
     network_names,
     read_calibration,
 )
+from cpdrun.report.costmodel.patterns import PATTERNS, Exchange, exchange_s
 from cpdrun.report.costmodel.rings_and_trees import (
     hierarchical_s,
     ring_all_gather_s,
@@ -32,14 +35,18 @@ from cpdrun.report.costmodel.table import Forecast, forecast, print_forecast
 
 __all__ = [
     "ALGORITHMS",
+    "PATTERNS",
     "Calibration",
     "CalibrationError",
     "Codec",
+    "Exchange",
     "Forecast",
     "Network",
     "Setup",
     "StepCost",
     "Workload",
+    "compressor_key",
+    "exchange_s",
     "forecast",
     "hierarchical_s",
     "network",

@@ -1,7 +1,8 @@
 """What a cost is a function of. Times in seconds, sizes in bytes unless the name says bits or values."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,10 @@ class Network:
 
 @dataclass(frozen=True)
 class Codec:
-    """Seconds a value (a summand's value for add_s) takes a worker's processor, in a format of `bits` bits."""
+    """Seconds a value (a summand's value for add_s) takes a worker's processor, in a format of `bits` bits; of a
+    compressor the average over a model's values, pack_s to compress one, unpack_s to decode a message's and add it."""
 
-    bits: int
+    bits: float
     pack_s: float  # scale, round, pack: once for each value of the gradient
     add_s: float  # unpack and add one summand: N times for each value of the own shard
     sum_s: float  # pack the sum: once for each value of the own shard
@@ -86,6 +88,7 @@ class Calibration:
     workload: Workload
     codecs: dict[str, Codec]  # by the format's name
     network: Network | None  # None: one rank, nothing to measure
+    compressors: dict[str, Codec] = field(default_factory=dict)  # by their `compressor_key`
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -100,9 +103,15 @@ class Calibration:
                 _make(Workload, workload | {"numels": tuple(workload["numels"])}),
                 {name: _make(Codec, codec) for name, codec in values["codecs"].items()},
                 _make(Network, values["network"]) if values["network"] else None,
+                {key: _make(Codec, codec) for key, codec in values.get("compressors", {}).items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise CalibrationError(f"not what `cpdrun calibrate` writes ({error})") from None
+
+
+def compressor_key(settings: Mapping[str, Any]) -> str:
+    """A compressor's name in a calibration: its settings, by their dotted keys, as JSON in the order of the keys."""
+    return json.dumps({key: settings[key] for key in sorted(settings)}, default=str)
 
 
 def read_calibration(path: Path) -> Calibration | None:
@@ -138,8 +147,8 @@ def network(name: str) -> Network:
 
 def _make(kind: type, values: Mapping[str, Any]) -> Any:
     """A dataclass from plain numbers; TypeError says which key is unknown, missing or no number."""
-    for field in fields(kind):
-        value = values.get(field.name, 0)
-        if field.name != "numels" and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise TypeError(f"{field.name}={value!r} is not a number")
+    for one in fields(kind):
+        value = values.get(one.name, 0)
+        if one.name != "numels" and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise TypeError(f"{one.name}={value!r} is not a number")
     return kind(**values)

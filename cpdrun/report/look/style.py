@@ -58,6 +58,34 @@ def shades(count: int) -> list[str]:
     return [to_hex(colormaps["viridis"](0.15 + 0.6 * i / max(count - 1, 1))) for i in range(count)]
 
 
+# how workers exchange, by the family's name (cpdrun.report.read.method): Okabe and Ito's colours again, and two of
+# Tol's; no marker occurs twice
+METHODS = {
+    look.label: look
+    for look in (
+        WITH_APS,
+        WITHOUT_APS,
+        Look("top-k", "#009E73", "^", "solid"),
+        Look("random-k", "#009E73", "<", "solid"),
+        Look("QSGD", "#CC79A7", "v", "solid"),
+        Look("min-max", "#CC79A7", ">", "solid"),
+        Look("rounded messages", "#56B4E9", "d", "solid"),
+        Look("sign", "#E69F00", "P", "solid"),
+        Look("PowerSGD", "#56B4E9", "X", "solid"),
+        Look("local steps", "#000000", "*", "solid"),
+        Look("sharded", "#332288", "h", "solid"),
+        Look("gossip", "#882255", "p", "solid"),
+    )
+}
+
+
+def method_looks(families: Iterable[str]) -> dict[str, Look]:
+    """The look of each family of methods, those of the table above first; others are told apart as far as looks go."""
+    names, others = set(families), cycle(("8", "H", "1", "2"))
+    rest = {name: Look(name, "#999999", next(others), "solid") for name in sorted(names - METHODS.keys())}
+    return {name: look for name, look in (METHODS | rest).items() if name in names}
+
+
 @cache
 def readable(color: str, background: str, least: float) -> str:
     """`color` (#rrggbb), or as much darker or lighter as it takes for a contrast of `least` on `background`."""

@@ -114,7 +114,7 @@ def _colors(pictures: dict[str, str]) -> str:
 
 def _means(study: Study) -> str:
     shown = tables.full(study)
-    sizes = tables.byte_counts(study).values()
+    sizes = tables.size_counts(study).values()
     values = [
         _sort_values(study, group, shown.n_labels, [counts[i] for counts in sizes])
         for i, group in enumerate(study.groups)

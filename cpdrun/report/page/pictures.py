@@ -22,7 +22,7 @@ def draw(study: Study) -> tuple[dict[str, Figure], list[str]]:
     figures, reasons = {}, []
     with _style():
         for plot in plots.available():
-            part = study.of_facets(has_cases=plot.of_cases)
+            part = study if plot.of_cases is None else study.of_facets(has_cases=plot.of_cases)
             if not part.groups:
                 continue
             try:

@@ -4,7 +4,7 @@ TITLE     its heading on the page
 ALT       what it shows, in a sentence, for those who cannot see it
 draw      draw(study) -> Figure; raises NotDrawnError with the reason, in words for the user, where the runs do not
           hold what it needs
-OF_CASES  True where it is for studies of named cases; the others are for the rest
+OF_CASES  True where it is for studies of named cases, None where it is for all; the others are for the rest
 """
 
 import importlib
@@ -28,7 +28,7 @@ class Plot:
     name: str  # of its file
     title: str
     alt: str
-    of_cases: bool
+    of_cases: bool | None
     draw: "Callable[[Study], Figure]"
 
 

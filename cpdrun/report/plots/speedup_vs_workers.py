@@ -10,15 +10,11 @@ from collections.abc import Iterator
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.record import SweepDir
 from cpdrun.report.costmodel import (
     Calibration,
     CalibrationError,
     Network,
     Setup,
-    network,
-    network_names,
-    read_calibration,
     speedup,
 )
 from cpdrun.report.look.hover import hover
@@ -27,6 +23,7 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid
 from cpdrun.report.plots._metric_axis import apart
 from cpdrun.report.read import formats
+from cpdrun.report.read.calibrated import calibration_of, known_networks
 from cpdrun.report.read.collect import FORMAT
 from cpdrun.report.read.group import Facet
 from cpdrun.report.read.study import Study
@@ -39,7 +36,10 @@ _MOST_LINES = 5  # formats beside fp32; more could not be told apart
 
 
 def draw(study: Study) -> Figure:
-    calibration = _calibration(study)
+    try:
+        calibration = calibration_of(study)
+    except CalibrationError as error:
+        raise NotDrawnError(str(error)) from None
     lines = _lines(study, calibration)
     if not lines:
         raise NotDrawnError(
@@ -56,7 +56,7 @@ def picture(
     """A panel for each network (default: those that have names and the measured one); a line for each (format,
     with APS) given."""
     lines = _with_looks(calibration, formats_and_aps)
-    networks = networks or _networks(calibration)
+    networks = networks or known_networks(calibration)
     panels = [Facet({"network": name}, []) for name in networks]
     figure, parts = grid(panels, COLUMN_IN, 2.1)
     for (part, _), (name, link) in zip(parts, networks.items(), strict=True):
@@ -73,27 +73,6 @@ def picture(
         "dotted: ideal",
     )
     return figure
-
-
-def _calibration(study: Study) -> Calibration:
-    """Of the study's first sweep that has one."""
-    folders = {run.path.parent.parent for group in study.groups for run in group.runs}
-    for folder in sorted(folders):
-        try:
-            found = read_calibration(SweepDir(folder).calibration)
-        except CalibrationError as error:
-            raise NotDrawnError(str(error)) from None
-        if found is not None:
-            return found
-    raise NotDrawnError("the sweep has no calibration, `cpdrun calibrate` makes one")
-
-
-def _networks(calibration: Calibration) -> dict[str, Network]:
-    """Those that have names, and the one that was measured, slowest first."""
-    known = {name: network(name) for name in network_names()}
-    if calibration.network is not None:
-        known["as measured between the ranks"] = calibration.network
-    return dict(sorted(known.items(), key=lambda item: item[1].bandwidth_bytes_per_s))
 
 
 def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool]]:

@@ -42,7 +42,7 @@ UNREADABLE = "unreadable"  # in place of a State
 _HASH = re.compile(r"-([0-9a-f]{10})$")
 _RECORD = ("run:", "metric:", "wire:", "memory:", "env:")
 
-_FIGURES = ("wall_seconds", "train_seconds", "test_samples", "num_classes", "longest_chain")
+_FIGURES = ("wall_seconds", "train_seconds", "test_samples", "num_classes", "parameters", "longest_chain")
 
 SEED, SCALING, CASE, FORMAT = "seed", "scaling", "case", "format"
 RECIPE = "recipe"
@@ -190,6 +190,7 @@ def _results(run: RunDir) -> dict[str, Any]:
     row: dict[str, Any] = {"run:status": str(result.status), "run:judged_by": result.judge}
     row["run:measures"] = dict(result.measures)
     row |= {f"run:{key}": _number(getattr(result, key)) for key in _FIGURES}
+    row["run:neighbours"] = _number((result.topology or {}).get("neighbours"))
     for part, figures in (("metric", result.metrics), ("wire", result.wire), ("memory", result.memory)):
         row |= {f"{part}:{key}": _number(value) for key, value in figures.items()}
     if (best := result.best) is not None:

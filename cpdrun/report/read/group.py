@@ -10,10 +10,9 @@ from cpdrun.report.read import formats
 from cpdrun.report.read.bits_axis import BitsAxis
 from cpdrun.report.read.collect import CASE
 from cpdrun.report.read.formats import Choice
+from cpdrun.report.read.method import WITH_APS, WITHOUT_APS, Method
 from cpdrun.report.read.words import axis_text, axis_title, is_scaling, plain
 from cpdrun.stats.intervals import mean_interval
-
-WITH_APS, WITHOUT_APS = "with APS", "without APS"
 
 
 @dataclass(frozen=True, eq=False)  # a group is itself: it serves as a key
@@ -37,6 +36,7 @@ class Group:
     axis: BitsAxis = field(default_factory=BitsAxis)
     gave_up: int = 0  # runs that ended early, for they did not learn; their value is that of their last epoch
     rounds: Choice | None = None  # of a named case: what it rounds to
+    method: Method = field(default_factory=lambda: Method(WITHOUT_APS))  # how its workers exchange
 
     @property
     def values(self) -> list[float]:
@@ -100,6 +100,24 @@ class Group:
     def wire_bytes(self) -> float:
         """A real worker sends per step."""
         return self.figures["wire_bytes"]
+
+    @property
+    def bits_a_parameter(self) -> float:
+        """Bits a parameter a step: of the format in which a plain all-reduce would send as many bytes.
+
+            8 wire_bytes / parameters / (2 (N - 1) / N)
+
+        Sent, not received, by one of N real workers. Patarasuk and Yuan (JPDC 69, 2009): no all-reduce sends less
+        than 2 (N - 1) / N values for each of a gradient's, so that fp32 is 32 and e4m3 8, whatever N is. Scales and
+        agreements count, so does what goes to many: a message of k bits a parameter for each of N - 1 others is
+        k N / 2. NaN for one worker, and where the record lacks a figure.
+        """
+        workers = self.keys.get("world_size")
+        if not isinstance(workers, int | float) or not workers > 1:
+            return math.nan
+        share = 2 * (workers - 1) / workers
+        parameters = self.figures["parameters"]
+        return 8 * self.wire_bytes / parameters / share if parameters > 0 else math.nan
 
     @property
     def test_samples(self) -> float:

@@ -12,6 +12,7 @@ from cpdrun.report.read import choices, formats
 from cpdrun.report.read.bits_axis import APS, BitsAxis
 from cpdrun.report.read.collect import CASE, CORE_AXES, FORMAT, SEED, identity, other_axes
 from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.method import method_of
 from cpdrun.report.read.words import hybrid, is_strategy
 from cpdrun.stats.intervals import mean_interval
 
@@ -24,6 +25,8 @@ _FIGURES = {
     "activation_bytes": "memory:activation_bytes",
     "test_samples": "run:test_samples",
     "num_classes": "run:num_classes",
+    "parameters": "run:parameters",
+    "neighbours": "run:neighbours",
     "longest_chain": "run:longest_chain",
 }
 
@@ -105,6 +108,7 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
         ),
         axis=of,
         gave_up=sum(row["run:status"] == "did not learn" for row in ended),
+        method=method_of(rows[0]),
         rounds=_of_case(rows[0]) if of.of_cases else None,
     )
 

@@ -1,0 +1,132 @@
+"""Seconds of a step's exchange by its pattern: who sends what to whom. What is sent is given, as a run recorded it.
+
+    direct      reduce-scatter and all-gather in shards: each value is sent to its owner and comes back (direct.py)
+    ring        the same bytes round a ring: the platform's own all_reduce of fp32 or bf16 (rings_and_trees.py)
+    messages    everyone's whole message to N-1 others, who decode all N: compressed gradients (top-k, QSGD, sign)
+    neighbours  whole messages to D neighbours: gossip
+    sharded     reduce-scatter of gradients, a step, all-gather of weights: FSDP, ZeRO
+    factors     two all-reduces of fp32 matrices, one after the other: PowerSGD
+
+Common to all: each worker is a machine with one processor and one link, full duplex; a switch in the middle has room
+for all links at once; workers are equally fast; nothing hides behind forward or backward. An exchange every H steps
+costs 1/H of it a step. Legend: N workers, n values, S bytes a worker sends an exchange, alpha latency, o message_s,
+beta seconds a byte.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cpdrun.report.costmodel.direct import direct_s
+from cpdrun.report.costmodel.parameters import Codec, Network
+from cpdrun.report.costmodel.rings_and_trees import ring_s, small_all_reduce_s
+
+MAGNITUDE_BYTES = 4  # APS agrees on an int32 a layer
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the workers of a run exchange, as its record has it.
+
+    sent_bytes: a real worker, a step, on average over steps. every: steps from one exchange to the next. codec:
+    seconds a value of what is sent; gather: of what comes back where that is in another format (sharded). layers: that
+    APS agrees on, 0 without it. neighbours: D.
+    """
+
+    pattern: str
+    workers: int
+    values: float
+    sent_bytes: float
+    codec: Codec
+    every: int = 1
+    gather: Codec | None = None
+    layers: int = 0
+    neighbours: int = 0
+
+    @property
+    def bytes_of_one(self) -> float:
+        """S."""
+        return self.sent_bytes * self.every
+
+
+def exchange_s(what: Exchange, network: Network) -> float:
+    """Seconds a step, averaged over the steps from one exchange to the next; 0 for one worker. Raises KeyError for a
+    pattern that is none of PATTERNS."""
+    if what.workers == 1:
+        return 0.0
+    agreed_s = 0.0
+    if what.layers:
+        found_s = what.values * what.codec.largest_s
+        agreed_s = found_s + small_all_reduce_s(what.layers * MAGNITUDE_BYTES, what.workers, network)
+    return (agreed_s + PATTERNS[what.pattern](what, network)) / what.every
+
+
+def _all_reduced(cost: Callable[[float, int, Codec, Network], float]) -> Callable[[Exchange, Network], float]:
+    """Of a textbook's all-reduce, which counts 2 (N-1)/N n k/8 bytes: the k that makes these the bytes sent."""
+
+    def seconds(what: Exchange, network: Network) -> float:
+        N = what.workers
+        k = 8 * what.bytes_of_one / what.values / (2 * (N - 1) / N)
+        return cost(what.values, N, replace(what.codec, bits=k), network)
+
+    return seconds
+
+
+def _messages_s(what: Exchange, network: Network, others: int | None = None) -> float:
+    """n pack + D o + alpha + S beta + (D+1) n unpack, D = N-1: comm compresses all layers, sends, waits for everyone's
+    message and then decodes, one after the other, its own too (`wire/messages.py`).
+
+    S = D M for a message of M bytes: this grows with N where shards do not. Every link receives as much as it sends.
+    """
+    D = what.workers - 1 if others is None else others
+    wire_s = network.latency_s + D * network.message_s + _wire_s(what.bytes_of_one, network)
+    return what.values * (what.codec.pack_s + (D + 1) * what.codec.unpack_s) + wire_s
+
+
+def _neighbours_s(what: Exchange, network: Network) -> float:
+    """The same for the D neighbours that a worker has (of the worker with most)."""
+    return _messages_s(what, network, others=max(1, what.neighbours))
+
+
+def _sharded_s(what: Exchange, network: Network) -> float:
+    """Reduce-scatter, then all-gather: the optimizer's step between them keeps one from overlapping with the other.
+
+        2 (alpha + (N-1) o) + max(S_g beta, n pack + n add) + max(S_w beta, n/N pack_w + n unpack_w)
+
+    S_w = (N-1)/N n k_w/8 of weights in the gather's format, S_g = S - S_w of gradients. Inside a stage layers follow
+    one another, so that codec and wire overlap: it costs the larger of the two (as a hop of rings_and_trees.py).
+    Gathered once a step: resharding after forward, which gathers again for backward, is not in it.
+    """
+    N, n, codec, gather = what.workers, what.values, what.codec, what.gather or what.codec
+    weights = min(what.bytes_of_one, (N - 1) / N * gather.packed_bytes(n))
+    scatter_s = n * (codec.pack_s + codec.add_s)
+    gather_s = n / N * gather.pack_s + n * gather.unpack_s
+    alpha_s = network.latency_s + (N - 1) * network.message_s
+    return (
+        2 * alpha_s
+        + max(_wire_s(what.bytes_of_one - weights, network), scatter_s)
+        + max(_wire_s(weights, network), gather_s)
+    )
+
+
+def _factors_s(what: Exchange, network: Network) -> float:
+    """P and Q of every matrix, half of the bytes each, by the cheaper of ring and tree as libraries choose; pack and
+    unpack are the products that make and apply them."""
+    half = what.bytes_of_one / 2 * what.workers / (2 * (what.workers - 1))  # of one all-reduce's payload
+    return what.values * (what.codec.pack_s + what.codec.unpack_s) + 2 * small_all_reduce_s(
+        half, what.workers, network
+    )
+
+
+def _wire_s(n_bytes: float, network: Network) -> float:
+    """On an idle link, which lets a burst through at once."""
+    return network.wire_s(max(0.0, n_bytes - network.burst_bytes))
+
+
+PATTERNS: dict[str, Callable[[Exchange, Network], float]] = {
+    "direct": _all_reduced(direct_s),
+    "ring": _all_reduced(ring_s),
+    "messages": _messages_s,
+    "neighbours": _neighbours_s,
+    "sharded": _sharded_s,
+    "factors": _factors_s,
+}

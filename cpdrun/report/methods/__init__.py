@@ -1,0 +1,1 @@
+"""Ways of exchanging side by side: which sends least for the same result, which is predicted to be fastest where."""

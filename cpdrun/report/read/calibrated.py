@@ -1,0 +1,31 @@
+"""What `cpdrun calibrate` left beside the runs of a study, and the networks that a prediction is for."""
+
+from cpdrun.record import SweepDir
+from cpdrun.report.costmodel import (
+    Calibration,
+    CalibrationError,
+    Network,
+    network,
+    network_names,
+    read_calibration,
+)
+from cpdrun.report.read.study import Study
+
+MEASURED = "as measured between the ranks"
+
+
+def calibration_of(study: Study) -> Calibration:
+    """Of the study's first sweep that has one. Raises CalibrationError."""
+    folders = {run.path.parent.parent for group in study.groups for run in group.runs}
+    for folder in sorted(folders):
+        if (found := read_calibration(SweepDir(folder).calibration)) is not None:
+            return found
+    raise CalibrationError("the sweep has no calibration, `cpdrun calibrate` makes one")
+
+
+def known_networks(calibration: Calibration) -> dict[str, Network]:
+    """Those that have names, and the one that was measured, slowest first."""
+    known = {name: network(name) for name in network_names()}
+    if calibration.network is not None:
+        known[MEASURED] = calibration.network
+    return dict(sorted(known.items(), key=lambda item: item[1].bandwidth_bytes_per_s))

@@ -1,0 +1,63 @@
+"""A made-up sweep of methods as cases: what each sends follows from its config, what each reaches is made up."""
+
+import random
+
+from made_up import Sweep
+
+PARAMETERS, WORKERS = 360_000, 4
+SHARE = 2 * (WORKERS - 1) / WORKERS  # of an all-reduce's values, that a worker sends
+ALL_REDUCE = {"_target_": "cpdrun.comm.AllReduceSync", "order": "hierarchical"}
+
+
+def compressed(**compressor):
+    return {"_target_": "cpdrun.comm.compressed_sync.CompressedSync", "compressor": compressor}
+
+
+TOP_K = {"_target_": "cpdrun.comm.compressors.top_k.TopK", "keep": 0.01, "format": "fp32", "aps": False}
+CASES = {  # name: bits a parameter a step, loss, settings
+    "fp32": (32, 2.0, {"sync": ALL_REDUCE}),
+    "bf16": (16, 2.001, {"sync": ALL_REDUCE, "format": "bf16"}),
+    "e4m3": (8, 2.004, {"sync": ALL_REDUCE, "format": "e4m3"}),
+    "e3m0 with APS": (4, 2.012, {"sync": ALL_REDUCE, "format": "e3m0", "aps": True}),
+    "top-k 1 %": (0.01 * 64 * WORKERS / 2, 2.03, {"sync": compressed(**TOP_K)}),
+    "QSGD of 4 bits": (
+        4 * WORKERS / 2,
+        2.015,
+        {"sync": compressed(_target_="cpdrun.comm.compressors.qsgd.QSGD", levels=7, contract=False)},
+    ),
+    "H=16": (
+        2,
+        2.02,
+        {"sync": {"_target_": "cpdrun.comm.local.LocalSteps", "inner_steps": 16, "order": "hierarchical"}},
+    ),
+    "sharded": (
+        (8 + 16) / 2,
+        2.005,
+        {
+            "sync": {"_target_": "cpdrun.comm.sharded.Sharded", "gather": "bf16", "order": "rank"},
+            "format": "e4m3",
+        },
+    ),
+}
+
+
+def fill_methods(sweep: Sweep, seeds: int = 8, parameters: int | None = PARAMETERS) -> Sweep:
+    scatter = random.Random(0)
+    for case, (bits, loss, settings) in CASES.items():
+        for seed in range(seeds):
+            end = loss + scatter.gauss(0, 0.001)
+            rows = [
+                {"epoch": e, "step": 100 * e, "test_loss": end + 0.3 * (4 - e), "train_loss": end}
+                for e in (1, 2, 3, 4)
+            ]
+            sweep.add(
+                seed=seed,
+                case=case,
+                world_size=WORKERS,
+                rows=rows,
+                metrics={"test_loss": end, "train_loss": end},
+                wire_bytes=round(bits / 8 * PARAMETERS * SHARE),
+                done={"judged_by": "test_loss"} | ({"parameters": parameters} if parameters else {}),
+                **{"format": "fp32", "aps": False} | settings,
+            )
+    return sweep
