@@ -46,9 +46,16 @@ def _rounds(*keys: str) -> Callable[[Config], bool]:
     return rounds
 
 
+def _sums_in_format(config: Config) -> bool:
+    """Rather than compressed messages in float32: sync=local does either, and its compressor=rounded is the former."""
+    if "inner_steps" not in config["sync"]:
+        return config["compressor"] not in config["sync"].values()
+    return config["sync"]["compressor"]["_target_"].rsplit(".", 1)[-1] == "Rounded"
+
+
 def _sends_less(config: Config) -> bool:
     """Than every gradient in float32."""
-    compresses = config["compressor"] in config["sync"].values() or "min_compression_rate" in config["sync"]
+    compresses = not _sums_in_format(config) or "min_compression_rate" in config["sync"]
     return config["format"] != FP32 or compresses
 
 
@@ -57,6 +64,10 @@ def _trains(config: Config) -> bool:
 
 
 TAKEN_BY = "{kinds} takes none, as sync=%sgossip_choco and the other gossip rules would"
+OF_A_SUM = tuple(
+    f"sync.{knob}"
+    for knob in ("order", "group_size", "kahan", "rounding", "overflow", "compat", "requantise")
+)
 RULES = (
     Idle(("norm",), _taken_in("norm", "model"), "{kinds} takes none, as model=normed_convnet would", "model"),
     Idle(("topology",), _taken_in("topology", "sync"), TAKEN_BY % ""),
@@ -93,6 +104,21 @@ RULES = (
         ("sync.order", "sync.kahan"),
         lambda config: config["world_size"] > 1,
         "with world_size=1 there is nothing to add",
+    ),
+    Idle(
+        OF_A_SUM,
+        lambda config: "inner_steps" not in config["sync"] or _sums_in_format(config),
+        "{kinds} adds the messages of this compressor in float32, as they come",
+    ),
+    Idle(
+        ("compressor.rounding", "compressor.format", "compressor.aps"),
+        lambda config: "inner_steps" not in config["sync"] or not _sums_in_format(config),
+        "{kinds} with compressor=rounded sums in the run's format, as format, aps and sync.rounding say",
+    ),
+    Idle(
+        ("sync.nesterov",),
+        lambda config: config["sync"].get("outer_momentum") != 0,
+        "sync.outer_momentum=0 has no step to look ahead",
     ),
     Idle(("precision.kahan",), _rounds("accumulator"), "precision.accumulator=fp32 has no error to carry"),
     Idle(

@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset
 
 from cpdrun.comm import GradientSync
 from cpdrun.comm.gossip.base import Gossip
+from cpdrun.comm.local.outer import OuterStep
 from cpdrun.data.base import Data, DataError, states
 from cpdrun.data.partition import Iid, InOrder, Partition
 from cpdrun.data.stream import Stream, length_of
@@ -49,7 +50,7 @@ class Parts:
     make_optimizer: Callable[[list[nn.Parameter]], Optimizer]  # one like `optimizer`, for other weights
     schedule: Callable[[float, float], float]
     precision: Precision
-    sync: GradientSync | Gossip
+    sync: GradientSync | Gossip | OuterStep
     learner: type  # of cpdrun.train.learners, for this sync
     giving_up: GivingUp
 
@@ -100,7 +101,7 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     )
 
 
-def _learner(config: dict[str, Any], precision: Precision, sync: GradientSync | Gossip) -> type:
+def _learner(config: dict[str, Any], precision: Precision, sync: GradientSync | Gossip | OuterStep) -> type:
     """The class that the sync names. Raises BuildError for settings that make no sense with it."""
     learner = locate(sync.learner)
     try:
@@ -226,7 +227,7 @@ def groups_of(config: dict[str, Any]) -> list[dict[str, Any]]:
     return config.get("parameter_groups", [])
 
 
-def build_sync(config: dict[str, Any], model: nn.Module, course: Course) -> GradientSync | Gossip:
+def build_sync(config: dict[str, Any], model: nn.Module, course: Course) -> GradientSync | Gossip | OuterStep:
     make = part("sync", config["sync"], _partial_=True)
     scaling = part("scaling", config["scaling"]) if config["aps"] else None
     with naming("sync"):

@@ -46,7 +46,9 @@ def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
 
 
 GRADIENT_SYNCS = [
-    path for path in sorted((CONF / "sync").glob("*.yaml")) if not path.stem.startswith("gossip_")
+    path
+    for path in sorted((CONF / "sync").glob("*.yaml"))
+    if not path.stem.startswith("gossip_") and path.stem != "local"
 ]
 
 

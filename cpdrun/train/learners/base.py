@@ -2,6 +2,7 @@
 
 SharedWeights   N workers, one set of weights: the mean of their gradients, formed by a GradientSync, moves it.
 OwnWeights      N workers with weights of their own, which gossip.
+LocalWeights    N workers with weights of their own, which agree every so many steps.
 
 A sync names the learner that it serves (`cpdrun.comm.base.GradientSync.learner`).
 

@@ -8,7 +8,6 @@ Legend: N workers, W of them on this rank, B samples a worker, P parameters, D v
 """
 
 import hashlib
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,48 +19,25 @@ from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import ERROR, VARIANTS, Measure
 from cpdrun.train.build import Parts, groups_of
 from cpdrun.train.evaluate import evaluate
-from cpdrun.train.learners.base import Learner
-from cpdrun.train.learners.gradients import EMULATIONS, Objective
-from cpdrun.train.learners.played import OwnModels
-from cpdrun.train.learners.update import Update
-from cpdrun.train.precision.activations import activation_bytes
+from cpdrun.train.learners.apart import Apart
 from cpdrun.train.precision.base import Precision
 from cpdrun.train.state import checkpoint
 
 
-class OwnWeights(Learner):
-    """N models and N optimizers; a Gossip rule brings them together."""
+class OwnWeights(Apart):
+    """A Gossip rule brings the N models together."""
 
     def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
-        self.parts, self.workers, self.device, self.gossip = parts, workers, device, parts.sync
-        self.layers = {}
-        self.models = OwnModels(parts.model, workers)
-        self.updates = [
-            Update(parts.make_optimizer(weights), weights, parts.precision.of_worker(), config["clip_norm"])
-            for weights in self.models.parameters
-        ]
-        self.batch_size = config["batch_size"]
-        self.last_step = parts.course.steps - 1
-        objective = Objective(self.models, parts.batches, parts.task, lambda w: self.updates[w].scale)
-        self.gradients_of = EMULATIONS[config["emulation"]](objective)
+        super().__init__(config, parts, workers, device)
+        self.gossip = parts.sync
         self.gossip.begin(self.models.rows, self.models.x_WxD)
-        parts.model.train()
 
     @classmethod
     def check(cls, config: dict[str, Any], precision: Precision, sync: Gossip) -> None:
-        if precision.rounds_weights:
-            raise ValueError(
-                f"{precision.rounds_weights}: workers that gossip keep float32 weights; take precision=fp32, or int8, "
-                "which rounds them where they are used"
-            )
+        cls.check_precision(precision, "workers that gossip")
         if sync.beta is not None and "adamw_lr" in config["optim"]:
             raise ValueError(
                 "sync.quasi_global_momentum knows one lr, and optim=muon has two: type optim=sgd or adamw"
-            )
-        if precision.remembers:
-            raise ValueError(
-                f"{precision.remembers}: workers that gossip have no step in common that a history could follow; take "
-                "formats with scales of the tensor at hand, as recipe=fp8_tensorwise has them"
             )
         if sync.beta is not None and config["optim"].get("momentum"):
             raise ValueError(
@@ -76,19 +52,12 @@ class OwnWeights(Learner):
         x_WxD = self.models.x_WxD
         self.parts.precision.at(step)
         self.gossip.before_step(x_WxD, step=step, epoch=epoch)
-        losses_W, gradients_WxP = self.gradients_of(index_NxB, step)
-        nonfinite = 0
-        for w, update in enumerate(self.updates):
-            gradient = [stack[w] for stack in gradients_WxP]
-            of_worker = _nonfinite(gradient)
-            update(gradient, of_worker, lr_factor, partial(self._correct, w))
-            nonfinite += of_worker
+        losses_W, nonfinite = self.own_steps(index_NxB, step=step, lr_factor=lr_factor, correct=self._correct)
         lr = self.updates[0].base_lrs[0] * lr_factor
         self.gossip.after_step(x_WxD, lr=lr, step=step, epoch=epoch)
         if step == self.last_step:
             self.gossip.close(x_WxD, step=step, epoch=epoch)
-        count = torch.tensor(nonfinite, dtype=torch.int64, device=self.device)
-        self.nonfinite = int(self.workers.sum_of_disjoint(count))
+        self.nonfinite = self.workers.total(nonfinite, self.device)
         return losses_W
 
     def _correct(self, w: int, gradient: list[Tensor]) -> None:
@@ -148,27 +117,15 @@ class OwnWeights(Learner):
         )
 
     def memory(self) -> dict[str, int]:
-        """With what the gossip rule remembers, gossip_bytes, and what a batch leaves for the backward pass,
-        activation_bytes."""
-        self.models.begin_worker(0)
-        task, model, batch = self.parts.task, self.parts.model, self.parts.batches.plain(self.batch_size)
-        bits = self.parts.precision.activation_bits
-        return self.updates[0].memory(model) | {
-            "gossip_bytes": 4 * sum(self.models.rows.numels) * len(self.gossip.memory),
-            "activation_bytes": activation_bytes(model, lambda: task.outputs(model, batch), bits),
-        }
+        """With what the gossip rule remembers, gossip_bytes."""
+        remembered = 4 * sum(self.models.rows.numels) * len(self.gossip.memory)
+        return super().memory() | {"gossip_bytes": remembered}
 
     def state_dict(self) -> dict[str, Any]:
-        mine = {
-            worker: self.models.of_worker(w) | self.updates[w].state_dict()
-            for w, worker in enumerate(self.workers.mine)
-        }
-        return {"workers": self.workers.gather(mine), "sync": self.gossip.state_dict()}
+        return {"workers": self.workers_state(), "sync": self.gossip.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for w, worker in enumerate(self.workers.mine):
-            self.models.take(w, state["workers"][worker])
-            self.updates[w].load_state_dict(state["workers"][worker])
+        self.load_workers_state(state["workers"])
         self.gossip.load_state_dict(state["sync"])
 
     def weights_sha256(self) -> str:
@@ -180,9 +137,3 @@ class OwnWeights(Learner):
             table_Nx32[worker] = torch.tensor(list(digest), dtype=torch.int32)
         digests = bytes(self.workers.sum_of_disjoint(table_Nx32).flatten().tolist())
         return hashlib.sha256(digests).hexdigest()
-
-
-def _nonfinite(gradient: list[Tensor]) -> int:
-    if bool(torch.isfinite(torch.stack([g.sum() for g in gradient])).all()):
-        return 0
-    return sum(int((~torch.isfinite(g)).sum()) for g in gradient)

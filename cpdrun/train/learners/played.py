@@ -3,6 +3,8 @@
 Legend: N workers, W of them on this rank, D values in a row, B buffers.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -117,6 +119,13 @@ class OwnModels(Played):
         w = slice(workers.start - first, workers.stop - first)
         parameters = dict(zip(self.names, self.rows.stacked(self.x_WxD[w]), strict=True))
         return parameters, {name: b[w] for name, b in zip(self.buffer_names, self.buffers_BxW, strict=True)}
+
+    def play(self, weights_P: Sequence[Tensor]) -> None:
+        """The model is these weights, not a copy of them, with worker 0's buffers from here on. Collective."""
+        buffers = [stack[0].clone() for stack in self.buffers_BxW]
+        if self.workers.ranks > 1:
+            _broadcast_from_rank_0(buffers)
+        self._become([*(weights.detach() for weights in weights_P), *buffers])
 
     def play_mean(self) -> float:
         """The model is the mean of all N from here on; sqrt(mean_i |x_i - x_mean|^2). Collective."""
