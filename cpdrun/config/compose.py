@@ -1,13 +1,14 @@
 """Composing configs: Hydra composes the choices of groups, single values are set on plain dicts.
 
 Hydra's compose takes 30 ms and knows no sub-commands and no multirun. So each combination of group choices
-is composed once and copied for every run that has it.
+is composed once and copied for every run that has it; of our own conf/, which no process changes, once a process.
 """
 
 import contextlib
 import copy
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,23 @@ MOST_REFERENCES = 8  # from one to the next; more go round in a circle, which Om
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
 
+@dataclass
+class _Known:
+    """What is known of some folders of yaml: read or composed, it stays as it is."""
+
+    files: dict[str, Any] = field(default_factory=dict)  # as Hydra reads them
+    bodies: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  # by group and choice
+    groups: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by root
+    usual: dict[tuple[str, str | None], dict[str, str]] = field(
+        default_factory=dict
+    )  # by root and experiment
+    # by root and choices: the config, and what was left out of its experiment
+    composed: dict[tuple[Any, ...], tuple[dict[str, Any], list[str]]] = field(default_factory=dict)
+
+
+_OURS = _Known()
+
+
 class Composer:
     """Access to conf/ and, in front of it, to a folder of the user's own: a yaml there is a further choice of
     its group, or stands for ours of the same name.
@@ -55,10 +73,7 @@ class Composer:
                 )
         self._user_dir = config_dir
         self.root = ROOT
-        self._composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
-        self._files: dict[tuple[str, str], dict[str, Any]] = {}
-        self._groups: dict[str, list[str]] | None = None
-        self._own_choices: dict[str | None, dict[str, str]] = {}
+        self._known = _OURS if config_dir is None else _Known()
         self._left_out: dict[str, None] = {}
         self._open = contextlib.ExitStack()
 
@@ -71,7 +86,7 @@ class Composer:
             search_path = self.loader.get_search_path()
             search_path.prepend("user", f"file://{self._user_dir.resolve()}")
             self.loader.repository.initialize_sources(search_path)
-        _read_each_file_once(self.loader.repository)
+        _read_each_file_once(self.loader.repository, self._known.files)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -79,18 +94,18 @@ class Composer:
 
     def use(self, root: str) -> None:
         """Compose what `root` says a run is, ROOT or SCRIPT_ROOT; to be called before anything is composed."""
-        self.root, self._groups = root, None
+        self.root = root
 
     def groups(self) -> dict[str, list[str]]:
         """Every group with its choices, the user's own included; of a script's run those that it has."""
-        if self._groups is None:
+        if self.root not in self._known.groups:
             found = {name: set(self.loader.get_group_options(name)) for name in self.loader.list_groups("")}
             names = [name for name in sorted(found) if name not in NO_GROUPS]
             if self.root != ROOT:
                 usual = self.loader.compute_defaults_list(self.root, [], RunMode.RUN).overrides.known_choices
                 names = [name for name in names if name in usual or name == EXPERIMENT]
-            self._groups = {name: sorted(found[name]) for name in names}
-        return self._groups
+            self._known.groups[self.root] = {name: sorted(found[name]) for name in names}
+        return self._known.groups[self.root]
 
     def compose(self, choices: Mapping[str, str]) -> dict[str, Any]:
         """The defaults under these group choices, as plain data with interpolations unresolved; a fresh copy.
@@ -101,6 +116,11 @@ class Composer:
         """
         return copied(self._cached(choices))
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether there is no folder of the user's own."""
+        return self._user_dir is None
+
     def kind(self, group: str, choices: Mapping[str, str]) -> Any:
         """The class that `compose` gives a group; None where a yaml makes something else of it."""
         section = self._cached(choices).get(group)
@@ -108,10 +128,11 @@ class Composer:
 
     def file(self, group: str, choice: str) -> dict[str, Any]:
         """What the yaml of a choice says by itself, which costs no composition; a fresh copy."""
-        if (group, choice) not in self._files:
+        bodies = self._known.bodies
+        if (group, choice) not in bodies:
             found = self.loader.repository.load_config(f"{group}/{choice}").config
-            self._files[group, choice] = OmegaConf.to_container(found, resolve=False)
-        return copied(self._files[group, choice])
+            bodies[group, choice] = OmegaConf.to_container(found, resolve=False)
+        return copied(bodies[group, choice])
 
     def body(self, experiment: str) -> dict[str, Any]:
         """What an experiment's yaml says by itself; empty where it cannot be read, which `compose` tells."""
@@ -122,14 +143,15 @@ class Composer:
         return body if isinstance(body, dict) else {}
 
     def _cached(self, choices: Mapping[str, str]) -> dict[str, Any]:
-        key = tuple(sorted(choices.items()))
-        if key not in self._composed:
+        key = (self.root, *sorted(choices.items()))
+        if key not in self._known.composed:
             _check_choices(choices, self.groups())
             config = self._compose(choices)
-            if EXPERIMENT in choices:
-                self._leave_out(config, choices)
-            self._composed[key] = config
-        return self._composed[key]
+            without = self._leave_out(config, choices) if EXPERIMENT in choices else []
+            self._known.composed[key] = config, without
+        config, without = self._known.composed[key]
+        self._left_out |= dict.fromkeys(without)
+        return config
 
     def left_out(self) -> list[str]:
         """What has been left out of experiments so far, each with its reason."""
@@ -144,7 +166,9 @@ class Composer:
         chosen = [group for group in usual if own.get(group) != usual[group]]
         return chosen + [key for key, value in body.items() if key not in without or without[key] != value]
 
-    def _leave_out(self, config: dict[str, Any], choices: Mapping[str, str]) -> None:
+    def _leave_out(self, config: dict[str, Any], choices: Mapping[str, str]) -> list[str]:
+        """What is taken out of `config`, each with its reason."""
+        left_out = []
         axes = _axes_in(config.get("sweep"))
         for group, choice in choices.items():
             section = config.get(group)
@@ -161,9 +185,10 @@ class Composer:
                 continue
             for key in unknown:
                 said = f"{group}.{key}={typed_form(section.pop(key))}"
-                self._left_out[
+                left_out.append(
                     f"the experiment's {said} is left out with {group}={choice}, which has no such key"
-                ] = None
+                )
+        return left_out
 
     def choice(self, group: str, choices: Mapping[str, str]) -> str | None:
         """That of a group under these choices, typed or the experiment's; None where it has none."""
@@ -172,11 +197,12 @@ class Composer:
 
     def _choices_of(self, experiment: str | None) -> dict[str, str]:
         """The choice of each group where nothing is typed but the experiment, which has been composed."""
-        if experiment not in self._own_choices:
+        key = self.root, experiment
+        if key not in self._known.usual:
             typed = [] if experiment is None else [f"{EXPERIMENT}@_global_={experiment}"]
             found = self.loader.compute_defaults_list(self.root, typed, RunMode.RUN).overrides.known_choices
-            self._own_choices[experiment] = {g: found[g] for g in self.groups() if found.get(g) is not None}
-        return self._own_choices[experiment]
+            self._known.usual[key] = {g: found[g] for g in self.groups() if found.get(g) is not None}
+        return self._known.usual[key]
 
     def _compose(self, choices: Mapping[str, str]) -> dict[str, Any]:
         overrides = [
@@ -231,9 +257,9 @@ def _override(group: str, choice: str) -> str:
     return f"~{group}" if choice == NONE_CHOSEN else f"{group}={choice}"
 
 
-def _read_each_file_once(repository: Any) -> None:
-    """Hydra reads all yaml again for each composition, a third of its time."""
-    load, found = repository.load_config, {}
+def _read_each_file_once(repository: Any, found: dict[str, Any]) -> None:
+    """Hydra reads all yaml again for each composition, a third of its time; here from `found` once it is there."""
+    load = repository.load_config
 
     def load_config(config_path: str) -> Any:
         if config_path not in found:

@@ -8,7 +8,7 @@ false is none, whatever is chosen. A rule that is chosen needs no aps=true besid
 from collections.abc import Mapping
 from typing import Any
 
-from cpdrun.config.compose import Composer
+from cpdrun.config.compose import EXPERIMENT, Composer
 from cpdrun.config.keys import has_key
 
 SCALING = "scaling"
@@ -37,4 +37,8 @@ def spell_out(config: dict[str, Any], composer: Composer, choices: Mapping[str, 
 
 def _is_chosen(composer: Composer, choices: Mapping[str, str]) -> bool:
     """By a word, a case or an axis, or by the experiment."""
-    return SCALING in choices or composer.kind(SCALING, choices) != composer.file(SCALING, NONE)["_target_"]
+    if SCALING in choices:
+        return True
+    if composer.is_ours:  # of our own yaml an experiment's alone says it: no further choices to be composed
+        choices = {group: choices[group] for group in (EXPERIMENT,) if group in choices}
+    return composer.kind(SCALING, choices) != composer.file(SCALING, NONE)["_target_"]

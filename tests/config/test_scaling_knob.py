@@ -1,6 +1,10 @@
 """One knob of how gradients are scaled, and its short form."""
 
+from pathlib import Path
+
+import cpdrun.conf
 import pytest
+import yaml
 
 from cpdrun.sweep.runs import plan
 
@@ -53,3 +57,13 @@ def test_what_is_typed_and_what_runs(typed: list[str], rules: list[str]) -> None
 def test_the_short_form_and_the_rule_are_one_run() -> None:
     short, long = (plan(["name=x", "format=e4m3", typed]).runs[0] for typed in ("aps=true", "scaling=aps"))
     assert short.name == long.name and short.config == long.config
+
+
+def test_of_our_own_yaml_an_experiment_s_alone_chooses_the_rule() -> None:
+    conf = Path(cpdrun.conf.__file__).parent
+    others = [path for path in conf.rglob("*.yaml") if path.parent.name not in ("exp", "scaling")]
+    saying = {path.stem: yaml.safe_load(path.read_text()) for path in others}
+    assert {name for name, body in saying.items() if "scaling" in str((body or {}).get("defaults"))} == {
+        "any_run"
+    }
+    assert {name for name, body in saying.items() if "scaling" in (body or {})} == set()
