@@ -1,6 +1,7 @@
 """`cpdrun calibrate`: measure this machine; forecast steps with more workers and other networks."""
 
 import argparse
+from typing import Any
 
 from cpdrun.arguments import add_overrides, positive, several
 from cpdrun.errors import OK, UserError
@@ -26,8 +27,6 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from custom_fp.formats.names import parse
-
     from cpdrun.config.script import is_script
     from cpdrun.launch.machine.calibration import calibrate
     from cpdrun.report.costmodel import forecast, network, print_forecast, read_calibration
@@ -38,11 +37,14 @@ def run(arguments: argparse.Namespace) -> int:
     if is_script(sweep.runs[0].config):
         raise UserError("calibrate measures the model of cpdrun's own loop; a script's it does not know")
     networks = {name: network(name) for name in arguments.network}
-    named = [run.config["format"] for run in sweep.runs]
-    swept = [name for name in named if not parse(name).has_scales]
-    formats = list(dict.fromkeys(arguments.formats or ["fp32", "bf16", *swept]))
+    named = [run.config["format"] for run in sweep.runs if run.config["format"]]
+    gathered = [run.config["sync"]["gather"] for run in sweep.runs if "gather" in run.config["sync"]]
+    formats = list(dict.fromkeys(arguments.formats or ["fp32", "bf16", *named, *gathered]))
     path, config = sweep.directory.calibration, sweep.runs[0].config
-    calibrate(config, path, nproc=arguments.nproc, formats=formats, repeats=arguments.repeats)
+    methods = _methods([run.config for run in sweep.runs])
+    calibrate(
+        config, path, nproc=arguments.nproc, formats=formats, methods=methods, repeats=arguments.repeats
+    )
     calibration = read_calibration(path)
     if not networks:
         measured = calibration.network
@@ -51,3 +53,16 @@ def run(arguments: argparse.Namespace) -> int:
         rows = list(forecast(calibration, link, algorithm=arguments.algorithm, overlap=arguments.overlap))
         print_forecast(Terminal(), f"{name}, {arguments.algorithm}", rows)
     return OK
+
+
+def _methods(configs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The first config that has each compressor, by what a report will call it."""
+    from cpdrun.config.keys import flatten
+    from cpdrun.report.read.method import method_of
+
+    found: dict[str, dict[str, Any]] = {}
+    for config in configs:
+        key = method_of(dict(flatten(config))).compressor
+        if key is not None:
+            found.setdefault(key, config)
+    return found

@@ -30,24 +30,33 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     report.add_argument("--baseline", type=several, metavar="KEY=VALUE,...", help=against)
     report.add_argument("--rows", type=several, default=[], metavar="AXES", help="rows of one more table")
     report.add_argument("--cols", type=several, default=[], metavar="AXES", help="and its columns")
-    networks = "for the predicted speed-up: 1gbit, 10gbit, a yaml file ... (default: all)"
-    report.add_argument("--network", type=several, default=[], metavar="N,N", help=networks)
+    networks = "of the predicted speed-up and step times: 1gbit, 10gbit, a yaml file ... (default: all)"
+    report.add_argument(
+        "--network", "--networks", type=several, default=[], metavar="N,N", help=networks, dest="networks"
+    )
     report.add_argument("--to", type=several, default=[], metavar="TOOL", help="export: tensorboard, mlflow")
     claims = (
         "what papers claim, judged by the runs here or by the committed references: certified, refuted, open"
     )
+    report.add_argument("--json", action="store_true", help="what was found, for programs, in place of text")
     report.add_argument("--claims", action="store_true", help=claims)
     return report
 
 
 def run(arguments: argparse.Namespace) -> int:
+    import json
+
+    from rich.console import Console
+
     from cpdrun.record import find_sweeps
     from cpdrun.report import write_report
     from cpdrun.shell.terminal import Terminal
 
     if arguments.claims:
+        if arguments.json:
+            raise UserError("--json says what one report found; --claims writes a page: type one of the two")
         return _claims(arguments)
-    write_report(
+    made = write_report(
         find_sweeps(arguments.names),
         metric=arguments.metric,
         formats=arguments.format,
@@ -55,11 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
         tolerance=arguments.tol,
         rows=arguments.rows,
         cols=arguments.cols,
-        networks=arguments.network,
+        networks=arguments.networks,
         export_to=arguments.to,
         baseline=None if arguments.baseline is None else _baseline(arguments.baseline),
-        console=Terminal(),
+        console=Console(quiet=True) if arguments.json else Terminal(),
     )
+    if arguments.json:
+        print(json.dumps(made.as_json(), indent=1))
     return OK
 
 

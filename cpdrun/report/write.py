@@ -1,5 +1,6 @@
 """`cpdrun report`: read the runs of a sweep, say the answer, write tables, pictures and the page."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from rich.console import Console
 
 from cpdrun.record import SweepDir, write_text
 from cpdrun.report import answers, best_of, completeness, export, pivot, tables
-from cpdrun.report.costmodel import CalibrationError, Network, network
+from cpdrun.report.costmodel import CalibrationError, Network, NotCalibratedError, network
 from cpdrun.report.errors import ReportError, ReportUsageError
+from cpdrun.report.methods import crossover, words
 from cpdrun.report.page import html, markup, pictures
 from cpdrun.report.page.table_files import TABLES
 from cpdrun.report.read.collect import sweep_names
@@ -33,6 +35,18 @@ class Report:
     notes: list[str]  # what is missing, failed, mixed, or was left out
     table: pd.DataFrame
     files: list[Path]
+    details: pd.DataFrame
+    crossover: pd.DataFrame | None  # predicted step times, where they can be
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; a number that is not known is None."""
+        return {
+            "sentences": self.sentences,
+            "notes": self.notes,
+            "table": _records(self.details),
+            "crossover": [] if self.crossover is None else _records(self.crossover),
+            "files": [str(file) for file in self.files],
+        }
 
 
 def write_report(
@@ -57,10 +71,11 @@ def write_report(
     `formats` are kinds of table, `html` for the page, and kinds of picture (png and svg where none is named).
     `ci` is the interval's width in per cent; `tolerance`, how much worse than fp32 counts as equal, in shown
     units: by default what a search of these runs asked, or else 95 and 0.5 points of an accuracy. `rows` and `cols`
-    name axes for one more table, pivot.*; `networks` are those of the predicted speed-up, by name or as yaml files
-    (default: all that have names, and the one that was calibrated). `export_to` names tools whose files are written
-    too (tensorboard, mlflow). `baseline` holds the values that name what the rest is compared with, by their keys:
-    {"format": "bf16"}; by default those that a search of these runs asked for, or else fp32.
+    name axes for one more table, pivot.*; `networks` are those of the predicted speed-up and of the
+    predicted step times, by name or as yaml files (default: all that have names, and the one that was calibrated).
+    `export_to` names tools whose files are written too (tensorboard, mlflow). `baseline` holds the values that name
+    what the rest is compared with, by their keys: {"format": "bf16"}; by default those that a search of these runs
+    asked for, or else fp32.
     Raises ReportError where there is nothing to report or the question cannot be put.
     """
     console = console or Console()
@@ -79,6 +94,9 @@ def write_report(
     _print(console, study, answer, [each for each in (matrix, best) if each is not None], notes)
 
     figures, reasons = pictures.draw(study)
+    fastest, reason = _fastest(study)
+    reasons += [reason] if reason else []
+    _say(console, *(fastest[0] if fastest else []), style="bold")
     _say(console, *reasons, style="dim")
 
     folder = _folder(sweeps, study)
@@ -93,18 +111,23 @@ def write_report(
             files += [TABLES[kind](folder / "best_of", best_of.numbers(study), best) for kind in made]
         if pivoted is not None:
             files += _write_pivot(study, folder, [kind for kind in formats if kind in TABLES], *pivoted)
+        files += _write_crossover(folder, [kind for kind in formats if kind in TABLES], fastest)
         rendered = pictures.render(figures if "svg" in kinds or "html" in formats else {})
         files += pictures.write(folder, figures, rendered, kinds)
         if "html" in formats:
             write_text(
-                folder / "report.html", html.page(study, answer, matrix, notes, reasons, rendered, best)
+                folder / "report.html",
+                html.page(
+                    study, answer, matrix, notes, reasons, rendered, best, fastest[:2] if fastest else None
+                ),
             )
             files.append(folder / "report.html")
         files += [export.write(tool, study, folder) for tool in export_to]
     except OSError as error:
         raise ReportError(f"cannot write {error.filename or folder}: {error.strerror}") from None
     _say(console, *_where(folder, files))
-    return Report(answer, notes + reasons, tables.frame(study), files)
+    numbers = None if fastest is None else fastest[2]
+    return Report(answer, notes + reasons, tables.frame(study), files, tables.details(study), numbers)
 
 
 def _check(
@@ -194,6 +217,43 @@ def _write_pivot(
 ) -> list[Path]:
     shown, numbers = pivot.shown(study, down, along), pivot.numbers(study, down, along)
     return [TABLES[kind](folder / "pivot", numbers, shown) for kind in kinds]
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return json.loads(table.to_json(orient="records", default_handler=str))
+
+
+Fastest = tuple[list[str], tables.Shown, pd.DataFrame]
+
+
+def _fastest(study: Study) -> tuple[Fastest | None, str]:
+    """Which method is fastest on which network, as sentences, shown and numbers; or why that is not known. Who has not
+    calibrated has not asked."""
+    try:
+        found = crossover.crossover(study)
+    except CalibrationError as error:
+        is_asked = study.networks or not isinstance(error, NotCalibratedError)
+        return None, f"no crossover: {error}" if is_asked else ""
+    return (
+        words.sentences(study, found),
+        words.shown(study, found),
+        words.numbers(study, found),
+    ), ""
+
+
+def _write_crossover(folder: Path, kinds: list[str], fastest: Fastest | None) -> list[Path]:
+    """crossover.*, whose text opens with who wins where; those of an earlier report go where this one has none."""
+    files = []
+    for kind in TABLES:
+        if fastest is None or kind not in kinds:
+            (folder / f"crossover.{kind}").unlink(missing_ok=True)
+            continue
+        said, shown, numbers = fastest
+        files.append(TABLES[kind](folder / "crossover", numbers, shown))
+        if kind == "md":
+            parts = [markup.escape_markdown(line) for line in said]
+            write_text(files[-1], "\n\n".join([*parts, files[-1].read_text(encoding="utf-8")]))
+    return files
 
 
 def _where(folder: Path, files: list[Path]) -> list[str]:

@@ -23,6 +23,7 @@ import custom_fp
 import torch
 import torch.distributed as dist
 from custom_fp import Format
+from custom_fp.formats.names import parse
 from torch import Tensor
 
 from cpdrun.comm.statistics import count_nonfinite
@@ -118,6 +119,8 @@ def measure_workload(
 
 def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, float]:
     """Seconds a value of each thing that the exchange does to every value, on segments of its size."""
+    if parse(name).has_scales:
+        return _measure_scaled(name, device, repeats)
     how, n = Sum(Format.parse(name)), SEGMENT_VALUES
     x_SxV = torch.randn(ROTATED_SEGMENTS, n, device=device) * 1e-3
     packed_SxB = torch.zeros(ROTATED_SEGMENTS, n // 8 * how.fmt.bits, dtype=torch.uint8, device=device)
@@ -151,6 +154,21 @@ def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, fl
         "unpack_s": unpack_s,
         "largest_s": largest_s,
     }
+
+
+def _measure_scaled(name: str, device: torch.device, repeats: int) -> dict[str, float]:
+    """The same of a format with scales of its own, whose summands are decoded and added in float32 (`Decoded`)."""
+    fmt, n = parse(name), SEGMENT_VALUES
+    x_V, sum_V = torch.randn(n, device=device) * 1e-3, torch.zeros(n, device=device)
+    packed_B = custom_fp.pack(x_V, fmt)
+    each = [
+        lambda: custom_fp.pack(x_V, fmt),
+        lambda: custom_fp.unpack(packed_B, fmt, n),
+        lambda: sum_V.add_(custom_fp.unpack(packed_B, fmt, n)),
+    ]
+    pack_s, unpack_s, add_s = (seconds / n for seconds in alternate(each, device, repeats))
+    bits = 8 * packed_B.numel() / n
+    return {"bits": bits, "pack_s": pack_s, "add_s": add_s, "sum_s": pack_s, "unpack_s": unpack_s}
 
 
 # ---- network

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from cpdrun.comm.sums.summations import exchange as comm_exchange
@@ -20,6 +21,8 @@ from cpdrun.report.costmodel import (
     step_cost,
 )
 from cpdrun.sweep import plan
+from cpdrun.train import calibrate_methods
+from cpdrun.train.calibrate import measure_codec
 
 
 def test_the_model_cuts_and_orders_as_the_exchange_does():
@@ -43,19 +46,43 @@ def config():
     return plan(["name=x", "format=fp32", "device=cpu", "model.width=4"]).runs[0].config
 
 
-def test_two_ranks_calibrate_and_the_model_takes_what_they_found(config, tmp_path):
+@pytest.fixture
+def method_configs():
+    typed = ["name=x", "format=fp32", "device=cpu", "model.width=4", "world_size=4"]
+    chosen = {
+        "top-k": ["sync=compressed", "compressor=top_k"],
+        "sign": ["sync=compressed", "compressor=sign"],
+        "factors": ["sync=power_sgd"],
+    }
+    return {key: plan(typed + more).runs[0].config for key, more in chosen.items()}
+
+
+def test_two_ranks_calibrate_and_the_model_takes_what_they_found(config, method_configs, tmp_path):
     path = tmp_path / "sweep" / "calibration.json"
-    calibrate(config, path, nproc=2, formats=["fp32", "e4m3"], repeats=2)
+    methods = {"sign": method_configs["sign"]}
+    calibrate(config, path, nproc=2, formats=["fp32", "e4m3"], methods=methods, repeats=2)
     found = read_calibration(path)
     assert found.about["ranks"] == 2 and found.about["model"] == config["model"]
     assert found.workload.values == sum(found.workload.numels) > 1000 and found.workload.compute_s > 0
     assert {name: codec.bits for name, codec in found.codecs.items()} == {"fp32": 32, "e4m3": 8}
     for codec in found.codecs.values():
         assert 1e-12 < codec.pack_s < 1e-6 and 1e-12 < codec.unpack_s < 1e-6 and codec.largest_s > 0
+    assert found.compressors["sign"].pack_s > 0
     assert found.network.latency_s >= 0 and found.network.message_s > 0
     assert 1e6 < found.network.bandwidth_bytes_per_s < 1e12
     setup = Setup(16, found.workload, found.codecs["e4m3"], found.network, aps=True)
     assert math.isfinite(step_cost(setup).total_s) and 0 < speedup(setup) <= 16
+
+
+def test_what_compressors_take_is_measured_too(method_configs):
+    found = {
+        key: Codec(**values) for key, values in calibrate_methods.measure(method_configs, repeats=1).items()
+    }
+    assert list(found) == list(method_configs) and all(codec.pack_s > 0 for codec in found.values())
+    assert found["top-k"].unpack_s > 0 and found["factors"].unpack_s == 0
+    assert 1 <= found["sign"].bits < 2  # and a magnitude a layer
+    scaled = Codec(**measure_codec("int2_affine_b128", torch.device("cpu"), repeats=1))
+    assert scaled.bits == 2.3125 and min(scaled.pack_s, scaled.add_s, scaled.unpack_s) > 0
 
 
 def test_a_rank_that_fails_is_one_line(config, tmp_path):

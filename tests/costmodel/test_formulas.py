@@ -5,7 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from cpdrun.report.costmodel import ALGORITHMS, Codec, Network, Setup, Workload, speedup, step_cost
+from cpdrun.report.costmodel import (
+    ALGORITHMS,
+    Codec,
+    Exchange,
+    Network,
+    Setup,
+    Workload,
+    exchange_s,
+    speedup,
+    step_cost,
+)
 from cpdrun.report.costmodel.direct import SEGMENT_VALUES, direct_processor_s, direct_s
 from cpdrun.report.costmodel.rings_and_trees import hierarchical_s, ring_s, small_all_reduce_s, tree_s
 from cpdrun.report.costmodel.step import buckets
@@ -188,3 +198,77 @@ def test_buckets_fill_from_the_last_layer():
     numels = (10, 7_000_000, 300_000, 20)
     assert list(buckets(numels)) == [[20, 300_000], [7_000_000], [10]]
     assert sum(sum(bucket) for bucket in buckets(numels)) == sum(numels)
+
+
+# ---- what methods exchange, by its pattern
+
+
+def exchanged(pattern: str, k: float, workers: int = 4, **more) -> Exchange:
+    """What an all-reduce of k bits a value sends, with a codec that costs nothing unless one is given."""
+    sent = 2 * (workers - 1) / workers * VALUES * k / 8
+    return Exchange(pattern, workers, VALUES, sent, more.pop("codec", free(k)), **more)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 9])
+def test_patterns_that_send_as_many_bytes_differ_in_latency_alone(workers):
+    """S beta for all; alpha twice for shards, 2 (N-1) times round a ring, once for messages."""
+    wire_s = 2 * (workers - 1) / workers * VALUES / 1e8
+    hops = {"direct": 2, "sharded": 2, "ring": 2 * (workers - 1), "messages": 1, "neighbours": 1}
+    for pattern, latencies in hops.items():
+        what = exchanged(pattern, 8, workers, gather=free(8), neighbours=2)
+        found = exchange_s(what, LINK)
+        assert latencies * 1e-3 + wire_s == pytest.approx(found, rel=0.05 if pattern == "direct" else 1e-9), (
+            pattern
+        )
+
+
+def test_messages_are_decoded_from_everyone_and_shards_once():
+    codec = Codec(8, pack_s=1e-9, add_s=0.0, sum_s=0.0, unpack_s=1e-9)
+    for workers in (2, 8, 32):
+        messages = exchange_s(exchanged("messages", 8, workers, codec=codec), FREE_WIRE)
+        assert messages == pytest.approx(VALUES * (1 + workers) * 1e-9)
+        shards = exchange_s(exchanged("direct", 8, workers, codec=codec), FREE_WIRE)
+        assert shards == pytest.approx(VALUES * 2e-9)
+        three = exchange_s(exchanged("neighbours", 8, workers, codec=codec, neighbours=3), FREE_WIRE)
+        assert three == pytest.approx(VALUES * 5e-9)
+
+
+def test_an_exchange_every_so_many_steps_costs_that_share_of_it():
+    """The record has bytes a step on average: those of an outer step are H times as many."""
+    once = exchanged("direct", 8, codec=costly(8))
+    seldom = replace(once, sent_bytes=once.sent_bytes / 16, every=16)
+    assert exchange_s(seldom, LINK) == pytest.approx(exchange_s(once, LINK) / 16)
+
+
+def test_sharded_sends_gradients_and_weights_each_in_its_format():
+    """(N-1)/N n (k + k_w)/8 bytes, e4m3 and bf16: 12 bits a parameter."""
+    what = exchanged("sharded", 12, codec=free(8), gather=free(16))
+    assert exchange_s(what, LINK) == pytest.approx(2e-3 + 0.75 * VALUES * 3 / 1e8)
+    codec, gather = Codec(8, 1e-9, 2e-9, 0.0, 9.0), Codec(16, 4e-9, 9.0, 9.0, 1e-9)
+    arithmetic_s = VALUES * (1e-9 + 2e-9 + 4e-9 / 4 + 1e-9)
+    assert exchange_s(exchanged("sharded", 12, codec=codec, gather=gather), FREE_WIRE) == pytest.approx(
+        arithmetic_s
+    )
+
+
+def test_aps_agrees_before_it_sends():
+    plain = exchanged("direct", 4, codec=costly(4))
+    agreed_s = VALUES * 5e-10 + small_all_reduce_s(40, 4, LINK)
+    assert exchange_s(replace(plain, layers=10), LINK) == pytest.approx(exchange_s(plain, LINK) + agreed_s)
+
+
+def test_factors_are_two_small_sums():
+    """Half of the bytes each: an all-reduce of 1 kB is 2 lg N (alpha + b beta), the ring's is more."""
+    what = Exchange("factors", 4, VALUES, 2 * 1.5 * 1000, Codec(0, 1e-9, 0, 0, 0))
+    assert exchange_s(what, LINK) == pytest.approx(VALUES * 1e-9 + 2 * 4 * (1e-3 + 1000 / 1e8))
+
+
+def test_the_platforms_ring_converts_bf16_and_adds_once_a_hop():
+    codec = Codec(16, pack_s=1e-9, add_s=4e-9, sum_s=9.0, unpack_s=1e-9)
+    assert exchange_s(exchanged("ring", 16, codec=codec), FREE_WIRE) == pytest.approx(
+        VALUES * 2e-9 + 3 / 4 * VALUES * 4e-9
+    )
+
+
+def test_one_worker_exchanges_nothing_by_any_pattern():
+    assert exchange_s(Exchange("direct", 1, VALUES, 0.0, costly(8)), LINK) == 0

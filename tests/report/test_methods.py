@@ -1,14 +1,16 @@
 """Methods side by side: bits a parameter a step, and the picture of loss against what is sent."""
 
 import csv
+import json
 import math
 import xml.etree.ElementTree as ElementTree
 
 import pandas as pd
 import pytest
-from made_up_methods import CASES, fill_methods
+from made_up_methods import CASES, PARAMETERS, calibrate, fill_methods
 
 from cpdrun.record import write_run
+from cpdrun.report.costmodel import network, network_names
 from cpdrun.report.look.style import METHODS, method_looks
 from cpdrun.report.read.method import Method, method_of
 
@@ -84,6 +86,7 @@ def test_each_family_of_methods_has_a_marker_of_its_own():
 
 
 ALL_REDUCE = {"sync._target_": "cpdrun.comm.AllReduceSync", "sync.order": "hierarchical"}
+POWER_SGD = '{"_target_": "x.PowerSGD"}'
 QSGD = {"sync.compressor._target_": "cpdrun.comm.compressors.qsgd.QSGD", "sync.compressor.levels": 7}
 
 
@@ -95,7 +98,7 @@ QSGD = {"sync.compressor._target_": "cpdrun.comm.compressors.qsgd.QSGD", "sync.c
         ({"format": "fp32"}, Method("without APS")),  # somebody else's: nobody knows how
         (
             {"format": "fp32", "sync._target_": "x.CompressedSync"} | QSGD,
-            Method("QSGD", "messages", compressor='{"_target_": "cpdrun.comm.compressors.qsgd.QSGD", "levels": 7}'),
+            Method("QSGD", "messages", compressor='{"_target_": "cpdrun.comm.compressors.qsgd.QSGD", "levels": "7"}'),
         ),
         ({"format": "fp32", "sync._target_": "x.L", "sync.inner_steps": 16}, Method("local steps", "direct", every=16)),
         (
@@ -106,8 +109,99 @@ QSGD = {"sync.compressor._target_": "cpdrun.comm.compressors.qsgd.QSGD", "sync.c
             {"format": "fp32", "sync._target_": "x.DPSGD", "sync.topology._target_": "x.R", "sync.gather": math.nan},
             Method("gossip", "neighbours"),
         ),
-        ({"format": "fp32", "sync._target_": "x.PowerSGD"}, Method("PowerSGD", "factors")),
+        ({"format": "fp32", "sync._target_": "x.PowerSGD"}, Method("PowerSGD", "factors", compressor=POWER_SGD)),
     ],
 )  # fmt: skip
 def test_how_workers_exchange_is_read_off_the_config(config, expected):
     assert method_of(config) == expected
+
+
+# ---- which is fastest where
+
+
+@pytest.fixture
+def calibrated(methods):
+    calibrate(methods)
+    return methods
+
+
+def crossover_of(made) -> pd.DataFrame:
+    return pd.read_csv(made.folder / "crossover.csv").set_index(["network", "method"])
+
+
+def test_who_wins_on_which_network(calibrated, report, no_pictures):
+    """By hand, at 1 Gbit/s: e3m0 sends 4 bits a parameter, 1.5 * 360,000 / 2 bytes, in two hops; a free codec costs
+    nothing, agreeing on two layers 4 hops of 8 bytes."""
+    calibrate(calibrated, codec_s=0.0)
+    networks = ["1gbit", "10gbit", "100gbit", "400gbit"]
+    made = report(calibrated, tolerance=0.02, formats=["md", "csv", "tex", "html"], networks=networks)
+    found = crossover_of(made)
+    cell = found.loc[("1gbit", "e3m0 with APS")]
+    message_s, alpha_s, wire_s = 10e-6, 50e-6, 1.5 * PARAMETERS / 2 / 117.7e6
+    expected = 0.01 + 2 * (3 * message_s + alpha_s) + wire_s + 4 * (alpha_s + message_s + 8 / 117.7e6)
+    assert cell["step_s"] == pytest.approx(expected, rel=1e-3)
+    assert cell["compute_s"] == pytest.approx(0.01) and cell["wins"] and cell["is_within"]
+    assert not found.loc["1gbit"].loc[["top-k 1 %"], "is_within"].any(), "it does worse than the tolerance"
+    assert found.loc["1gbit"]["step_s"].idxmin() == "top-k 1 %", "and would be fastest"
+    for fast in ("100gbit", "400gbit"):  # 10 ms of computing leave nothing to win
+        assert list(found.loc[fast].query("wins").index) == ["bf16"]
+    text = (made.folder / "crossover.md").read_text(encoding="utf-8")
+    assert text.startswith("Plain bf16 wins on 100gbit and 400gbit, of the methods within 0.02 of fp32:")
+    assert "1gbit: e3m0 with APS" in text and text.split("\n\n")[0] in made.printed.replace("%", "\\%")
+    assert "Fastest by network" in (made.folder / "report.html").read_text(encoding="utf-8")
+    assert (made.folder / "crossover.tex").exists()
+
+
+def test_seconds_to_the_loss_are_those_of_the_first_epoch_that_has_it(calibrated, report, no_pictures):
+    found = crossover_of(report(calibrated, tolerance=0.31, networks=["1gbit"]))
+    for method, steps in (("fp32", 300), ("bf16", 300), ("H=16", 400)):  # .3 above the end an epoch before it
+        cell = found.loc[("1gbit", method)]
+        assert cell["steps_to_loss"] == pytest.approx(steps, abs=60)
+        assert cell["seconds_to_loss"] == pytest.approx(cell["steps_to_loss"] * cell["step_s"])
+
+
+def test_a_codec_that_takes_longer_than_it_saves_loses_to_plain_bf16_everywhere(
+    calibrated, report, no_pictures
+):
+    calibrate(calibrated, codec_s=1e-6)
+    made = report(calibrated, tolerance=0.02, networks=["10gbit", "100gbit"])
+    assert set(crossover_of(made).query("wins").index.get_level_values("method")) <= {"fp32", "bf16"}
+
+
+def test_what_cannot_be_predicted_is_said_and_why(methods, report, no_pictures):
+    assert "crossover" not in report(methods).printed, "nobody asked"
+    made = report(methods, networks=["1gbit"])
+    assert "no crossover: the sweep has no calibration, `cpdrun calibrate` makes one" in made.printed
+    calibrate(methods, values=1000)
+    assert "the calibration is of a model of 1,000 values, not 360,000" in report(methods).printed
+    calibrate(methods)
+    file = methods.dir.calibration
+    without = {**json.loads(file.read_text()), "compressors": {}}
+    file.write_text(json.dumps(without))
+    made = report(methods)
+    assert "Not predicted: QSGD of 4 bits: its compressor is not calibrated" in made.printed
+    assert (made.folder / "crossover.md").exists()
+    file.unlink()
+    report(methods)
+    assert not (made.folder / "crossover.md").exists(), "of an earlier report"
+
+
+def test_as_json_for_programs(calibrated, capsys):
+    from cpdrun.cli import main
+
+    typed = ["report", str(calibrated.dir.path), "--json", "--networks", "1gbit,400gbit", "--tol", "0.02"]
+    assert main([*typed, "--format", "csv"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert {row["case"]: row["bits_per_parameter_per_step"] for row in said["table"]}[
+        "fp32"
+    ] == pytest.approx(32)
+    assert {row["network"] for row in said["crossover"]} == {"1gbit", "400gbit"}
+    assert any(file.endswith("crossover.csv") for file in said["files"])
+    assert main(["report", "--json", "--claims"]) == 2
+    assert "--claims" in capsys.readouterr().err
+
+
+def test_400_gbit_is_a_network_like_the_others():
+    names = network_names()
+    assert names[-1] == "400gbit" and {"1gbit", "10gbit", "100gbit"} < set(names)
+    assert network("400gbit").latency_s <= network("100gbit").latency_s

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,22 @@ from cpdrun.record import read_json, write_json
 
 
 def calibrate(
-    config: dict[str, Any], out: Path, *, nproc: int = 1, formats: Sequence[str] = (), repeats: int = 9
+    config: dict[str, Any],
+    out: Path,
+    *,
+    nproc: int = 1,
+    formats: Sequence[str] = (),
+    methods: Mapping[str, dict[str, Any]] | None = None,
+    repeats: int = 9,
 ) -> dict[str, Any]:
     """Measure `config`'s model, the codec in `formats` (none: a usual choice) and the network between `nproc`
-    ranks of this machine; written to `out` and returned. Between machines, start cpdrun.train.calibrate with
-    torchrun instead. Raises LaunchError for an unknown format, or with the rank's last line where one fails.
+    ranks of this machine, and what the compressors of `methods` take: by its key the config of a run that has it.
+    Written to `out` and returned. Between machines, start cpdrun.train.calibrate with torchrun instead. Raises
+    LaunchError for an unknown format, or with the rank's last line where one fails.
     """
     try:
         for name in formats:
-            if parse(name).has_scales:
-                raise ValueError(f"{name} has scales; the cost model knows formats without, such as e4m3")
+            parse(name)
     except ValueError as error:
         raise LaunchError(str(error)) from None
     with tempfile.TemporaryDirectory() as folder:
@@ -39,10 +45,24 @@ def calibrate(
             command += ["--formats", ",".join(formats)]
         out.parent.mkdir(parents=True, exist_ok=True)
         _run_ranks(command, nproc, config["threads"], Path(folder))
-    found = read_json(out)
-    if found is None:
-        raise LaunchError(f"calibration wrote nothing to {out}")
+        found = read_json(out)
+        if found is None:
+            raise LaunchError(f"calibration wrote nothing to {out}")
+        if methods:
+            found["compressors"] = _compressors(methods, repeats, config["threads"], Path(folder))
+            write_json(out, found)
     return found
+
+
+def _compressors(
+    methods: Mapping[str, dict[str, Any]], repeats: int, threads: int, folder: Path
+) -> dict[str, Any]:
+    """By one rank, for nothing of it is exchanged."""
+    asked, out = folder / "methods.json", folder / "compressors.json"
+    write_json(asked, dict(methods))
+    module = [sys.executable, "-m", "cpdrun.train.calibrate_methods"]
+    _run_ranks([*module, str(asked), str(out), "--repeats", str(repeats)], 1, threads, folder)
+    return read_json(out) or {}
 
 
 def _run_ranks(command: list[str], nproc: int, threads: int, folder: Path) -> None:

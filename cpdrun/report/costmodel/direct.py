@@ -20,6 +20,7 @@ Legend: N workers, n values, b = n k/8 bytes, T segments, s values of a segment 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cpdrun.report.costmodel.parameters import Codec, Network
@@ -69,6 +70,55 @@ def direct_s(values: float, workers: int, codec: Codec, network: Network) -> flo
             at_all[t] = send(t)
         if 0 <= (t := i - 2 * LAG) < segments:
             clock = max(clock, at_all[t]) + workers * sizes[t] * codec.unpack_s
+    return clock
+
+
+def reduce_scatter_s(values: float, workers: int, codec: Codec, network: Network) -> float:
+    """The first half alone: A, and B as far as its additions; (N-1)/N b bytes. The sums stay with their owners, in
+    float32, as sharded training wants them."""
+
+    def pack_s(size: float) -> float:
+        return workers * size * codec.pack_s
+
+    def add_s(size: float) -> float:
+        return workers * size * codec.add_s
+
+    return _half_s(values, workers, codec, network, pack_s, add_s)
+
+
+def all_gather_s(values: float, workers: int, codec: Codec, network: Network) -> float:
+    """The second half alone: every owner packs its shard and sends it to all, who unpack; (N-1)/N b bytes."""
+
+    def pack_s(size: float) -> float:
+        return size * codec.pack_s
+
+    def unpack_s(size: float) -> float:
+        return workers * size * codec.unpack_s
+
+    return _half_s(values, workers, codec, network, pack_s, unpack_s)
+
+
+def _half_s(
+    values: float,
+    workers: int,
+    codec: Codec,
+    network: Network,
+    before_s: Callable[[float], float],
+    after_s: Callable[[float], float],
+) -> float:
+    """Work, a message to every other, and LAG segments later work on what came."""
+    if workers == 1:
+        return 0.0
+    shard = values / workers
+    segments = math.ceil(shard / SEGMENT_VALUES)
+    sizes = [min(SEGMENT_VALUES, shard - t * SEGMENT_VALUES) for t in range(segments)]
+    link, clock, arrived = _Link(network), 0.0, [0.0] * segments
+    for i in range(segments + LAG):
+        if (t := i) < segments:
+            clock += before_s(sizes[t]) + (workers - 1) * network.message_s
+            arrived[t] = link.send(clock, (workers - 1) * codec.packed_bytes(sizes[t]))
+        if 0 <= (t := i - LAG) < segments:
+            clock = max(clock, arrived[t]) + after_s(sizes[t])
     return clock
 
 

@@ -19,6 +19,10 @@ class CalibrationError(UserError):
     """Parameters that are not there or not whole; the message says what to do."""
 
 
+class NotCalibratedError(CalibrationError):
+    """There is no calibration at all."""
+
+
 @dataclass(frozen=True)
 class Network:
     """The way between two workers; each has a link of its own, as fast in both directions at once.
@@ -110,8 +114,8 @@ class Calibration:
 
 
 def compressor_key(settings: Mapping[str, Any]) -> str:
-    """A compressor's name in a calibration: its settings, by their dotted keys, as JSON in the order of the keys."""
-    return json.dumps({key: settings[key] for key in sorted(settings)}, default=str)
+    """A compressor's name in a calibration: its settings, by their dotted keys, as JSON of texts, in their order."""
+    return json.dumps({key: str(settings[key]) for key in sorted(settings)})
 
 
 def read_calibration(path: Path) -> Calibration | None:

@@ -16,7 +16,7 @@ beta seconds a byte.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from cpdrun.report.costmodel.direct import direct_s
+from cpdrun.report.costmodel.direct import all_gather_s, direct_s, reduce_scatter_s
 from cpdrun.report.costmodel.parameters import Codec, Network
 from cpdrun.report.costmodel.rings_and_trees import ring_s, small_all_reduce_s
 
@@ -60,15 +60,23 @@ def exchange_s(what: Exchange, network: Network) -> float:
     return (agreed_s + PATTERNS[what.pattern](what, network)) / what.every
 
 
-def _all_reduced(cost: Callable[[float, int, Codec, Network], float]) -> Callable[[Exchange, Network], float]:
-    """Of a textbook's all-reduce, which counts 2 (N-1)/N n k/8 bytes: the k that makes these the bytes sent."""
+def _bits(what: Exchange) -> float:
+    """The k for which an all-reduce of textbooks, 2 (N-1)/N n k/8 bytes, sends as many as were sent."""
+    N = what.workers
+    return 8 * what.bytes_of_one / what.values / (2 * (N - 1) / N)
 
-    def seconds(what: Exchange, network: Network) -> float:
-        N = what.workers
-        k = 8 * what.bytes_of_one / what.values / (2 * (N - 1) / N)
-        return cost(what.values, N, replace(what.codec, bits=k), network)
 
-    return seconds
+def _direct_s(what: Exchange, network: Network) -> float:
+    """As comm's own exchange goes, segment by segment, codec and wire at once (direct.py)."""
+    return direct_s(what.values, what.workers, replace(what.codec, bits=_bits(what)), network)
+
+
+def _ring_s(what: Exchange, network: Network) -> float:
+    """The platform's all_reduce: a ring without a codec of ours (rings_and_trees.py). At each hop a worker adds what
+    came to what it has, taken to cost what `add` does; bf16 is converted before and after."""
+    codec = Codec(_bits(what), 0.0, what.codec.add_s / 2, 0.0, 0.0)
+    converted_s = 0.0 if what.codec.bits == 32 else what.values * (what.codec.pack_s + what.codec.unpack_s)
+    return converted_s + ring_s(what.values, what.workers, codec, network)
 
 
 def _messages_s(what: Exchange, network: Network, others: int | None = None) -> float:
@@ -88,24 +96,18 @@ def _neighbours_s(what: Exchange, network: Network) -> float:
 
 
 def _sharded_s(what: Exchange, network: Network) -> float:
-    """Reduce-scatter, then all-gather: the optimizer's step between them keeps one from overlapping with the other.
+    """The two halves of the direct exchange, one after the other: the optimizer's step stands between them.
 
-        2 (alpha + (N-1) o) + max(S_g beta, n pack + n add) + max(S_w beta, n/N pack_w + n unpack_w)
-
-    S_w = (N-1)/N n k_w/8 of weights in the gather's format, S_g = S - S_w of gradients. Inside a stage layers follow
-    one another, so that codec and wire overlap: it costs the larger of the two (as a hop of rings_and_trees.py).
-    Gathered once a step: resharding after forward, which gathers again for backward, is not in it.
+    S_w = (N-1)/N n k_w/8 bytes of weights in the gather's format, S - S_w of gradients. Gathered once a step:
+    resharding after forward, which gathers again for backward, is not in it; nor is prefetching, which hides the
+    gather.
     """
-    N, n, codec, gather = what.workers, what.values, what.codec, what.gather or what.codec
-    weights = min(what.bytes_of_one, (N - 1) / N * gather.packed_bytes(n))
-    scatter_s = n * (codec.pack_s + codec.add_s)
-    gather_s = n / N * gather.pack_s + n * gather.unpack_s
-    alpha_s = network.latency_s + (N - 1) * network.message_s
-    return (
-        2 * alpha_s
-        + max(_wire_s(what.bytes_of_one - weights, network), scatter_s)
-        + max(_wire_s(weights, network), gather_s)
-    )
+    N, n, gather = what.workers, what.values, what.gather or what.codec
+    share = (N - 1) / N * n / 8  # bytes a bit of a value
+    weights = min(what.bytes_of_one, share * gather.bits)
+    gradients = replace(what.codec, bits=(what.bytes_of_one - weights) / share)
+    gathered = all_gather_s(n, N, replace(gather, bits=weights / share), network)
+    return reduce_scatter_s(n, N, gradients, network) + gathered
 
 
 def _factors_s(what: Exchange, network: Network) -> float:
@@ -123,8 +125,8 @@ def _wire_s(n_bytes: float, network: Network) -> float:
 
 
 PATTERNS: dict[str, Callable[[Exchange, Network], float]] = {
-    "direct": _all_reduced(direct_s),
-    "ring": _all_reduced(ring_s),
+    "direct": _direct_s,
+    "ring": _ring_s,
     "messages": _messages_s,
     "neighbours": _neighbours_s,
     "sharded": _sharded_s,

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from cpdrun.report.costmodel.direct import direct_processor_s, direct_s
 from cpdrun.report.costmodel.parameters import Codec, Network, Workload
+from cpdrun.report.costmodel.patterns import MAGNITUDE_BYTES
 from cpdrun.report.costmodel.rings_and_trees import hierarchical_s, ring_s, small_all_reduce_s, tree_s
 
 ALGORITHMS = ("direct", "ring", "tree", "hierarchical")
-MAGNITUDE_BYTES = 4  # APS agrees on an int32 a layer
 DDP_FIRST_BUCKET_BYTES = 1 << 20
 DDP_BUCKET_BYTES = 25 << 20  # DistributedDataParallel's bucket_cap_mb
 

@@ -47,9 +47,11 @@ def page(
     reasons: list[str],
     pictures: dict[str, str],
     best: tables.Shown | None = None,
+    fastest: tuple[list[str], tables.Shown] | None = None,
 ) -> str:
     """The page's text. `answer`, `notes` and `reasons` (why a plot is missing) are sentences; `matrix`, the answers of
-    many combinations of axes; `best`, each format at the best of what was tuned.
+    many combinations of axes; `best`, each format at the best of what was tuned; `fastest`,
+    which method is predicted to be fastest on which network, in sentences and as a table.
 
     `pictures` holds the SVGs of `svg.render` by the name of their plot.
     """
@@ -71,6 +73,7 @@ def page(
         *([_table("best", "Each at its best", best.header, best.rows)] if best is not None else []),
         *(f'<p class="note">{escape(line)}</p>' for line in notes),
         *(_picture(plot, pictures[plot.name]) for plot in plots.available() if plot.name in pictures),
+        *_fastest(fastest),
         *(f'<p class="reason">{escape(line)}</p>' for line in reasons),
         '<h2 id="table" tabindex="-1">Table</h2>',
         _means(study),
@@ -79,6 +82,15 @@ def page(
         f'</main><div id="tip" role="status"></div><script>{script}</script></body></html>',
     ]
     return "\n".join(parts) + "\n"
+
+
+def _fastest(fastest: tuple[list[str], tables.Shown] | None) -> list[str]:
+    """Which method is predicted to be fastest on which network."""
+    if fastest is None:
+        return []
+    said, table = fastest
+    lines = [f"<p>{escape(line)}</p>" for line in said]
+    return ["<h2>Fastest by network</h2>", *lines, _table("fastest", "Step times", table.header, table.rows)]
 
 
 def _asset(name: str) -> str:

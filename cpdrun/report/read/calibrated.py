@@ -3,8 +3,8 @@
 from cpdrun.record import SweepDir
 from cpdrun.report.costmodel import (
     Calibration,
-    CalibrationError,
     Network,
+    NotCalibratedError,
     network,
     network_names,
     read_calibration,
@@ -20,7 +20,7 @@ def calibration_of(study: Study) -> Calibration:
     for folder in sorted(folders):
         if (found := read_calibration(SweepDir(folder).calibration)) is not None:
             return found
-    raise CalibrationError("the sweep has no calibration, `cpdrun calibrate` makes one")
+    raise NotCalibratedError("the sweep has no calibration, `cpdrun calibrate` makes one")
 
 
 def known_networks(calibration: Calibration) -> dict[str, Network]:

@@ -27,6 +27,7 @@ _COMPRESSORS = {  # names as papers have them, of classes whose name is not
     "PowerSGD": "PowerSGD",
     "Sign": "sign",
 }
+_IN_FORMAT = "Rounded"  # of outer steps: what workers moved is summed in the format, as gradients are
 _PLAIN = ("fp32", "bf16", "fp16")  # what a platform's own all_reduce sums
 
 
@@ -52,30 +53,29 @@ def method_of(config: Mapping[str, Any]) -> Method:
     """Of a run's settings, by their dotted keys."""
     name, aps = str(config.get("format")), bool(config.get("aps"))
     fmt = formats.parse(name)
-    common = {"format": fmt.name if fmt is not None and fmt.is_fp32 else name, "aps": aps}
-    compressor = {
-        k.removeprefix(COMPRESSOR): v for k, v in config.items() if k.startswith(COMPRESSOR) and _is(v)
-    }
-    if compressor:
-        common["compressor"] = compressor_key(compressor)
+    if fmt is not None and fmt.is_fp32:
+        name = "fp32"
     kind = _last(config.get("sync._target_"))
-    of_sums = _compressor_words(_last(compressor.get("_target_"))) if compressor else _sum_words(kind, aps)
-    exchanged = "messages" if compressor else "factors" if of_sums == "PowerSGD" else "direct"
-    if (steps := config.get("sync.inner_steps")) is not None and _is(steps):
-        return Method(LOCAL, exchanged, every=max(1, int(steps)), **common)
+    compressor = _settings(config, COMPRESSOR)
+    of_compressor = _last(compressor.get("_target_"))
+    steps = config.get("sync.inner_steps")
+    if compressor and not (_is(steps) and of_compressor == _IN_FORMAT):  # else: a sum in the format
+        family, pattern, key = _compressor_words(of_compressor), "messages", compressor_key(compressor)
+    elif kind is not None and "powersgd" in kind.lower():
+        family, pattern, key = "PowerSGD", "factors", compressor_key(_settings(config, "sync."))
+    else:
+        family, pattern, key = WITH_APS if aps else WITHOUT_APS, "direct", None
+    if _is(steps):
+        return Method(LOCAL, pattern, name, aps, key, every=max(1, int(steps)))
     if _is(gather := config.get("sync.gather")):
-        return Method(SHARDED, "sharded", gather=str(gather), **common)
-    if any(key.startswith("sync.topology") and _is(value) for key, value in config.items()):
-        return Method(GOSSIP, "neighbours", **common)
-    if kind is None:  # somebody else's run, which may have been exchanged in any way
-        return Method(of_sums, None, **common)
-    return Method(of_sums, exchanged, **common)
+        return Method(SHARDED, "sharded", name, aps, gather=str(gather))
+    if any(setting.startswith("sync.topology") and _is(value) for setting, value in config.items()):
+        return Method(GOSSIP, "neighbours", name, aps, key)
+    return Method(family, None if kind is None else pattern, name, aps, key)
 
 
-def _sum_words(kind: str | None, aps: bool) -> str:
-    if kind and "powersgd" in kind.lower():
-        return "PowerSGD"
-    return WITH_APS if aps else WITHOUT_APS
+def _settings(config: Mapping[str, Any], section: str) -> dict[str, Any]:
+    return {k.removeprefix(section): v for k, v in config.items() if k.startswith(section) and _is(v)}
 
 
 def _compressor_words(kind: str | None) -> str:
