@@ -1,9 +1,12 @@
 """all_reduce in a number format for any script: each rank of a process group is one worker.
 
 `fmt` is a format, its name, or a `Sum` with knobs of its own; further keywords are knobs of the sum (see `Sum`).
+`compressor`: tensors are compressed instead, decoded and added in float32 in worker order; "power_sgd": their factors
+are summed. `compressing.py` says which there are, and what they make of fmt and further keywords.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,47 +15,67 @@ from custom_fp.checks import check_float, check_terms
 from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
+from cpdrun.comm.compressing import check_asked, compressing
+from cpdrun.comm.compressors.base import Compressor
 from cpdrun.comm.sums.scaling import APS, Shifts
 from cpdrun.comm.sums.sum import Sum, takes_knobs
 from cpdrun.comm.sums.summations import summation_of
-from cpdrun.comm.sums.summations.base import Layers, Summation
+from cpdrun.comm.sums.summations.base import Layers
 from cpdrun.comm.workers import Workers
 
-How = Sum | NumberFormat | str
+How = Sum | NumberFormat | str | None
 Group = dist.ProcessGroup | None
 
 
 @takes_knobs
 def all_reduce(
-    tensor: Tensor, fmt: How, *, aps: bool = False, seed: int = 0, group: Group = None, **knobs: Any
+    tensor: Tensor,
+    fmt: How = None,
+    *,
+    compressor: Compressor | str | None = None,
+    aps: bool = False,
+    seed: int = 0,
+    group: Group = None,
+    **knobs: Any,
 ) -> Tensor:
     """The sum of the ranks' tensors, formed in `fmt`, sent in its bits a value; a new float32 tensor.
 
     The same bits on every rank, and those of `emulate_all_reduce([of rank 0, of rank 1, ...])` with the same options:
     `Sum` says what the knobs are, `scaling.py` APS. A mean needs tensors divided by the number of ranks beforehand.
     Collective: same shape and options on every rank; with a seed of its own for each call where the rounding is
-    stochastic. Raises ValueError for options that do not fit together, RankLost where another rank is gone.
+    stochastic. Raises ValueError for options that do not fit together, TypeError for neither fmt nor compressor,
+    RankLost where another rank is gone.
     """
-    return all_reduce_coalesced([tensor], fmt, aps=aps, seed=seed, group=group, **knobs)[0]
+    how = {"compressor": compressor, "aps": aps, "seed": seed, "group": group}
+    return all_reduce_coalesced([tensor], fmt, **how, **knobs)[0]
 
 
 @takes_knobs
 def all_reduce_(
-    tensor: Tensor, fmt: How, *, aps: bool = False, seed: int = 0, group: Group = None, **knobs: Any
+    tensor: Tensor,
+    fmt: How = None,
+    *,
+    compressor: Compressor | str | None = None,
+    aps: bool = False,
+    seed: int = 0,
+    group: Group = None,
+    **knobs: Any,
 ) -> Tensor:
     """`all_reduce` in place; returns the tensor."""
-    if tensor.dtype == torch.float32 and tensor.is_contiguous():
-        _sum([tensor], [tensor], fmt, aps, seed, group, knobs)
-    else:
-        tensor.detach().copy_(all_reduce(tensor, fmt, aps=aps, seed=seed, group=group, **knobs))
+    in_place = tensor.dtype == torch.float32 and tensor.is_contiguous()
+    total = tensor if in_place else torch.empty(tensor.shape, device=tensor.device)
+    _Asked(fmt, compressor, aps, seed, knobs).between([tensor], [total], group)
+    if not in_place:
+        tensor.detach().copy_(total)
     return tensor
 
 
 @takes_knobs
 def all_reduce_coalesced(
     tensors: Sequence[Tensor],
-    fmt: How,
+    fmt: How = None,
     *,
+    compressor: Compressor | str | None = None,
     aps: bool = False,
     seed: int = 0,
     group: Group = None,
@@ -61,13 +84,19 @@ def all_reduce_coalesced(
     """`all_reduce` of several tensors in one exchange; with APS each has a shift of its own."""
     new = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
     sums = [torch.empty_like(tensor, **new) for tensor in tensors]
-    _sum(tensors, sums, fmt, aps, seed, group, knobs)
+    _Asked(fmt, compressor, aps, seed, knobs).between(tensors, sums, group)
     return sums
 
 
 @takes_knobs
 def emulate_all_reduce(
-    tensors: Sequence[Tensor], fmt: How, *, aps: bool = False, seed: int = 0, **knobs: Any
+    tensors: Sequence[Tensor],
+    fmt: How = None,
+    *,
+    compressor: Compressor | str | None = None,
+    aps: bool = False,
+    seed: int = 0,
+    **knobs: Any,
 ) -> Tensor:
     """The sum of N equally shaped tensors as N machines form it: float32, of their shape.
 
@@ -77,42 +106,55 @@ def emulate_all_reduce(
     check_terms("emulate_all_reduce", tensors)
     for tensor in tensors:
         check_float(tensor)
-    summation = _summation(Workers(len(tensors)), fmt, aps, knobs)
-    stack_Nxn = torch.stack([tensor.detach().to(torch.float32).reshape(-1) for tensor in tensors])
-    total_n = torch.empty_like(stack_Nxn[0])
-    summation.run(Layers(["0"], [stack_Nxn], [total_n], (seed,)))
-    return total_n.view(tensors[0].shape)
+    workers, stack = Workers(len(tensors)), torch.stack([t.detach().to(torch.float32) for t in tensors])
+    total = torch.empty_like(stack[0], memory_format=torch.contiguous_format)
+    _Asked(fmt, compressor, aps, seed, knobs).form([stack], [total], workers)
+    return total
 
 
-def _sum(
-    tensors: Sequence[Tensor],
-    out: Sequence[Tensor],
-    fmt: How,
-    aps: bool,
-    seed: int,
-    group: Group,
-    knobs: dict[str, Any],
-) -> None:
-    """Writes the sums to `out`: contiguous float32 tensors, which may be `tensors` themselves."""
-    workers = Workers.of_group(dist.get_world_size(group), group)
-    summation = _summation(workers, fmt, aps, knobs)
-    for tensor in tensors:
-        check_float(tensor)
-        if tensor.device != tensors[0].device:
-            raise ValueError(
-                f"tensors on {tensors[0].device} and {tensor.device}: one exchange takes one device"
-            )
-    if any(tensor.numel() for tensor in tensors):
-        names = [str(p) for p in range(len(tensors))]
-        stacks = [tensor.detach().to(torch.float32).reshape(1, -1) for tensor in tensors]
-        summation.run(Layers(names, stacks, [target.detach().view(-1) for target in out], (seed,)))
+@dataclass(frozen=True)
+class _Asked:
+    """How a sum is to be formed, once."""
+
+    fmt: How
+    compressor: Compressor | str | None
+    aps: bool
+    seed: int
+    knobs: dict[str, Any]
+
+    def between(self, tensors: Sequence[Tensor], out: Sequence[Tensor], group: Group) -> None:
+        """Of the ranks' tensors, to `out`: contiguous float32, and it may be `tensors` themselves."""
+        for tensor in tensors:
+            check_float(tensor)
+            if tensor.device != tensors[0].device:
+                raise ValueError(
+                    f"tensors on {tensors[0].device} and {tensor.device}: one exchange takes one device"
+                )
+        workers = Workers.of_group(dist.get_world_size(group), group)
+        stacks = [tensor.detach().to(torch.float32)[None] for tensor in tensors]
+        self.form(stacks, [target.detach() for target in out], workers)
+
+    def form(self, stacks: Sequence[Tensor], out: Sequence[Tensor], workers: Workers) -> None:
+        """stacks[p]: (L, ...) float32 of this process's workers; out[p]: (...), contiguous."""
+        check_asked(self.fmt, self.compressor)
+        names, key, rule = [str(p) for p in range(len(stacks))], (self.seed,), APS() if self.aps else None
+        if self.compressor is not None:
+            _check_forgets(self.knobs.get("error_feedback", False))
+            knobs = self.knobs | {"error_feedback": False}
+            shared = {"world_size": workers.world_size, "scaling": rule, "seed": self.seed, "group": workers}
+            sync = compressing(self.compressor, self.fmt, names=names, knobs=knobs, **shared)
+            sync.reduce_layers(range(len(names)), stacks, step=0, epoch=0, out=out)
+            return
+        how = Sum.of(self.fmt, **self.knobs)
+        _check_forgets(how.error_feedback)
+        summation = summation_of(how, workers, Shifts(rule))
+        if any(stack.numel() for stack in stacks):
+            flat = [stack.reshape(len(stack), -1) for stack in stacks]
+            summation.run(Layers(names, flat, [total.view(-1) for total in out], key))
 
 
-def _summation(workers: Workers, fmt: How, aps: bool, knobs: dict[str, Any]) -> Summation:
-    """Of a sum that is formed once, and remembers nothing."""
-    how = Sum.of(fmt, **knobs)
-    if how.error_feedback:
+def _check_forgets(error_feedback: bool) -> None:
+    if error_feedback:
         raise ValueError(
             "error_feedback=true adds up over steps: take ddp_hook or AllReduceSync, which remember"
         )
-    return summation_of(how, workers, Shifts(APS() if aps else None))

@@ -53,34 +53,54 @@ class CompressedSync(GradientSync):
         self.workers = Workers.of_group(world_size, group)
         self.messages = Messages([range(world_size)] * world_size, self.workers)
         self.feedback = ErrorFeedback() if error_feedback else None
-        self._message_bytes = 0
+        self._step = -1
+        self._message_bytes = 0  # of each worker, in the latest step
+        self._hidden = 0  # inf and NaN of this rank's workers that came out as numbers
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
-        flat, mine = self.workers.rows(stacks, len(self.names)), self.workers.mine
-        if self.feedback:
-            flat = list(map(self.feedback.compensate, self.names, flat))
-        message = self.compression.message([c_Lxn.shape[1] for c_Lxn in flat], epoch)
-        self._message_bytes = message.length
-        sums, hidden = [torch.zeros_like(c_Lxn[0]) for c_Lxn in flat], 0
-        if message.length:
-            mine_LxM = message.compress(flat, (self.seed, step), mine)
-            _, data_NxM = self.messages.exchange(mine_LxM)
-            for p, decoded_Nxn in message.decompress(data_NxM):
-                for decoded_n in decoded_Nxn:
-                    sums[p] += decoded_n
-                hidden += self._account_for(p, flat[p], decoded_Nxn[mine.start : mine.stop])
-            hidden = self.workers.total(hidden, stacks[0].device)
+        self.workers.rows(stacks, len(self.names))
+        sums = [torch.empty(stack.shape[1:], device=stack.device) for stack in stacks]
+        self._step, self._hidden = -1, 0
+        self.reduce_layers(range(len(self.names)), stacks, step=step, epoch=epoch, out=sums)
+        hidden = self.workers.total(self._hidden, stacks[0].device) if self._message_bytes else 0
         self.nonfinite = count_nonfinite(sums) + hidden
-        return [total_n.view(stack.shape[1:]) for total_n, stack in zip(sums, stacks, strict=True)]
+        return sums
 
-    def _account_for(self, p: int, sent_Lxn: Tensor, decoded_Lxn: Tensor) -> int:
-        """What my workers' layer p lost on its way is kept; returns how many inf and NaN came out as numbers."""
+    def reduce_layers(
+        self, layers: Sequence[int], stacks: Sequence[Tensor], *, step: int, epoch: int, out: Sequence[Tensor]
+    ) -> None:
+        """`reduce_stacked` for some of the parameters, as DDP's buckets hold them.
+
+        stacks[k]: (L, ...) float32 gradients of this rank's L workers for parameter layers[k], in its shape.
+        out[k]: where the sum goes, in that shape; it may be stacks[k][0] itself.
+        """
+        if step != self._step:
+            self._step, self._message_bytes = step, 0
+        flat, names = self.workers.rows(stacks, len(layers)), [self.names[p] for p in layers]
+        if self.feedback:
+            flat = list(map(self.feedback.compensate, names, flat))
+        message = self.compression.message([c_Lxn.shape[1] for c_Lxn in flat], epoch, layers)
+        if not message.length:
+            return
+        self._message_bytes += message.length
+        mine_LxM = message.compress(flat, (self.seed, step), self.workers.mine)
+        _, data_NxM = self.messages.exchange(mine_LxM)
+        for k, decoded_Nxn in message.decompress(data_NxM):
+            self._account_for(
+                names[k], flat[k], decoded_Nxn[self.workers.mine.start : self.workers.mine.stop]
+            )
+            total_n = torch.zeros_like(decoded_Nxn[0])
+            for decoded_n in decoded_Nxn:
+                total_n += decoded_n
+            out[k].copy_(total_n.view(out[k].shape))
+
+    def _account_for(self, name: str, sent_Lxn: Tensor, decoded_Lxn: Tensor) -> None:
+        """What my workers' layer lost on its way is kept, and how many inf and NaN came out as numbers is counted."""
         if self.feedback:
             for i, (sent_n, decoded_n) in enumerate(zip(sent_Lxn, decoded_Lxn, strict=True)):
-                self.feedback.keep(self.names[p], i, sent_n, decoded_n)
-        if not count_nonfinite([sent_Lxn]):
-            return 0
-        return int((torch.isfinite(decoded_Lxn) & ~torch.isfinite(sent_Lxn)).sum())
+                self.feedback.keep(name, i, sent_n, decoded_n)
+        if count_nonfinite([sent_Lxn]):
+            self._hidden += int((torch.isfinite(decoded_Lxn) & ~torch.isfinite(sent_Lxn)).sum())
 
     def wire_bytes(self) -> dict[str, int]:
         return {

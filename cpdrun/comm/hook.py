@@ -26,6 +26,8 @@ from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from cpdrun.comm.compressing import Compressing, check_asked, compressing
+from cpdrun.comm.compressors.base import Compressor
 from cpdrun.comm.sums.scaling import APS, ScalingRule
 from cpdrun.comm.sums.sum import Sum, takes_knobs
 from cpdrun.comm.sync import AllReduceSync
@@ -37,7 +39,7 @@ DENSE = "make the embedding with sparse=False"
 class HookState:
     """What the hook keeps between buckets and steps: one for each model."""
 
-    def __init__(self, sync: AllReduceSync, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, sync: AllReduceSync | Compressing, parameters: Sequence[nn.Parameter]) -> None:
         self.sync = sync
         self.step = 0
         self._index = {id(parameter): p for p, parameter in enumerate(parameters)}
@@ -73,12 +75,15 @@ class HookState:
             (name,) = self.names_of(parameters[:1])
             raise ValueError(f"the gradient of {name} is sparse, ddp_hook sums dense ones: {DENSE}")
         layers = [self._index[id(parameter)] for parameter in parameters]
+        like = None if isinstance(self.sync, AllReduceSync) else bucket.gradients()
 
         def run() -> Tensor:
             values = buffer if buffer.dtype == torch.float32 else buffer.float()
             values.div_(self.sync.workers.world_size)
             gradients = values.split([parameter.numel() for parameter in parameters])
-            stacks = [gradient.view(1, -1) for gradient in gradients]
+            if like is not None:  # places and matrices are those of the parameter, however it lies in memory
+                gradients = list(map(_in_shape_of, gradients, like))
+            stacks = [gradient[None] for gradient in gradients]
             self.sync.reduce_layers(layers, stacks, step=step, epoch=0, out=gradients)
             return values if values is buffer else buffer.copy_(values)
 
@@ -105,8 +110,9 @@ class HookState:
 @takes_knobs
 def ddp_hook(
     model: nn.Module,
-    fmt: Sum | NumberFormat | str,
+    fmt: Sum | NumberFormat | str | None = None,
     *,
+    compressor: Compressor | str | None = None,
     aps: bool = False,
     scaling: ScalingRule | None = None,
     full_precision_layers: Sequence[str] = (),
@@ -122,20 +128,25 @@ def ddp_hook(
     else's (of all ranks where `model` is not the DDP module). state.sync.wire_bytes() tells what the latest step sent;
     state.state_dict() is for checkpoints.
 
-    Raises ValueError for options that do not fit together, a group of other ranks than DDP's, FSDP and layers with
-    sparse gradients.
-    """
+    compressor: gradients are compressed instead of summed in a format (`compressing.py` says which there are and what
+    they make of fmt and further keywords): "top_k", "qsgd", "sign", "power_sgd" ... or a Compressor. error_feedback is
+    True with it unless it is given, as in conf/sync: what compression takes from a gradient is added to the next.
 
-    def make(names: Sequence[str], world_size: int, group: dist.ProcessGroup) -> AllReduceSync:
+    Raises ValueError for options that do not fit together, a group of other ranks than DDP's, FSDP and layers with
+    sparse gradients, TypeError for neither fmt nor compressor.
+    """
+    check_asked(fmt, compressor)
+    rule = scaling or (APS() if aps else None)
+    layers = tuple(full_precision_layers)
+
+    def make(names: Sequence[str], world_size: int, group: dist.ProcessGroup) -> AllReduceSync | Compressing:
+        shared = {"world_size": world_size, "scaling": rule, "seed": seed, "group": group}
+        if compressor is not None:
+            return compressing(
+                compressor, fmt, names=names, knobs=knobs, full_precision_layers=layers, **shared
+            )
         return AllReduceSync(
-            format=fmt,
-            world_size=world_size,
-            parameter_names=names,
-            scaling=scaling or (APS() if aps else None),
-            seed=seed,
-            full_precision={"layers": tuple(full_precision_layers)},
-            group=group,
-            **knobs,
+            format=fmt, parameter_names=names, full_precision={"layers": layers}, **shared, **knobs
         )
 
     return hook_of(model, make, group)
@@ -143,7 +154,7 @@ def ddp_hook(
 
 def hook_of(
     model: nn.Module,
-    make: Callable[[Sequence[str], int, dist.ProcessGroup], AllReduceSync],
+    make: Callable[[Sequence[str], int, dist.ProcessGroup], AllReduceSync | Compressing],
     group: dist.ProcessGroup | None = None,
 ) -> tuple[HookState, Callable[[HookState, dist.GradBucket], TensorFuture]]:
     """`ddp_hook` around a sum of the caller's making, of (parameter names, number of workers, their group)."""
@@ -154,6 +165,11 @@ def hook_of(
     names = [unwrapped_name(name) for name in names]
     group = _group_of(model, group)
     return HookState(make(names, dist.get_world_size(group), group), parameters), _exchange_bucket
+
+
+def _in_shape_of(values_n: Tensor, gradient: Tensor) -> Tensor:
+    """A view of what a bucket holds of a parameter, as it is there."""
+    return values_n.as_strided(gradient.shape, gradient.stride(), values_n.storage_offset())
 
 
 def unwrapped_name(name: str) -> str:

@@ -99,32 +99,30 @@ class PowerSGDSync(GradientSync):
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
         flat = self.workers.rows(stacks, len(self.names))
-        layers = range(len(self.names))
-        sums = self.reduce_layers(layers, stacks, step=step, epoch=epoch)
-        finite = [(torch.isfinite(total).view(-1), c_Lxn) for total, c_Lxn in zip(sums, flat, strict=True)]
-        hidden = sum(
-            int((fine_n & ~torch.isfinite(g_Lxn)).sum())
-            for fine_n, g_Lxn in finite
-            if count_nonfinite([g_Lxn])
+        sums = [torch.empty(stack.shape[1:], device=stack.device) for stack in stacks]
+        self.reduce_layers(range(len(self.names)), stacks, step=step, epoch=epoch, out=sums)
+        finite = [torch.isfinite(total).view(-1) for total in sums]
+        broken = [
+            (fine_n, g_Lxn) for fine_n, g_Lxn in zip(finite, flat, strict=True) if count_nonfinite([g_Lxn])
+        ]
+        hidden = sum(int((fine_n & ~torch.isfinite(g_Lxn)).sum()) for fine_n, g_Lxn in broken)
+        self.nonfinite = count_nonfinite(sums) + (
+            self.workers.total(hidden, stacks[0].device) if stacks else 0
         )
-        device = stacks[0].device if stacks else torch.device("cpu")
-        self.nonfinite = count_nonfinite(sums) + self.workers.total(hidden, device)
         return sums
 
     def reduce_layers(
-        self, layers: Sequence[int], stacks: Sequence[Tensor], *, step: int, epoch: int
-    ) -> list[Tensor]:
-        """`reduce_stacked` for some of the parameters: stacks[k] of parameter layers[k], in its shape."""
-        sums = [torch.empty_like(stack[0], memory_format=torch.contiguous_format) for stack in stacks]
-        thin = [k for k, p in enumerate(layers) if self._factored(p, sums[k].shape, epoch)]
+        self, layers: Sequence[int], stacks: Sequence[Tensor], *, step: int, epoch: int, out: Sequence[Tensor]
+    ) -> None:
+        """`reduce_stacked` for some of the parameters, as `CompressedSync` has it."""
+        thin = [k for k, p in enumerate(layers) if self._factored(p, out[k].shape, epoch)]
         rest = [k for k in range(len(layers)) if k not in thin]
         flat = [stacks[k].detach().reshape(self.workers.share, -1) for k in rest]
-        out = [sums[k].view(-1) for k in rest]
-        self.whole.reduce_layers([layers[k] for k in rest], flat, step=step, epoch=epoch, out=out)
-        totals = self._factor([layers[k] for k in thin], [stacks[k].detach() for k in thin], step)
-        for k, total_RxC in zip(thin, totals, strict=True):
-            sums[k].copy_(total_RxC.view(sums[k].shape))
-        return sums
+        sums = [torch.empty_like(stack_Lxn[0]) for stack_Lxn in flat]
+        self.whole.reduce_layers([layers[k] for k in rest], flat, step=step, epoch=epoch, out=sums)
+        sums += self._factor([layers[k] for k in thin], [stacks[k].detach() for k in thin], step)
+        for k, total in zip(rest + thin, sums, strict=True):
+            out[k].copy_(total.view(out[k].shape))
 
     def rank_of(self, rows: int, columns: int) -> int:
         """r of a matrix; 0 where it goes whole."""

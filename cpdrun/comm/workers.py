@@ -36,8 +36,13 @@ class Workers:
             )
 
     @classmethod
-    def of_group(cls, world_size: int, group: dist.ProcessGroup | None = None) -> "Workers":
-        """Shared by the ranks of a group; all played by this process where torch.distributed is not initialised."""
+    def of_group(cls, world_size: int, group: "dist.ProcessGroup | Workers | None" = None) -> "Workers":
+        """Shared by the ranks of a group; all played by this process where torch.distributed is not initialised.
+
+        Workers in place of a group are those: what a process emulates alone, whatever else it is a rank of.
+        """
+        if isinstance(group, Workers):
+            return group
         if not dist.is_initialized():
             return cls(world_size)
         return cls(world_size, dist.get_rank(group), dist.get_world_size(group), group)

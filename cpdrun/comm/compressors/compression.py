@@ -49,11 +49,14 @@ class Compression:
         self.names = tuple(parameter_names)
         self.hybrid = FullPrecision(self.names, epochs=epochs, **dict(full_precision or {}))
 
-    def message(self, numels: Sequence[int], epoch: int) -> "Message":
-        """Of layers of these sizes in this epoch."""
-        covers = [self.hybrid.covers(p, epoch) for p in range(len(numels))]
+    def message(
+        self, numels: Sequence[int], epoch: int, parameters: Sequence[int] | None = None
+    ) -> "Message":
+        """Of layers of these sizes in this epoch: of all parameters, or of some by their numbers."""
+        parameters = range(len(self.names)) if parameters is None else parameters
+        covers = [self.hybrid.covers(p, epoch) for p in parameters]
         layers = tuple(self.in_full if full else self.compressor for full in covers)
-        return Message(self.names, tuple(numels), layers)
+        return Message(tuple(self.names[p] for p in parameters), tuple(numels), layers)
 
 
 @dataclass(frozen=True)
