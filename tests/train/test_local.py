@@ -69,12 +69,16 @@ def _weights(run):
     return state["sync"]["agreed"]
 
 
-def test_every_split_of_four_workers_ends_with_the_same_bits(make_run, in_ranks):
+def test_every_split_of_four_workers_ends_with_the_same_bits(make_run, in_ranks, train_here, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
     done, rows = [], []
     for nproc in (1, 2, 4):
         run = make_run(*EVERYTHING, "format=e4m3", "aps=true", f"nproc={nproc}")
-        result = in_ranks(run, nproc)
-        assert result.returncode == 0, result.stderr
+        if nproc == 1:
+            assert train_here(run) == 0
+        else:
+            result = in_ranks(run, nproc)
+            assert result.returncode == 0, result.stderr
         done.append(read_json(run.done))
         rows.append([{**row, "train_seconds": 0} for row in read_json_lines(run.metrics)])
     assert len({d["weights_sha256"] for d in done}) == 1
@@ -82,12 +86,11 @@ def test_every_split_of_four_workers_ends_with_the_same_bits(make_run, in_ranks)
     assert [d["wire"]["bytes_per_step_sent"] > 0 for d in done] == [False, True, True]
 
 
-@pytest.mark.parametrize("compressor", ["top_k", "qsgd"])
 def test_stopped_within_a_phase_on_two_ranks_it_goes_on_on_one(
-    make_run, in_ranks, trained, train_here, monkeypatch, compressor
+    make_run, in_ranks, trained, train_here, monkeypatch
 ):
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    typed = (*EVERYTHING, f"compressor={compressor}", "statistics.every_steps=3")
+    typed = (*EVERYTHING, "compressor=top_k", "statistics.every_steps=3")
     run, straight = trained(*typed)
     stopped = make_run(*typed)
     stopped.preempt.touch()
