@@ -55,10 +55,10 @@ def test_each_calibrated_format_of_the_study_is_a_line_in_a_panel_for_each_netwo
     write_json(sweep.calibration, CALIBRATION.as_json())
     figure = speedup_vs_workers.draw(read_study([sweep]))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles == ["100mbit", "as measured between the ranks", "1gbit", "10gbit", "100gbit"]
+    assert titles == ["100mbit", "as measured between the ranks", "1gbit", "10gbit", "100gbit", "400gbit"]
     found = labels(figure)
     assert {text.split(",")[0] for text in found} == {"fp32", "e4m3 APS"}  # e5m2 has no rate, e2m1 no runs
-    assert len(found) == 5 * 2 * len(speedup_vs_workers.WORKERS)
+    assert len(found) == 6 * 2 * len(speedup_vs_workers.WORKERS)
     setup = Setup(64, CALIBRATION.workload, CODECS["e4m3"], CALIBRATION.network, aps=True)
     assert f"e4m3 APS, 64 workers: {speedup(setup):.3g} times one worker" in found
 

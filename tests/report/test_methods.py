@@ -146,10 +146,17 @@ def test_who_wins_on_which_network(calibrated, report, no_pictures):
     for fast in ("100gbit", "400gbit"):  # 10 ms of computing leave nothing to win
         assert list(found.loc[fast].query("wins").index) == ["bf16"]
     text = (made.folder / "crossover.md").read_text(encoding="utf-8")
-    assert text.startswith("Plain bf16 wins on 100gbit and 400gbit, of the methods within 0.02 of fp32:")
+    assert text.startswith("Plain bf16 wins on 100gbit and 400gbit, of the methods within 0.02 of fp32.")
     assert "1gbit: e3m0 with APS" in text and text.split("\n\n")[0] in made.printed.replace("%", "\\%")
     assert "Fastest by network" in (made.folder / "report.html").read_text(encoding="utf-8")
     assert (made.folder / "crossover.tex").exists()
+
+
+def test_loss_against_predicted_seconds_has_a_panel_for_each_network(calibrated, report):
+    made = report(calibrated, tolerance=0.02, formats=["csv", "svg"], networks=["1gbit", "400gbit"])
+    text = (made.folder / "loss_vs_seconds.svg").read_text(encoding="utf-8")
+    titles = [element.text for element in ElementTree.fromstring(text).iter(f"{SVG}title")]
+    assert len(titles) == 2 * len(CASES)
 
 
 def test_seconds_to_the_loss_are_those_of_the_first_epoch_that_has_it(calibrated, report, no_pictures):

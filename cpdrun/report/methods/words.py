@@ -36,7 +36,7 @@ def _winners(study: Study, panel: Panel) -> str:
     within = f"of the methods within {tolerance(study)} of {study.baseline_name}"
     if plain:
         first = "; ".join(f"plain {name} wins on {_listed(networks)}" for name, networks in plain.items())
-        first = f"{first[0].upper()}{first[1:]}, {within}: few bits gain nothing there."
+        first = f"{first[0].upper()}{first[1:]}, {within}."
     elif any(winners.values()):
         first = f"Plain fp32 and bf16 win on none of these networks, {within}."
     else:

@@ -1,0 +1,93 @@
+"""Methods in one panel: the metric against something that costs, on a logarithmic axis, each family with its look; the
+Pareto front, and every point's name at its height at the right."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from matplotlib.axes import Axes
+
+from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, Look, ink
+from cpdrun.report.methods.compared import label
+from cpdrun.report.plots._metric_axis import MetricAxis, apart
+from cpdrun.report.plots.accuracy_vs_bytes import front
+from cpdrun.report.read.group import Group
+from cpdrun.report.read.words import short
+from cpdrun.stats.anytime import Verdict
+
+LEGEND_COLUMNS = 4
+FRONT_TEXT = "grey line: the Pareto front"
+_FRONT = Look("the front", "#999999", "", "solid")
+Cost = Callable[[Group], float]
+
+
+def panel(
+    axis: MetricAxis, groups: Sequence[Group], against: Group | None, cost: Cost, looks: dict[str, Look]
+) -> Axes:
+    """Draws `groups` (of values, with costs above 0), `against` as a band; returns the part that has the x axis.
+
+    On the front are those that no other beats in both; what diverged or did not learn is no choice. Filled: certified
+    to be as good as the baseline.
+    """
+    study = axis.study
+    low, high = min(map(cost, groups)), max(map(cost, groups))
+    room = max((high / low) ** 0.06, 1.1)
+    if against is not None:
+        axis.band(against, (low / room, high * room))
+    sign = 1.0 if study.metric.higher_is_better else -1.0
+    trained = [group for group in groups if study.may_be_within(group)]
+    chosen = [trained[i] for i in front([(cost(group), sign * group.mean) for group in trained])]
+    for here, there in pairwise(chosen):
+        corner = (cost(there), axis.y(here))  # between two costs the smaller one is what can be had
+        axis.segment((cost(here), axis.y(here)), corner, _FRONT)
+        axis.segment(corner, (cost(there), axis.y(there)), _FRONT)
+    for group in groups:
+        look = FP32 if group is against else looks[group.method.family]
+        judged = study.judged.get(group)
+        certified = judged is not None and judged.verdict is Verdict.CERTIFIED
+        axis.point(cost(group), group, look, filled=group is against or certified)
+    bottom = axis.parts[-1]
+    bottom.set_xscale("log")
+    bottom.set_xlim(low / room, high * room)
+    _name_points(axis, groups, against, cost, looks)
+    return bottom
+
+
+def _name_points(
+    axis: MetricAxis, groups: Sequence[Group], against: Group | None, cost: Cost, looks: dict[str, Look]
+) -> None:
+    """Each point's name at the right of the panel, at its height, with a thread to its point; moved apart."""
+    for axes in axis.parts:
+        here = sorted(
+            (group for group in groups if axis.at(axis.y(group)) is axes), key=lambda group: -axis.y(group)
+        )
+        if not here:
+            continue
+        to_axes = (axes.transData + axes.transAxes.inverted()).transform
+        share = axes.get_subplotspec().get_position(axes.figure).height or 1.0
+        least = 0.034 / share
+        heights = [float(to_axes((cost(group), axis.y(group)))[1]) for group in here]
+        for group, y in zip(here, apart(heights, least, 0.0), strict=True):
+            look = FP32 if group is against else looks[group.method.family]
+            axes.annotate(
+                short(label(axis.study, group), 26), (cost(group), axis.y(group)), (1.03, y),
+                xycoords="data", textcoords="axes fraction", va="center", fontsize=FIGURE_SIZE + 0.5,
+                color=ink(look.color), annotation_clip=False,
+                arrowprops={"arrowstyle": "-", "color": look.color, "linewidth": 0.35, "alpha": 0.5, "shrinkB": 2},
+            )  # fmt: skip
+
+
+def legend(axes: Axes, looks: list[Look]) -> None:
+    """Families with their markers, above the panel."""
+    handles = [
+        axes.plot([], [], linestyle="none", marker=look.marker, color=look.color, label=look.label)[0]
+        for look in looks
+    ]
+    axes.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=LEGEND_COLUMNS, frameon=False,
+        fontsize=NAME["fontsize"], handletextpad=0.2, columnspacing=0.9, borderaxespad=0.1,
+    )  # fmt: skip
+
+
+def rows_of_legend(looks: dict[str, Look]) -> int:
+    return math.ceil(len(looks) / LEGEND_COLUMNS)

@@ -1,0 +1,64 @@
+"""The metric against predicted seconds of a step, a panel for each network: what `loss_vs_bytes` is worth in time.
+
+Predicted by the cost model from what runs sent and what `cpdrun calibrate` measured (cpdrun.report.methods.crossover).
+"""
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from cpdrun.report.costmodel import CalibrationError
+from cpdrun.report.look.style import COLUMN_IN, method_looks
+from cpdrun.report.methods.compared import reference
+from cpdrun.report.methods.crossover import Panel, crossover
+from cpdrun.report.plots import NotDrawnError
+from cpdrun.report.plots._grid import caption, grid, title
+from cpdrun.report.plots._methods import FRONT_TEXT, legend, panel, rows_of_legend
+from cpdrun.report.plots._metric_axis import MetricAxis
+from cpdrun.report.read.group import Facet
+from cpdrun.report.read.study import Study
+from cpdrun.report.verdict import tolerance
+
+TITLE = "Predicted seconds of a step, by method"
+ALT = "The metric of each method against the predicted time of a step, a panel for each network."
+OF_CASES = None  # of cases and of axes alike
+
+
+def draw(study: Study) -> Figure:
+    try:
+        found = crossover(study)
+    except CalibrationError as error:
+        raise NotDrawnError(str(error)) from None
+    panels = [(of, network) for of in found.panels for network in of.networks if len(of.on(network)) > 1]
+    if not panels:
+        raise NotDrawnError("no two methods to compare")
+    looks = method_looks(cell.group.method.family for of, _ in panels for cell in of.cells)
+    facets = [Facet({"network": network} | of.facet.keys, []) for of, network in panels]
+    figure, parts = grid(facets, COLUMN_IN * 1.2, 2.8)
+    for (part, shown), (of, network) in zip(parts, panels, strict=False):
+        axis = MetricAxis(part, study)
+        _panel(axis, of, network, looks)
+        title(part, shown, facets, above=rows_of_legend(looks))
+    work = found.calibration.workload
+    caption(
+        figure,
+        facets,
+        f"predicted, not measured: {work.values:,} parameters, {1e3 * work.compute_s:.3g} ms of computing a step "
+        f"({found.calibration.about.get('device', 'unknown device')}), the exchange after it",
+        FRONT_TEXT,
+        f"filled: certified within {tolerance(study)} of {study.baseline_name}",
+    )
+    return figure
+
+
+def _panel(axis: MetricAxis, of: Panel, network: str, looks: dict) -> None:
+    milliseconds = {cell.group: 1e3 * cell.step_s for cell in of.on(network)}
+    bottom = panel(axis, list(milliseconds), reference(of.facet), milliseconds.__getitem__, looks)
+    low, high = min(milliseconds.values()), max(milliseconds.values())
+    if high < 10 * low:  # less than a decade: round numbers in place of powers
+        bottom.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        bottom.minorticks_off()
+    bottom.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    bottom.xaxis.set_minor_formatter(NullFormatter())
+    bottom.set_xlabel("ms a step, predicted")
+    families = {group.method.family for group in milliseconds}
+    legend(axis.parts[0], [look for name, look in looks.items() if name in families])
