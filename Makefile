@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 # One test on each core, of one thread; those that start whole sweeps and kill them watch the clock and run by themselves.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal --ignore tests/launch
-	$(BIN)/python -m pytest tests/launch
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/launch
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -166,7 +166,7 @@ def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: in
             _measured(row),
             "" if row.attempt is None else str(row.attempt),
             "" if row.seconds_left is None else duration(row.seconds_left),
-            *([Text(visible(row.reason or row.where or ""))] if wide else []),
+            *([_on_a_line(row.reason or row.where or "")] if wide else []),
         )
     reasons = [] if wide else [Text(visible(f"{row.name}: {row.reason}")) for row in shown if row.reason]
     counts = Counter(row.state for row in rows)
@@ -185,8 +185,14 @@ def _table(shown: list[RunStatus], *, wide: bool) -> Table:
     for column, width in (("epoch", 5), (_heading(shown), 8), ("try", 3), ("left", 6)):
         table.add_column(column, justify="right", no_wrap=True, min_width=width)
     if wide:
-        table.add_column("where, or why", overflow="ellipsis", no_wrap=True)
+        table.add_column(
+            "where, or why"
+        )  # may wrap, says rich, and so it alone gives way where room is short
     return table
+
+
+def _on_a_line(text: str) -> Text:
+    return Text(visible(text), no_wrap=True, overflow="ellipsis")
 
 
 def _how_far(row: RunStatus) -> str:
