@@ -267,10 +267,10 @@ def test_on_a_terminal_there_is_a_live_table(launcher, sweep):
 
 def test_cancelled_while_it_still_looks_whether_the_runs_can_start(launcher, sweep, tmp_path):
     gate = tmp_path / "slow"
-    gate.touch()
+    gate.write_text("not looked at")
     sweep.runs_folder.mkdir(parents=True)
     process = launcher(jobs={"a": {"slow_check": str(gate), "epochs": 400, "epoch_s": 0.05}})
-    time.sleep(1.0)
+    wait_for(lambda: not gate.read_text(), "the look")
     cancel_sweep(sweep)
     gate.unlink()
     code, summary, _ = result(process)
