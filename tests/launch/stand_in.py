@@ -6,7 +6,7 @@
 or once_killed (kills itself on the first attempt). Each of `epochs` takes `epoch_s` seconds. It counts, in
 `trace.txt` of the run, each epoch it did, continues from there, and stops for the preempt file, as the real
 one does. With `meet` the ranks form a process group and each adds its number to a sum; the rank `absent` does
-not come. The check before the start waits while the file `slow_check` exists, which it empties, and dies of `kill_check`.
+not come. The check before the start empties the file `slow_check`, waits while it exists, and dies of `kill_check`.
 """
 
 import os
@@ -105,8 +105,8 @@ def look(configs: list[dict]) -> dict[str, list[str]]:
     for config in configs:
         if config.get("kill_check"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if config.get("slow_check"):
-            Path(config["slow_check"]).write_text("")
+        if config.get("slow_check") and Path(config["slow_check"]).exists():
+            os.truncate(config["slow_check"], 0)
         while config.get("slow_check") and Path(config["slow_check"]).exists():
             time.sleep(0.05)
     problems = [f"no such data: {config['data']}" for config in configs if config.get("data") == "missing"]
