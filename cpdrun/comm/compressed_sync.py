@@ -11,7 +11,15 @@ With top_k or random_k and error feedback it is sparsified SGD with memory (Stic
 1809.07599, algorithm 1), with qsgd and without feedback QSGD (Alistarh et al., arXiv 1610.02132, algorithm 1). What
 differs: the memory is of gradients that the learning rate has not touched, as in `sums/feedback.py`. Nothing is rounded
 after the sum, so that there is no chain of rounded additions; but a message goes to N - 1 others whole, where sums
-travel in shards.
+travel in shards:
+
+    whole messages, of n values in k bits     (N - 1) n k / 8 bytes a worker
+    their slices to owners, float32 sums back  (N - 1) / N * n (k + 32) / 8
+    a sum in a format of k bits                2 (N - 1) / N * n k / 8
+
+Sparse messages (top_k, random_k) have no slices of one length. Dense ones are shorter whole than in slices up to
+N = 1 + 32 / k workers: 33 with sign, 9 with 4 bits, 5 with 8. Beyond, a `format` of sync=all_reduce, the third line,
+takes fewer bytes than either with as many bits a value: so slices are not built.
 
 Legend: N workers, L of them on this rank, n values of a layer, M bytes of a message.
 """

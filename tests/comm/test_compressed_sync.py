@@ -30,6 +30,7 @@ COMPRESSORS = {
     "stochastic": Rounded("e5m2", False, "stochastic"),
     "blocks": Rounded("mxfp4", False, "nearest_even"),
     "top_k": TopK(0.1, "fp32", False, "nearest_even"),
+    "top_1": TopK(1e-9, "fp32", False, "nearest_even"),
     "random_k": RandomK(0.2, False, "e4m3", True, "stochastic"),
     "qsgd": QSGD(7, True),
     "min_max": MinMax(4, "stochastic"),

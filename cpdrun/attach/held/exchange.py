@@ -40,7 +40,8 @@ class Asked:
         if not isinstance(sync, AllReduceSync):
             raise UserError(
                 f"sync={type(sync).__name__}: a script's workers share their weights and add gradients: take "
-                "sync=all_reduce or sync=requantised"
+                "sync=all_reduce or sync=requantised; what compresses, a script takes by itself, from "
+                "cpdrun.comm.ddp_hook(model, compressor='top_k')"
             )
         self.plain = sync.sum.is_plain and not sync.shifts.scale
         self.longest_chain = sync.longest_chain

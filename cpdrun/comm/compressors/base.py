@@ -56,6 +56,7 @@ def floats(data_WxM: Tensor) -> Tensor:
 
 def uniforms(like_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
     """Uniform float32 numbers in [0, 1), each row's from a generator of its own, drawn on the CPU."""
-    n = like_Wxn.shape[1]
-    rows = [torch.rand(n, generator=torch.Generator().manual_seed(Draw(key).seed())) for key in keys]
-    return torch.stack(rows).to(like_Wxn.device)
+    drawn_Wxn = torch.empty(like_Wxn.shape)
+    for row_n, key in zip(drawn_Wxn, keys, strict=True):
+        torch.rand(len(row_n), generator=torch.Generator().manual_seed(Draw(key).seed()), out=row_n)
+    return drawn_Wxn.to(like_Wxn.device)

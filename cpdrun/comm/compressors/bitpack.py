@@ -1,6 +1,9 @@
 """Whole numbers of k bits each as dense bytes, a row at a time: little-endian bit order, as `custom_fp.pack` has it.
 
-Legend: W rows, m numbers a row, k bits each.
+Up to 8 bits, eight codes of a byte each are moved together as the lanes of one int64; wider ones are laid into their
+bytes place by place.
+
+Legend: W rows, m numbers a row, k bits each, G = ceil(m / 8) groups of eight, which fill k bytes.
 """
 
 import torch
@@ -8,29 +11,91 @@ from torch import Tensor
 
 from cpdrun.comm.wire.piece import ceil_div
 
+GROUP = 8
+
 
 def packed_bytes(m: int, bits: int) -> int:
     """Length of a row of m numbers."""
     return ceil_div(m * bits, 8)
 
 
+def code_dtype(bits: int) -> torch.dtype:
+    """The smallest that holds a code."""
+    return torch.uint8 if bits <= 8 else torch.int32 if bits < 32 else torch.int64
+
+
 def pack_codes(code_Wxm: Tensor, bits: int) -> Tensor:
-    """(W, packed_bytes) uint8; code: int64 in 0 .. 2^bits - 1. Spare bits of the last byte are 0."""
+    """(W, packed_bytes) uint8; code: integers in 0 .. 2^bits - 1. Spare bits of the last byte are 0."""
     W, m = code_Wxm.shape
     if bits == 8:
         return code_Wxm.to(torch.uint8)
-    place_k = torch.arange(bits, device=code_Wxm.device)
-    bit_WxB = ((code_Wxm[:, :, None] >> place_k) & 1).to(torch.uint8).view(W, m * bits)
-    bit_WxB = torch.nn.functional.pad(bit_WxB, (0, -(m * bits) % 8)).view(W, -1, 8)
-    weight_8 = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=code_Wxm.device)
-    return (bit_WxB * weight_8).sum(dim=2, dtype=torch.uint8)
+    code_Wxm = torch.nn.functional.pad(code_Wxm.to(code_dtype(bits)), (0, -m % GROUP))
+    grouped_WxGxk = (_close if bits < 8 else _lay)(code_Wxm.contiguous().view(W, -1, GROUP), bits)
+    return grouped_WxGxk.reshape(W, -1)[:, : packed_bytes(m, bits)]
 
 
 def unpack_codes(data_WxM: Tensor, bits: int, m: int) -> Tensor:
     """(W, m) int64."""
+    return _unpack(data_WxM, bits, m).long()
+
+
+def unpack_floats(data_WxM: Tensor, bits: int, m: int) -> Tensor:
+    """(W, m) float32: exact up to 24 bits."""
+    return _unpack(data_WxM, bits, m).float()
+
+
+def _unpack(data_WxM: Tensor, bits: int, m: int) -> Tensor:
+    W, data_WxM = len(data_WxM), data_WxM[:, : packed_bytes(m, bits)]
     if bits == 8:
-        return data_WxM[:, :m].long()
-    W = len(data_WxM)
-    place_8 = torch.arange(8, dtype=torch.uint8, device=data_WxM.device)
-    bit_WxB = ((data_WxM[:, :, None] >> place_8) & 1).view(W, -1)[:, : m * bits].view(W, m, bits)
-    return (bit_WxB.long() << torch.arange(bits, device=data_WxM.device)).sum(dim=2)
+        return data_WxM
+    filled = torch.nn.functional.pad(data_WxM, (0, ceil_div(m, GROUP) * bits - data_WxM.shape[1]))
+    grouped_WxGx8 = (_open if bits < 8 else _lift)(filled.view(W, -1, bits), bits)
+    return grouped_WxGx8.reshape(W, -1)[:, :m]
+
+
+def _steps(bits: int) -> list[tuple[int, int, int]]:
+    """Of two lanes each that become neighbours: (bits between them, mask of the lower ones, mask of the upper ones)."""
+    steps, width = [], bits
+    for lane in (8, 16, 32):
+        lower = sum(((1 << width) - 1) << place for place in range(0, 64, 2 * lane))
+        steps.append((lane - width, lower, lower << lane))
+        width *= 2
+    return steps
+
+
+def _close(code_WxGx8: Tensor, bits: int) -> Tensor:
+    """(W, G, k) uint8 of uint8 codes of fewer than 8 bits: the gaps between them closed, pairs first."""
+    word_WxG = code_WxGx8.view(torch.int64)[..., 0]
+    for gap, lower, upper in _steps(bits):
+        word_WxG = (word_WxG & lower) | ((word_WxG & upper) >> gap)
+    return word_WxG[..., None].view(torch.uint8)[..., :bits]
+
+
+def _open(data_WxGxk: Tensor, bits: int) -> Tensor:
+    """(W, G, 8) uint8: the inverse of `_close`."""
+    word_WxG = torch.nn.functional.pad(data_WxGxk, (0, 8 - bits)).view(torch.int64)[..., 0]
+    for gap, lower, upper in reversed(_steps(bits)):
+        word_WxG = (word_WxG & lower) | ((word_WxG << gap) & upper)
+    return word_WxG[..., None].view(torch.uint8)
+
+
+def _lay(code_WxGx8: Tensor, bits: int) -> Tensor:
+    """(W, G, k) uint8 of wider codes."""
+    data_WxGxk = code_WxGx8.new_zeros(*code_WxGx8.shape[:2], bits, dtype=torch.uint8)
+    for i in range(GROUP):
+        code_WxG = code_WxGx8[..., i].long() << (i * bits % 8)
+        for b in range(i * bits // 8, ceil_div((i + 1) * bits, 8)):
+            data_WxGxk[..., b] |= (code_WxG & 255).to(torch.uint8)
+            code_WxG = code_WxG >> 8
+    return data_WxGxk
+
+
+def _lift(data_WxGxk: Tensor, bits: int) -> Tensor:
+    """(W, G, 8) int64: the inverse of `_lay`."""
+    code_WxGx8 = data_WxGxk.new_zeros(*data_WxGxk.shape[:2], GROUP, dtype=torch.int64)
+    for i in range(GROUP):
+        first = i * bits // 8
+        for b in range(first, ceil_div((i + 1) * bits, 8)):
+            code_WxGx8[..., i] |= data_WxGxk[..., b].long() << (8 * (b - first))
+    place_8 = torch.arange(GROUP, device=data_WxGxk.device) * bits % 8
+    return (code_WxGx8 >> place_8) & ((1 << bits) - 1)

@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor, check_rounding, check_whole, floats, uniforms
-from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
+from cpdrun.comm.compressors.bitpack import code_dtype, pack_codes, packed_bytes, unpack_floats
 
 
 class MinMax(Compressor):
     """low + code * step, code = round((x - low) / step) of 0 .. 2^bits - 1, step = (high - low) / (2^bits - 1).
 
     low and high (float32, the row's smallest and largest value) go in front. nearest_even: a tie goes to the even
-    code; stochastic: up with probability equal to the distance. A row of equal values comes back as it is. A row with
-    inf or NaN comes back as NaN, so that a diverged run stays visible; -0 may become +0.
+    code; stochastic: up with probability equal to the distance. A row of equal values comes back as it is; one whose
+    range float32 cannot hold is halved on the way; one whose step would be less than half a subnormal becomes its
+    lowest value. A row with inf or NaN comes back as inf and NaN throughout, so that a diverged run stays visible; -0
+    may become +0.
     """
 
     in_format = False
@@ -30,18 +32,22 @@ class MinMax(Compressor):
 
     def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
         range_Wx2 = torch.stack([x_Wxn.amin(dim=1), x_Wxn.amax(dim=1)], dim=1)
-        low_Wx1, step_Wx1 = self._grid(range_Wx2)
-        level_Wxn = (x_Wxn - low_Wx1) / step_Wx1
+        low_Wx1, step_Wx1, unit_Wx1 = self._grid(range_Wx2)
+        level_Wxn = (x_Wxn * unit_Wx1).sub_(low_Wx1).div_(step_Wx1)
         if self.rounding == "stochastic":
-            level_Wxn = torch.floor(level_Wxn + uniforms(x_Wxn, keys))
-        code_Wxn = level_Wxn.nan_to_num(0.0).round().clamp_(0, 2**self.bits - 1).to(torch.int64)
+            level_Wxn.add_(uniforms(x_Wxn, keys)).floor_()
+        code_Wxn = level_Wxn.nan_to_num_(0.0).round_().clamp_(0, 2**self.bits - 1).to(code_dtype(self.bits))
         return torch.cat([range_Wx2.contiguous().view(torch.uint8), pack_codes(code_Wxn, self.bits)], dim=1)
 
     def decompress(self, data_WxM: Tensor, n: int) -> Tensor:
-        low_Wx1, step_Wx1 = self._grid(floats(data_WxM[:, :8]))
-        return unpack_codes(data_WxM[:, 8:], self.bits, n).float() * step_Wx1 + low_Wx1
+        low_Wx1, step_Wx1, unit_Wx1 = self._grid(floats(data_WxM[:, :8]))
+        level_Wxn = unpack_floats(data_WxM[:, 8:], self.bits, n)
+        return level_Wxn.mul_(step_Wx1).add_(low_Wx1).div_(unit_Wx1)
 
-    def _grid(self, range_Wx2: Tensor) -> tuple[Tensor, Tensor]:
-        low_Wx1, high_Wx1 = range_Wx2[:, :1], range_Wx2[:, 1:]
+    def _grid(self, range_Wx2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """low, step, and the unit of both: 1, or 0.5 where high - low is above float32's largest value."""
+        too_wide_Wx1 = torch.isinf(range_Wx2[:, 1:] - range_Wx2[:, :1])
+        unit_Wx1 = torch.where(too_wide_Wx1, 0.5, 1.0)
+        low_Wx1, high_Wx1 = range_Wx2[:, :1] * unit_Wx1, range_Wx2[:, 1:] * unit_Wx1
         step_Wx1 = (high_Wx1 - low_Wx1) / (2**self.bits - 1)
-        return low_Wx1, torch.where(step_Wx1 == 0, 1.0, step_Wx1)
+        return low_Wx1, torch.where(step_Wx1 == 0, 1.0, step_Wx1), unit_Wx1

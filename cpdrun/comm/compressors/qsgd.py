@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor, check_whole, floats, uniforms
-from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
+from cpdrun.comm.compressors.bitpack import code_dtype, pack_codes, packed_bytes, unpack_floats
 
 
 class QSGD(Compressor):
-    """The norm (float32) and a level for each value. A row of zeros stays so; with inf or NaN in it, a row comes back
-    as NaN throughout."""
+    """The norm (float32) and a level for each value. A row of zeros stays so; with inf or NaN in it, or a norm that
+    float32 cannot hold, a row comes back as NaN throughout."""
 
     in_format = False
 
@@ -34,18 +34,19 @@ class QSGD(Compressor):
 
     def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
         norm_Wx1 = torch.stack([row.double().norm() for row in x_Wxn]).float()[:, None]
-        place_Wxn = x_Wxn.abs() / torch.where(norm_Wx1 == 0, 1.0, norm_Wx1) * self.levels
-        level_Wxn = torch.floor(place_Wxn + uniforms(x_Wxn, keys)).nan_to_num(0.0, 0.0)
-        level_Wxn.clamp_(max=self.levels)
-        code_Wxn = torch.where(x_Wxn < 0, -level_Wxn, level_Wxn).long() + self.levels
+        place_Wxn = x_Wxn.abs().div_(torch.where(norm_Wx1 == 0, 1.0, norm_Wx1)).mul_(self.levels)
+        level_Wxn = (
+            place_Wxn.add_(uniforms(x_Wxn, keys)).floor_().nan_to_num_(0.0, 0.0).clamp_(max=self.levels)
+        )
+        code_Wxn = level_Wxn.copysign_(x_Wxn).add_(self.levels).to(code_dtype(self.bits))
         return torch.cat([norm_Wx1.view(torch.uint8), pack_codes(code_Wxn, self.bits)], dim=1)
 
     def decompress(self, data_WxM: Tensor, n: int) -> Tensor:
         norm_Wx1 = floats(data_WxM[:, :4])
         norm_Wx1 = torch.where(torch.isfinite(norm_Wx1), norm_Wx1, torch.nan)
-        level_Wxn = unpack_codes(data_WxM[:, 4:], self.bits, n) - self.levels
-        x_Wxn = level_Wxn.float() / self.levels * norm_Wx1
-        return x_Wxn / self.tau(n) if self.contract else x_Wxn
+        level_Wxn = unpack_floats(data_WxM[:, 4:], self.bits, n).sub_(self.levels)
+        x_Wxn = level_Wxn.div_(self.levels).mul_(norm_Wx1)
+        return x_Wxn.div_(self.tau(n)) if self.contract else x_Wxn
 
     def tau(self, n: int) -> float:
         """1 + omega: how much longer than v Q(v) is, squared and at most, on average."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor, check_whole, floats
-from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
+from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_floats
 
 
 class Sign(Compressor):
@@ -36,10 +36,10 @@ class Sign(Compressor):
 
     def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
         scale_Wx1 = torch.stack([row.abs().mean(dtype=torch.float64) for row in x_Wxn]).float()[:, None]
-        return torch.cat([scale_Wx1.view(torch.uint8), pack_codes((x_Wxn < 0).long(), self.bits)], dim=1)
+        return torch.cat([scale_Wx1.view(torch.uint8), pack_codes(x_Wxn < 0, self.bits)], dim=1)
 
     def decompress(self, data_WxM: Tensor, n: int) -> Tensor:
         scale_Wx1 = floats(data_WxM[:, :4])
         scale_Wx1 = torch.where(torch.isfinite(scale_Wx1), scale_Wx1, torch.nan)
-        minus_Wxn = unpack_codes(data_WxM[:, 4:], self.bits, n).bool() & (scale_Wx1 != 0)
-        return torch.where(minus_Wxn, -scale_Wx1, scale_Wx1)
+        minus_Wxn = unpack_floats(data_WxM[:, 4:], self.bits, n)
+        return minus_Wxn.mul_(-2.0).add_(1.0).mul_(scale_Wx1).add_(0.0)

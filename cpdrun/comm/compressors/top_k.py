@@ -1,7 +1,8 @@
 """The largest values of a layer, with their places: sparsification (Stich et al., arXiv 1809.07599, definition 2.1).
 
 A message holds k = ceil(keep * n) values, rounded and packed as `rounded.py` does, and their indices of
-ceil(log2 n) bits each, ascending. Of equal magnitudes the lower index goes first; NaN counts as larger than all.
+ceil(log2 n) bits each, ascending. Of equal magnitudes the lower index goes first; NaN counts as inf:
+larger than all numbers.
 
 What differs from the papers that count it: values and indices are counted as they are packed, where arXiv 2111.09389's
 code sends indices in the format of the values and counts a byte for each.
@@ -16,6 +17,8 @@ from torch import Tensor
 from cpdrun.comm.compressors.base import Compressor
 from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
 from cpdrun.comm.compressors.rounded import Rounded
+
+LONG = 2**15
 
 
 class TopK(Compressor):
@@ -53,12 +56,27 @@ class TopK(Compressor):
 
 def largest(x_Wxn: Tensor, k: int) -> Tensor:
     """(W, k) int64: where each row's k largest magnitudes are, ascending; of equal ones, the first."""
-    size_Wxn = x_Wxn.abs().nan_to_num(nan=torch.inf)
-    least_Wx1 = size_Wxn.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
-    above_Wxn, equal_Wxn = size_Wxn > least_Wx1, size_Wxn == least_Wx1
-    room_Wx1 = k - above_Wxn.sum(dim=1, keepdim=True)
-    taken_Wxn = above_Wxn | (equal_Wxn & (equal_Wxn.cumsum(dim=1) <= room_Wx1))
+    size_Wxn = x_Wxn.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    least_Wx1 = torch.stack([_kth_largest(size_n, k) for size_n in size_Wxn])[:, None]
+    taken_Wxn = size_Wxn >= least_Wx1
+    spare_Wx1 = taken_Wxn.sum(dim=1, keepdim=True) - k  # of those that equal the least, these go without
+    if spare_Wx1.any():
+        equal_Wxn = size_Wxn == least_Wx1
+        room_Wx1 = equal_Wxn.sum(dim=1, keepdim=True) - spare_Wx1
+        taken_Wxn &= ~equal_Wxn | (equal_Wxn.cumsum(dim=1) <= room_Wx1)
     return taken_Wxn.nonzero()[:, 1].view(len(x_Wxn), k)
+
+
+def _kth_largest(size_n: Tensor, k: int) -> Tensor:
+    """0-d. The bits of floats from 0 on are in their order: the values of a long row are counted by the upper half of
+    them, and those of one count alone are sorted."""
+    if len(size_n) < LONG:
+        return size_n.topk(k, sorted=False).values.amin()
+    upper_n = size_n.view(torch.int32) >> 16
+    from_top = torch.bincount(upper_n, minlength=2**15).flip(0).cumsum(0)
+    place = int(torch.searchsorted(from_top, k))
+    larger = int(from_top[place - 1]) if place else 0
+    return size_n[upper_n == 2**15 - 1 - place].topk(k - larger, sorted=False).values.amin()
 
 
 def _index_bits(n: int) -> int:

@@ -58,22 +58,30 @@ def test_messages_have_the_length_counted_and_rows_are_their_own(name: str, n: i
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_a_diverged_row_stays_visible_and_leaves_the_others_alone(name: str) -> None:
-    c = COMPRESSORS[name]
+    c, largest_float = COMPRESSORS[name], torch.finfo(torch.float32).max
     x, keys = rows(3, 40)
     clean = c.decompress(c.compress(x, keys), 40)
-    x[1, 5] = torch.nan
-    received = c.decompress(c.compress(x, keys), 40)
-    assert not torch.isfinite(received[1]).all()
-    assert torch.equal(received[0], clean[0]) and torch.equal(received[2], clean[2])
+    for broken in (torch.nan, torch.inf, -torch.inf):
+        x[1, 5], x[1, 3] = broken, largest_float
+        received = c.decompress(c.compress(x, keys), 40)
+        assert not torch.isfinite(received[1]).all()
+        assert torch.equal(received[0], clean[0]) and torch.equal(received[2], clean[2])
+        assert not torch.isfinite(c.decompress(c.compress(x[1:2, 5:6], keys[:1]), 1)).any()
 
 
-@pytest.mark.parametrize("bits", [1, 3, 8, 11, 16])
+@pytest.mark.parametrize("bits", range(1, 33))
 def test_codes_come_back_and_match_custom_fp_s_bit_order(bits: int) -> None:
     for m in (1, 5, 8, 33):
         codes = torch.randint(0, 2**bits, (3, m), generator=torch.Generator().manual_seed(m))
+        codes[0] = 2**bits - 1
         data = pack_codes(codes, bits)
         assert data.shape == (3, packed_bytes(m, bits)) == (3, math.ceil(m * bits / 8))
         assert torch.equal(unpack_codes(data, bits, m), codes)
+        for row, packed in zip(
+            codes.tolist(), data.tolist(), strict=True
+        ):  # one large number, the first code lowest
+            number = sum(code << i * bits for i, code in enumerate(row))
+            assert bytes(packed) == number.to_bytes(len(packed), "little")
     values = torch.tensor([0.5, -1.0, 3.5, 0.0, -0.25, 2.0, 1.5, -3.0])
     codes = custom_fp.encode(values, "e3m2").long()[None]
     assert torch.equal(pack_codes(codes, 6)[0], custom_fp.pack(values, "e3m2"))
@@ -109,6 +117,26 @@ def test_top_k_takes_the_largest_and_of_equals_the_first() -> None:
     c = TopK(0.4, "fp32", False, "nearest_even")
     assert c.decompress(c.compress(x[:1], [()]), 5).tolist() == [[0.0, -3.0, 3.0, 0.0, 0.0]]
     assert c.message_bytes(5) == 32 + 1  # 8 places of fp32 for two values; two indices of 3 bits
+
+
+def test_of_long_rows_the_same_values_go() -> None:
+    """Sorted by magnitude, of equals the first: by a stable sort, for rows that the upper halves of floats divide well,
+    badly and not at all."""
+    n, generator = 40000, torch.Generator().manual_seed(0)
+    x = torch.randn(6, n, generator=generator)
+    x[1], x[2], x[3, 7], x[4] = x[1].round(), 1 + x[2] * 2.0**-20, torch.nan, 0.0
+    x[5] *= torch.rand(n, generator=generator) < 0.01
+    for k in (1, 400, n // 2, n):
+        order = x.abs().nan_to_num(nan=torch.inf).argsort(dim=1, descending=True, stable=True)
+        assert torch.equal(largest(x, k), order[:, :k].sort(dim=1).values)
+
+
+def test_a_range_that_float32_cannot_hold_is_no_infinity() -> None:
+    x = torch.tensor([[-3e38, 3e38, 0.0, 1e38], [-1.0, 1.0, 0.0, 0.5]])
+    c = MinMax(8, "nearest_even")
+    received = c.decompress(c.compress(x, [(), ()]), 4)
+    assert ((received - x).abs() <= torch.tensor([[0.5 * 6e38 / 255 * 1.001], [0.5 * 2 / 255 * 1.001]])).all()
+    assert received[0, :2].tolist() == x[0, :2].tolist()
 
 
 def test_99_percent_top_k_of_a_large_layer_costs_values_and_packed_indices() -> None:
