@@ -22,9 +22,11 @@ from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from cpdrun.comm.compressing import check_asked, compressing
 from cpdrun.comm.compressors.base import Compressor
 from cpdrun.comm.hook import unwrapped_name
-from cpdrun.comm.local_sync import LocalSync
+from cpdrun.comm.local.outer import OuterStep
+from cpdrun.comm.local_sync import summing
 from cpdrun.comm.sums.scaling import APS, ScalingRule
 from cpdrun.comm.sums.sum import Sum, takes_knobs
 
@@ -33,10 +35,11 @@ class LocalSteps:
     """Outer steps of `model`'s parameters that require gradients. Collective: every rank of the group makes one.
 
     fmt_or_compressor: pseudo-gradients are summed in a format or by a `Sum`, with knobs as `Sum` has them, or travel as
-    a compressor's messages. error_feedback: what rounding or compression takes from a worker's movement is added to its
-    next one. scaling: a rule of one's own instead of aps=True. full_precision_layers: glob patterns of parameter names.
-    group: of the ranks that train; None: all of them. The defaults of the outer optimizer are DiLoCo's; outer_lr=1 and
-    outer_momentum=0 average the weights.
+    a compressor's messages; compressor="top_k", "qsgd", "sign" ... names one, `compressing.py` says what it makes of a
+    format and further keywords. error_feedback is True unless it or a `Sum` is given, as in conf/sync: what rounding or
+    compression takes from a worker's movement is added to its next one. scaling: a rule of one's own instead of
+    aps=True. full_precision_layers: glob patterns of parameter names. group: of the ranks that train; None: all of
+    them. The defaults of the outer optimizer are DiLoCo's; outer_lr=1 and outer_momentum=0 average the weights.
 
     All ranks begin with the weights and buffers of the group's first one; buffers (BatchNorm) are each rank's own from
     there on. Agreed weights are kept in float32, parameters may have fewer bits. Raises ValueError for settings that
@@ -47,8 +50,9 @@ class LocalSteps:
     def __init__(
         self,
         model: nn.Module,
-        fmt_or_compressor: Sum | NumberFormat | str | Compressor,
+        fmt_or_compressor: Sum | NumberFormat | str | Compressor | None = None,
         *,
+        compressor: Compressor | str | None = None,
         inner_steps: int,
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
@@ -60,23 +64,29 @@ class LocalSteps:
         group: dist.ProcessGroup | None = None,
         **knobs: Any,
     ) -> None:
-        parameters = _trained(model)
-        compressor = fmt_or_compressor if isinstance(fmt_or_compressor, Compressor) else None
+        parameters, fmt = _trained(model), fmt_or_compressor
+        if isinstance(fmt, Compressor) and compressor is None:
+            fmt, compressor = None, fmt
+        check_asked(fmt, compressor)
         self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
-        self.outer = LocalSync(
-            format="fp32" if compressor else fmt_or_compressor,
-            compressor=compressor,
+        shared = {"world_size": self.world_size, "seed": seed, "group": group}
+        shared["scaling"] = scaling or (APS() if aps else None)
+        names, layers = list(parameters), tuple(full_precision_layers)
+        if compressor is not None:
+            exchange = compressing(
+                compressor, fmt, names=names, knobs=knobs, full_precision_layers=layers, **shared
+            )
+        else:
+            knobs = knobs if isinstance(fmt, Sum) else {"error_feedback": True, **knobs}
+            hybrid = {"layers": layers}
+            exchange = summing(format=fmt, parameter_names=names, full_precision=hybrid, **shared, **knobs)
+        self.outer = OuterStep(
+            exchange,
+            world_size=self.world_size,
             inner_steps=inner_steps,
             outer_lr=outer_lr,
             outer_momentum=outer_momentum,
             nesterov=nesterov,
-            scaling=scaling or (APS() if aps else None),
-            world_size=self.world_size,
-            parameter_names=list(parameters),
-            full_precision={"layers": tuple(full_precision_layers)},
-            seed=seed,
-            group=group,
-            **knobs,
         )
         self.model, self.group, self.step = model, group, 0
         self.parameters = list(parameters.values())

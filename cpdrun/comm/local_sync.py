@@ -51,13 +51,17 @@ class LocalSync(OuterStep):
         )
 
 
+def summing(*, format: str | NumberFormat | Sum, **given: Any) -> AllReduceSync:
+    """given: what the run gives, and knobs of the sum."""
+    how = Sum.of(format, **{knob: given.pop(knob) for knob in KNOBS if knob in given})
+    if how.fmt.is_fp32:
+        how = Sum.of(how, error_feedback=False)  # nothing is taken, and a residual a worker would be kept
+    return AllReduceSync(format=how, **given)
+
+
 def _exchange(format: str | NumberFormat | Sum, compressor: Compressor | None, **given: Any) -> GradientSync:
-    """given: what the run gives, and knobs of a sum."""
     if compressor is None or isinstance(compressor, Rounded):
-        how = Sum.of(format, **{knob: given.pop(knob) for knob in KNOBS if knob in given})
-        if how.fmt.is_fp32:
-            how = Sum.of(how, error_feedback=False)  # nothing is taken, and a residual a worker would be kept
-        return AllReduceSync(format=how, **given)
+        return summing(format=format, **given)
     feedback = given.get("error_feedback", False)
     rest = {key: value for key, value in given.items() if key not in KNOBS}
     return CompressedSync(compressor=compressor, error_feedback=feedback, format=parse(format).name, **rest)

@@ -15,7 +15,6 @@ from torch import nn
 
 from cpdrun.comm import LocalSteps
 from cpdrun.comm.compressors.min_max import MinMax
-from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.workers import Workers
 from cpdrun.sweep import plan
 from cpdrun.train.build import Parts, build
@@ -36,7 +35,7 @@ TYPED = [
 WAYS = {
     "e3m0 with APS": (["format=e3m0", "aps=true", "sync.order=rank"], "e3m0", {"aps": True}),
     "stochastic": (["format=e5m2", "sync.rounding=stochastic", "sync.order=rank"], "e5m2", {"rounding": "stochastic"}),
-    "top_k": (["format=fp32", "compressor=top_k", "compressor.keep=0.1"], TopK(0.1, "fp32", False, "nearest_even"), {}),
+    "top_k": (["format=fp32", "compressor=top_k", "compressor.keep=0.1"], "fp32", {"compressor": "top_k", "keep": 0.1}),
     "2 bits": (
         ["format=fp32", "compressor=min_max", "compressor.bits=2", "sync.outer_lr=1", "sync.outer_momentum=0"],
         MinMax(2, "nearest_even"),
@@ -101,7 +100,7 @@ def begun(
     parts = build(config, CPU)
     if dist.get_rank() == 1:
         nn.init.zeros_(next(iter(parts.model.parameters())))
-    steps = LocalSteps(parts.model, how, inner_steps=H, seed=seed, error_feedback=True, **knobs)
+    steps = LocalSteps(parts.model, how, inner_steps=H, seed=seed, **knobs)
     return parts, steps, parts.make_optimizer(list(parts.model.parameters()))
 
 
@@ -137,8 +136,14 @@ def test_a_single_process_needs_no_group():
     [
         (nn.Linear(2, 2), "fp33", {}, "unknown format 'fp33'"),
         (nn.Linear(2, 2), "fp32", {"inner_steps": 0}, "inner_steps=0: must be a whole number"),
-        (nn.Linear(2, 2), MinMax(2, "nearest_even"), {"aps": True}, "MinMax has a scale of its own"),
+        (
+            nn.Linear(2, 2),
+            MinMax(2, "nearest_even"),
+            {"aps": True},
+            "aps or scaling beside a compressor that is made already",
+        ),
         (nn.Linear(2, 2), "e4m3", {"full_precision_layers": ["head.*"]}, "'head.\\*' matches no parameter"),
+        (nn.Linear(2, 2), None, {"compressor": "top_q"}, "compressor='top_q': choose one of"),
         (nn.ReLU(), "fp32", {}, "ReLU has no parameter that requires a gradient"),
     ],
 )
