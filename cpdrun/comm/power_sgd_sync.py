@@ -43,6 +43,7 @@ from cpdrun.comm.sums.sum import Sum, takes_knobs
 from cpdrun.comm.sync import AllReduceSync
 
 MOST = 2**15
+ALIGNED = 64  # bytes: as torch allocates
 
 
 class PowerSGDSync(GradientSync):
@@ -153,12 +154,13 @@ class PowerSGDSync(GradientSync):
         return [P @ Q.T for P, Q in zip(left, right, strict=True)]
 
     def _matrices(self, name: str, stack: Tensor) -> list[Tensor]:
-        """M_w (R, C) of my workers, each in memory of its own: where a factor lies may change a product's last bits,
-        and how many workers this process plays must not."""
+        """M_w (R, C) of my workers, each where memory is as if it were its own: how a factor is aligned may change a
+        product's last bits, and how many workers this process plays must not."""
         rows_Lxn = stack.reshape(len(stack), -1)
         if self.feedback:
             rows_Lxn = self.feedback.compensate(name, rows_Lxn)
-        return [row_n.clone().view(stack.shape[1], -1) for row_n in rows_Lxn]
+        rows = [row_n.clone() if row_n.data_ptr() % ALIGNED else row_n for row_n in rows_Lxn]
+        return [row_n.view(stack.shape[1], -1) for row_n in rows]
 
     def _start(self, name: str, matrix_RxC: Tensor, step: int) -> Tensor:
         """(C, r): the latest Q, or one drawn at random, the same on all ranks."""

@@ -33,8 +33,7 @@ class ErrorFeedback:
 
     def keep(self, layer: str, i: int, compensated_n: Tensor, sent_n: Tensor) -> None:
         """Keeps what my i-th worker's compensated gradient lost when it was sent."""
-        residual_n = compensated_n - sent_n
-        self._residuals[layer][i] = torch.where(torch.isfinite(residual_n), residual_n, 0.0)
+        torch.sub(compensated_n, sent_n, out=self._residuals[layer][i]).nan_to_num_(0.0, 0.0, 0.0)
 
     def state_dict(self, workers: Workers) -> dict[str, Any]:
         """All workers' residuals, by "worker/layer", on rank 0; an empty dict elsewhere. Collective."""
