@@ -1,5 +1,7 @@
 """Gradient synchronisation: few bits on the wire, and the same bits when one process plays all machines."""
 
+from typing import Any
+
 from cpdrun.comm.base import GradientSync
 from cpdrun.comm.collectives import all_reduce, all_reduce_, all_reduce_coalesced, emulate_all_reduce
 from cpdrun.comm.hook import ddp_hook
@@ -19,5 +21,15 @@ __all__ = [
     "all_reduce_coalesced",
     "ddp_hook",
     "emulate_all_reduce",
+    "fsdp_comm",
     "naming_lost_ranks",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """fsdp_comm when it is asked for: torch's FSDP takes a second to import."""
+    if name != "fsdp_comm":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from cpdrun.comm.sharded.fsdp import fsdp_comm
+
+    return fsdp_comm

@@ -17,7 +17,7 @@ from cpdrun.comm.sums.feedback import ErrorFeedback
 from cpdrun.comm.sums.scaling import ScalingRule, Shifts
 from cpdrun.comm.sums.sum import Sum, takes_knobs
 from cpdrun.comm.sums.summations import summation_of
-from cpdrun.comm.sums.summations.base import Layers, Summation
+from cpdrun.comm.sums.summations.base import Layers, Shards, Summation
 from cpdrun.comm.workers import Workers
 
 
@@ -83,12 +83,20 @@ class AllReduceSync(GradientSync):
         return list(_unflatten_dense_tensors(flat_n, self._shapes))
 
     def reduce_layers(
-        self, layers: Sequence[int], stacks: Sequence[Tensor], *, step: int, epoch: int, out: Sequence[Tensor]
+        self,
+        layers: Sequence[int],
+        stacks: Sequence[Tensor],
+        *,
+        step: int,
+        epoch: int,
+        out: Sequence[Tensor],
+        shards: Shards | None = None,
     ) -> None:
         """`reduce_stacked` for some of the parameters, as DDP's buckets hold them.
 
         stacks[k]: (L, n) float32 gradients of this rank's L workers for parameter layers[k], contiguous.
         out[k]: (n,) float32, contiguous, where the sum goes; it may be stacks[k][0] itself.
+        shards: of these parameters, where each rank is to have what it owns alone: see `Layers`.
         """
         if step != self._step:
             self._step, self._real_worker_bytes, self._sent_bytes = step, 0, 0
@@ -96,13 +104,15 @@ class AllReduceSync(GradientSync):
         for full in (False, True):
             chosen = [k for k in range(len(layers)) if in_full[k] == full]
             if any(stacks[k].numel() for k in chosen):
-                names = [self.names[layers[k]] for k in chosen]
-                what = Layers(names, [stacks[k] for k in chosen], [out[k] for k in chosen], (self.seed, step))
+                names, stays = [self.names[layers[k]] for k in chosen], shards and shards.only(chosen)
+                values = [stacks[k] for k in chosen], [out[k] for k in chosen]
+                what = Layers(names, *values, (self.seed, step), stays)
                 self._sum(what, self.in_full_precision if full else self.summation)
 
     def _sum(self, layers: Layers, summation: Summation) -> None:
         self._hidden += count_hidden(layers.stacks, summation.sum)
         if self.feedback:
+            layers = layers.together()
             layers = replace(layers, stacks=list(map(self.feedback.compensate, layers.names, layers.stacks)))
         done = summation.run(layers)
         self._real_worker_bytes += done.real_worker_bytes

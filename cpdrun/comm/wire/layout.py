@@ -1,36 +1,39 @@
-"""Which bytes of which message hold which elements: layers -> shards -> segments -> pieces.
+"""Which bytes of which message hold which elements: shards -> segments -> pieces.
 
-Every layer is a row of blocks of 8 values (its last one filled up), 8 k-bit codes in k bytes. All layers'
-blocks in a row are cut in P shards of equal size, one per rank, which adds it up; a shard is cut in
-segments, the unit of a message. A piece is what a segment holds of one layer. Shards past the end of the
-data are padding: messages of one size, none empty, for any number of values.
+A slice that a rank owns is packed by itself, 8 k-bit codes in k bytes, its last block filled up; a shard is a rank's
+slices one after the other, and is cut in segments, the unit of a message. A piece is what a segment holds of one layer.
+Shards that are shorter than the longest are padded: messages of one size, none empty, for any number of values.
+
+Where nobody keeps a shard, all layers' blocks in a row are cut in shards of equal size.
 """
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
+from cpdrun.comm.wire.cut import BYTE, Cut, Slice, even
 from cpdrun.comm.wire.piece import Piece, ceil_div
 
 
 @dataclass(frozen=True)
 class Layout:
-    """numels: elements of each layer, not all 0; ranks: P; segment_values: the most values in a message."""
+    """numels: elements of each layer, not all 0; ranks: P; segment_values: the most values in a message; cut: what each
+    rank owns, None: equal shards."""
 
     numels: tuple[int, ...]
     bits: int
     ranks: int
     segment_values: int
+    cut: Cut | None = None
 
     @cached_property
-    def first_blocks(self) -> list[int]:
-        """Where each layer begins, in blocks, and where the last one ends."""
-        return [0, *accumulate(ceil_div(numel, 8) for numel in self.numels)]
+    def slices(self) -> tuple[tuple[Slice, ...], ...]:
+        """Of each rank."""
+        return (self.cut or even(self.numels, self.ranks, BYTE)).slices
 
     @cached_property
     def shard_blocks(self) -> int:
-        return ceil_div(self.first_blocks[-1], self.ranks)
+        """Of the longest."""
+        return max(sum(_blocks(part) for part in owned) for owned in self.slices)
 
     @cached_property
     def segment_blocks(self) -> int:
@@ -49,24 +52,37 @@ class Layout:
     def shard_bytes(self) -> int:
         return self.shard_blocks * self.bits
 
+    def scattered_bytes(self, local_workers: int = 1) -> int:
+        """What a rank sends of its workers' payloads, to the other owners."""
+        return (self.ranks - 1) * self.shard_bytes * local_workers
+
+    @property
+    def gathered_bytes(self) -> int:
+        """What a rank sends of its own shard, to the other ranks."""
+        return (self.ranks - 1) * self.shard_bytes
+
     def sent_bytes(self, local_workers: int = 1) -> int:
-        """What a rank sends: its workers' payloads to the other owners, its own sum to the other ranks."""
-        return (self.ranks - 1) * self.shard_bytes * (local_workers + 1)
+        """Both."""
+        return self.scattered_bytes(local_workers) + self.gathered_bytes
 
     @cached_property
     def pieces(self) -> list[list[list[Piece]]]:
         """Of each segment of each shard."""
-        return [[self._cut(shard, t) for t in range(self.segments)] for shard in range(self.ranks)]
+        return [self._cut(owned) for owned in self.slices]
 
-    def _cut(self, shard: int, segment: int) -> list[Piece]:
-        first = shard * self.shard_blocks + segment * self.segment_blocks
-        end = min(first + self.segment_blocks, (shard + 1) * self.shard_blocks, self.first_blocks[-1])
-        pieces, block = [], first
-        while block < end:
-            layer = bisect_right(self.first_blocks, block) - 1
-            stop_block = min(end, self.first_blocks[layer + 1])
-            start, stop = ((b - self.first_blocks[layer]) * 8 for b in (block, stop_block))
-            size, byte = (stop_block - block) * self.bits, (block - first) * self.bits
-            pieces.append(Piece(layer, start, min(stop, self.numels[layer]), size, byte))
-            block = stop_block
-        return pieces
+    def _cut(self, owned: tuple[Slice, ...]) -> list[list[Piece]]:
+        segments: list[list[Piece]] = [[] for _ in range(self.segments)]
+        block = 0  # of the shard
+        for layer, start, stop in owned:
+            while start < stop:
+                segment, place = divmod(block, self.segment_blocks)
+                end = min(stop, start + (self.segment_blocks - place) * 8)
+                piece = Piece(layer, start, end, ceil_div(end - start, 8) * self.bits, place * self.bits)
+                segments[segment].append(piece)
+                block += ceil_div(end - start, 8)
+                start = end
+        return segments
+
+
+def _blocks(part: Slice) -> int:
+    return ceil_div(part.stop - part.start, 8)

@@ -59,6 +59,12 @@ class Post:
         """Begins to sum it over the ranks in place, in an order that nobody states."""
         return dist.all_reduce(x, group=self.group, async_op=True)
 
+    def add_in_shards(self, rows_PxM: Tensor) -> Tensor:
+        """(M,) the sum over the ranks of the row of this rank, in an order that nobody states."""
+        mine_M = torch.empty_like(rows_PxM[0])
+        dist.reduce_scatter_tensor(mine_M, rows_PxM.view(-1), group=self.group)
+        return mine_M
+
     def maximum_(self, x: Tensor) -> dist.Work:
         """Begins to take the largest of the ranks' values in place."""
         return dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group, async_op=True)

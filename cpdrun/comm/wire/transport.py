@@ -24,7 +24,7 @@ from cpdrun.comm.wire.tags import Tag
 
 class Transport(ABC):
     """The bytes of one sum. `begin`, then for each segment, in order: fill `outgoing` and `send_to_owners`;
-    `wait_for_workers`, fill `own_sum` and `send_to_all`; `wait_for_sums`; then `finish`."""
+    `wait_for_workers`, fill `own_sum` and `send_to_all`; `wait_for_sums`; then `finish`. Or one half of it alone."""
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self.group, self.device = group, device
@@ -32,13 +32,15 @@ class Transport(ABC):
         self.rank, self.ranks = self.post.rank, self.post.ranks
         self._memory: dict[str, Tensor] = {}
 
-    def begin(self, layout: Layout, local: int) -> None:
-        """Lays out the buffers for `local` workers a rank."""
-        self.layout, self.local = layout, local
-        self._outgoing = self._segments("outgoing", self.ranks * local)  # T x (P, L, B)
-        self._incoming = self._segments("incoming", self.ranks * local)
+    def begin(self, layout: Layout, local: int, *, scatter: bool = True, gather: bool = True) -> None:
+        """Lays out the buffers for `local` workers a rank. scatter, gather: which halves are to come; a half that is
+        not has no buffers."""
+        self.layout, self.local, self.gathers = layout, local, gather
+        rows = self.ranks * local if scatter else 0
+        self._outgoing = self._segments("outgoing", rows)  # T x (P, L, B)
+        self._incoming = self._segments("incoming", rows)
         self._own_sums = self._segments("own sums", 1)  # T x (1, B)
-        self._sums = self._segments("sums", self.ranks)  # T x (P, B)
+        self._sums = self._segments("sums", self.ranks if gather else 0)  # T x (P, B)
 
     def _segments(self, name: str, rows: int) -> list[Tensor]:
         sizes = [rows * self.layout.segment_bytes(t) for t in range(self.layout.segments)]
@@ -46,7 +48,7 @@ class Transport(ABC):
         if memory is None or memory.numel() < sum(sizes):
             memory = self._memory[name] = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.device)
         parts = memory[: sum(sizes)].split(sizes)
-        return [part.view(rows, -1) for part in parts]
+        return [part.view(rows, -1) for part in parts] if rows else []
 
     def outgoing(self, segment: int, owner: int, worker: int) -> Tensor:
         """(B,) bytes to fill: what my `worker`-th worker sends to `owner`."""
@@ -76,8 +78,8 @@ class Transport(ABC):
 
 
 class PointToPoint(Transport):
-    def begin(self, layout: Layout, local: int) -> None:
-        super().begin(layout, local)
+    def begin(self, layout: Layout, local: int, *, scatter: bool = True, gather: bool = True) -> None:
+        super().begin(layout, local, scatter=scatter, gather=gather)
         self._sends: list[dist.Work] = []
         self._from_workers = [self._receive(self._rows(segment), Tag.TO_OWNER) for segment in self._incoming]
         self._from_owners = [self._receive(segment, Tag.TO_ALL) for segment in self._sums]
@@ -95,7 +97,7 @@ class PointToPoint(Transport):
         return buffer[segment][owner * self.local + worker]
 
     def own_sum(self, segment: int) -> Tensor:
-        return self._sums[segment][self.rank]
+        return self._sums[segment][self.rank] if self.gathers else super().own_sum(segment)
 
     def send_to_owners(self, segment: int) -> None:
         rows = self._rows(self._outgoing[segment])
@@ -119,8 +121,8 @@ class PointToPoint(Transport):
 
 
 class Collectives(Transport):
-    def begin(self, layout: Layout, local: int) -> None:
-        super().begin(layout, local)
+    def begin(self, layout: Layout, local: int, *, scatter: bool = True, gather: bool = True) -> None:
+        super().begin(layout, local, scatter=scatter, gather=gather)
         self._scatter: list[dist.Work] = []
         self._gather: list[dist.Work] = []
 

@@ -48,10 +48,13 @@ class Update:
         for parameter, g in zip(self.parameters, gradient, strict=True):
             parameter.grad = g
         if self.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+            self._clip()
         if correct is not None:
             correct(gradient)
         self.precision.step(self.optimizer, self.parameters)
+
+    def _clip(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
 
     def memory(self, model: nn.Module) -> dict[str, int]:
         """With parameters that require no gradient: part of the model, and no format's business."""

@@ -35,6 +35,9 @@ class Precision:
     remembers: str = ""
     """What goes from step to step beside weights, as it is typed; empty where nothing does."""
 
+    state_with_scales: str | None = None
+    """The format of the optimizer's state, where several elements of it share a scale."""
+
     activation_bits: int | None = None
     """Of what a batch leaves for the backward pass; None: float32."""
 
@@ -69,6 +72,10 @@ class Precision:
         model_bytes: weights and running statistics. optimizer_bytes: the optimizer's state and copies of weights.
         """
         raise NotImplementedError
+
+    def state_bytes(self, optimizer: Optimizer, parameters: Parameters) -> int:
+        """Of what the optimizer keeps of these parameters."""
+        return sum(kept_bytes(v, None) for p in parameters for v in state_of(optimizer, p))
 
     def of_worker(self) -> Self:
         """The same for a worker with an optimizer of its own, once the model that all play is prepared."""

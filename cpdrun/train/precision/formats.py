@@ -88,6 +88,8 @@ class Formats(Precision):
             one_of("precision.update_order", update_order, ORDERS),
             format_named("precision.optimizer_state", optimizer_state),
         )
+        state = self.stepping.state
+        self.state_with_scales = state if state and parse(state).has_scales else None
         self.master_weights, self.fp32_norms = master_weights, fp32_norms
         self.update_rounding = one_of("precision.update_rounding", update_rounding, ROUNDINGS)
         self.kahan_weights = kahan_weights
@@ -155,6 +157,9 @@ class Formats(Precision):
             "model_bytes": sum(kept_bytes(x, r and r.format) + bool(r and r.aps) for x, r in kept),
             "optimizer_bytes": self.weights.extra_bytes() + self.stepping.state_bytes(optimizer, parameters),
         }
+
+    def state_bytes(self, optimizer: Optimizer, parameters: Parameters) -> int:
+        return self.stepping.state_bytes(optimizer, parameters)
 
     def state_dict(self) -> dict[str, Any]:
         histories = {"histories": found} if (found := self.placement.state_dict()) else {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor
@@ -22,8 +22,29 @@ from cpdrun.comm.sums.draw import Draw
 from cpdrun.comm.sums.magnitudes import agreement_bytes
 from cpdrun.comm.sums.scaling import Shifts
 from cpdrun.comm.sums.sum import Sum
+from cpdrun.comm.wire.cut import Cut
 from cpdrun.comm.wire.layout import Layout
+from cpdrun.comm.wire.piece import Piece
 from cpdrun.comm.workers import Workers
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A sum that stays with its owners: each worker owns a part of every layer, a rank what its workers own.
+
+    cut: what each of the N workers owns. numels: elements of each layer. apart: stacks[p] is (L, P, w), the parts of
+    the P ranks as `by_rows` cuts them, each filled up with zeros to w values.
+    """
+
+    cut: Cut
+    numels: tuple[int, ...]
+    apart: bool = False
+
+    def only(self, chosen: Sequence[int]) -> Shards:
+        """Of these layers alone."""
+        if len(chosen) == len(self.numels):
+            return self
+        return replace(self, cut=self.cut.only(chosen), numels=tuple(self.numels[k] for k in chosen))
 
 
 @dataclass(frozen=True)
@@ -32,16 +53,40 @@ class Layers:
     (n_p,) float32, contiguous, where the sum goes: it may be stacks[p][0] itself. Not all are empty.
 
     key: what stochastic rounding depends on besides a layer's name, a worker and an element, such as (seed, step).
+    shards: where it is given, out[p] is what this rank owns of the layer, which may be nothing.
     """
 
     names: Sequence[str]
     stacks: Sequence[Tensor]
     out: Sequence[Tensor]
     key: tuple = ()
+    shards: Shards | None = None
 
     @cached_property
     def numels(self) -> tuple[int, ...]:
+        if self.shards:
+            return self.shards.numels
         return tuple(stack_Lxn.shape[1] for stack_Lxn in self.stacks)
+
+    def source(self, i: int, piece: Piece) -> Tensor:
+        """(numel,) of a piece, of this rank's i-th worker."""
+        stack = self.stacks[piece.layer]
+        if self.shards and self.shards.apart:
+            owner, start = divmod(piece.start, stack.shape[2])
+            return stack[i, owner, start : start + piece.numel]
+        return stack[i, piece.start : piece.stop]
+
+    def parts(self, i: int, p: int) -> list[Tensor]:
+        """All of a layer, of this rank's i-th worker, in contiguous tensors; zeros may follow."""
+        return list(self.stacks[p][i]) if self.shards and self.shards.apart else [self.stacks[p][i]]
+
+    def together(self) -> Layers:
+        """The same with stacks (L, n_p)."""
+        if not (self.shards and self.shards.apart):
+            return self
+        pairs = zip(self.stacks, self.numels, strict=True)
+        stacks = [stack.reshape(len(stack), -1)[:, :numel].contiguous() for stack, numel in pairs]
+        return replace(self, stacks=stacks, shards=replace(self.shards, apart=False))
 
 
 @dataclass(frozen=True)
@@ -61,8 +106,9 @@ class Summed:
 class Summation(ABC):
     """Raises ValueError where the parts of the sum do not fit together, or the number of workers."""
 
-    def __init__(self, sum: Sum, workers: Workers, shifts: Shifts) -> None:
+    def __init__(self, sum: Sum, workers: Workers, shifts: Shifts, agreeing: Workers | None = None) -> None:
         self.sum, self.workers, self.shifts = sum, workers, shifts
+        self.agreeing = agreeing or workers  # on magnitudes
         self.n_workers = workers.world_size
         self.wire = sum  # how values travel
         self.unrounded = False  # they travel and are added as they are (`compat.py`)
@@ -92,11 +138,13 @@ class Summation(ABC):
         self, layers: Layers, shifts: list[list[int]] | None = None, *, agreed: int = 0, sent_bytes: int = 0
     ) -> Summed:
         """agreed: magnitudes; sent_bytes: payloads. The agreement is counted here."""
-        layout = Layout(layers.numels, self.wire.fmt.bits, self.n_workers, 1)
+        cut = layers.shards.cut if layers.shards else None
+        layout = Layout(layers.numels, self.wire.fmt.bits, self.n_workers, 1, cut)
+        payload = layout.scattered_bytes() if cut else layout.sent_bytes()
         return Summed(
             shifts or [[0] * len(layers.names)],
-            layout.sent_bytes() + agreement_bytes(agreed, self.n_workers),
-            sent_bytes + agreement_bytes(agreed, self.workers.ranks),
+            payload + agreement_bytes(agreed, self.agreeing.world_size),
+            sent_bytes + agreement_bytes(agreed, self.agreeing.ranks),
         )
 
     def total(self, values: Sequence[Tensor], how: Sum, draw: Draw | None) -> Tensor:

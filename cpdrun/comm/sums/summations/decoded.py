@@ -20,12 +20,15 @@ Between ranks: a layer whose format has one scale for all of it goes to one owne
 blocks; pieces are dealt to owners by size. On average over N machines each sends 2 (N-1)/N of the packed gradient,
 scales included.
 
+Where the sum stays in shards, an owner is sent what it owns, and the rest of the blocks that this cuts, of which it
+drops the sum: a block that two owners share goes to both, a layer with one scale to all that own any of it.
+
 Legend: N workers, P ranks, L = N/P workers of mine, n elements of a layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -34,7 +37,8 @@ import torch
 from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
-from cpdrun.comm.sums.summations.base import Layers, Summation, Summed
+from cpdrun.comm.sums.summations.base import Layers, Shards, Summation, Summed
+from cpdrun.comm.wire.cut import Slice
 from cpdrun.comm.wire.piece import Piece, ceil_div, deal
 from cpdrun.comm.wire.post import Post
 from cpdrun.comm.wire.tags import Tag
@@ -73,6 +77,8 @@ class Decoded(Summation):
         return self._summed(layers)
 
     def between(self, layers: Layers) -> Summed:
+        if layers.shards:
+            return self._summed(layers, self._scatter(layers.together()))
         dealt = _deal(layers.numels, self.sum.fmt, self.workers.ranks)
         return self._summed(layers, self._exchange(layers, dealt))
 
@@ -86,41 +92,82 @@ class Decoded(Summation):
         return total
 
     def _summed(self, layers: Layers, sent_bytes: int = 0) -> Summed:
-        packed = sum(piece.size for piece in _cut(layers.numels, self.sum.fmt))
-        real_worker = ceil_div(2 * (self.n_workers - 1) * packed, self.n_workers)
+        if layers.shards:
+            owned = _in_whole_blocks(layers.shards, self.sum.fmt, self.n_workers)
+            packed, times = sum(piece.size for pieces in owned for piece in pieces), 1
+        else:
+            packed, times = sum(piece.size for piece in _cut(layers.numels, self.sum.fmt)), 2
+        real_worker = ceil_div(times * (self.n_workers - 1) * packed, self.n_workers)
         return Summed([[0] * len(layers.names)], real_worker, sent_bytes)
 
     def _exchange(self, layers: Layers, dealt: Sequence[Sequence[Piece]]) -> int:
         """Returns the bytes sent to other ranks."""
-        fmt, workers, stacks = self.sum.fmt, self.workers, layers.stacks
-        sizes, mine = [sum(piece.size for piece in pieces) for pieces in dealt], dealt[workers.rank]
-        post = Post(workers.group)
-
-        def encoded(worker: int, pieces: Sequence[Piece]) -> list[Tensor]:
-            return [custom_fp.pack(stacks[p.layer][worker, p.start : p.stop], fmt) for p in pieces]
-
-        nothing = torch.empty(0, dtype=torch.uint8, device=stacks[0].device)
-        payloads = [
-            torch.cat([nothing, *(data for w in range(workers.share) for data in encoded(w, pieces))])
-            for pieces in dealt
-        ]
-        expected = [workers.share * sizes[workers.rank]] * workers.ranks
-        received = post.swap(payloads, expected, Tag.PIECES_TO_OWNER)
-        worker_payloads = [part for data in received for part in data.view(workers.share, -1)]
-        sums = [
-            custom_fp.pack(self._add([self._decoded(data, piece) for data in worker_payloads]), fmt)
-            for piece in mine
-        ]
-        own = torch.cat([nothing, *sums])
+        workers, post = self.workers, Post(self.workers.group)
+        sums, sent_bytes = self._sums(layers, dealt, post)
+        own = torch.cat([_nothing(layers), *(custom_fp.pack(total, self.sum.fmt) for total in sums)])
+        sizes = [sum(piece.size for piece in pieces) for pieces in dealt]
         results = post.swap([own] * workers.ranks, sizes, Tag.PIECES_TO_ALL)
         for pieces, data in zip(dealt, results, strict=True):
             for piece in pieces:
                 layers.out[piece.layer][piece.start : piece.stop] = self._decoded(data, piece)
+        return sent_bytes + (workers.ranks - 1) * own.numel()
+
+    def _scatter(self, layers: Layers) -> int:
+        """Every rank keeps what it owns. Returns the bytes sent to other ranks."""
+        ranks, rank = self.workers.ranks, self.workers.rank
+        dealt = _in_whole_blocks(layers.shards, self.sum.fmt, ranks)
+        sums, sent_bytes = self._sums(layers, dealt, Post(self.workers.group))
+        owned = layers.shards.cut.of_ranks(ranks).of_owner(rank, len(layers.names))
+        for piece, total in zip(dealt[rank], sums, strict=True):
+            mine = owned[piece.layer]
+            whole = custom_fp.quantize(total, self.sum.fmt)
+            layers.out[piece.layer].copy_(whole[mine.start - piece.start : mine.stop - piece.start])
+        return sent_bytes
+
+    def _sums(self, layers: Layers, dealt: Sequence[Sequence[Piece]], post: Post) -> tuple[list[Tensor], int]:
+        """s_{N-1} of each of my pieces, and the bytes sent to other ranks."""
+        fmt, workers, stacks = self.sum.fmt, self.workers, layers.stacks
+        mine = dealt[workers.rank]
+
+        def encoded(worker: int, pieces: Sequence[Piece]) -> list[Tensor]:
+            return [custom_fp.pack(stacks[p.layer][worker, p.start : p.stop], fmt) for p in pieces]
+
+        payloads = [
+            torch.cat(
+                [_nothing(layers), *(data for w in range(workers.share) for data in encoded(w, pieces))]
+            )
+            for pieces in dealt
+        ]
+        expected = [workers.share * sum(piece.size for piece in mine)] * workers.ranks
+        received = post.swap(payloads, expected, Tag.PIECES_TO_OWNER)
+        worker_payloads = [part for data in received for part in data.view(workers.share, -1)]
+        sums = [self._add([self._decoded(data, piece) for data in worker_payloads]) for piece in mine]
         others = sum(data.numel() for rank, data in enumerate(payloads) if rank != workers.rank)
-        return others + (workers.ranks - 1) * own.numel()
+        return sums, others
 
     def _decoded(self, message: Tensor, piece: Piece) -> Tensor:
         return custom_fp.unpack(piece.of(message), self.sum.fmt, (piece.numel,))
+
+
+def _nothing(layers: Layers) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=layers.stacks[0].device)
+
+
+@lru_cache(maxsize=512)
+def _in_whole_blocks(shards: Shards, fmt: NumberFormat, ranks: int) -> tuple[tuple[Piece, ...], ...]:
+    """Of each rank, the blocks that it owns any of, one after the other in a message."""
+
+    def pieces(owned: Sequence[Slice]) -> Iterator[Piece]:
+        byte = 0
+        for layer, start, stop in owned:
+            numel = shards.numels[layer]
+            block = fmt.together or numel
+            start, stop = start // block * block, min(numel, ceil_div(stop, block) * block)
+            piece = Piece(layer, start, stop, custom_fp.packed_size(stop - start, fmt), byte)
+            byte += piece.size
+            yield piece
+
+    return tuple(tuple(pieces(owned)) for owned in shards.cut.of_ranks(ranks).slices)
 
 
 @lru_cache(maxsize=512)

@@ -8,6 +8,9 @@ bytes hold what.
 A shard travels in segments, through three stages a few segments apart, so that rounding, packing and adding
 overlap with the wire: (A) round, pack, send; (B) receive, add, pack, send; (C) receive, unpack.
 
+Where the sum stays in shards, that is the reduce-scatter alone: the owner unpacks what it has packed, and keeps it.
+Each rank sends (N-1)/N n k/8 bytes then, and an element has the bits that it has in the whole sum.
+
 Every order travels this way: it is the order in which the owner adds. In an order of several levels (groups, pairs)
 the owner adds up each group, then the groups' sums: see `levels.py`.
 
@@ -28,8 +31,9 @@ from torch import Tensor
 from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.draw import Draw
 from cpdrun.comm.sums.magnitudes import largest_magnitude
-from cpdrun.comm.sums.orders import Level
-from cpdrun.comm.sums.summations.base import Layers, Summation, Summed
+from cpdrun.comm.sums.orders import Level, Order
+from cpdrun.comm.sums.summations.base import Layers, Shards, Summation, Summed
+from cpdrun.comm.wire.cut import Cut, Slice
 from cpdrun.comm.wire.failure import naming_lost_ranks
 from cpdrun.comm.wire.layout import Layout
 from cpdrun.comm.wire.piece import Piece
@@ -38,7 +42,7 @@ from cpdrun.comm.wire.transport import Transport, transport_for
 SEGMENT_VALUES = 512 * 1024  # smaller: more messages; larger: a longer start and end without overlap
 LAG = 2  # segments between two stages
 
-_layout = lru_cache(maxsize=512)(Layout)  # DDP has a layout for each bucket
+layout_of = lru_cache(maxsize=512)(Layout)  # DDP has a layout for each bucket
 _transports: WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, Transport]] = WeakKeyDictionary()
 
 
@@ -58,33 +62,45 @@ class Exchange:
         self.sum, self.wire = summation.sum, summation.wire
         self.first, *self.above = summation.levels
         self.transport = transport_of(self.workers.group, layers.stacks[0].device)
-        self.layout = _layout(layers.numels, self.wire.fmt.bits, self.workers.ranks, SEGMENT_VALUES)
+        self.stays = layers.shards is not None
+        ranks, cut = self.workers.ranks, None
+        if self.stays:
+            cut = _of_one_order(layers.shards, self.sum.ordering, self.workers.world_size, ranks)
+        self.layout = layout_of(layers.numels, self.wire.fmt.bits, ranks, SEGMENT_VALUES, cut)
+        if self.stays:
+            owned = layers.shards.cut.of_ranks(ranks)
+            self.begins = [part.start for part in owned.of_owner(self.workers.rank, len(layers.names))]
         self.my_pieces = self.layout.pieces[self.workers.rank]  # of each segment
         self.agreed = 0  # magnitudes
 
     def run(self) -> Summed:
         """Collective. Raises RankLost where another rank is gone."""
         with naming_lost_ranks(self.workers.group):
-            first, stacks = self.workers.mine.start, self.layers.stacks
+            first, mine = self.workers.mine.start, self.workers.mine
             self.shifts = self._agree(
-                self.first, lambda group, p: [stacks[p][w - first] for w in group if w in self.workers.mine]
+                self.first,
+                lambda group, p: [
+                    part for w in group if w in mine for part in self.layers.parts(w - first, p)
+                ],
             )
-            self.transport.begin(self.layout, self.workers.share)
+            self.transport.begin(self.layout, self.workers.share, gather=not self.stays)
             self._add_up()
             self.transport.finish()
-        sent_bytes = self.layout.sent_bytes(self.workers.share)
+        sent = self.layout.scattered_bytes if self.stays else self.layout.sent_bytes
+        sent_bytes = sent(self.workers.share)
         return self.summation.summed(self.layers, self.shifts, agreed=self.agreed, sent_bytes=sent_bytes)
 
     def _add_up(self) -> None:
         (self.result_shifts,) = self.shifts
-        self._pipeline(self._send_to_owners, self._add, self._unpack)
+        self._pipeline(self._send_to_owners, self._add, *self._to_all)
+
+    @property
+    def _to_all(self) -> list[Callable[[int], None]]:
+        """The last stage, where there is one."""
+        return [] if self.stays else [self._unpack]
 
     def _pipeline(self, *stages: Callable[[int], None]) -> None:
-        segments = self.layout.segments
-        for i in range(segments + LAG * (len(stages) - 1)):
-            for depth, stage in enumerate(stages):
-                if 0 <= i - depth * LAG < segments:
-                    stage(i - depth * LAG)
+        pipeline(self.layout.segments, *stages)
 
     def _agree(self, level: Level, mine: Callable[[range, int], list[Tensor]]) -> list[list[int]]:
         """shifts[j][p] of the level's group j and layer p, from one agreement. mine: what this rank has of them."""
@@ -94,7 +110,7 @@ class Exchange:
             names,
             lambda: [_largest(mine(group, p), nothing) for group in level.groups for p in range(len(names))],
             self.sum.fmt,
-            self.workers,
+            self.summation.agreeing,
         )
         self.agreed += agreed
         return shifts
@@ -107,7 +123,7 @@ class Exchange:
                 shifts = self.shifts[self.summation.group_of(worker)]
                 message = self.transport.outgoing(t, owner, i)
                 for piece in self.layout.pieces[owner][t]:
-                    source = self.layers.stacks[piece.layer][i, piece.start : piece.stop]
+                    source = self.layers.source(i, piece)
                     layer = self.layers.names[piece.layer]
                     draw = self.summation.draw(worker, layer, self.layers.key, piece.start)
                     codec.round_and_pack(source, shifts[piece.layer], self.wire, draw, out=piece.of(message))
@@ -123,7 +139,19 @@ class Exchange:
                 part = piece.part(start, stop)
                 draw = self._draw(self.first, 0, piece, "sum", start=start)
                 self._add_packed([payloads[w][part] for w in places], stop - start, draw, out[part])
-        self.transport.send_to_all(t)
+        self._pass_on(t)
+
+    def _pass_on(self, t: int) -> None:
+        """The sum of my segment."""
+        if not self.stays:
+            self.transport.send_to_all(t)
+            return
+        message = self.transport.own_sum(t)
+        for piece in self.my_pieces[t]:
+            begin = self.begins[piece.layer]
+            self._decode(
+                message, piece, self.layers.out[piece.layer][piece.start - begin : piece.stop - begin]
+            )
 
     def _add_packed(self, payloads: Sequence[Tensor], numel: int, draw: Draw | None, out: Tensor) -> None:
         if not self.summation.unrounded:
@@ -135,9 +163,11 @@ class Exchange:
     def _unpack(self, t: int) -> None:
         for owner, message in enumerate(self.transport.wait_for_sums(t)):
             for piece in self.layout.pieces[owner][t]:
-                out = self.layers.out[piece.layer][piece.start : piece.stop]
-                shift = -self.result_shifts[piece.layer]
-                custom_fp.unpack(piece.of(message), self.wire.fmt, piece.numel, shift=shift, out=out)
+                self._decode(message, piece, self.layers.out[piece.layer][piece.start : piece.stop])
+
+    def _decode(self, message: Tensor, piece: Piece, out: Tensor) -> None:
+        shift = -self.result_shifts[piece.layer]
+        custom_fp.unpack(piece.of(message), self.wire.fmt, piece.numel, shift=shift, out=out)
 
     def _draw(
         self, level: Level, j: int, piece: Piece, stage: str, index: int = 0, start: int | None = None
@@ -146,6 +176,31 @@ class Exchange:
         layer = self.layers.names[piece.layer] + level.marks[j]
         start = piece.start if start is None else start
         return self.sum.draw(*self.layers.key, layer, stage, index, start=start)
+
+
+def pipeline(segments: int, *stages: Callable[[int], None]) -> None:
+    """Each stage of every segment, in their order, a stage `LAG` segments after the one before."""
+    for i in range(segments + LAG * (len(stages) - 1)):
+        for depth, stage in enumerate(stages):
+            if 0 <= i - depth * LAG < segments:
+                stage(i - depth * LAG)
+
+
+@lru_cache(maxsize=512)
+def _of_one_order(shards: Shards, ordering: Order, n_workers: int, ranks: int) -> Cut:
+    """What each rank owns, in slices of which all elements are added in one order: a piece need not begin on a byte of
+    its layer then, for nothing cuts it."""
+    owned = shards.cut.of_ranks(ranks).slices
+    return Cut(
+        tuple(
+            tuple(
+                Slice(layer, first, end)
+                for layer, start, stop in of_rank
+                for first, end, _ in ordering.spans(n_workers, shards.numels[layer], start, stop)
+            )
+            for of_rank in owned
+        )
+    )
 
 
 def _largest(tensors: Sequence[Tensor], nothing: Tensor) -> Tensor:

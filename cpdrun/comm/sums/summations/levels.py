@@ -25,7 +25,7 @@ class LevelsExchange(Exchange):
         for level in self.above[:-1]:
             self._add_held(level, self._agree_on_held(level))
         (self.result_shifts,) = self._agree_on_held(self.above[-1])
-        self._pipeline(self._add_last, self._unpack)
+        self._pipeline(self._add_last, *self._to_all)
 
     def _agree_on_held(self, level: Level) -> list[list[int]]:
         """For a level whose groups add up what is held of the level below."""
@@ -69,7 +69,7 @@ class LevelsExchange(Exchange):
         for k, piece in enumerate(self.my_pieces[t]):
             total = self._total(self.above[-1], 0, t, k, self.result_shifts[piece.layer])
             custom_fp.pack(total, self.sum.fmt, out=piece.of(own_sum))
-        self.transport.send_to_all(t)
+        self._pass_on(t)
 
     def _total(self, level: Level, j: int, t: int, k: int, shift: int) -> Tensor:
         """The sum, in the format, of what the level's group j adds up of a segment's piece k."""

@@ -64,7 +64,7 @@ class Rounded(Summation):
             layers.names,
             lambda: [largest_magnitude(rows) for of_group in members for rows in of_group],
             self.sum.fmt,
-            self.workers,
+            self.agreeing,
         )
         sums = [
             [
