@@ -1,13 +1,14 @@
 """Who owns which elements: layers cut in shards, for sums that stay with their owners and for the messages of others.
 
-    even      all layers in one row, cut in shards of equal size: whole granules of so many values of one layer
+    even      all layers in one row, cut in shards of equal size, each layer between granules of so many values
     by_rows   each layer along its first dimension, as FSDP2 cuts parameters (torch.chunk): the last shards of one may
               be smaller or empty
 
 An owner's slices are in the order of layers, and of each layer it has at most one.
 """
 
-from collections.abc import Collection, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -73,20 +74,27 @@ class Cut:
 
 
 def even(numels: Sequence[int], owners: int, granule: int) -> Cut:
-    """Shards of equally many granules; those past the end are empty."""
-    firsts = [0, *accumulate(ceil_div(numel, granule) for numel in numels)]
+    """Shards of as many bytes as whole granules allow; the last may be smaller or empty. granule: a multiple of 8."""
+    firsts = [0, *accumulate(ceil_div(numel, BYTE) for numel in numels)]
     shard = ceil_div(firsts[-1], owners)
+    ends = [_nearest(firsts, min(owner * shard, firsts[-1]), granule // BYTE) for owner in range(owners + 1)]
 
-    def owned(owner: int) -> tuple[Slice, ...]:
-        first, end = owner * shard, (owner + 1) * shard
-        spans = (
-            (layer, (max(first, begin) - begin) * granule, min((min(end, stop) - begin) * granule, numel))
-            for layer, ((begin, stop), numel) in enumerate(zip(pairwise(firsts), numels, strict=True))
-            if begin < end and first < stop
-        )
-        return tuple(Slice(*span) for span in spans if span[1] < span[2])
+    def owned(first: int, end: int) -> Iterator[Slice]:
+        for layer, ((begin, stop), numel) in enumerate(zip(pairwise(firsts), numels, strict=True)):
+            start, past = max(first, begin) - begin, min(end, stop) - begin
+            if start < past:
+                yield Slice(layer, start * BYTE, min(past * BYTE, numel))
 
-    return Cut(tuple(owned(owner) for owner in range(owners)))
+    return Cut(tuple(tuple(owned(*span)) for span in pairwise(ends)))
+
+
+def _nearest(firsts: Sequence[int], block: int, granule: int) -> int:
+    """To a block of all layers in a row, where a layer may be cut: at its ends and between granules of so many blocks.
+    firsts: where layers begin, and the last one ends."""
+    layer = min(bisect_right(firsts, block), len(firsts) - 1) - 1
+    before = (block - firsts[layer]) // granule * granule + firsts[layer]
+    after = min(before + granule, firsts[layer + 1])
+    return before if block - before <= after - block else after
 
 
 def width(shape: Sequence[int], owners: int) -> int:
