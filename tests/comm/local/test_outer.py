@@ -25,6 +25,7 @@ EXCHANGES = {
     "fp32": {},
     "sum with APS": {"format": "e3m0", "scaling": APS()},
     "stochastic tree": {"format": "e5m2", "order": "tree", "rounding": "stochastic"},
+    "sum in 2 bits": {"format": "int2_affine_b128", "requantise": "once"},
     "top_k": {"compressor": TopK(0.1, "fp32", False, "nearest_even")},
     "min_max in 2 bits": {"compressor": MinMax(2, "stochastic")},
     "qsgd in 2 bits": {"compressor": QSGD(1, True)},
@@ -95,7 +96,7 @@ def test_without_momentum_and_with_rate_1_it_is_the_mean_of_the_weights():
         torch.testing.assert_close(x_W[0], of_workers.mean(0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sum with APS", "top_k", "min_max in 2 bits"])
+@pytest.mark.parametrize("name", ["sum with APS", "sum in 2 bits", "top_k", "min_max in 2 bits"])
 def test_what_is_sent_and_the_residual_are_the_pseudo_gradient(name):
     outer = make(1, inner_steps=2, **EXCHANGES[name])
     x_PxW = begin(outer, range(1))
