@@ -14,7 +14,7 @@ from cpdrun.record import SweepDir, write_text
 from cpdrun.report import answers, best_of, completeness, export, pivot, tables
 from cpdrun.report.costmodel import CalibrationError, Network, NotCalibratedError, network
 from cpdrun.report.errors import ReportError, ReportUsageError
-from cpdrun.report.methods import crossover, words
+from cpdrun.report.methods import compared, crossover, words
 from cpdrun.report.page import html, markup, pictures
 from cpdrun.report.page.table_files import TABLES
 from cpdrun.report.read.collect import sweep_names
@@ -90,6 +90,7 @@ def write_report(
     )
     pivoted = pivot.complete(study, rows, cols) if rows or cols else None
     (answer, matrix), notes = answers.answer(study), completeness.notes(study, sweeps)
+    answer += compared.fewest(study)
     best = best_of.shown(study)
     _print(console, study, answer, [each for each in (matrix, best) if each is not None], notes)
 

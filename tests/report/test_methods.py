@@ -78,6 +78,18 @@ def test_every_method_is_a_point_named_and_of_a_look_of_its_own(methods, report)
     assert bits == pytest.approx({case: expected for case, (expected, *_) in CASES.items()}, rel=1e-4)
 
 
+def test_the_fewest_bits_that_do_as_well_are_an_answer(methods, report, no_pictures):
+    said = report(methods, tolerance=0.02).sentences
+    assert (
+        "Fewest bits a parameter a step within 0.02 of fp32, which sends 32: e3m0 with APS (4), certified."
+        in said
+    )
+    said = report(methods, tolerance=0.0205).sentences  # local steps, 2 bits, are at the edge of it: open
+    assert said[-1].endswith("32: H=16 (2); certified: e3m0 with APS (4).")
+    said = report(methods, tolerance=0.0001).sentences
+    assert said[-1].startswith("No method that sends less is within 0.0001 of fp32")
+
+
 def test_each_family_of_methods_has_a_marker_of_its_own():
     assert len({look.marker for look in METHODS.values()}) == len(METHODS)
     looks = method_looks(["top-k", "somebody's", "with APS", "another"])

@@ -1,14 +1,18 @@
-"""Methods side by side: the groups of a study that differ in how workers exchange, one against another."""
+"""Methods side by side: the groups of a study that differ in how workers exchange, one against another; and which sends
+least for the same result."""
 
 from cpdrun.report.read.collect import CASE, FORMAT
 from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.grouping import make_facets
-from cpdrun.report.read.method import WITHOUT_APS
+from cpdrun.report.read.method import WITH_APS, WITHOUT_APS
 from cpdrun.report.read.study import Study
 from cpdrun.report.read.words import axis_text, short_titles
-from cpdrun.report.verdict import is_within
+from cpdrun.report.tables import show_bits
+from cpdrun.report.verdict import is_within, tolerance
+from cpdrun.stats.anytime import Verdict
 
+MOST_SENTENCES = 3  # settings; the tables and pictures have all
 _OF_METHODS = ("sync", "compressor", "scaling")  # sections of a config
 _NAMES = (CASE, FORMAT, "aps")
 
@@ -50,6 +54,46 @@ def does_as_well(study: Study, facet: Facet, group: Group) -> bool:
         return study.may_be_within(group)
     found = gap(study, facet, group)
     return found is not None and is_within(study, group, found)
+
+
+def fewest(study: Study) -> list[str]:
+    """Of each setting, a sentence: the fewest bits a parameter a step that do as well as the reference, and the fewest
+    that are certified to. Of named cases, and of methods of several families; formats alone have `answers`."""
+    facets = [facet for facet in by_setting(study) if _is_of_methods(facet)]
+    return [line for facet in facets[:MOST_SENTENCES] if (line := _fewest(study, facet))]
+
+
+def _is_of_methods(facet: Facet) -> bool:
+    families = {group.method.family for group in facet.groups if not group.is_baseline}
+    return facet.has_cases or not families <= {WITH_APS, WITHOUT_APS}
+
+
+def _fewest(study: Study, facet: Facet) -> str | None:
+    against = reference(facet)
+    if against is None or not against.bits_a_parameter > 0:
+        return None
+    less = [group for group in facet.groups if 0 < group.bits_a_parameter < against.bits_a_parameter]
+    able = [group for group in less if does_as_well(study, facet, group)]
+    where = f"{facet.label}: " if facet.label else ""
+    within = f"within {tolerance(study)} of {study.baseline_name}, which sends {show_bits(against.bits_a_parameter)}"
+    if not able:
+        return f"{where}No method that sends less is {within} bits a parameter a step."
+    able.sort(key=lambda group: group.bits_a_parameter)
+    sure = [group for group in able if _is_certified(study, group)]
+    parts = [f"{where}Fewest bits a parameter a step {within}: {_sends(study, able[0])}"]
+    if able[:1] == sure[:1]:
+        parts.append(", certified")
+    else:
+        parts.append(f"; certified: {_sends(study, sure[0]) if sure else 'none yet'}")
+    return f"{''.join(parts)}."
+
+
+def _is_certified(study: Study, group: Group) -> bool:
+    return group in study.judged and study.judged[group].verdict is Verdict.CERTIFIED
+
+
+def _sends(study: Study, group: Group) -> str:
+    return f"{label(study, group)} ({show_bits(group.bits_a_parameter)})"
 
 
 def label(study: Study, group: Group) -> str:
