@@ -9,10 +9,12 @@ import pandas as pd
 import pytest
 from made_up_methods import CASES, PARAMETERS, calibrate, fill_methods
 
+from cpdrun.config.keys import flatten
 from cpdrun.record import write_run
-from cpdrun.report.costmodel import network, network_names
+from cpdrun.report.costmodel import PATTERNS, network, network_names
 from cpdrun.report.look.style import METHODS, method_looks
 from cpdrun.report.read.method import Method, method_of
+from cpdrun.sweep import plan
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -126,6 +128,33 @@ QSGD = {"sync.compressor._target_": "cpdrun.comm.compressors.qsgd.QSGD", "sync.c
 )  # fmt: skip
 def test_how_workers_exchange_is_read_off_the_config(config, expected):
     assert method_of(config) == expected
+
+
+OURS = {  # what conf/sync and conf/compressor make: family, pattern, steps between exchanges
+    "sync=all_reduce": ("without APS", "direct", 1),
+    "sync=requantised format=int2_affine_b128": ("without APS", "direct", 1),
+    "sync=compressed compressor=top_k": ("top-k", "messages", 1),
+    "sync=compressed compressor=random_k": ("random-k", "messages", 1),
+    "sync=compressed compressor=qsgd": ("QSGD", "messages", 1),
+    "sync=compressed compressor=min_max": ("min-max", "messages", 1),
+    "sync=compressed compressor=sign": ("sign", "messages", 1),
+    "sync=power_sgd": ("PowerSGD", "factors", 1),
+    "sync=local compressor=rounded format=e4m3": ("local steps", "direct", 16),
+    "sync=local compressor=top_k sync.inner_steps=4": ("local steps", "messages", 4),
+    "sync=sharded format=e4m3": ("sharded", "sharded", 1),
+    "sync=gossip_choco compressor=top_k": ("gossip", "neighbours", 1),
+}
+
+
+def test_every_sync_and_compressor_of_ours_has_a_family_a_look_and_a_cost():
+    for typed, expected in OURS.items():
+        config = plan(["name=x", *typed.split()]).runs[0].config
+        method = method_of(dict(flatten(config)))
+        assert (method.family, method.pattern, method.every) == expected, typed
+        assert method.family in METHODS and method.pattern in PATTERNS
+        assert (method.compressor is None) == (method.pattern in ("direct", "sharded")), typed
+        if method.pattern == "sharded":
+            assert method.gather == config["sync"]["gather"]
 
 
 # ---- which is fastest where
