@@ -38,7 +38,7 @@ class Rounded(Compressor):
 
     def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
         shift_W = self._shifts(x_Wxn) if self.aps else None
-        scaled_Wxn = x_Wxn if shift_W is None else torch.ldexp(x_Wxn.double(), shift_W[:, None])
+        scaled_Wxn = x_Wxn if shift_W is None else self._scaled(x_Wxn, shift_W)
         if self.rounding == "stochastic":
             seeds = [Draw(key).seed() for key in keys]
             rows = [
@@ -57,11 +57,25 @@ class Rounded(Compressor):
             return self._unpack(data_WxM, n)
         head_Wx2 = data_WxM[:, :SHIFT_BYTES].clone(memory_format=torch.contiguous_format)
         shift_Wx1 = head_Wx2.view(torch.int16).int()
-        return torch.ldexp(self._unpack(data_WxM[:, SHIFT_BYTES:], n).double(), -shift_Wx1).float()
+        value_Wxn = self._unpack(data_WxM[:, SHIFT_BYTES:], n)
+        if _are_moderate(shift_Wx1):  # then float32 rounds the product once, too
+            return value_Wxn * torch.ldexp(torch.ones_like(value_Wxn[:, :1]), -shift_Wx1)
+        return torch.ldexp(value_Wxn.double(), -shift_Wx1).float()
+
+    def _scaled(self, x_Wxn: Tensor, shift_W: Tensor) -> Tensor:
+        """x * 2^shift, exact: in float64, or in float32 where rounding to nearest cannot tell the difference (see
+        `codec._float32_will_do`)."""
+        smallest, shift_Wx1 = self.format.emin - self.format.mantissa_bits, shift_W[:, None]
+        if self.rounding == "nearest_even" and smallest > -120 and _are_moderate(shift_W):
+            return x_Wxn * torch.ldexp(torch.ones_like(x_Wxn[:, :1]), shift_Wx1)
+        return torch.ldexp(x_Wxn.double(), shift_Wx1)
 
     def _shifts(self, x_Wxn: Tensor) -> Tensor:
         """(W,) int32: `scaling.APS` of each row as the only summand; 0 for a row without finite values but 0."""
-        size_W = torch.where(torch.isfinite(x_Wxn), x_Wxn, 0.0).abs().amax(dim=1)
+        low_W, high_W = torch.aminmax(x_Wxn, dim=1)
+        size_W = torch.maximum(-low_W, high_W)
+        if size_W.is_cuda or not torch.isfinite(size_W).all():  # a GPU would be waited for, to ask
+            size_W = torch.where(torch.isfinite(x_Wxn), x_Wxn, 0.0).abs().amax(dim=1)
         mantissa_W, exponent_W = torch.frexp(size_W)
         ceiling_W = exponent_W - (mantissa_W == 0.5).int()
         return torch.where(size_W == 0, 0, self.format.emax - ceiling_W)
@@ -79,3 +93,8 @@ class Rounded(Compressor):
             return torch.stack([custom_fp.unpack(data_M, self.format, (n,)) for data_M in data_WxM])
         shape = (len(data_WxM), n + -n % 8)
         return custom_fp.unpack(data_WxM.contiguous().view(-1), self.format, shape)[:, :n]
+
+
+def _are_moderate(shift: Tensor) -> bool:
+    """Whether 2^shift and 2^-shift are normal float32 numbers; a GPU is not asked, for it would be waited for."""
+    return not shift.is_cuda and bool((shift.abs() <= 126).all())
