@@ -58,13 +58,13 @@ def largest(x_Wxn: Tensor, k: int) -> Tensor:
     """(W, k) int64: where each row's k largest magnitudes are, ascending; of equal ones, the first."""
     size_Wxn = x_Wxn.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
     least_Wx1 = torch.stack([_kth_largest(size_n, k) for size_n in size_Wxn])[:, None]
-    taken_Wxn = size_Wxn >= least_Wx1
-    spare_Wx1 = taken_Wxn.sum(dim=1, keepdim=True) - k  # of those that equal the least, these go without
-    if spare_Wx1.any():
+    W, taken_Wxn = len(x_Wxn), size_Wxn >= least_Wx1
+    index = taken_Wxn.nonzero()[:, 1]
+    if len(index) > W * k:  # more values equal the least than there is room for
         equal_Wxn = size_Wxn == least_Wx1
-        room_Wx1 = equal_Wxn.sum(dim=1, keepdim=True) - spare_Wx1
-        taken_Wxn &= ~equal_Wxn | (equal_Wxn.cumsum(dim=1) <= room_Wx1)
-    return taken_Wxn.nonzero()[:, 1].view(len(x_Wxn), k)
+        room_Wx1 = k - (taken_Wxn & ~equal_Wxn).sum(dim=1, keepdim=True)
+        index = (taken_Wxn & ~(equal_Wxn & (equal_Wxn.cumsum(dim=1) > room_Wx1))).nonzero()[:, 1]
+    return index.view(W, k)
 
 
 def _kth_largest(size_n: Tensor, k: int) -> Tensor:
