@@ -93,8 +93,7 @@ class LocalSteps:
         if self.world_size > 1:
             first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
             for tensor in (*model.parameters(), *model.buffers()):
-                if tensor.numel():
-                    dist.broadcast(tensor.data, src=first, group=group)
+                _take_from(first, tensor.data, group)
         self.outer.begin(self.parameters)
 
     def after_step(self) -> bool:
@@ -149,6 +148,14 @@ class LocalSteps:
     def _outer_step(self, *, last: bool) -> bool:
         x_Px1: list[Tensor] = [p.detach().unsqueeze(0) for p in self.parameters]
         return self.outer.after_step(x_Px1, step=self.step - 1, epoch=0, last=last) is not None
+
+
+def _take_from(first: int, tensor: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Every rank's tensor becomes that of the rank `first`: as bytes, for backends refuse some dtypes and layouts."""
+    if tensor.numel():
+        same = tensor.contiguous()
+        dist.broadcast(same.view(-1).view(torch.uint8), src=first, group=group)
+        tensor.copy_(same)
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -105,7 +105,22 @@ def begun(
 
 
 def scripts(configs: dict[str, dict]) -> list[tuple]:
-    return [script(config, way) for way, config in configs.items()]
+    return [*(script(config, way) for way, config in configs.items()), in_bf16()]
+
+
+def in_bf16() -> list[torch.Tensor]:
+    """Of a rank, in another layout: the weights that it begins with and goes on with, and the agreed ones."""
+    torch.manual_seed(dist.get_rank())
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(
+        torch.bfloat16, memory_format=torch.channels_last
+    )
+    steps = LocalSteps(net, "e5m2", aps=True, inner_steps=2)
+    first = net[0].weight.detach().clone()
+    for _ in range(4):
+        with torch.no_grad():
+            net[0].weight += 0.1 * torch.randn(4, 3, 3, 3)
+        steps.after_step()
+    return [first, net[0].weight.detach(), steps.outer.agreed[0].detach()]
 
 
 def test_two_ranks_end_with_the_bits_of_the_built_in_loop():
@@ -116,6 +131,11 @@ def test_two_ranks_end_with_the_bits_of_the_built_in_loop():
         for found, sent in (of_rank[k] for of_rank in ranks):
             assert all(map(same_bits, found, expected))
             assert [n > 0 for n in sent] == [(step + 1) % H == 0 for step in range(STEPS)]
+    (*_, of_first), (*_, of_second) = ranks
+    assert all(map(torch.equal, of_first, of_second)), "the first rank's weights, then the agreed ones"
+    first, weights, agreed = of_first
+    assert weights.dtype == torch.bfloat16 and torch.equal(weights, agreed.bfloat16())
+    assert agreed.dtype == torch.float32 and not torch.equal(first, weights)
 
 
 def test_a_single_process_needs_no_group():
