@@ -26,6 +26,7 @@ NOT_IDENTITY = (
     "nproc",
     "loaders",
     "patience_s",
+    "elastic",
     "limit_s",
     "launcher",
     "statistics",

@@ -129,6 +129,12 @@ def _boolean(value: Any) -> str | None:
     return None if isinstance(value, bool) else "must be true or false"
 
 
+def _not_of_scripts(value: Any) -> str | None:
+    if value is False:
+        return None
+    return "must be false for a script: it goes on from its own checkpoint, with --retries R"
+
+
 def _integer(minimum: int) -> Check:
     def check(value: Any) -> str | None:
         whole = isinstance(value, int) and not isinstance(value, bool)
@@ -238,6 +244,7 @@ ANY_RUN: dict[str, Check] = {
     "device": _one_of("auto", "cpu", "cuda"),
     "patience_s": _integer(1),
     "limit_s": _optional(_above_zero),
+    "elastic": _boolean,
 }
 RULES = ANY_RUN | {
     "batch_size": _integer(1),
@@ -259,6 +266,7 @@ RULES = ANY_RUN | {
     "checkpoint.every_epochs": _integer(1),
 }
 SCRIPT_RULES = ANY_RUN | {
+    "elastic": _not_of_scripts,
     "script.path": _optional(_text),
     "script.arguments": _any_text,
     "script.args": _mapping,

@@ -6,7 +6,7 @@ meet nowhere else. Nothing here imports torch.
 """
 
 from cpdrun.record.cpu import described, differ, processor, processors
-from cpdrun.record.entries import Best, Ending, EpochRow, LoggedRow, Outcome, Progress, Result, Where
+from cpdrun.record.entries import Best, Ending, EpochRow, LoggedRow, Lost, Outcome, Progress, Result, Where
 from cpdrun.record.files import (
     append_json_line,
     read_json,

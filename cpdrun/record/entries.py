@@ -210,11 +210,28 @@ class Where(Entry):
 
 
 @dataclass(frozen=True)
+class Lost(Entry):
+    """A line of lost.jsonl: what it cost an attempt with elastic=true that a rank was killed."""
+
+    rank: int  # the last that was killed
+    signal: int
+    restarts: int  # of all ranks, until the step that had been reached was reached again: more where one died meanwhile
+    step: int  # of the run: so many were complete
+    steps: int  # of them trained again
+    seconds: float  # from the end of the last of them until it was complete again
+
+    @property
+    def told(self) -> str:
+        again = f"{self.steps} step{'' if self.steps == 1 else 's'} trained again"
+        return f"{self.seconds:.1f} s of work lost, {again}, after rank {self.rank} was killed"
+
+
+@dataclass(frozen=True)
 class Outcome(Entry):
     """exit.json: how an attempt ended. `rank` is the first that failed; `reason` is a line, or ""."""
 
     KEYS: ClassVar[Mapping[str, str]] = {"status": "outcome"}
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ("attempt", "started", "ended")
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("attempt", "started", "ended", "restarts", "lost_seconds")
 
     status: Ending
     exit_code: int | None = None
@@ -223,6 +240,8 @@ class Outcome(Entry):
     attempt: int | None = None
     started: float | None = None  # seconds since 1970
     ended: float | None = None
+    restarts: int | None = None  # of its ranks, after one was killed
+    lost_seconds: float | None = None  # of work that was, or has to be, done again
 
 
 def _metrics_apart(cls: type[Entry], value: Any) -> Any:

@@ -12,6 +12,7 @@
   status.json                                     progress
   attempts/<n>/{agent.log,rank<k>.log}            what each attempt said
   attempts/<n>/{where.json,exit.json}             where it ran, how it went
+  attempts/<n>/lost.jsonl                         what ranks that were killed cost it, where it went on (elastic)
   done.json                                       finished: its presence, and nothing else, says so
 """
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cpdrun.record.entries import EpochRow, LoggedRow, Outcome, Progress, Result, Where
+from cpdrun.record.entries import EpochRow, LoggedRow, Lost, Outcome, Progress, Result, Where
 from cpdrun.record.files import append_json_line, read_json, read_json_lines
 
 
@@ -46,6 +47,14 @@ class Attempt:
     @property
     def exit(self) -> Path:
         return self.path / "exit.json"
+
+    @property
+    def lost(self) -> Path:
+        return self.path / "lost.jsonl"
+
+    def losses(self) -> list[Lost]:
+        """The lines of lost.jsonl; one that is damaged is passed over."""
+        return [row for line in read_json_lines(self.lost) if (row := Lost.read(line)) is not None]
 
     def whereabouts(self) -> Where:
         """What where.json says."""

@@ -22,6 +22,7 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
         *study.question,
         *_newer(sweeps),
         *_unfinished(study.runs, _planned_absent(study.runs, sweeps)),
+        *_lost_work(study.runs),
         *_unreadable(study.runs),
         *_edited(study.runs),
         *_without_value(study),
@@ -89,6 +90,19 @@ def _unfinished(runs: pd.DataFrame, absent: int) -> list[str]:
     if failed:
         lines.append(f"failed: {some(failed)}; `cpdrun logs RUN` says why")
     return lines
+
+
+def _lost_work(runs: pd.DataFrame) -> list[str]:
+    """It costs time, and changes no number."""
+    if "run:lost_seconds" not in runs.columns:
+        return []
+    lost = runs[runs["run:lost_seconds"].notna()]
+    most, restarts = lost.loc[lost["run:lost_seconds"].idxmax()], int(lost["run:restarts"].sum())
+    within = f", {restarts} times by ranks that started again at once" if restarts else ""
+    return [
+        f"{lost['run:lost_seconds'].sum():.1f} s of work were lost with ranks and runs that died, and done again"
+        f"{within}; the most by {most['run:name']}, {most['run:lost_seconds']:.1f} s. It changes no number"
+    ]
 
 
 def _planned_absent(runs: pd.DataFrame, sweeps: Sequence[SweepDir]) -> int:

@@ -13,13 +13,13 @@ A connection is a Unix stream socket whose other end the asking agent holds (cpd
 goes one request, a line of JSON, with the descriptors of the run's lock and of the attempt's log
 
     {"do": "run", "entry": MODULE, "run_dir": PATH, "attempt_dir": PATH, "nproc": 2, "threads": 1, "nodes": 1,
-     "environ": {}}
+     "elastic": false, "environ": {}}
     {"do": "check", "by": MODULE, "configs": [...]}
 
-and back come `{"pid": 4711}`, the engine's, and one answer, `{"exit_code": 0, "rank": null}` or `{"problems": [...],
-"notes": [...]}`. The ranks inherit the connection, so its end of file tells the agent that every process of the run is
-gone; the other way round, the engine kills its ranks and itself when the agent's side closes. No rank outlives its
-engine, no engine its warm process, no warm process its launcher (PR_SET_PDEATHSIG).
+and back come `{"pid": 4711}`, the engine's, and one answer, `{"exit_code": 0, "rank": null, "note": ""}` or
+`{"problems": [...], "notes": [...]}`. The ranks inherit the connection, so its end of file tells the agent that every
+process of the run is gone; the other way round, the engine kills its ranks and itself when the agent's side closes. No
+rank outlives its engine, no engine its warm process, no warm process its launcher (PR_SET_PDEATHSIG).
 """
 
 import argparse
@@ -50,6 +50,7 @@ FIRST_STEP_IMPORTS = [
     "custom_fp.ops",
 ]
 MONITOR_INTERVAL_S = 0.02
+MOST_DEATHS = 3  # without a further step, of an elastic run
 
 
 def main(argv: list[str]) -> None:
@@ -129,14 +130,14 @@ def _serve(connection: socket.socket) -> None:
 
 
 def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the ranks to their end: {"exit_code": 0, or of the first to fail (-n: signal n), "rank": which}."""
+    """Run the ranks to their end: {"exit_code": 0, or of the first to fail (-n: signal n), "rank": which, "note": what
+    else there is to say}.
+
+    Of an elastic run on one node all are started again, as torchrun does, when one was killed by a signal: they go on
+    from what was kept of their last agreed step. Not for an error, which would come again.
+    """
     _import_what_a_first_step_imports()
     importlib.import_module(request["entry"])  # once, for all ranks
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
-
-    from cpdrun.train.ranks.rendezvous import Gate
-
     os.environ.update(request["environ"])
     os.environ["CPDRUN_ATTEMPT_DIR"] = request["attempt_dir"]
     os.environ["OMP_NUM_THREADS"] = str(request["threads"])
@@ -144,15 +145,45 @@ def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # It only repeats that a rank failed, and its formatter imports sympy for that, which takes 1.5 s.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    if not request.get("elastic") or request["nodes"] > 1:
+        return _start_once(request)
+    return _start_again_and_again(request)
+
+
+def _start_again_and_again(request: dict[str, Any]) -> dict[str, Any]:
+    """Until they end otherwise than by a signal, or MOST_DEATHS have brought no further step."""
+    from cpdrun.train.state import kept
+
+    held, farthest, in_vain = kept.begin(), -1, 0
+    while (answer := _start_once(request))["exit_code"] < 0:
+        killer = signal.Signals(-answer["exit_code"])
+        board = held.died(answer["rank"], killer)
+        in_vain = in_vain + 1 if board.step <= farthest else 1
+        farthest = max(farthest, board.step)
+        if in_vain >= MOST_DEATHS:
+            return answer | {
+                "note": f"after step {board.step}, {in_vain} times without a further step: given up"
+            }
+        said = f"rank {answer['rank']} was killed by {killer.name} after step {board.step}: all ranks start again"
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {said}", flush=True)
+    return answer
+
+
+def _start_once(request: dict[str, Any]) -> dict[str, Any]:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    from cpdrun.train.ranks.rendezvous import Gate
+
     gate = Gate(request["nproc"] // request["nodes"])
     try:
         codes = elastic_launch(_launch_config(request), _rank)(
             request["entry"], request["run_dir"], request["threads"], gate
         )
-        return {"exit_code": max(codes.values()), "rank": None}
+        return {"exit_code": max(codes.values()), "rank": None, "note": ""}
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        return {"exit_code": failure.exitcode, "rank": rank}
+        return {"exit_code": failure.exitcode, "rank": rank, "note": ""}
     finally:
         gate.close()
 

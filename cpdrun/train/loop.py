@@ -17,9 +17,9 @@ from cpdrun.record import Best, Ending, EpochRow, Result
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.base import Learner
 from cpdrun.train.ranks import pulse
-from cpdrun.train.ranks.vote import StopVote
+from cpdrun.train.ranks.vote import Vote, Wish
 from cpdrun.train.seeds import generator
-from cpdrun.train.state import checkpoint
+from cpdrun.train.state import checkpoint, kept
 from cpdrun.train.state.journal import Journal
 from cpdrun.train.state.progress import Progress
 
@@ -40,8 +40,8 @@ def train(
     S, epochs = course.S, course.epochs
     learner: Learner = parts.learner(config, parts, workers, device)
     judged_by, measures = f"test_{parts.task.judged_by}", learner.measures()
-    stop = StopVote(workers, journal.stop_requested, config["patience_s"])
-    progress = _restore(learner, journal, workers, device)
+    vote = Vote(workers, journal.wish, config["patience_s"])
+    progress = _restore(learner, journal, workers, device, S)
     clock = time.perf_counter() - progress.train_seconds
     ending = Ending.FINISHED
 
@@ -71,10 +71,12 @@ def train(
             progress.count_bytes(learner.wire_bytes())
             progress.step = s + 1
             pulse.beat()
-            if s + 1 < len(index_SxNxB) and stop.asked():
+            journal.step_done(step + 1)
+            if s + 1 < len(index_SxNxB) and (asked := vote.answer()):
                 progress.train_seconds = time.perf_counter() - clock
-                _save(learner, journal, workers, progress)
-                raise Preempted
+                _save(learner, journal, workers, progress, asked)
+                if asked is Wish.STOP:
+                    raise Preempted
 
         train_loss = workers.sum_of_disjoint(progress.losses_SxN).mean().item()
         progress.metrics = {"train_loss": train_loss, **learner.evaluate()}
@@ -97,10 +99,12 @@ def train(
             break
         progress.epoch, progress.step, progress.nonfinite, progress.losses_SxN = epoch + 1, 0, 0, None
         progress.layers = {}
-        asked = stop.asked()
-        if asked or progress.epoch % config["checkpoint"]["every_epochs"] == 0 or progress.epoch == epochs:
-            _save(learner, journal, workers, progress)
-        if asked and progress.epoch < epochs:
+        asked = vote.answer()
+        if progress.epoch % config["checkpoint"]["every_epochs"] == 0 or progress.epoch == epochs:
+            _save(learner, journal, workers, progress, Wish.STOP)
+        elif asked:
+            _save(learner, journal, workers, progress, asked)
+        if asked is Wish.STOP and progress.epoch < epochs:
             raise Preempted
 
     return Result(
@@ -122,33 +126,38 @@ def train(
     )
 
 
-def _restore(learner: Learner, journal: Journal, workers: Workers, device: torch.device) -> Progress:
-    """The learner as the last whole checkpoint has it, and how far it was; all as it is without one."""
-    file = journal.run.checkpoint
-    there = [None, *checkpoint.candidates(file)]
+def _restore(
+    learner: Learner, journal: Journal, workers: Workers, device: torch.device, steps_an_epoch: int
+) -> Progress:
+    """The learner as it was last kept, or as the last whole checkpoint has it, and how far it was; all as it is without
+    either."""
+    file, held = journal.run.checkpoint, kept.of_this_run()
+    there = [None, *checkpoint.candidates(file), *(held.files if held else ())]
     choice = torch.zeros(1, dtype=torch.int64, device=device)
     if workers.rank == 0:
-        choice += there.index(checkpoint.choose(file, journal.run_name))
+        last = (held.whole() if held else None) or checkpoint.choose(file, journal.run_name)
+        choice += there.index(last)
     if workers.ranks > 1:
         dist.broadcast(choice, src=0)  # two ranks must not go on from different ones
     chosen = there[int(choice.item())]
     if chosen is None:
-        journal.restart_at(0)
+        journal.goes_on(0, 0)
         return Progress()
     state = checkpoint.read(chosen, device)
     learner.load_state_dict(state)
     progress = Progress(**state["progress"])
     if workers.rank > 0 and progress.losses_SxN is not None:
-        progress.losses_SxN.zero_()  # the checkpoint has those of all workers; they count once, on rank 0
-    journal.restart_at(progress.epoch)
+        progress.losses_SxN.zero_()  # what was saved has those of all workers; they count once, on rank 0
+    journal.goes_on(progress.epoch, progress.epoch * steps_an_epoch + progress.step)
     return progress
 
 
-def _save(learner: Learner, journal: Journal, workers: Workers, progress: Progress) -> None:
-    """Collective: what is spread over the ranks comes together on rank 0, which writes."""
-    losses = progress.losses_SxN
+def _save(learner: Learner, journal: Journal, workers: Workers, progress: Progress, wish: Wish) -> None:
+    """Keep the state in memory, or write a checkpoint. Collective: what is spread over the ranks comes together on rank
+    0, which writes."""
+    began, losses = time.monotonic(), progress.losses_SxN
     if losses is not None:
         losses = workers.sum_of_disjoint(losses.clone())
     state = {"progress": vars(progress) | {"losses_SxN": losses}, **learner.state_dict()}
     if journal.writes:
-        checkpoint.save(journal.run.checkpoint, state, journal.run_name)
+        journal.save(state, began, on_disk=wish is Wish.STOP)

@@ -12,6 +12,7 @@ from cpdrun.record import (
     Attempt,
     Best,
     EpochRow,
+    Lost,
     Measure,
     Outcome,
     Progress,
@@ -36,6 +37,7 @@ ENTRIES = {
     "`status.json`": Progress,
     "`where.json`": Where,
     "`exit.json`": Outcome,
+    "`lost.jsonl`": Lost,
 }
 
 

@@ -25,7 +25,7 @@ import yaml
 
 from cpdrun.config.script import has_launcher, is_script
 from cpdrun.launch.attempt.connection import RANK, SCRIPT_RANK, Starter
-from cpdrun.launch.attempt.ending import START_NOTE, classify
+from cpdrun.launch.attempt.ending import START_NOTE, classify, with_lost_work
 from cpdrun.launch.attempt.watchdog import NAMING_S, OF_SCRIPT, OF_TRAINING, Watchdog
 from cpdrun.parent import die_with
 from cpdrun.record import (
@@ -59,7 +59,7 @@ class Agent:
         self.starter = starter
         self.retries = retries
         self.known = known
-        self.stopping = self.stopping_now = False
+        self.stopping = self.stopping_now = self.elastic = False
         self.overdue = ""  # why the watchdog ends the attempt
         self.watchdog: Watchdog | None = None
 
@@ -122,9 +122,10 @@ class Agent:
         before: Outcome | None = None
         while True:
             outcome = self._attempt(lock)
-            if not self._worth_a_retry(outcome, before):
-                return outcome
-            self.retries -= 1
+            if not self._goes_on(outcome):
+                if not self._worth_a_retry(outcome, before):
+                    return outcome
+                self.retries -= 1
             before = outcome
 
     def stop(self, *_: Any) -> None:
@@ -139,6 +140,7 @@ class Agent:
 
     def _attempt(self, lock: int) -> Outcome:
         config = yaml.load(self.run.config.read_text(encoding="utf-8"), yaml.CSafeLoader)
+        self.elastic = config.get("elastic", False)  # absent in records from before
         attempt = self.run.new_attempt()
         started = time.time()
         write_json(attempt.where, self._where(started).as_json())
@@ -152,6 +154,7 @@ class Agent:
                 "nproc": 1 if has_launcher(config) else config["nproc"],
                 "threads": config["threads"],
                 "nodes": self.starter.nodes,
+                "elastic": self.elastic,
                 "environ": {name: os.environ[name] for name in ENVIRON if name in os.environ},
             }
             naming_s = NAMING_S if config["nproc"] > 1 else 0.0
@@ -163,11 +166,15 @@ class Agent:
             self.watchdog = Watchdog(attempt.pulse, patience_s, config["limit_s"], signs=signs)
             answer = self.starter.start(request, lock, log, lambda: self.stopping_now)
             self.watchdog = None
-            outcome = replace(
-                classify(self.run, attempt, answer, stopped_now=self.stopping_now, overdue=self.overdue),
-                attempt=attempt.number,
-                started=started,
-                ended=time.time(),
+            outcome = with_lost_work(
+                replace(
+                    classify(self.run, attempt, answer, stopped_now=self.stopping_now, overdue=self.overdue),
+                    attempt=attempt.number,
+                    started=started,
+                    ended=time.time(),
+                ),
+                self.run,
+                attempt,
             )
         self.run.preempt.unlink(missing_ok=True)
         try:
@@ -183,6 +190,14 @@ class Agent:
         progress = self.run.progress()
         from_epoch = progress.epoch if progress else 0
         return Where(socket.gethostname(), os.getpid(), self.scheduled, started, from_epoch)
+
+    def _goes_on(self, outcome: Outcome) -> bool:
+        """Whether an elastic run goes on from its checkpoint, as often as it gets to a further one, since what it keeps
+        in memory could not help: its engine was killed, or its ranks are of several."""
+        if not self.elastic or self.stopping or outcome.status is not Ending.KILLED:
+            return False
+        beyond_memory = outcome.exit_code is None or self.starter.nodes > 1
+        return beyond_memory and self.run.saved_at() > outcome.started
 
     def _worth_a_retry(self, outcome: Outcome, before: Outcome | None) -> bool:
         if self.retries <= 0 or self.stopping or self.overdue.startswith("took"):

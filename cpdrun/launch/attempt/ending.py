@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def classify(
     `answer` is the engine's, or None where it was killed; `overdue` says why the watchdog had the attempt ended.
     """
     code, rank = (answer["exit_code"], answer["rank"]) if answer else (None, None)
+    note = answer.get("note") if answer else ""
     if (result := run.result()) is not None:
         status, reason = result.status, ""
     elif run.done.exists():
@@ -39,6 +41,7 @@ def classify(
         status, reason = Ending.KILLED, f"rank {rank} was killed by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:
             reason += " (by hand, or by the kernel for want of memory)"
+        reason += f" {note}" if note else ""
     else:
         reason = last_line(attempt.rank_log(rank)) if rank is not None else ""
         words = last_line(attempt.agent_log)
@@ -46,6 +49,20 @@ def classify(
         reason = reason or f"rank {rank} ended with exit code {code}"
         status = Ending.OUT_OF_MEMORY if OUT_OF_MEMORY.search(reason) else Ending.FAILED
     return Outcome(status, code, rank, reason)
+
+
+def with_lost_work(outcome: Outcome, run: RunDir, attempt: Attempt) -> Outcome:
+    """`outcome` with the work that its attempt had to do again, and that a further attempt has to: all since the
+    checkpoint from which that one goes on."""
+    losses = attempt.losses()
+    lost = sum(loss.seconds for loss in losses)
+    if outcome.status.is_failure:
+        lost += outcome.ended - min(outcome.ended, max(outcome.started, run.saved_at()))
+    return replace(
+        outcome,
+        restarts=sum(loss.restarts for loss in losses) or None,
+        lost_seconds=round(lost, 3) or None,
+    )
 
 
 def end_of(run: RunDir, attempts: int) -> Outcome | None:

@@ -100,6 +100,10 @@ def _run_status(run: RunDir, axes: dict[str, str]) -> RunStatus:
     elif attempt is not None:
         outcome = attempt.outcome()
         known["reason"] = "killed, with its agent" if outcome is None else outcome.reason
+    if attempt is not None and (losses := attempt.losses()):
+        restarts, lost_s = (sum(getattr(loss, of) for loss in losses) for of in ("restarts", "seconds"))
+        again = f"{restarts} x started again, {lost_s:.1f} s of work lost"
+        known["reason"] = "; ".join(filter(None, (known.get("reason"), again)))
     return RunStatus(run.name, state, **known)
 
 

@@ -6,6 +6,7 @@ the record adds carries a prefix that no config key has:
   run:judged_by run:measures                 the metric that its task is judged by; what each is (Measure or None)
   run:impossible                             {metric: value} of shares of samples beyond 0 to 1, which are left out
   run:edited                                 whether config.yaml is not what the folder's name has the hash of
+  run:lost_seconds run:restarts              work that all its attempts had to do again; restarts within them (elastic)
   run:status run:wall_seconds ...            done.json (status: finished, diverged, did not learn)
   metric:NAME                                done.json's metrics, float, NaN where absent or not a number; also
   metric:best_NAME run:best_epoch            what its task is judged by, in the epoch that had the best of it
@@ -168,11 +169,20 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
             row["format"] = formats.Recorded.of(row["format"], read_object(run.format_facts))
         if row["run:state"] is State.DONE:
             row |= _results(run)
+        row |= _lost_work(run)
         row |= {f"env:{key}": value for key, value in _environment(read_json(run.env))}
     except (OSError, ValueError, RecursionError) as error:
         what = Path(error.filename).name if isinstance(error, OSError) and error.filename else run.config.name
         row["run:problem"] = f"{what}: {_one_line(error)}"
     return row
+
+
+def _lost_work(run: RunDir) -> dict[str, float]:
+    """{} where nothing was lost."""
+    outcomes = [outcome for attempt in run.attempts() if (outcome := attempt.outcome()) is not None]
+    lost = sum(outcome.lost_seconds or 0.0 for outcome in outcomes)
+    restarts = sum(outcome.restarts or 0 for outcome in outcomes)
+    return {"run:lost_seconds": lost, "run:restarts": restarts} if lost or restarts else {}
 
 
 def _whole(seed: Any) -> Any:

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-from cpdrun.record import EpochRow, Progress, Result, RunDir, append_json_line, write_json, write_text
+from cpdrun.record import EpochRow, Lost, Progress, Result, RunDir, append_json_line, write_json, write_text
+from cpdrun.train.ranks.vote import Wish
+from cpdrun.train.state import checkpoint, kept
 from cpdrun.train.state.provenance import write_environment
 
 STATUS_EVERY_S = 1.0
@@ -24,6 +26,7 @@ class Journal:
         self.run, self.writes = run, rank == 0
         self.run_name = run.path.resolve().name  # of `.` too
         self.started = time.time()
+        self._kept = kept.of_this_run() if self.writes else None
         self._status_written = 0.0
         self._progress: Progress | None = None
 
@@ -38,11 +41,36 @@ class Journal:
         if self.writes:
             write_environment(self.run, device, data, config, products)
 
+    def goes_on(self, epoch: int, step: int) -> None:
+        """From there: drop the metrics of later epochs, which will be trained again. step: of the run."""
+        self.restart_at(epoch)
+        if self._kept is not None and (board := self._kept.goes_on(step)).deaths:
+            print(f"goes on from step {step}; step {board.step} had been reached", flush=True)
+
     def restart_at(self, epoch: int) -> None:
         """Drop the metrics of epochs after `epoch`, which will be trained again."""
         if self.writes and self.run.metrics.exists():
-            kept = [row for row in self.run.rows() if row.epoch <= epoch]
-            write_text(self.run.metrics, "".join(json.dumps(row.as_json()) + "\n" for row in kept))
+            rows = [row for row in self.run.rows() if row.epoch <= epoch]
+            write_text(self.run.metrics, "".join(json.dumps(row.as_json()) + "\n" for row in rows))
+
+    def step_done(self, step: int) -> None:
+        """So many steps of the run are complete."""
+        if self._kept is not None and (lost := self._kept.stepped(step)) is not None:
+            self._say_lost(lost)
+
+    def _say_lost(self, lost: Lost) -> None:
+        if (attempt := self.run.last_attempt()) is not None:
+            append_json_line(attempt.lost, lost.as_json())
+        print(f"step {lost.step} is reached again: {lost.told}", flush=True)
+
+    def save(self, state: dict[str, Any], began: float, *, on_disk: bool) -> None:
+        """A checkpoint, or what a rank that dies does not take along. began: of time.monotonic(), the gathering."""
+        if on_disk:
+            checkpoint.save(self.run.checkpoint, state, self.run_name)
+            if self._kept is not None:
+                self._kept.is_on_disk()
+        elif self._kept is not None:
+            self._kept.keep(state, began)
 
     def epoch_done(self, row: EpochRow, epochs: int) -> None:
         """One line of metrics.jsonl and of the log; status.json at most once a second. epochs: of the run."""
@@ -57,8 +85,11 @@ class Journal:
             self._status_written = now
             self._write_status()
 
-    def stop_requested(self) -> bool:
-        return self.writes and self.run.preempt.exists()
+    def wish(self) -> Wish:
+        """What this rank would have all do."""
+        if self.writes and self.run.preempt.exists():
+            return Wish.STOP
+        return Wish.KEEP if self._kept is not None and self._kept.is_due() else Wish.GO_ON
 
     def done(self, result: Result) -> None:
         """done.json: from here on the run is finished."""
