@@ -2,8 +2,8 @@
 
 A process is one worker then. FSDP hands over the gradients of one `fully_shard` call together, each parameter cut along
 its first dimension into one part a process, padded with zeros to equal ones; each parameter is a layer of its own, as
-everywhere. Every process forms the whole sum and keeps its part: the bits are those of DDP, the bytes on the wire those
-of an all-reduce, twice a reduce-scatter's.
+everywhere. Every process forms its part of the sum and no other (`cpdrun.comm.sharded.reduce_scatter`): the bits are
+those of DDP, the bytes on the wire half as many.
 
 Refused, in one line: meshes of several dimensions (HSDP, tensor parallelism), parameters without gradients, several
 workers a process, FSDP1.
@@ -12,17 +12,17 @@ workers a process, FSDP1.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
-from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from cpdrun.attach.held.exchange import Asked, Going
 from cpdrun.attach.held.patches import Patches
 from cpdrun.attach.held.products import Products
 from cpdrun.attach.held.script import FSDP, Script
+from cpdrun.comm import AllReduceSync
 from cpdrun.comm.hook import unwrapped_name
+from cpdrun.comm.sharded.reduce_scatter import ReduceScatter, name_of, without_gradient
 from cpdrun.errors import UserError
 
 
@@ -32,7 +32,7 @@ class HoldsFsdp:
     def __init__(self, asked: Asked, script: Script, products: Products) -> None:
         self.asked, self.script, self.products = asked, script, products
         self.group: dist.ProcessGroup | None = None
-        self.sums: list[ReduceScatter] = []
+        self.sums: list[Sum] = []
 
     def install(self, patches: Patches) -> None:
         patches.around(fsdp, "fully_shard", self._shard)
@@ -70,7 +70,7 @@ class HoldsFsdp:
                 )
             if self.group is None:
                 self.group = dist.new_group()
-            comm = ReduceScatter(self, group.fsdp_params)
+            comm = Sum(self, group)
             self.script.go_on(f"{FSDP} {len(self.sums)}", comm)
             self.sums.append(comm)
             module.set_custom_reduce_scatter(comm)
@@ -90,44 +90,30 @@ class HoldsFsdp:
         )
 
 
-class ReduceScatter(Going, fsdp._fully_shard._fsdp_api.ReduceScatter):
-    """Of the parameters of one `fully_shard` call. Legend: N ranks, P parameters, n_p elements of one, padded."""
+class Sum(Going, ReduceScatter):
+    """Of the gradients of one `fully_shard` call."""
 
-    def __init__(self, holds: HoldsFsdp, fsdp_params: Sequence[Any]) -> None:
+    def __init__(self, holds: HoldsFsdp, param_group: Any) -> None:
+        ReduceScatter.__init__(self, param_group)
         Going.__init__(self)
-        self.holds, self.fsdp_params = holds, list(fsdp_params)
+        self.holds = holds
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+    def reduced(self, numel: int, ranks: int) -> list[Any]:
+        """All: one that another process has a gradient of would keep this one waiting."""
+        try:
+            params = super().reduced(numel, ranks)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        if len(params) < len(self.trainable()):
+            raise UserError(without_gradient(params))
+        return params
 
-    @torch.no_grad()
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> None:
-        """input_tensor: (sum of n_p,), rank r's part of every parameter after rank r-1's."""
-        N, rank = group.size(), group.rank()
-        widths = [p.padded_sharded_param_size.numel() for p in self.fsdp_params]
-        names = [unwrapped_name(p._param_fqn or f"parameter {i}") for i, p in enumerate(self.fsdp_params)]
-        if sum(widths) * N != input_tensor.numel():
-            raise UserError(
-                f"fully_shard: one of {names[0]} ... has no gradient in this step, so that it cannot be told which are "
-                "there: use all parameters, freeze the others, or call set_reduce_scatter_unused_params(True)"
-            )
+    def sum_of(self, params: Sequence[Any], ranks: int) -> tuple[AllReduceSync, Sequence[int]]:
         if self.sync is None:
-            self.made(self.holds.asked.sum_of(names, N, self.holds.group))
-        input_NxS = input_tensor.view(N, -1)
-        # of each parameter all parts, one after the other: its gradient, padded at the end
-        gradients = [part.to(torch.float32).reshape(-1) for part in input_NxS.split(widths, dim=1)]
-        torch._foreach_div_(gradients, N)
-        stacks = [g.view(1, -1) for g in gradients]
-        self.sync.reduce_layers(range(len(stacks)), stacks, step=self.step, epoch=0, out=gradients)
-        self.step += 1
-        mine = [g.view(N, -1)[rank] for g in gradients]
-        output_tensor.copy_(torch.cat(mine))
-        numels = [p._orig_size.numel() for p in self.fsdp_params]
-        self.holds.script.did_exchange(FSDP, names, numels)
+            names = [unwrapped_name(name_of(p)) for p in params]
+            self.made(self.holds.asked.sum_of(names, ranks, self.holds.group))
+        return self.sync, range(len(params))
+
+    def done(self, params: Sequence[Any]) -> None:
+        numels = [p._orig_size.numel() for p in params]
+        self.holds.script.did_exchange(FSDP, self.sync.names, numels)

@@ -60,15 +60,15 @@ class FsdpComm:
         Tensors, numbers, strings, lists and dicts only: `torch.load(weights_only=True)` reads them.
         """
         return {
-            "steps": [scatter.steps for scatter in self.scatters],
+            "steps": [scatter.step for scatter in self.scatters],
             "sync": self.sync.state_dict(),
             "gathers": [gather.state_dict() for gather in self.gathers],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what `state_dict` gave on the first rank, on every rank, once the model has its weights."""
-        for scatter, steps in zip(self.scatters, state["steps"], strict=True):
-            scatter.steps = steps
+        for scatter, step in zip(self.scatters, state["steps"], strict=True):
+            scatter.step = step
         self.sync.load_state_dict(state["sync"])
         for gather, kept in zip(self.gathers, state["gathers"], strict=True):
             gather.load_state_dict(kept)

@@ -28,7 +28,7 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
 
     def __init__(self, param_group: Any) -> None:
         self.param_group = param_group
-        self.steps = 0
+        self.step = 0
         self._there: list[Any] | None = None  # the parameters with gradients, where torch tells
         prepare = getattr(param_group, "_prepare_reduce_scatter_inputs", None)
         if prepare is not None:
@@ -59,11 +59,7 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         """The parameters whose gradients have so many values, padded. Raises ValueError where nobody can tell."""
         params = self.trainable() if self._there is None else self._there
         if sum(width(p._orig_size, ranks) for p in params) * ranks != numel:
-            raise ValueError(
-                f"fully_shard: one of {name_of(params[0])} ... has no gradient in this step, so that it cannot be told "
-                "which are there: use all parameters, freeze the others, or call "
-                "set_reduce_scatter_unused_params(True)"
-            )
+            raise ValueError(without_gradient(params))
         return params
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -92,10 +88,10 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         out = [part[: own.stop - own.start] for part, own in mine]
         stacks = [part.unsqueeze(0) for part in values.view(N, -1).split(widths, dim=1)]
         shards = Shards(cut, tuple(map(prod, shapes)), apart=True)
-        sync.reduce_layers(layers, stacks, step=self.steps, epoch=0, out=out, shards=shards)
+        sync.reduce_layers(layers, stacks, step=self.step, epoch=0, out=out, shards=shards)
         if result is not output_tensor:
             output_tensor.copy_(result)
-        self.steps += 1
+        self.step += 1
         self.done(params)
 
 
@@ -103,6 +99,14 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
 def rows_of(shapes: tuple[tuple[int, ...], ...], ranks: int) -> Cut:
     """`by_rows`, once for each list of parameters."""
     return by_rows(shapes, ranks)
+
+
+def without_gradient(params: Sequence[Any]) -> str:
+    """What is wrong where one of FSDP's parameters beside these has none."""
+    return (
+        f"fully_shard: one beside {name_of(params[0])} ... has no gradient in this step, so that it cannot be told "
+        "which are there: use all parameters, freeze the others, or call set_reduce_scatter_unused_params(True)"
+    )
 
 
 def name_of(param: Any) -> str:
