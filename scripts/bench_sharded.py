@@ -79,7 +79,7 @@ def exchanges(n_values: int) -> dict[str, Step]:
     generator = torch.Generator().manual_seed(rank)
     gradients_NxS = torch.randn(N, layers * part, generator=generator) * 1e-3
     weights_NxS = torch.randn(N, layers * part, generator=generator) * 0.03
-    mine_S = torch.empty(layers * part)
+    mine_S, master_S = torch.zeros(layers * part), weights_NxS[rank].clone()
     halves = [torch.empty(N, layers * part, dtype=torch.bfloat16) for _ in range(2)]
     half_S = torch.empty(layers * part, dtype=torch.bfloat16)
     shapes = [(WIDTH // N * N, WIDTH)] * layers
@@ -88,13 +88,13 @@ def exchanges(n_values: int) -> dict[str, Step]:
 
     def fp32() -> None:
         dist.reduce_scatter_tensor(mine_S, gradients_NxS.view(-1))
-        dist.all_gather_into_tensor(weights_NxS.view(-1), weights_NxS[rank].clone())
+        dist.all_gather_into_tensor(weights_NxS.view(-1), master_S)
 
     def bf16() -> None:
         halves[0].copy_(gradients_NxS)
         dist.reduce_scatter_tensor(half_S, halves[0].view(-1))
         mine_S.copy_(half_S)
-        half_S.copy_(weights_NxS[rank])
+        half_S.copy_(master_S)
         dist.all_gather_into_tensor(halves[1].view(-1), half_S)
         weights_NxS.copy_(halves[1])
 
@@ -112,7 +112,7 @@ def exchanges(n_values: int) -> dict[str, Step]:
             stacks = [g.unsqueeze(0) for g in gradients_NxS.split(part, dim=1)]
             out = list(mine_S.split(part))
             sync.reduce_layers(range(layers), stacks, step=0, epoch=0, out=out, shards=shards)
-            mine = list(weights_NxS[rank].clone().split(part))
+            mine = list(master_S.split(part))
             gather.run(Weights(names, mine, numels, cut, place))
 
         return step

@@ -1,7 +1,12 @@
 """fsdp_comm: the bits of DDP's hook and of the emulation, whatever FSDP does around it; bytes, checkpoints."""
 
 import io
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +23,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from cpdrun.comm import ddp_hook, fsdp_comm
+from cpdrun.comm import ddp_hook, emulate_all_reduce, fsdp_comm
 from cpdrun.comm.sums.scaling import DelayedAPS
 
 STEPS = 3
+EXAMPLE = Path(__file__).parents[3] / "examples" / "fsdp_digits.py"
 
 
 def equal(found: list[Tensor], expected: list[Tensor]) -> bool:
@@ -197,7 +203,7 @@ def test_replicas_are_the_second_level_of_a_hierarchical_sum() -> None:
             for m, full, gradients in zip(self.masters, head, zip(*of_workers, strict=True), strict=True):
                 shares = [g / 4 for g in gradients]
                 how = ("fp32", False) if full else (self.fmt, True)
-                m.grad = emulate(shares, how[0], aps=how[1], order="hierarchical", group_size=2)
+                m.grad = emulate_all_reduce(shares, how[0], aps=how[1], order="hierarchical", group_size=2)
             self.optimizer.step()
 
         def gather_(self) -> None:
@@ -213,12 +219,6 @@ def test_replicas_are_the_second_level_of_a_hierarchical_sum() -> None:
         for name, differences in (("e4m3", False), ("differences", True)):
             expected = Emulated(4, "e4m3", gather="e4m3", differences=differences, aps=True).run(STEPS)
             assert equal(found["again in two", name], expected), name
-
-
-def emulate(*given: Any, **how: Any) -> Tensor:
-    from cpdrun.comm import emulate_all_reduce
-
-    return emulate_all_reduce(*given, **how)
 
 
 # ---- a script that is stopped, and one that compiles
@@ -310,3 +310,19 @@ def test_what_cannot_be_served_gets_one_line() -> None:
         assert "leave shard_placement_fn out" in said["dimension"]
         assert "exchanges nothing" in said["one shard"]
         assert not any("\n" in line for line in said.values())
+
+
+# ---- the example
+
+
+def test_the_example_runs() -> None:
+    script = EXAMPLE.read_text()
+    assert len(script.splitlines()) <= 40 and script.count("# <-") == 2
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [*command, str(EXAMPLE)], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    (accuracy,) = set(re.findall(r"digits: ([\d.]+) %", done.stdout))
+    assert float(accuracy) > 85
