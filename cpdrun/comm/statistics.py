@@ -60,7 +60,7 @@ def layer_statistics(
     With error feedback the workers sent gradients and residuals; these are the statistics of the gradients.
     """
     stack_Lxn = gradients.reshape(len(shifts), -1)
-    if how.rounding == "stochastic":  # shares of the expected kind, without drawing again
+    if how.is_stochastic:  # shares of the expected kind, without drawing again
         how = replace(how, rounding="nearest_even")
     rounded_Lxn = torch.stack([quantize_scaled(g, s, how) for g, s in zip(stack_Lxn, shifts, strict=True)])
     finite, nonzero = torch.isfinite(stack_Lxn), stack_Lxn != 0

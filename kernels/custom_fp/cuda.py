@@ -102,10 +102,15 @@ def quantize(x: Tensor, fmt: Format, rule: Rule, out: Tensor) -> None:
     launch(name, x, grid, *args)
 
 
-def _rule(rule: Rule) -> tuple[np.int32, np.uint64, np.uint64]:
+def _rule(rule: Rule) -> tuple[np.int32, np.uint64, np.uint64, np.uint32]:
     """The rounding is part of a kernel's name."""
-    _, saturates, seed, offset = rule.flat
-    return np.int32(saturates), np.uint64(seed), np.uint64(offset)
+    return np.int32(rule.saturates), *drawn(rule)
+
+
+def drawn(rule: Rule) -> tuple[np.uint64, np.uint64, np.uint32]:
+    """Seed, offset, mask."""
+    _, _, seed, offset, mask = rule.flat
+    return np.uint64(seed), np.uint64(offset), np.uint32(mask)
 
 
 def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
@@ -149,9 +154,11 @@ def _accumulate(
     rule: Rule,
     out: Tensor,
 ) -> None:
-    table, (saturates, *drawn) = _table(terms), _rule(rule)
+    table, (saturates, *random) = _table(terms), _rule(rule)
     args = (address(table), np.int32(len(terms)), address(out), np.int64(n), np.uint32(fmt.spec))
-    launch(f"{kernel}_{rule.rounding}", out, blocks(n, per_thread), *args, saturates, np.int32(kahan), *drawn)
+    launch(
+        f"{kernel}_{rule.rounding}", out, blocks(n, per_thread), *args, saturates, np.int32(kahan), *random
+    )
 
 
 def encode(x: Tensor, fmt: Format, out: Tensor) -> None:

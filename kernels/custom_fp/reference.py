@@ -28,15 +28,15 @@ def power_of_two(exponent: Tensor) -> Tensor:
 
 
 def round_to_format(x: Tensor, fmt: Format, rule: Rule = NEAREST, random: Tensor | None = None) -> Tensor:
-    """float64 values rounded to the format, as float64. `random`: 32 uniform bits an element (int64)."""
+    """float64 values rounded to the format, as float64. `random`: 32 uniform bits an element (int64), of which
+    the first `rule.bits` count."""
     magnitude = x.abs()
     quantum = power_of_two(_exponent(magnitude, fmt) - fmt.mantissa_bits)
     significand = magnitude / quantum  # below 2**(m + 1)
     # half to even: for m = 0 that is 1.5 -> 2 and 0.5 -> 0, as IEEE 754 has it
     digits = significand.round() if rule.rounding is Rounding.NEAREST_EVEN else significand.floor()
     if rule.is_stochastic:
-        distance = ((significand - digits) * 2.0**31).floor()
-        digits = digits + (distance + (random >> 1) >= 2.0**31)
+        digits = digits + carries(significand - digits, random, rule.bits)
     result = digits * quantum
 
     if rule.saturates:
@@ -51,6 +51,11 @@ def round_to_format(x: Tensor, fmt: Format, rule: Rule = NEAREST, random: Tensor
     result = torch.copysign(result, x)
     nan = float("nan") if fmt.has_nan else INFINITY if fmt.has_inf else fmt.max
     return torch.where(x.isnan() | result.isnan(), nan, result)
+
+
+def carries(distance: Tensor, random: Tensor, bits: int) -> Tensor:
+    """Whether the first bits of a distance, 0 <= distance < 1 (float64), and as many random ones have a carry."""
+    return (distance * 2.0**bits).floor() + (random >> 32 - bits) >= 2.0**bits
 
 
 def _exponent(magnitude: Tensor, fmt: Format) -> Tensor:

@@ -5,7 +5,8 @@ Between the format's values below and above it, x lies on a grid of quantum q = 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -32,12 +33,49 @@ class Rounding(_Word):
 
     STOCHASTIC = "stochastic"
     """sign(x) * q * floor(|x| / q + u), u uniform in [0, 1) in steps of 2**-31: up with a probability equal to the
-    distance. u is Philox4x32-7's, keyed by (seed, index of the element)."""
+    distance. u is Philox4x32-7's, keyed by (seed, index of the element).
+
+    `stochastic_N`, N of 1..31: u in steps of 2**-N, from N random bits (the first N of those 31), as an adder in
+    hardware has it: d = |x| / q - floor(|x| / q) is cut off after N bits, and goes up where the N random bits, added to
+    it, carry. So with probability floor(2**N d) / 2**N, which is d or less: the mean is too near zero, by q 2**-(N + 1)
+    on average over d, and a d below 2**-N is lost. gfloat calls it StochasticFastest; Fitzgibbon and Felix, "On
+    Stochastic Rounding with Few Random Bits" (arXiv:2504.20634), compare it with forms of less bias."""
 
     @cached_property
     def mode(self) -> int:
         """Its number, `Mode` in csrc/custom_fp.h."""
         return list(Rounding).index(self)
+
+
+MOST_BITS = 31
+_STOCHASTIC = re.compile(rf"{Rounding.STOCHASTIC}(?:_(\d{{1,9}}))?")
+
+
+def is_stochastic(word: object) -> bool:
+    """Whether a rounding's word, right or wrong in its number of bits, draws."""
+    return isinstance(word, str) and _STOCHASTIC.fullmatch(word) is not None
+
+
+def read_rounding(word: object, allowed: Sequence[str] = tuple(Rounding)) -> tuple[Rounding, int | None]:
+    """`stochastic_8` as (STOCHASTIC, 8); the bits are None where the word names none. Raises ValueError for a word that
+    is none of `allowed`, and for a number of bits that there is not."""
+    found = _STOCHASTIC.fullmatch(word) if isinstance(word, str) else None
+    if found is None or found[1] is None or Rounding.STOCHASTIC not in allowed:
+        if word not in allowed:
+            raise ValueError(f"rounding is {word!r}; allowed: {words(allowed)}")
+        return Rounding(word), None
+    if not 1 <= (bits := int(found[1])) <= MOST_BITS or word != f"{Rounding.STOCHASTIC}_{bits}":
+        raise ValueError(
+            f"rounding is {word!r}; allowed: {Rounding.STOCHASTIC}_1 .. {Rounding.STOCHASTIC}_{MOST_BITS}, "
+            f"the number of random bits"
+        )
+    return Rounding.STOCHASTIC, bits
+
+
+def words(allowed: Sequence[str] = tuple(Rounding)) -> str:
+    """For an error: `nearest_even, stochastic, stochastic_1 .. stochastic_31`."""
+    few = f"{Rounding.STOCHASTIC}, {Rounding.STOCHASTIC}_1 .. {Rounding.STOCHASTIC}_{MOST_BITS}"
+    return ", ".join(few if word == Rounding.STOCHASTIC else str(word) for word in allowed)
 
 
 class Overflow(_Word):
@@ -56,16 +94,20 @@ class Rule:
     that does not fit.
 
     seed: of stochastic rounding, 64 bits with or without a sign; None: not drawn yet. offset: the index of the tensor's
-    first element, so that a part of a tensor is rounded as it is in the whole.
+    first element, so that a part of a tensor is rounded as it is in the whole. bits: how many random bits an element
+    has; the word says it, as `stochastic_8`.
     """
 
     rounding: Rounding = Rounding.NEAREST_EVEN
     overflow: Overflow = Overflow.INFINITY
     seed: int | None = None
     offset: int = 0
+    bits: int = MOST_BITS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rounding", Rounding(self.rounding))
+        rounding, bits = read_rounding(self.rounding)
+        object.__setattr__(self, "rounding", rounding)
+        object.__setattr__(self, "bits", self.bits if bits is None else bits)
         object.__setattr__(self, "overflow", Overflow(self.overflow))
         if not 0 <= self.offset < 1 << 63:
             raise ValueError(f"offset is {self.offset}; it counts elements, from 0")
@@ -82,9 +124,11 @@ class Rule:
         return self.overflow is Overflow.SATURATE
 
     @cached_property
-    def flat(self) -> tuple[int, bool, int, int]:
-        """(mode, saturates, seed, offset), as the kernels take them: the seed without a sign."""
-        return self.rounding.mode, self.saturates, (self.seed or 0) & (1 << 64) - 1, self.offset
+    def flat(self) -> tuple[int, bool, int, int, int]:
+        """(mode, saturates, seed, offset, mask), as the kernels take them: the seed without a sign; the mask has ones
+        where an element's 32 random bits count."""
+        seed, mask = (self.seed or 0) & (1 << 64) - 1, (1 << 32) - (1 << 32 - self.bits)
+        return self.rounding.mode, self.saturates, seed, self.offset, mask
 
 
 Rule.of = lru_cache(maxsize=256)(Rule)

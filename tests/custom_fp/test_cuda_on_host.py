@@ -12,6 +12,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rule
 
 HERE = Path(__file__).parent
 CSRC = Path(custom_fp.__file__).parent / "csrc"
@@ -26,7 +27,7 @@ OPTIONS = [
     "-w",
 ]
 FORMATS = ["e5m2", "e4m3fn", "e3m0", "e2m1fn", "e1m2", "bf16", "fp16", "e5m23", "fp32", "e4m3b-100"]
-ROUNDINGS = ["nearest_even", "toward_zero", "stochastic"]
+ROUNDINGS = ["nearest_even", "toward_zero", "stochastic", "stochastic_5"]
 OVERFLOWS = ["infinity", "saturate"]
 SEED, OFFSET = 77, 1001
 
@@ -46,6 +47,10 @@ def address(tensor):
     return c_void_p(tensor.data_ptr())
 
 
+def as_drawn(rounding):
+    return c_ulonglong(SEED), c_ulonglong(OFFSET), c_uint(Rule(rounding).flat[-1])
+
+
 def rows(n, fmt):
     g = torch.Generator().manual_seed(0)
     patterns = torch.randint(-(2**31), 2**31, (4, n), generator=g).to(torch.int32).view(torch.float32)
@@ -58,17 +63,17 @@ def rows(n, fmt):
 def test_quantize_and_accumulate(kernels, name, rounding, overflow):
     fmt, n = Format.parse(name), 2003
     rule = {"rounding": rounding, "overflow": overflow, "seed": SEED, "offset": OFFSET}
-    saturate, drawn = c_int(overflow == "saturate"), (c_ulonglong(SEED), c_ulonglong(OFFSET))
+    saturate, drawn = c_int(overflow == "saturate"), as_drawn(rounding)
     kernels.be_thread(0, 1)
     for terms in rows(n, fmt):
         out = torch.empty(n)
         common = (address(out), c_longlong(n), c_uint(fmt.spec), saturate)
-        getattr(kernels, f"quantize_{rounding}_f32")(address(terms[0]), *common, *drawn)
+        getattr(kernels, f"quantize_{Rule(rounding).rounding}_f32")(address(terms[0]), *common, *drawn)
         expected = custom_fp.quantize(terms[0], fmt, **rule)
         assert torch.equal(out.view(torch.int32), expected.view(torch.int32))
         table = torch.tensor([term.data_ptr() for term in terms])
         for kahan in (False, True):
-            kernel = getattr(kernels, f"accumulate_{rounding}")
+            kernel = getattr(kernels, f"accumulate_{Rule(rounding).rounding}")
             kernel(address(table), c_int(len(terms)), *common, c_int(kahan), *drawn)
             expected = custom_fp.accumulate(list(terms), fmt, kahan=kahan, **rule)
             assert torch.equal(out.view(torch.int32), expected.view(torch.int32)), kahan
@@ -81,14 +86,14 @@ def test_quantize_of_doubles(kernels, name, rounding, overflow):
     """NaN among them, which a GPU's conversion to float32 gives other bits."""
     fmt, n = Format.parse(name), 2003
     rule = {"rounding": rounding, "overflow": overflow, "seed": SEED, "offset": OFFSET}
-    saturate, drawn = c_int(overflow == "saturate"), (c_ulonglong(SEED), c_ulonglong(OFFSET))
+    saturate, drawn = c_int(overflow == "saturate"), as_drawn(rounding)
     kernels.be_thread(0, 1)
     g = torch.Generator().manual_seed(1)
     patterns = torch.randint(-(2**63), 2**63 - 1, (n,), generator=g).view(torch.float64)
     for x in (patterns, torch.randn(n, generator=g, dtype=torch.float64)):
         x[[0, 5, 2000]] = torch.tensor([math.nan, -math.nan, math.inf], dtype=torch.float64)
         out = torch.empty(n)
-        kernel = getattr(kernels, f"quantize_{rounding}_f64")
+        kernel = getattr(kernels, f"quantize_{Rule(rounding).rounding}_f64")
         kernel(address(x), address(out), c_longlong(n), c_uint(fmt.spec), saturate, *drawn)
         assert torch.equal(out.view(torch.int32), custom_fp.quantize(x, fmt, **rule).view(torch.int32))
 
@@ -116,7 +121,7 @@ def test_scale_and_codes(kernels, name):
 def test_pack(kernels, name, rounding, overflow):
     fmt, n = Format.parse(name), 2003  # one thread block
     rule = {"rounding": rounding, "overflow": overflow, "seed": SEED, "offset": OFFSET}
-    saturate, drawn = c_int(overflow == "saturate"), (c_ulonglong(SEED), c_ulonglong(OFFSET))
+    saturate, drawn = c_int(overflow == "saturate"), as_drawn(rounding)
     for x, *_ in rows(n, fmt):
         for shift in (0, 5, -140):
             data = torch.zeros(custom_fp.packed_size(n, fmt), dtype=torch.uint8)
@@ -124,7 +129,7 @@ def test_pack(kernels, name, rounding, overflow):
             # twice: in the second turn a thread finds what those after it put into shared memory
             for thread in [*range(256), *range(256)]:
                 kernels.be_thread(thread, 256)
-                getattr(kernels, f"pack_{rounding}")(address(x), *common, *drawn)
+                getattr(kernels, f"pack_{Rule(rounding).rounding}")(address(x), *common, *drawn)
             assert torch.equal(data, custom_fp.pack(x, fmt, shift=shift, **rule)), shift
 
 

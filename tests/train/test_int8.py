@@ -54,7 +54,7 @@ def test_levels_lie_evenly_between_the_ends():
 def test_stochastic_levels_are_unbiased():
     x = torch.randn(50, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    draws = torch.stack([min_max_quantize(x, 4, stochastic=True) for _ in range(3000)])
+    draws = torch.stack([min_max_quantize(x, 4, "stochastic") for _ in range(3000)])
     step = (x.max() - x.min()) / 15
     assert (
         (draws.mean(0) - x).abs() <= 6 * step / 2 / 3000**0.5

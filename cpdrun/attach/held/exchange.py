@@ -143,7 +143,7 @@ def _remembered(sync: AllReduceSync) -> str:
     """What the sum keeps between steps, in words; empty where each step is by itself."""
     kept = {
         "the residual of error_feedback": sync.sum.error_feedback,
-        "the step that stochastic rounding draws by": sync.sum.rounding == "stochastic",
+        "the step that stochastic rounding draws by": sync.sum.is_stochastic,
         "the magnitudes of aps_delayed": isinstance(sync.shifts.magnitudes, StepBefore),
     }
     return " and ".join(words for words, found in kept.items() if found)

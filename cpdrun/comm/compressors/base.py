@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
+from custom_fp.rule import read_rounding, words
 from torch import Tensor
 
 from cpdrun.comm.sums.draw import Draw
@@ -39,8 +40,11 @@ class Compressor(ABC):
 
 
 def check_rounding(key: str, rounding: str) -> None:
-    if rounding not in ROUNDINGS:
-        raise ValueError(f"{key} must be one of {', '.join(ROUNDINGS)}, not {rounding}")
+    """nearest_even, stochastic or stochastic_N of `custom_fp`. Raises ValueError."""
+    try:
+        read_rounding(rounding, ROUNDINGS)
+    except ValueError:
+        raise ValueError(f"{key} must be one of {words(ROUNDINGS)}, not {rounding}") from None
 
 
 def check_whole(key: str, value: int, most: int) -> None:
@@ -54,9 +58,16 @@ def floats(data_WxM: Tensor) -> Tensor:
     return data_WxM.clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 
-def uniforms(like_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
-    """Uniform float32 numbers in [0, 1), each row's from a generator of its own, drawn on the CPU."""
+def uniforms(like_Wxn: Tensor, keys: Sequence[tuple], rounding: str = "stochastic") -> Tensor:
+    """Uniform float32 numbers in [0, 1), each row's from a generator of its own, drawn on the CPU; multiples of 2^-N
+    for stochastic_N."""
     drawn_Wxn = torch.empty(like_Wxn.shape)
     for row_n, key in zip(drawn_Wxn, keys, strict=True):
         torch.rand(len(row_n), generator=torch.Generator().manual_seed(Draw(key).seed()), out=row_n)
-    return drawn_Wxn.to(like_Wxn.device)
+    return of_bits(drawn_Wxn.to(like_Wxn.device), rounding)
+
+
+def of_bits(uniform: Tensor, rounding: str) -> Tensor:
+    """Uniform numbers in [0, 1), cut off after the N bits of stochastic_N."""
+    bits = read_rounding(rounding)[1]
+    return uniform if bits is None else torch.floor(uniform * 2.0**bits) * 2.0**-bits

@@ -4,6 +4,7 @@ Roy (arXiv 2111.09389), section 3."""
 from collections.abc import Sequence
 
 import torch
+from custom_fp.rule import is_stochastic
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor, check_rounding, check_whole, floats, uniforms
@@ -34,8 +35,8 @@ class MinMax(Compressor):
         range_Wx2 = torch.stack([x_Wxn.amin(dim=1), x_Wxn.amax(dim=1)], dim=1)
         low_Wx1, step_Wx1, unit_Wx1 = self._grid(range_Wx2)
         level_Wxn = (x_Wxn * unit_Wx1).sub_(low_Wx1).div_(step_Wx1)
-        if self.rounding == "stochastic":
-            level_Wxn.add_(uniforms(x_Wxn, keys)).floor_()
+        if is_stochastic(self.rounding):
+            level_Wxn.add_(uniforms(x_Wxn, keys, self.rounding)).floor_()
         code_Wxn = level_Wxn.nan_to_num_(0.0).round_().clamp_(0, 2**self.bits - 1).to(code_dtype(self.bits))
         return torch.cat([range_Wx2.contiguous().view(torch.uint8), pack_codes(code_Wxn, self.bits)], dim=1)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import custom_fp
 import torch
 from custom_fp.formats.names import parse
+from custom_fp.rule import is_stochastic
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor, check_rounding
@@ -28,7 +29,7 @@ class Rounded(Compressor):
         self.lossless = self.format.is_fp32 and not aps
         if aps and self.format.has_scales:
             raise ValueError(f"compressor: {format} has scales of its own: it takes aps=false")
-        if rounding == "stochastic" and self.format.has_scales:
+        if is_stochastic(rounding) and self.format.has_scales:
             raise ValueError(
                 f"compressor: {format} rounds to nearest only: it takes compressor.rounding=nearest_even"
             )
@@ -39,10 +40,10 @@ class Rounded(Compressor):
     def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
         shift_W = self._shifts(x_Wxn) if self.aps else None
         scaled_Wxn = x_Wxn if shift_W is None else self._scaled(x_Wxn, shift_W)
-        if self.rounding == "stochastic":
+        if is_stochastic(self.rounding):
             seeds = [Draw(key).seed() for key in keys]
             rows = [
-                custom_fp.quantize(x_n, self.format, rounding="stochastic", seed=seed)
+                custom_fp.quantize(x_n, self.format, rounding=self.rounding, seed=seed)
                 for x_n, seed in zip(scaled_Wxn, seeds, strict=True)
             ]
             scaled_Wxn = torch.stack(rows)

@@ -11,7 +11,8 @@ from typing import Any
 
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
-from custom_fp.rule import Overflow, Rounding
+from custom_fp.rule import Overflow, is_stochastic, read_rounding
+from custom_fp.rule import words as all_words
 
 from cpdrun.comm.sums.draw import Draw
 from cpdrun.comm.sums.orders import AUTO, Level, Order, order_named
@@ -20,7 +21,6 @@ FP32 = parse("fp32")
 _CHOICES = {
     "kahan": (False, True),
     "error_feedback": (False, True),
-    "rounding": tuple(Rounding),
     "overflow": tuple(Overflow),
     "requantise": (None, "hop", "once"),
     "compat": (None, "cpd"),
@@ -64,11 +64,19 @@ class Sum:
             if (value := getattr(self, key)) not in allowed:
                 words = ", ".join("null" if choice is None else str(choice) for choice in allowed)
                 raise ValueError(f"{key}={value!r}: choose one of {words}")
+        try:
+            read_rounding(self.rounding)
+        except ValueError:
+            raise ValueError(f"rounding={self.rounding!r}: choose one of {all_words()}") from None
         order_named(self.order, self.group_size)
         if self.group_size is None:
             object.__setattr__(self, "group_size", AUTO)  # one spelling of what plays no part
         if self.compat:
             self._check_compat()
+
+    @cached_property
+    def is_stochastic(self) -> bool:
+        return is_stochastic(self.rounding)
 
     @cached_property
     def ordering(self) -> Order:
@@ -86,7 +94,7 @@ class Sum:
 
     def draw(self, *key: Any, start: int = 0) -> Draw | None:
         """The random numbers that rounding a tensor takes, which begins at element `start` of its layer."""
-        return Draw(key, start) if self.rounding == "stochastic" else None
+        return Draw(key, start) if self.is_stochastic else None
 
     def in_full_precision(self) -> "Sum":
         """The same in fp32."""

@@ -41,9 +41,10 @@ from custom_fp.formats.names import parse
 from custom_fp.products import ROLES as OF_PRODUCTS
 from custom_fp.recipe.layers import Layer, layers_of
 from custom_fp.recipe.placement import Placement
-from custom_fp.recipe.reading import format_named, one_of, read_rules, short_form
+from custom_fp.recipe.reading import format_named, one_of, one_rounding, read_rules, short_form
 from custom_fp.recipe.rounding import Rounding
 from custom_fp.recipe.rules import Rule, Rules
+from custom_fp.rule import is_stochastic
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -53,7 +54,6 @@ from cpdrun.optim.rounded_sgd import ORDERS
 from cpdrun.train.precision.base import Parameters, Precision, kept_bytes
 from cpdrun.train.precision.keeping import Float32Weights, FormatWeights, MasterWeights, round_
 from cpdrun.train.precision.stepping import Stepping
-from cpdrun.train.precision.weight_update import ROUNDINGS
 
 
 class Formats(Precision):
@@ -91,14 +91,14 @@ class Formats(Precision):
         state = self.stepping.state
         self.state_with_scales = state if state and parse(state).has_scales else None
         self.master_weights, self.fp32_norms = master_weights, fp32_norms
-        self.update_rounding = one_of("precision.update_rounding", update_rounding, ROUNDINGS)
+        self.update_rounding = one_rounding("precision.update_rounding", update_rounding)
         self.kahan_weights = kahan_weights
         all_rules = Rules([*self.typed, *self.short])
         self.rounds_weights = all_rules.of_any(["parameter"])
         self.rounds_products = all_rules.of_any([*OF_PRODUCTS, "accumulator"])
         delayed = [r.typed for r in self.typed if r.rounding is not None and r.rounding.history is not None]
         self.remembers = " and ".join(delayed)
-        _check_keeping(all_rules, master_weights, update_rounding == "stochastic" or kahan_weights)
+        _check_keeping(all_rules, master_weights, is_stochastic(update_rounding) or kahan_weights)
         self.weights = Float32Weights()
         self.statistics: list[Tensor] = []  # running statistics, and how each is rounded
         self.of_statistics: list[Rounding | None] = []

@@ -29,20 +29,21 @@ from typing import Any
 import torch
 from custom_fp.modules import replace_layers_
 from custom_fp.products import ROLES, Arithmetic, round_gradient
+from custom_fp.rule import is_stochastic
 from torch import Tensor, nn
 
-from cpdrun.comm.compressors.base import check_rounding
+from cpdrun.comm.compressors.base import check_rounding, of_bits
 from cpdrun.comm.compressors.bitpack import packed_bytes
 from cpdrun.models.normed.norms import Sum, is_norm
 from cpdrun.train.precision.base import Precision, kept_bytes, state_of
 
 
 def min_max_quantize(
-    x: Tensor, bits: int | None, stochastic: bool = False, by_sample: bool = False
+    x: Tensor, bits: int | None, rounding: str = "nearest_even", by_sample: bool = False
 ) -> Tensor:
     """x rounded to 2^bits levels between its smallest and largest value; None: x itself. Any shape; draws come from
-    torch's global generator. by_sample: between the mean of the samples' smallest values and that of their largest,
-    what lies beyond clipped; the first dimension counts them."""
+    torch's global generator; stochastic_N takes N bits of them. by_sample: between the mean of the samples' smallest
+    values and that of their largest, what lies beyond clipped; the first dimension counts them."""
     if bits is None:
         return x
     low, high = x.amin(), x.amax()
@@ -51,7 +52,8 @@ def min_max_quantize(
     step = (high - low) / (2**bits - 1)
     step = torch.where(step == 0, 1.0, step)
     level = (x - low) / step
-    level = torch.floor(level + torch.rand_like(x)) if stochastic else level.round()
+    draws = is_stochastic(rounding)
+    level = torch.floor(level + of_bits(torch.rand_like(x), rounding)) if draws else level.round()
     return level.clamp(0, 2**bits - 1) * step + low
 
 
@@ -61,8 +63,8 @@ class _RoundForward(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, bits: int | None, stochastic: bool, by_sample: bool) -> Tensor:
-        return x.clone() if bits is None else min_max_quantize(x, bits, stochastic, by_sample)
+    def forward(x: Tensor, bits: int | None, rounding: str, by_sample: bool) -> Tensor:
+        return x.clone() if bits is None else min_max_quantize(x, bits, rounding, by_sample)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -108,8 +110,7 @@ class Int8(Precision):
         for name, bits in self.bits.items():
             if bits is not None and not 1 <= bits <= 16:
                 raise ValueError(f"precision.{name}_bits must lie between 1 and 16, or be null, not {bits}")
-        self.stochastic_errors = error_rounding == "stochastic"
-        self.stochastic_activations = activation_rounding == "stochastic"
+        self.error_rounding, self.activation_rounding = error_rounding, activation_rounding
         self.clipped_activations = activation_range == "samples"
         self.float_errors_for_weights = float_errors_for_weights
         self.activation_bits = activation_bits
@@ -162,17 +163,17 @@ class Int8(Precision):
 
     def _activation(self, x: Tensor, training: bool) -> Tensor:
         """x as a layer reads it; straight through for the gradient."""
-        stochastic = self.stochastic_activations and training
-        return _RoundForward.apply(x, self.activation_bits, stochastic, self.clipped_activations)
+        rounding = self.activation_rounding if training else "nearest_even"
+        return _RoundForward.apply(x, self.activation_bits, rounding, self.clipped_activations)
 
     def _weight(self, w: Tensor) -> Tensor:
-        return _RoundForward.apply(w, self.bits["weight"], False, False)
+        return _RoundForward.apply(w, self.bits["weight"], "nearest_even", False)
 
     def _gradient(self, dw: Tensor) -> Tensor:
-        return min_max_quantize(dw, self.bits["gradient"], stochastic=True)
+        return min_max_quantize(dw, self.bits["gradient"], "stochastic")
 
     def _error(self, error: Tensor) -> Tensor:
-        return min_max_quantize(error, self.bits["error"], self.stochastic_errors)
+        return min_max_quantize(error, self.bits["error"], self.error_rounding)
 
     def _round_inputs(self, module: nn.Module, inputs: tuple) -> tuple:
         return tuple(self._activation(x, module.training) for x in inputs)

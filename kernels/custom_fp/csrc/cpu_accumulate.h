@@ -21,6 +21,7 @@ enum Sum {
     wide_members, // WideNearRounder, where NearRounder is not allowed, all terms being values of the format
     wide,         // WideNearRounder, any terms, to odd first
     randomly,     // RandomRounder, any terms: that float32 rounds the sum is no more to it than a digit rounded by lifting
+    few_randomly, // the same with few random bits, which decide where float32 rounds neither
     general,      // the general Rounder, to odd first; F = double where m > 21 or the rounding is not to nearest
 };
 
@@ -33,7 +34,7 @@ public:
     Accumulator(const Rule& rule, bool of_members)
         : spec(unpack_spec(rule.spec)), rounder(make_rounder<F>(spec, mode, rule.saturate)),
           near(make_near_rounder(spec, rule.saturate)), wide_near(make_wide_near_rounder(spec)), random_rounder(make_random_rounder(spec)), seed(rule.seed),
-          offset(rule.offset),
+          offset(rule.offset), mask(rule.mask), few(has_few_bits(rule)),
           is_float32(mode == nearest_even && !rule.saturate && spec.exponent_bits == 8 && spec.mantissa_bits == 23),
           quick(mode == nearest_even && NearRounder::allowed(spec)), told_members(of_members) {}
 
@@ -46,7 +47,7 @@ public:
         } else if (is_float32) {
             attempt<float32>(terms);
         } else if (mode == stochastic) {
-            if (RandomRounder::allowed(spec) && attempt<randomly>(terms)) return true;
+            if (RandomRounder::allowed(spec) && (few ? attempt<few_randomly>(terms) : attempt<randomly>(terms))) return true;
             attempt<general>(terms);
         } else if (mode == toward_zero) {
             attempt<general>(terms);
@@ -75,6 +76,8 @@ private:
     WideNearRounder wide_near;
     RandomRounder random_rounder;
     u64 seed, offset;
+    u32 mask;
+    bool few;
     bool is_float32, quick, told_members;
     bool may_be_members = true;  // no term so far that is not a value of the format
     int patience = most_patience;
@@ -112,7 +115,7 @@ private:
         }
         if ((way == members || way == wide_members) && (met.digits & near.beyond)) return may_be_members = false;
         if (way == wide_members || way == wide) return met.wide_largest <= wide_near.limit;
-        if (way == randomly) return random_rounder.sure(met);
+        if (way == randomly || way == few_randomly) return random_rounder.sure(met);
         return way == float32 || way == general || (met.largest <= near.limit && met.tie != NearRounder::tie);
     }
 
@@ -124,9 +127,9 @@ private:
         for (int j = 0; j < streams; ++j)
             for (int64_t i = 0; i < first_random + count; i += group) {
                 const u32 stream = static_cast<u32>(4 * step + j);
-                fill_half(random[j] + i, aligned + static_cast<u64>(i), stream, 0, seed);
+                fill_half(random[j] + i, aligned + static_cast<u64>(i), stream, 0, seed, mask);
                 if (!all) continue;
-                fill_half(rest, aligned + static_cast<u64>(i), stream, 1, seed);
+                fill_half(rest, aligned + static_cast<u64>(i), stream, 1, seed, mask);
                 for (int k = 0; k < group; ++k) random[j][i + k] |= rest[k] >> 16;
             }
     }
@@ -140,11 +143,19 @@ private:
         RandomRounder random;
     };
 
+    // Whether a + b is a float32: that addition's error, Knuth's TwoSum, is zero.
+    static CFP_MEMBER bool is_exact(float a, float b) {
+        const float total = a + b, b_part = total - a;
+        return (a - (total - b_part)) + (b - b_part) == 0.0f;
+    }
+
     // Q(a + b); G: float, or double where a term is one
     template <Sum way, class G>
     static CFP_MEMBER float rounded_sum(G a, float b, const Rounders& q, u32 random, Met<float>& met) {
         if constexpr (way == randomly)
             return round_randomly(a + b, q.random, random, met);
+        else if constexpr (way == few_randomly)
+            return round_randomly<true>(a + b, q.random, random, met, is_exact(a, b));
         else if constexpr (way == wide_members)
             return static_cast<float>(round_near_wide(static_cast<double>(a) + b, q.wide_near, met.wide_largest));
         else if constexpr (way == wide)

@@ -40,24 +40,32 @@ void in_pieces(const F* x, float* out, int64_t begin, int64_t end, u64 offset, c
     }
 }
 
+// Whether the first half of an element's random bits is all that counts.
+inline bool has_few_bits(const Rule& rule) { return !(rule.mask & 0xffffu); }
+
 // The two halves of an element's random bits are drawn apart: the second is seldom needed.
 template <class F> void quantize_randomly(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
     const Spec spec = unpack_spec(rule.spec);
     const Rounder<F> rounder = make_rounder<F>(spec, stochastic, rule.saturate);
     const RandomRounder quick = make_random_rounder(spec);
-    const bool try_quickly = sizeof(F) == sizeof(float) && RandomRounder::allowed(spec);
+    const bool try_quickly = sizeof(F) == sizeof(float) && RandomRounder::allowed(spec), few = has_few_bits(rule);
     constexpr int piece = random_piece;
     in_pieces<piece>(x, out, begin, end, rule.offset, [&](const F* __restrict from, float* __restrict result, u64 index) {
         u32 random[piece], rest[piece];
-        for (int i = 0; i < piece; i += group) fill_half(random + i, index + i, 0, 0, rule.seed);
+        for (int i = 0; i < piece; i += group) fill_half(random + i, index + i, 0, 0, rule.seed, rule.mask);
         if (try_quickly) {
             const RandomRounder r = quick;
             Met<float> met;
-            for (int i = 0; i < piece; ++i) result[i] = round_randomly(static_cast<float>(from[i]), r, random[i], met);
+            if (few)
+                for (int i = 0; i < piece; ++i)
+                    result[i] = round_randomly<true>(static_cast<float>(from[i]), r, random[i], met);
+            else
+                for (int i = 0; i < piece; ++i)
+                    result[i] = round_randomly(static_cast<float>(from[i]), r, random[i], met);
             if (r.sure(met)) return;
         }
         const Rounder<F> r = rounder;
-        for (int i = 0; i < piece; i += group) fill_half(rest + i, index + i, 0, 1, rule.seed);
+        for (int i = 0; i < piece; i += group) fill_half(rest + i, index + i, 0, 1, rule.seed, rule.mask);
         for (int i = 0; i < piece; ++i)
             result[i] = static_cast<float>(round<stochastic>(from[i], r, random[i] | rest[i] >> 16));
     });

@@ -12,6 +12,7 @@ struct Rule {          // how to round
     bool saturate;
     uint64_t seed;
     uint64_t offset;   // of the first element, where random words are drawn
+    uint32_t mask;     // which of an element's random bits count: the first so many
 };
 
 struct Transform {     // Hadamard, of blocks along the middle of (outer, length, inner)

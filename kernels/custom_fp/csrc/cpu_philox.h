@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "philox.h"
 
@@ -25,7 +26,8 @@ inline Wide exclusive(Wide a, Wide b) { return _mm512_xor_si512(a, b); }
 inline Wide load(const u64* p) { return _mm512_loadu_si512(p); }
 inline void store(u32* p, Wide a) { _mm512_storeu_si512(p, a); }
 inline Wide low_of_first_high_of_second(Wide a, Wide b) { return _mm512_mask_mov_epi32(a, 0xaaaa, b); }
-inline Wide upper_half(Wide a) { return _mm512_and_si512(a, _mm512_set1_epi32(-65536)); }
+inline Wide splat_word(u32 x) { return _mm512_set1_epi32(static_cast<i32>(x)); }
+inline Wide both(Wide a, Wide b) { return _mm512_and_si512(a, b); }
 inline Wide lower_half(Wide a) { return _mm512_slli_epi32(a, 16); }
 #else
 typedef __m256i Wide;
@@ -37,7 +39,8 @@ inline Wide exclusive(Wide a, Wide b) { return _mm256_xor_si256(a, b); }
 inline Wide load(const u64* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline void store(u32* p, Wide a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
 inline Wide low_of_first_high_of_second(Wide a, Wide b) { return _mm256_blend_epi32(a, b, 0xaa); }
-inline Wide upper_half(Wide a) { return _mm256_and_si256(a, _mm256_set1_epi32(-65536)); }
+inline Wide splat_word(u32 x) { return _mm256_set1_epi32(static_cast<i32>(x)); }
+inline Wide both(Wide a, Wide b) { return _mm256_and_si256(a, b); }
 inline Wide lower_half(Wide a) { return _mm256_slli_epi32(a, 16); }
 #endif
 
@@ -61,36 +64,46 @@ inline WideWords philox_lanes(Wide c0, Wide c1, Wide c2, Wide c3, u64 seed) {
     return {{c0, c1, c2, c3}};
 }
 
-// out[j]: half `half` of the bits of element first + j, in its upper 16 bits; first is a multiple of 128
-inline void fill_half(u32* out, u64 first, u32 stream, u32 half, u64 seed) {
+inline void fill_with(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 kept) {
     constexpr int counters = sizeof(Wide) / 8;  // in one register
     static const u64 even[8] = {0, 2, 4, 6, 8, 10, 12, 14}, odd[8] = {1, 3, 5, 7, 9, 11, 13, 15};
     const u64 counter = first / group * 16;  // of lane 0; 16 lanes never carry into the high word
     const Wide low = splat(counter), high = splat(counter >> 32), c2 = splat(stream), c3 = splat(half);
+    const Wide keep = splat_word(kept);
     for (int lane = 0; lane < 16; lane += 2 * counters) {
         const WideWords a = philox_lanes(exclusive(low, load(even + lane / 2)), high, c2, c3, seed);
         const WideWords b = philox_lanes(exclusive(low, load(odd + lane / 2)), high, c2, c3, seed);
         for (int word = 0; word < 4; ++word) {
             const Wide words = low_of_first_high_of_second(a.w[word], low_to_high(b.w[word]));
-            store(out + 32 * word + lane, upper_half(words));
-            store(out + 32 * word + 16 + lane, lower_half(words));
+            store(out + 32 * word + lane, both(words, keep));
+            store(out + 32 * word + 16 + lane, both(lower_half(words), keep));
         }
     }
 }
 
 #else
 
-inline void fill_half(u32* out, u64 first, u32 stream, u32 half, u64 seed) {
+inline void fill_with(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 kept) {
     for (u32 lane = 0; lane < 16; ++lane) {
         const Words words = random_words(first / group, lane, stream, half, seed);
         for (int word = 0; word < 4; ++word) {
-            out[32 * word + lane] = words.w[word] & 0xffff0000u;
-            out[32 * word + 16 + lane] = words.w[word] << 16;
+            out[32 * word + lane] = words.w[word] & kept;
+            out[32 * word + 16 + lane] = words.w[word] << 16 & kept;
         }
     }
 }
 
 #endif
+
+// out[j]: half `half` of the bits of element first + j, in its upper 16 bits, as far as `mask` (Rule::mask) counts them;
+// first is a multiple of 128
+inline void fill_half(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 mask) {
+    const u32 kept = (half ? mask << 16 : mask) & 0xffff0000u;
+    if (kept)
+        fill_with(out, first, stream, half, seed, kept);
+    else
+        std::memset(out, 0, group * sizeof(u32));
+}
 
 }  // namespace
 }  // namespace custom_fp

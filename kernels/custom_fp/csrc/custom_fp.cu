@@ -47,7 +47,7 @@ CFP_FN i64 thread_count() { return static_cast<i64>(gridDim.x) * blockDim.x; }
 // ---- quantize --------------------------------------------------------------------------------------------------
 
 template <Mode mode, class F>
-CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, bool saturate, u64, u64) {
+CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, bool saturate, u64, u64, u32) {
     const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), mode, saturate);
     const bool wide = aligned(x) && aligned(out);
     F v[4];
@@ -59,37 +59,45 @@ CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, bool saturate, u64
     }
 }
 
-// The random bits of the element of an index, both halves of them.
-CFP_FN u32 random_of(u64 index, u32 stream, u64 seed) {
+// Half 1 of a lane's random words: nothing where none of its bits count.
+CFP_FN Words second_words(u64 group_index, u32 lane, u32 stream, u64 seed, u32 mask) {
+    if (mask & 0xffffu) return random_words(group_index, lane, stream, 1, seed);
+    return Words{{0, 0, 0, 0}};
+}
+
+// The random bits of the element of an index, both halves of them, as far as `mask` (Rule::mask) counts them.
+CFP_FN u32 random_of(u64 index, u32 stream, u64 seed, u32 mask) {
     const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16 % 8);
     const u32 upper = random_words(index / group, lane, stream, 0, seed).w[place / 2];
-    const u32 lower = random_words(index / group, lane, stream, 1, seed).w[place / 2];
-    return half_of(upper, place) << 16 | half_of(lower, place);
+    const u32 lower = second_words(index / group, lane, stream, seed, mask).w[place / 2];
+    return (half_of(upper, place) << 16 | half_of(lower, place)) & mask;
 }
 
 // A thread takes one lane of a group of 128 elements, and so uses all of two counters' words (philox.h). The lanes of a
 // warp are neighbours in memory. `index`: of the first element.
 template <class F>
-CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, bool saturate, u64 seed, u64 index) {
+CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, bool saturate, u64 seed, u64 index,
+                              u32 mask) {
     const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), stochastic, saturate);
     const u64 first_group = index / group;
     const i64 groups = static_cast<i64>((index + n - 1) / group - first_group) + 1;
     for (i64 t = thread_index(); t < groups * 16; t += thread_count()) {
         const u64 here = first_group + static_cast<u64>(t / 16);
         const u32 lane = static_cast<u32>(t % 16);
-        const Words upper = random_words(here, lane, 0, 0, seed), lower = random_words(here, lane, 0, 1, seed);
+        const Words upper = random_words(here, lane, 0, 0, seed), lower = second_words(here, lane, 0, seed, mask);
         for (u32 place = 0; place < 8; ++place) {
             const i64 i = static_cast<i64>(here * group + 16 * place + lane - index);
             if (i < 0 || i >= n) continue;
             const u32 random = half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place);
-            out[i] = to_float32(round<stochastic>(x[i], rounder, random));
+            out[i] = to_float32(round<stochastic>(x[i], rounder, random & mask));
         }
     }
 }
 
 #define CFP_QUANTIZE(name, function, F)                                                                            \
-    extern "C" __global__ void name(const F* x, float* out, i64 n, u32 spec, int saturate, u64 seed, u64 index) {  \
-        function(x, out, n, spec, saturate != 0, seed, index);                                                     \
+    extern "C" __global__ void name(const F* x, float* out, i64 n, u32 spec, int saturate, u64 seed, u64 index,    \
+                                    u32 mask) {                                                                    \
+        function(x, out, n, spec, saturate != 0, seed, index, mask);                                               \
     }
 CFP_QUANTIZE(quantize_nearest_even_f32, quantize<nearest_even>, float)
 CFP_QUANTIZE(quantize_nearest_even_f64, quantize<nearest_even>, double)
@@ -172,15 +180,16 @@ template <Mode mode> struct Arithmetic {
 };
 
 // The random bits of the element of an index in step r: a word a rounding.
-template <Mode mode> CFP_FN void draw(u32 random[4], u64 index, int r, bool kahan, u64 seed) {
+template <Mode mode> CFP_FN void draw(u32 random[4], u64 index, int r, bool kahan, u64 seed,
+                                      u32 mask) {
     const int words = mode == stochastic ? (kahan ? 4 : 1) : 0;
-    for (int j = 0; j < words; ++j) random[j] = random_of(index, static_cast<u32>(4 * r + j), seed);
+    for (int j = 0; j < words; ++j) random[j] = random_of(index, static_cast<u32>(4 * r + j), seed, mask);
 }
 
 // `x`: addresses of `tensors` arrays of n elements each
 template <Mode mode>
 CFP_FN void accumulate(const float* const* x, int tensors, float* out, i64 n, u32 spec, bool saturate, bool kahan,
-                       u64 seed, u64 index) {
+                       u64 seed, u64 index, u32 mask) {
     const Arithmetic<mode> arithmetic(unpack_spec(spec), saturate);
     u32 random[4] = {0, 0, 0, 0};
     for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
@@ -188,7 +197,7 @@ CFP_FN void accumulate(const float* const* x, int tensors, float* out, i64 n, u3
         for (int r = 0; r < tensors; ++r) {
             load4(x[r], i, n, aligned(x[r]), g);
             for (int j = 0; j < 4; ++j) {
-                draw<mode>(random, index + static_cast<u64>(i + j), r, kahan, seed);
+                draw<mode>(random, index + static_cast<u64>(i + j), r, kahan, seed, mask);
                 arithmetic.add(acc[j], c[j], g[j], kahan, false, random);
             }
         }
@@ -198,9 +207,9 @@ CFP_FN void accumulate(const float* const* x, int tensors, float* out, i64 n, u3
 }
 
 #define CFP_ACCUMULATE(mode)                                                                                       \
-    extern "C" __global__ void accumulate_##mode(const float* const* x, int tensors, float* out, i64 n, u32 spec, \
-                                                 int saturate, int kahan, u64 seed, u64 index) {                   \
-        accumulate<mode>(x, tensors, out, n, spec, saturate != 0, kahan != 0, seed, index);                        \
+    extern "C" __global__ void accumulate_##mode(const float* const* x, int tensors, float* out, i64 n, u32 spec,  \
+                                                 int saturate, int kahan, u64 seed, u64 index, u32 mask) {         \
+        accumulate<mode>(x, tensors, out, n, spec, saturate != 0, kahan != 0, seed, index, mask);                  \
     }
 CFP_ACCUMULATE(nearest_even)
 CFP_ACCUMULATE(toward_zero)
@@ -275,7 +284,8 @@ CFP_FN i64 bytes_of_block(i64 first, i64 n, int k) {
 
 // `index`: of the first element, for its random bits
 template <Mode mode>
-CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, bool saturate, u64 seed, u64 index) {
+CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, bool saturate, u64 seed, u64 index,
+                 u32 mask) {
     __shared__ __align__(16) u8 staged[threads * 32];
     const Spec spec = unpack_spec(packed_spec);
     const int k = spec.bits;
@@ -291,7 +301,7 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, b
         load4(x, i, n, aligned(x), v);
         load4(x, i + 4, n, aligned(x), v + 4);
         for (int j = 0; j < 8; ++j) {
-            draw<mode>(random, index + static_cast<u64>(i + j), 0, false, seed);
+            draw<mode>(random, index + static_cast<u64>(i + j), 0, false, seed, mask);
             codes[j] = directly     ? round_and_encode(v[j], narrow, coder)
                        : shift == 0 ? encode(round<mode>(v[j], narrow, random[0]), coder)
                                     : encode(CFP_CAST(round<mode>(v[j] * power, rounder, random[0])), coder);
@@ -306,8 +316,8 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, b
 
 #define CFP_PACK(mode)                                                                                            \
     extern "C" __global__ void pack_##mode(const float* x, u8* bytes, i64 n, u32 spec, int shift, int saturate,   \
-                                           u64 seed, u64 index) {                                                 \
-        pack<mode>(x, bytes, n, spec, shift, saturate != 0, seed, index);                                         \
+                                           u64 seed, u64 index, u32 mask) {                                       \
+        pack<mode>(x, bytes, n, spec, shift, saturate != 0, seed, index, mask);                                   \
     }
 CFP_PACK(nearest_even)
 CFP_PACK(toward_zero)
@@ -341,7 +351,7 @@ extern "C" __global__ void unpack(const u8* bytes, float* out, i64 n, u32 packed
 // `bytes`: addresses of `tensors` payloads of n codes each
 template <Mode mode>
 CFP_FN void accumulate_packed(const u8* const* bytes, int tensors, u8* out, i64 n, u32 packed_spec, bool saturate,
-                              bool kahan, u64 seed, u64 index) {
+                              bool kahan, u64 seed, u64 index, u32 mask) {
     __shared__ __align__(16) u8 staged[threads * 32];
     const Spec spec = unpack_spec(packed_spec);
     const int k = spec.bits;
@@ -358,7 +368,7 @@ CFP_FN void accumulate_packed(const u8* const* bytes, int tensors, u8* out, i64 
             if (i < n) {
                 split_codes(staged + threadIdx.x * k, codes, k);
                 for (int j = 0; j < 8; ++j) {
-                    draw<mode>(random, index + static_cast<u64>(i + j), r, kahan, seed);
+                    draw<mode>(random, index + static_cast<u64>(i + j), r, kahan, seed, mask);
                     arithmetic.add(acc[j], c[j], decode(codes[j], coder), kahan, true, random);
                 }
             }
@@ -374,8 +384,9 @@ CFP_FN void accumulate_packed(const u8* const* bytes, int tensors, u8* out, i64 
 
 #define CFP_ACCUMULATE_PACKED(mode)                                                                              \
     extern "C" __global__ void accumulate_packed_##mode(const u8* const* bytes, int tensors, u8* out, i64 n,     \
-                                                        u32 spec, int saturate, int kahan, u64 seed, u64 index) { \
-        accumulate_packed<mode>(bytes, tensors, out, n, spec, saturate != 0, kahan != 0, seed, index);           \
+                                                        u32 spec, int saturate, int kahan, u64 seed, u64 index,  \
+                                                        u32 mask) {                                              \
+        accumulate_packed<mode>(bytes, tensors, out, n, spec, saturate != 0, kahan != 0, seed, index, mask);     \
     }
 CFP_ACCUMULATE_PACKED(nearest_even)
 CFP_ACCUMULATE_PACKED(toward_zero)

@@ -6,6 +6,9 @@
 // of it is a half of word (i / 32) % 4, the upper one where i / 16 is even, of the counter (i / 128 * 16 + i % 16,
 // stream, h) under key = seed: the words of 16 neighbouring counters serve 128 neighbouring elements, which suits a
 // vector unit (16 lanes, no shuffles) and a GPU thread alike, and depends on neither.
+//
+// Where fewer bits are to count, `mask` has ones for the first of them and the others become zeros: with r below 2^n and
+// D = floor(2^31 distance), D + 2^(31 - n) r carries past 2^31 exactly where floor(2^n distance) + r does past 2^n.
 #pragma once
 
 #include "custom_fp.h"

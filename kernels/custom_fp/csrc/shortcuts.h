@@ -182,7 +182,8 @@ CFP_FN float decode_number(u32 code, const Coder& c, Met<float>& met) {
 
 // From the first 16 random bits, where they decide. They do unless, added to the first 16 discarded digits, they come out
 // one short of a carry; or just past it, where lifting has rounded the digits. Magnitudes below min_normal are lifted by
-// it, which puts their digits where those of normal values are.
+// it, which puts their digits where those of normal values are. `few`: there are no more random bits than these, so that
+// they decide where lifting has rounded nothing.
 struct RandomRounder {
     u32 min_normal, keep, unit, undecided, max;
     int shift;
@@ -203,14 +204,17 @@ CFP_FN RandomRounder make_random_rounder(const Spec& s) {
     return r;
 }
 
-// `random`: 16 bits, in the upper half of the word
-CFP_FN float round_randomly(float x, const RandomRounder& r, u32 random, Met<float>& met) {
+// `random`: 16 bits, in the upper half of the word. is_exact: whether x itself is what is to be rounded.
+template <bool few = false>
+CFP_FN float round_randomly(float x, const RandomRounder& r, u32 random, Met<float>& met, bool is_exact = true) {
     const u32 magnitude = to_bits(x) & 0x7fffffffu;
     const u32 is_subnormal = 0u - static_cast<u32>(static_cast<i32>(magnitude) < static_cast<i32>(r.min_normal));
-    const float lift = from_bits(r.min_normal & is_subnormal);
-    const u32 sum = to_bits(from_bits(magnitude) + lift) + (random >> r.shift);
+    const float lift = from_bits(r.min_normal & is_subnormal), lifted = from_bits(magnitude) + lift;
+    const u32 sum = to_bits(lifted) + (random >> r.shift);
+    u32 carry = (sum + r.unit) & r.undecided;
+    if (few) carry |= 0u - static_cast<u32>((to_bits(lifted - lift) == magnitude) & is_exact);
     met.largest = larger(met.largest, static_cast<i32>(magnitude));
-    met.carry = smaller(met.carry, (sum + r.unit) & r.undecided);
+    met.carry = smaller(met.carry, carry);
     return from_bits(to_bits(from_bits(sum & r.keep) - lift) | (to_bits(x) & 0x80000000u));
 }
 

@@ -75,14 +75,13 @@ class Delayed:
         self.history.to(x.device)
         amax = self.history.note(x) if self.notes else self.history.amax(largest(x))
         x = torch.where(x.isinf(), x.float(), torch.minimum(torch.maximum(x.float(), -amax), amax))
-        word = "stochastic" if self.rounding.stochastic else "nearest_even"
         together = torch.cat([x.reshape(-1), amax.reshape(1)])  # of which amax is the largest
-        return ops.quantize(together, self.rounding.format, rounding=word)[:-1].view(x.shape)
+        return ops.quantize(together, self.rounding.format, rounding=self.rounding.word)[:-1].view(x.shape)
 
     @property
     def nearest(self) -> Delayed:
         """As layers that are evaluated round: nothing is drawn, and nothing enters the history."""
-        if not self.notes and not self.rounding.stochastic:
+        if not self.notes and not self.rounding.is_stochastic:
             return self
         return Delayed(self.rounding.nearest, self.history, notes=False)
 

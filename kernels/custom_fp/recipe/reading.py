@@ -8,8 +8,9 @@ from typing import Any
 from custom_fp.formats.names import parse
 from custom_fp.products import OPERANDS
 from custom_fp.recipe.layers import ROLES
-from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.rounding import NEAREST, Rounding
 from custom_fp.recipe.rules import Rule
+from custom_fp.rule import is_stochastic, read_rounding, words
 from custom_fp.words import did_you_mean
 
 KEYS = ("modules", "first", "last", "role", "product", "steps", "format", "rounding", "hadamard", "history")
@@ -88,8 +89,8 @@ def short_form(typed: str, key: str, name: str, aps: bool, kahan: bool) -> Rule 
 
 def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rounding | None:
     aps, kahan = (_flag(f"{typed}.{key}", given.get(key, False)) for key in ("aps", "kahan"))
-    word = given.get("rounding")
-    draws = word is not None and one_of(f"{typed}.rounding", word, ROUNDINGS) == "stochastic"
+    word = NEAREST if given.get("rounding") is None else one_rounding(f"{typed}.rounding", given["rounding"])
+    draws = is_stochastic(word)
     size = _transform(f"{typed}.hadamard", given.get("hadamard"))
     for role in roles:
         found = rounding_to(typed, role, given["format"], aps=aps, kahan=kahan)
@@ -97,9 +98,9 @@ def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rou
             of_weights = (
                 "; of weights type precision.update_rounding=stochastic" if role == "parameter" else ""
             )
-            raise ValueError(f"{typed}.rounding=stochastic: {role} takes nearest_even{of_weights}")
+            raise ValueError(f"{typed}.rounding={word}: {role} takes nearest_even{of_weights}")
         if draws and found is not None and not parse(found.format).takes_rounding:
-            raise ValueError(f"{typed}.rounding=stochastic: {found.format} rounds to nearest only")
+            raise ValueError(f"{typed}.rounding={word}: {found.format} rounds to nearest only")
         if size is not None and role not in READ:
             raise ValueError(
                 f"{typed}.hadamard={size}: transforms what products read: {', '.join(READ)}, not {role}"
@@ -111,10 +112,10 @@ def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rou
         raise ValueError(f"{typed}: aps=true goes with neither rounding=stochastic nor hadamard")
     if found is None:
         if draws or size is not None:
-            key = f"hadamard={size}" if size is not None else "rounding=stochastic"
+            key = f"hadamard={size}" if size is not None else f"rounding={word}"
             raise ValueError(f"{typed}.{key}: format=fp32 rounds nothing")
         return None
-    return Rounding(found.format, aps, kahan, draws, size, history)
+    return Rounding(found.format, aps, kahan, word, size, history)
 
 
 def rounding_to(
@@ -152,6 +153,16 @@ def one_of(key: str, value: Any, allowed: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         near = did_you_mean(value, allowed) if isinstance(value, str) else ""
         raise ValueError(f"{key}={value}: choose one of {', '.join(allowed)}{near}")
+    return value
+
+
+def one_rounding(key: str, value: Any, allowed: Sequence[str] = ROUNDINGS) -> str:
+    """One of `allowed`, or stochastic_N where that has stochastic."""
+    try:
+        read_rounding(value, allowed)
+    except ValueError:
+        near = did_you_mean(value, allowed) if isinstance(value, str) and not is_stochastic(value) else ""
+        raise ValueError(f"{key}={value}: choose one of {words(allowed)}{near}") from None
     return value
 
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from custom_fp import ops
 from custom_fp.formats.names import parse
 from custom_fp.recipe.tensor_aps import aps_quantize
+from custom_fp.rule import is_stochastic
 
+NEAREST = "nearest_even"
 SIGNS = 0
 """Seed of the signs of all transforms: two operands of a product must have the same."""
 
@@ -19,10 +21,10 @@ SIGNS = 0
 class Rounding:
     """To a format; the gradient passes straight through.
 
-    aps: shifted to fill its format (`tensor_aps.py`). kahan: of sums, that carry their error along. stochastic: up or
-    down with probability by distance, drawn from torch's default generator where a layer is trained, nearest even where
-    it is evaluated. hadamard: size of the random Hadamard transform along the dimension that a product sums over.
-    history: steps whose largest values give the scale, which `delayed.py` keeps.
+    aps: shifted to fill its format (`tensor_aps.py`). kahan: of sums, that carry their error along. word: nearest_even,
+    stochastic or stochastic_N, as custom_fp.rule has them: drawn from torch's default generator where a layer is
+    trained, nearest even where it is evaluated. hadamard: size of the random Hadamard transform along the dimension
+    that a product sums over. history: steps whose largest values give the scale, which `delayed.py` keeps.
 
     What is NaN, inf, -0, subnormal or past the largest value becomes what `custom_fp.quantize` and `custom_fp.hadamard`
     make of it. Of a dimension that is no multiple of the transform's size the rest is filled up with zeros, of which
@@ -32,7 +34,7 @@ class Rounding:
     format: str
     aps: bool = False
     kahan: bool = False
-    stochastic: bool = False
+    word: str = NEAREST
     hadamard: int | None = None
     history: int | None = None
 
@@ -43,7 +45,7 @@ class Rounding:
         fmt = parse(self.format)
         object.__setattr__(self, "has_axis", self.hadamard is not None or fmt.has_axis)
         object.__setattr__(self, "has_tiles", self.hadamard is None and fmt.has_tiles)
-        nearest = replace(self, stochastic=False) if self.stochastic else self
+        nearest = replace(self, word=NEAREST) if self.is_stochastic else self
         object.__setattr__(self, "nearest", nearest)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -60,13 +62,13 @@ class Rounding:
     def _quantized(self, x: Tensor, axis: int | None) -> Tensor:
         if axis is not None and axis < 0:
             axis += x.dim()
-        return ops.quantize(x, self.format, rounding=self._word, axis=axis)
+        return ops.quantize(x, self.format, rounding=self.word, axis=axis)
 
     @property
-    def _word(self) -> str:
-        return "stochastic" if self.stochastic else "nearest_even"
+    def is_stochastic(self) -> bool:
+        return is_stochastic(self.word)
 
     def __str__(self) -> str:
-        how = ["stochastic"] if self.stochastic else []
+        how = [self.word] if self.is_stochastic else []
         how += [f"hadamard {self.hadamard}"] if self.hadamard is not None else []
         return f"{self.format} ({', '.join(how)})" if how else self.format

@@ -111,7 +111,7 @@ def _found(x: Tensor, fmt: Affine, layout: Layout, rule: Rule) -> Found:
     random_BxK = None
     if rule.rounding is Rounding.STOCHASTIC:
         random_BxK = to_blocks(random_words(x.numel(), 0, rule.seed, x.device, rule.offset), layout)
-    whole_BxK = to_integer(Integer(fmt.code_bits), units_BxK, rule.rounding, random_BxK)
+    whole_BxK = to_integer(Integer(fmt.code_bits), units_BxK, rule, random_BxK)
     return (whole_BxK + zeros_B[:, None]).clamp(0, fmt.levels), scales_B, zeros_B
 
 

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from custom_fp import operators
 from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.scale import Integer
-from custom_fp.reference import round_to_format
+from custom_fp.reference import carries, round_to_format
 from custom_fp.rule import Overflow, Rounding, Rule
 
 
-def rounded(fmt: BlockFormat, q: Tensor, rounding: Rounding, random: Tensor | None) -> Tensor:
+def rounded(fmt: BlockFormat, q: Tensor, rule: Rule, random: Tensor | None) -> Tensor:
     """q, within the elements' least and largest value, rounded to those. random: 32 bits for each (int64), where
     rounding is stochastic."""
     if fmt.is_integer:
-        return to_integer(fmt.of, q, rounding, random)
+        return to_integer(fmt.of, q, rule, random)
     if random is not None:
-        rule = Rule(rounding, Overflow.SATURATE)
-        return round_to_format(q.double(), fmt.of, rule, random).float()
-    return operators.quantize.compute(q, fmt.of, rounding, Overflow.SATURATE)
+        saturating = replace(rule, overflow=Overflow.SATURATE)
+        return round_to_format(q.double(), fmt.of, saturating, random).float()
+    return operators.quantize.compute(q, fmt.of, rule.rounding, Overflow.SATURATE)
 
 
-def to_integer(kind: Integer, q: Tensor, rounding: Rounding, random: Tensor | None) -> Tensor:
+def to_integer(kind: Integer, q: Tensor, rule: Rule, random: Tensor | None) -> Tensor:
     units = q.double() / kind.unit
-    if rounding is Rounding.NEAREST_EVEN:
+    if rule.rounding is Rounding.NEAREST_EVEN:
         whole = units.round()
     else:
         whole = units.trunc()
         if random is not None:
-            distance = ((units - whole).abs() * 2.0**31).floor()
-            whole = whole + torch.copysign((distance + (random >> 1) >= 2.0**31).double(), units)
+            up = carries((units - whole).abs(), random, rule.bits)
+            whole = whole + torch.copysign(up.double(), units)
     return (whole * kind.unit).float() + 0.0  # no -0
 
 

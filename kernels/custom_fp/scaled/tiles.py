@@ -120,7 +120,7 @@ class Tiles:
             values_B = scales.values(fmt.scaled_by, codes_B)
             q_BxK = x_BxK * scales.reciprocals(values_B, t)[:, None]
             q_BxK = torch.where(largest_B.isfinite()[:, None], q_BxK, 0.0).clamp(fmt.least, fmt.of.max)
-            found_BxK = elements.rounded(fmt, q_BxK, rule.rounding, random_BxK)
+            found_BxK = elements.rounded(fmt, q_BxK, rule, random_BxK)
             return found_BxK, values_B if t is None else values_B * t, codes_B
 
         at_6 = by(1.0)

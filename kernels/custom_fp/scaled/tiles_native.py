@@ -122,10 +122,10 @@ def _decode(
     _tiles.decode(*addresses, _tiling(layout), _scaling(fmt), t, get_num_threads())
 
 
-def _drawn(rule: Rule) -> tuple[int, int, int]:
-    """(mode, seed, offset)."""
-    mode, _, seed, offset = rule.flat
-    return mode, seed, offset
+def _drawn(rule: Rule) -> tuple[int, int, int, int]:
+    """(mode, seed, offset, mask)."""
+    mode, _, *drawn = rule.flat
+    return mode, *drawn
 
 
 def _is_one_row(layout: Layout) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from custom_fp.cuda import address, blocks, launch
+from custom_fp.cuda import address, blocks, drawn, launch
 from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Layout
 from custom_fp.rule import Rule
@@ -65,9 +65,8 @@ class CudaTiles(Tiles):
 def _run(
     x: Tensor, fmt: BlockFormat, layout: Layout, rule: Rule, t: Tensor | None, to: tuple[Any, ...]
 ) -> None:
-    _, _, seed, offset = rule.flat
     scaling = _scaling(fmt, str(x.device))
-    how = address(scaling), NOTHING if t is None else address(t), np.uint64(seed), np.uint64(offset)
+    how = address(scaling), NOTHING if t is None else address(t), *drawn(rule)
     if layout.scales == 1 and x.numel() > WHOLE and fmt.rule != "4over6":
         largest = x.abs().amax()
         whole = np.int64(x.numel()), address(largest)

@@ -84,7 +84,7 @@ class Rounded(Summation):
         n_workers, numel = stack_Nxn.shape
         if self.unrounded:
             rows = stack_Nxn.unbind()
-        elif how.rounding == "stochastic":
+        elif how.is_stochastic:
             rows = [
                 quantize_scaled(g, shift, how, how.draw(*key, "worker", w)) for w, g in enumerate(stack_Nxn)
             ]

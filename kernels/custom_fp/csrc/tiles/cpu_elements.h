@@ -66,7 +66,7 @@ u32 largest_bits(const float* x, int64_t n, bool all) {
 class Elements {
 public:
     Elements(const Scaling& f, const Rule& rule)
-        : f(f), rule{f.element, rule.mode, true, rule.seed, rule.offset}, near(make_near_rounder(unpack_spec(f.element), true)),
+        : f(f), rule{f.element, rule.mode, true, rule.seed, rule.offset, rule.mask}, near(make_near_rounder(unpack_spec(f.element), true)),
           random(make_random_rounder(unpack_spec(f.element))),
           quick(rule.mode == nearest_even && NearRounder::fits(unpack_spec(f.element)) &&
                 near.limit >= static_cast<i32>(to_bits(f.most))),
@@ -100,7 +100,7 @@ public:
     const u32* draw(u32* words, int64_t count, u64 index) const {
         const u64 begin = rule.offset + index, skip = begin % group;
         for (u64 i = 0; i < skip + static_cast<u64>(count); i += group)
-            fill_half(words + i, begin - skip + i, 0, 0, rule.seed);
+            fill_half(words + i, begin - skip + i, 0, 0, rule.seed, rule.mask);
         return words + skip;
     }
     static int64_t drawn(int64_t count) { return count + 2 * group; }
@@ -113,8 +113,12 @@ public:
         for (int64_t start = 0; start < count; start += random_piece) {
             const int64_t end = smaller<int64_t>(random_piece, count - start);
             Met<float> met;
-            for (int64_t i = 0; i < end; ++i)
-                e[i] = round_randomly(hold(q[start + i], least, most), r, bits[start + i], met);
+            if (has_few_bits(rule))
+                for (int64_t i = 0; i < end; ++i)
+                    e[i] = round_randomly<true>(hold(q[start + i], least, most), r, bits[start + i], met);
+            else
+                for (int64_t i = 0; i < end; ++i)
+                    e[i] = round_randomly(hold(q[start + i], least, most), r, bits[start + i], met);
             if (!r.sure(met)) {
                 finish(q + start, end, index + static_cast<u64>(start));
                 continue;

@@ -69,13 +69,15 @@ struct Long {
     }
 };
 
-Rule rule_of(const Scaling& f, int mode, uint64_t seed, uint64_t offset) { return {f.element, mode, true, seed, offset}; }
+Rule rule_of(const Scaling& f, int mode, uint64_t seed, uint64_t offset, uint32_t mask) {
+    return {f.element, mode, true, seed, offset, mask};
+}
 
 void quantize(uintptr_t x, uintptr_t out, const Tiling& g, const Scaling& f, int mode, uint64_t seed, uint64_t offset,
-              int threads) {
+              uint32_t mask, int threads) {
     const float* from = at<const float>(x);
     const float t = scale_of_tensor(from, g.planes * g.rows * g.columns, f, threads);
-    const Rule rule = rule_of(f, mode, seed, offset);
+    const Rule rule = rule_of(f, mode, seed, offset, mask);
     if (!is_long(g, f)) {
         over_units(g, threads, [&](int64_t begin, int64_t end) {
             isa->quantize(from, at<float>(out), g, begin, end, f, rule, t);
@@ -84,7 +86,7 @@ void quantize(uintptr_t x, uintptr_t out, const Tiling& g, const Scaling& f, int
     }
     each_long(g, [&](int64_t first, int64_t count, int64_t) {
         const Long block(from + first, count, t, f, threads);
-        const Rule here = rule_of(f, mode, seed, offset + static_cast<uint64_t>(first));
+        const Rule here = rule_of(f, mode, seed, offset + static_cast<uint64_t>(first), mask);
         parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
             isa->quantize_one(from + first, at<float>(out) + first, begin, end, f, here, block.scale, t);
         });
@@ -93,10 +95,10 @@ void quantize(uintptr_t x, uintptr_t out, const Tiling& g, const Scaling& f, int
 
 // Returns the scale of the tensor. dense: packed codes, of one row.
 float encode(uintptr_t x, uintptr_t scales, uintptr_t codes, bool dense, const Tiling& g, const Scaling& f, int mode,
-             uint64_t seed, uint64_t offset, int threads) {
+             uint64_t seed, uint64_t offset, uint32_t mask, int threads) {
     const float* from = at<const float>(x);
     const float t = scale_of_tensor(from, g.planes * g.rows * g.columns, f, threads);
-    const Rule rule = rule_of(f, mode, seed, offset);
+    const Rule rule = rule_of(f, mode, seed, offset, mask);
     if (!is_long(g, f)) {
         over_units(g, threads, [&](int64_t begin, int64_t end) {
             isa->encode(from, at<void>(scales), at<uint8_t>(codes), dense, g, begin, end, f, rule, t);
@@ -109,7 +111,7 @@ float encode(uintptr_t x, uintptr_t scales, uintptr_t codes, bool dense, const T
             at<uint32_t>(scales)[number] = block.code;
         else
             at<uint8_t>(scales)[number] = static_cast<uint8_t>(block.code);
-        const Rule here = rule_of(f, mode, seed, offset + static_cast<uint64_t>(first));
+        const Rule here = rule_of(f, mode, seed, offset + static_cast<uint64_t>(first), mask);
         parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
             isa->encode_one(from + first, at<uint8_t>(codes) + first, dense, begin, end, f, here, block.scale, t);
         });

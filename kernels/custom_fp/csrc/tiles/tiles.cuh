@@ -7,11 +7,12 @@ template <Mode mode> struct ScaledKind {
     Scaling f;
     float t;
     u64 seed, index;  // of the first element
+    u32 mask;
     Rounder<float> scale_rounder, rounder;
     Coder scale_coder, coder;
 
-    CFP_MEMBER ScaledKind(const Scaling& f, const float* t, u64 seed, u64 index)
-        : f(f), t(t ? *t : 1.0f), seed(seed), index(index),
+    CFP_MEMBER ScaledKind(const Scaling& f, const float* t, u64 seed, u64 index, u32 mask)
+        : f(f), t(t ? *t : 1.0f), seed(seed), index(index), mask(mask),
           scale_rounder(make_rounder<float>(unpack_spec(f.scale), nearest_even, false)),
           rounder(make_rounder<float>(unpack_spec(f.element), mode, true)), scale_coder(make_coder(unpack_spec(f.scale))),
           coder(make_coder(unpack_spec(f.element))) {}
@@ -22,7 +23,7 @@ template <Mode mode> struct ScaledKind {
     CFP_MEMBER float scale(u32 code) const { return scale_value(code, f, scale_coder); }
 
     CFP_MEMBER float element(float x, float r, i64 at) const {
-        const u32 random = mode == stochastic ? random_of(index + static_cast<u64>(at), 0, seed) : 0;
+        const u32 random = mode == stochastic ? random_of(index + static_cast<u64>(at), 0, seed, mask) : 0;
         const float e = round<mode>(hold(x * r, f.least, f.most), rounder, random);
         return f.is_integer ? hold(e, f.least, f.most) + 0.0f : e;
     }
@@ -102,8 +103,8 @@ CFP_FN void each_tile(i64 planes, i64 rows, i64 columns, i64 height, i64 width, 
 
 template <Mode mode>
 CFP_FN void scaled_tiles(const float* x, float* out, u8* codes, void* scales, i64 planes, i64 rows, i64 columns,
-                         i64 height, i64 width, const Scaling* f, const float* t, u64 seed, u64 index) {
-    const ScaledKind<mode> kind(*f, t, seed, index);
+                         i64 height, i64 width, const Scaling* f, const float* t, u64 seed, u64 index, u32 mask) {
+    const ScaledKind<mode> kind(*f, t, seed, index, mask);
     each_tile(planes, rows, columns, height, width, [&](const Tile& tile, i64 number, int lane, int lanes, bool alone) {
         const i64 size = tile.high * tile.wide;
         u32 amax = 0;
@@ -129,8 +130,8 @@ CFP_FN void scaled_tiles(const float* x, float* out, u8* codes, void* scales, i6
 // A tensor that is one block, whose largest magnitude is given.
 template <Mode mode>
 CFP_FN void scaled_whole(const float* x, float* out, u8* codes, void* scales, i64 n, const u32* amax, const Scaling* f,
-                         const float* t, u64 seed, u64 index) {
-    const ScaledKind<mode> kind(*f, t, seed, index);
+                         const float* t, u64 seed, u64 index, u32 mask) {
+    const ScaledKind<mode> kind(*f, t, seed, index, mask);
     const u32 code = kind.code(*amax & 0x7fffffffu, 1.0f);
     const float scale = kind.scale(code), r = scale_reciprocal(scale, kind.t);
     if (thread_index() == 0 && scales) kind.write_scale(scales, 0, code);
@@ -139,7 +140,7 @@ CFP_FN void scaled_whole(const float* x, float* out, u8* codes, void* scales, i6
 
 extern "C" __global__ void scaled_decode(const void* scales, const u8* codes, float* out, i64 planes, i64 rows,
                                          i64 columns, i64 height, i64 width, const Scaling* f, const float* t) {
-    const ScaledKind<nearest_even> kind(*f, t, 0, 0);
+    const ScaledKind<nearest_even> kind(*f, t, 0, 0, 0);
     each_tile(planes, rows, columns, height, width, [&](const Tile& tile, i64 number, int lane, int lanes, bool) {
         const u32 code = kind.f.kind == float_scale ? static_cast<const u32*>(scales)[number]
                                                     : static_cast<const u8*>(scales)[number];
@@ -155,13 +156,13 @@ extern "C" __global__ void scaled_decode(const void* scales, const u8* codes, fl
 #define CFP_SCALED(mode)                                                                                              \
     extern "C" __global__ void scaled_tiles_##mode(const float* x, float* out, u8* codes, void* scales, i64 planes,   \
                                                    i64 rows, i64 columns, i64 height, i64 width, const Scaling* f,    \
-                                                   const float* t, u64 seed, u64 index) {                             \
-        scaled_tiles<mode>(x, out, codes, scales, planes, rows, columns, height, width, f, t, seed, index);           \
+                                                   const float* t, u64 seed, u64 index, u32 mask) {                   \
+        scaled_tiles<mode>(x, out, codes, scales, planes, rows, columns, height, width, f, t, seed, index, mask);     \
     }                                                                                                                 \
     extern "C" __global__ void scaled_whole_##mode(const float* x, float* out, u8* codes, void* scales, i64 n,        \
                                                    const u32* amax, const Scaling* f, const float* t, u64 seed,       \
-                                                   u64 index) {                                                       \
-        scaled_whole<mode>(x, out, codes, scales, n, amax, f, t, seed, index);                                        \
+                                                   u64 index, u32 mask) {                                             \
+        scaled_whole<mode>(x, out, codes, scales, n, amax, f, t, seed, index, mask);                                  \
     }
 CFP_SCALED(nearest_even)
 CFP_SCALED(toward_zero)
