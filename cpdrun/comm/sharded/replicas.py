@@ -62,7 +62,7 @@ class Mesh:
         if self.replicas == 1:
             return
         refused = {
-            "rounding=stochastic": sync.sum.rounding == "stochastic",
+            "rounding=stochastic": sync.sum.is_stochastic,
             "error_feedback=true": isinstance(sync.feedback, ErrorFeedback),
             "compat=cpd": sync.sum.compat is not None,
             "a scaling rule that remembers": isinstance(sync.shifts.magnitudes, StepBefore),
