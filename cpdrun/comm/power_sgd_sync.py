@@ -102,14 +102,9 @@ class PowerSGDSync(GradientSync):
         flat = self.workers.rows(stacks, len(self.names))
         sums = [torch.empty(stack.shape[1:], device=stack.device) for stack in stacks]
         self.reduce_layers(range(len(self.names)), stacks, step=step, epoch=epoch, out=sums)
-        finite = [torch.isfinite(total).view(-1) for total in sums]
-        broken = [
-            (fine_n, g_Lxn) for fine_n, g_Lxn in zip(finite, flat, strict=True) if count_nonfinite([g_Lxn])
-        ]
-        hidden = sum(int((fine_n & ~torch.isfinite(g_Lxn)).sum()) for fine_n, g_Lxn in broken)
-        self.nonfinite = count_nonfinite(sums) + (
-            self.workers.total(hidden, stacks[0].device) if stacks else 0
-        )
+        hidden = sum(map(_hidden, sums, flat))
+        total = self.workers.total(hidden, stacks[0].device) if stacks else 0
+        self.nonfinite = count_nonfinite(sums) + total
         return sums
 
     def reduce_layers(
@@ -118,12 +113,18 @@ class PowerSGDSync(GradientSync):
         """`reduce_stacked` for some of the parameters, as `CompressedSync` has it."""
         thin = [k for k, p in enumerate(layers) if self._factored(p, out[k].shape, epoch)]
         rest = [k for k in range(len(layers)) if k not in thin]
-        flat = [stacks[k].detach().reshape(self.workers.share, -1) for k in rest]
+        flat = [self._with_what_is_owed(layers[k], stacks[k].detach()) for k in rest]
         sums = [torch.empty_like(stack_Lxn[0]) for stack_Lxn in flat]
         self.whole.reduce_layers([layers[k] for k in rest], flat, step=step, epoch=epoch, out=sums)
         sums += self._factor([layers[k] for k in thin], [stacks[k].detach() for k in thin], step)
         for k, total in zip(rest + thin, sums, strict=True):
             out[k].copy_(total.view(out[k].shape))
+
+    def _with_what_is_owed(self, p: int, stack: Tensor) -> Tensor:
+        """(L, n) gradients that go whole, with what an earlier epoch's factors left of them."""
+        rows_Lxn = stack.reshape(self.workers.share, -1)
+        owed_Lxn = self.feedback.take(self.names[p]) if self.feedback else None
+        return rows_Lxn if owed_Lxn is None else rows_Lxn + owed_Lxn.to(rows_Lxn.device)
 
     def rank_of(self, rows: int, columns: int) -> int:
         """r of a matrix; 0 where it goes whole."""
@@ -217,3 +218,10 @@ def orthonormal(factor: Tensor) -> Tensor:
     if not torch.isfinite(factor).all():
         return torch.full_like(factor, torch.nan)
     return torch.linalg.qr(factor.double()).Q.float()
+
+
+def _hidden(total: Tensor, gradients_Lxn: Tensor) -> int:
+    """How many inf and NaN came out as numbers."""
+    if not count_nonfinite([gradients_Lxn]):
+        return 0
+    return int((torch.isfinite(total).view(-1) & ~torch.isfinite(gradients_Lxn)).sum())

@@ -86,10 +86,10 @@ def of_torch() -> list[list[list[torch.Tensor]]]:
     return found
 
 
-def test_torch_s_own_hook_gives_the_same():
+def test_torch_s_own_hook_gives_the_same(of_ranks):
     """Up to float32's rounding. A product of 30 terms errs by 30 * 2^-24 of its terms' magnitudes, three products a
     step, four steps whose residuals add up: 4 * 3 * 30 * 2^-24 = 2.1e-5 of the gradient's norm."""
-    theirs = run_ranks(2, of_torch)[0]
+    theirs = of_ranks[0][0]
     for rank, steps in zip(RANKS, theirs, strict=True):
         torch.manual_seed(np.random.RandomState(5).randint(1_000_000_000))  # as PowerSGDState draws
         sync = make(2, rank=rank)
@@ -160,6 +160,19 @@ def test_residuals_bring_a_constant_gradient_back():
     assert errors[0] < 0.2 < 0.5 < errors[1]
 
 
+def test_what_factors_owe_goes_with_the_first_whole_gradient():
+    hybrid = {"layers": [], "first_epochs": 0, "last_epochs": 1}
+    sync = make(2, full_precision=hybrid, epochs=2)
+    factored = reduce(sync, everyone(workers=2), step=0, epoch=0)[3]
+    owed = mean_of(everyone(workers=2))[3] - factored
+    whole = reduce(sync, everyone(1, workers=2), step=1, epoch=1)[3]
+    expected = mean_of(everyone(1, workers=2))[3] + owed
+    assert (whole - expected).abs().max() <= 2.0**-20 * expected.abs().max() and owed.norm() > 1
+    again = reduce(sync, everyone(1, workers=2), step=2, epoch=1)[3]
+    plain = [of_worker[3] for of_worker in everyone(1, workers=2)]
+    assert same_bits(again, emulate_all_reduce(plain, "fp32")) and not sync.state_dict()["residuals"]
+
+
 def test_zeros_stay_zero_and_the_factor_wakes_up_again():
     nothing = [[torch.zeros(shape) for shape in SHAPES.values()] for _ in range(4)]
     for settings in ({}, LOW, STOCHASTIC):
@@ -223,9 +236,18 @@ def all_settings() -> list[tuple]:
     return [three_steps(settings) for settings in SETTINGS]
 
 
-def test_ranks_end_with_the_bits_of_one_process():
+def both() -> tuple[list, list]:
+    return of_torch(), all_settings()
+
+
+@pytest.fixture(scope="module")
+def of_ranks() -> list[tuple[list, list]]:
+    return run_ranks(2, both)
+
+
+def test_ranks_end_with_the_bits_of_one_process(of_ranks):
     here = all_settings()
-    for of_rank in run_ranks(2, all_settings):
+    for _, of_rank in of_ranks:
         for (found, wire, _), (expected, wire_here, nonfinite) in zip(of_rank, here, strict=True):
             for a, b in zip(found, expected, strict=True):
                 assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))

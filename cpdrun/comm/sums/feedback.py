@@ -35,6 +35,10 @@ class ErrorFeedback:
         """Keeps what my i-th worker's compensated gradient lost when it was sent."""
         torch.sub(compensated_n, sent_n, out=self._residuals[layer][i]).nan_to_num_(0.0, 0.0, 0.0)
 
+    def take(self, layer: str) -> Tensor | None:
+        """The residuals of a layer that goes without compression from here on; None where there are none."""
+        return self._residuals.pop(layer, None)
+
     def state_dict(self, workers: Workers) -> dict[str, Any]:
         """All workers' residuals, by "worker/layer", on rank 0; an empty dict elsewhere. Collective."""
         mine = {
