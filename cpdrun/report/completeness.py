@@ -96,7 +96,10 @@ def _lost_work(runs: pd.DataFrame) -> list[str]:
     """It costs time, and changes no number."""
     if "run:lost_seconds" not in runs.columns:
         return []
-    lost = runs[runs["run:lost_seconds"].notna()]
+    lost = finished(runs)
+    lost = lost[lost["run:lost_seconds"].notna()]
+    if lost.empty:
+        return []
     most, restarts = lost.loc[lost["run:lost_seconds"].idxmax()], int(lost["run:restarts"].sum())
     within = f", {restarts} times by ranks that started again at once" if restarts else ""
     return [

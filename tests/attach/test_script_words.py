@@ -101,6 +101,10 @@ def test_an_experiment_of_a_script(here):
         (["script_args=--lr 1"], "script.path must be given"),
         (["script=train.py", "model=convnet"], "a script brings its own model"),
         (["script=train.py", "epochs=3"], "a script brings its own epochs"),
+        (
+            ["script=train.py", "elastic=true"],
+            "must be false for a script: it goes on from its own checkpoint",
+        ),
         (["script=train.py", "exp=digits_bits"], "is of cpdrun's own training loop"),
         (["script=train.py", "script.metrc=x"], "did you mean 'script.metric'"),
         (["script=train.py", "script.metrics.loss=loss .*"], "needs one group"),

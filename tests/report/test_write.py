@@ -12,7 +12,7 @@ import yaml
 from made_up import fill_digits
 from rich.console import Console
 
-from cpdrun.record import claim, write_text
+from cpdrun.record import Ending, Outcome, claim, write_json, write_text
 from cpdrun.report import ReportError, ReportUsageError, write_report
 
 
@@ -76,6 +76,24 @@ def test_unfinished_runs_are_counted_and_the_report_goes_on(new_sweep, report, n
     assert "39 of 42 runs are finished (1 running, 1 failed, 1 pending)" in made.printed
     assert "failed: broken-run" in made.printed
     assert len(made.table) == 13
+
+
+def test_work_that_was_done_again_is_told_of_runs_that_came_to_their_end(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    runs = {name: sweep.add(name=name, seed=n) for n, name in enumerate(("once", "twice"))}
+    runs["fell"] = sweep.add(name="fell", seed=2, status=None)
+    sweep.add(name="calm", seed=3)
+    lost = {"once": (1.5, 1), "twice": (2.0, None), "fell": (90.0, 5)}
+    for name, (seconds, restarts) in lost.items():
+        outcome = Outcome(Ending.KILLED, restarts=restarts, lost_seconds=seconds)
+        write_json(runs[name].new_attempt().exit, outcome.as_json())
+    write_json(
+        runs["twice"].new_attempt().exit, Outcome(Ending.FINISHED, restarts=2, lost_seconds=1.0).as_json()
+    )
+    assert (
+        "4.5 s of work were lost with ranks and runs that died, and done again, 3 times by ranks that started again "
+        "at once; the most by twice, 3.0 s" in " ".join(report(sweep).printed.split())
+    )
 
 
 def test_runs_that_never_started_are_known_from_the_manifest(new_sweep, report, no_pictures):
