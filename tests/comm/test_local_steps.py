@@ -1,5 +1,6 @@
 """LocalSteps in a script: the bits of the built-in loop, going on from a checkpoint, what is refused, the example."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from bits import same_bits
 from ranks import run_ranks
 from torch import nn
@@ -136,6 +138,15 @@ def test_two_ranks_end_with_the_bits_of_the_built_in_loop():
     first, weights, agreed = of_first
     assert weights.dtype == torch.bfloat16 and torch.equal(weights, agreed.bfloat16())
     assert agreed.dtype == torch.float32 and not torch.equal(first, weights)
+
+
+def test_its_defaults_are_those_of_the_yaml():
+    defaults = yaml.safe_load((Path(__file__).parents[2] / "conf" / "sync" / "local.yaml").read_text())
+    of_call = {name: p.default for name, p in inspect.signature(LocalSteps).parameters.items()}
+    for knob in ("outer_lr", "outer_momentum", "nesterov", "kahan", "rounding", "overflow", "requantise"):
+        assert of_call[knob] == defaults[knob], knob
+    steps = LocalSteps(nn.Linear(2, 2), "e4m3", inner_steps=2)
+    assert (steps.outer.exchange.feedback is not None) == defaults["error_feedback"]
 
 
 def test_a_single_process_needs_no_group():
