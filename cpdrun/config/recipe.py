@@ -18,12 +18,17 @@ from cpdrun.config.overrides import typed_form
 RECIPE, PRECISION, PLAIN = "recipe", "precision", "fp32"
 
 
-def spell_out(config: dict[str, Any], composer: Composer, choices: Mapping[str, str]) -> None:
-    """Puts the recipe of a composed config into its precision. Raises ConfigError where both say what is rounded, and
-    for a key that no precision has."""
+def spell_out(
+    config: dict[str, Any], composer: Composer, choices: Mapping[str, str], *, of_baseline: bool = False
+) -> None:
+    """Puts the recipe of a composed config into its precision. Raises ConfigError where both say what is rounded, for a
+    key that no precision has, and for an ingredient that the recipe has not; that is left out `of_baseline`."""
     recipe = config[RECIPE]
-    for key in config.get(INGREDIENTS) or ():
+    for key in list(config.get(INGREDIENTS) or ()):
         if f"${{{INGREDIENTS}.{key}}}" not in str(recipe):
+            if of_baseline:
+                del config[INGREDIENTS][key]
+                continue
             chosen = composer.choice(RECIPE, choices) or "null"
             raise ConfigError(f"{INGREDIENTS}.{key}: recipe={chosen} leaves none of that name open")
     if recipe is None:

@@ -53,7 +53,7 @@ def held(asked: Settings, first: Plan, texts: Sequence[str]) -> list[str]:
 def with_arms(
     question: "Question",
     untuned: Iterable[PlannedRun],
-    words: Iterable[Sequence[str]],
+    words: Iterable[tuple[bool, Sequence[str]]],
     config_dir: Path | None,
     *,
     imports: bool,
@@ -61,7 +61,7 @@ def with_arms(
     """The same question with the arms of its cells in place of them.
 
     `untuned`: the runs of seed 0 that the question was made of; `words`: those of the plans that they came from,
-    without tuned keys and seeds.
+    without tuned keys and seeds, and whether of the baseline.
     """
     asked = question.settings
     seeds = tuple(range(FIRST_SEED, FIRST_SEED + asked.tune_seeds))
@@ -69,8 +69,8 @@ def with_arms(
     axes.append(f"{SEED}={','.join(map(str, (*range(asked.most_seeds), *seeds)))}")
     of_point = {_point(run, asked.tune): run.name for run in untuned}
     found: dict[str, dict[tuple[str, ...], Cell]] = {}
-    for texts in words:
-        for run in plan([*texts, *axes], config_dir, imports=imports).runs:
+    for of_baseline, texts in words:
+        for run in plan([*texts, *axes], config_dir, imports=imports, of_baseline=of_baseline).runs:
             cell = found.setdefault(of_point[_point(run, asked.tune)], {})
             cell.setdefault(_values(run, asked.tune), {}).setdefault(run.config[SEED], run)
     cells: dict[str, Cell] = {}

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.keys import INGREDIENTS
+from cpdrun.config.keys import INGREDIENTS, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import SCRIPT, direction_of, is_script
 from cpdrun.record import SweepDir
 from cpdrun.report.read import formats
 from cpdrun.report.read.bits_axis import APS, last_words
-from cpdrun.report.read.collect import CASE, FORMAT, RECIPE, SCALING, SEED
+from cpdrun.report.read.collect import CASE, FORMAT, SCALING, SEED
 from cpdrun.report.read.words import axis_text, axis_title
 from cpdrun.search.arms import held, key_of, with_arms
 from cpdrun.search.axes import Axis, read_axis, value_text, values_of
@@ -100,26 +100,20 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     _check_metric(asked.metric, first.runs[0].config)
     words = [*texts, *held(asked, first, texts)]
     axis = read_axis(first, asked.baseline, is_whole=BASELINE in keys)
-    if RECIPE in axis.baseline and (
-        open_ := [key for key in first.axes if key.startswith(f"{INGREDIENTS}.")]
-    ):
-        raise ConfigError(
-            f"{BASELINE} is of recipe={axis.baseline[RECIPE]}, which has no {open_[0]}: name each combination, its "
-            "recipe with what it changes, as one of sweep.cases in an experiment of yours, and search those"
-        )
     count = 1 if asked.tune else asked.most_seeds  # the runs of a search that tunes are those of its arms
     seeds = f"{SEED}={','.join(map(str, range(count)))}"
     candidates = plan([*words, seeds], config_dir, imports=imports)
     fixed = [f"{key}={typed_form(value)}" for key, value in axis.baseline.items()]
-    against = plan([*words, *fixed, seeds], config_dir, imports=imports)
+    against = plan([*words, *fixed, seeds], config_dir, imports=imports, of_baseline=True)
     cells = _cells([*against.runs, *candidates.runs])
     baselines = {name: cell[0] for name, cell in _cells(against.runs).items()}
-    names = {_point(run, axis.own): name for name, run in baselines.items()}
+    own = [key for key in axis.own if not _is_anothers(key, against)]
+    names = {_point(run, own): name for name, run in baselines.items()}
     by_chain: dict[str, list[tuple[str, Candidate]]] = {}
     for name, cell in _cells(candidates.runs).items():
         run = cell[0]
         value = axis.of(run)
-        against_name = names.get(_point(run, axis.own))
+        against_name = names.get(_point(run, own))
         if against_name is None:
             raise ConfigError(f"{BASELINE}: no run of {' '.join(fixed)} beside {value}")
         if name in baselines or axis.is_baseline(run):
@@ -147,7 +141,14 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     if not asked.tune:
         return question
     untuned = [*against.runs, *candidates.runs]
-    return with_arms(question, untuned, ([*texts, *fixed], texts), config_dir, imports=imports)
+    return with_arms(
+        question, untuned, ((True, [*texts, *fixed]), (False, texts)), config_dir, imports=imports
+    )
+
+
+def _is_anothers(key: str, against: Plan) -> bool:
+    """Whether it is an ingredient that the baseline's recipe does not have, whose value says nothing of its cell."""
+    return key.split(".")[0] == INGREDIENTS and not any(has_key(run.config, key) for run in against.runs)
 
 
 def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:

@@ -68,14 +68,17 @@ class Asked:
             yield dict(zip(self.axes, values, strict=True))
 
 
-def read(composer: Composer, texts: Sequence[str]) -> Asked:
-    """Raises ConfigError for a key, a choice or a case that is not known, and for an axis that can be none."""
+def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False) -> Asked:
+    """Raises ConfigError for a key, a choice or a case that is not known, and for an axis that can be none. What these
+    say of ingredients that the recipe does not have is left out `of_baseline`: they are those of another's."""
     if is_script := _is_script(composer, texts):
         composer.use(SCRIPT_ROOT)
     groups = composer.groups()
     typed = parse(texts, composer.loader)
     choices = _group_choices(typed, groups)
     base = composer.compose(with_short_form(composer, choices))
+    if of_baseline:
+        typed = [t for t in typed if not _is_ingredient_of_others(t.key, base)]
     for t in typed:
         if is_script:
             _require_known_to_scripts(t, base, groups)
@@ -83,6 +86,8 @@ def read(composer: Composer, texts: Sequence[str]) -> Asked:
             _require_known(t, base, groups)
     cases = _cases(base.get("sweep"))
     axes, exclusions = _axes(base.get("sweep") or {}, typed, cases)
+    if of_baseline:
+        axes = {key: values for key, values in axes.items() if not _is_ingredient_of_others(key, base)}
     for key, values in axes.items():
         if str(key).endswith("_dir") and len(values) > 1:
             raise ConfigError(
@@ -129,6 +134,10 @@ def _is_script(composer: Composer, texts: Sequence[str]) -> bool:
             f"or {EXPERIMENT}={named[-1]}"
         )
     return bool(typed) or section is not None
+
+
+def _is_ingredient_of_others(key: Any, base: Mapping[str, Any]) -> bool:
+    return isinstance(key, str) and key.split(".")[0] == INGREDIENTS and not has_key(base, key)
 
 
 def is_of_search(key: str) -> bool:

@@ -97,32 +97,34 @@ def plan(
     *,
     imports: bool = True,
     on_many: Callable[[int], None] | None = None,
+    of_baseline: bool = False,
 ) -> Plan:
     """The runs that these overrides ask for. Raises ConfigError; touches nothing on disk. Without `imports` no module
     that the configuration names is run, and what a format of the user's own is stays open. `on_many` is told how many
-    there will be where that takes seconds."""
+    there will be where that takes seconds. Runs `of_baseline` are as these overrides say but for ingredients that their
+    recipe does not have."""
     with Composer(config_dir) as composer:
-        asked = read(composer, texts)
+        asked = read(composer, texts, of_baseline=of_baseline)
         if on_many is not None and asked.count() > MANY:
             on_many(asked.count())
-        return _multiply(composer, asked, imports)
+        return _multiply(composer, asked, imports, of_baseline)
 
 
-def _multiply(composer: Composer, asked: Asked, imports: bool) -> Plan:
+def _multiply(composer: Composer, asked: Asked, imports: bool, of_baseline: bool) -> Plan:
     groups = composer.groups()
     runs: dict[str, PlannedRun] = {}
     baselines: dict[str, PlannedRun] = {}
     excluded = [0] * len(asked.exclusions)
     duplicates = 0
     for point in asked.points():
-        config = _config(composer, groups, asked, point)
+        config = _config(composer, groups, asked, point, of_baseline)
         dropped = [i for i, rule in enumerate(asked.exclusions) if _matches(rule, config, point)]
         if dropped:
             excluded[dropped[0]] += 1
             if config.get("format") != BASELINE or not config.get("aps"):
                 continue
             point["aps"] = False
-            config = _config(composer, groups, asked, point)
+            config = _config(composer, groups, asked, point, of_baseline)
             if any(_matches(rule, config, point) for rule in asked.exclusions):
                 continue
         run = _planned(config, asked, point, imports)
@@ -152,7 +154,11 @@ def _multiply(composer: Composer, asked: Asked, imports: bool) -> Plan:
 
 
 def _config(
-    composer: Composer, groups: Mapping[str, list[str]], asked: Asked, point: Mapping[str, Any]
+    composer: Composer,
+    groups: Mapping[str, list[str]],
+    asked: Asked,
+    point: Mapping[str, Any],
+    of_baseline: bool,
 ) -> dict[str, Any]:
     """The defaults and the experiment under the choices of the case, of the words typed and of the point, in this
     order; then the single values in the same order."""
@@ -174,7 +180,7 @@ def _config(
             _set(config, key, value)
     config.pop(SEARCH, None)
     spell_out(config, composer, choices)
-    recipe.spell_out(config, composer, choices)
+    recipe.spell_out(config, composer, choices, of_baseline=of_baseline)
     with contextlib.suppress(ValueError, KeyError):  # validate says what is wrong with it
         if not is_own(config["format"]):
             config["format"] = parse_format(config["format"]).name  # one name in all records: e8m23 is fp32

@@ -100,9 +100,26 @@ def test_an_experiment_cannot_say_an_ingredient_that_its_recipe_has_not(tmp_path
     assert plan(["exp=mine", "recipe=nvfp4"], tmp_path).runs
 
 
-def test_a_baseline_of_another_recipe_is_asked_for_by_cases():
-    with pytest.raises(ConfigError, match="name each combination, its recipe with what it changes"):
-        ask(["exp=digits_recipes", "recipe=nvfp4", "ingredients.format=nvfp4,nvint4"])
+def test_a_baseline_of_another_recipe_is_one_for_all_values_of_an_ingredient():
+    words = ["exp=digits_recipes", "recipe=nvfp4", "search.baseline.recipe=bf16"]
+    question = ask([*words, "ingredients.rounding=stochastic_8,nearest_even", "ingredients.bf16_layers=0"])
+    assert question.baseline_name == "bf16" and len(question.chains) == 2
+    members = [candidate for chain in question.chains for width in chain.widths for candidate in width]
+    (baseline,) = {member.baseline for member in members}
+    assert question.config(baseline)["recipe"] == "bf16" and question.config(baseline)["ingredients"] == {}
+    found = [question.config(member.name)["ingredients"] for member in members]
+    assert [(of["rounding"], of["bf16_layers"]) for of in found] == [("stochastic_8", 0), ("nearest_even", 0)]
+    with pytest.raises(ConfigError, match=r"unknown key 'ingredients\.roundin'"):
+        ask([*words, "ingredients.roundin=stochastic,nearest_even"])
+
+
+def test_an_ingredient_that_the_baseline_has_too_is_its_own_as_well():
+    words = ["exp=digits_recipes", "recipe=nvfp4", "search.baseline.recipe=nvfp4_4over6"]
+    question = ask([*words, "ingredients.rounding=stochastic,nearest_even"])
+    against = [
+        question.config(chain.widths[0][0].baseline)["ingredients"]["rounding"] for chain in question.chains
+    ]
+    assert against == ["stochastic", "nearest_even"]
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,32 @@ def test_seeds_that_chose_are_in_no_pair_of_a_later_question(launch, asked, tmp_
     assert theirs == {label: mine[label] for label in theirs}
 
 
+def test_a_baseline_whose_recipe_has_no_such_ingredient_serves_all_its_values(
+    launch, asked, tmp_path, monkeypatch
+):
+    train = instant_executor.train
+
+    def worse_to_nearest(job):
+        status = train(job)
+        done = json.loads(job.run.done.read_text())
+        lost = 0.3 * (job.config["ingredients"].get("rounding") == "nearest_even")
+        noise = 1e-3 * (len(job.config["ingredients"]) * job.config["seed"] % 5)
+        done["metrics"]["test_accuracy"] -= lost + noise
+        write_json(job.run.done, done)
+        return status
+
+    monkeypatch.setattr(instant_executor, "train", worse_to_nearest)
+    typed = ("exp=digits_recipes", "recipe=nvfp4", "ingredients.rounding=stochastic,nearest_even")
+    results, *_ = launch(asked(*typed, "search.baseline.recipe=bf16"), tmp_path / "found")
+    mine, study = told(results), read_study([results.question.directory])
+    of = {facet.keys["ingredients.rounding"]: facet for facet in study.facets}
+    for rounding, verdict in (("stochastic", Verdict.CERTIFIED), ("nearest_even", Verdict.REFUTED)):
+        (group,) = (g for g in of[rounding].groups if not g.is_baseline)
+        judged = study.judged[group]
+        found = mine[f"nvfp4 of recipe, ingredients.rounding {rounding}"]
+        assert figures(judged.verdict, judged.judgement) == found and found[0] is verdict
+
+
 @pytest.mark.parametrize(
     ("typed", "gaps"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from cpdrun.config.keys import INGREDIENTS
 from cpdrun.record import RunDir, State
 from cpdrun.report.read import choices, formats
 from cpdrun.report.read.bits_axis import APS, BitsAxis
@@ -48,15 +49,21 @@ def _is_of_cases(groups: list[Group], key: str) -> bool:
 
 
 def make_facets(groups: list[Group], axes: list[str], of: BitsAxis) -> list[Facet]:
-    """By the values of `axes`. A baseline that has a value of its own on one of them serves the facets of all."""
+    """By the values of `axes`. A baseline that has a value of its own on one of them, or whose recipe has no such
+    ingredient, serves the facets of all."""
     found: dict[tuple[str, ...], Facet] = {}
     of_all = [name for name in axes if name not in (FORMAT, APS)]
     for group in groups:
         is_inside = group.case is None and of.is_of_gradients and of.has_value
         keys = {name: group.keys[name] for name in (of_all if is_inside else axes)}
         found.setdefault(tuple(map(identity, keys.values())), Facet(keys, [])).groups.append(group)
-    crossed = [name for name in axes if name in of.elsewhere]
+    without = {name for group in groups if group.is_baseline for name in axes if _is_anothers(name, group)}
+    crossed = [name for name in axes if name in of.elsewhere or name in without]
     return _lend(list(found.values()), crossed) if crossed else list(found.values())
+
+
+def _is_anothers(axis: str, group: Group) -> bool:
+    return axis.split(".")[0] == INGREDIENTS and pd.isna(group.keys[axis])
 
 
 def _lend(facets: list[Facet], crossed: list[str]) -> list[Facet]:
