@@ -3,10 +3,12 @@
 import sys
 import xml.etree.ElementTree as ElementTree
 
+import matplotlib
 import pytest
 from made_up import fill_digits
 
 from cpdrun.report import plots
+from cpdrun.report.look.style import RC
 from cpdrun.report.plots._metric_axis import apart, value_ranges
 from cpdrun.report.plots.accuracy_vs_bytes import front
 from cpdrun.report.read.reader import read_study
@@ -168,6 +170,25 @@ def test_labels_are_moved_apart_and_stay_inside():
     assert apart([5.0, 9.0, 8.9], least=1.0, floor=0.0) == [9.0, 8.0, 5.0]
     assert apart([0.0, 0.1], least=1.0, floor=0.0) == pytest.approx([1.0, 0.0])
     assert apart([], least=1.0, floor=0.0) == []
+
+
+def test_bits_stand_below_long_names(new_sweep):
+    from cpdrun.report.plots import accuracy_vs_bits
+
+    sweep = new_sweep()
+    for format in ("fp32", "nvfp4_5x3_4over6", "mxfp8_e5m2_rceil", "fp8_e5m2_tensor", "int8_channel", "e4m3"):
+        for seed in range(2):
+            sweep.add(format, seed=seed, accuracy=0.9 + 0.001 * seed)
+    with matplotlib.rc_context(RC):
+        figure = accuracy_vs_bits.draw(read_study([sweep.dir]))
+        figure.canvas.draw()
+        (axes,) = figure.subfigs[0].axes
+        labels = axes.get_xticklabels()
+        names = [label.get_window_extent() for label in labels]
+        bits = [text.get_window_extent() for text in axes.texts if text.get_fontweight() == "bold"]
+        bits = [box for box in bits if box.y1 < axes.get_window_extent().y0]
+    assert "nvfp4_5x3_4over6" in [label.get_text() for label in labels], "whole"
+    assert len(bits) == 3 and min(box.y0 for box in names) > max(box.y1 for box in bits)
 
 
 def test_no_format_was_enough_is_no_number_of_bits(new_sweep):

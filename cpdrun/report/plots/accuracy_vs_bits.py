@@ -23,11 +23,13 @@ TITLE = "Accuracy against bits"
 ALT = "The metric of each format, fewest bits on the left, a line for each way of scaling; fp32 as a band."
 
 DIVERGED = "\N{MULTIPLICATION SIGN}"
+_POINTS_IN_AN_INCH = 72
 _GAP = 0.7  # between sizes, in slots
 _DODGE = 0.26  # between the strategies of a slot
 _LETTER_IN = 0.064  # width of a letter of the lines' names, which stand left of the first slot
 _SLOTS_IN_A_COLUMN = 6  # more of them: a wider picture
 _MOST_SLOTS_UPRIGHT = 14  # more of them: names turned, and no figures at the points
+_MOST_LETTERS = 18  # of a name
 _MOST_LETTERS_UPRIGHT = 60  # slots times letters of the longest name; more: turned too
 
 
@@ -121,19 +123,26 @@ def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
             axis.write(_x(axis.study, group, slots), group, text, color, above=rank == 0)
 
 
+def _height_points(axes: Axes) -> float:
+    """Of the tallest of the names below."""
+    heights = [label.get_window_extent().height for label in axes.get_xticklabels()]
+    return max(heights) * _POINTS_IN_AN_INCH / axes.figure.dpi
+
+
 def _format_axis(axes: Axes, slots: dict[str, float]) -> None:
     """Format names under the slots, the number of bits under each group of them."""
-    names = [short(name, 16) for name in slots]
+    names = [short(name, _MOST_LETTERS) for name in slots]
     crowded = len(slots) > _MOST_SLOTS_UPRIGHT or len(names) * max(map(len, names)) > _MOST_LETTERS_UPRIGHT
     axes.set_xticks(list(slots.values()), names)
     axes.tick_params(axis="x", length=0, pad=2, rotation=90 if crowded else 0)
+    below = 4 + _height_points(axes) if crowded else 13
     for bits in dict.fromkeys(formats.bits(name) for name in slots):
         group = [x for name, x in slots.items() if formats.bits(name) == bits]
         axes.annotate(
             "unknown" if bits is None else f"{bits:g}" if crowded else f"{bits:g} bits",
             ((group[0] + group[-1]) / 2, 0),
             xycoords=("data", "axes fraction"),
-            xytext=(0, -10 - 3.7 * max(map(len, names)) if crowded else -13),
+            xytext=(0, -below),
             textcoords="offset points",
             ha="center",
             va="top",
