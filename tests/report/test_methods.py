@@ -92,6 +92,26 @@ def test_the_fewest_bits_that_do_as_well_are_an_answer(methods, report, no_pictu
     assert said[-1].startswith("No method that sends less is within 0.0001 of fp32")
 
 
+def test_methods_that_are_axes_and_no_cases_are_compared_too(new_sweep, report, no_pictures):
+    sweep = new_sweep()
+    for bits, loss, settings in CASES.values():
+        for seed in (0, 1):
+            sent = round(bits / 8 * PARAMETERS * 1.5)
+            sweep.add(
+                seed=seed, world_size=4, metrics={"test_loss": loss + seed / 1000}, wire_bytes=sent,
+                done={"judged_by": "test_loss", "parameters": PARAMETERS},
+                **{"format": "fp32", "aps": False} | settings,
+            )  # fmt: skip
+    calibrate(sweep)
+    made = report(sweep, tolerance=0.02, networks=["1gbit"])
+    found = crossover_of(made).loc["1gbit"]
+    assert set(found.index) == {
+        "fp32", "bf16", "e4m3", "e3m0, APS", "fp32, top-k", "fp32, QSGD", "fp32, local steps", "e4m3, sharded"
+    }  # fmt: skip
+    assert not found.loc["fp32, top-k"]["is_within"] and found.loc["fp32, QSGD"]["is_within"]
+    assert any("which sends 32: fp32, local steps (2)" in line for line in made.sentences)
+
+
 def test_each_family_of_methods_has_a_marker_of_its_own():
     assert len({look.marker for look in METHODS.values()}) == len(METHODS)
     looks = method_looks(["top-k", "somebody's", "with APS", "another"])

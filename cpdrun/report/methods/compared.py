@@ -5,7 +5,7 @@ from cpdrun.report.read.collect import CASE, FORMAT
 from cpdrun.report.read.compare import Difference, difference
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.grouping import make_facets
-from cpdrun.report.read.method import WITH_APS, WITHOUT_APS
+from cpdrun.report.read.method import GOSSIP, WITH_APS, WITHOUT_APS
 from cpdrun.report.read.study import Study
 from cpdrun.report.read.words import axis_text, short_titles
 from cpdrun.report.tables import show_bits
@@ -97,15 +97,19 @@ def _sends(study: Study, group: Group) -> str:
 
 
 def label(study: Study, group: Group) -> str:
-    """`top-k 1 %`, the name of a case; else `e4m3, APS`, and what else of its method varies."""
+    """The name of a case; else `e4m3, APS`, `fp32, top-k, keep 0.01`: the format, the family, and what else of its
+    method varies."""
     if group.case is not None:
         return group.strategy
+    family = group.method.family
     axes = [axis for axis in study.axes if is_of_method(axis) and axis not in _NAMES]
     values = {axis: axis_text(group.keys[axis]) for axis in axes}
     titles = short_titles(axes)
-    rest = [
-        text if axis.endswith("_target_") else f"{titles[axis]} {text}"
-        for axis, text in values.items()
-        if text != "-"
-    ]
-    return ", ".join([group.name, *(["APS"] if group.aps else []), *rest])
+    parts = [group.name, *(["APS"] if group.aps else [])]
+    parts += [] if family in (WITH_APS, WITHOUT_APS) else [family]
+    for axis, text in values.items():
+        if not axis.endswith("_target_"):
+            parts += [f"{titles[axis]} {text}"] if text != "-" else []
+        elif family == GOSSIP:  # of several rules
+            parts.append(text)
+    return ", ".join(parts)
