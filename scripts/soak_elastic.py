@@ -85,7 +85,7 @@ def soak(cases: dict[str, tuple[list[str], int]], arguments: argparse.Namespace,
             costs += strike(name, typed, ranks, kills, dice, folder / f"{number}-struck")
             check_same(run_of(folder / f"{number}-calm"), run_of(folder / f"{number}-struck"), kills)
         except BrokenError as error:
-            print(f"{name}: {error}")
+            print(f"{name}: {error}\n{(folder / f'{number}-struck' / 'log').read_text()[-2000:]}")
             return 1
     costs.sort()
     print(
@@ -181,7 +181,7 @@ def wait_for(condition, process: subprocess.Popen, what: str):
     until = time.monotonic() + PATIENCE_S
     while not (value := condition()):
         if process.poll() is not None or time.monotonic() > until:
-            raise BrokenError(f"waited in vain for {what}: train for longer, or see {process.args[-1]}")
+            raise BrokenError(f"waited in vain for {what}")
         time.sleep(LOOK_S)
     return value
 

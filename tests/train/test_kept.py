@@ -56,13 +56,20 @@ def test_it_takes_a_share_of_the_time_however_long_it_takes(monkeypatch):
     assert not held.is_due()
     now[0] += kept.FIRST_S
     assert held.is_due() and not held.is_due(), "asked for once, until it is kept"
-    began = now[0]
-    now[0] += 3.0
-    held.keep({"step": 1}, began)
-    now[0] += 3.0 / kept.SHARE - 0.1
-    assert not held.is_due()
-    now[0] += 0.2
-    assert held.is_due()
+    for share, takes_s, counts_s in (
+        (kept.FIRST_SHARE, 9.0, 9.0),  # and plays no further part
+        (kept.SHARE, 3.0, 3.0),
+        (kept.SHARE, 7.0, 3.0),  # held up by something else
+        (kept.SHARE, 4.0, 3.0),
+        (kept.SHARE, 5.0, 4.0),
+    ):
+        began = now[0]
+        now[0] += takes_s
+        held.keep({"step": 1}, began)
+        now[0] += counts_s / share - 0.1
+        assert not held.is_due()
+        now[0] += 0.2
+        assert held.is_due()
     held.is_on_disk()
     assert not held.is_due()
 

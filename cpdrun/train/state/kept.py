@@ -7,13 +7,15 @@ two files without a name (memfd_create), which the engine makes and every rank t
 as long as one of those processes is, and gone with the last of them, however it ends.
 
 Rank 0 writes them in turn and then says which is whole, so that a rank which dies while it writes costs nothing but
-that one. How often: so that it takes a `SHARE` of the time at most, by what the last one took.
+that one. How often: so that it takes a `SHARE` of the time, by the quickest of the last few: one that other programs
+held up says little of the next.
 """
 
 import mmap
 import os
 import struct
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from cpdrun.record import Lost
 
 SHARE = 0.02  # of the time that may go into keeping the state; less: more steps are lost with a rank
 FIRST_S = 0.05  # before anything is known of what it takes
+FIRST_SHARE = 0.2  # after a process's first, which pays for what is done once: connections, pages, imports
+REMEMBERED = 3
 SLOTS = 2
 NONE = -1
 
@@ -52,7 +56,7 @@ class Kept:
         self.board = Board(stepped=time.time())
         self._say()
         self.from_step = 0
-        self._cost_s = FIRST_S * SHARE
+        self._is_first, self._costs_s = True, deque(maxlen=REMEMBERED)
         self._put_off()
 
     @property
@@ -98,8 +102,12 @@ class Kept:
             torch.save(state, file)
         self.board.slot = slot
         self._say()
-        self._cost_s = time.monotonic() - began
-        self._put_off()
+        now = time.monotonic()
+        if self._is_first:
+            self._is_first, self._due = False, now + (now - began) / FIRST_SHARE
+        else:
+            self._costs_s.append(now - began)
+            self._put_off()
 
     def is_on_disk(self) -> None:
         """A checkpoint on disk is as far as the run."""
@@ -108,7 +116,7 @@ class Kept:
         self._put_off()
 
     def _put_off(self) -> None:
-        self._due = time.monotonic() + self._cost_s / SHARE
+        self._due = time.monotonic() + (min(self._costs_s) / SHARE if self._costs_s else FIRST_S)
 
     def stepped(self, step: int) -> Lost | None:
         """So many steps of the run are complete; what a death cost, once all is as far again as it was."""
