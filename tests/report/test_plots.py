@@ -176,7 +176,14 @@ def test_bits_stand_below_long_names(new_sweep):
     from cpdrun.report.plots import accuracy_vs_bits
 
     sweep = new_sweep()
-    for format in ("fp32", "nvfp4_5x3_4over6", "mxfp8_e5m2_rceil", "fp8_e5m2_tensor", "int8_channel", "e4m3"):
+    for format in (
+        "fp32",
+        "mxfp6_e3m2_b8_ceil",
+        "mxfp8_e5m2_rceil",
+        "fp8_e5m2_tensor",
+        "int8_channel",
+        "e4m3",
+    ):
         for seed in range(2):
             sweep.add(format, seed=seed, accuracy=0.9 + 0.001 * seed)
     with matplotlib.rc_context(RC):
@@ -187,7 +194,7 @@ def test_bits_stand_below_long_names(new_sweep):
         names = [label.get_window_extent() for label in labels]
         bits = [text.get_window_extent() for text in axes.texts if text.get_fontweight() == "bold"]
         bits = [box for box in bits if box.y1 < axes.get_window_extent().y0]
-    assert "nvfp4_5x3_4over6" in [label.get_text() for label in labels], "whole"
+    assert "mxfp6_e3m2_b8_ceil" in [label.get_text() for label in labels], "whole"
     assert len(bits) == 3 and min(box.y0 for box in names) > max(box.y1 for box in bits)
 
 
