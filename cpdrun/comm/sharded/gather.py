@@ -31,6 +31,7 @@ from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.magnitudes import agreement_bytes, largest_magnitude
 from cpdrun.comm.sums.scaling import APS, Shifts
 from cpdrun.comm.sums.sum import Sum
+from cpdrun.comm.sums.summations.ahead import Ahead
 from cpdrun.comm.sums.summations.exchange import SEGMENT_VALUES, layout_of, pipeline, transport_of
 from cpdrun.comm.wire.cut import Cut
 from cpdrun.comm.wire.failure import naming_lost_ranks
@@ -81,48 +82,52 @@ class Gather:
         if not any(weights.numels):
             return Gathered()
         with naming_lost_ranks(self.workers.group):
-            shifts, agreed = self._agree(weights)
-            if self.workers.ranks == 1:
-                self._emulate(weights, shifts)
-                sent = 0
-            else:
-                sent = self._exchange(weights, shifts)
-        N, ranks = self.workers.world_size, self.workers.ranks
+            N, ranks = self.workers.world_size, self.workers.ranks
+            cut = weights.cut.of_ranks(ranks)
+            layout = layout_of(weights.numels, self.fmt.bits, ranks, SEGMENT_VALUES, cut)
+            (level,) = self.how.ordering.levels(1)  # nothing is added: a layer is its own largest summand
+            ahead = Ahead(
+                self.shifts,
+                level,
+                weights.names,
+                lambda p: largest_magnitude(weights.mine[p]),
+                self.fmt,
+                self.workers,
+                layout,
+            )
+            sent = self._emulate(weights, ahead) if ranks == 1 else self._exchange(weights, ahead, layout)
+            agreed = ahead.agreed
         of_worker = Layout(weights.numels, self.fmt.bits, N, 1, weights.cut).gathered_bytes
         return Gathered(of_worker + agreement_bytes(agreed, N), sent + agreement_bytes(agreed, ranks))
 
-    def _agree(self, weights: Weights) -> tuple[list[int], int]:
-        (level,) = self.how.ordering.levels(1)  # nothing is added: a layer is its own largest summand
-        (shifts,), agreed = self.shifts.of_level(
-            level, weights.names, lambda: [largest_magnitude(m) for m in weights.mine], self.fmt, self.workers
-        )
-        return shifts, agreed
-
-    def _emulate(self, weights: Weights, shifts: Sequence[int]) -> None:
-        """This rank owns all there is."""
-        for p, (m, shift) in enumerate(zip(weights.mine, shifts, strict=True)):
+    def _emulate(self, weights: Weights, ahead: Ahead) -> int:
+        """This rank owns all there is, and sends nothing."""
+        for t in range(len(ahead.last)):
+            ahead.settle(t)
+        for p, (m, shift) in enumerate(zip(weights.mine, ahead.shifts, strict=True)):
             if m.numel():
                 place = weights.place(0, Piece(p, 0, m.numel(), 0))
                 decoded = codec.scale(codec.quantize_scaled(m, shift, self.how), -shift)
                 place.add_(decoded) if self.differences else place.copy_(decoded)
+        return 0
 
-    def _exchange(self, weights: Weights, shifts: Sequence[int]) -> int:
+    def _exchange(self, weights: Weights, ahead: Ahead, layout: Layout) -> int:
         """Returns the bytes sent to other ranks."""
-        rank, ranks = self.workers.rank, self.workers.ranks
-        cut = weights.cut.of_ranks(ranks)
-        layout = layout_of(weights.numels, self.fmt.bits, ranks, SEGMENT_VALUES, cut)
-        begins = [part.start for part in cut.of_owner(rank, len(weights.names))]
+        rank, shifts = self.workers.rank, ahead.shifts
+        begins = [part.start for part in layout.cut.of_owner(rank, len(weights.names))]
         device = weights.mine[0].device
         transport = transport_of(self.workers.group, device)
         change = torch.empty(8 * layout.segment_blocks if self.differences else 0, device=device)
 
         def send(t: int) -> None:
+            ahead.settle(t)
             message = transport.own_sum(t)
             for piece in layout.pieces[rank][t]:
                 begin = begins[piece.layer]
                 source = weights.mine[piece.layer][piece.start - begin : piece.stop - begin]
                 codec.round_and_pack(source, shifts[piece.layer], self.how, None, out=piece.of(message))
             transport.send_to_all(t)
+            ahead.begin()
 
         def decode(t: int) -> None:
             for owner, message in enumerate(transport.wait_for_sums(t)):

@@ -11,7 +11,7 @@ inf and NaN take no part: a layer's magnitude is that of its finite elements, 0 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -81,6 +81,8 @@ class Agreement:
 class Magnitudes(ABC):
     """Which magnitudes a rule goes by. What must be remembered for that is remembered here."""
 
+    asks: ClassVar[bool] = True  # whether any are agreed on
+
     @abstractmethod
     def of(self, labels: Sequence[str], agreement: Agreement, first: int) -> list[float]:
         """One for each label, from what is agreed from place `first` on. Collective where it waits.
@@ -100,6 +102,8 @@ class Magnitudes(ABC):
 
 class NotAsked(Magnitudes):
     """For rules that need none: 0, and nothing is agreed on."""
+
+    asks = False
 
     def of(self, labels: Sequence[str], agreement: Agreement, first: int) -> list[float]:
         return [0.0] * len(labels)

@@ -79,6 +79,11 @@ class Shifts:
         """Whether gradients may be scaled at all."""
         return not isinstance(self.rule, NoScaling)
 
+    @property
+    def asks(self) -> bool:
+        """Whether magnitudes are agreed on."""
+        return self.magnitudes.asks
+
     def of_level(
         self,
         level: Level,
@@ -91,7 +96,12 @@ class Shifts:
 
         local: gives this rank's largest magnitude of each layer, for each group of the level, group after group.
         """
-        agreement = Agreement(local, workers)
+        return self.of_agreement(level, layers, Agreement(local, workers), fmt)
+
+    def of_agreement(
+        self, level: Level, layers: Sequence[str], agreement: Agreement, fmt: Format
+    ) -> tuple[list[list[int]], int]:
+        """`of_level` with an agreement that may be under way."""
         shifts = []
         for j, group in enumerate(level.groups):
             if level.passes_on(j):

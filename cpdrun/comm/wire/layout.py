@@ -70,6 +70,15 @@ class Layout:
         """Of each segment of each shard."""
         return [self._cut(owned) for owned in self.slices]
 
+    @cached_property
+    def last_layers(self) -> list[int]:
+        """Of each segment, the last layer that it or one before holds a piece of, of any shard."""
+        found, last = [], 0
+        for t in range(self.segments):
+            last = max([last, *(piece.layer for shard in self.pieces for piece in shard[t])])
+            found.append(last)
+        return found
+
     def _cut(self, owned: tuple[Slice, ...]) -> list[list[Piece]]:
         segments: list[list[Piece]] = [[] for _ in range(self.segments)]
         block = 0  # of the shard

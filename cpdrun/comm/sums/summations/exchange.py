@@ -32,6 +32,7 @@ from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.draw import Draw
 from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.sums.orders import Level, Order
+from cpdrun.comm.sums.summations.ahead import Ahead
 from cpdrun.comm.sums.summations.base import Layers, Shards, Summation, Summed
 from cpdrun.comm.wire.cut import Cut, Slice
 from cpdrun.comm.wire.failure import naming_lost_ranks
@@ -76,19 +77,33 @@ class Exchange:
     def run(self) -> Summed:
         """Collective. Raises RankLost where another rank is gone."""
         with naming_lost_ranks(self.workers.group):
-            first, mine = self.workers.mine.start, self.workers.mine
-            self.shifts = self._agree(
-                self.first,
-                lambda group, p: [
-                    part for w in group if w in mine for part in self.layers.parts(w - first, p)
-                ],
-            )
+            self._agree_first()
             self.transport.begin(self.layout, self.workers.share, gather=not self.stays)
             self._add_up()
             self.transport.finish()
         sent = self.layout.scattered_bytes if self.stays else self.layout.sent_bytes
         sent_bytes = sent(self.workers.share)
-        return self.summation.summed(self.layers, self.shifts, agreed=self.agreed, sent_bytes=sent_bytes)
+        agreed = self.agreed + (self.ahead.agreed if self.ahead else 0)
+        return self.summation.summed(self.layers, self.shifts, agreed=agreed, sent_bytes=sent_bytes)
+
+    def _agree_first(self) -> None:
+        """Of the first level: here of the only one, as the segments come that need them."""
+        summation, nothing = self.summation, self.layers.stacks[0].new_zeros(())
+
+        def local(p: int) -> Tensor:
+            mine = range(self.workers.share)
+            return _largest([part for i in mine for part in self.layers.parts(i, p)], nothing)
+
+        self.ahead: Ahead | None = Ahead(
+            summation.shifts,
+            self.first,
+            self.layers.names,
+            local,
+            self.sum.fmt,
+            summation.agreeing,
+            self.layout,
+        )
+        self.shifts = [self.ahead.shifts]
 
     def _add_up(self) -> None:
         (self.result_shifts,) = self.shifts
@@ -118,6 +133,8 @@ class Exchange:
     # ---- stages
 
     def _send_to_owners(self, t: int) -> None:
+        if self.ahead:
+            self.ahead.settle(t)
         for owner in range(self.workers.ranks):
             for i, worker in enumerate(self.workers.mine):
                 shifts = self.shifts[self.summation.group_of(worker)]
@@ -128,6 +145,8 @@ class Exchange:
                     draw = self.summation.draw(worker, layer, self.layers.key, piece.start)
                     codec.round_and_pack(source, shifts[piece.layer], self.wire, draw, out=piece.of(message))
         self.transport.send_to_owners(t)
+        if self.ahead:
+            self.ahead.begin()
 
     def _add(self, t: int) -> None:
         payload_NxB = self.transport.wait_for_workers(t)

@@ -19,6 +19,15 @@ from cpdrun.comm.sums.summations.exchange import Exchange
 class LevelsExchange(Exchange):
     """One sum under way, in an order of several levels."""
 
+    def _agree_first(self) -> None:
+        self.ahead, mine = None, self.workers.mine
+        self.shifts = self._agree(
+            self.first,
+            lambda group, p: [
+                part for w in group if w in mine for part in self.layers.parts(w - mine.start, p)
+            ],
+        )
+
     def _add_up(self) -> None:
         self.held: list[list[list[Tensor]]] = []  # float32 sums: segment, group, piece
         self._pipeline(self._send_to_owners, self._add_workers)
