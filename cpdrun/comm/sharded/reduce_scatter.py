@@ -30,6 +30,7 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         self.param_group = param_group
         self.step = 0
         self._there: list[Any] | None = None  # the parameters with gradients, where torch tells
+        self._input_is_next = False
         prepare = getattr(param_group, "_prepare_reduce_scatter_inputs", None)
         if prepare is not None:
             param_group._prepare_reduce_scatter_inputs = self._noting(prepare)
@@ -50,7 +51,7 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
 
     def _noting(self, prepare: Callable) -> Callable:
         def noting(params: Sequence[Any], *given: Any) -> Any:
-            self._there = list(params)
+            self._there, self._input_is_next = list(params), True
             return prepare(params, *given)
 
         return noting
@@ -63,6 +64,9 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         return params
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        is_input, self._input_is_next = self._input_is_next, False
+        if is_input and device.type == "cpu":
+            return _scratch(prod(size), dtype)
         return torch.empty(*size, dtype=dtype, device=device)
 
     @torch.no_grad()
@@ -93,6 +97,17 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
             output_tensor.copy_(result)
         self.step += 1
         self.done(params)
+
+
+_scratches: dict[torch.dtype, Tensor] = {}
+
+
+def _scratch(numel: int, dtype: torch.dtype) -> Tensor:
+    """Memory for one input after the other, which a processor has read when the reduce-scatter is over: fresh memory
+    costs more than to fill it."""
+    if dtype not in _scratches or _scratches[dtype].numel() < numel:
+        _scratches[dtype] = torch.empty(numel, dtype=dtype)
+    return _scratches[dtype][:numel]
 
 
 @lru_cache(maxsize=512)
