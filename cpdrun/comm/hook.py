@@ -183,9 +183,9 @@ def _check_kind(model: nn.Module) -> None:
         if fsdp and isinstance(module, fsdp.FullyShardedDataParallel | fsdp.FSDPModule):
             one_wrapper = isinstance(module, fsdp.FullyShardedDataParallel)
             kind = "FullyShardedDataParallel" if one_wrapper else "fully_shard (FSDP2)"
+            instead = "wrap the model in DistributedDataParallel" if one_wrapper else "take fsdp_comm"
             raise ValueError(
-                f"ddp_hook cannot serve {kind}, which leaves a rank a part of each gradient: wrap the model in "
-                "DistributedDataParallel"
+                f"ddp_hook cannot serve {kind}, which leaves a rank a part of each gradient: {instead}"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ValueError(f"{name or 'the model'} has sparse gradients, ddp_hook sums dense ones: {DENSE}")

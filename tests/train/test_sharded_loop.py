@@ -26,7 +26,7 @@ def equal(one, other):
 
 
 @pytest.mark.parametrize(
-    "typed", [("optim=sgd",), ("optim=adamw", "format=e4m3", "aps=true")], ids=["fp32", "e4m3"]
+    "typed", [("optim=sgd", "format=fp32", "aps=false"), ("optim=adamw", "format=e4m3")], ids=["fp32", "e4m3"]
 )
 def test_weights_in_fp32_are_those_of_all_reduce(make_run, train_here, typed):
     """Whose optimizer has every parameter whole."""
@@ -37,6 +37,10 @@ def test_weights_in_fp32_are_those_of_all_reduce(make_run, train_here, typed):
     of_whole, of_sharded = (read_json(run.done) for run in (whole, sharded))
     assert of_whole["metrics"] == of_sharded["metrics"]
     assert of_sharded["memory"]["optimizer_bytes"] * 3.9 < of_whole["memory"]["optimizer_bytes"]
+    values = sum(m.numel() for m in torch.load(sharded.checkpoint, weights_only=True)["masters"])
+    bits = (8 if "format=e4m3" in typed else 32) + 32
+    theory = 3 / 4 * values * bits / 8  # and what it takes to agree on shifts, of ten small layers
+    assert 1 < of_sharded["wire"]["bytes_per_step_real_worker"] / theory < 1.1
 
 
 HARD = (
@@ -73,20 +77,11 @@ def test_any_split_and_a_resume_have_the_same_bits_and_checkpoints(make_run, tra
     assert abs(wires[2]["bytes_per_step_sent"] / wires[2]["bytes_per_step_real_worker"] - 1) < 0.02
 
 
-def test_bytes_are_those_of_the_theory(make_run, train_here):
-    run = make_run(*SHARDED, "format=e4m3", "aps=true", "sync.gather=bf16")
-    train_here(run)
-    state = torch.load(run.checkpoint, weights_only=True)
-    values = sum(m.numel() for m in state["masters"])
-    sent = read_json(run.done)["wire"]["bytes_per_step_real_worker"]
-    assert 1 < sent / (3 / 4 * values * (1 + 2)) < 1.1
-
-
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
         ("optim=lars", "optim: LARS needs layers as a whole"),
-        ("optim=muon", "needs layers as a whole"),
+        ("optim=lamb", "LAMB needs layers as a whole"),
         ("precision.weights=bf16", "sync.gather says in which format they are used"),
         ("sync.gather=mxfp8_e4m3", "weights are gathered in a format without scales"),
         ("sync.gather=e44", "e44"),

@@ -18,7 +18,7 @@ from cpdrun.comm.sharded.sync import ShardedSync
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.train.build import Parts
-from cpdrun.train.instantiate import locate
+from cpdrun.train.instantiate import BuildError, locate
 from cpdrun.train.learners.shared import SharedWeights
 from cpdrun.train.learners.update import Update
 from cpdrun.train.precision.base import Precision, kept_bytes
@@ -32,7 +32,7 @@ class ShardedWeights(SharedWeights):
     def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
         super().__init__(config, parts, workers, device)
         if self.model_workers:
-            raise ValueError(
+            raise BuildError(
                 "sync=sharded: workers that share a model hold parts of it already: take sync=all_reduce"
             )
         self.weights, self.sync = list(trainable(parts.model).values()), parts.sync

@@ -61,6 +61,7 @@ ODD = [
     ("e3m1", {"delayed": True, "rounding": "stochastic", "error_feedback": True}),
     ("e5m2", {"aps": True, "full_precision_layers": ["head.*"], "overflow": "saturate"}),
     ("e4m3", {"requantise": "once"}),
+    ("fp32", {"order": "native"}),  # of two, in whatever order
     ("mxfp8_e4m3", {"error_feedback": True}),
 ]
 
