@@ -49,7 +49,7 @@ def test_ranks_that_are_killed_change_no_bit(trainer, sweep, tmp_path, monkeypat
 
     slow = tmp_path / "slow"
     slow.touch()
-    typed = [*dawdling(slow, pause_s=0.05), "epochs=1"]
+    typed = [*dawdling(slow, pause_s=0.15), "epochs=1"]
     jobs = [make_training_job(sweep, *typed, *sync, "nproc=2", "elastic=true") for sync in SYNCS.values()]
     executor = LocalExecutor(6, 1, warm_start=True, sweep=sweep, options=LaunchOptions(), warm=trainer)
     with training():
@@ -62,7 +62,8 @@ def test_ranks_that_are_killed_change_no_bit(trainer, sweep, tmp_path, monkeypat
         touched = run.attempts()[0].pulse.stat().st_mtime_ns
         wait_for(lambda r=run, t=touched: r.attempts()[0].pulse.stat().st_mtime_ns != t, "a step")
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda r=run: r.attempts()[0].losses(), "the step that was reached")
+    for job in jobs:
+        wait_for(lambda r=job.run: r.attempts()[0].losses(), "the step that was reached")
     slow.unlink()
     outcomes = finish(executor)
     executor.close()
