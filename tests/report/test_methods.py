@@ -112,6 +112,22 @@ def test_methods_that_are_axes_and_no_cases_are_compared_too(new_sweep, report, 
     assert any("which sends 32: fp32, local steps (2)" in line for line in made.sentences)
 
 
+def test_formats_that_change_what_is_sent_are_drawn_against_it_whatever_their_key(new_sweep, report):
+    """sync.gather is no format of gradients, and yet a format of the wire; precision.weights is none."""
+    drawn = {}
+    for key, bytes_of in (
+        ("sync.gather", {"fp32": 800, "e4m3": 500}),
+        ("precision.weights", {"fp32": 800, "e4m3": 800}),
+    ):
+        sweep = new_sweep(key)
+        for seed in (0, 1):
+            for name, sent in bytes_of.items():
+                sweep.add(seed=seed, world_size=2, wire_bytes=sent, done={"parameters": 100}, **{key: name})
+        made = report(sweep)
+        drawn[key] = (made.folder / "accuracy_vs_bytes.svg").exists()
+    assert drawn == {"sync.gather": True, "precision.weights": False}
+
+
 def test_each_family_of_methods_has_a_marker_of_its_own():
     assert len({look.marker for look in METHODS.values()}) == len(METHODS)
     looks = method_looks(["top-k", "somebody's", "with APS", "another"])

@@ -82,8 +82,8 @@ class Crossover:
 
 def crossover(study: Study) -> Crossover:
     """Raises CalibrationError, in words for the user, where the runs or the calibration do not hold what it needs."""
-    if not study.bits_axis.is_of_gradients:
-        raise CalibrationError(f"all send the same: {study.bits_axis.key} says nothing of the wire")
+    if why := study.sends_alike:
+        raise CalibrationError(why)
     calibration = calibration_of(study)
     networks = study.networks or known_networks(calibration)
     panels = [panel(study, facet, calibration, networks) for facet in by_setting(study)]

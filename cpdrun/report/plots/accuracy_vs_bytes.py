@@ -30,8 +30,8 @@ _FRONT = Look("the front", "#999999", "", "solid")
 
 
 def draw(study: Study) -> Figure:
-    if not study.bits_axis.is_of_gradients:
-        raise NotDrawnError(f"all send the same: {study.bits_axis.key} says nothing of the wire")
+    if why := study.sends_alike:
+        raise NotDrawnError(why)
     facets = [facet for facet in study.facets if len(_points(facet)) > 1]
     if not facets:
         raise NotDrawnError("no runs to compare that recorded the bytes they sent")

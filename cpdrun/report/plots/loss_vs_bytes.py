@@ -29,8 +29,8 @@ OF_CASES = None  # of cases and of axes alike
 
 
 def draw(study: Study) -> Figure:
-    if not study.bits_axis.is_of_gradients:
-        raise NotDrawnError(f"all send the same: {study.bits_axis.key} says nothing of the wire")
+    if why := study.sends_alike:
+        raise NotDrawnError(why)
     facets = [facet for facet in by_setting(study) if len(_points(facet)) > 1]
     if not facets:
         raise NotDrawnError("no runs to compare that recorded the bytes they sent")

@@ -58,6 +58,16 @@ class Study:
         """How each strategy is drawn, by its name."""
         return looks(group.strategy for group in self.groups if not group.is_baseline)
 
+    @property
+    def sends_alike(self) -> str | None:
+        """Why bytes on the wire tell nothing apart, in words; None where they may."""
+        if self.bits_axis.is_of_gradients or any(
+            len({group.wire_bytes for group in facet.groups if group.wire_bytes > 0}) > 1
+            for facet in self.facets
+        ):
+            return None
+        return f"all send the same: {self.bits_axis.key} says nothing of the wire"
+
     # ---- what is compared, and how sure that is
 
     @property
