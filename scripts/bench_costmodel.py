@@ -3,7 +3,7 @@
     sudo python scripts/bench_costmodel.py                           # 2 ranks, 1 Gbit/s and 100 Mbit/s
     sudo python scripts/bench_costmodel.py --out results/reference/costmodel
 
-Ranks run in network namespaces as in bench_wire.py. In turns, so that both see the same disturbances of a
+Ranks run in network namespaces (slow_links.py). In turns, so that both see the same disturbances of a
 shared machine, a round calibrates (`cpdrun.train.calibrate`: compute, codec, network, never the exchange
 itself) and takes steps of the training loop with each method. A parameter is its median over the rounds, a
 measured step the median of all; nothing is fitted to the steps.
@@ -13,15 +13,12 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_wire import INTERFACE, lay_link
+from slow_links import found_by_ranks
 
 from cpdrun.record import write_json, write_text
 from cpdrun.report.costmodel import Calibration, Setup, StepCost, step_cost
@@ -178,30 +175,8 @@ def time_steps(steps: Mapping[str, Callable[[], None]], repeats: int) -> dict[st
 
 
 def measure_link(rate: str, options: argparse.Namespace) -> dict[str, Any]:
-    with ExitStack() as stack:
-        processes = []
-        for rank, machine in enumerate(lay_link(stack, options.ranks, rate)):
-            environment = os.environ | {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(options.ranks),
-                "MASTER_ADDR": "10.99.0.1",
-                "MASTER_PORT": str(28000 + os.getpid() % 1000),
-                "GLOO_SOCKET_IFNAME": INTERFACE,
-                "OMP_NUM_THREADS": "1",
-            }
-            arguments = [f"--{key}={getattr(options, key)}" for key in ("width", "rounds", "repeats")]
-            process = subprocess.Popen(
-                ["ip", "netns", "exec", machine, sys.executable, __file__, "--as-rank", *arguments],
-                env=environment,
-                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            processes.append(process)
-        output, _ = processes[0].communicate()
-        if processes[0].returncode:
-            raise SystemExit(f"a rank failed with exit code {processes[0].returncode}")
-        return json.loads(output.splitlines()[-1])
+    arguments = [f"--{key}={getattr(options, key)}" for key in ("width", "rounds", "repeats")]
+    return found_by_ranks(__file__, options.ranks, rate, arguments)
 
 
 def median_of(values: list[Any]) -> Any:

@@ -4,7 +4,7 @@
     sudo python scripts/bench_crossover.py --ranks 4 --output crossover.md
     python scripts/bench_crossover.py --rate loopback                        # no link, no root
 
-Each rank runs in a network namespace behind a token bucket, as in bench_wire.py. On every link, in one process a rank:
+Each rank runs in a network namespace behind a token bucket, (slow_links.py). On every link, in one process a rank:
 the link and the codecs are calibrated (`cpdrun.train.calibrate`, never an exchange), then all methods exchange one
 vector in turns, so that a busy machine disturbs all alike. Times are medians of the slowest rank's; predictions are
 `cpdrun.report.costmodel.exchange_s` of what was calibrated: nothing is fitted. The loopback's "link" is memory, shared
@@ -21,18 +21,16 @@ import math
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from bench_costmodel import be_preferred
-from bench_wire import INTERFACE, lay_link
+from slow_links import found_by_ranks
 
 from cpdrun.record import write_text
 from cpdrun.report.costmodel import Codec, Exchange, Network, exchange_s
@@ -168,33 +166,8 @@ def time_steps(steps: Mapping[str, Callable[[], None]], repeats: int) -> dict[st
 
 
 def measure(ranks: int, rate: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What rank 0 found, every rank a process of its own; its namespace is gone afterwards, whatever happens."""
-    with ExitStack() as stack:
-        machines = [None] * ranks if rate == LOOPBACK else lay_link(stack, ranks, rate)
-        processes = []
-        for rank, machine in enumerate(machines):
-            environment = os.environ | {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "10.99.0.1" if machine else "127.0.0.1",
-                "MASTER_PORT": str(27000 + os.getpid() % 1000),
-                "GLOO_SOCKET_IFNAME": INTERFACE if machine else "lo",
-                "OMP_NUM_THREADS": "1",
-            }
-            inside = ["ip", "netns", "exec", machine] if machine else []
-            given = [f"--values={options.values}", f"--repeats={options.repeats}", "--as-rank"]
-            process = subprocess.Popen(
-                [*inside, sys.executable, __file__, *given],
-                env=environment,
-                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            processes.append(process)
-        output, _ = processes[0].communicate()
-        if processes[0].returncode:
-            raise SystemExit(f"a rank failed with exit code {processes[0].returncode}")
-        return json.loads(output.splitlines()[-1])
+    arguments = [f"--values={options.values}", f"--repeats={options.repeats}"]
+    return found_by_ranks(__file__, ranks, None if rate == LOOPBACK else rate, arguments)
 
 
 # ---- the model, and both side by side

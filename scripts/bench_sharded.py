@@ -6,7 +6,7 @@ of weights, rounding and packing included; and of a whole FSDP2 step.
     sudo chrt -r 5 python scripts/bench_sharded.py                      # beside other work on the machine
     python scripts/bench_sharded.py --loopback                          # no link, no root
 
-Ranks run in network namespaces behind token buckets as in bench_wire.py, and on machines with other work in turns: each
+Ranks run in network namespaces behind token buckets (slow_links.py), and on machines with other work in turns: each
 repeat times every method once. Seconds and ratios are medians.
 
 `reduce-scatter + all-gather`: gradients and weights of square layers, as FSDP cuts them; fp32 and bf16 are torch's own,
@@ -20,16 +20,14 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from bench_wire import INTERFACE, lay_link, sent_bytes
+from slow_links import found_by_ranks, sent_bytes
 
 BITS = {"fp32": 32, "fp32, direct": 32, "bf16": 16, "8 bits": 8, "4 bits": 4}
 FORMATS = {"fp32, direct": "fp32", "8 bits": "e4m3", "4 bits": "e2m1"}
@@ -172,36 +170,9 @@ def be_rank(options: argparse.Namespace) -> None:
 
 
 def measure(ranks: int, rate: str | None, options: argparse.Namespace) -> dict[str, dict]:
-    """What rank 0 found, every rank a process of its own behind a link of `rate` (None: loopback)."""
-    with ExitStack() as stack:
-        machines = lay_link(stack, ranks, rate) if rate else [None] * ranks
-        processes = []
-        for r, machine in enumerate(machines):
-            environment = os.environ | {
-                "RANK": str(r),
-                "WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "10.99.0.1" if machine else "127.0.0.1",
-                "MASTER_PORT": str(29000 + os.getpid() % 1000),
-                "GLOO_SOCKET_IFNAME": INTERFACE if machine else "lo",
-                "OMP_NUM_THREADS": "1",
-            }
-            arguments = ["--values", str(options.values), "--repeats", str(options.repeats)]
-            arguments += ["--exchange-only"] * options.exchange_only
-            process = subprocess.Popen(
-                [
-                    *(["ip", "netns", "exec", machine] if machine else []),
-                    *(sys.executable, __file__, "--as-rank", *arguments),
-                ],
-                env=environment,
-                stdout=subprocess.PIPE if r == 0 else subprocess.DEVNULL,
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            processes.append(process)
-        output, _ = processes[0].communicate()
-        if processes[0].returncode:
-            raise SystemExit(f"a rank failed with exit code {processes[0].returncode}")
-        return json.loads(output.splitlines()[-1])
+    """What rank 0 found, behind links of `rate` (None: loopback)."""
+    arguments = ["--values", str(options.values), "--repeats", str(options.repeats)]
+    return found_by_ranks(__file__, ranks, rate, arguments + ["--exchange-only"] * options.exchange_only)
 
 
 def table(title: str, found: dict[str, dict], ranks: int, n_values: int) -> str:

@@ -20,85 +20,25 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
+
+from slow_links import found_by_ranks, sent_bytes
 
 FORMATS = {"8 bits": "e4m3", "6 bits": "e3m2", "4 bits": "e2m1"}
 BITS = {"fp32 all_reduce": 32, "bf16": 16, "8 bits": 8, "6 bits": 6, "4 bits": 4}
-INTERFACE = "eth0"
 WARM_UPS = 3  # DDP rebuilds its buckets, PowerSGD begins in its third step
 
 
-# ---- the link
-
-
-def run(command: str) -> None:
-    subprocess.run(command.split(), check=True)
-
-
-def lay_link(stack: ExitStack, ranks: int, rate: str) -> list[str]:
-    """Namespaces of `ranks` machines on one switch, linked to it at the given rate. Returns their names."""
-    prefix = f"bw{os.getpid() % 100000}"
-    switch, machines = f"{prefix}sw", [f"{prefix}n{r}" for r in range(ranks)]
-    for name in [switch, *machines]:
-        run(f"ip netns add {name}")
-        stack.callback(run, f"ip netns del {name}")
-        run(f"ip -n {name} link set lo up")
-    run(f"ip -n {switch} link add bridge type bridge")
-    run(f"ip -n {switch} link set bridge up")
-    for r, machine in enumerate(machines):
-        run(f"ip link add port{r} netns {switch} type veth peer name {INTERFACE} netns {machine}")
-        run(f"ip -n {switch} link set port{r} master bridge up")
-        run(f"ip -n {machine} addr add 10.99.0.{r + 1}/24 dev {INTERFACE}")
-        run(f"ip -n {machine} link set {INTERFACE} up")
-        for namespace, device in ((switch, f"port{r}"), (machine, INTERFACE)):
-            run(f"tc -n {namespace} qdisc add dev {device} root tbf rate {rate} burst 256kb latency 50ms")
-    return machines
-
-
 def measure(ranks: int, rate: str | None, options: argparse.Namespace) -> dict:
-    """What rank 0 found, every rank a process of its own behind a link of `rate` (None: loopback)."""
-    with ExitStack() as stack:
-        machines = lay_link(stack, ranks, rate) if rate else [None] * ranks
-        processes = []
-        for r, machine in enumerate(machines):
-            prefix = ["ip", "netns", "exec", machine] if machine else []
-            environment = os.environ | {
-                "RANK": str(r),
-                "WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "10.99.0.1" if machine else "127.0.0.1",
-                "MASTER_PORT": str(29000 + os.getpid() % 1000),
-                "GLOO_SOCKET_IFNAME": INTERFACE if machine else "lo",
-                "OMP_NUM_THREADS": "1",
-            }
-            arguments = ["--values", str(options.values), "--repeats", str(options.repeats)]
-            arguments += ["--exchange-only"] * options.exchange_only
-            process = subprocess.Popen(
-                [*prefix, sys.executable, __file__, "--as-rank", *arguments],
-                env=environment,
-                stdout=subprocess.PIPE if r == 0 else subprocess.DEVNULL,
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            processes.append(process)
-        output, _ = processes[0].communicate()
-        if processes[0].returncode:
-            raise SystemExit(f"a rank failed with exit code {processes[0].returncode}")
-        return json.loads(output.splitlines()[-1])
+    """What rank 0 found, behind links of `rate` (None: loopback)."""
+    arguments = ["--values", str(options.values), "--repeats", str(options.repeats)]
+    return found_by_ranks(__file__, ranks, rate, arguments + ["--exchange-only"] * options.exchange_only)
 
 
 # ---- one rank
-
-
-def sent_bytes() -> int:
-    """As the kernel counted them on this rank's interface."""
-    name = os.environ["GLOO_SOCKET_IFNAME"]
-    return int(Path(f"/sys/class/net/{name}/statistics/tx_bytes").read_text())
 
 
 def median_time(step: Callable[[], None], repeats: int) -> dict:

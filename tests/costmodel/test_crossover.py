@@ -17,7 +17,7 @@ def bench(monkeypatch):
     import bench_crossover
 
     yield bench_crossover
-    for name in ("bench_crossover", "bench_costmodel", "bench_wire"):
+    for name in ("bench_crossover", "bench_costmodel", "slow_links"):
         sys.modules.pop(name, None)
 
 

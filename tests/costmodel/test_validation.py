@@ -17,7 +17,7 @@ def bench(monkeypatch):
     import bench_costmodel
 
     yield bench_costmodel
-    for name in ("bench_costmodel", "bench_wire"):
+    for name in ("bench_costmodel", "slow_links"):
         sys.modules.pop(name, None)
 
 
