@@ -43,9 +43,7 @@ class ShardedWeights(SharedWeights):
         ]
         optimizer = parts.make_optimizer(self.masters)
         self.update = ShardedUpdate(self.sync, optimizer, self.masters, parts.precision, config["clip_norm"])
-        if (
-            not self.sync.in_format.differences
-        ):  # where they are sent, everyone begins with the weights themselves
+        if not self.sync.in_format.differences:  # of which the first are to the weights that all begin with
             self._gather(epoch=0)
 
     @classmethod
@@ -104,7 +102,7 @@ class ShardedWeights(SharedWeights):
     def state_dict(self) -> dict[str, Any]:
         kept = self.update.state_dict()
         order = self._order()
-        layer_of = {i: p for p, m in enumerate(self.masters) for i in [order.index(id(m))]}
+        layer_of = {order.index(id(m)): p for p, m in enumerate(self.masters)}
         mine = [{"master": m.detach()} for m in self.masters]
         for i, state in kept["optimizer"]["state"].items():
             own = mine[layer_of[i]]
@@ -166,7 +164,7 @@ class ShardedUpdate(Update):
 
     def _clip(self) -> None:
         """As torch.nn.utils.clip_grad_norm_ does, by another order of additions."""
-        workers, norm_N = self.sync.workers, None
+        workers = self.sync.workers
         norm_N = torch.zeros(workers.world_size, dtype=torch.float64, device=self.parameters[0].device)
         for worker, of_worker in zip(workers.mine, self.sync.shards_of_mine, strict=True):
             for p, (part, own) in enumerate(zip(of_worker, self.sync.owned, strict=True)):
