@@ -106,7 +106,10 @@ def test_fully_shard_equals_one_process_that_plays_the_workers() -> None:
     for weights, facts in run_ranks(2, sharded, *typed):
         assert all(same_bits(a, b.detach()) for a, b in zip(weights, model.parameters(), strict=True))
         assert facts["gradients"]["exchange"] == ["fully_shard"]
-        assert facts["gradients"]["values"] == sum(p.numel() for p in model.parameters())
+        values = sum(p.numel() for p in model.parameters())
+        assert facts["gradients"]["values"] == values
+        whole = values * 6 / 8  # bytes that an all-reduce of 6 bits would send between two
+        assert 0.4 * whole < facts["gradients"]["wire"]["bytes_per_step_sent"] < 0.6 * whole
 
 
 # ---- fp32

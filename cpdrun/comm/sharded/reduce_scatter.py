@@ -8,6 +8,7 @@ the whole one has in `AllReduceSync`.
 Legend: N ranks, P parameters, S the sum of their padded parts' sizes.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
@@ -35,9 +36,9 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         if prepare is not None:
             param_group._prepare_reduce_scatter_inputs = self._noting(prepare)
 
+    @abstractmethod
     def sum_of(self, params: Sequence[Any], ranks: int) -> tuple[AllReduceSync, Sequence[int]]:
         """The sum of these parameters' gradients, and which of its layers they are."""
-        raise NotImplementedError
 
     def workers(self, ranks: int) -> int:
         """How many gradients the mean is of."""
