@@ -30,6 +30,27 @@ def make_run(tmp_path):
     return make
 
 
+_watched: list[list[str]] = []  # an audit hook cannot be taken out again: it writes while a test watches
+
+
+def _note(event: str, args: tuple) -> None:
+    if event == "open" and _watched:
+        _watched[-1].append(str(args[0]))
+
+
+@pytest.fixture(scope="session")
+def _hook():
+    sys.addaudithook(_note)
+
+
+@pytest.fixture
+def opened(_hook):
+    """The paths of the files that this process opens during the test: a measure of work that no neighbour disturbs."""
+    _watched.append([])
+    yield _watched[-1]
+    _watched.pop()
+
+
 @pytest.fixture
 def train_here(monkeypatch):
     """Train a run in this process, which plays all of its workers; returns the exit status."""

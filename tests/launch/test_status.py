@@ -7,7 +7,6 @@ import pty
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,22 +97,22 @@ def test_damaged_files_do_not_stop_the_table(mixed, sweep):
     assert rows["failed"].state is State.PREEMPTED
 
 
-def test_a_thousand_pending_runs_take_less_than_a_second(sweep):
+def test_a_thousand_pending_runs_are_shown_from_few_files(sweep, opened):
     for i in range(1000):
         run = sweep.run(f"r{i:04d}")
         run.path.mkdir(parents=True)
         run.config.write_text("nproc: 1\n")
-    began = time.perf_counter()
-    rows = sweep_status(sweep)
+    opened.clear()
+    assert len(sweep_status(sweep)) == 1000
+    assert len(opened) <= 1001  # the lock of each, and the sweep's own record
+    opened.clear()
     print_status(Console(file=io.StringIO()), sweep, watch=False)
-    assert time.perf_counter() - began < 1.0
-    assert len(rows) == 1000
+    assert len(opened) <= 1001
 
 
-def test_a_thousand_runs_are_planned_in_less_than_three_seconds():
-    began = time.process_time()
+def test_a_thousand_runs_are_planned_from_few_compositions(opened):
     assert len(plan(["exp=digits_bits", "seed=range(77)"]).runs) == 1001
-    assert time.process_time() - began < 3.0
+    assert len(opened) < 100
 
 
 def test_the_estimate_is_the_median_of_what_is_done(sweep):
