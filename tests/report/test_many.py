@@ -59,7 +59,7 @@ def test_two_thousand_runs(new_sweep, report, opened):
     opened.clear()
     made = report(sweep, formats=["md", "csv", "html"])
     of_runs = sum(path.startswith(f"{sweep.dir.path}/runs/") for path in opened)
-    assert 4 * 2000 <= of_runs <= 6 * 2000  # each run's four files are read, its metrics by two
+    assert 4 * 2000 <= of_runs < 7 * 2000  # four files each, none for every picture anew
     assert (made.folder / "report.html").stat().st_size < 5_000_000
     assert made.table["n"].sum() == 2000
 
