@@ -3,15 +3,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-rest test-launch lint clean
 
 demo: $(INSTALLED)
 	$(BIN)/cpdrun search exp=digits_search --report
 
-# One test on each core, of one thread; those that start whole sweeps and kill them watch the clock and run by themselves.
+# Side by side, for the tests of the launcher mostly wait: for a signal to be obeyed, for the patience with a rank to
+# end. The others are one on each core, of one thread. What the launcher's tests say comes in one piece, at their end.
 test: $(INSTALLED)
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-launch test-rest
+
+test-rest: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal --ignore tests/launch
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/launch
+
+test-launch: $(INSTALLED)
+	@said=$$($(BIN)/python -m pytest -n 2 --dist loadfile tests/launch 2>&1); ended=$$?; echo "$$said"; exit $$ended
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
