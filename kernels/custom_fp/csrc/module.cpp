@@ -174,25 +174,27 @@ int64_t count_disorder(uint32_t spec, int mode, bool saturate, int threads) {
     std::atomic<int64_t> wrong(0);
     constexpr int64_t piece = 4096;
     parallel(int64_t(1) << 31, threads, grain, [&](int64_t begin, int64_t end) {
-        std::vector<float> x(piece), up(piece), down(piece);
-        uint32_t last = 0;
+        std::vector<float> x(piece), up(piece + 1), down(piece);  // up[0] is what the value before the piece became
         if (begin > 0) {
             const float before = from_bits(static_cast<u32>(begin - 1));
             isa->quantize_f32(&before, up.data(), 0, 1, rule);
-            last = to_bits(up[0]);
         }
         int64_t here = 0;
         for (int64_t start = begin; start < end; start += piece) {
-            for (int64_t i = 0; i < piece; ++i) x[i] = from_bits(static_cast<u32>(start + i));
-            isa->quantize_f32(x.data(), up.data(), 0, piece, rule);
-            for (int64_t i = 0; i < piece; ++i) x[i] = from_bits(static_cast<u32>(start + i) | 0x80000000u);
+            for (int32_t i = 0; i < piece; ++i) x[i] = from_bits(static_cast<u32>(start) + i);
+            isa->quantize_f32(x.data(), up.data() + 1, 0, piece, rule);
+            for (int32_t i = 0; i < piece; ++i) x[i] = from_bits((static_cast<u32>(start) + i) | 0x80000000u);
             isa->quantize_f32(x.data(), down.data(), 0, piece, rule);
-            for (int64_t i = 0; i < piece; ++i) {
-                const uint32_t result = to_bits(up[i]), is_nan = start + i > 0x7f800000 || result > 0x7f800000u;
-                here += result < last;
-                here += to_bits(down[i]) != (is_nan ? result : result | 0x80000000u);
-                last = result;
+            int32_t broken = 0;  // no value waits for that of the iteration before: compilers make vectors of it
+            for (int32_t i = 0; i < piece; ++i) {
+                const int32_t last = static_cast<int32_t>(to_bits(up[i]));
+                const int32_t result = static_cast<int32_t>(to_bits(up[i + 1]));
+                const int32_t is_nan = (static_cast<int32_t>(start) + i > 0x7f800000) | (result > 0x7f800000);
+                const int32_t sign = is_nan ? 0 : INT32_MIN;
+                broken += (result < last) + (static_cast<int32_t>(to_bits(down[i])) != (result | sign));
             }
+            here += broken;
+            up[0] = up[piece];
         }
         wrong += here;
     });
