@@ -30,6 +30,7 @@ NOT_IDENTITY = (
     "limit_s",
     "launcher",
     "statistics",
+    "observe",
     "checkpoint",
     *PARTS_OF_OTHERS,
 )

@@ -263,6 +263,7 @@ RULES = ANY_RUN | {
     "eval_batch": _integer(1),
     "channels_last": _boolean,
     "statistics.every_steps": _integer(1),
+    "observe": _integer(0),
     "checkpoint.every_epochs": _integer(1),
 }
 SCRIPT_RULES = ANY_RUN | {

@@ -10,6 +10,7 @@
   env.json  code.diff                             with what it was trained; code that was not committed
   metrics.jsonl  ckpt/{last,previous}.pt          how far it is; ckpt/unreadable.pt was damaged
   status.json                                     progress
+  observed.npz                                    what was seen of its tensors (observe=N)
   attempts/<n>/{agent.log,rank<k>.log}            what each attempt said
   attempts/<n>/{where.json,exit.json}             where it ran, how it went
   attempts/<n>/lost.jsonl                         what ranks that were killed cost it, where it went on (elastic)
@@ -123,6 +124,11 @@ class RunDir:
     @cached_property  # asked for between a script's steps
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def observed(self) -> Path:
+        """Tables and samples of its tensors, of the steps that `observe` asks for; absent where it asks for none."""
+        return self.path / "observed.npz"
 
     @property
     def status(self) -> Path:

@@ -16,6 +16,7 @@ from cpdrun.optim.groups import trainable
 from cpdrun.record import Best, Ending, EpochRow, Result
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.base import Learner
+from cpdrun.train.observe.observer import Observer
 from cpdrun.train.ranks import pulse
 from cpdrun.train.ranks.vote import Vote, Wish
 from cpdrun.train.seeds import generator
@@ -39,9 +40,11 @@ def train(
     course = parts.course
     S, epochs = course.S, course.epochs
     learner: Learner = parts.learner(config, parts, workers, device)
+    learner.observer = Observer(config, parts, workers, journal.run)
     judged_by, measures = f"test_{parts.task.judged_by}", learner.measures()
     vote = Vote(workers, journal.wish, config["patience_s"])
     progress = _restore(learner, journal, workers, device, S)
+    learner.observer.goes_on(progress.epoch * S + progress.step)
     clock = time.perf_counter() - progress.train_seconds
     ending = Ending.FINISHED
 
@@ -63,7 +66,9 @@ def train(
             step = epoch * S + s
             look = step % config["statistics"]["every_steps"] == 0
             lr_factor = parts.schedule(step / S, course.length)
+            learner.observer.begin(step)
             losses_W = learner.step(index_SxNxB[s], step=step, epoch=epoch, lr_factor=lr_factor, look=look)
+            learner.observer.end()
             if look:
                 progress.layers = learner.layers
             progress.losses_SxN[s, workers.mine.start : workers.mine.stop] = losses_W
@@ -107,6 +112,7 @@ def train(
         if asked is Wish.STOP and progress.epoch < epochs:
             raise Preempted
 
+    learner.observer.write()
     return Result(
         status=ending,
         metrics=progress.metrics,
@@ -156,6 +162,7 @@ def _save(learner: Learner, journal: Journal, workers: Workers, progress: Progre
     """Keep the state in memory, or write a checkpoint. Collective: what is spread over the ranks comes together on rank
     0, which writes."""
     began, losses = time.monotonic(), progress.losses_SxN
+    learner.observer.write()
     if losses is not None:
         losses = workers.sum_of_disjoint(losses.clone())
     state = {"progress": vars(progress) | {"losses_SxN": losses}, **learner.state_dict()}

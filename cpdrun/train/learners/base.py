@@ -19,6 +19,7 @@ from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.gradients import Gradients
+from cpdrun.train.observe.observer import Observer
 from cpdrun.train.precision.base import Precision
 
 
@@ -32,6 +33,9 @@ class Learner(ABC):
 
     nonfinite: int = 0
     """Elements of the latest step's gradients that are inf or NaN: equal on all ranks, and for any split."""
+
+    observer: Observer
+    """Looks at what a step has; the loop sets it."""
 
     layers: dict[str, dict[str, Any]]
     """What the latest step that was looked at did to each parameter's gradient, by its name."""

@@ -69,6 +69,7 @@ class ShardedWeights(SharedWeights):
     def step(self, index_NxB: Tensor, *, step: int, epoch: int, lr_factor: float, look: bool) -> Tensor:
         self.parts.precision.at(step)
         losses_W, gradients_WxP = self.gradients_of(index_NxB, step)
+        self.observer.gradients(gradients_WxP)
         mine = self.sync.scatter(gradients_WxP, step=step, epoch=epoch)
         if look:
             whole = self.sync.whole(mine)

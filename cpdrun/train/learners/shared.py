@@ -37,6 +37,7 @@ class SharedWeights(Learner):
         for shared in self.model_workers:
             shared.reset()
         losses_W, gradients_WxP = self.gradients_of(index_NxB, step)
+        self.observer.gradients(gradients_WxP)
         if self.model_workers:
             self._count_within_models(len(losses_W))
         mean_gradient = sync.reduce_stacked(gradients_WxP, step=step, epoch=epoch)

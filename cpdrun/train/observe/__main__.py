@@ -1,0 +1,53 @@
+"""Judge configs by what a run showed of its tensors.
+
+    python -m cpdrun.train.observe RUN_DIR CONFIGS.json OUT.json
+
+CONFIGS.json is {name: resolved config}; OUT.json becomes {name: effects} (`effects.py`), in which a config that does
+not fit the run has {"error": why}.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from cpdrun.record import RunDir, read_json, write_json
+from cpdrun.train.observe.effects import effects
+from cpdrun.train.observe.observation import Observation
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m cpdrun.train.observe", description=__doc__.splitlines()[0]
+    )
+    for name in ("run_dir", "configs", "out"):
+        parser.add_argument(name, type=Path)
+    given = parser.parse_args(argv)
+    run = RunDir(given.run_dir)
+    configs = read_json(given.configs)
+    if not isinstance(configs, dict):
+        return _refused(
+            f"{given.configs} holds no configs: it must be JSON, a name and a resolved config each"
+        )
+    try:
+        observation = Observation.load(run.observed)
+    except FileNotFoundError:
+        return _refused(f"{run.path} was not observed: type observe=16 for a run that is")
+    except (OSError, ValueError) as error:
+        return _refused(str(error))
+    found = {}
+    for name, config in configs.items():
+        try:
+            found[name] = effects(observation, config).as_json()
+        except ValueError as error:
+            found[name] = {"error": str(error)}
+    write_json(given.out, found)
+    return 0
+
+
+def _refused(why: str) -> int:
+    print(f"error: {why}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

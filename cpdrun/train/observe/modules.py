@@ -1,0 +1,140 @@
+"""A model's layers: as rules know them, for a config that is judged without the model; and what their products read,
+and what comes back to them, while a step is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from custom_fp.recipe.layers import KINDS, ROLES, Layer, layers_of
+from torch import Tensor, nn
+
+from cpdrun.models.normed.norms import is_norm
+
+_ORIGINAL = {quant: kind for kind, quant in KINDS.items()}
+_WATCHED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def modules_of(model: nn.Module) -> list[dict[str, Any]]:
+    """What `SeenLayer` must know of each layer of a model, prepared for a precision or not."""
+    name_of = {id(p): name for name, p in model.named_parameters()}
+    found = []
+    for layer in layers_of(model):
+        original = Layer(_as_it_was(layer.module), layer.names, layer.part)
+        held = () if layer.part else layer.module.parameters(recurse=False)
+        found.append(
+            {
+                "names": list(layer.names),
+                "part": layer.part,
+                "kind": original.kind,
+                "must_be_named": original.must_be_named,
+                "products": {r: list(original.products(r)) for r in ROLES if original.takes(r)},
+                "is_norm": layer.part is None and is_norm(layer.module),
+                "parameters": [name_of[id(p)] for p in held if id(p) in name_of and p.requires_grad],
+            }
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class SeenLayer(Layer):
+    """A layer of a model that is not here."""
+
+    called: str = ""
+    named: bool = False
+    takes_part: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    is_norm: bool = False
+    parameters: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> SeenLayer:
+        products = tuple((role, tuple(of_role)) for role, of_role in facts["products"].items())
+        names, part = tuple(facts["names"]), facts["part"]
+        given = facts["kind"], facts["must_be_named"], products, facts["is_norm"], tuple(facts["parameters"])
+        return cls(None, names, part, *given)
+
+    @property
+    def kind(self) -> str:
+        return self.called
+
+    @property
+    def must_be_named(self) -> bool:
+        return self.named
+
+    @property
+    def multiplies(self) -> bool:
+        return any(products for _, products in self.takes_part)
+
+    def products(self, role: str) -> tuple[str, ...]:
+        return dict(self.takes_part).get(role, ())
+
+    def takes(self, role: str) -> bool:
+        return role in dict(self.takes_part)
+
+
+class Watched:
+    """Linear and Conv layers of a model, as worker 0 calls them. `here`: whether this rank plays it."""
+
+    def __init__(self, model: nn.Module, here: bool):
+        self.model = model
+        self.layers = {name: m for name, m in model.named_modules() if here and isinstance(m, _WATCHED)}
+        self.handles: list[Any] = []
+        self.calls = 0
+        self.found: dict[str, dict[str, list[Tensor]]] = {}
+
+    def open(self) -> None:
+        """From here on; of the first worker that calls the model alone."""
+        self.calls, self.found = 0, {"activation": {}, "output_gradient": {}}
+        if not self.layers:
+            return
+        self.handles = [self.model.register_forward_pre_hook(self._count)]
+        for name, module in self.layers.items():
+            self.handles.append(module.register_forward_hook(self._hook(name)))
+
+    def close(self) -> dict[str, dict[str, Tensor]]:
+        """By role and layer, all that was read or came back, one tensor each."""
+        for handle in self.handles:
+            handle.remove()
+        found, self.found, self.handles = self.found, {}, []
+        return {
+            role: {name: torch.cat([x.reshape(-1) for x in tensors]) for name, tensors in of.items()}
+            for role, of in found.items()
+            if of
+        }
+
+    def _count(self, *_: Any) -> None:
+        self.calls += 1
+
+    def _hook(self, name: str) -> Any:
+        def see(_module: nn.Module, inputs: tuple, output: Tensor) -> None:
+            if self.calls > 1 or not inputs or not isinstance(inputs[0], Tensor):
+                return
+            found = self.found
+            found["activation"].setdefault(name, []).append(_of_worker_0(inputs[0]))
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(
+                    lambda g: found["output_gradient"].setdefault(name, []).append(_of_worker_0(g))
+                )
+
+        return see
+
+
+def _of_worker_0(x: Tensor) -> Tensor:
+    """A copy; of a tensor in a pass over many workers (torch.func.vmap) the first one's."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        place = functorch.maybe_get_bdim(x) if functorch.is_batchedtensor(x) else None
+        x = functorch.get_unwrapped(x)
+        x = x if place is None else x.select(place, 0)
+    return x.detach().clone()
+
+
+def _as_it_was(module: nn.Module) -> nn.Module:
+    """A stand-in of the class that the module had before rules replaced it."""
+    if type(module) not in _ORIGINAL:
+        return module
+    original = object.__new__(_ORIGINAL[type(module)])
+    object.__setattr__(original, "__dict__", module.__dict__)
+    return original

@@ -1,0 +1,160 @@
+"""Looks at a run's tensors in some of its steps, and changes nothing: a run that is observed has the bits of one that
+is not. It copies, counts and draws nothing from a generator.
+
+Legend: N workers, W of them on this rank, n elements of a layer, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cpdrun.comm.sums.magnitudes import largest_magnitude
+from cpdrun.comm.workers import Workers
+from cpdrun.optim.groups import trainable
+from cpdrun.record import RunDir
+from cpdrun.train.build import Parts
+from cpdrun.train.observe import samples
+from cpdrun.train.observe.modules import Watched, modules_of
+from cpdrun.train.observe.observation import Observation, Seen, merged
+from cpdrun.train.observe.tables import tables
+
+
+def steps_to_see(observe: int, steps: int) -> list[int]:
+    """So many of a run's steps, evenly spread, the first and the last among them; all where it has no more."""
+    if observe < 1 or steps < 1:
+        return []
+    return sorted({round(i * (steps - 1) / max(1, observe - 1)) for i in range(min(observe, steps))})
+
+
+class Observer:
+    """Of one run, on one rank. A learner tells it what there is to see in a step (`begin`, `gradients`, `end`); the
+    loop has it written."""
+
+    def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, run: RunDir):
+        self.workers, self.run = workers, run
+        self.due = frozenset(steps_to_see(config.get("observe", 0), parts.course.steps))
+        self.parameters = trainable(parts.model) if self.due else {}
+        self.layers = len(self.parameters)
+        self.found = Observation()
+        self.step: int | None = None  # that is being looked at
+        self.here: dict[str, dict[str, Seen]] = {}
+        self.weights: list[Tensor] = []
+        self.fresh = False  # whether something is not in the file yet
+        self.watched: Watched | None = None
+        if self.due:
+            self.found.about = {
+                "world_size": workers.world_size,
+                "steps": parts.course.steps,
+                "steps_an_epoch": parts.course.S,
+                "epochs": parts.course.epochs,
+                "layers": list(self.parameters),
+                "modules": modules_of(parts.model),
+            }
+            self.watched = Watched(parts.model, workers.mine.start == 0)
+
+    def goes_on(self, step: int) -> None:
+        """The run starts at this step, or goes on from there: what its file has of earlier ones is kept."""
+        if not self.due or self.workers.rank != 0 or step == 0:
+            return
+        try:
+            self.found.of_steps = Observation.load(self.run.observed).before(step).of_steps
+        except (OSError, ValueError) as error:
+            print(f"observe: what was seen before step {step} is lost ({error})", flush=True)
+
+    def says_unseen(self, sentence: str) -> None:
+        """Of what cannot be looked at in this run, in a sentence."""
+        if self.due and sentence not in self.found.unseen:
+            self.found.unseen.append(sentence)
+
+    def begin(self, step: int) -> None:
+        """Before the workers of a step see their batches."""
+        if step not in self.due:
+            return
+        self.step, self.here = step, {}
+        self.weights = [p.detach().clone() for p in self.parameters.values()]
+        self.watched.open()
+
+    def gradients(self, stacks_WxP: Sequence[Tensor]) -> None:
+        """As they are exchanged: (W, ...) of each parameter, divided by N. Collective where it is a step to see."""
+        if self.step is None:
+            return
+        of_layers = [stack.detach().reshape(len(stack), -1) for stack in stacks_WxP]
+        found = dict(zip(self.parameters, tables(of_layers), strict=True))
+        exact = self._sums(of_layers)
+        for (name, table), g_Wxn, sum_n in zip(found.items(), of_layers, exact, strict=True):
+            seen = _seen(table, g_Wxn, g_Wxn.shape[1], self._gradient_sample(g_Wxn, sum_n))
+            self.here.setdefault("gradient", {})[name] = seen
+
+    def end(self) -> None:
+        """After the optimizer's step."""
+        if self.step is None:
+            return
+        with torch.no_grad():
+            updates = [p - before for p, before in zip(self.parameters.values(), self.weights, strict=True)]
+        if self.workers.rank == 0:
+            for role, tensors in (("weight", self.weights), ("update", updates)):
+                self.here[role] = self._of_parameters(tensors)
+        for role, tensors in self.watched.close().items():
+            of_layers = zip(tensors, tables(list(tensors.values())), strict=True)
+            self.here[role] = {
+                name: _seen(table, x, x.numel(), {"values": self._sample(x.reshape(-1))})
+                for (name, table), x in zip(of_layers, tensors.values(), strict=True)
+            }
+        parts = self.workers.gather({self.workers.rank: self.here})
+        if parts:
+            self.found.of_steps[self.step] = merged(parts[rank] for rank in sorted(parts))
+        self.step, self.here, self.weights, self.fresh = None, {}, [], True
+
+    def write(self) -> None:
+        """What was seen since the last time goes into the run's file, by rank 0."""
+        if self.fresh and self.workers.rank == 0:
+            self.found.save(self.run.observed)
+        self.fresh = False
+
+    def _of_parameters(self, tensors: Sequence[Tensor]) -> dict[str, Seen]:
+        flat = [x.detach().reshape(-1) for x in tensors]
+        pairs = zip(self.parameters, tables(flat), flat, strict=True)
+        return {
+            name: _seen(table, x_n, x_n.numel(), {"values": self._sample(x_n)}) for name, table, x_n in pairs
+        }
+
+    def _places(self, numel: int, device: torch.device) -> Tensor:
+        return samples.places(numel, samples.size(numel, self.layers, self.workers.world_size), device)
+
+    def _sample(self, x_n: Tensor) -> np.ndarray:
+        return x_n[self._places(x_n.numel(), x_n.device)].float().cpu().numpy()
+
+    def _sums(self, of_layers: Sequence[Tensor]) -> list[Tensor]:
+        """The sum over all N workers, to find its largest element. Collective."""
+        sums = [g_Wxn.sum(0) for g_Wxn in of_layers]
+        if self.workers.ranks > 1:
+            flat = self.workers.sum_of_disjoint(torch.cat(sums))
+            sums = list(flat.split([total.numel() for total in sums]))
+        return sums
+
+    def _gradient_sample(self, g_Wxn: Tensor, sum_n: Tensor) -> dict[str, np.ndarray]:
+        """Of my workers. extremes: the element whose sum is the largest, from which upper levels of an order take their
+        shifts."""
+        where = sum_n.abs().nan_to_num_(0.0, 0.0, 0.0).argmax() if len(sum_n) else slice(0)
+        at = self._places(g_Wxn.shape[1], g_Wxn.device)
+        of_each = {
+            "values": g_Wxn[:, at],
+            "extremes": g_Wxn[:, where].reshape(len(g_Wxn), -1),
+            "maxima": torch.stack([largest_magnitude(g_n) for g_n in g_Wxn]),
+        }
+        return {what: values.float().cpu().numpy() for what, values in of_each.items()}
+
+
+def _seen(table: tuple[Tensor, Tensor], x: Tensor, numel: int, of_samples: dict[str, np.ndarray]) -> Seen:
+    binades, rows = table[0].numpy().astype(np.int16), table[1].numpy()
+    largest = float(largest_magnitude(x))
+    nonfinite = 0
+    if x.numel() and not bool(torch.isfinite(x.sum())):
+        nonfinite = int((~torch.isfinite(x)).sum())
+    zeros = x.numel() - nonfinite - round(rows[:, 0].sum())
+    return Seen(binades, rows, zeros, nonfinite, largest, numel, of_samples)

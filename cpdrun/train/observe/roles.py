@@ -1,0 +1,151 @@
+"""What becomes of one role's tensors in a run: which format, which shift, and by it a tally or a sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import torch
+from custom_fp.formats.scalar import Format
+
+from cpdrun.comm.hybrid import FullPrecision
+from cpdrun.comm.sums.codec import quantize_scaled, scale
+from cpdrun.comm.sums.scaling import ScalingRule
+from cpdrun.comm.sums.sum import FP32, Sum
+from cpdrun.train.instantiate import part as made
+from cpdrun.train.observe.observation import Observation, Seen
+from cpdrun.train.observe.sums import Summed, first_shifts, summed
+from cpdrun.train.observe.tally import Tally, of_values, tally
+
+Judge = Callable[[int, Mapping[str, Seen]], "list[Part]"]
+"""Of the layers of a role in one step."""
+
+SUMS_HERE = ("AllReduceSync", "decoded", "ShardedSync")
+"""The syncs whose sum is a Sum."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What becomes of one layer in one step. total: of the workers' sum; lost: of updates, (lost, all)."""
+
+    format: str
+    shift: float
+    tally: Tally
+    exact: bool
+    total: Summed | None = None
+    lost: tuple[float, float] | None = None
+
+
+class Judged:
+    """Parts of one role, together."""
+
+    @staticmethod
+    def figures(parts: Sequence[Part]) -> dict[str, float]:
+        found = reduce(add, [part.tally for part in parts]).figures()
+        totals = [part.total for part in parts if part.total is not None]
+        if totals:
+            found |= reduce(add, totals).figures()
+        lost = [part.lost for part in parts if part.lost is not None]
+        if lost:
+            of_all = sum(n for _, n in lost)
+            found["update_lost"] = sum(n for n, _ in lost) / of_all if of_all else math.nan
+        return found
+
+
+def judges_of(observation: Observation, config: Mapping[str, Any], said: list[str]) -> dict[str, Judge]:
+    """By role; sentences on what cannot be judged go into `said`. Raises ValueError for a config that does not fit
+    together."""
+    judges: dict[str, Judge] = {}
+    if (gradients := Gradients.of(observation, config, said)) is not None:
+        judges["gradient"] = gradients
+    return judges
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Between workers."""
+
+    how: Sum
+    rule: ScalingRule | None
+    full: FullPrecision
+    places: dict[str, int]
+    steps_an_epoch: int
+    seed: int
+
+    @classmethod
+    def of(cls, observation: Observation, config: Mapping[str, Any], said: list[str]) -> Gradients | None:
+        sync = config["sync"]
+        name = sync["_target_"].rsplit(".", 1)[-1]
+        if name not in SUMS_HERE:
+            said.append(f"gradient: what {name} sends is no sum of gradients in a format: not seen")
+            return None
+        knobs = {f.name: sync[f.name] for f in fields(Sum)[1:] if f.name in sync}
+        how = Sum.of(config["format"], **knobs)
+        if how.error_feedback:
+            said.append("gradient: what error feedback gives back in later steps is not seen")
+            how = replace(how, error_feedback=False)
+        rule = made("scaling", config["scaling"]) if config["aps"] else None
+        about, names = observation.about, observation.about["layers"]
+        full = FullPrecision(tuple(names), epochs=about["epochs"], **config["full_precision"])
+        places = {name: p for p, name in enumerate(names)}
+        if config["world_size"] != about["world_size"]:
+            said.append(
+                f"gradient: world_size={config['world_size']}, and {about['world_size']} workers were seen: "
+                "it is their sum that is judged"
+            )
+        return cls(how, rule, full, places, about["steps_an_epoch"], config["seed"])
+
+    def __call__(self, step: int, layers: Mapping[str, Seen]) -> list[Part]:
+        in_full = [self.full.covers(self.places[name], step // self.steps_an_epoch) for name in layers]
+        found: dict[str, Part] = {}
+        for full in (False, True):
+            chosen = [name for name, of in zip(layers, in_full, strict=True) if of == full]
+            how, rule = (self.how.in_full_precision(), None) if full else (self.how, self.rule)
+            if chosen:
+                of_chosen = self._parts(how, rule, {name: layers[name] for name in chosen}, step)
+                found |= dict(zip(chosen, of_chosen, strict=True))
+        return [found[name] for name in layers]
+
+    def _parts(self, how: Sum, rule: ScalingRule | None, layers: Mapping[str, Seen], step: int) -> list[Part]:
+        names, seen = list(layers), list(layers.values())
+        values, extremes, maxima = (
+            [s.samples[what] for s in seen] for what in ("values", "extremes", "maxima")
+        )
+        totals = summed(how, rule, names, values, extremes, maxima, (self.seed, step))
+        shifts = first_shifts(how, rule, names, torch.from_numpy(np.stack(maxima, 1)))
+        groups = how.ordering.levels(len(maxima[0]))[0].groups
+        parts = []
+        for p, s in enumerate(seen):
+            of_groups = [(shifts[j][p], len(group)) for j, group in enumerate(groups)]
+            whole, is_exact = _rounded(how, s, of_groups)
+            n = values[p].shape[1]
+            weighed = totals[p].times(s.numel / n) if n else totals[p]
+            mean = sum(shift * n for shift, n in of_groups) / len(maxima[p])
+            parts.append(Part(how.fmt.name, mean, whole, is_exact, weighed))
+        return parts
+
+
+def _rounded(how: Sum, seen: Seen, of_groups: Sequence[tuple[int, int]]) -> tuple[Tally, bool]:
+    """What rounding does to the workers' gradients, groups of them by shifts of their own, and whether it is exact."""
+    if isinstance(how.fmt, Format) and how.rounding == "nearest_even":
+        workers = sum(n for _, n in of_groups)
+        by_shift: dict[int, int] = {}
+        for shift, n in of_groups:
+            by_shift[shift] = by_shift.get(shift, 0) + n
+        found = [tally(seen, how.fmt, shift).times(n / workers) for shift, n in by_shift.items()]
+        narrow = how.fmt.mantissa_bits <= 10 or how.fmt == FP32
+        return reduce(add, found), len(by_shift) == 1 and narrow
+    x_Nxn = torch.from_numpy(np.array(seen.samples["values"]))
+    shifts = [shift for shift, n in of_groups for _ in range(n)]
+    largest = getattr(how.fmt, "max", math.inf)
+    weight = seen.numel / max(1, x_Nxn.shape[1])
+    found = []
+    for w, (x_n, shift) in enumerate(zip(x_Nxn, shifts, strict=True)):
+        rounded_n = scale(quantize_scaled(x_n, shift, how, how.draw("observed", w)), -shift)
+        found.append(of_values(x_n.numpy(), rounded_n.numpy(), math.ldexp(largest, -shift)))
+    return reduce(add, found).times(weight), False
