@@ -5,11 +5,12 @@ import io
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import yaml
-from instant_executor import Instant, PowerCutError
+from instant_executor import GAPS, Instant, PowerCutError
 from rich.console import Console
 
 from cpdrun.cli import main
@@ -17,6 +18,7 @@ from cpdrun.launch import LaunchOptions, Session
 from cpdrun.record import SweepDir
 from cpdrun.search.drive import at_once
 from cpdrun.search.forecast import forecast
+from cpdrun.search.question import ask
 from cpdrun.search.results import Results
 from cpdrun.search.words import as_json, candidates_text, report_command, sentences, table
 
@@ -166,6 +168,22 @@ def test_a_baseline_that_diverges_is_nothing_to_compare_with(go):
     results, *_ = go("search.baseline={format: e4m1, aps: false}")
     assert answers(results) == [None, None] and results.runs < 12
     assert "no answer, for the baseline itself diverged in" in sentences(results)[0]
+
+
+def test_a_case_is_spoken_of_by_its_name_not_by_its_bits(launch, tmp_path, monkeypatch):
+    question = ask(["exp=hybrid_bits_small", "case=fp32,e3m0,e4m3 but both", "search.tolerance=1"])
+    results, *_ = launch(question, tmp_path / "found")
+    one, other, _ = sentences(results)
+    assert one.startswith(
+        "e3m0 (4 bits): certified at 95 % to be at most 1 point worse than fp32 (4 pairs, +"
+    )
+    assert other.startswith("e4m3 but both (8 bits): certified at 95 % ")
+    monkeypatch.setitem(GAPS, ("e3m0", True), -0.6)
+    refuted, *_ = launch(question, tmp_path / "refuted")
+    assert re.match(r"e3m0 \(4 bits\): refuted, −59\S+ \[.*\] after \d pairs\.", sentences(refuted)[0])
+    Instant.failing = ("e3m0",)
+    failed, *_ = launch(question, tmp_path / "failed")
+    assert sentences(failed)[0] == "e3m0 (4 bits): open, all runs of e3m0 failed."
 
 
 def test_loss_is_compared_the_other_way_round(go):
