@@ -21,6 +21,7 @@ from cpdrun.report.read.collect import sweep_names
 from cpdrun.report.read.reader import read_study
 from cpdrun.report.read.study import Study
 from cpdrun.report.read.words import plain
+from cpdrun.report.why import groups
 
 DEFAULT_PICTURES = ("png", "svg")
 MAIN_PLOT = "accuracy_vs_bits"
@@ -119,7 +120,15 @@ def write_report(
             write_text(
                 folder / "report.html",
                 html.page(
-                    study, answer, matrix, notes, reasons, rendered, best, fastest[:2] if fastest else None
+                    study,
+                    answer,
+                    matrix,
+                    notes,
+                    reasons,
+                    rendered,
+                    best,
+                    fastest[:2] if fastest else None,
+                    groups.shown(study),
                 ),
             )
             files.append(folder / "report.html")

@@ -48,10 +48,12 @@ def page(
     pictures: dict[str, str],
     best: tables.Shown | None = None,
     fastest: tuple[list[str], tables.Shown] | None = None,
+    why: tuple[list[str], tables.Shown] | None = None,
 ) -> str:
     """The page's text. `answer`, `notes` and `reasons` (why a plot is missing) are sentences; `matrix`, the answers of
     many combinations of axes; `best`, each format at the best of what was tuned; `fastest`,
-    which method is predicted to be fastest on which network, in sentences and as a table.
+    which method is predicted to be fastest on which network, in sentences and as a table; `why`, what the groups that
+    are worse lost, so too.
 
     `pictures` holds the SVGs of `svg.render` by the name of their plot.
     """
@@ -73,7 +75,8 @@ def page(
         *([_table("best", "Each at its best", best.header, best.rows)] if best is not None else []),
         *(f'<p class="note">{escape(line)}</p>' for line in notes),
         *(_picture(plot, pictures[plot.name]) for plot in plots.available() if plot.name in pictures),
-        *_fastest(fastest),
+        *_said_and_table("Why", "why", "Why", why),
+        *_said_and_table("Fastest by network", "fastest", "Step times", fastest),
         *(f'<p class="reason">{escape(line)}</p>' for line in reasons),
         '<h2 id="table" tabindex="-1">Table</h2>',
         _means(study),
@@ -84,13 +87,15 @@ def page(
     return "\n".join(parts) + "\n"
 
 
-def _fastest(fastest: tuple[list[str], tables.Shown] | None) -> list[str]:
-    """Which method is predicted to be fastest on which network."""
-    if fastest is None:
+def _said_and_table(
+    heading: str, name: str, title: str, shown: tuple[list[str], tables.Shown] | None
+) -> list[str]:
+    """A section of sentences and a table; nothing where there is none."""
+    if shown is None:
         return []
-    said, table = fastest
+    said, table = shown
     lines = [f"<p>{escape(line)}</p>" for line in said]
-    return ["<h2>Fastest by network</h2>", *lines, _table("fastest", "Step times", table.header, table.rows)]
+    return [f"<h2>{escape(heading)}</h2>", *lines, _table(name, title, table.header, table.rows)]
 
 
 def _asset(name: str) -> str:

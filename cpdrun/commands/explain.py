@@ -1,0 +1,44 @@
+"""`cpdrun explain`: why a run is worse than its baseline, and what would mend it."""
+
+import argparse
+
+from cpdrun.arguments import add_names
+from cpdrun.errors import OK, UserError
+
+
+def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    explain = commands.add_parser(
+        "explain",
+        help="why a run is worse, and what would mend it",
+        description="Why a run is worse than its baseline: which layers lose what, when, and what would mend it.",
+    )
+    add_names(explain, "+", "name of a run, or a part of it that no other has")
+    explain.add_argument("--json", action="store_true", help="for programs")
+    return explain
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import json
+
+    from cpdrun.explain.run import explain, worst_of
+    from cpdrun.record import find_sweeps_or_runs
+    from cpdrun.shell.visible import visible_line
+
+    sweeps, runs = find_sweeps_or_runs(arguments.names)
+    if sweeps:
+        worst = worst_of(sweeps[0])
+        some = (
+            f"name one of its runs, such as the worst: {worst.path}"
+            if worst
+            else "none of its runs has ended"
+        )
+        raise UserError(f"{sweeps[0].name} is a sweep: {some}")
+    if len(runs) != 1:
+        raise UserError(f"explain takes the name of one run, not of {len(runs)}")
+    found = explain(runs[0])
+    if arguments.json:
+        print(json.dumps(found.as_json(), indent=2, allow_nan=False))
+        return OK
+    for line in found.sentences:
+        print(visible_line(line))
+    return OK

@@ -1,0 +1,100 @@
+"""What one may turn so that less is lost, each as the words that are typed and the config that they give."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from custom_fp.formats.names import is_own
+
+from cpdrun.config.compose import Composer
+from cpdrun.config.errors import ConfigError
+from cpdrun.config.keys import get_key, has_key, set_key
+from cpdrun.config.overrides import typed_form
+from cpdrun.config.scaling import SCALING, SHORT_FOR
+from cpdrun.config.schema import validate
+from cpdrun.report.read import formats
+
+SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
+CHAINS = ("rank", "ring")
+
+
+@dataclass(frozen=True)
+class Turned:
+    """`what`: in words. `same_bits`: whether nothing more is sent for it."""
+
+    what: str
+    words: tuple[str, ...]
+    config: dict[str, Any]
+
+
+def of_sums(config: Mapping[str, Any], layers: Sequence[str] = ()) -> list[Turned]:
+    """Of the sum of gradients between workers; empty where they are summed in fp32, by another method than all-reduce,
+    or by one worker. `layers`: by name, those that lose most: they may stay in fp32."""
+    sync = config.get("sync") or {}
+    fmt = formats.parse(config["format"])
+    if config["world_size"] < 2 or sync.get("_target_") not in SUMS or formats.is_baseline(config["format"]):
+        return []
+    found = []
+    if fmt is not None and fmt.exponent_bits is not None and not fmt.has_scales and not config["aps"]:
+        found.append(("APS: one power-of-two shift a layer", {"aps": True}))
+    found += [(f"added in another order, {order}", {"sync.order": order}) for order in _orders(sync)]
+    if sync.get("kahan") is False:
+        found.append(("Kahan's compensated sum", {"sync.kahan": True}))
+    if sync.get("rounding") == "nearest_even":
+        found.append(("stochastic rounding", {"sync.rounding": "stochastic"}))
+    if sync.get("error_feedback") is False:
+        found.append(("error feedback", {"sync.error_feedback": True}))
+    if layers:
+        some = list(layers)[:2]
+        found.append((f"{' and '.join(some)} in fp32", {"full_precision.layers": some}))
+    found += [(words, {"format": name}) for name, words in _formats(config["format"])]
+    return [turned for what, values in found if (turned := turn(config, what, values)) is not None]
+
+
+def turn(config: Mapping[str, Any], what: str, values: Mapping[str, Any]) -> Turned | None:
+    """The config with these values; None where it would be refused."""
+    made = copy.deepcopy(dict(config))
+    for key, value in values.items():
+        if not has_key(made, key):
+            return None
+        if key == "full_precision.layers":
+            value = list(dict.fromkeys([*get_key(made, key), *value]))
+        set_key(made, key, value)
+    if values.get("aps"):
+        made[SCALING] = copy.deepcopy(_aps())
+    try:
+        validate(made, imports=False)
+    except ConfigError:
+        return None
+    words = tuple(f"{key}={typed_form(get_key(made, key))}" for key in values)
+    return Turned(what, words, made)
+
+
+def _orders(sync: Mapping[str, Any]) -> list[str]:
+    """Those with shorter chains."""
+    order = sync.get("order")
+    return ["hierarchical", "tree"] if order in CHAINS else ["tree"] if order == "hierarchical" else []
+
+
+def _formats(name: str) -> Iterator[tuple[str, str]]:
+    """The other splits of as many bits, then those of one bit more, with what each is."""
+    fmt = formats.parse(name)
+    if is_own(name) or fmt is None or fmt.exponent_bits is None or fmt.has_scales:
+        return
+    exponent, mantissa = fmt.exponent_bits, fmt.code_bits - 1 - fmt.exponent_bits
+    for e in range(min(8, exponent + mantissa), 1, -1):
+        m = exponent + mantissa - e
+        if e != exponent and m <= 10:
+            yield f"e{e}m{m}", "as many bits, split differently"
+    if exponent < 8:
+        yield f"e{exponent + 1}m{mantissa}", "one bit more, of exponent"
+    if mantissa < 10:
+        yield f"e{exponent}m{mantissa + 1}", "one bit more, of mantissa"
+
+
+@cache
+def _aps() -> dict[str, Any]:
+    with Composer() as composer:
+        return composer.file(SCALING, SHORT_FOR)

@@ -1,0 +1,155 @@
+"""Why one run is worse than its baseline: from the records of its sweep, and from what a run of it observed."""
+
+import math
+from typing import Any
+
+from cpdrun.config.script import is_script
+from cpdrun.errors import UserError
+from cpdrun.explain import words
+from cpdrun.explain.estimate import estimate, gain
+from cpdrun.explain.explanation import MEASURED, Explanation, LayerLoss, Mend
+from cpdrun.explain.mends import of_sums
+from cpdrun.record import RunDir, State, SweepDir, garbage, read_config, state_of
+from cpdrun.report.errors import ReportError
+from cpdrun.report.read.history import rows_of
+from cpdrun.report.read.reader import read_study
+from cpdrun.report.read.study import Study
+from cpdrun.report.why.beside import Beside, beside
+from cpdrun.report.why.reason import Reason, reason
+from cpdrun.report.why.seen import seen
+from cpdrun.report.why.standing import Standing, Verdict, standing
+from cpdrun.report.why.words import measured
+
+MOST_MENDS = 8
+
+
+class CannotExplainError(UserError):
+    """There is nothing to explain, in a line that says why."""
+
+
+def explain(run: RunDir) -> Explanation:
+    """Raises CannotExplainError for a run that has not begun and for a record that cannot be read."""
+    config, state = _read(run)
+    found = reason(seen(rows_of(run)))
+    study = _study(run.sweep)
+    stands = standing(study, run) if study is not None else _alone()
+    result = run.result()
+    other = [] if study is None else _beside(study, run, stands)
+    mends = _measured(study, other, found) if study is not None else []
+    mends += _estimated(config, found, mends)
+    about = words.About(run, config, state, result, study, stands, found)
+    needs_mending = stands.verdict is Verdict.WORSE or (
+        stands.verdict is Verdict.OPEN and not is_script(config)
+    )
+    mends = (
+        mends[:MOST_MENDS]
+        if needs_mending
+        else [mend for mend in mends if mend.basis == MEASURED][:MOST_MENDS]
+    )
+    unseen = words.not_seen(about)
+    return Explanation(
+        run=run.name,
+        state=str(state),
+        status=None if result is None else str(result.status),
+        verdict=str(stands.verdict),
+        metric=None if study is None else study.metric.name,
+        value=stands.value,
+        baseline=None if stands.baseline is None else stands.baseline.name,
+        baseline_value=stands.baseline_value,
+        lost=stands.lost,
+        tolerance=math.nan if study is None else study.tolerance / study.metric.scale,
+        cause=str(found.cause),
+        role="gradient",
+        sentences=words.sentences(about, mends, unseen),
+        layers=[LayerLoss(one.name, "gradient", one.format, _figures(one)) for one in found.seen.layers],
+        epochs=found.seen.by_epoch(lambda moment: moment.sum_error),
+        first_nonfinite_epoch=None if found.seen.nonfinite is None else found.seen.nonfinite.epoch,
+        mends=mends,
+        not_seen=unseen,
+    )
+
+
+def worst_of(sweep: SweepDir) -> RunDir | None:
+    """The run that lost most; None where none has ended."""
+    study = _study(sweep)
+    if study is None:
+        return None
+    values = [
+        (run, standing(study, run)) for group in study.groups for run in group.runs if not group.is_baseline
+    ]
+    lost = [(one.lost if math.isfinite(one.lost) else math.inf, run.name, run) for run, one in values]
+    return max(lost)[2] if lost else None
+
+
+def _read(run: RunDir) -> tuple[dict[str, Any], State]:
+    try:
+        config, state = read_config(run), state_of(run)
+    except (OSError, ValueError) as error:
+        raise CannotExplainError(f"{run.name}: {run.config.name} cannot be read: {error}") from None
+    if state is State.PENDING:
+        raise CannotExplainError(f"{run.name} has not begun: there is nothing to explain yet")
+    if state is State.DONE and run.result() is None:
+        raise CannotExplainError(garbage(run))
+    return config, state
+
+
+def _study(sweep: SweepDir) -> Study | None:
+    """Its runs; None where none has ended, or they cannot be compared."""
+    try:
+        return read_study([sweep])
+    except ReportError:
+        return None
+
+
+def _alone() -> Standing:
+    problem = "no run of its sweep has finished"
+    return Standing(Verdict.OPEN, math.nan, None, math.nan, same_seed=False, problem=problem)
+
+
+def _beside(study: Study, run: RunDir, stands: Standing) -> list[Beside]:
+    if stands.verdict is Verdict.BASELINE:
+        return []
+    found = beside(study, run, better_than=stands.lost if math.isfinite(stands.lost) else math.inf)
+    least = study.tolerance / study.metric.scale  # less is no mend
+    return [
+        one
+        for one in found
+        if not stands.lost - one.stands.lost < least
+        or (one.stands.verdict is Verdict.WITHIN and stands.verdict is not Verdict.WITHIN)
+    ]
+
+
+def _measured(study: Study, other: list[Beside], found: Reason) -> list[Mend]:
+    return [
+        Mend(
+            words=tuple(one.words),
+            basis=MEASURED,
+            text=measured(study, one, found),
+            figure="sum_error",
+            before=found.seen.sum_error,
+            after=one.seen.sum_error,
+            run=one.run.name,
+            value=one.stands.value,
+        )
+        for one in other
+    ]
+
+
+def _estimated(config: dict[str, Any], found: Reason, known: list[Mend]) -> list[Mend]:
+    """Of what no run beside it has tried."""
+    if not found.seen.layers or is_script(config):
+        return []
+    tried = {one.words for one in known}
+    turned = [one for one in of_sums(config) if one.words not in tried]
+    mends = [mend for one in turned if (mend := estimate(config, found, one)) is not None]
+    return sorted(mends, key=gain, reverse=True)
+
+
+def _figures(layer: Any) -> dict[str, float]:
+    return {
+        "underflow": layer.underflow,
+        "overflow": layer.overflow,
+        "sum_error": layer.sum_error,
+        "exponent_min": math.nan if layer.low is None else layer.low,
+        "exponent_max": math.nan if layer.high is None else layer.high,
+    }

@@ -1,0 +1,92 @@
+"""The runs beside a run that differ from it in one knob alone, of the same seed: what they reach is measured.
+
+A knob is what one turns to lose less: the format of the sum, how it is scaled, its order, Kahan's or stochastic
+rounding, error feedback, layers in fp32, the recipe.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cpdrun.config.overrides import typed_form
+from cpdrun.record import RunDir, State
+from cpdrun.report.read import formats
+from cpdrun.report.read.collect import CORE_AXES, SEED, identity
+from cpdrun.report.read.history import rows_of
+from cpdrun.report.read.study import Study
+from cpdrun.report.why.seen import Seen, seen
+from cpdrun.report.why.standing import Standing, row_of, standing
+
+FORMAT, APS, ORDER, RECIPE = "format", "APS", "order", "recipe"
+_KNOBS = {  # of a key, or of its section
+    "format": FORMAT,
+    "aps": APS,
+    "scaling": APS,
+    "sync.order": ORDER,
+    "sync.group_size": ORDER,
+    "sync.kahan": "Kahan",
+    "sync.rounding": "rounding",
+    "sync.error_feedback": "error feedback",
+    "sync.requantise": "requantise",
+    "full_precision": "layers in fp32",
+    "recipe": RECIPE,
+    "ingredients": RECIPE,
+    "precision": RECIPE,
+}
+_SAID = ("format", "aps", "recipe")  # of several keys of one knob, those that say it all
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A run that differs in one knob, and what it reached."""
+
+    knob: str
+    words: list[str]  # key=value, as they are typed to get it
+    run: RunDir
+    stands: Standing
+    seen: Seen
+
+
+def beside(study: Study, run: RunDir, *, better_than: float) -> list[Beside]:
+    """Those that have ended and lost less than `better_than`, an infinity where the run has no value (in units of the
+    metric as stored, as `Standing.lost`), best first. Of formats those of as many bits, and of the wider ones the
+    narrowest."""
+    keys = [*CORE_AXES, *study.axes]  # what the runs differ in
+    runs = study.runs
+    own = row_of(study, run)
+    done = (runs["run:state"] == State.DONE) & runs["run:problem"].isna()
+    seed = identity(own.get(SEED))
+    found = []
+    for row in runs[done & (runs[SEED].map(identity) == seed)].to_dict("records"):
+        changed = [key for key in keys if identity(row.get(key)) != identity(own.get(key))]
+        knobs = {_knob(key) for key in changed}
+        is_fp32 = knobs == {FORMAT} and formats.is_baseline(row.get("format"))  # which is what it is against
+        if len(knobs) == 1 and None not in knobs and not is_fp32:
+            other = RunDir(Path(row["run:path"]))
+            stands = standing(study, other)
+            if math.isfinite(stands.lost) and stands.lost < better_than:
+                words = _words(changed, row)
+                found.append(Beside(knobs.pop(), words, other, stands, seen(rows_of(other))))
+    return sorted(_fewest_bits(found, own), key=lambda one: one.stands.lost)
+
+
+def _fewest_bits(found: list[Beside], own: Mapping[str, Any]) -> list[Beside]:
+    """Without formats of fewer bits and without all but the narrowest of the wider ones."""
+    bits = {one.run: formats.bits(one.words[0].partition("=")[2]) for one in found if one.knob == FORMAT}
+    mine = formats.bits(own.get("format")) or 0
+    wider = sorted((size, i) for i, size in enumerate(bits.values()) if size is not None and size > mine)
+    narrowest = list(bits)[wider[0][1]] if wider else None
+    return [one for one in found if one.knob != FORMAT or bits[one.run] == mine or one.run == narrowest]
+
+
+def _knob(key: str) -> str | None:
+    return _KNOBS.get(key) or _KNOBS.get(key.split(".")[0])
+
+
+def _words(changed: list[str], row: Mapping[str, Any]) -> list[str]:
+    said = [key for key in changed if key in _SAID] or [
+        key for key in changed if not key.endswith("_target_")
+    ]
+    return [f"{key}={typed_form(row.get(key))}" for key in said]

@@ -1,0 +1,143 @@
+"""What a run lost and when, how it stands, and what its neighbours measured."""
+
+import math
+
+import pytest
+from made_up import Sweep
+
+from cpdrun.comm.sums.orders import order_named
+from cpdrun.report.read.history import rows_of
+from cpdrun.report.read.reader import read_study
+from cpdrun.report.why import words
+from cpdrun.report.why.beside import beside
+from cpdrun.report.why.chain import chain, group_size
+from cpdrun.report.why.reason import Cause, reach, reached, reason
+from cpdrun.report.why.seen import seen
+from cpdrun.report.why.standing import Verdict, standing
+
+
+def layer(**values):
+    usual = {"format": "e3m0", "shift": 0, "exponent_min": -20, "exponent_max": -6, "nonfinite": 0}
+    return usual | {"underflow": 0.0, "overflow": 0.0, "sum_error": 0.0} | values
+
+
+def row(epoch, nonfinite=0, **layers):
+    return {"epoch": epoch, "step": 9 * epoch, "nonfinite_gradients": nonfinite, "layers": layers}
+
+
+LOST = [
+    row(n, a=layer(underflow=0.99, sum_error=1.0), b=layer(underflow=0.5, sum_error=0.2 * n)) for n in (1, 2)
+]
+SCALED = [row(n, a=layer(underflow=0.1, sum_error=0.1), b=layer(sum_error=0.1)) for n in (1, 2)]
+
+
+@pytest.fixture
+def pairs(new_sweep) -> tuple[Sweep, dict]:
+    sweep, counted = new_sweep(), {"test_samples": 10_000, "num_classes": 10}
+    runs = {
+        "fp32": sweep.add("fp32", accuracy=0.98, done=counted),
+        "fp32 of seed 1": sweep.add("fp32", seed=1, accuracy=0.99, done=counted),
+        "lost": sweep.add("e3m0", accuracy=0.11, rows=LOST, done=counted),
+        "scaled": sweep.add("e3m0", aps=True, accuracy=0.979, rows=SCALED, done=counted),
+        "wide": sweep.add("e4m0", accuracy=0.90, rows=SCALED, done=counted),
+        "wider": sweep.add("e5m0", accuracy=0.97, rows=SCALED, done=counted),
+        "other seed": sweep.add("e3m0", seed=3, accuracy=0.12, rows=LOST, done=counted),
+    }
+    return sweep, runs
+
+
+def test_a_run_stands_against_the_baseline_of_its_seed_or_else_against_the_mean(pairs):
+    sweep, runs = pairs
+    study = read_study([sweep.dir])
+    lost = standing(study, runs["lost"])
+    assert (lost.verdict, lost.same_seed, lost.baseline.name) == (Verdict.WORSE, True, runs["fp32"].name)
+    assert lost.lost == pytest.approx(0.87)
+    assert (
+        words.gap(study, lost)
+        == "87.0 points worse than fp32 (test accuracy 11.0 % against 98.0 %, the same seed)"
+    )
+    assert words.by_chance(study, lost) == ""
+    assert standing(study, runs["scaled"]).verdict is Verdict.WITHIN
+    assert "10 of 10000 test samples" in words.by_chance(study, standing(study, runs["scaled"]))
+    assert standing(study, runs["fp32"]).verdict is Verdict.BASELINE
+    other = standing(study, runs["other seed"])
+    assert (other.same_seed, other.baseline_value) == (False, pytest.approx(0.985))
+
+
+def test_runs_beside_differ_in_one_knob_alone_and_of_formats_the_narrowest_wider_one_counts(pairs):
+    sweep, runs = pairs
+    study = read_study([sweep.dir])
+    found = beside(study, runs["lost"], better_than=0.87)
+    assert [(one.knob, one.words, one.run.name) for one in found] == [
+        ("APS", ["aps=true"], runs["scaled"].name),
+        ("format", ["format=e4m0"], runs["wide"].name),
+    ]
+    text = words.measured(study, found[0], reason(seen(rows_of(runs["lost"]))))
+    assert text == (
+        "aps=true: the run reaches 97.9 %, within 0.5 points of fp32, and the sum's error goes from 65 % to 10 % "
+        "(measured)"
+    )
+
+
+def test_the_layers_that_lose_most_come_first_and_the_course_is_told(pairs):
+    found = reason(seen(rows_of(pairs[1]["lost"])))
+    assert (found.cause, [one.name for one in found.worst]) == (Cause.UNDERFLOW, ["a", "b"])
+    assert found.seen.sum_error == pytest.approx((1 + 0.3) / 2)
+    assert found.seen.by_epoch(lambda moment: moment.sum_error) == {
+        1: pytest.approx(0.6),
+        2: pytest.approx(0.7),
+    }
+    assert words.when(found) == "the sum's error is there from end to end: 60 % in epoch 1, 70 % in epoch 2"
+    text = words.cause(found, aps=False, chain=7, workers=8, together=8)
+    assert "74 % of the gradients that workers send become 0 in e3m0, and the sum is off by 65 %" in text
+    assert text.endswith("e3m0 reaches from 2^-2 to 2^3, and the gradients from 2^-20 to 2^-6")
+    scaled = words.cause(found, aps=True, chain=63, workers=64, together=64)
+    assert scaled.endswith(
+        "of the 6 powers of two of e3m0, APS keeps 6 for the sum of 64 workers, which leaves 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ({"overflow": 0.01, "sum_error": None}, Cause.OVERFLOW),
+        ({"underflow": 0.01, "sum_error": 0.6}, Cause.ADDITIONS),
+        ({"underflow": 0.3, "sum_error": 0.04}, Cause.SMALL),
+        ({"underflow": 1.0, "sum_error": None}, Cause.UNDERFLOW),  # of a sum that is 0 there is no error
+        ({"format": "fp32"}, Cause.EXACT),
+    ],
+)
+def test_the_cause_is_what_takes_the_sum_away(new_sweep, values, cause):
+    run = new_sweep().add("e3m0", rows=[row(1, a=layer(**values))])
+    assert reason(seen(rows_of(run))).cause is cause
+
+
+def test_what_is_damaged_says_nothing_and_the_first_epoch_that_was_not_finite_is_named(new_sweep):
+    sweep = new_sweep()
+    odd = sweep.add("e3m0", rows=[{"epoch": 1, "layers": {"a": 3, "b": {"sum_error": "x"}}}, {"layers": 1}])
+    found = seen(rows_of(odd))
+    assert [one.name for one in found.layers] == ["b"] and math.isnan(found.sum_error)
+    assert reason(seen(rows_of(sweep.add("e3m0")))).cause is Cause.UNSEEN
+    rows = [row(1, a=layer()), row(2, 7, a=layer(nonfinite=2), b=layer()), row(3, 9, b=layer(nonfinite=1))]
+    first = seen(rows_of(sweep.add("e3m0", rows=rows))).nonfinite
+    assert (first.epoch, first.elements, first.layers) == (2, 7, ["a"])
+
+
+def test_powers_of_two_that_a_format_reaches_of_those_that_a_layer_spans(new_sweep):
+    rows = [row(1, a=layer(exponent_min=-10, exponent_max=-1))]
+    found = seen(rows_of(new_sweep().add("e3m0", rows=rows)))
+    assert reach("e3m0") == (-2, 3) and reach("mxfp8_e4m3") is None
+    assert reached(found, "e3m0", 8, scaled=False) == (2, 10)  # 2^-2 and 2^-1
+    assert reached(found, "e3m0", 8, scaled=True) == (
+        2,
+        10,
+    )  # 6, less 1 for rounding up and 3 for the sum of 8
+    assert reached(found, "e3m0", 2, scaled=True) == (4, 10)
+
+
+def test_chains_are_those_of_the_orders():
+    for order in ("rank", "ring", "hierarchical", "tree"):
+        for workers in (2, 3, 8, 12, 13, 64, 100):
+            sync = {"order": order, "group_size": "auto"}
+            assert chain(sync, workers) == order_named(order).longest_chain(workers), (order, workers)
+    assert group_size({"group_size": 4}, 16) == 4 and chain({"order": "native"}, 8) is None
