@@ -46,6 +46,7 @@ def test_what_explain_names_as_the_mend_mends_the_run(train, capsys):
     assert now.lost < 0.1 < 0.5 < found.lost
     assert again.mends[0].after < 0.7 < again.mends[0].before
 
+    capsys.readouterr()
     assert main(["explain", str(lost.path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["sentences"] == again.sentences and said["mends"][0]["words"] == ["aps=true"]
