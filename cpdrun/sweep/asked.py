@@ -42,6 +42,7 @@ NOT_OF_SCRIPTS = (
     *("init_from", "label_smoothing", "parameter_groups", "clip_norm", "emulation", "loaders", "eval_batch"),
 )
 SEARCH = "search"  # what `cpdrun search` is asked: no part of any run
+SCREEN = "screen"  # and `cpdrun screen`
 TUNE = "search.tune."  # and the key of a run's config that it tunes
 
 
@@ -140,8 +141,9 @@ def _is_ingredient_of_others(key: Any, base: Mapping[str, Any]) -> bool:
     return isinstance(key, str) and key.split(".")[0] == INGREDIENTS and not has_key(base, key)
 
 
-def is_of_search(key: str) -> bool:
-    return key.split(".")[0] == SEARCH
+def is_of_question(key: str) -> bool:
+    """Whether it says what a search or a screen is asked, which changes no run."""
+    return key.split(".")[0] in (SEARCH, SCREEN)
 
 
 def _group_choices(typed: list[Typed], groups: Mapping[str, list[str]]) -> dict[str, str]:
@@ -218,7 +220,7 @@ def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Ax
     if not isinstance(exclusions, list) or not all(isinstance(item, Mapping) and item for item in exclusions):
         raise ConfigError("sweep.exclude must be a list of mappings, such as - {format: fp32, aps: true}")
     for t in typed:
-        if is_of_search(t.key):
+        if is_of_question(t.key):
             continue
         if t.is_axis:
             if not t.values:

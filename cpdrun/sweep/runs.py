@@ -21,7 +21,7 @@ from cpdrun.config.paths import check_path
 from cpdrun.config.scaling import spell_out, with_short_form
 from cpdrun.config.schema import check_kind, validate
 from cpdrun.record import SweepDir
-from cpdrun.sweep.asked import CASE, SEARCH, TUNE, Asked, Axes, Rule, is_of_search, read
+from cpdrun.sweep.asked import CASE, SCREEN, SEARCH, TUNE, Asked, Axes, Rule, is_of_question, read
 from cpdrun.sweep.initial_weights import find_initial_weights
 
 BASELINE = "fp32"
@@ -54,6 +54,7 @@ class Plan:
     duplicates: int = 0
     given: list[str] = field(default_factory=list)  # keys and groups that were given a value, wherever
     search: dict[str, Any] = field(default_factory=dict)  # the block of that name: what it is asked
+    screen: dict[str, Any] = field(default_factory=dict)  # what a screen is asked
     left_out: list[str] = field(default_factory=list)  # of the experiment, for choices that were not made
 
     @property
@@ -148,7 +149,8 @@ def _multiply(composer: Composer, asked: Asked, imports: bool, of_baseline: bool
         baselines=len(baselines),
         duplicates=duplicates,
         given=_given(composer, asked),
-        search=_search(composer, asked),
+        search=_question(composer, asked, SEARCH),
+        screen=_question(composer, asked, SCREEN),
         left_out=composer.left_out(),
     )
 
@@ -179,6 +181,7 @@ def _config(
         if key not in groups:
             _set(config, key, value)
     config.pop(SEARCH, None)
+    config.pop(SCREEN, None)
     spell_out(config, composer, choices)
     recipe.spell_out(config, composer, choices, of_baseline=of_baseline)
     with contextlib.suppress(ValueError, KeyError):  # validate says what is wrong with it
@@ -194,17 +197,18 @@ def _given(composer: Composer, asked: Asked) -> list[str]:
     return [*(t.key for t in asked.typed), *asked.axes, *of_cases, *body]
 
 
-def _search(composer: Composer, asked: Asked) -> dict[str, Any]:
-    """The block `search:` with what was typed of it; no run has it, for it changes none. Raises ConfigError."""
+def _question(composer: Composer, asked: Asked, block: str) -> dict[str, Any]:
+    """The block `search:` or `screen:` with what was typed of it; no run has it, for it changes none. Raises
+    ConfigError."""
     config = composer.compose(asked.choices)
     for t in asked.typed:
         if t.key.startswith(TUNE):
             _set_tuned(config, t)
-        elif is_of_search(t.key):
+        elif t.key.split(".")[0] == block:
             if t.is_axis or not t.values:
-                raise ConfigError(f"{t.text!r}: a search has one value of each of its keys")
+                raise ConfigError(f"{t.text!r}: a {block} has one value of each of its keys")
             set_key(config, t.key, t.values[0])
-    return config.get(SEARCH) or {}
+    return config.get(block) or {}
 
 
 def _set_tuned(config: dict[str, Any], t: Typed) -> None:
@@ -243,7 +247,7 @@ def _planned(config: dict[str, Any], asked: Asked, point: Mapping[str, Any], imp
     fixed = [
         t.text
         for t in asked.typed
-        if not (t.is_axis or t.key == CASE or t.key in point or is_of_search(t.key))
+        if not (t.is_axis or t.key == CASE or t.key in point or is_of_question(t.key))
     ]
     overrides = [*fixed, *(f"{key}={typed_form(value)}" for key, value in point.items())]
     return PlannedRun(run_name(config), config, overrides)

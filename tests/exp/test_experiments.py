@@ -36,7 +36,7 @@ claims = cache(read_claims)
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_opens_with_its_command_and_has_a_grid(file):
     first, second, *_ = file.read_text().splitlines()
-    assert first in (f"# cpdrun sweep exp={file.stem}", f"# cpdrun search exp={file.stem}")
+    assert first in [f"# cpdrun {command} exp={file.stem}" for command in ("sweep", "search", "screen")]
     assert second.startswith("# ")
     sweep = planned(file.stem)
     assert len(sweep.runs) == len({run.name for run in sweep.runs}) >= 3

@@ -1,0 +1,140 @@
+"""`cpdrun screen`: which layers and roles need high bits, and the fewest bits that follow."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from cpdrun.arguments import add_overrides
+from cpdrun.commands.launching import add_options, may_start, options_of, words_of
+from cpdrun.errors import FAILED, INTERRUPTED, OK, before_a_start, writing
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cpdrun.launch import LaunchOptions, Session
+    from cpdrun.screen.question import Question
+    from cpdrun.sweep import PlannedRun
+
+
+def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    screen = commands.add_parser(
+        "screen",
+        help="which layers and roles need high bits, and the fewest bits that follow",
+        description="Train an experiment with the bits of each group of layers and role low or high, by a two-level "
+        "design; say which of them matter, and allocate bits for a search to certify. Finished runs are skipped: a "
+        "screen that was stopped goes on when its command is typed again.",
+        epilog="Example: cpdrun screen exp=digits_screen_small screen.seeds=2",
+    )
+    add_overrides(screen, "exp=NAME, key=value, or screen.key=value")
+    screen.add_argument(
+        "--dry-run", action="store_true", help="say which factors and how many runs, and stop"
+    )
+    screen.add_argument(
+        "--json", action="store_true", help="what was found, for programs; progress goes to stderr"
+    )
+    add_options(screen, "slurm, or pull, which leaves the runs to `cpdrun work`")
+    return screen
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from cpdrun.launch import Session
+
+    with Session() as session:
+        return _screen(arguments, options_of(arguments), session)
+
+
+def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
+    from cpdrun.record import State
+    from cpdrun.screen.question import ask
+    from cpdrun.screen.words import as_json, asked_lines
+    from cpdrun.sweep import listed
+    from cpdrun.sweep.standing import standing
+
+    with before_a_start():
+        if not arguments.dry_run:
+            session.warm_up()  # importing torch takes longer than planning
+        question = ask(words_of(arguments), arguments.config_dir, imports=not arguments.dry_run)
+        listed(question.directory)
+    console = _console(arguments.json)
+    for line in asked_lines(question):
+        console.print(line, soft_wrap=True, markup=False)
+    found = standing(question.plan)
+    to_run = [run for run in question.runs if found.states.get(run.name) is not State.DONE]
+    console.print(f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run", soft_wrap=True)
+    if arguments.dry_run:
+        if arguments.json:
+            print(as_json(question, None, None, None))
+        return OK
+    code = _launch(session, question, to_run, options, console, arguments)
+    return _tell(question, console, arguments.json) or code if code != INTERRUPTED else code
+
+
+def _launch(
+    session: "Session",
+    question: "Question",
+    to_run: "list[PlannedRun]",
+    options: "LaunchOptions",
+    console: "Console",
+    arguments: argparse.Namespace,
+) -> int:
+    from cpdrun.launch import Display, Job, axes_of, print_summary
+    from cpdrun.record import cancellation
+    from cpdrun.screen.certify import write_rows
+    from cpdrun.sweep import write_manifest
+
+    directory = question.directory
+    if not to_run:
+        return OK
+    cancelled_before = cancellation(directory)
+    configs = [run.config for run in to_run]
+
+    def say(line: str) -> None:
+        console.print(line, soft_wrap=True, markup=False)
+
+    if not may_start(session, directory, configs, options, cancelled_before, arguments.config_dir, say):
+        return INTERRUPTED
+    with before_a_start(), writing(directory.path):
+        write_manifest(question.plan)
+        write_rows(question)
+    jobs = [Job(directory.run(run.name), run.config, run.overrides) for run in to_run]
+    display = Display(console, axes_of(directory))
+    with writing(directory.path):  # a full disk, as a rule
+        summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, cancelled_before)
+    print_summary(console, summary)
+    return INTERRUPTED if summary.interrupted else summary.exit_code
+
+
+def _tell(question: "Question", console: "Console", is_json: bool) -> int:
+    """Effects and the allocation, where all runs have ended."""
+    from cpdrun.screen.allocation import allocate
+    from cpdrun.screen.certify import write_allocation
+    from cpdrun.screen.results import missing, read
+    from cpdrun.screen.words import allocation_lines, as_json, costs_of, table, verdict_lines
+
+    asked, found = question.settings, read(question)
+    if found is None:
+        console.print(
+            f"{missing(question)} runs have no result yet: effects are of the whole design. Type it again."
+        )
+        if is_json:
+            print(as_json(question, None, None, None))
+        return FAILED
+    chosen = allocate(costs_of(question), found.effects, found.tolerance, asked.confidence)
+    console.print(table(question, found))
+    for line in [*verdict_lines(question, found), *allocation_lines(question, found, chosen)]:
+        console.print(line, soft_wrap=True, markup=False)
+    command = None
+    if chosen is not None:
+        with writing(question.directory.path):
+            command = write_allocation(question, found, chosen)
+        console.print(f"To certify it: {command}", soft_wrap=True, markup=False)
+    if is_json:
+        print(as_json(question, found, chosen, command))
+    return OK
+
+
+def _console(is_aside: bool) -> "Console":
+    from rich.console import Console
+
+    from cpdrun.shell.terminal import Terminal
+
+    return Console(stderr=True, highlight=False) if is_aside else Terminal()

@@ -1,0 +1,69 @@
+"""What a screen leaves behind: its runs as an experiment, the allocation, and the search that puts it to the test."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from cpdrun.record import write_text
+from cpdrun.screen.allocation import Allocation
+from cpdrun.screen.cases import ALLOCATED, FP32
+from cpdrun.screen.experiment import copy_yaml, write_experiment
+from cpdrun.screen.question import CASE, Question, row_cases
+from cpdrun.screen.results import Found
+from cpdrun.screen.words import allocation_facts, effect_facts, level_text
+
+SEARCH_SEEDS = 3  # that the written experiment lists; a search draws its own
+
+
+def write_rows(question: Question) -> None:
+    """The screen's own runs, so that one of them can be typed again: `cpdrun sweep --config-dir FOLDER exp=NAME
+    case='row 01'`. Raises OSError."""
+    folder = question.directory.screen
+    copy_yaml(question.config_dir, folder)
+    cases, _ = row_cases(question.design, question.cases)
+    about = f"The rows of `cpdrun screen exp={question.experiment}`, as it wrote them.\n"
+    seeds = range(question.settings.seeds)
+    write_experiment(folder, question.experiment, about, _body(question), cases, seeds)
+
+
+def write_allocation(question: Question, found: Found, chosen: Allocation) -> str:
+    """allocation.yaml, and the experiment of the search that judges it; the command. Raises OSError."""
+    asked = question.settings
+    name = f"{question.experiment}_{ALLOCATED}"
+    uniform = {f"{level_text(level)} everywhere": question.cases.uniform(level) for level in asked.uniform}
+    cases = {FP32: question.cases.baseline(), **uniform, ALLOCATED: question.cases.of(chosen.low)}
+    search: dict[str, Any] = {
+        k: v for k, v in question.search.items() if v is not None and k not in ("tune", "budget")
+    }
+    search |= {"baseline": {CASE: FP32}, "tolerance": found.tolerance * found.metric.scale}
+    search |= {"metric": found.metric.name}
+    about = f"The bits that `cpdrun screen exp={question.experiment}` allocated, as it wrote them."
+    folder = question.directory.screen
+    write_experiment(folder, name, about, _body(question), cases, range(SEARCH_SEEDS), search)
+    command = _command(question, name)
+    facts = {
+        "experiment": question.experiment,
+        "command": command,
+        "effects": effect_facts(question, found),
+        "method": found.effects.method,
+        "metric": found.metric.name,
+        "tolerance": found.tolerance,
+        "allocation": allocation_facts(question, chosen),
+    }
+    write_text(
+        question.directory.allocation, yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120)
+    )
+    return command
+
+
+def _body(question: Question) -> dict[str, Any]:
+    """In the same folder of results, whatever it is called."""
+    return question.body | {"name": question.directory.name}
+
+
+def _command(question: Question, name: str) -> str:
+    words: Sequence[str] = [word for word in question.words if not word.startswith("exp=")]
+    typed = ["cpdrun", "search", "--config-dir", str(question.directory.screen), f"exp={name}", *words]
+    return " ".join(map(shlex.quote, typed))

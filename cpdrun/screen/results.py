@@ -1,0 +1,83 @@
+"""What the runs of a screen left, and the effects that follow."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cpdrun.config.errors import ConfigError
+from cpdrun.record import Ending, Result
+from cpdrun.report.read.learnt import worst
+from cpdrun.report.read.metric import Metric
+from cpdrun.screen.question import Question
+from cpdrun.stats.screening import Effects, effects
+
+
+@dataclass(frozen=True)
+class Found:
+    """All runs have ended. values_NxS: the metric of each row and seed, that of a diverged run being `worst`."""
+
+    metric: Metric
+    values_NxS: list[list[float]]
+    worst: float
+    diverged: list[tuple[int, int]]  # row and seed
+    effects: Effects
+    tolerance: float  # in the metric's unit
+
+    @property
+    def confidence_words(self) -> str:
+        return self.effects.method
+
+    def blamed(self, question: Question) -> list[str]:
+        """The factors that were low in every run that diverged, where there are several such runs."""
+        rows = {row for row, _ in self.diverged}
+        low = [set(question.low(row)) for row in rows]
+        common = set.intersection(*low) if len(rows) > 1 else set()
+        return [question.factors[i].name for i in sorted(common)]
+
+
+def missing(question: Question) -> int:
+    """Runs that have not ended with a result."""
+    return sum(question.directory.run(run.name).result() is None for run in question.runs)
+
+
+def read(question: Question) -> Found | None:
+    """None until all runs have ended. Raises ConfigError for a metric that they do not have."""
+    results = [[question.directory.run(run.name).result() for run in row] for row in question.rows]
+    ended = [each for row in results for each in row if each is not None]
+    if len(ended) < sum(map(len, results)) or not ended:
+        return None
+    metric = _metric(question, ended)
+    values = [[_value(each, metric) for each in row] for row in results]
+    healthy = [value for row in values for value in row if math.isfinite(value)]
+    asked = question.settings
+    shown = metric.default_tolerance if asked.tolerance is None else asked.tolerance
+    tolerance = shown / metric.scale
+    classes = next((float(each.num_classes) for each in ended if each.num_classes), math.nan)
+    bad = worst(metric, classes, healthy, tolerance)
+    diverged = list(_where(values))
+    filled = [[value if math.isfinite(value) else bad for value in row] for row in values]
+    sign = -1.0 if metric.higher_is_better else 1.0
+    worse = [[sign * value for value in row] for row in filled]
+    found = effects(question.design, worse, margin=tolerance, confidence=asked.confidence)
+    return Found(metric, filled, bad, diverged, found, tolerance)
+
+
+def _metric(question: Question, ended: list[Result]) -> Metric:
+    asked, first = question.settings.metric, ended[0]
+    name = asked or first.judge or next(iter(first.metrics), "test_accuracy")
+    if name not in first.metrics:
+        raise ConfigError(f"screen.metric={name}: the runs have {', '.join(sorted(first.metrics))}")
+    return Metric(name, first.measures.get(name))
+
+
+def _value(done: Result, metric: Metric) -> float:
+    value = done.metrics.get(metric.name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and done.status is not Ending.DIVERGED else math.nan
+
+
+def _where(values_NxS: list[list[float]]) -> Iterator[tuple[int, int]]:
+    for row, values in enumerate(values_NxS):
+        for seed, value in enumerate(values):
+            if not math.isfinite(value):
+                yield row, seed

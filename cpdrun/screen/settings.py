@@ -1,0 +1,183 @@
+"""The `screen:` block: what a screen is asked. Defaults and what each key does stand in conf/any_run.yaml."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from custom_fp.formats.names import is_own, parse
+
+from cpdrun.config.errors import ConfigError, did_you_mean
+from cpdrun.config.overrides import typed_form
+from cpdrun.stats.screening import LARGEST
+
+GRADIENT = "gradient"
+PRODUCTS = ("weight", "input", "output_gradient")
+ROLES = (GRADIENT, *PRODUCTS)
+WIRE, OPERATIONS = "wire", "operations"
+RULE_KEYS = (
+    "format",
+    "rounding",
+    "aps",
+    "hadamard",
+    "history",
+)  # that a level may say, of custom_fp.recipe.rules
+
+Level = dict[str, Any]  # {format: e3m0, aps: true}: what a rule says beside modules and role
+
+
+@dataclass(frozen=True)
+class Settings:
+    roles: tuple[str, ...]
+    low: dict[str, Level]  # by role
+    high: dict[str, Level]
+    groups: dict[str, list[str]] | None  # patterns of module names
+    most_factors: int
+    foldover: bool
+    seeds: int
+    confidence: float  # per cent
+    tolerance: float | None  # in shown units: points of a fraction; None: the metric's own
+    metric: str | None
+    cost: str
+    uniform: tuple[Level, ...]
+
+
+def settings(block: Mapping[str, Any], search: Mapping[str, Any]) -> Settings:
+    """`search`: the block of that name, for what a screen takes from it. Raises ConfigError for a key or value that
+    cannot be."""
+    known = list(Settings.__annotations__)
+    for key in block:
+        if key not in known:
+            raise ConfigError(f"unknown key 'screen.{key}'{did_you_mean(key, known)}")
+    roles = _roles(block["roles"])
+    return Settings(
+        roles=roles,
+        low=_levels("low", block["low"], roles),
+        high=_levels("high", block["high"], [role for role in roles if role != GRADIENT])
+        | ({GRADIENT: {"format": "fp32"}} if GRADIENT in roles else {}),
+        groups=_groups(block["groups"]),
+        most_factors=_whole("most_factors", block["most_factors"], 1, LARGEST // 2),
+        foldover=_flag("foldover", block["foldover"]),
+        seeds=_whole("seeds", block["seeds"], 1, 1000),
+        confidence=_confidence(block["confidence"]),
+        tolerance=_tolerance(search["tolerance"] if block["tolerance"] is None else block["tolerance"]),
+        metric=_metric(search["metric"] if block["metric"] is None else block["metric"]),
+        cost=_cost(block["cost"], roles),
+        uniform=_uniform(block["uniform"], roles),
+    )
+
+
+def _roles(value: Any) -> tuple[str, ...]:
+    given = value if isinstance(value, list) else [value]
+    for role in given:
+        if role not in ROLES:
+            raise ConfigError(
+                f"screen.roles={typed_form(value)}: must be some of {', '.join(ROLES)}{did_you_mean(str(role), ROLES)}"
+            )
+    if not given or len(set(given)) < len(given):
+        _refuse("roles", value, f"must be some of {', '.join(ROLES)}, each once")
+    return tuple(role for role in ROLES if role in given)
+
+
+def _levels(key: str, block: Any, roles: Sequence[str]) -> dict[str, Level]:
+    if not isinstance(block, Mapping):
+        _refuse(key, block, f"must name a format for each role, such as {{{GRADIENT}: e3m0}}")
+    for role in block:
+        if role not in ROLES:
+            raise ConfigError(f"unknown key 'screen.{key}.{role}'{did_you_mean(str(role), ROLES)}")
+    if key == "high" and block.get(GRADIENT) not in (None, "fp32"):
+        _refuse(
+            f"high.{GRADIENT}", block[GRADIENT], "what is exchanged in high bits is in fp32: leave it out"
+        )
+    missing = [role for role in roles if block.get(role) is None]
+    if missing:
+        raise ConfigError(
+            f"screen.{key}.{missing[0]} is missing: a format, for {missing[0]} is among screen.roles"
+        )
+    return {role: _level(f"{key}.{role}", block[role], is_gradient=role == GRADIENT) for role in roles}
+
+
+def _level(key: str, value: Any, *, is_gradient: bool = False) -> Level:
+    level = dict(value) if isinstance(value, Mapping) else {"format": value}
+    allowed = ("format",) if is_gradient else RULE_KEYS
+    if unknown := [name for name in level if name not in allowed]:
+        _refuse(key, value, f"must be a format, or a mapping of {', '.join(allowed)}; not {unknown[0]}")
+    name = level.get("format")
+    try:
+        if is_own(name):
+            raise ValueError("a format of your own has bits that only a run knows; take one of cpdrun's")
+        parse(name)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"screen.{key}={typed_form(value)}: {error}") from None
+    return level
+
+
+def _groups(value: Any) -> dict[str, list[str]] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not value:
+        _refuse("groups", value, "must map names to patterns of module names, such as {head: ['classifier']}")
+    found = {}
+    for name, patterns in value.items():
+        listed = patterns if isinstance(patterns, list) else [patterns]
+        if not listed or not all(isinstance(pattern, str) and pattern for pattern in listed):
+            _refuse(f"groups.{name}", patterns, "must be patterns of module names, such as ['blocks.0.*']")
+        found[str(name)] = listed
+    return found
+
+
+def _cost(value: Any, roles: Sequence[str]) -> str:
+    if value not in (None, WIRE, OPERATIONS):
+        _refuse("cost", value, f"must be {WIRE}, {OPERATIONS} or null")
+    of_wire, of_products = GRADIENT in roles, any(role in PRODUCTS for role in roles)
+    if value is None and of_wire and of_products:
+        _refuse("cost", value, f"say which is to be small: {WIRE} (gradients) or {OPERATIONS} (products)")
+    cost = value or (WIRE if of_wire else OPERATIONS)
+    if cost == WIRE and not of_wire:
+        _refuse("cost", value, f"no role changes it: {GRADIENT} is not among screen.roles")
+    if cost == OPERATIONS and not of_products:
+        _refuse("cost", value, f"no role changes it: screen.roles has none of {', '.join(PRODUCTS)}")
+    return cost
+
+
+def _uniform(value: Any, roles: Sequence[str]) -> tuple[Level, ...]:
+    given = value if isinstance(value, list) else [value]
+    is_gradient = GRADIENT in roles
+    return tuple(_level(f"uniform[{i}]", each, is_gradient=is_gradient) for i, each in enumerate(given))
+
+
+def _whole(key: str, value: Any, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        _refuse(key, value, f"must be a whole number, {least} to {most}")
+    return value
+
+
+def _flag(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        _refuse(key, value, "must be true or false")
+    return value
+
+
+def _confidence(value: Any) -> float:
+    if not (_is_number(value) and 50 <= value < 100):
+        _refuse("confidence", value, "must be per cent, from 50 to below 100")
+    return value
+
+
+def _tolerance(value: Any) -> float | None:
+    if value is not None and not (_is_number(value) and value > 0):
+        _refuse("tolerance", value, "must be a number above 0, or null")
+    return value
+
+
+def _metric(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        _refuse("metric", value, "must be the name of a metric, such as test_loss, or null")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _refuse(key: str, value: Any, allowed: str) -> None:
+    raise ConfigError(f"screen.{key}={typed_form(value)}: {allowed}")

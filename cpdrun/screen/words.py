@@ -1,0 +1,188 @@
+"""What a screen says: factors and runs before, effects and verdicts after, the allocation, and the same for programs.
+
+Nothing is worded more surely than the tests allow: `sensitive` and `harmless` hold for all factors at once, at the
+screen's confidence; an interval holds for its own factor.
+"""
+
+import json
+import math
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from cpdrun.screen.allocation import Allocation, Costs
+from cpdrun.screen.question import Question
+from cpdrun.screen.results import Found
+from cpdrun.screen.settings import GRADIENT, Level
+from cpdrun.stats.screening import Verdict
+
+STYLES = {Verdict.SENSITIVE: "red", Verdict.HARMLESS: "green", Verdict.OPEN: "yellow"}
+
+
+def asked_lines(question: Question) -> list[str]:
+    """What is varied, and in how many runs."""
+    asked, of = question.settings, question.design
+    levels = "; ".join(
+        f"{role} {level_text(asked.low[role])} or {level_text(asked.high[role])}" for role in asked.roles
+    )
+    kind = ", folded over: no interaction of two factors biases an effect" if of.is_folded else ""
+    seeds = f"{asked.seeds} seed{'s' if asked.seeds > 1 else ''}"
+    lines = [
+        f"Which need high bits? {len(question.factors)} factors, low or high: {levels}",
+        f"{of.runs} rows x {seeds}{kind} -> {len(question.runs)} runs",
+    ]
+    for group in question.groups:
+        roles = ", ".join(f.role for f in question.factors if question.groups[f.group] is group)
+        layers = group.layers if GRADIENT in asked.roles else group.products
+        lines.append(f"  {group.name} ({roles}): {', '.join(layer.name for layer in layers)}")
+    return lines
+
+
+def level_text(level: Level) -> str:
+    """`e3m0`, `e3m0 with APS`, `mxfp4 stochastic`."""
+    extra = [f"{key}={value}" for key, value in level.items() if key not in ("format", "aps")]
+    extra += ["with APS"] if level.get("aps") else []
+    return " ".join([str(level["format"]), *extra])
+
+
+def table(question: Question, found: Found) -> Table:
+    """A row a factor, the most sensitive first."""
+    said = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    said.add_column("factor", no_wrap=True)
+    said.add_column(f"low costs{found.metric.points}", justify="right", no_wrap=True)
+    said.add_column(f"{question.settings.confidence:g} %", justify="right", no_wrap=True)
+    said.add_column("", no_wrap=True)
+    for i in by_effect(found):
+        effect = found.effects.factors[i]
+        text = Text(str(effect.verdict), style=STYLES[effect.verdict])
+        ends = f"[{_signed(found, effect.low)}, {_signed(found, effect.high)}]"
+        said.add_row(question.factors[i].name, _signed(found, effect.mean), ends, text)
+    return said
+
+
+def by_effect(found: Found) -> list[int]:
+    """Factors, the most harmful first."""
+    return sorted(range(len(found.effects.factors)), key=lambda i: -found.effects.factors[i].mean)
+
+
+def verdict_lines(question: Question, found: Found) -> list[str]:
+    """What is sensitive, what is harmless, what diverged, and how it is known."""
+    asked, metric = question.settings, found.metric
+    of = {v: [i for i in by_effect(found) if found.effects.factors[i].verdict is v] for v in Verdict}
+    named = ", ".join(
+        f"{question.factors[i].name} ({_signed(found, found.effects.factors[i].mean)})"
+        for i in of[Verdict.SENSITIVE]
+    )
+    tolerance = metric.show_tolerance(found.tolerance * metric.scale)
+    sensitive, harmless, open_ = (len(of[verdict]) for verdict in Verdict)
+    lines = [
+        f"{sensitive} of {len(question.factors)} factors are sensitive{': ' if named else ''}{named}; {harmless} are "
+        f"harmless, each less than {tolerance}; {open_} not shown to be either. All verdicts of a kind hold together "
+        f"at {asked.confidence:g} % (Holm; {found.effects.method})."
+    ]
+    if found.diverged:
+        count = len(found.diverged)
+        lines.append(
+            f"{count} run{'s' if count > 1 else ''} diverged and count{'s' if count == 1 else ''} as "
+            f"{metric.show(found.worst)}{metric.unit}: effects are of that scale, not of runs that train"
+            + (f". Low in each of them: {', '.join(blamed)}" if (blamed := found.blamed(question)) else "")
+            + "."
+        )
+    return lines
+
+
+def allocation_lines(question: Question, found: Found, chosen: Allocation | None) -> list[str]:
+    asked, metric = question.settings, found.metric
+    tolerance = metric.show_tolerance(found.tolerance * metric.scale)
+    if chosen is None:
+        more = f"screen.seeds={2 * asked.seeds} would narrow the intervals, a larger screen.tolerance asks for less"
+        return [
+            f"Allocation: none. Not one factor may be low within {tolerance} at {asked.confidence:g} %; {more}."
+        ]
+    high = [f.name for i, f in enumerate(question.factors) if i not in chosen.low]
+    share = chosen.price.cost / chosen.all_high.cost
+    lines = [
+        f"Allocation: {len(chosen.low)} of {len(question.factors)} factors low"
+        + (f", high: {', '.join(high)}" if high else "")
+        + f". Together they cost {_signed(found, chosen.expected)}{metric.points}, at most "
+        f"{_signed(found, chosen.bound)} at {asked.confidence:g} %, of {tolerance}, if effects add up.",
+        f"{chosen.price.cost:.4g} {chosen.price.unit}, {share:.0%} of all high, {chosen.price.mean_bits:.2f} bits a "
+        f"value in the mean (all low {chosen.all_low.mean_bits:.2f}, all high {chosen.all_high.mean_bits:.2f}).",
+    ]
+    for name, bits, price in uniform_prices(question):
+        less = 1 - chosen.price.cost / price.cost
+        fewer = 1 - chosen.price.mean_bits / price.mean_bits
+        lines.append(
+            f"  against {name} everywhere ({bits:g} bits): {less:.0%} fewer {chosen.price.unit.split(' of ')[0]}, "
+            f"{fewer:.0%} fewer bits in the mean"
+        )
+    return lines
+
+
+def uniform_prices(question: Question) -> list[tuple[str, float, Any]]:
+    """(name, bits, Price) of each uniform format that the search is to judge."""
+    from cpdrun.report.read import formats
+
+    found = []
+    for level in question.settings.uniform:
+        bits = float(formats.bits(level["format"]))
+        found.append((level_text(level), bits, costs_of(question).uniform(bits)))
+    return found
+
+
+def costs_of(question: Question) -> Costs:
+    return Costs(question.settings, question.groups, question.factors, question.layers)
+
+
+def as_json(question: Question, found: Found | None, chosen: Allocation | None, command: str | None) -> str:
+    """For programs; differences in the metric's own unit, more being worse."""
+    facts: dict[str, Any] = {
+        "sweep": str(question.directory.path),
+        "factors": [f.name for f in question.factors],
+        "rows": question.design.runs,
+        "runs": len(question.runs),
+        "metric": found and found.metric.name,
+        "effects": found and effect_facts(question, found),
+        "method": found and found.effects.method,
+        "tolerance": found and found.tolerance,
+        "diverged": found and len(found.diverged),
+        "allocation": chosen and allocation_facts(question, chosen),
+        "certify": command,
+    }
+    return json.dumps(facts, indent=2, ensure_ascii=False)
+
+
+def effect_facts(question: Question, found: Found) -> list[dict[str, Any]]:
+    return [
+        {
+            "factor": question.factors[i].name,
+            "cost": effect.mean,
+            "low": effect.low,
+            "high": effect.high,
+            "verdict": str(effect.verdict),
+        }
+        for i, effect in ((i, found.effects.factors[i]) for i in by_effect(found))
+    ]
+
+
+def allocation_facts(question: Question, chosen: Allocation) -> dict[str, Any]:
+    return {
+        "low": [question.factors[i].name for i in chosen.low],
+        "high": [f.name for i, f in enumerate(question.factors) if i not in chosen.low],
+        "expected": chosen.expected,
+        "bound": chosen.bound,
+        "cost": chosen.price.cost,
+        "unit": chosen.price.unit,
+        "mean_bits": chosen.price.mean_bits,
+        "all_low": chosen.all_low.cost,
+        "all_high": chosen.all_high.cost,
+        "case": question.cases.of(chosen.low),
+    }
+
+
+def _signed(found: Found, value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    digits = 2 if found.metric.is_fraction else 4
+    return f"{'−' if value < 0 else '+'}{abs(value) * found.metric.scale:.{digits}f}"
