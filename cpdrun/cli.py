@@ -17,7 +17,19 @@ from cpdrun.errors import INTERRUPTED, UserError
 from cpdrun.shell.visible import visible_line
 
 # as a user meets them
-COMMANDS = ("search", "screen", "sweep", "work", "report", "explain", "status", "logs", "cancel", "calibrate", "doctor")
+COMMANDS = (
+    "search",
+    "screen",
+    "sweep",
+    "work",
+    "report",
+    "explain",
+    "status",
+    "logs",
+    "cancel",
+    "calibrate",
+    "doctor",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
