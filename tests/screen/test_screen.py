@@ -190,8 +190,9 @@ def test_every_row_rounds_what_its_levels_say_and_nothing_else(here, config):
                 expected = getattr(question.settings, level)[role]["format"]
                 assert rules.of(layer, role).format == expected
     every, none = (question.cases.of(range(12)), question.cases.of(()))
-    assert len(every["precision.rules"]) == 3 and {r["modules"] for r in every["precision.rules"]} == {"*"}
-    assert none["precision.rules"] == [{"modules": "*", "role": list(PRODUCTS), "format": "e5m2"}]
+    assert len(every["precision.rules"]) == 2 and {r["modules"] for r in every["precision.rules"]} == {"*"}
+    high = {"modules": "*", "role": list(PRODUCTS), "format": "e3m2", "aps": True}
+    assert none["precision.rules"] == [high]
     assert question.cases.baseline() == {"format": "fp32"}
 
 
@@ -300,7 +301,7 @@ def test_the_command_finds_what_was_planted_and_its_search_can_be_typed(here, ca
     _, *typed = shlex.split(facts["certify"])
     assert main([*typed, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "at most 1 point worse than fp32" in said and "4 candidates: e5m2 everywhere" in said
+    assert "at most 1 point worse than fp32" in said and "3 candidates: e3m1 with APS everywhere" in said
     kept = yaml.safe_load(question.directory.allocation.read_text())
     assert kept["command"] == facts["certify"] and kept["allocation"]["case"]["precision.rules"]
 
