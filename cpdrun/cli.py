@@ -21,6 +21,7 @@ COMMANDS = (
     "search",
     "screen",
     "sweep",
+    "predict",
     "work",
     "report",
     "explain",

@@ -6,6 +6,7 @@
 <results_dir>/<sweep>/allocation.yaml              which bits go where, by `cpdrun screen`
 <results_dir>/<sweep>/screen/exp/NAME*.yaml        its runs, and the allocation, as experiments: a --config-dir
 <results_dir>/<sweep>/calibration.json            what `cpdrun calibrate` measured, for the cost model
+<results_dir>/<sweep>/predict/                    what `cpdrun predict` asked: effects-*.json; runs/ of its own
 <results_dir>/<sweep>/array.sbatch  slurm.json    what was handed to Slurm; its own logs are in slurm/
 <results_dir>/<sweep>/runs/<slug>-<hash10>/
   config.yaml  overrides.txt  format.json         what the run is, and the bits of its format
@@ -247,6 +248,15 @@ class SweepDir:
     def screen(self) -> Path:
         """A folder of yaml for --config-dir, with experiments that `cpdrun screen` writes."""
         return self.path / "screen"
+
+    @property
+    def prediction(self) -> "SweepDir":
+        """What `cpdrun predict` keeps beside the sweep: no sweep itself, with runs where it needs runs of its own."""
+        return SweepDir(self.path / "predict")
+
+    def effects(self, digest: str) -> Path:
+        """What formats would do to the tensors of the observation of that digest."""
+        return self.prediction.path / f"effects-{digest}.json"
 
     @property
     def stop(self) -> Path:

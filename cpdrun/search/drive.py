@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from cpdrun.launch import Display, Event, Job, LaunchOptions, Session, Summary
 from cpdrun.launch.executors import make_executor
 from cpdrun.record import Ending, Progress
+from cpdrun.search.observed import observed
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Ask, Standing, wanted
 from cpdrun.search.tuned_words import asked
@@ -65,7 +66,9 @@ class Driver:
     def next(self, most: int | None, *, ahead: bool) -> list[Job]:
         """The same as jobs; they are in flight from now on, and in sweep.yaml."""
         question, asks = self.results.question, self.asks(most, ahead=ahead)
+        first = self.results.first_runs
         runs = [question.cells[name][seed] for name, seed in asks]
+        runs = [observed(run) if ask in first else run for run, ask in zip(runs, asks, strict=True)]
         new = {run.name: ask for run, ask in zip(runs, asks, strict=True)}
         self._in_flight |= new
         self._listed |= new

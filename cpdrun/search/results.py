@@ -12,6 +12,7 @@ from cpdrun.report.read.learnt import learnt, worst
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.tuned import FAILURES
 from cpdrun.search.likeliest import Gradients, likeliest_first
+from cpdrun.search.observed import with_chances
 from cpdrun.search.question import Question
 from cpdrun.search.schedule import Ask, Chain, Ended, Rules, Standing, stand
 from cpdrun.search.settings import FEWEST_SEEDS
@@ -110,23 +111,38 @@ class Results:
         of_width = [{configs[candidate.name]["format"] for candidate in width} for width in chain.widths]
         if all(len(formats) == 1 for formats in of_width):
             return self._ordered.setdefault(chain.label, chain)
-        named = chain.baseline
-        baseline, tuning = self.chosen.get(named, named), self.question.tuning
-        if baseline in tuning.arms:  # what it recorded depends on what is chosen for it
-            return replace(chain, is_ordered=False)
-        of_tuning = tuning.seeds if tuning.runs(named) else ()
-        seeds = (*of_tuning, *range(self.question.settings.most_seeds))
-        ask = next(((baseline, seed) for seed in seeds if (baseline, seed) not in self.ended.skipped), None)
-        if ask is None or baseline in self.ended.given_up:
+        if self.chosen.get(chain.baseline, chain.baseline) in self.question.tuning.arms:
+            return replace(chain, is_ordered=False)  # what it recorded depends on what is chosen for it
+        ask = self.first_run(chain.baseline)
+        if ask is None:
             return chain
         if not self.ended.has(ask):
             return replace(chain, is_ordered=False)
-        run, config = self.run(ask), self.question.cells[baseline][0].config
+        run, config = self.run(ask), self.question.cells[ask[0]][0].config
+        if (predicted := with_chances(self.question, chain, run)) is not None:
+            return self._ordered.setdefault(chain.label, predicted)
         done = run.result()
         additions = done.longest_chain if done is not None else None
         gradients = Gradients.of(run.rows(), config["world_size"] - 1 if additions is None else additions)
         widths = (likeliest_first(width, configs, gradients) for width in chain.widths)
         return self._ordered.setdefault(chain.label, replace(chain, widths=tuple(widths)))
+
+    def first_run(self, named: str) -> Ask | None:
+        """Of a baseline the run that says in which order to try the formats of a width; None where none will end, and
+        while it is not chosen what the baseline is tuned to."""
+        baseline, tuning = self.chosen.get(named, named), self.question.tuning
+        if baseline in tuning.arms or baseline in self.ended.given_up:
+            return None
+        of_tuning = tuning.seeds if tuning.runs(named) else ()
+        seeds = (*of_tuning, *range(self.question.settings.most_seeds))
+        return next(((baseline, seed) for seed in seeds if (baseline, seed) not in self.ended.skipped), None)
+
+    @property
+    def first_runs(self) -> set[Ask | None]:
+        """Those of all baselines; of one that is being tuned that of each value."""
+        tuning, baselines = self.question.tuning, {chain.baseline for chain in self.question.chains}
+        arms = {arm for name in baselines for arm in tuning.arms.get(name, ())}
+        return {*map(self.first_run, baselines), *((arm, tuning.seeds[0]) for arm in arms)}
 
     @property
     def chosen(self) -> dict[str, str]:

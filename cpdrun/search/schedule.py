@@ -15,6 +15,8 @@ from cpdrun.stats.chain import Width, settle
 
 FIRST_PAIRS = 3  # the fewest that settle anything; asked for at once where there are cores
 
+EVEN = 0.5  # a predicted chance above it: rather not
+
 UNTUNED = Tuning()
 
 Ask = tuple[str, int]  # a cell's name and a seed
@@ -28,6 +30,7 @@ class Candidate:
     baseline: str
     label: str
     bits: float
+    chance: float | None = None  # predicted, of missing the tolerance; None where nothing is
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,8 @@ def wanted(
 
     Chains take turns, pair by pair. First come the pairs that the candidate in question is likely to need: three, then
     as many as the figures so far say. Those beyond, `ahead`, keep cores busy that would stand idle: the first pairs of
-    the next narrower format unless the present one looks bad, and further seeds of the present one.
+    the next narrower format unless the present one looks bad, and further seeds of the present one. Before its own
+    pairs say, it looks as bad as is predicted.
 
     A cell of which the arm is still to be chosen runs on its tuning seeds first, and none does before its chain has
     reached it: what is tuned ahead would be lost where the present format is refuted.
@@ -241,7 +245,7 @@ def _further(standing: Standing, ended: Ended, rules: Rules, tuning: Tuning) -> 
     if not _is_tuned(candidate, tuning):
         yield from _of_baseline(candidate, tuning)
         return
-    looks_bad = judgement.pairs >= 2 and judgement.mean + rules.tolerance < 0
+    looks_bad = _looks_bad(candidate, judgement, rules)
     below = frontier + 1
     if looks_bad:
         likely = [other for other, _ in others]
@@ -251,6 +255,12 @@ def _further(standing: Standing, ended: Ended, rules: Rules, tuning: Tuning) -> 
     own = _pairs(candidate, range(counted, min(2 * counted + FIRST_PAIRS, rules.most_seeds)))
     first = [each for each in likely[:1] if _is_tuned(each, tuning)]
     yield from itertools.chain(*(_pairs(each, range(FIRST_PAIRS)) for each in first), own)
+
+
+def _looks_bad(candidate: Candidate, judgement: Judgement, rules: Rules) -> bool:
+    if judgement.pairs >= 2:
+        return judgement.mean + rules.tolerance < 0
+    return candidate.chance is not None and candidate.chance > EVEN
 
 
 def _is_tuned(candidate: Candidate, tuning: Tuning) -> bool:

@@ -1,0 +1,145 @@
+"""The runs of an experiment's baseline that a prediction is read from: which, where they lie, what is still to train.
+
+What is observed are the gradients of the workers one by one, before anything is rounded or summed. So baselines that
+differ only in how gradients are summed and sent (format, APS, order, rounding ...) share one observation; another
+number of workers, model or batch size needs its own.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cpdrun.config.identity import belongs_to_identity, run_name
+from cpdrun.config.keys import flatten
+from cpdrun.predict.effects import NoEffectsError, is_observed
+from cpdrun.predict.effects import ask as ask_effects
+from cpdrun.predict.forecast import Forecast, Line, Subject, foretell, line
+from cpdrun.predict.model import Model, fitted
+from cpdrun.record import RunDir, SweepDir
+from cpdrun.search.question import Question
+from cpdrun.search.schedule import Candidate, Chain
+from cpdrun.sweep import PlannedRun
+
+STEPS = 16  # observed, spread over the run
+OBSERVE = "observe"
+OF_SUMS = ("format", "aps", "scaling", "sync", "full_precision", "compressor", "topology")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """`run`: as it is trained; `serves`: the baselines' cells that it stands for; `note`: why it lies elsewhere."""
+
+    run: PlannedRun
+    sweep: SweepDir
+    serves: tuple[str, ...]
+    note: str = ""
+
+    @property
+    def folder(self) -> RunDir:
+        return self.sweep.run(self.run.name)
+
+    @property
+    def is_there(self) -> bool:
+        return _is_there(self.folder)
+
+
+def _is_there(run: RunDir) -> bool:
+    return run.result() is not None and is_observed(run)
+
+
+def observations(question: Question, steps: int | None = None) -> list[Observation]:
+    """One for each way of making gradients among the baselines. A first run of a baseline that was trained unobserved
+    is planned anew, in prediction's own folder; so is one of `steps` steps, which is another run."""
+    groups: dict[str, list[str]] = {}
+    for chain in question.chains:
+        served = groups.setdefault(_gradients(question.config(chain.baseline)), [])
+        if chain.baseline not in served:
+            served.append(chain.baseline)
+    return [_observation(question, tuple(served), steps) for served in groups.values()]
+
+
+def _observation(question: Question, served: Sequence[str], steps: int | None) -> Observation:
+    firsts = [_first(question, name) for name in served]
+    own = question.directory.prediction
+    if steps is not None:
+        run = observed(firsts[0], {"max_steps": steps})
+        return Observation(run, own, tuple(served))
+    there = [(run, question.directory.run(run.name)) for run in firsts]
+    found = [each for each in there if _is_there(each[1])]
+    run, folder = (found or there)[0]
+    if not found and folder.result() is not None:
+        note = f"{run.name} was trained unobserved, and is trained once more, observed, in {own.path}"
+        return Observation(observed(run), own, tuple(served), note)
+    return Observation(observed(run), question.directory, tuple(served))
+
+
+def _first(question: Question, name: str) -> PlannedRun:
+    arms = question.tuning.arms.get(name, (name,))
+    return question.cells[arms[0]][0]
+
+
+def observed(run: PlannedRun, further: Mapping[str, Any] | None = None) -> PlannedRun:
+    """The same run, of the same name and bits, observed; `further` values make it another."""
+    if OBSERVE not in run.config:
+        return run
+    config = {**run.config, OBSERVE: run.config.get(OBSERVE) or STEPS, **(further or {})}
+    words = [f"{key}={value}" for key, value in (further or {}).items()]
+    return PlannedRun(run_name(config), config, [*run.overrides, *words, f"{OBSERVE}={config[OBSERVE]}"])
+
+
+def _gradients(config: Mapping[str, Any]) -> str:
+    """What makes a worker's gradients, the step that is taken with their sum aside."""
+    made = {
+        key: value
+        for key, value in flatten(config)
+        if belongs_to_identity(key) and key.split(".")[0] not in OF_SUMS
+    }
+    return json.dumps(made, sort_keys=True, default=str)
+
+
+def lines(question: Question, found: Sequence[Observation], model: Model | None = None) -> list[Line]:
+    """A forecast for every candidate of every chain, from observations that are there. Raises NoEffectsError."""
+    by_baseline = {name: observation for observation in found for name in observation.serves}
+    asked: dict[int, list[Subject]] = {}
+    for chain in question.chains:
+        asked.setdefault(id(by_baseline[chain.baseline]), []).extend(subjects(question, chain))
+    forecasts: dict[str, Forecast] = {}
+    for observation in found:
+        of_it = asked.get(id(observation), [])
+        configs = {subject.name: subject.config for subject in of_it}
+        effects = ask_effects(observation.folder, configs, question.directory)
+        for subject in of_it:
+            forecasts[subject.name] = foretell(subject, effects[subject.name], model or fitted())
+    return [
+        line(chain.label, [forecasts[c.name] for width in chain.widths for c in width])
+        for chain in question.chains
+    ]
+
+
+def subjects(question: Question, chain: Chain) -> list[Subject]:
+    return [
+        Subject(c.name, c.label, c.bits, question.config(c.name)) for width in chain.widths for c in width
+    ]
+
+
+def with_chances(question: Question, chain: Chain, run: RunDir) -> Chain | None:
+    """The chain with what is predicted of its candidates from `run`, an observed one of its baseline, those of a width
+    in that order; None where that cannot be had. No claim rests on it (`cpdrun.search.likeliest` says why)."""
+    if not is_observed(run):
+        return None
+    asked = subjects(question, chain)
+    try:
+        effects = ask_effects(run, {subject.name: subject.config for subject in asked}, question.directory)
+    except (NoEffectsError, OSError):
+        return None
+    found = {subject.name: foretell(subject, effects[subject.name], fitted()) for subject in asked}
+
+    def likelier(candidate: Candidate) -> float:
+        return found[candidate.name].score
+
+    widths = (
+        tuple(replace(c, chance=found[c.name].probability.value) for c in sorted(width, key=likelier))
+        for width in chain.widths
+    )
+    return replace(chain, widths=tuple(widths))

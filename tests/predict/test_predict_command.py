@@ -1,0 +1,149 @@
+"""`cpdrun predict` as it is typed: one run of the baseline, observed, and what it says of every candidate."""
+
+import json
+
+import pytest
+import yaml
+
+from cpdrun.cli import main
+from cpdrun.predict.effects import NoEffectsError
+from cpdrun.predict.effects import ask as ask_effects
+from cpdrun.record import SweepDir
+from cpdrun.search.observed import observations, observed
+from cpdrun.search.question import ask
+
+TYPED = [
+    "model.width=4",
+    "world_size=4",
+    "batch_size=32",
+    "epochs=1",
+    "format=fp32,e5m2,e4m3,e3m0",
+    "aps=false,true",
+    "name=small",
+]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A folder in which the baseline was trained by `cpdrun predict`, and what that said."""
+    folder = tmp_path_factory.mktemp("predict")
+    code, said = _typed("predict", *TYPED, f"results_dir={folder}", "--json", "--jobs", "1")
+    assert code == 0
+    return folder, json.loads(said)
+
+
+def _typed(*words):
+    import contextlib
+    import io
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(list(words))
+    return code, out.getvalue()
+
+
+def test_it_trains_the_baseline_once_and_a_sweep_finds_it_done(here):
+    folder, said = here
+    [run] = SweepDir(folder / "small").runs()
+    assert run.observed.is_file() and said["observed"] == [str(run.path)]
+    assert yaml.safe_load(run.config.read_text())["observe"] == 16
+    code, planned = _typed("sweep", *TYPED, "seed=0", f"results_dir={folder}", "--dry-run", "--json")
+    plan = json.loads(planned)
+    assert code == 0 and plan["done"] == 1 and plan["to_run"] == 7
+    assert [each["name"] for each in plan["runs"] if each["state"] == "done"] == [run.name]
+
+
+def test_every_candidate_has_its_effects_and_a_chance_and_they_are_ranked(here):
+    _, said = here
+    plain, scaled = said["chains"]
+    assert (plain["chain"], scaled["chain"]) == ("without APS", "with APS")
+    chances = {c["candidate"]: c for chain in said["chains"] for c in chain["candidates"]}
+    assert len(chances) == 6 and said["ranking"] == sorted(
+        chances, key=lambda name: said["ranking"].index(name)
+    )
+    assert chances["e3m0 without APS"]["underflow"] > 0.99 > chances["e3m0 with APS"]["underflow"]
+    assert chances["e4m3 with APS"]["cosine"] > 0.99
+    for each in chances.values():
+        assert 0 <= each["low"] <= each["probability"] <= each["high"] <= 1
+    first, last = said["ranking"][0], said["ranking"][-1]
+    assert last == "e3m0 without APS" and chances[first]["probability"] < 0.5 < chances[last]["probability"]
+    assert scaled["smallest_bits"] <= 8 and scaled["from_bits"] <= scaled["to_bits"]
+
+
+def test_typed_again_it_trains_nothing_and_says_the_same_from_what_is_kept(here, monkeypatch):
+    folder, said = here
+    monkeypatch.setattr("cpdrun.predict.effects._compute", lambda *_: pytest.fail("asked again"))
+    code, again = _typed("predict", *TYPED, f"results_dir={folder}", "--json")
+    assert code == 0 and json.loads(again) == said
+
+
+def test_of_a_run_it_says_the_same_as_of_its_experiment(here):
+    folder, said = here
+    [run] = SweepDir(folder / "small").runs()
+    code, out = _typed("predict", str(run.path), "format=e4m3,e3m0", "aps=false,true", "--json")
+    assert code == 0
+    of_run = {
+        c["candidate"]: c["probability"] for chain in json.loads(out)["chains"] for c in chain["candidates"]
+    }
+    asked = {c["candidate"]: c["probability"] for chain in said["chains"] for c in chain["candidates"]}
+    assert of_run == {name: asked[name] for name in of_run} and len(of_run) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "say what to predict"),
+        (("RUN", "batch_size=3,4"), "batch_size changes the gradients that were observed"),
+        (("RUN", "format=e4m33"), "format=e4m33"),
+        (("RUN", "scaling=apps"), "scaling=apps: must be one of"),
+        (("RUN", "aps=7"), "aps=7: must be true or false"),
+        (("RUN", "sync.ordr=rank"), "unknown key 'sync.ordr'"),
+        (("RUN", "--dry-run"), "this one is there"),
+        (("no-such-run",), "no run 'no-such-run'"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(here, capsys, words, problem):
+    folder, _ = here
+    [run] = SweepDir(folder / "small").runs()
+    assert main(["predict", *(str(run.path) if word == "RUN" else word for word in words)]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_run_that_was_not_observed_is_refused_or_trained_once_more_beside_the_sweep(here, capsys):
+    folder, _ = here
+    question = ask([*TYPED, f"results_dir={folder}"])
+    [run] = SweepDir(folder / "small").runs()
+    hidden = run.observed.with_suffix(".away")
+    run.observed.rename(hidden)
+    try:
+        [planned] = observations(question)
+        assert planned.sweep == question.directory.prediction and not planned.is_there
+        assert "trained unobserved" in planned.note and planned.run.name == run.name
+        assert main(["predict", *TYPED, f"results_dir={folder}", "--dry-run"]) == 0
+        assert f"{planned.folder.path} would be trained, observed" in capsys.readouterr().out
+        assert main(["predict", str(run.path)]) == 2
+        assert "was not observed" in capsys.readouterr().err
+        with pytest.raises(NoEffectsError, match="cannot be had"):
+            run.observed.write_bytes(b"no observation")
+            ask_effects(run, {"x": planned.run.config})
+    finally:
+        hidden.rename(run.observed)
+
+
+def test_baselines_that_differ_in_their_sums_alone_share_one_observation(tmp_path):
+    typed = [
+        "sync.order=rank,tree",
+        "world_size=2,4",
+        "format=fp32,e3m0",
+        f"results_dir={tmp_path}",
+        "name=x",
+    ]
+    question = ask(typed)
+    found = observations(question)
+    assert [len(each.serves) for each in found] == [2, 2]
+    assert {each.run.config["world_size"] for each in found} == {2, 4}
+    short = observations(question, steps=5)
+    assert all(each.run.config["max_steps"] == 5 for each in short)
+    assert all(each.sweep == question.directory.prediction for each in short)
+    run = question.cells[found[0].serves[0]][0]
+    assert observed(run).name == run.name and observed(run).config["observe"] == 16
