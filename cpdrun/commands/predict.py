@@ -40,6 +40,10 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     predict.add_argument(
         "--json", action="store_true", help="what is predicted, for programs; progress goes to stderr"
     )
+    law = "fit laws of loss and of workers to finished runs of these sweeps, or of committed references"
+    predict.add_argument("--law", nargs="+", metavar="SWEEP", help=law)
+    at = "where to ask them: world_size=1024, or parameters=1e9,data=2e10, or model.width=512,max_steps=5000"
+    predict.add_argument("--at", action="append", default=[], metavar="KEY=NUMBER,...", help=at)
     add_options(predict)
     return predict
 
@@ -47,6 +51,10 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     from cpdrun.shell.terminal import Terminal
 
+    if arguments.law:
+        return _laws(arguments)
+    if arguments.at:
+        raise UserError("--at asks a law: cpdrun predict --law SWEEP --at world_size=1024")
     if not arguments.overrides:
         raise UserError(
             "say what to predict: cpdrun predict exp=NAME, such as exp=digits_bits, or cpdrun predict RUN"
@@ -58,6 +66,23 @@ def run(arguments: argparse.Namespace) -> int:
 
     with Session() as session:
         return _of_experiment(arguments, options_of(arguments), session, console)
+
+
+def _laws(arguments: argparse.Namespace) -> int:
+    """Nothing is trained: the runs are there."""
+    from cpdrun.predict.law import laws
+    from cpdrun.shell.terminal import Terminal
+
+    if arguments.overrides or arguments.steps or arguments.dry_run:
+        raise UserError("--law is of finished runs: it takes sweeps, --at and --json alone")
+    said = laws(arguments.law, arguments.at)
+    if arguments.json:
+        print(json.dumps(said.facts, indent=2, ensure_ascii=False))
+        return OK
+    console = Terminal()
+    for line in said.sentences:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    return OK
 
 
 def _of_experiment(

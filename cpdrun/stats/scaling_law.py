@@ -128,9 +128,13 @@ class Law:
         value, slope = self._terms(theta, runs, self._centre)
         return np.log(value), slope / value[:, None]
 
+    def draws(self, asked: Runs) -> Array:
+        """Losses (B + 1, R) of `asked`, whose own are not read: by the fit, then by each draw."""
+        return np.array([np.exp(self._model(theta, asked)[0]) for theta in self.fitted.all()])
+
     def predict(self, asked: Runs, ci: float = 95) -> Prediction:
         """`asked.loss` is not read. A run has what is left over of the fit, drawn at random, on top of the law."""
-        every = np.array([np.exp(self._model(theta, asked)[0]) for theta in self.fitted.all()])
+        every = self.draws(asked)
         rng = np.random.default_rng(0)
         spread = np.exp(rng.choice(self._spread, size=(8, *every[1:].shape)))
         of_runs = (every[None, 1:] * spread).reshape(-1, len(asked))
