@@ -57,6 +57,10 @@ class Explanation:
     epochs: dict[int, float] = field(default_factory=dict)  # the sum's error by epoch, a mean over layers
     first_nonfinite_epoch: int | None = None
     mends: list[Mend] = field(default_factory=list)
+    roles: dict[str, dict[str, float]] = field(default_factory=dict)  # of each role, observed
+    parts: dict[str, float] = field(
+        default_factory=dict
+    )  # of the sum's error, observed: range, additions, mantissa
     observed: str | None = None  # the run whose tensors were looked at
     not_seen: list[str] = field(default_factory=list)
 

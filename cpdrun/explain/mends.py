@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,15 +18,25 @@ from cpdrun.report.read import formats
 
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 CHAINS = ("rank", "ring")
+GRADIENT, UPDATE = "gradient", "update"
+OF_PRODUCTS = {
+    "weight": "weights",
+    "activation": "activations",
+    "output_gradient": "errors",
+}  # keys of precision
+IN_RULES = {"weight": "weight", "activation": "input", "output_gradient": "output_gradient"}
+WIDE = "bf16"
+_ALL = ["*", "MultiheadAttention"]  # as the recipes name every layer that multiplies
 
 
 @dataclass(frozen=True)
 class Turned:
-    """`what`: in words. `same_bits`: whether nothing more is sent for it."""
+    """`what`: in words."""
 
     what: str
     words: tuple[str, ...]
     config: dict[str, Any]
+    role: str = GRADIENT  # whose loss it mends
 
 
 def of_sums(config: Mapping[str, Any], layers: Sequence[str] = ()) -> list[Turned]:
@@ -53,6 +63,46 @@ def of_sums(config: Mapping[str, Any], layers: Sequence[str] = ()) -> list[Turne
     return [turned for what, values in found if (turned := turn(config, what, values)) is not None]
 
 
+def of_products(config: Mapping[str, Any]) -> list[Turned]:
+    """Of what is rounded within a worker: each role in bf16, the first and the last layer so, steps that lose less."""
+    precision = config.get("precision") or {}
+    if precision.get("rules"):
+        return _of_rules(config, precision["rules"])
+    found = []
+    for role, key in OF_PRODUCTS.items():
+        if not formats.is_baseline(precision.get(key, "fp32")):
+            found.append((role, f"{key} in {WIDE}", {f"precision.{key}": WIDE}))
+    if found and precision.get("aps") is False:
+        found.append((found[0][0], "each tensor shifted to fill its format", {"precision.aps": True}))
+    if precision.get("master_weights") is False:
+        found.append(
+            (UPDATE, "updates of weights rounded stochastically", {"precision.update_rounding": "stochastic"})
+        )
+        found.append((UPDATE, "a second value for what updates lose", {"precision.kahan_weights": True}))
+        found.append((UPDATE, "a float32 copy of the weights", {"precision.master_weights": True}))
+    turned = ((role, turn(config, what, values)) for role, what, values in found)
+    return [replace(one, role=role) for role, one in turned if one is not None]
+
+
+def _of_rules(config: Mapping[str, Any], rules: Sequence[Mapping[str, Any]]) -> list[Turned]:
+    """A rule in front of a recipe's, for the first that matches counts."""
+    found = []
+    roles = list(IN_RULES.values())
+    for role, named in IN_RULES.items():
+        found.append(
+            (role, f"{OF_PRODUCTS[role]} in {WIDE}", {"modules": _ALL, "role": named, "format": WIDE})
+        )
+    for end in ("first", "last"):
+        rule = {"modules": _ALL, end: 1, "role": roles, "format": WIDE}
+        found.append(("activation", f"the {end} layer in {WIDE}", rule))
+    made = []
+    for role, what, rule in found:
+        one = turn(config, what, {"precision.rules": [rule, *rules]})
+        if one is not None:
+            made.append(replace(one, words=(f"a rule in front: {typed_form(rule)}",), role=role))
+    return made
+
+
 def turn(config: Mapping[str, Any], what: str, values: Mapping[str, Any]) -> Turned | None:
     """The config with these values; None where it would be refused."""
     made = copy.deepcopy(dict(config))
@@ -64,12 +114,19 @@ def turn(config: Mapping[str, Any], what: str, values: Mapping[str, Any]) -> Tur
         set_key(made, key, value)
     if values.get("aps"):
         made[SCALING] = copy.deepcopy(_aps())
-    try:
-        validate(made, imports=False)
-    except ConfigError:
+    problem = _problem(made)
+    if problem and problem != _problem(config):  # a record of before lacks keys of now
         return None
     words = tuple(f"{key}={typed_form(get_key(made, key))}" for key in values)
     return Turned(what, words, made)
+
+
+def _problem(config: Mapping[str, Any]) -> str:
+    try:
+        validate(config, imports=False)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _orders(sync: Mapping[str, Any]) -> list[str]:

@@ -1,14 +1,17 @@
 """Why one run is worse than its baseline: from the records of its sweep, and from what a run of it observed."""
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cpdrun.config.script import is_script
 from cpdrun.errors import UserError
-from cpdrun.explain import words
+from cpdrun.explain import observed_words, words
+from cpdrun.explain.counted import Counted, count, number, observed_for
 from cpdrun.explain.estimate import estimate, gain
 from cpdrun.explain.explanation import MEASURED, Explanation, LayerLoss, Mend
-from cpdrun.explain.mends import of_sums
+from cpdrun.explain.mends import of_products, of_sums
+from cpdrun.predict.effects import NoEffectsError
 from cpdrun.record import RunDir, State, SweepDir, garbage, read_config, state_of
 from cpdrun.report.errors import ReportError
 from cpdrun.report.read.history import rows_of
@@ -36,8 +39,9 @@ def explain(run: RunDir) -> Explanation:
     result = run.result()
     other = [] if study is None else _beside(study, run, stands)
     mends = _measured(study, other, found) if study is not None else []
-    mends += _estimated(config, found, mends)
-    about = words.About(run, config, state, result, study, stands, found)
+    counted, problem = _count(study, run, stands, config, found)
+    mends += _not_measured(counted, mends) if counted is not None else _estimated(config, found, mends)
+    about = words.About(run, config, state, result, study, stands, found, counted, problem)
     needs_mending = stands.verdict is Verdict.WORSE or (
         stands.verdict is Verdict.OPEN and not is_script(config)
     )
@@ -59,12 +63,15 @@ def explain(run: RunDir) -> Explanation:
         lost=stands.lost,
         tolerance=math.nan if study is None else study.tolerance / study.metric.scale,
         cause=str(found.cause),
-        role="gradient",
+        role="gradient" if counted is None else counted.role,
         sentences=words.sentences(about, mends, unseen),
-        layers=[LayerLoss(one.name, "gradient", one.format, _figures(one)) for one in found.seen.layers],
+        layers=[*_seen_layers(found), *(_observed_layers(counted) if counted is not None else ())],
         epochs=found.seen.by_epoch(lambda moment: moment.sum_error),
         first_nonfinite_epoch=None if found.seen.nonfinite is None else found.seen.nonfinite.epoch,
         mends=mends,
+        roles={} if counted is None else {role: _numbers(counted.own.of(role)) for role in counted.own.roles},
+        parts={} if counted is None else counted.parts,
+        observed=None if counted is None else counted.observed.name,
         not_seen=unseen,
     )
 
@@ -145,11 +152,41 @@ def _estimated(config: dict[str, Any], found: Reason, known: list[Mend]) -> list
     return sorted(mends, key=gain, reverse=True)
 
 
-def _figures(layer: Any) -> dict[str, float]:
-    return {
-        "underflow": layer.underflow,
-        "overflow": layer.overflow,
-        "sum_error": layer.sum_error,
-        "exponent_min": math.nan if layer.low is None else layer.low,
-        "exponent_max": math.nan if layer.high is None else layer.high,
-    }
+def _not_measured(counted: Counted, known: list[Mend]) -> list[Mend]:
+    tried = {one.words for one in known}
+    return [mend for mend in observed_words.mends(counted) if mend.words not in tried]
+
+
+def _count(
+    study: Study | None, run: RunDir, stands: Standing, config: dict[str, Any], found: Reason
+) -> tuple[Counted | None, str]:
+    """What can be computed on what was observed; or why it cannot, where somebody observed."""
+    if is_script(config) or stands.verdict is Verdict.BASELINE:
+        return None, ""
+    observed = observed_for(study, run, stands, config)
+    if observed is None:
+        return None, ""
+    turned = [*of_sums(config, [layer.name for layer in found.worst]), *of_products(config)]
+    try:
+        return count(observed, config, turned, run), ""
+    except (NoEffectsError, OSError) as error:
+        return None, str(error)
+
+
+def _seen_layers(found: Reason) -> Iterator[LayerLoss]:
+    for one in found.seen.layers:
+        figures = {name: getattr(one, name) for name in ("underflow", "overflow", "sum_error")}
+        ends = {"exponent_min": one.low, "exponent_max": one.high}
+        figures |= {name: math.nan if value is None else value for name, value in ends.items()}
+        yield LayerLoss(one.name, "gradient", one.format, figures)
+
+
+def _observed_layers(counted: Counted) -> Iterator[LayerLoss]:
+    for role in counted.own.roles:
+        for name, figures in counted.own.layers(role).items():
+            yield LayerLoss(name, f"{role}, observed", str(figures.get("format", "")), _numbers(figures))
+
+
+def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
+    kept = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth", "update_lost")
+    return {name: number(figures, name) for name in kept if name in figures}

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpdrun.config.script import is_script
+from cpdrun.explain import observed_words
+from cpdrun.explain.counted import Counted
 from cpdrun.explain.explanation import Mend
+from cpdrun.explain.mends import GRADIENT
 from cpdrun.record import Ending, Result, RunDir, State
 from cpdrun.report.read import formats
 from cpdrun.report.read.history import rows_of
@@ -29,6 +32,8 @@ class About:
     study: Study | None
     stands: Standing
     reason: Reason
+    counted: Counted | None = None
+    problem: str = ""  # why nothing is counted though somebody observed
 
 
 def sentences(about: About, mends: list[Mend], unseen: list[str]) -> list[str]:
@@ -38,7 +43,8 @@ def sentences(about: About, mends: list[Mend], unseen: list[str]) -> list[str]:
         lines = [f"{about.run.name} {_standing(about)}.", f"What it loses: {because}."]
     else:
         lines = [f"{about.run.name} {_standing(about)}{': ' + because if because else ''}."]
-    lines += [f"{line}." for line in (*_where(about), *_ended(about)) if line]
+    observed = () if about.counted is None else observed_words.roles(about.counted)
+    lines += [f"{line}." for line in (*_where(about), *observed, *_ended(about)) if line]
     if mends:
         title = "What mends it" if about.stands.verdict is Verdict.WORSE else "What loses less"
         lines += [f"{title}: {mends[0].text}.", *(f"Also: {mend.text}." for mend in mends[1:])]
@@ -56,6 +62,10 @@ def not_seen(about: About) -> list[str]:
     found = []
     if about.reason.cause is Cause.UNSEEN:
         found.append("its layers: no epoch of its record has statistics of them")
+    if about.counted is not None:
+        return [*found, *about.counted.said]
+    if about.problem:
+        return [*found, f"what was observed, for {about.problem}"]
     if rounds := _rounded_within(about.config):
         found.append(
             f"what rounding {' and '.join(rounds)} takes within a worker; `{_observes(about)}` observes it"
@@ -124,7 +134,9 @@ def _gap(about: About) -> str:
 
 def _because(about: About) -> str:
     """`97 % of the gradients become 0 ...`; empty where there is nothing to say."""
-    config, found = about.config, about.reason
+    config, found, counted = about.config, about.reason, about.counted
+    if counted is not None and (counted.role != GRADIENT or found.cause in (Cause.UNSEEN, Cause.EXACT)):
+        return observed_words.reason(counted)
     if about.stands.verdict is Verdict.BASELINE or found.cause is Cause.UNSEEN:
         return ""
     if found.cause is Cause.EXACT and not _rounded_within(config):

@@ -1,0 +1,60 @@
+"""What a run observed of its tensors, as far as a picture needs it: how many values lie in each binade, by role and
+layer, and the largest of each step. cpdrun.train.observe.observation writes the file, and says all that is in it."""
+
+import json
+import zipfile
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cpdrun.record import RunDir
+
+ROLES = ("gradient", "weight", "activation", "output_gradient", "update")
+_LAYOUT = 1
+_COUNT = 0  # the column of a row that counts elements
+
+
+@dataclass(frozen=True)
+class Look:
+    """A layer of a role in one step: elements by floor(log2 |x|), and the largest magnitude (of all workers)."""
+
+    counts: Counter
+    largest: float
+
+
+@dataclass(frozen=True)
+class Observed:
+    """`looks[role][layer]`: one a step."""
+
+    workers: int
+    steps: int
+    looks: dict[str, dict[str, list[Look]]] = field(default_factory=dict)
+
+
+def read_observed(run: RunDir) -> Observed | None:
+    """None where the run was not observed, or its file is of another layout or damaged."""
+    try:
+        with np.load(run.observed, allow_pickle=False) as file:
+            said = json.loads(file["about"].tobytes())
+            if said["layout"] != _LAYOUT:
+                return None
+            steps = {entry[0] for entries in said["seen"].values() for entry in entries}
+            found = Observed(int(said["about"]["world_size"]), len(steps))
+            for role in (role for role in ROLES if role in said["seen"]):
+                binades, counts = file[f"{role}.binades"], file[f"{role}.rows"][:, _COUNT]
+                _take(found, role, said["layers"][role], said["seen"][role], binades, counts)
+            return found
+    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _take(
+    found: Observed, role: str, names: list[str], entries: list, binades: np.ndarray, counts: np.ndarray
+) -> None:
+    row, layers = 0, found.looks.setdefault(role, {})
+    for _, place, n_binades, _, _, largest, *_ in entries:
+        here = slice(row, row + n_binades)
+        pairs = zip(binades[here].tolist(), counts[here].tolist(), strict=True)
+        layers.setdefault(names[place], []).append(Look(Counter(dict(pairs)), float(largest)))
+        row += n_binades
