@@ -111,7 +111,7 @@ def _figures(role: str, figures: Figures) -> str:
             parts.append(f"{share(number(figures, key))} {word}")
     if role == GRADIENT and figures:
         growth = number(figures, "growth")
-        along = f", {growth:.1f} times that of the first addition" if math.isfinite(growth) else ""
+        along = f", {growth:.1f} times what the first addition is off by" if math.isfinite(growth) else ""
         if math.isfinite(error := number(figures, "sum_error")) and error > 1e-4:
             parts.append(f"sum off by {share(error)}{along}")
         parts.append(f"direction kept: {_cosine(figures)}")

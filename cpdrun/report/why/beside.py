@@ -17,7 +17,7 @@ from cpdrun.report.read.collect import CORE_AXES, SEED, identity
 from cpdrun.report.read.history import rows_of
 from cpdrun.report.read.study import Study
 from cpdrun.report.why.seen import Seen, seen
-from cpdrun.report.why.standing import Standing, row_of, standing
+from cpdrun.report.why.standing import Standing, Verdict, row_of, standing
 
 FORMAT, APS, ORDER, RECIPE = "format", "APS", "order", "recipe"
 _KNOBS = {  # of a key, or of its section
@@ -51,8 +51,8 @@ class Beside:
 
 def beside(study: Study, run: RunDir, *, better_than: float) -> list[Beside]:
     """Those that have ended and lost less than `better_than`, an infinity where the run has no value (in units of the
-    metric as stored, as `Standing.lost`), best first. Of formats those of as many bits, and of the wider ones the
-    narrowest."""
+    metric as stored, as `Standing.lost`), the best first of what costs no bits. Of formats those of as many bits, and
+    of the wider ones the narrowest."""
     keys = [*CORE_AXES, *study.axes]  # what the runs differ in
     runs = study.runs
     own = row_of(study, run)
@@ -69,7 +69,14 @@ def beside(study: Study, run: RunDir, *, better_than: float) -> list[Beside]:
             if math.isfinite(stands.lost) and stands.lost < better_than:
                 words = _words(changed, row)
                 found.append(Beside(knobs.pop(), words, other, stands, seen(rows_of(other))))
-    return sorted(_fewest_bits(found, own), key=lambda one: one.stands.lost)
+    mine = formats.bits(own.get("format")) or 0
+
+    def cheap_and_good(one: Beside) -> tuple:
+        """First what is within the tolerance, then what sends no more bits, then what loses less."""
+        wider = one.knob == FORMAT and (formats.bits(one.words[0].partition("=")[2]) or 0) > mine
+        return one.stands.verdict is not Verdict.WITHIN, wider, one.stands.lost
+
+    return sorted(_fewest_bits(found, own), key=cheap_and_good)
 
 
 def _fewest_bits(found: list[Beside], own: Mapping[str, Any]) -> list[Beside]:
