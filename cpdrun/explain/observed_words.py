@@ -63,7 +63,22 @@ def mends(counted: Counted) -> list[Mend]:
     """Those that lose less, the most first."""
     found = [(_gain(counted.own, one, effect), one, effect) for one, effect in counted.mends]
     better = sorted((each for each in found if each[0] > 0), key=lambda each: -each[0])
-    return [_mend(counted.own, one, effect) for _, one, effect in better]
+    made = [_mend(counted.own, one, effect) for _, one, effect in better if not is_feedback(one)]
+    return made + [_feedback(counted.own, one) for one, _ in counted.mends if is_feedback(one)]
+
+
+def is_feedback(one: Turned) -> bool:
+    """What it gives back comes in later steps, which no observation of single steps shows."""
+    return any(word.startswith("sync.error_feedback") for word in one.words)
+
+
+def _feedback(own: Effect, one: Turned) -> Mend:
+    lost = share(10 ** (-number(own.of(GRADIENT), "snr_db", 0.0) / 20))
+    text = f"what rounding takes from a worker's gradient, {lost} of its length, is added to its next one"
+    said = (
+        f"{' '.join(one.words)} ({one.what}): {text} (computed on what was observed; what comes back is not)"
+    )
+    return Mend(one.words, OBSERVED, said, "snr_db", number(own.of(GRADIENT), "snr_db"), math.nan)
 
 
 def _gain(own: Effect, one: Turned, effect: Effect) -> float:

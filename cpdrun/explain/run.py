@@ -166,11 +166,20 @@ def _count(
     observed = observed_for(study, run, stands, config)
     if observed is None:
         return None, ""
-    turned = [*of_sums(config, [layer.name for layer in found.worst]), *of_products(config)]
+    turned = [*of_sums(config, _spared(found)), *of_products(config)]
     try:
         return count(observed, config, turned, run), ""
     except (NoEffectsError, OSError) as error:
         return None, str(error)
+
+
+def _spared(found: Reason) -> list[str]:
+    """The layers to try in fp32: the two that lose most, or where all lose alike the first and the last."""
+    layers = found.seen.layers
+    if len({(one.sum_error, one.underflow) for one in layers}) == 1:
+        weights = [one.name for one in layers if one.name.endswith("weight")] or [one.name for one in layers]
+        return list(dict.fromkeys([weights[0], weights[-1]]))
+    return [one.name for one in found.worst[:2]]
 
 
 def _seen_layers(found: Reason) -> Iterator[LayerLoss]:

@@ -83,6 +83,7 @@ def test_mends_are_ranked_by_what_was_computed_with_the_figure_before_and_after(
     assert found.parts == {"range": pytest.approx(0.3), "additions": pytest.approx(0.5), "mantissa": 0.2}
     assert any("50 % of rounded additions, 30 % of the format's range" in line for line in found.sentences)
     assert "the sum keeps 80 % of its direction in place of nothing" in found.mends[0].text
+    assert found.mends[-1].words == ("sync.error_feedback=true",) and math.isnan(found.mends[-1].after)
     assert not found.not_seen
 
 

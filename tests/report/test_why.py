@@ -141,3 +141,20 @@ def test_chains_are_those_of_the_orders():
             sync = {"order": order, "group_size": "auto"}
             assert chain(sync, workers) == order_named(order).longest_chain(workers), (order, workers)
     assert group_size({"group_size": 4}, 16) == 4 and chain({"order": "native"}, 8) is None
+
+
+def test_a_run_that_goes_on_stands_against_its_baseline_in_the_same_epoch(pairs):
+    sweep, _ = pairs
+    rows = [{"epoch": n, "test_accuracy": 0.5 + 0.1 * n} for n in (1, 2, 3)]
+    sweep.add("fp32", seed=9, accuracy=0.98, rows=rows)
+    going = sweep.add("e3m0", seed=9, status=None, rows=[{"epoch": 1, "test_accuracy": 0.1}, LOST[0]])
+    stands = standing(read_study([sweep.dir]), going)
+    assert (stands.verdict, stands.epoch, stands.same_seed) == (Verdict.WORSE, 1, True)
+    assert (stands.value, stands.baseline_value) == (0.1, pytest.approx(0.6))
+
+
+def test_the_page_says_of_each_group_that_is_worse_why(pairs, report, no_pictures):
+    made = report(pairs[0], formats=["html"])
+    page = (made.folder / "report.html").read_text(encoding="utf-8")
+    assert '<table id="why">' in page and "74 % of the gradients that workers send become 0 in e3m0" in page
+    assert "aps=true: the run reaches 97.9 %, within 0.5 points of fp32" in page
