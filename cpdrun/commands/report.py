@@ -35,6 +35,10 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "--network", "--networks", type=several, default=[], metavar="N,N", help=networks, dest="networks"
     )
     report.add_argument("--to", type=several, default=[], metavar="TOOL", help="export: tensorboard, mlflow")
+    costs = "costs whose Pareto front is put into words: bytes, kept, bitops, area (default: all that differ)"
+    report.add_argument(
+        "--cost", "--costs", type=several, default=[], metavar="C,C", help=costs, dest="costs"
+    )
     claims = (
         "what papers claim, judged by the runs here or by the committed references: certified, refuted, open"
     )
@@ -66,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         cols=arguments.cols,
         networks=arguments.networks,
         export_to=arguments.to,
+        costs=arguments.costs,
         baseline=None if arguments.baseline is None else _baseline(arguments.baseline),
         console=Console(quiet=True) if arguments.json else Terminal(),
     )

@@ -91,6 +91,7 @@ class Result(Entry):
         "train_seconds",
         "parameters",
         "longest_chain",
+        "products",
         "wall_seconds",
         "ended_after",
     )
@@ -109,6 +110,7 @@ class Result(Entry):
     topology: dict[str, float] | None = None  # of gossip
     longest_chain: int | None = None  # most rounded additions in series that a gradient may pass
     weights_sha256: str | None = None
+    products: dict[str, Any] | None = None  # multiply-accumulates of a worker's step, by formats
     wall_seconds: float | None = None
     ended_after: int | None = None  # epochs, of a run that did not learn
     record: int = version.VERSION

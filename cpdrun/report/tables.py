@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from cpdrun.report.cost.axes import bit_operations, show_bytes, show_count, show_transistors, transistors
 from cpdrun.report.read.certified import MARKS
 from cpdrun.report.read.collect import FORMAT, SEED, finished
 from cpdrun.report.read.group import Group
@@ -17,6 +18,8 @@ from cpdrun.stats.intervals import is_zero, mean_interval
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}
 
 _BITS_TITLE = "bits a parameter a step"
+_OPERATIONS_TITLE, _AREA_TITLE = "bit operations a step", "transistors a unit"
+OPERATIONS, MACS, AREA = "bit_operations_per_step", "macs_per_step", "transistors_per_mac"
 BITS_A_PARAMETER = "bits_per_parameter_per_step"
 
 # columns of ours in table.csv and details.csv, beside those that begin with the metric's name
@@ -41,6 +44,9 @@ OWN = {
     "bytes_per_step",
     "parameters",
     BITS_A_PARAMETER,
+    MACS,
+    OPERATIONS,
+    AREA,
     "train_seconds",
     *KEPT.values(),
 }
@@ -73,7 +79,8 @@ def frame(study: Study) -> pd.DataFrame:
 def details(study: Study) -> pd.DataFrame:
     """As `frame`, then the ends of the interval with the test set's own error in it, the difference to the baseline and
     how it was judged, whether it learnt, how many runs gave up (give_up_after), the longest chain of rounded
-    additions, bytes on the wire and in memory, and seconds.
+    additions, bytes on the wire and in memory, and seconds; where a record has them a step's multiply-accumulates, its
+    bit operations, and the transistors of a multiply-accumulate unit, the mean over them (cost/axes.py).
 
     `baseline` says what a row is compared with: fp32, as a rule; it is empty for the baseline itself and where there is
     none. vs_baseline is positive where a format does better, whichever way the metric points; its interval is paired by
@@ -106,6 +113,10 @@ def details(study: Study) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
+    if any(group.products for group in study.groups):
+        table[MACS] = [_macs(group) for group in study.groups]
+        table[OPERATIONS] = [bit_operations(group) for group in study.groups]
+        table[AREA] = [transistors(group)[0] for group in study.groups]
     table["bits"] = _whole_if_possible(table["bits"])
     return table
 
@@ -180,7 +191,16 @@ def size_counts(study: Study) -> dict[str, list[float]]:
     if _known(bits := _bits_a_parameter(study)):
         sent[_BITS_TITLE] = bits
     kept = {name: [group.figures[figure] for group in study.groups] for name, figure in KEPT.items()}
-    return sent | {name: counts for name, counts in kept.items() if len(set(_known(counts))) > 1}
+    computed = {
+        _OPERATIONS_TITLE: [bit_operations(group) for group in study.groups],
+        _AREA_TITLE: [transistors(group)[0] for group in study.groups],
+    }
+    return sent | {name: counts for name, counts in (kept | computed).items() if len(set(_known(counts))) > 1}
+
+
+def _macs(group: Group) -> float:
+    found = (group.products or {}).get("macs_per_step")
+    return float(found) if isinstance(found, int | float) else math.nan
 
 
 def _bits_a_parameter(study: Study) -> list[float]:
@@ -188,7 +208,8 @@ def _bits_a_parameter(study: Study) -> list[float]:
 
 
 def _show_size(title: str, count: float) -> str:
-    return show_bits(count) if title == _BITS_TITLE else show_bytes(count)
+    shows = {_BITS_TITLE: show_bits, _OPERATIONS_TITLE: show_count, _AREA_TITLE: show_transistors}
+    return shows.get(title, show_bytes)(count)
 
 
 def show_bits(bits: float) -> str:
@@ -198,17 +219,6 @@ def show_bits(bits: float) -> str:
 
 def _known(counts: list[float]) -> list[float]:
     return [count for count in counts if math.isfinite(count)]
-
-
-def show_bytes(count: float) -> str:
-    """`42 B`, `13.2 kB`, `1.4 MB`: decimal, as networks are measured."""
-    if not math.isfinite(count):
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
 
 
 def column(axis: str) -> str:

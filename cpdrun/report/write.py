@@ -11,7 +11,8 @@ import pandas as pd
 from rich.console import Console
 
 from cpdrun.record import SweepDir, write_text
-from cpdrun.report import answers, best_of, completeness, export, pivot, tables
+from cpdrun.report import answers, best_of, completeness, export, knees, pivot, tables
+from cpdrun.report.cost.axes import COSTS
 from cpdrun.report.costmodel import CalibrationError, Network, NotCalibratedError, network
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.methods import compared, crossover, words
@@ -61,6 +62,7 @@ def write_report(
     cols: Sequence[str] = (),
     networks: Sequence[str] = (),
     export_to: Sequence[str] = (),
+    costs: Sequence[str] = (),
     baseline: Mapping[str, Any] | None = None,
     console: Console | None = None,
 ) -> Report:
@@ -74,13 +76,14 @@ def write_report(
     units: by default what a search of these runs asked, or else 95 and 0.5 points of an accuracy. `rows` and `cols`
     name axes for one more table, pivot.*; `networks` are those of the predicted speed-up and of the
     predicted step times, by name or as yaml files (default: all that have names, and the one that was calibrated).
+    `costs` are those whose Pareto front is put into words (bytes, kept, bitops, area; default: all that differ).
     `export_to` names tools whose files are written too (tensorboard, mlflow). `baseline` holds the values that name
     what the rest is compared with, by their keys: {"format": "bf16"}; by default those that a search of these runs
     asked for, or else fp32.
     Raises ReportError where there is nothing to report or the question cannot be put.
     """
     console = console or Console()
-    _check(formats, ci, tolerance, export_to)
+    _check(formats, ci, tolerance, export_to, costs)
     study = read_study(
         list(sweeps),
         metric=metric,
@@ -91,7 +94,7 @@ def write_report(
     )
     pivoted = pivot.complete(study, rows, cols) if rows or cols else None
     (answer, matrix), notes = answers.answer(study), completeness.notes(study, sweeps)
-    answer += compared.fewest(study)
+    answer += [*knees.sentences(study, costs), *compared.fewest(study)]
     best = best_of.shown(study)
     _print(console, study, answer, [each for each in (matrix, best) if each is not None], notes)
 
@@ -141,7 +144,11 @@ def write_report(
 
 
 def _check(
-    formats: Sequence[str], ci: float | None, tolerance: float | None, export_to: Sequence[str]
+    formats: Sequence[str],
+    ci: float | None,
+    tolerance: float | None,
+    export_to: Sequence[str],
+    costs: Sequence[str],
 ) -> None:
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
@@ -149,6 +156,8 @@ def _check(
     unknown = [tool for tool in export_to if tool not in export.names()]
     if unknown:
         raise ReportUsageError(f"cannot export to {unknown[0]!r}; there are: {', '.join(export.names())}")
+    if unknown := [name for name in costs if name not in COSTS]:
+        raise ReportUsageError(f"unknown cost {unknown[0]!r}; there are: {', '.join(COSTS)}")
     if ci is not None and not 0 < ci < 100:
         raise ReportUsageError(
             f"ci={ci:g} is not a confidence level; give per cent, between 0 and 100, e.g. 95"

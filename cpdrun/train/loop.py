@@ -17,6 +17,7 @@ from cpdrun.record import Best, Ending, EpochRow, Result
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.base import Learner
 from cpdrun.train.observe.observer import Observer
+from cpdrun.train.preflight.operations import step_operations
 from cpdrun.train.ranks import pulse
 from cpdrun.train.ranks.vote import Vote, Wish
 from cpdrun.train.seeds import generator
@@ -128,6 +129,7 @@ def train(
         topology=learner.topology(),
         longest_chain=learner.longest_chain(),
         weights_sha256=learner.weights_sha256(),
+        products=step_operations(parts, B) if journal.writes else None,
         ended_after=parts.giving_up.after if ending is Ending.DID_NOT_LEARN else None,
     )
 

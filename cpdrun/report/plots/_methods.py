@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from matplotlib.axes import Axes
 
+from cpdrun.report.cost.front import front
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, Look, ink
 from cpdrun.report.methods.compared import label
 from cpdrun.report.plots._metric_axis import MetricAxis, apart
-from cpdrun.report.plots.accuracy_vs_bytes import front
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.words import short
 from cpdrun.stats.anytime import Verdict

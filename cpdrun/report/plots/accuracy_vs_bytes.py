@@ -9,14 +9,17 @@ from itertools import pairwise
 
 from matplotlib.figure import Figure
 
+from cpdrun.report.cost.axes import COSTS, show_bytes
+from cpdrun.report.cost.front import front
+from cpdrun.report.knees import front_of
 from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, Look
 from cpdrun.report.plots import NotDrawnError
+from cpdrun.report.plots._costs import ring
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.study import Study
 from cpdrun.report.read.words import short
-from cpdrun.report.tables import show_bytes
 
 TITLE = "Accuracy against bytes on the wire"
 ALT = (
@@ -36,31 +39,20 @@ def draw(study: Study) -> Figure:
     if not facets:
         raise NotDrawnError("no runs to compare that recorded the bytes they sent")
     figure, parts = grid(facets, COLUMN_IN, 2.6)
+    ringed = False
     for part, facet in parts:
         axis = MetricAxis(part, study)
         _panel(axis, facet)
+        ringed |= _ring_knee(axis, facet)
         title(part, facet, facets)
     caption(
         figure,
         facets,
         "grey line: the Pareto front, its formats named",
+        "ring: its knee" if ringed else "",
         "y axis broken" if len(axis.parts) > 1 else "",
     )
     return figure
-
-
-def front(points: list[tuple[float, float]]) -> list[int]:
-    """Indices of the points (bytes, value; more value is better) that no other point beats, fewest bytes first.
-
-    A point is beaten by one with no more bytes and no less value, unless they are the same in both.
-    """
-    order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
-    best, chosen = float("-inf"), []
-    for i in order:
-        if points[i][1] > best or (chosen and points[i] == points[chosen[-1]]):
-            best = points[i][1]
-            chosen.append(i)
-    return chosen
 
 
 def _points(facet: Facet) -> list[Group]:
@@ -72,6 +64,17 @@ def _place(group: Group, groups: list[Group]) -> float:
     too little to part them on this axis."""
     same = [other for other in groups if math.isclose(other.wire_bytes, group.wire_bytes, rel_tol=_SAME)]
     return same.index(group) - (len(same) - 1) / 2
+
+
+def _ring_knee(axis: MetricAxis, facet: Facet) -> bool:
+    groups = _points(facet)
+    found = front_of(axis.study, COSTS["bytes"], groups)
+    return ring(axis, found, None if found.knee is None else _x(found.knee, groups))
+
+
+def _x(group: Group, groups: list[Group]) -> float:
+    sizes = [one.wire_bytes for one in groups]
+    return group.wire_bytes * (max(sizes) / min(sizes)) ** (_DODGE * _place(group, groups))
 
 
 def _panel(axis: MetricAxis, facet: Facet) -> None:
@@ -86,8 +89,7 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
     low, high = min(g.wire_bytes for g in groups), max(g.wire_bytes for g in groups)
     for group in groups:
         look = FP32 if group.is_baseline else study.looks[group.strategy]
-        x = group.wire_bytes * (high / low) ** (_DODGE * _place(group, groups))
-        axis.point(x, group, look, filled=group.is_baseline or group.aps)
+        axis.point(_x(group, groups), group, look, filled=group.is_baseline or group.aps)
     for size in dict.fromkeys(group.wire_bytes for group in on_front):
         here = [group for group in on_front if group.wire_bytes == size]
         for row, group in enumerate(here[:3]):

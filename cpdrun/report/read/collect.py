@@ -7,6 +7,7 @@ the record adds carries a prefix that no config key has:
   run:impossible                             {metric: value} of shares of samples beyond 0 to 1, which are left out
   run:edited                                 whether config.yaml is not what the folder's name has the hash of
   run:lost_seconds run:restarts              work that all its attempts had to do again; restarts within them (elastic)
+  run:products                               done.json's products: what a step multiplies, or None
   run:status run:wall_seconds ...            done.json (status: finished, diverged, did not learn)
   metric:NAME                                done.json's metrics, float, NaN where absent or not a number; also
   metric:best_NAME run:best_epoch            what its task is judged by, in the epoch that had the best of it
@@ -200,6 +201,7 @@ def _results(run: RunDir) -> dict[str, Any]:
     row: dict[str, Any] = {"run:status": str(result.status), "run:judged_by": result.judge}
     row["run:measures"] = dict(result.measures)
     row |= {f"run:{key}": _number(getattr(result, key)) for key in _FIGURES}
+    row["run:products"] = result.products
     row["run:neighbours"] = _number((result.topology or {}).get("neighbours"))
     for part, figures in (("metric", result.metrics), ("wire", result.wire), ("memory", result.memory)):
         row |= {f"{part}:{key}": _number(value) for key, value in figures.items()}

@@ -35,6 +35,7 @@ class Group:
     repeated: tuple[str, ...] = ()  # runs of a seed that another run of the group has, with another value
     axis: BitsAxis = field(default_factory=BitsAxis)
     gave_up: int = 0  # runs that ended early, for they did not learn; their value is that of their last epoch
+    products: dict[str, Any] | None = None  # of done.json: what a step multiplies, as it was counted
     rounds: Choice | None = None  # of a named case: what it rounds to
     method: Method = field(default_factory=lambda: Method(WITHOUT_APS))  # how its workers exchange
 

@@ -117,6 +117,7 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
         gave_up=sum(row["run:status"] == "did not learn" for row in ended),
         method=method_of(rows[0]),
         rounds=_of_case(rows[0]) if of.of_cases else None,
+        products=next((found for row in ended if isinstance(found := row.get("run:products"), dict)), None),
     )
 
 

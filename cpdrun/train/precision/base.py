@@ -6,6 +6,7 @@ Int8      tensors of 2^bits levels
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from custom_fp.formats.names import parse
@@ -15,6 +16,15 @@ from torch.optim import Optimizer
 from cpdrun.train.precision.loss_scale import LossScale, loss_scale_of
 
 Parameters = Sequence[nn.Parameter]
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Formats, by name: of the two values that a product multiplies and of its sums."""
+
+    a: str = "fp32"
+    b: str = "fp32"
+    accumulator: str = "fp32"
 
 
 class Precision:
@@ -58,6 +68,15 @@ class Precision:
 
     def at(self, step: int) -> None:
         """From here on the model computes as it does in this step of the run, counted from 0."""
+
+    def turns(self) -> list[int]:
+        """Steps of the run from which other rules hold; 0 among them."""
+        return [0]
+
+    def operands(self, name: str, part: str | None, product: str, step: int) -> Operands:
+        """What one of the products (custom_fp.products) of the module `name`, or of a part of its attention, reads and
+        sums up in, from that step on."""
+        return Operands()
 
     def step(self, optimizer: Optimizer, parameters: Parameters) -> None:
         """One optimizer step. Gradients are in `.grad`, divided by the loss scale."""

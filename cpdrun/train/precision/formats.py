@@ -38,6 +38,7 @@ from typing import Any
 
 import torch
 from custom_fp.formats.names import parse
+from custom_fp.products import OPERANDS
 from custom_fp.products import ROLES as OF_PRODUCTS
 from custom_fp.recipe.layers import Layer, layers_of
 from custom_fp.recipe.placement import Placement
@@ -51,9 +52,15 @@ from torch.optim import Optimizer
 from cpdrun.models.normed.norms import is_norm
 from cpdrun.optim.groups import trainable
 from cpdrun.optim.rounded_sgd import ORDERS
-from cpdrun.train.precision.base import Parameters, Precision, kept_bytes
+from cpdrun.train.precision.base import Operands, Parameters, Precision, kept_bytes
 from cpdrun.train.precision.keeping import Float32Weights, FormatWeights, MasterWeights, round_
 from cpdrun.train.precision.stepping import Stepping
+
+AT_ENDS = {
+    "input": "activation",
+    "weight": "parameter",
+    "output_gradient": "error",
+}  # of operands without a rule
 
 
 class Formats(Precision):
@@ -104,6 +111,7 @@ class Formats(Precision):
         self.of_statistics: list[Rounding | None] = []
         self.of_weights: list[Rounding | None] = []
         self.placement: Placement | None = None
+        self.layers: dict[tuple[str, str | None], Layer] = {}  # by module and part
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """With rounding layers in place and its weights rounded; the same model where all is fp32."""
@@ -113,6 +121,7 @@ class Formats(Precision):
         self.stepping.in_fp32 = {i for i, p in enumerate(parameters) if id(p) in of_norms}
         rules = Rules([*self.typed, *_in_fp32(norms, self.short), *self.short], layers, self.steps)
         rules.ask_all()
+        self.layers = {(layer.path, layer.part): layer for layer in layers}
         rules.check()  # while the model is as it was
         self.placement = Placement(model, rules)
         modules = [layer for layer in layers if layer.part is None]
@@ -136,6 +145,26 @@ class Formats(Precision):
 
     def at(self, step: int) -> None:
         self.placement.at(step)
+
+    def turns(self) -> list[int]:
+        return self.placement.rules.turns
+
+    def operands(self, name: str, part: str | None, product: str, step: int) -> Operands:
+        """As the product's own rules say; where none does, as what the layer reads, keeps and is given is rounded."""
+        layer = self.layers.get((name, part))
+        if layer is None:
+            return Operands()
+
+        def of(role: str) -> str:
+            ends = None if role == "accumulator" else self._rounding(layer, AT_ENDS[role], None, step)
+            found = self._rounding(layer, role, product, step) or ends
+            return "fp32" if found is None else found.format
+
+        return Operands(*map(of, OPERANDS[product]), of("accumulator"))
+
+    def _rounding(self, layer: Layer, role: str, product: str | None, step: int) -> Rounding | None:
+        takes = layer.takes(role) and (product is None or product in layer.products(role))
+        return self.placement.rules.of(layer, role, product, step) if takes else None
 
     def step(self, optimizer: Optimizer, parameters: Parameters) -> None:
         """On the masters, or on the weights of a format; then weights, statistics and state are rounded."""

@@ -28,14 +28,14 @@ from typing import Any
 
 import torch
 from custom_fp.modules import replace_layers_
-from custom_fp.products import ROLES, Arithmetic, round_gradient
+from custom_fp.products import OPERANDS, ROLES, WEIGHT_GRADIENT, Arithmetic, round_gradient
 from custom_fp.rule import is_stochastic
 from torch import Tensor, nn
 
 from cpdrun.comm.compressors.base import check_rounding, of_bits
 from cpdrun.comm.compressors.bitpack import packed_bytes
 from cpdrun.models.normed.norms import Sum, is_norm
-from cpdrun.train.precision.base import Precision, kept_bytes, state_of
+from cpdrun.train.precision.base import Operands, Precision, kept_bytes, state_of
 
 
 def min_max_quantize(
@@ -115,6 +115,7 @@ class Int8(Precision):
         self.float_errors_for_weights = float_errors_for_weights
         self.activation_bits = activation_bits
         self.rounded_weights: list[Tensor] = []
+        self.replaced: set[str] = set()  # names of the layers that compute so
         self.statistics: list[Tensor] = []
 
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -124,6 +125,7 @@ class Int8(Precision):
             if getattr(module, "padding_mode", "zeros") != "zeros":
                 raise ValueError(f"precision: {name} pads with {module.padding_mode}; 8 bits take zeros")
         model = replace_layers_(model, dict.fromkeys(chosen.values(), Arithmetic()))
+        self.replaced = set(chosen)
         for name in chosen:
             layer = model.get_submodule(name)
             layer.arithmetic = self._arithmetic(layer)
@@ -134,6 +136,16 @@ class Int8(Precision):
                 module.register_forward_hook(self._round_error)
         self.statistics = [b for b in model.buffers() if b.is_floating_point()]
         return model
+
+    def operands(self, name: str, part: str | None, product: str, step: int) -> Operands:
+        """Sums are float32, as they are emulated."""
+        if name not in self.replaced or part is not None:
+            return Operands()
+        roles = {"input": "activation", "weight": "weight", "output_gradient": "error"}
+        bits = [self.bits[roles[role]] for role in OPERANDS[product]]
+        if product == WEIGHT_GRADIENT and self.float_errors_for_weights:
+            bits[0] = None
+        return Operands(*("fp32" if k is None else f"int{k}" for k in bits))
 
     def memory(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, int]:
         """The rounded weights count in their bits, with two float32 ends of their range each, in model_bytes, and the

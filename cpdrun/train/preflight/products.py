@@ -7,6 +7,7 @@ operator of torch that multiplies is written down with the module that called it
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from custom_fp.attention import SCORES, VALUES
 from custom_fp.modules import LAYERS
 from custom_fp.products import Arithmetic
 from custom_fp.recipe.layers import OTHERS
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpdrun.train.build import Parts
@@ -51,7 +52,7 @@ def products_of(model: nn.Module, forward: Callable[[], object]) -> dict[str, li
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), _entered(model) as innermost, _Products(innermost) as seen:
+        with torch.no_grad(), entered(model) as place, _Products(place.unreached) as seen:
             forward()
     finally:
         model.train(training)
@@ -85,42 +86,59 @@ class _Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = func.overloadpacket.__name__
-        if func.namespace in ("aten", "mkldnn") and _is_product(name) and (where := self.innermost()):
+        if func.namespace in ("aten", "mkldnn") and is_product(name) and (where := self.innermost()):
             self.found[f"{where}: {name}"] = None
         return func(*args, **kwargs or {})
 
 
-def _is_product(name: str) -> bool:
+def is_product(name: str) -> bool:
     return any(name == known or (len(known) > 4 and name.startswith(known)) for known in PRODUCTS)
 
 
-@contextmanager
-def _entered(model: nn.Module) -> Iterator[Callable[[], str | None]]:
-    """Gives a function that names the module entered last and not left; None for one whose products rules reach, and
-    within a product that they do."""
-    names = {module: name for name, module in model.named_modules()}
-    stack: list[nn.Module] = []
-    multiply, within = Arithmetic.multiply, [0]
+@dataclass
+class Place:
+    """Where a forward pass is: the modules that were entered and not left, and the product by rules that is formed."""
 
-    def watched(arithmetic: Arithmetic, *operands: Any, **layout: Any) -> Any:
-        within[0] += bool(arithmetic)
+    names: dict[nn.Module, str]
+    model: nn.Module
+    stack: list[nn.Module] = field(default_factory=list)
+    products: list[tuple[Arithmetic, bool, bool]] = field(
+        default_factory=list
+    )  # whether x and w need a gradient
+
+    @property
+    def innermost(self) -> nn.Module:
+        return self.stack[-1] if self.stack else self.model
+
+    def described(self) -> str:
+        module = self.innermost
+        name, kind = self.names.get(module, ""), type(module).__name__
+        return f"{name} ({kind})" if name else kind
+
+    def unreached(self) -> str | None:
+        """The module entered last; None for one whose products rules reach, and within a product that they do."""
+        within = any(bool(arithmetic) for arithmetic, _, _ in self.products)
+        return None if within or isinstance(self.innermost, REPLACED) else self.described()
+
+
+@contextmanager
+def entered(model: nn.Module) -> Iterator[Place]:
+    """Follows forward passes of the model."""
+    place = Place({module: name for name, module in model.named_modules()}, model)
+    multiply = Arithmetic.multiply
+
+    def watched(arithmetic: Arithmetic, kernel: Any, x: Tensor, w: Tensor, *layout: Any, **named: Any) -> Any:
+        place.products.append((arithmetic, x.requires_grad, w.requires_grad))
         try:
-            return multiply(arithmetic, *operands, **layout)
+            return multiply(arithmetic, kernel, x, w, *layout, **named)
         finally:
-            within[0] -= bool(arithmetic)
+            place.products.pop()
 
     def enter(module: nn.Module, _: Any) -> None:
-        stack.append(module)
+        place.stack.append(module)
 
     def leave(*_: Any) -> None:  # a hook that returned something would replace the layer's output
-        stack.pop()
-
-    def innermost() -> str | None:
-        module = stack[-1] if stack else model
-        if within[0] or isinstance(module, REPLACED):
-            return None
-        name, kind = names.get(module, ""), type(module).__name__
-        return f"{name} ({kind})" if name else kind
+        place.stack.pop()
 
     hooks = [
         torch.nn.modules.module.register_module_forward_pre_hook(enter),
@@ -128,7 +146,7 @@ def _entered(model: nn.Module) -> Iterator[Callable[[], str | None]]:
     ]
     Arithmetic.multiply = watched
     try:
-        yield innermost
+        yield place
     finally:
         Arithmetic.multiply = multiply
         for hook in hooks:

@@ -1,0 +1,18 @@
+"""The metric against the transistors of a multiply-accumulate unit, the mean over a step's multiply-accumulates."""
+
+from matplotlib.figure import Figure
+
+from cpdrun.report.cost.axes import COSTS
+from cpdrun.report.plots._costs import drawn
+from cpdrun.report.read.study import Study
+
+TITLE = "Area of a multiply-accumulate unit"
+ALT = (
+    "The metric of each format or recipe against the transistors of the unit that multiplies and accumulates; "
+    "a line through those that no other beats in both, its knee ringed."
+)
+OF_CASES = None  # of cases and of axes alike
+
+
+def draw(study: Study) -> Figure:
+    return drawn(study, COSTS["area"])

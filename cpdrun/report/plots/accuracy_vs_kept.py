@@ -1,0 +1,18 @@
+"""The metric against the bytes that a worker keeps from step to step."""
+
+from matplotlib.figure import Figure
+
+from cpdrun.report.cost.axes import COSTS
+from cpdrun.report.plots._costs import drawn
+from cpdrun.report.read.study import Study
+
+TITLE = "What a worker keeps"
+ALT = (
+    "The metric of each format or recipe against the bytes that a worker keeps; "
+    "a line through those that no other beats in both, its knee ringed."
+)
+OF_CASES = None  # of cases and of axes alike
+
+
+def draw(study: Study) -> Figure:
+    return drawn(study, COSTS["kept"])

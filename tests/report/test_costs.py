@@ -1,0 +1,163 @@
+"""Costs of formats and recipes: what is counted, the front, its knee, and what a report says of them."""
+
+import json
+import math
+
+import pytest
+from made_up import Sweep
+
+from cpdrun.errors import UserError
+from cpdrun.report.cost import area
+from cpdrun.report.cost.axes import COSTS, show_count, transistors
+from cpdrun.report.cost.front import front, knee
+from cpdrun.report.read.group import Group
+from cpdrun.report.read.reader import read_study
+
+
+def test_front_and_knee_by_hand():
+    points = [(1, 0.0), (2, 0.8), (4, 0.9), (4, 0.5), (16, 1.0), (32, 0.99)]
+    chosen = front(points)
+    assert chosen == [0, 1, 2, 4]
+    # above the chord, with cost as log2 / 4: 0, .8 - .25, .9 - .5, 0
+    assert knee([points[i] for i in chosen]) == 1
+    assert knee([(1, 0.0), (4, 0.5), (16, 1.0)]) is None, "a straight line"
+    assert knee([(1, 0.0), (4, 0.2), (16, 1.0)]) is None, "below the chord"
+    assert knee([(1, 0.0), (2, 1.0)]) is None and knee([(1, 0.5)]) is None and knee([]) is None
+    assert front([(1, 1.0), (1, 1.0), (2, 1.0)]) == [0, 1], "equal in both: neither beats the other"
+
+
+def test_the_table_has_the_known_multipliers_and_grows_with_every_bit():
+    rows = area.rows()
+    known = {int(r["significands"]) for r in rows if r["a"] == r["b"]}
+    assert {58, 508, 2688, 5436, 27406} <= known, "2, 4, 8, 11 and 24 bits of significand"
+    by_format = {
+        r["a"]: int(r["significands"]) for r in rows if r["a"] == r["b"] and r["accumulator"] == "fp32"
+    }
+    assert [by_format[f] for f in ("e2m1", "e4m3", "bf16", "fp16", "fp32")] == [58, 508, 2688, 5436, 27406]
+    table = area.table()
+    for accumulator in ("fp32", "fp16", "bf16"):
+        units = [table[f, f, accumulator] for f in ("e2m1fn", "e4m3fn", "bf16", "fp16", "fp32")]
+        assert units == sorted(units) and len(set(units)) == 5
+        smaller = [r for r in rows if r["accumulator"] == accumulator]
+        assert all(int(r["mac"]) > int(r["significands"]) for r in smaller)
+    assert all(int(r["cases"]) >= min(2**20, 2 ** (4 + 4 + 16)) for r in rows), (
+        "gates were compared for so many inputs"
+    )
+
+
+def products(*kinds: tuple[str, str, str, int], bits: int = 1000) -> dict:
+    names = ("a", "b", "accumulator", "macs")
+    macs = sum(kind[3] for kind in kinds)
+    counted = {"macs_per_step": macs, "bit_operations_per_step": bits}
+    return counted | {"by_format": [dict(zip(names, kind, strict=True)) for kind in kinds]}
+
+
+def of(found: dict | None) -> Group:
+    return Group({"format": "fp32", "aps": False}, {0: 1.0}, 1, 0, products=found)
+
+
+def test_area_is_the_mean_over_the_multiply_accumulates_and_is_never_guessed():
+    table = area.table()
+    both = of(products(("bf16", "bf16", "fp32", 1), ("e4m3fn", "e4m3fn", "fp32", 3)))
+    want = (table["bf16", "bf16", "fp32"] + 3 * table["e4m3fn", "e4m3fn", "fp32"]) / 4
+    assert transistors(both) == (pytest.approx(want), [])
+    of_integers = of(products(("int8", "int8", "fp32", 1)))
+    assert transistors(of_integers)[0] == table["int8", "int8", "int32"], (
+        "whole numbers are summed up as such"
+    )
+    odd = of(products(("bf16", "bf16", "fp32", 1), ("e5m6", "e5m6", "fp32", 1)))
+    assert math.isnan(transistors(odd)[0])
+    known, why = COSTS["area"].find([both, odd])
+    assert list(known) == [both]
+    assert why == [
+        "e5m6 x e5m6 summed up in fp32 is not synthesised: python scripts/synthesise.py e5m6 --accumulator fp32 adds it"
+    ]
+    assert "no unit in common" in COSTS["area"].find([of(products(("int8", "fp32", "fp32", 1)))])[1][0]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [{}, {"by_format": 3}, {"by_format": [1, {"a": 1}], "bit_operations_per_step": "x"}, {"uncounted": 1}],
+)
+def test_what_a_stranger_wrote_is_no_cost(garbage):
+    for key in ("bitops", "area"):
+        known, why = COSTS[key].find([of(garbage), of(None)])
+        assert not known and len(why) == 1
+
+
+def test_reasons_name_what_kept_it_from_being_counted():
+    lstm = products(("fp32", "fp32", "fp32", 1)) | {"uncounted": ["lstm (LSTM): mkldnn_rnn_layer"]}
+    assert "mkldnn_rnn_layer" in COSTS["bitops"].find([of(lstm)])[1][0]
+    assert "RuntimeError: no" in COSTS["area"].find([of({"problem": "RuntimeError: no"})])[1][0]
+    assert [show_count(n) for n in (512, 59228160, 7.6e9)] == ["512", "59.2 M", "7.6 G"]
+
+
+UNITS = {
+    "bf16": (0.985, "bf16", 256),
+    "mxfp8": (0.983, "e4m3fn", 64),
+    "nvfp4": (0.940, "e2m1fn", 16),
+    "fp16_mixed": (0.980, "fp16", 256),
+}
+
+
+@pytest.fixture
+def recipes(new_sweep) -> Sweep:
+    sweep = new_sweep("recipes")
+    for name, (accuracy, fmt, bits) in UNITS.items():
+        for seed in range(4):
+            about = {
+                "test_samples": 10000,
+                "num_classes": 10,
+                "memory": {"model_bytes": bits, "optimizer_bytes": 50},
+            }
+            about |= {"products": products((fmt, fmt, "fp32", 1000), bits=1000 * bits)}
+            precision = {"_target_": "x.Formats", "rules": [{"format": fmt}]}
+            sweep.add(
+                seed=seed, accuracy=accuracy + 1e-4 * seed, recipe=name, precision=precision, done=about
+            )
+    return sweep
+
+
+def test_a_report_names_the_knee_of_every_cost_that_differs(recipes, report):
+    made = report(recipes, baseline={"recipe": "bf16"}, formats=["md", "csv", "html", "svg"])
+    lines = {line.split(",")[0]: line for line in made.sentences if line.startswith("For ")}
+    assert list(lines) == ["For bytes kept", "For bit operations", "For area"]
+    bits = lines["For bit operations"]
+    assert bits.startswith(
+        "For bit operations, mxfp8 (64 k bit operations a step, 4 times less than bf16; −0.2"
+    )
+    assert bits.endswith("is the knee of the front of 3 means: nvfp4, mxfp8, bf16.") and ", open)" in bits
+    page = (made.folder / "report.html").read_text()
+    for name in ("accuracy_vs_area", "accuracy_vs_bit_operations", "accuracy_vs_kept"):
+        picture = (made.folder / f"{name}.svg").read_text()
+        assert "its knee" in picture and "fp16_mixed" in picture
+    assert lines["For area"].split(" (")[0] in page
+    assert "accuracy_vs_bytes: all send the same" in " ".join(made.notes)
+    row = json.loads(made.table.to_json(orient="records"))[0]
+    assert "transistors_per_mac" not in row, "details.csv has it"
+    assert "transistors_per_mac" in (made.folder / "details.csv").read_text().splitlines()[0]
+
+
+def test_what_seeds_do_not_tell_apart_has_no_knee(new_sweep, report, no_pictures):
+    sweep = new_sweep("noisy")
+    for fmt, accuracy, sent in (("fp32", 0.981, 400), ("e4m3", 0.980, 100), ("e3m0", 0.979, 50)):
+        for seed in range(3):
+            sweep.add(fmt, seed=seed, accuracy=accuracy + 0.004 * ((seed + sent) % 3), wire_bytes=sent)
+    made = report(sweep)
+    (said,) = [line for line in made.sentences if line.startswith("For ")]
+    assert said.startswith(
+        "For bytes moved, no knee can be told: the seeds tell no point of the front (e3m0, e4m3, fp32)"
+    )
+    assert "its cheapest is e3m0 (50 B a step, 8 times less than fp32; −0.2 ± " in said
+    asked = report(sweep, costs=["area", "bytes"]).sentences
+    assert any(
+        line.startswith("For area, no answer: records lack the multiply-accumulates") for line in asked
+    )
+    with pytest.raises(UserError, match="unknown cost 'gates'; there are: bytes, kept, bitops, area"):
+        report(sweep, costs=["gates"])
+
+
+def test_a_group_has_the_products_of_its_runs(recipes):
+    study = read_study([recipes.dir], baseline={"recipe": "bf16"})
+    found = {group.name: group.products["by_format"][0]["a"] for group in study.groups}
+    assert found == {name: fmt for name, (_, fmt, _) in UNITS.items()}
