@@ -37,6 +37,8 @@ from custom_fp.formats.scalar import Format
 from netlist import Netlist
 from published import compared
 
+from cpdrun.report.cost.area import integers
+
 TABLE = Path(__file__).parent.parent / "cpdrun/report/cost/area.csv"
 COLUMNS = ("a", "b", "accumulator", "significands", "multiply", "add", "mac", "cases")
 OPERANDS = (
@@ -58,8 +60,7 @@ OPERANDS = (
     *("bf16", "fp16", "tf32", "fp32", "e4m3xe5m2", "e4m3fnxe5m2", "bf16xfp32", "fp16xfp32"),
 )
 ACCUMULATORS = ("fp32", "fp16", "bf16", "e6m9", "e8m13")  # e6m9: IBM's DLFloat; e8m13: 14 bits of significand
-INTEGERS = ("int4", "int8", "int16", "int4xint8")
-OF_INTEGERS = "int32"
+INTEGERS = ("int4", "int8", "int4xint8", "int16")
 ALL_CASES, DRAWN_CASES = 2**24, 2**20
 RECIPE = "synth -flatten -top unit; stat -tech cmos"
 
@@ -170,6 +171,8 @@ def row(a: str, b: str, accumulator: str) -> dict[str, object]:
 def _row_of_integers(a: str, b: str, accumulator: str) -> dict[str, object]:
     """Two's complement; `multiply` is the product itself, which is exact."""
     x, y, z = *sorted((int(a[3:]), int(b[3:]))), int(accumulator[3:])
+    if z <= x + y:
+        sys.exit(f"int{z} holds no sum of products of int{x} and int{y}: take a wider accumulator")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "unit.json")
         mac, gates = transistors(mac_verilog.integer_mac(x, y, z), file), Netlist(file)
@@ -231,7 +234,7 @@ def main() -> None:
     found = {(r["a"], r["b"], r["accumulator"]): r for r in (rows if asked.operands else ())}
     for name in asked.operands or (*INTEGERS, *OPERANDS):
         a, _, b = name.partition("x")
-        usual = (OF_INTEGERS,) if name.startswith("int") else ACCUMULATORS
+        usual = (integers(a, b or a),) if name.startswith("int") else ACCUMULATORS
         for accumulator in asked.accumulator.split(",") if asked.accumulator else usual:
             one = row(a, b or a, accumulator)
             found[one["a"], one["b"], one["accumulator"]] = one

@@ -2,15 +2,14 @@
 scripts/synthesise.py makes with Yosys.
 
 A unit that the table lacks is not guessed from its neighbours: it is not synthesised, and the command that adds it is
-said. Sums of products of integers are whole numbers, which hardware keeps in int32: where a record says fp32, as they
-are emulated, int32 is looked up.
+said. Sums of products of integers are whole numbers, which hardware keeps in int32: where a record says fp32, as
+they are emulated, that is looked up.
 """
 
 import csv
 from functools import cache
 from importlib import resources
 
-OF_INTEGERS = "int32"
 SCRIPT = "python scripts/synthesise.py"
 
 Unit = tuple[str, str, str]  # both operands, the narrower first, and the accumulator
@@ -31,7 +30,12 @@ def rows() -> list[dict[str, str]]:
 def unit(a: str, b: str, accumulator: str) -> Unit:
     """As the table has it."""
     of_integers = is_integer(a) and is_integer(b) and accumulator == "fp32"
-    return a, b, OF_INTEGERS if of_integers else accumulator
+    return a, b, integers(a, b) if of_integers else accumulator
+
+
+def integers(a: str, b: str) -> str:
+    """What hardware sums up products of two integers in: int32, and 16 bits more than a product where that is more."""
+    return f"int{max(32, int(a[3:]) + int(b[3:]) + 16)}"
 
 
 def why_missing(missing: Unit) -> str:
