@@ -24,8 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from cpdrun.train.observe import computed
+from cpdrun.train.observe.gradients import Gradients
 from cpdrun.train.observe.observation import Observation, Seen
-from cpdrun.train.observe.roles import Judged, Part, judges_of
+from cpdrun.train.observe.part import Judge, Part, figures
 
 FIGURES = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth", "update_lost")
 
@@ -60,6 +62,13 @@ def effects(observation: Observation, config: Mapping[str, Any]) -> Effects:
     return found
 
 
+def judges_of(observation: Observation, config: Mapping[str, Any], said: list[str]) -> dict[str, Judge]:
+    """By role; sentences on what cannot be judged go into `said`. Raises ValueError for a config that does not fit
+    together."""
+    gradients = Gradients.of(observation, config, said)
+    return ({"gradient": gradients} if gradients else {}) | computed.judges(observation, config, said)
+
+
 def _of_role(parts: list[tuple[int, str, Seen, Part]]) -> dict[str, Any]:
     layers = dict.fromkeys(name for _, name, *_ in parts)
     steps = dict.fromkeys(step for step, *_ in parts)
@@ -87,5 +96,5 @@ def _figures(parts: list[tuple[Seen, Part]]) -> dict[str, Any]:
 
 def _plain(parts: Iterable[Part]) -> dict[str, float | None]:
     """Of the sums of all: NaN becomes None."""
-    found = Judged.figures(list(parts))
+    found = figures(list(parts))
     return {name: None if math.isnan(value) else float(np.float64(value)) for name, value in found.items()}

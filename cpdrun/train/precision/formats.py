@@ -119,7 +119,7 @@ class Formats(Precision):
         norms = [layer for layer in layers if self.fp32_norms and is_norm(layer.module)]
         of_norms = {id(p) for layer in norms for p in layer.module.parameters(recurse=False)}
         self.stepping.in_fp32 = {i for i, p in enumerate(parameters) if id(p) in of_norms}
-        rules = Rules([*self.typed, *_in_fp32(norms, self.short), *self.short], layers, self.steps)
+        rules = self.rules(layers, norms)
         rules.ask_all()
         self.layers = {(layer.path, layer.part): layer for layer in layers}
         rules.check()  # while the model is as it was
@@ -136,6 +136,10 @@ class Formats(Precision):
             self.weights = FormatWeights(parameters, self.of_weights, rounding, kahan, self.seed)
         round_(self.statistics, self.of_statistics)
         return self.placement.model
+
+    def rules(self, layers: Sequence[Layer], norms: Sequence[Layer]) -> Rules:
+        """Those of a model with these layers, of which `norms` keep float32 where the rules do not say otherwise."""
+        return Rules([*self.typed, *_in_fp32(norms, self.short), *self.short], layers, self.steps)
 
     def check(self, optimizer: Optimizer) -> None:
         self.stepping.check(optimizer)

@@ -1,9 +1,9 @@
-"""What becomes of one role's tensors in a run: which format, which shift, and by it a tally or a sum."""
+"""What a run's format, scaling and order of summation would do to the gradients between its workers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import add
@@ -19,51 +19,12 @@ from cpdrun.comm.sums.scaling import ScalingRule
 from cpdrun.comm.sums.sum import FP32, Sum
 from cpdrun.train.instantiate import part as made
 from cpdrun.train.observe.observation import Observation, Seen
-from cpdrun.train.observe.sums import Summed, first_shifts, summed
+from cpdrun.train.observe.part import Part
+from cpdrun.train.observe.sums import first_shifts, summed
 from cpdrun.train.observe.tally import Tally, of_values, tally
-
-Judge = Callable[[int, Mapping[str, Seen]], "list[Part]"]
-"""Of the layers of a role in one step."""
 
 SUMS_HERE = ("AllReduceSync", "decoded", "ShardedSync")
 """The syncs whose sum is a Sum."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """What becomes of one layer in one step. total: of the workers' sum; lost: of updates, (lost, all)."""
-
-    format: str
-    shift: float
-    tally: Tally
-    exact: bool
-    total: Summed | None = None
-    lost: tuple[float, float] | None = None
-
-
-class Judged:
-    """Parts of one role, together."""
-
-    @staticmethod
-    def figures(parts: Sequence[Part]) -> dict[str, float]:
-        found = reduce(add, [part.tally for part in parts]).figures()
-        totals = [part.total for part in parts if part.total is not None]
-        if totals:
-            found |= reduce(add, totals).figures()
-        lost = [part.lost for part in parts if part.lost is not None]
-        if lost:
-            of_all = sum(n for _, n in lost)
-            found["update_lost"] = sum(n for n, _ in lost) / of_all if of_all else math.nan
-        return found
-
-
-def judges_of(observation: Observation, config: Mapping[str, Any], said: list[str]) -> dict[str, Judge]:
-    """By role; sentences on what cannot be judged go into `said`. Raises ValueError for a config that does not fit
-    together."""
-    judges: dict[str, Judge] = {}
-    if (gradients := Gradients.of(observation, config, said)) is not None:
-        judges["gradient"] = gradients
-    return judges
 
 
 @dataclass(frozen=True)
