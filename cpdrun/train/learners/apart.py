@@ -23,6 +23,8 @@ from cpdrun.train.precision.base import Precision
 class Apart(Learner):
     """N models and N optimizers; a subclass says what brings them together."""
 
+    shares_weights = False
+
     def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
         self.parts, self.workers, self.device = parts, workers, device
         self.layers = {}

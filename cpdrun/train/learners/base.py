@@ -10,7 +10,7 @@ Legend: N workers, W of them on this rank, B samples a worker, P parameters.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ class Learner(ABC):
     """One training run's weights and optimizer state, on all ranks together."""
 
     parts: Parts
+
+    shares_weights: ClassVar[bool] = True
+    """Whether all workers have the same weights."""
 
     gradients_of: Gradients
     """Of the workers that this rank plays."""

@@ -29,6 +29,7 @@ from custom_fp.recipe.rules import Rules
 from torch import Tensor
 
 from cpdrun.train.instantiate import part as made
+from cpdrun.train.observe.gradients import loss_shift
 from cpdrun.train.observe.modules import SeenLayer
 from cpdrun.train.observe.observation import Observation, Seen
 from cpdrun.train.observe.part import Judge, Part
@@ -67,7 +68,13 @@ def judges(observation: Observation, config: Mapping[str, Any], said: list[str])
     holders = {name: layer for layer in layers for name in layer.parameters}
     by_name = {name: layer for layer in layers if layer.part is None for name in layer.names}
     found: dict[str, Judge] = {
-        role: _Operands(role, rules, holders if role == "weight" else by_name) for role in _ASKED
+        role: _Operands(
+            role,
+            rules,
+            holders if role == "weight" else by_name,
+            loss_shift(observation.about, config) if role == "output_gradient" else 0,
+        )
+        for role in _ASKED
     }
     found["update"] = _Updates(observation, precision, rules, holders)
     return found
@@ -80,9 +87,10 @@ class _Operands:
     role: str
     rules: Rules
     layers: Mapping[str, SeenLayer]
+    larger: int  # by this power of two than what was seen
 
     def __call__(self, step: int, seen: Mapping[str, Seen]) -> list[Part]:
-        return [judged(s, self._rounding(name, step)) for name, s in seen.items()]
+        return [judged(s, self._rounding(name, step), self.larger) for name, s in seen.items()]
 
     def _rounding(self, name: str, step: int) -> Rounding | None:
         if (layer := self.layers.get(name)) is None:
@@ -130,19 +138,19 @@ class _Updates:
         return float((same & there).sum()), float(there.sum())
 
 
-def judged(seen: Seen, rounding: Rounding | None) -> Part:
-    """By its table where that says all, else by its sample."""
+def judged(seen: Seen, rounding: Rounding | None, larger: int = 0) -> Part:
+    """By its table where that says all, else by its sample; of values 2^larger times those that were seen."""
     if rounding is None:
         return Part("fp32", 0, tally(seen, Format.parse("fp32")), True)
     fmt = parse(rounding.format)
     if isinstance(fmt, Format) and rounding.word == NEAREST and rounding.hadamard is None:
-        shift = 0
+        shift = larger
         if rounding.aps and seen.largest:
             shift = fmt.emax - custom_fp.max_exponent(torch.tensor([seen.largest]))
         return Part(fmt.name, shift, tally(seen, fmt, shift), fmt.mantissa_bits <= 10 or fmt.is_fp32)
-    x_n = torch.from_numpy(np.array(seen.samples["values"]).reshape(-1))
+    x_n = torch.from_numpy(np.array(seen.samples["values"]).reshape(-1)) * 2.0**larger
     share = seen.numel / max(1, len(x_n))
-    return Part(fmt.name, 0, _sampled(x_n, seen.largest, rounding).times(share), False)
+    return Part(fmt.name, 0, _sampled(x_n, math.ldexp(seen.largest, larger), rounding).times(share), False)
 
 
 def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> Tally:

@@ -22,6 +22,7 @@ from cpdrun.train.observe.observation import Observation, Seen
 from cpdrun.train.observe.part import Part
 from cpdrun.train.observe.sums import first_shifts, summed
 from cpdrun.train.observe.tally import Tally, of_values, tally
+from cpdrun.train.precision.loss_scale import log2_of
 
 SUMS_HERE = ("AllReduceSync", "decoded", "ShardedSync")
 """The syncs whose sum is a Sum."""
@@ -37,6 +38,7 @@ class Gradients:
     places: dict[str, int]
     steps_an_epoch: int
     seed: int
+    loss_shift: int  # log2 of the loss scale, over that of the run that was seen
 
     @classmethod
     def of(cls, observation: Observation, config: Mapping[str, Any], said: list[str]) -> Gradients | None:
@@ -59,7 +61,9 @@ class Gradients:
                 f"gradient: world_size={config['world_size']}, and {about['world_size']} workers were seen: "
                 "it is their sum that is judged"
             )
-        return cls(how, rule, full, places, about["steps_an_epoch"], config["seed"])
+        return cls(
+            how, rule, full, places, about["steps_an_epoch"], config["seed"], loss_shift(about, config)
+        )
 
     def __call__(self, step: int, layers: Mapping[str, Seen]) -> list[Part]:
         in_full = [self.full.covers(self.places[name], step // self.steps_an_epoch) for name in layers]
@@ -74,8 +78,9 @@ class Gradients:
 
     def _parts(self, how: Sum, rule: ScalingRule | None, layers: Mapping[str, Seen], step: int) -> list[Part]:
         names, seen = list(layers), list(layers.values())
+        scale_by = np.float32(2.0**self.loss_shift)
         values, extremes, maxima = (
-            [s.samples[what] for s in seen] for what in ("values", "extremes", "maxima")
+            [s.samples[what] * scale_by for s in seen] for what in ("values", "extremes", "maxima")
         )
         totals = summed(how, rule, names, values, extremes, maxima, (self.seed, step))
         shifts = first_shifts(how, rule, names, torch.from_numpy(np.stack(maxima, 1)))
@@ -83,30 +88,41 @@ class Gradients:
         parts = []
         for p, s in enumerate(seen):
             of_groups = [(shifts[j][p], len(group)) for j, group in enumerate(groups)]
-            whole, is_exact = _rounded(how, s, of_groups)
+            whole, is_exact = self._rounded(how, s, of_groups)
             n = values[p].shape[1]
             weighed = totals[p].times(s.numel / n) if n else totals[p]
             mean = sum(shift * n for shift, n in of_groups) / len(maxima[p])
             parts.append(Part(how.fmt.name, mean, whole, is_exact, weighed))
         return parts
 
+    def _rounded(self, how: Sum, seen: Seen, of_groups: Sequence[tuple[int, int]]) -> tuple[Tally, bool]:
+        """What rounding does to the workers' gradients, groups of them by shifts of their own, and whether it is
+        exact."""
+        if isinstance(how.fmt, Format) and how.rounding == "nearest_even":
+            workers = sum(n for _, n in of_groups)
+            by_shift: dict[int, int] = {}
+            for shift, n in of_groups:
+                by_shift[shift] = by_shift.get(shift, 0) + n
+            found = [
+                tally(seen, how.fmt, shift + self.loss_shift).times(n / workers)
+                for shift, n in by_shift.items()
+            ]
+            narrow = how.fmt.mantissa_bits <= 10 or how.fmt == FP32
+            return reduce(add, found), len(by_shift) == 1 and narrow
+        x_Nxn = torch.from_numpy(np.array(seen.samples["values"]))
+        shifts = [shift + self.loss_shift for shift, n in of_groups for _ in range(n)]
+        key = (self.seed, "observed")
+        largest = getattr(how.fmt, "max", math.inf)
+        weight = seen.numel / max(1, x_Nxn.shape[1])
+        found = []
+        for w, (x_n, shift) in enumerate(zip(x_Nxn, shifts, strict=True)):
+            rounded_n = scale(quantize_scaled(x_n, shift, how, how.draw(*key, w)), -shift)
+            found.append(of_values(x_n.numpy(), rounded_n.numpy(), math.ldexp(largest, -shift)))
+        return reduce(add, found).times(weight), False
 
-def _rounded(how: Sum, seen: Seen, of_groups: Sequence[tuple[int, int]]) -> tuple[Tally, bool]:
-    """What rounding does to the workers' gradients, groups of them by shifts of their own, and whether it is exact."""
-    if isinstance(how.fmt, Format) and how.rounding == "nearest_even":
-        workers = sum(n for _, n in of_groups)
-        by_shift: dict[int, int] = {}
-        for shift, n in of_groups:
-            by_shift[shift] = by_shift.get(shift, 0) + n
-        found = [tally(seen, how.fmt, shift).times(n / workers) for shift, n in by_shift.items()]
-        narrow = how.fmt.mantissa_bits <= 10 or how.fmt == FP32
-        return reduce(add, found), len(by_shift) == 1 and narrow
-    x_Nxn = torch.from_numpy(np.array(seen.samples["values"]))
-    shifts = [shift for shift, n in of_groups for _ in range(n)]
-    largest = getattr(how.fmt, "max", math.inf)
-    weight = seen.numel / max(1, x_Nxn.shape[1])
-    found = []
-    for w, (x_n, shift) in enumerate(zip(x_Nxn, shifts, strict=True)):
-        rounded_n = scale(quantize_scaled(x_n, shift, how, how.draw("observed", w)), -shift)
-        found.append(of_values(x_n.numpy(), rounded_n.numpy(), math.ldexp(largest, -shift)))
-    return reduce(add, found).times(weight), False
+
+def loss_shift(about: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """What gradients are larger by, as a power of two, for the config's precision.loss_scale than they were seen
+    with."""
+    setting = config["precision"].get("loss_scale", 1.0) if isinstance(config["precision"], Mapping) else 1.0
+    return log2_of(setting) - round(math.log2(about["loss_scale"]))

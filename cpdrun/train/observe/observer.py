@@ -23,6 +23,8 @@ from cpdrun.train.observe.modules import Watched, modules_of
 from cpdrun.train.observe.observation import Observation, Seen, merged
 from cpdrun.train.observe.tables import tables
 
+OWN_WEIGHTS = "gradient, weight, update: each worker has weights of its own: not seen"
+
 
 def steps_to_see(observe: int, steps: int) -> list[int]:
     """So many of a run's steps, evenly spread, the first and the last among them; all where it has no more."""
@@ -40,6 +42,7 @@ class Observer:
         self.due = frozenset(steps_to_see(config.get("observe", 0), parts.course.steps))
         self.parameters = trainable(parts.model) if self.due else {}
         self.layers = len(self.parameters)
+        self.shared = parts.learner.shares_weights
         self.found = Observation()
         self.step: int | None = None  # that is being looked at
         self.here: dict[str, dict[str, Seen]] = {}
@@ -52,10 +55,13 @@ class Observer:
                 "steps": parts.course.steps,
                 "steps_an_epoch": parts.course.S,
                 "epochs": parts.course.epochs,
+                "loss_scale": parts.precision.loss_scale.value,
                 "layers": list(self.parameters),
                 "modules": modules_of(parts.model),
             }
             self.watched = Watched(parts.model, workers.mine.start == 0)
+            if not self.shared:
+                self.found.unseen = [OWN_WEIGHTS]
 
     def goes_on(self, step: int) -> None:
         """The run starts at this step, or goes on from there: what its file has of earlier ones is kept."""
@@ -66,17 +72,13 @@ class Observer:
         except (OSError, ValueError) as error:
             print(f"observe: what was seen before step {step} is lost ({error})", flush=True)
 
-    def says_unseen(self, sentence: str) -> None:
-        """Of what cannot be looked at in this run, in a sentence."""
-        if self.due and sentence not in self.found.unseen:
-            self.found.unseen.append(sentence)
-
     def begin(self, step: int) -> None:
         """Before the workers of a step see their batches."""
         if step not in self.due:
             return
         self.step, self.here = step, {}
-        self.weights = [p.detach().clone() for p in self.parameters.values()]
+        if self.shared:
+            self.weights = [p.detach().clone() for p in self.parameters.values()]
         self.watched.open()
 
     def gradients(self, stacks_WxP: Sequence[Tensor]) -> None:
@@ -94,9 +96,10 @@ class Observer:
         """After the optimizer's step."""
         if self.step is None:
             return
-        with torch.no_grad():
-            updates = [p - before for p, before in zip(self.parameters.values(), self.weights, strict=True)]
-        if self.workers.rank == 0:
+        if self.workers.rank == 0 and self.shared:
+            with torch.no_grad():
+                pairs = zip(self.parameters.values(), self.weights, strict=True)
+                updates = [p - before for p, before in pairs]
             for role, tensors in (("weight", self.weights), ("update", updates)):
                 self.here[role] = self._of_parameters(tensors)
         for role, tensors in self.watched.close().items():

@@ -3,6 +3,7 @@
 Whatever the rule: powers of two are meant, so that dividing is exact.
 """
 
+import math
 from typing import Any
 
 FIRST_DYNAMIC_SCALE = 2.0**16
@@ -51,6 +52,11 @@ class DynamicLossScale(LossScale):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value, self.good_steps = state["loss_scale"], state["good_steps"]
+
+
+def log2_of(setting: float | str) -> int:
+    """The power of two nearest a setting of precision.loss_scale; a dynamic one's is that it begins with."""
+    return round(math.log2(loss_scale_of(setting).value))
 
 
 NAMED = {"dynamic": DynamicLossScale}
