@@ -79,23 +79,12 @@ def _lasts(device: torch.device) -> Tensor:
 
 @cache
 def _matrices(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(C, F), (C, F) and (F,): a row is count @ the first + sum of d @ the second + sum of d^2 * the third, for k = 0.
-
-    With x = low + d and e = r - d, r = q - low.
-    """
+    """(C, 3 S), r, r^2 and low r of each cell, r = rounded - low; and (S,) int64, the last cells
+    that do not round to the next binade, and to the last value of this one or beyond: those behind do; -1 for none."""
     low_C, q_CxS = _roundings(device)
-    low = low_C[:, None]
-    r = q_CxS - low
-    one, zero = torch.ones_like(low), torch.zeros_like(low)
-    up, last = (q_CxS >= 2).double(), (q_CxS >= _lasts(device)).double()
-    by_count = [one, low, low * low, r, r * r, low * r, up, last, up * r, last * r]
-    none, all_S = torch.zeros_like(r), torch.ones_like(r)
-    by_d = [zero, one, 2 * low, -all_S, -2 * r, r - low, none, none, -up, -last]
-    by_square = torch.zeros(len(COLUMNS), dtype=torch.float64, device=device)
-    S = len(SPACINGS)
-    by_square[2] = by_square[3 + S : 3 + 2 * S] = 1.0
-    by_square[3 + 2 * S : 3 + 3 * S] = -1.0
-    return torch.cat(by_count, 1), torch.cat(by_d, 1), by_square
+    r = q_CxS - low_C[:, None]
+    below_up, below_last = (q_CxS < 2).sum(0) - 1, (q_CxS < _lasts(device)).sum(0) - 1
+    return torch.cat([r, r * r, low_C[:, None] * r], 1), below_up, below_last
 
 
 def tables(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -123,8 +112,10 @@ def add(*parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:
     """(n,) int32 of a float32 tensor: the bits of |x|, and its cell's number among those of all fields."""
     bits_n = x.detach().reshape(-1).float().contiguous().view(torch.int32) & 0x7FFFFFFF
-    cell_n = (bits_n >> _DROPPED) << 1
-    return bits_n, cell_n.add_((bits_n & (1 << _DROPPED) - 1) != 0)
+    cell_n = (bits_n + ((1 << _DROPPED) - 1)).bitwise_right_shift_(
+        _DROPPED
+    )  # one more where a dropped bit is set
+    return bits_n, cell_n.add_(bits_n >> _DROPPED)
 
 
 def _by_cells(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,16 +125,21 @@ def _by_cells(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _counted(x_n: Tensor) -> tuple[Tensor, Tensor]:
     bits_n, cell_n = _split(x_n)
-    fields = bits_n >> _FIELD_BITS
-    least, most = int(torch.where(bits_n == 0, _NO_FIELD, fields).amin()), int(fields.amax())
-    if most == 255:
+    least, most = (int(bits) >> _FIELD_BITS for bits in bits_n.aminmax())
+    others = (
+        least == 0 or most == 255
+    )  # zeros, subnormals, inf, NaN: they fall into the places before and after
+    subnormal = False
+    if others:
+        fields = bits_n >> _FIELD_BITS
+        subnormal = bool(((fields == 0) & (bits_n != 0)).any())
+        least = int(torch.where(fields == 0, _NO_FIELD, fields).amin())
         most = int(torch.where(fields == 255, 0, fields).amax())
-    least = max(1, least)
     parts = []
-    if least <= most:
-        # zeros, subnormals and what is not finite fall into the places before and after
+    if least <= most < 255:
         first, count = least * _CELLS, (most - least + 1) * _CELLS
-        place_n = (cell_n - (first - 1)).clamp_(0, count + 1).long()
+        place_n = cell_n.sub_(first - 1)
+        place_n = (place_n.clamp_(0, count + 1) if others else place_n).long()
         low_n = (bits_n & (1 << _DROPPED) - 1).double()
         of_each = [
             torch.bincount(place_n, minlength=count + 2).double(),
@@ -151,17 +147,47 @@ def _counted(x_n: Tensor) -> tuple[Tensor, Tensor]:
             torch.bincount(place_n, low_n.square_(), minlength=count + 2),
         ]
         n, d, dd = (total[1:-1].view(-1, _CELLS) for total in of_each)
-        there = n.sum(1) > 0
-        binades_K = torch.arange(least - _BIAS, most - _BIAS + 1, device=x_n.device)[there]
-        by_count, by_d, by_square = _matrices(x_n.device)
-        rows = n[there] @ by_count + (d[there] * 2.0**-23) @ by_d
-        rows += (dd[there].sum(1) * 2.0**-46)[:, None] * by_square
-        parts.append(_scaled(binades_K, rows))
-    if bool(((fields == 0) & (bits_n != 0)).any()):
-        of_subnormals = x_n[(fields == 0) & (bits_n != 0)]
-        binades_K, rows = _lifted(of_subnormals)
-        parts.append((binades_K, rows))
+        binades_K = torch.arange(least - _BIAS, most - _BIAS + 1, device=x_n.device)
+        rows = _rows(n, d.mul_(2.0**-23), dd.sum(1) * 2.0**-46)
+        there = rows[:, 0] > 0
+        parts.append(_scaled(binades_K[there], rows[there]))
+    if subnormal:
+        parts.append(_lifted(x_n[(fields == 0) & (bits_n != 0)]))
     return add(*parts) if parts else _none()
+
+
+def _rows(n_KxC: Tensor, d_KxC: Tensor, dd_K: Tensor) -> Tensor:
+    """(K, F) for k = 0, of the cells' counts and sums of d and the binades' sums of d^2: with x = low + d and
+    e = r - d."""
+    device, S = n_KxC.device, len(SPACINGS)
+    low_C, _ = _roundings(device)
+    by_count, below_up, below_last = _matrices(device)
+    n_r, n_rr, n_low_r = (n_KxC @ by_count).split(S, 1)
+    d_r, d_K, d_low_K, dd = d_KxC @ by_count[:, :S], d_KxC.sum(1), d_KxC @ low_C, dd_K[:, None]
+    x_KxC = n_KxC * low_C + d_KxC
+    n_K, x_K, n_low_low_K = n_KxC.sum(1), x_KxC.sum(1), n_KxC @ (low_C * low_C)
+    # exact, for all are multiples of 2^-23
+    n_below, x_below = n_KxC.cumsum(1), x_KxC.cumsum_(1)
+    up, x_up = (_behind(z, total, below_up) for z, total in ((n_below, n_K), (x_below, x_K)))
+    last, x_last = (_behind(z, total, below_last) for z, total in ((n_below, n_K), (x_below, x_K)))
+    up_error = 2 * up - x_up
+    last_error = 2 * up + _lasts(device) * (last - up) - x_last
+    square_K = n_low_low_K + 2 * d_low_K + dd_K
+    return torch.cat(
+        [
+            torch.stack([n_K, x_K, square_K], 1),
+            n_r - d_K[:, None],
+            n_rr - 2 * d_r + dd,
+            n_low_r + d_r - d_low_K[:, None] - dd,
+            *(up, last, up_error, last_error),
+        ],
+        1,
+    )
+
+
+def _behind(below_KxC: Tensor, total_K: Tensor, cell_S: Tensor) -> Tensor:
+    """(K, S) of running sums and their totals: what is behind each of the cells."""
+    return total_K[:, None] - below_KxC[:, cell_S.clamp_min(0)] * (cell_S >= 0)
 
 
 def _lifted(x_n: Tensor) -> tuple[Tensor, Tensor]:
