@@ -1,5 +1,6 @@
 """Run directories made as `cpdrun sweep` makes them, and ways to train them."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -10,6 +11,18 @@ import yaml
 
 from cpdrun.record import RunDir, write_text
 from cpdrun.sweep import plan
+
+# Ranks and scripts are forked from a server, of which a process has one, whoever asks for it first: what any of them
+# imports is imported there, once, and no operator is run. A library that is not there is left out, silently.
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    [
+        *("torch", "torch.distributed", "torch._dynamo", "pytest", "custom_fp.native"),
+        *("cpdrun.comm", "cpdrun.sweep", "cpdrun.train.rank"),
+        *("cpdrun.attach.runner", "cpdrun.attach.recorder", "cpdrun.attach.held.sharded"),
+        *("sklearn.datasets", "transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
+        *("accelerate", "lightning", "timm", "timm.optim"),
+    ]
+)
 
 SMALL = ("exp=digits_bits", "format=e4m3", "aps=true", "seed=0", "epochs=2", "model.width=4", "device=cpu")
 

@@ -10,13 +10,6 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "comm"))
 
-import ranks
-
-# where no test before has started the server from which ranks are forked
-ranks._context.set_forkserver_preload(
-    ["torch._dynamo", "cpdrun.attach.hold", "cpdrun.attach.held.sharded", "cpdrun.sweep"]
-)
-
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:

@@ -1,6 +1,6 @@
 """Runs a user's script as N ranks, in the environment that torchrun gives, in a second instead of ten.
 
-The libraries are imported once, in a server that has run no operator; ranks are forked from it.
+The libraries are imported once, in the server that tests/conftest.py describes; ranks are forked from it.
 """
 
 import multiprocessing as mp
@@ -16,21 +16,6 @@ import torch
 import yaml
 
 _context = mp.get_context("forkserver")
-# a library that is not there is left out by the server, silently
-_context.set_forkserver_preload(
-    [
-        "torch._dynamo",
-        "torch.distributed",
-        "sklearn.datasets",
-        "transformers.trainer",
-        "transformers.models.gpt2.modeling_gpt2",
-        "accelerate",
-        "lightning",
-        "timm",
-        "timm.optim",
-        "cpdrun.comm",
-    ]
-)
 
 
 def plainly(script: str) -> None:

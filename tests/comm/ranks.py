@@ -12,10 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# torch is imported once, in a server that has run no operator; ranks are forked from it in milliseconds.
-_context = mp.get_context("forkserver")
-# DDP imports torch._dynamo when it is first used.
-_context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "cpdrun.comm"])
+_context = mp.get_context("forkserver")  # tests/conftest.py says what its server imports
 
 
 def run_ranks(

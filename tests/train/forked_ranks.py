@@ -12,10 +12,7 @@ from pathlib import Path
 
 from cpdrun.record import RunDir
 
-_context = mp.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["torch", "torch.distributed", "torch._dynamo", "cpdrun.comm", "cpdrun.train.rank"]
-)
+_context = mp.get_context("forkserver")  # tests/conftest.py says what its server imports
 TIMEOUT_S, GRACE_S = 240, 20
 
 
