@@ -1,9 +1,13 @@
 """One thread, as each rank has: the order of no sum here depends on it, and small tensors are no faster on more."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "attach"))  # of `forked`, which runs scripts
 
 
 @pytest.fixture(autouse=True)

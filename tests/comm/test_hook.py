@@ -5,8 +5,6 @@ import io
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from bits import reduce, same_bits
+from forked import run_script
 from ranks import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -244,19 +243,8 @@ def test_backward_names_a_rank_that_died() -> None:
     assert "rank 1 ended in the middle of a step" in message
 
 
-def test_the_example_runs() -> None:
+def test_the_example_runs(tmp_path) -> None:
     script = EXAMPLE.read_text()
     assert len(script.splitlines()) <= 30 and script.count("# <-") == 2
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(EXAMPLE),
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert float(re.search(r"digits: ([\d.]+) %", done.stdout)[1]) > 85
+    said = run_script(2, EXAMPLE, [], tmp_path)
+    assert float(re.search(r"digits: ([\d.]+) %", said)[1]) > 85

@@ -1,10 +1,7 @@
 """LocalSteps in a script: the bits of the built-in loop, going on from a checkpoint, what is refused, the example."""
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import torch
 import torch.distributed as dist
 import yaml
 from bits import same_bits
+from forked import run_script
 from ranks import run_ranks
 from torch import nn
 
@@ -183,21 +181,10 @@ def test_what_makes_no_sense_is_refused(model, how, options, message):
         LocalSteps(model, how, **{"inner_steps": 2, **options})
 
 
-def test_the_example_learns():
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        str(EXAMPLE),
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    found = re.findall(
-        r"accuracy on 297 unseen digits: (\S+) %, (\S+) bits a parameter a step", result.stdout
-    )
-    assert len(found) == 2 and found[0] == found[1], result.stdout
+def test_the_example_learns(tmp_path):
+    run_script(2, EXAMPLE, [], tmp_path)
+    said = "".join((tmp_path / f"rank{rank}.log").read_text() for rank in range(2))
+    found = re.findall(r"accuracy on 297 unseen digits: (\S+) %, (\S+) bits a parameter a step", said)
+    assert len(found) == 2 and found[0] == found[1], said
     accuracy, bits = map(float, found[0])
     assert accuracy > 88 and 0.9 < bits < 1.2

@@ -28,12 +28,12 @@ def test_yaml_without_end_is_refused_at_once(tmp_path, text):
     (tmp_path / "exp").mkdir()
     file = tmp_path / "exp" / "mine.yaml"
     file.write_text(text)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(OutOfBoundsError):
         read_yaml(file)
     with pytest.raises(ConfigError, match=r"exp/mine\.yaml (is|stands for)"):
         plan(["exp=mine"], tmp_path)
-    assert time.monotonic() - started < 20, "one second where nothing else runs"
+    assert time.process_time() - started < 20, "one second where nothing else runs"
 
 
 @pytest.mark.parametrize(

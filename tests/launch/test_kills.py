@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from driving import processes_of, wait_for
+from driving import DEADLINE_S, processes_of, wait_for
 
 from cpdrun.launch.attempt.connection import MODULE_VARIABLE
 from cpdrun.record import RunDir, SweepDir, read_json
@@ -111,7 +111,7 @@ def stop_gently(results: Path) -> None:
     first = begun(results)[0]
     wait_for(first.metrics.exists, "the first epoch")
     launcher.send_signal(signal.SIGINT)
-    assert launcher.wait(timeout=60) == 130
+    assert launcher.wait(timeout=DEADLINE_S) == 130
     assert first.done.exists() or first.checkpoint.exists()
     assert not processes_of(results)
 

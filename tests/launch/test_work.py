@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from driving import finish, make_job, processes_of, wait_for
+from driving import DEADLINE_S, finish, make_job, processes_of, wait_for
 
 from cpdrun.launch.base import LaunchOptions
 from cpdrun.launch.pull import Pool, PullExecutor
@@ -35,7 +35,7 @@ def test_two_workers_share_a_sweep_and_one_takes_over_what_the_other_dropped(swe
     one, other = work(), work()
     mine = wait_for(lambda: [j for j in jobs if state_of(j.run) is State.RUNNING][1:], "both to work")
     one.kill()  # as a machine dies; its agent and ranks die with it
-    out, err = other.communicate(timeout=60)
+    out, err = other.communicate(timeout=DEADLINE_S)
     assert other.returncode == 1, out + err
     assert mine and [state_of(j.run) for j in jobs] == [State.DONE] * 5 + [State.FAILED]
     for done in jobs[:5]:
@@ -46,7 +46,7 @@ def test_two_workers_share_a_sweep_and_one_takes_over_what_the_other_dropped(swe
     assert processes_of(sweep.path) == []
 
     forced = work("--rerun", "failed")
-    assert forced.communicate(timeout=60) and forced.returncode == 1
+    assert forced.communicate(timeout=DEADLINE_S) and forced.returncode == 1
     assert len(jobs[5].run.attempts()) == 2
 
 
@@ -67,7 +67,7 @@ def test_a_worker_that_is_stopped_takes_no_further_sweep(sweep, job, work):
     worker = work(str(other.run.sweep.path))
     wait_for(lambda: state_of(one.run) is State.RUNNING, "the run to begin")
     worker.send_signal(signal.SIGINT)
-    assert worker.wait(60) == 130
+    assert worker.wait(DEADLINE_S) == 130
     assert (state_of(one.run), state_of(other.run)) == (State.PREEMPTED, State.PENDING)
 
 
@@ -91,7 +91,7 @@ def test_a_launch_watches_a_worker_that_is_stopped_and_one_that_goes_on_and_stop
     wait_for(lambda: events.extend(executor.poll(0.1)) or executor.running == [one], "the run to begin")
     assert [(e.job, e.outcome) for e in events if e.outcome] == [(ready, Outcome(Ending.FINISHED))]
     worker.send_signal(signal.SIGINT)
-    assert worker.wait(60) == 130 and state_of(one.run) is State.PREEMPTED
+    assert worker.wait(DEADLINE_S) == 130 and state_of(one.run) is State.PREEMPTED
     worker = work()
     wait_for(lambda: state_of(one.run) is State.RUNNING, "the run to go on")
     later, last = job("later"), job("last", epochs=1000, epoch_s=0.1)
@@ -101,6 +101,6 @@ def test_a_launch_watches_a_worker_that_is_stopped_and_one_that_goes_on_and_stop
     wait_for(lambda: executor.poll(0.1) or executor.running == [last], "what came later to be taken")
     executor.cancel(now=False)
     assert finish(executor)["last"].status == "preempted"
-    worker.communicate(timeout=60)
+    worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == 130, "a launch that is stopped stops its workers"
     assert state_of(later.run) is State.PENDING

@@ -22,8 +22,8 @@ class Ended:
     stderr: str
 
 
-def train(run: RunDir, nproc: int) -> Ended:
-    """A rank that fails ends the others, some time after it."""
+def start(run: RunDir, nproc: int) -> tuple[list[mp.Process], list[Path]]:
+    """The ranks, started, and the log of each."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -31,6 +31,12 @@ def train(run: RunDir, nproc: int) -> Ended:
     ranks = [_context.Process(target=_rank, args=(run.path, r, nproc, port, logs[r])) for r in range(nproc)]
     for rank in ranks:
         rank.start()
+    return ranks, logs
+
+
+def train(run: RunDir, nproc: int) -> Ended:
+    """A rank that fails ends the others, some time after it."""
+    ranks, logs = start(run, nproc)
     until = time.monotonic() + TIMEOUT_S
     try:
         while any(rank.is_alive() for rank in ranks) and time.monotonic() < until:

@@ -1,13 +1,10 @@
 """Workers with weights of their own in the training loop: the record, resuming, splits over ranks, own parts."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import forked_ranks
 import pytest
 import torch
 import yaml
@@ -172,33 +169,21 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(make_run, in_ranks, train_he
 def test_a_worker_s_death_ends_the_others_and_is_named(make_run):
     """Two processes without a launcher that would end the other one; the second is killed while they gossip."""
     run = make_run(*PLAIN, "sync=gossip_choco", "epochs=500", "nproc=2")
-    environment = os.environ | {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(29500 + os.getpid() % 1000),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-m", "cpdrun.train.rank", str(run.path)]
-    ranks = [
-        subprocess.Popen(command, env={**environment, "RANK": str(r)}, stderr=subprocess.PIPE, text=True)
-        for r in range(2)
-    ]
+    ranks, logs = forked_ranks.start(run, 2)
     try:
         deadline = time.monotonic() + 60
         while not run.metrics.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert run.metrics.exists(), "no epoch within a minute"
-        os.kill(ranks[1].pid, signal.SIGKILL)
-        _, errors = ranks[0].communicate(timeout=30)
-        assert ranks[0].returncode not in (0, None)
-        assert "rank 1 ended in the middle of a step; rank 0 stops" in errors
+        ranks[1].kill()
+        ranks[0].join(60)
+        assert ranks[0].exitcode not in (0, None)
+        assert "rank 1 ended in the middle of a step; rank 0 stops" in logs[0].read_text()
         assert not run.done.exists()
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
-            rank.stderr.close()
+            rank.join()
 
 
 def test_a_topology_a_compressor_and_a_rule_of_one_s_own(tmp_path, train_here, monkeypatch):

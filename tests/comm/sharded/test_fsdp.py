@@ -1,10 +1,7 @@
 """fsdp_comm: the bits of DDP's hook and of the emulation, whatever FSDP does around it; bytes, checkpoints."""
 
 import io
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from bits import same_bits
 from emulated import Emulated
+from forked import run_script
 from ranks import run_ranks
 from sharded_nets import a_net, batch, rank, sgd, sharded, train, whole
 from torch import Tensor, nn
@@ -316,14 +314,10 @@ def test_what_cannot_be_served_gets_one_line() -> None:
 # ---- the example
 
 
-def test_the_example_runs() -> None:
+def test_the_example_runs(tmp_path) -> None:
     script = EXAMPLE.read_text()
     assert len(script.splitlines()) <= 40 and script.count("# <-") == 2
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        [*command, str(EXAMPLE)], capture_output=True, text=True, env=environment, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    (accuracy,) = set(re.findall(r"digits: ([\d.]+) %", done.stdout))
-    assert float(accuracy) > 85
+    run_script(2, EXAMPLE, [], tmp_path)
+    said = "".join((tmp_path / f"rank{rank}.log").read_text() for rank in range(2))
+    (accuracy,) = set(re.findall(r"digits: ([\d.]+) %", said))
+    assert said.count("digits: ") == 2 and float(accuracy) > 85
