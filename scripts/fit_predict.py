@@ -32,7 +32,7 @@ from sklearn.metrics import roc_auc_score
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.launch import Display, Job, LaunchOptions, Session
 from cpdrun.predict.effects import ask as ask_effects
-from cpdrun.predict.features import features, shown
+from cpdrun.predict.features import features, shown, strictness
 from cpdrun.predict.model import FITTED, Model, fit
 from cpdrun.record import write_json
 from cpdrun.report.read.learnt import worst
@@ -48,9 +48,11 @@ DATA, FIT, PREDICTED, PICTURE = (HERE / f for f in ("data.csv", "fit.md", "predi
 TRAINED = "predict-observed"  # the folder under results/ where the observed baselines land
 PRIOR = 2
 SETTLED = 0.1  # a chance below it, or above one less it, is taken as known
-FEATURES = ("misdirected", "error", "worst layer", "saturated", "update lost", "products")
+FEATURES = ("misdirected", "of layers", "saturated", "update lost", "products", "strictness")
+COMMON = 2.3  # the strictness at which badness is ranked: half a point
 GRID = "format=fp32,e5m2,e4m3,e3m4,e5m1,e3m3,e3m2,e2m3,e4m1,e3m1,e2m1,e4m0,e3m0,e2m0"
 OF_GRID = ["exp=digits_bits", GRID, "aps=true", "emulation=chunked"]
+TIMES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # of its tolerance, at which a candidate counts
 GOAL_AUC, GOAL_RANK = 0.95, 0.8
 
 
@@ -118,14 +120,17 @@ def observe(names: Sequence[str]) -> None:
 def rows_of(name: str, recorded: Recorded) -> Iterator[dict[str, Any]]:
     question = ask([*recorded.words, f"search.metric={recorded.metric}", f"name={TRAINED}"])
     effects = _effects(question, recorded.steps)
-    gaps, tolerance = _gaps(question, recorded)
+    gaps, tolerance, classes = _gaps(question, recorded)
+    strict = strictness(Metric(recorded.metric), tolerance, classes)
     spread = median(float(np.std(each, ddof=1)) for each in gaps.values() if len(each) > 1)
     for chain in question.chains:
         for subject in subjects(question, chain):
             if subject.name not in gaps:
                 continue
             of_it = gaps[subject.name]
-            mean, chance = fmean(of_it), _chance(of_it, tolerance, spread)
+            mean = fmean(of_it)
+            own = float(np.std(of_it, ddof=1)) if len(of_it) > 1 else spread
+            chance = chance_of(mean, own, len(of_it), spread, tolerance)
             yield {
                 "experiment": name,
                 "family": recorded.family,
@@ -133,15 +138,13 @@ def rows_of(name: str, recorded: Recorded) -> Iterator[dict[str, Any]]:
                 "bits": f"{subject.bits:g}",
                 "pairs": len(of_it),
                 "gap": _round(mean),
-                "deviation": _round(float(np.std(of_it, ddof=1)) if len(of_it) > 1 else math.nan),
+                "deviation": _round(own),
+                "spread": _round(spread),
                 "tolerance": tolerance,
                 "fails": int(mean < -tolerance),
                 "chance": _round(chance),
-                **{k: _round(v) for k, v in features(effects[subject.name], subject.config).items()},
-                **{
-                    f"measured:{k}": _round(v)
-                    for k, v in shown(effects[subject.name], subject.config).items()
-                },
+                **{k: _round(v) for k, v in features(effects[subject.name], strict).items()},
+                **{f"measured:{k}": _round(v) for k, v in shown(effects[subject.name]).items()},
             }
 
 
@@ -165,8 +168,8 @@ def _effects(question: Question, steps: int | None) -> dict[str, dict[str, Any]]
     return found
 
 
-def _gaps(question: Question, recorded: Recorded) -> tuple[dict[str, list[float]], float]:
-    """By candidate, in shown units, positive is better; and the tolerance in the same."""
+def _gaps(question: Question, recorded: Recorded) -> tuple[dict[str, list[float]], float, float]:
+    """By candidate, in shown units, positive is better; the tolerance in the same; the classes of the task."""
     metric = Metric(recorded.metric)
     table = REFERENCE / recorded.values
     values, classes = (_grid if recorded.values.startswith("search/") else _runs)(
@@ -182,7 +185,7 @@ def _gaps(question: Question, recorded: Recorded) -> tuple[dict[str, list[float]
         gaps = differences(ours, baseline, higher_is_better=metric.higher_is_better, worst=low)
         if gaps:
             found[candidate.name] = [metric.scale * gap for gap in gaps]
-    return found, tolerance
+    return found, tolerance, classes
 
 
 def _runs(table: Path, question: Question, metric: str) -> tuple[dict[str, dict[int, float]], float]:
@@ -226,15 +229,13 @@ def _grid(table: Path, question: Question, metric: str) -> tuple[dict[str, dict[
     return found, 10.0
 
 
-def _chance(gaps: Sequence[float], tolerance: float, spread: float) -> float:
-    """That the true mean lies beyond the tolerance."""
-    n = len(gaps)
-    own = float(np.var(gaps, ddof=1)) if n > 1 else 0.0
-    degrees = n - 1 + PRIOR
-    variance = ((n - 1) * own + PRIOR * spread**2) / degrees
+def chance_of(mean: float, deviation: float, pairs: int, spread: float, tolerance: float) -> float:
+    """That the true mean lies beyond the tolerance. `spread`: the deviation usual in the experiment."""
+    degrees = pairs - 1 + PRIOR
+    variance = ((pairs - 1) * deviation**2 + PRIOR * spread**2) / degrees
     if variance == 0:
-        return float(fmean(gaps) < -tolerance)
-    return float(t.cdf((-tolerance - fmean(gaps)) / math.sqrt(variance / n), degrees))
+        return float(mean < -tolerance)
+    return float(t.cdf((-tolerance - mean) / math.sqrt(variance / pairs), degrees))
 
 
 def _round(value: float | None) -> str:
@@ -243,17 +244,15 @@ def _round(value: float | None) -> str:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+        return list(csv.DictReader(file))
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
-        print(
-            "# python scripts/fit_predict.py observe; gap, deviation and tolerance in points, or bits a byte",
-            file=file,
+        table = csv.DictWriter(
+            file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
         )
-        table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
 
@@ -268,6 +267,7 @@ class Held:
     row: Mapping[str, Any]
     score: float
     chance: float
+    badness: float  # the score at a tolerance that is the same for all
     apart: float  # the score of the model without its family
 
     @property
@@ -276,8 +276,9 @@ class Held:
 
     @property
     def gap(self) -> float:
-        """In tolerances, positive is worse."""
-        return -float(self.row["gap"]) / float(self.row["tolerance"])
+        """As a share of the metric's range, positive is worse."""
+        share = 10.0 ** -float(self.row["strictness"])
+        return -float(self.row["gap"]) / float(self.row["tolerance"]) * share
 
     @property
     def is_settled(self) -> bool:
@@ -285,13 +286,27 @@ class Held:
 
 
 def fitted_on(rows: Sequence[Mapping[str, Any]], refits: int = 0) -> Model:
+    """Each candidate counts at its own tolerance and at multiples of it: the fit sees how large a gap is, and what a
+    tolerance changes within an experiment, where nothing else does."""
+    each = [(row, times) for row in rows for times in TIMES]
     return fit(
-        [{name: float(row[name]) for name in FEATURES} for row in rows],
-        [float(row["chance"]) for row in rows],
-        [row["experiment"] for row in rows],
+        [_features(row, times) for row, times in each],
+        [_chance(row, times) for row, times in each],
+        [row["experiment"] for row, _ in each],
         FEATURES,
+        ridge=len(TIMES),
         refits=refits,
     )
+
+
+def _features(row: Mapping[str, Any], times: float = 1.0) -> dict[str, float]:
+    found = {name: float(row[name]) for name in FEATURES}
+    return found | ({"strictness": found["strictness"] - math.log10(times)} if "strictness" in found else {})
+
+
+def _chance(row: Mapping[str, Any], times: float) -> float:
+    gap, deviation, spread, tolerance = (float(row[k]) for k in ("gap", "deviation", "spread", "tolerance"))
+    return chance_of(gap, deviation, int(row["pairs"]), spread, times * tolerance)
 
 
 def left_out(rows: Sequence[Mapping[str, Any]]) -> list[Held]:
@@ -301,8 +316,9 @@ def left_out(rows: Sequence[Mapping[str, Any]]) -> list[Held]:
         model = fitted_on([row for row in rows if row["experiment"] != experiment])
         without = fitted_on([row for row in rows if row["family"] != family])
         for row in (row for row in rows if row["experiment"] == experiment):
-            x = {name: float(row[name]) for name in FEATURES}
-            found.append(Held(row, model.score(x), model.probability(x).value, without.score(x)))
+            x = _features(row)
+            badness = model.score({**x, "strictness": COMMON})
+            found.append(Held(row, model.score(x), model.probability(x).value, badness, without.score(x)))
     return found
 
 
@@ -314,7 +330,7 @@ def auc(held: Sequence[Held], *, apart: bool = False) -> float:
 
 def rank(held: Sequence[Held]) -> float:
     gaps = [each.gap for each in held]
-    return float(spearmanr([each.score for each in held], gaps).statistic) if len(held) > 2 else math.nan
+    return float(spearmanr([each.badness for each in held], gaps).statistic) if len(held) > 2 else math.nan
 
 
 def report(rows: Sequence[Mapping[str, Any]], model: Model, held: Sequence[Held]) -> Iterator[str]:

@@ -5,6 +5,10 @@ of its runs?
     python scripts/replay_search.py record exp=digits_bits > digits.csv       # its values
     python scripts/replay_search.py replay digits.csv --tolerance 1           # 200 searches, as a Markdown table
 
+With --predicted NAME the search knows what is predicted of each candidate by a model that has not seen experiment NAME
+(results/reference/predict/predicted.csv): it tries the formats of a width in that order, and keeps idle cores from
+running ahead below one that is likely to fail.
+
 The answer of the whole grid is, for each chain, the narrowest width of which all wider ones have a format whose mean
 over all seeds is within the tolerance. A search says the same when it certifies that width and no narrower one.
 """
@@ -15,7 +19,7 @@ import math
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -26,6 +30,7 @@ from cpdrun.search.schedule import Candidate, Chain, Ended, Rules, stand, wanted
 from cpdrun.stats.anytime import differences
 
 COLUMNS = ("chain", "bits", "candidate", "baseline", "seed", "value")
+PREDICTED = Path("results/reference/predict/predicted.csv")
 SLOTS = 2  # runs at the same time
 
 
@@ -92,6 +97,22 @@ def read(path: Path) -> Grid:
         Chain(label, tuple(tuple(w.values()) for w in widths.values())) for label, widths in chains.items()
     ]
     return Grid(made, values)
+
+
+def with_predictions(grid: Grid, experiment: str) -> Grid:
+    """The candidates of each width by what was predicted of them."""
+    with PREDICTED.open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["experiment"] == experiment]
+    score = {row["candidate"]: float(row["score"]) for row in rows}
+    chance = {row["candidate"]: float(row["predicted"]) for row in rows}
+
+    def ordered(width: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        likelier = sorted(width, key=lambda candidate: score[candidate.label])
+        return tuple(replace(candidate, chance=chance[candidate.label]) for candidate in likelier)
+
+    return replace(
+        grid, chains=[replace(chain, widths=tuple(map(ordered, chain.widths))) for chain in grid.chains]
+    )
 
 
 def whole(grid: Grid, rules: Rules) -> list[float | None]:
@@ -166,11 +187,16 @@ def main() -> None:
     replaying.add_argument("--samples", type=int, default=0, help="of the test set, for an accuracy")
     replaying.add_argument("--worst", type=float, default=0.0, help="what a diverged run is worth")
     replaying.add_argument("--searches", type=int, default=200)
+    replaying.add_argument(
+        "--predicted", metavar="NAME", help="of predicted.csv: start from what it predicts"
+    )
     arguments = parser.parse_args()
     if arguments.command == "record":
         write(record(arguments.words), sys.stdout)
         return
     grid, metric = read(arguments.file), Metric(arguments.metric)
+    if arguments.predicted:
+        grid = with_predictions(grid, arguments.predicted)
     rules = Rules(
         tolerance=arguments.tolerance / metric.scale,
         alpha=0.05,

@@ -118,7 +118,7 @@ def _of_experiment(
             return code
     said = Said(tolerance, question.baseline_name, tuple(str(each.folder.path) for each in found))
     with writing(question.directory.path):
-        predicted = lines(question, found)
+        predicted = lines(question, found, Results(question).strictness)
     _say(console, predicted, said, arguments)
     return OK
 
@@ -134,8 +134,8 @@ def _of_run(arguments: argparse.Namespace, console: "Console") -> int:
     folders = [word for word in words if word.startswith("results_dir=")]
     [run] = find_runs([name, *folders])
     with writing(run.path):
-        predicted = lines_of_run(run, [word for word in words if word not in folders])
-    _say(console, predicted, Said(None, "the run itself", (str(run.path),)), arguments)
+        predicted, tolerance = lines_of_run(run, [word for word in words if word not in folders])
+    _say(console, predicted, Said(tolerance, "the run itself", (str(run.path),)), arguments)
     return OK
 
 

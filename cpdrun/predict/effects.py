@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cpdrun import __version__
+import cpdrun
 from cpdrun.config.identity import identity_hash
 from cpdrun.errors import FAILED, UserError
 from cpdrun.record import RunDir, SweepDir, read_object, write_json
 
 Effects = dict[str, Any]
 MODULE = "cpdrun.train.observe"
+PACKAGE = Path(cpdrun.__file__).parent / "train" / "observe"  # importing it imports torch
 
 
 class NoEffectsError(UserError):
@@ -89,7 +90,8 @@ def _numbers(figures: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _digest(observed: Path) -> str:
-    """Of the observation and of this version, whose arithmetic answers."""
-    digest = hashlib.sha256(__version__.encode())
-    digest.update(observed.read_bytes())
+    """Of the observation, and of the code that answers."""
+    digest = hashlib.sha256(observed.read_bytes())
+    for source in sorted(PACKAGE.glob("*.py")):
+        digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

@@ -3,13 +3,16 @@
 All are of effects alone (cpdrun.train.observe.effects), never of how training ended. `x` are shares or ratios; a share
 of nothing lost is as good as one of FLOOR, for no outcome tells them apart.
 
-`misdirected`: log10 of 1 - cos of the summed gradient with the exact one, all layers together: what of the step goes
-    elsewhere. A sum that vanished altogether points nowhere: 1.
-`error`: log10 of ||s - S|| / ||S||, so that what is lost of a sum's length counts as well.
-`worst layer`: the mean over layers of 1 - cos: a layer whose gradients vanish is not trained, however short they are.
+`misdirected`: log10 of the odds of d = 1 - cos of the summed gradient with the exact one, d / (1 - d), all layers
+    together: what of the step goes elsewhere. A sum that vanished altogether points nowhere: d = 1.
+`of layers`: the same of the mean over layers of each layer's d: a layer whose gradients vanish is not trained, however
+    short they are beside others.
 `saturated`: log10 of the share of gradients beyond the format's largest value.
 `update lost`: the share of the weights' changes that leave the weight as it was.
 `products`: log10 of noise to signal of what products read (weights, activations, output gradients), the worst of them.
+
+`strictness`: -log10 of the tolerance as a share of the metric's range, from a guess's value to a perfect one's: the
+    same loss is enough at two points and not at half a point.
 
 A number that the effects do not have counts as no loss; `not_seen` names what is left out so.
 """
@@ -19,8 +22,12 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
+from cpdrun.report.read.learnt import guess
+from cpdrun.report.read.metric import Metric
+
 FLOOR = 1e-4  # of shares and squared ratios
 CEILING = 10.0
+CERTAIN = 0.999  # a share above it is as bad as one of 1
 GRADIENT, UPDATE = "gradient", "update"
 OF_PRODUCTS = ("weight", "activation", "output_gradient")
 OF_KEYS = {"weights": "weight", "activations": "activation", "errors": "output_gradient"}
@@ -29,21 +36,28 @@ SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.AllReduceSync", "cpdrun.c
 Part = Mapping[str, float | None]
 
 
-def features(effects: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, float]:
-    """Finite numbers by name, the same names for every config."""
+def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> float:
+    """Of a tolerance as it is shown. `classes`: of the task, which say what guessing gives; of a metric of which that
+    is not known the range is taken to be 1."""
+    by_chance = 1.0 if metric.is_fraction else abs(guess(metric, classes))
+    return -math.log10(tolerance / metric.scale / (by_chance if 0 < by_chance < math.inf else 1.0))
+
+
+def features(effects: Mapping[str, Any], strict: float) -> dict[str, float]:
+    """Finite numbers by name, the same names for every config; `strict`: as `strictness` has it."""
     whole, layers = _all(effects, GRADIENT), list(_layers(effects, GRADIENT))
     products = [_noise(_all(effects, role)) for role in OF_PRODUCTS]
     return {
-        "misdirected": _log(_misdirected(whole)),
-        "error": _log(_number(whole, "sum_error", 1.0 if _is_lost(whole) else 0.0)),
-        "worst layer": fmean(map(_misdirected, layers)) if layers else _misdirected(whole),
+        "misdirected": _log_odds(_misdirected(whole)),
+        "of layers": _log_odds(fmean(map(_misdirected, layers)) if layers else _misdirected(whole)),
         "saturated": _log(_number(whole, "saturation", 0.0)),
         "update lost": _number(_all(effects, UPDATE), "update_lost", 0.0),
         "products": _log(max(products)),
+        "strictness": strict,
     }
 
 
-def shown(effects: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, float | None]:
+def shown(effects: Mapping[str, Any]) -> dict[str, float | None]:
     """What a table shows of them: of gradients between workers and, of the update, what is lost."""
     whole = _all(effects, GRADIENT)
     keys = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth")
@@ -114,6 +128,11 @@ def _noise(part: Part) -> float:
     """Noise to signal, 0 where nothing is rounded."""
     snr = _number(part, "snr_db", None)
     return 0.0 if snr is None else 10 ** (-snr / 10)
+
+
+def _log_odds(share: float) -> float:
+    share = min(CERTAIN, max(FLOOR, share))
+    return math.log10(share / (1 - share))
 
 
 def _log(share: float) -> float:

@@ -58,11 +58,12 @@ class Line:
         return (forecast for width in self.widths for forecast in width)
 
 
-def foretell(subject: Subject, effects: Effects, model: Model) -> Forecast:
-    found = features(effects, subject.config)
+def foretell(subject: Subject, effects: Effects, strict: float, model: Model) -> Forecast:
+    """`strict`: of the tolerance that may be missed, `features.strictness`."""
+    found = features(effects, strict)
     return Forecast(
         subject=subject,
-        measured=shown(effects, subject.config),
+        measured=shown(effects),
         features=found,
         probability=model.probability(found),
         score=model.score(found),

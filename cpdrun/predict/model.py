@@ -24,7 +24,7 @@ import numpy as np
 
 FITTED = "fitted.json"
 INTERVAL = (5.0, 95.0)  # per cent of the bootstrap's probabilities
-SLACK = 0.02  # of a feature's range: that far outside is not outside
+SLACK, LEAST_SLACK = 0.02, 0.05  # of a feature's range, and at least: that far outside is not outside
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Model:
         """By name the features outside the range of the fit: the value, and the range."""
         found = {}
         for name, (low, high) in self.seen.items():
-            slack = SLACK * (high - low)
+            slack = max(SLACK * (high - low), LEAST_SLACK)
             if not low - slack <= features[name] <= high + slack:
                 found[name] = (features[name], low, high)
         return found

@@ -1,6 +1,7 @@
 """Variants of a run that exists: its own config with other formats, scaling and sums, for `cpdrun predict RUN`."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,11 @@ from cpdrun.config.overrides import Typed, parse, typed_form
 from cpdrun.config.schema import validate
 from cpdrun.errors import UserError
 from cpdrun.predict.effects import ask, is_observed
+from cpdrun.predict.features import strictness
 from cpdrun.predict.forecast import Line, Subject, foretell, line
 from cpdrun.predict.model import fitted
 from cpdrun.record import RunDir, read_config
+from cpdrun.report.read.metric import Metric
 
 FORMAT, APS, SCALING = "format", "aps", "scaling"
 USUAL = {
@@ -25,11 +28,13 @@ USUAL = {
 }
 OF_SUMS = (FORMAT, APS, SCALING, "sync", "full_precision")  # keys of which no gradient of a worker depends
 MOST = 2_000
+TOLERANCE = "search.tolerance="
 
 
-def lines_of_run(run: RunDir, words: Sequence[str]) -> list[Line]:
-    """A forecast for each variant that `words` name, USUAL where they name no format. Raises UserError for a run that
-    was not observed, ConfigError for a key that cannot be varied, NoEffectsError."""
+def lines_of_run(run: RunDir, words: Sequence[str]) -> tuple[list[Line], str]:
+    """A forecast for each variant that `words` name, USUAL where they name no format, and the tolerance that they may
+    miss, in words: `search.tolerance=` or the metric's own. Raises UserError for a run that was not observed,
+    ConfigError for a key that cannot be varied, NoEffectsError."""
     if not is_observed(run):
         raise UserError(
             f"{run.path} was not observed: train it with observe=16, or in a script's run hold run.observe; "
@@ -39,15 +44,33 @@ def lines_of_run(run: RunDir, words: Sequence[str]) -> list[Line]:
         config = read_config(run)
     except (OSError, ValueError) as error:
         raise UserError(f"{run.config}: {error}") from None
+    metric, tolerance, strict = _tolerance(run, [word for word in words if word.startswith(TOLERANCE)])
     found: dict[str, list[Subject]] = {}
-    for label, subject in _subjects(config, words):
+    for label, subject in _subjects(config, [word for word in words if not word.startswith(TOLERANCE)]):
         found.setdefault(label, []).append(subject)
     each = {subject.name: subject.config for subjects in found.values() for subject in subjects}
     effects = ask(run, each)
-    return [
-        line(label, [foretell(subject, effects[subject.name], fitted()) for subject in subjects])
+    predicted = [
+        line(label, [foretell(subject, effects[subject.name], strict, fitted()) for subject in subjects])
         for label, subjects in found.items()
     ]
+    return predicted, metric.show_tolerance(tolerance)
+
+
+def _tolerance(run: RunDir, words: Sequence[str]) -> tuple[Metric, float, float]:
+    """What the run is judged by, how much worse is as good, as it is shown, and how strict that is."""
+    done = run.result()
+    judge = (done.judge if done else None) or "test_accuracy"
+    metric = Metric(judge, done.measures.get(judge) if done else None)
+    text = words[-1].removeprefix(TOLERANCE) if words else f"{metric.default_tolerance}"
+    try:
+        tolerance = float(text)
+    except ValueError:
+        tolerance = math.nan
+    if not 0 < tolerance < math.inf:
+        raise ConfigError(f"{TOLERANCE}{text}: must be a number above 0")
+    classes = done.num_classes if done and isinstance(done.num_classes, int) else math.nan
+    return metric, tolerance, strictness(metric, tolerance, classes)
 
 
 def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple[str, Subject]]:

@@ -15,7 +15,7 @@ from cpdrun.config.keys import flatten
 from cpdrun.predict.effects import NoEffectsError, is_observed
 from cpdrun.predict.effects import ask as ask_effects
 from cpdrun.predict.forecast import Forecast, Line, Subject, foretell, line
-from cpdrun.predict.model import Model, fitted
+from cpdrun.predict.model import fitted
 from cpdrun.record import RunDir, SweepDir
 from cpdrun.search.question import Question
 from cpdrun.search.schedule import Candidate, Chain
@@ -98,8 +98,9 @@ def _gradients(config: Mapping[str, Any]) -> str:
     return json.dumps(made, sort_keys=True, default=str)
 
 
-def lines(question: Question, found: Sequence[Observation], model: Model | None = None) -> list[Line]:
-    """A forecast for every candidate of every chain, from observations that are there. Raises NoEffectsError."""
+def lines(question: Question, found: Sequence[Observation], strict: float) -> list[Line]:
+    """A forecast for every candidate of every chain, from observations that are there; `strict`: of the tolerance.
+    Raises NoEffectsError."""
     by_baseline = {name: observation for observation in found for name in observation.serves}
     asked: dict[int, list[Subject]] = {}
     for chain in question.chains:
@@ -110,7 +111,7 @@ def lines(question: Question, found: Sequence[Observation], model: Model | None 
         configs = {subject.name: subject.config for subject in of_it}
         effects = ask_effects(observation.folder, configs, question.directory)
         for subject in of_it:
-            forecasts[subject.name] = foretell(subject, effects[subject.name], model or fitted())
+            forecasts[subject.name] = foretell(subject, effects[subject.name], strict, fitted())
     return [
         line(chain.label, [forecasts[c.name] for width in chain.widths for c in width])
         for chain in question.chains
@@ -123,7 +124,7 @@ def subjects(question: Question, chain: Chain) -> list[Subject]:
     ]
 
 
-def with_chances(question: Question, chain: Chain, run: RunDir) -> Chain | None:
+def with_chances(question: Question, chain: Chain, run: RunDir, strict: float) -> Chain | None:
     """The chain with what is predicted of its candidates from `run`, an observed one of its baseline, those of a width
     in that order; None where that cannot be had. No claim rests on it (`cpdrun.search.likeliest` says why)."""
     if not is_observed(run):
@@ -133,7 +134,7 @@ def with_chances(question: Question, chain: Chain, run: RunDir) -> Chain | None:
         effects = ask_effects(run, {subject.name: subject.config for subject in asked}, question.directory)
     except (NoEffectsError, OSError):
         return None
-    found = {subject.name: foretell(subject, effects[subject.name], fitted()) for subject in asked}
+    found = {subject.name: foretell(subject, effects[subject.name], strict, fitted()) for subject in asked}
 
     def likelier(candidate: Candidate) -> float:
         return found[candidate.name].score

@@ -6,6 +6,7 @@ from statistics import fmean
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.script import SCRIPT, direction_of, is_script, judged_by
+from cpdrun.predict.features import strictness
 from cpdrun.record import Ending, Result, RunDir
 from cpdrun.record.measure import ERROR, MEASURES
 from cpdrun.report.read.learnt import learnt, worst
@@ -86,6 +87,11 @@ class Results:
         asked = self.question.settings.tolerance
         return self.metric.default_tolerance if asked is None else asked
 
+    @property
+    def strictness(self) -> float:
+        """Of the tolerance, for a prediction."""
+        return strictness(self.metric, self.tolerance, self._classes)
+
     def rules(self) -> Rules:
         metric = self.metric
         resolution = 1 / self._samples if metric.counts_samples and self._samples > 0 else 0.0
@@ -119,7 +125,7 @@ class Results:
         if not self.ended.has(ask):
             return replace(chain, is_ordered=False)
         run, config = self.run(ask), self.question.cells[ask[0]][0].config
-        if (predicted := with_chances(self.question, chain, run)) is not None:
+        if (predicted := with_chances(self.question, chain, run, self.strictness)) is not None:
             return self._ordered.setdefault(chain.label, predicted)
         done = run.result()
         additions = done.longest_chain if done is not None else None

@@ -13,20 +13,21 @@ from cpdrun.predict.forecast import Subject, foretell, line, ranked
 from cpdrun.predict.model import Model, fit, fitted, logistic
 from cpdrun.predict.words import Said, facts, sentences, table
 
+STRICT = 2.3  # half a point
 SAID = Said("1 point", "fp32", ("results/x/runs/y",))
 LOSSES = ("cosine", "sum_error", "saturation", "update_lost")
 
 
 def worse(**losses):
-    return features(effects(**losses), config())
+    return features(effects(**losses), STRICT)
 
 
 @pytest.mark.parametrize(
     ("less", "more"),
     [
         ({"cosine": 0.99}, {"cosine": 0.5}),
+        ({"layers": {"a": {"cosine": 0.9}}}, {"layers": {"a": {"cosine": 0.2}}}),
         ({"cosine": 0.5}, {"cosine": None}),  # nothing is left of the sum
-        ({"sum_error": 0.01}, {"sum_error": 0.5}),
         ({"saturation": 0.0}, {"saturation": 0.01}),
         ({"update_lost": 0.0}, {"update_lost": 0.3}),
         ({"weight": 40.0}, {"weight": 5.0}),
@@ -42,7 +43,7 @@ def test_every_feature_is_a_loss_and_finite_and_more_of_it_is_never_more_likely_
 
 def test_numbers_that_effects_do_not_have_count_as_no_loss_and_are_named():
     nothing = {"role": {}}
-    assert features(nothing, config()) == features(effects(), config())
+    assert features(nothing, STRICT) == features(effects(), STRICT)
     assert list(not_seen(nothing, config("e4m3"))) == ["sums of gradients in e4m3"]
     assert list(not_seen(effects(cosine=None, sum_error=None), config("e3m0"))) == []
     assert list(not_seen(effects(), config())) == []
@@ -96,12 +97,20 @@ def test_a_feature_outside_the_range_of_the_fit_is_named_with_it(world):
 
 
 # a model of one feature, so that a test can say what a format's chance is
-ONE = Model(("error",), (0.0,), (1.0,), (0.0, 1.0), ((0.0, 1.0), (0.5, 1.0)), {"error": (-6.0, 6.0)}, ("x",))
+ONE = Model(
+    ("misdirected",),
+    (0.0,),
+    (1.0,),
+    (0.0, 1.0),
+    ((0.0, 1.0), (0.5, 1.0)),
+    {"misdirected": (-6.0, 6.0)},
+    ("x",),
+)
 
 
 def told(name, bits, chance, **more):
     """A forecast of a candidate that misses the tolerance with `chance`."""
-    found = foretell(Subject(name, f"{name} with APS", bits, config(name, **more)), effects(), ONE)
+    found = foretell(Subject(name, f"{name} with APS", bits, config(name, **more)), effects(), STRICT, ONE)
     shift = math.log(chance / (1 - chance))
     object.__setattr__(found, "score", shift)
     object.__setattr__(found, "probability", type(found.probability)(chance, chance / 2, min(1, 2 * chance)))
@@ -149,16 +158,17 @@ def test_it_says_the_smallest_with_its_interval_and_that_nothing_is_certified():
 def test_what_lies_outside_comes_first_and_what_was_not_seen_is_named():
     strange = foretell(
         Subject("e9", "e9", 4, config(sync="cpdrun.comm.gossip.choco.Choco")),
-        effects(sum_error=1.0),
-        Model(("error",), (0.0,), (1.0,), (0.0, 1.0), (), {"error": (-4.0, -3.0)}, ("x",)),
+        effects(cosine=None),
+        STRICT,
+        Model(("misdirected",), (0.0,), (1.0,), (0.0, 1.0), (), {"misdirected": (-4.0, -3.0)}, ("x",)),
     )
     said = sentences([line("with APS", [strange])], SAID)
     assert (
         said[0].startswith("Outside what the model has seen")
-        and "error of e9 (0; it was fitted on -4 to -3)" in said[0]
+        and "misdirected of e9 (3; it was fitted on -4 to -3)" in said[0]
     )
     assert any(text.startswith("Not seen, and counted as no loss: what sync Choco does") for text in said)
     told_to_programs = facts([line("with APS", [strange])], SAID)
     [chain] = told_to_programs["chains"]
-    assert chain["candidates"][0]["outside"] == {"error": [0.0, -4.0, -3.0]}
+    assert chain["candidates"][0]["outside"] == {"misdirected": [pytest.approx(3, abs=0.01), -4.0, -3.0]}
     assert told_to_programs["ranking"] == ["e9"] and told_to_programs["says"] == said
