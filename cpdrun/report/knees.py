@@ -3,6 +3,7 @@ apart is said with it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cpdrun.report.cost.axes import COSTS, Cost
 from cpdrun.report.cost.front import front, knee
@@ -43,6 +44,24 @@ def sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
             said = sentence(study, facet, cost, also_why_not=bool(asked))
             lines += [f"{facet.label}: {said}" if facet.label else said] if said else []
     return lines
+
+
+def numbers(study: Study) -> list[dict[str, Any]]:
+    """For programs, of each facet and each cost that varies in it: the front, the cheapest first, and its knee."""
+    rows = []
+    for facet in study.facets:
+        groups = [group for group in facet.all_groups if group.values]
+        for cost in COSTS.values():
+            if len(set(cost.find(groups)[0].values())) < 2:
+                continue
+            found = front_of(study, cost, groups)
+            points = [
+                {"name": _named(study, g), "cost": found.cost[g], study.metric.name: g.mean}
+                for g in found.groups
+            ]
+            knee_ = None if found.knee is None else _named(study, found.knee)
+            rows.append({"facet": facet.label, "cost": cost.key, "front": points, "knee": knee_})
+    return rows
 
 
 def sentence(study: Study, facet: Facet, cost: Cost, also_why_not: bool = False) -> str | None:

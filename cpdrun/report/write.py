@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Report:
     files: list[Path]
     details: pd.DataFrame
     crossover: pd.DataFrame | None  # predicted step times, where they can be
+    fronts: list[dict[str, Any]] = field(default_factory=list)  # of each cost that differs, and their knees
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; a number that is not known is None."""
@@ -46,6 +47,7 @@ class Report:
             "sentences": self.sentences,
             "notes": self.notes,
             "table": _records(self.details),
+            "fronts": self.fronts,
             "crossover": [] if self.crossover is None else _records(self.crossover),
             "files": [str(file) for file in self.files],
         }
@@ -140,7 +142,8 @@ def write_report(
         raise ReportError(f"cannot write {error.filename or folder}: {error.strerror}") from None
     _say(console, *_where(folder, files))
     numbers = None if fastest is None else fastest[2]
-    return Report(answer, notes + reasons, tables.frame(study), files, tables.details(study), numbers)
+    found, fronts = tables.details(study), knees.numbers(study)
+    return Report(answer, notes + reasons, tables.frame(study), files, found, numbers, fronts)
 
 
 def _check(

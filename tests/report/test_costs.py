@@ -127,6 +127,9 @@ def test_a_report_names_the_knee_of_every_cost_that_differs(recipes, report):
         "For bit operations, mxfp8 (64 k bit operations a step, 4 times less than bf16; −0.2"
     )
     assert bits.endswith("is the knee of the front of 3 means: nvfp4, mxfp8, bf16.") and ", open)" in bits
+    fronts = {found["cost"]: found for found in made.fronts}
+    assert [point["name"] for point in fronts["bitops"]["front"]] == ["nvfp4", "mxfp8", "bf16"]
+    assert fronts["bitops"]["knee"] == "mxfp8" and fronts["bitops"]["front"][0]["cost"] == 16000
     page = (made.folder / "report.html").read_text()
     for name in ("accuracy_vs_area", "accuracy_vs_bit_operations", "accuracy_vs_kept"):
         picture = (made.folder / f"{name}.svg").read_text()
