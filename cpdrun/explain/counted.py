@@ -142,5 +142,5 @@ def _is_like(one: RunDir, config: Mapping[str, Any]) -> bool:
         other = read_config(one)
     except (OSError, ValueError):
         return False
-    keys = ("world_size", "batch_size", "model", "data", "norm", "task")
+    keys = ("world_size", "batch_size", "model", "data", "norm", "task", "script")
     return all(other.get(key) == config.get(key) for key in keys)

@@ -161,7 +161,7 @@ def _count(
     study: Study | None, run: RunDir, stands: Standing, config: dict[str, Any], found: Reason
 ) -> tuple[Counted | None, str]:
     """What can be computed on what was observed; or why it cannot, where somebody observed."""
-    if is_script(config) or stands.verdict is Verdict.BASELINE:
+    if stands.verdict is Verdict.BASELINE:
         return None, ""
     observed = observed_for(study, run, stands, config)
     if observed is None:

@@ -57,7 +57,7 @@ def _is_chance(about: About) -> bool:
 
 def not_seen(about: About) -> list[str]:
     """What nobody looked at, with the command that does."""
-    if is_script(about.config):
+    if is_script(about.config) and about.counted is None:
         return ["a script's tensors: cpdrun records what it logs, and what it loses in between stays open"]
     found = []
     if about.reason.cause is Cause.UNSEEN:
