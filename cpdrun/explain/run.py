@@ -116,7 +116,7 @@ def _alone() -> Standing:
 def _beside(study: Study, run: RunDir, stands: Standing) -> list[Beside]:
     if stands.verdict is Verdict.BASELINE:
         return []
-    found = beside(study, run, better_than=stands.lost if math.isfinite(stands.lost) else math.inf)
+    found = beside(study, run, stands)
     least = study.tolerance / study.metric.scale  # less is no mend
     return [
         one

@@ -67,7 +67,7 @@ def test_a_run_stands_against_the_baseline_of_its_seed_or_else_against_the_mean(
 def test_runs_beside_differ_in_one_knob_alone_and_of_formats_the_narrowest_wider_one_counts(pairs):
     sweep, runs = pairs
     study = read_study([sweep.dir])
-    found = beside(study, runs["lost"], better_than=0.87)
+    found = beside(study, runs["lost"], standing(study, runs["lost"]))
     assert [(one.knob, one.words, one.run.name) for one in found] == [
         ("APS", ["aps=true"], runs["scaled"].name),
         ("format", ["format=e4m0"], runs["wide"].name),
@@ -77,6 +77,21 @@ def test_runs_beside_differ_in_one_knob_alone_and_of_formats_the_narrowest_wider
         "aps=true: the run reaches 97.9 %, within 0.5 points of fp32, and the sum's error goes from 65 % to 10 % "
         "(measured)"
     )
+
+
+def test_a_mend_that_is_no_axis_of_the_baseline_is_held_against_the_same_baseline(new_sweep):
+    sweep, nearest, drawn = new_sweep(), {"rounding": "nearest_even"}, {"rounding": "stochastic"}
+    sweep.add("fp32", accuracy=0.98, sync=nearest)
+    lost = sweep.add("e3m0", accuracy=0.11, sync=nearest, rows=LOST)
+    mended = sweep.add("e3m0", accuracy=0.95, sync=drawn, rows=SCALED)
+    study = read_study([sweep.dir])
+    stands = standing(study, mended)
+    assert (stands.verdict, stands.lost) == (Verdict.WORSE, pytest.approx(0.03))
+    [found] = beside(study, lost, standing(study, lost))
+    assert (found.words, found.stands.lost) == (["sync.rounding=stochastic"], pytest.approx(0.03))
+    other = sweep.add("e3m0", accuracy=0.95, batch_size=16)
+    alone = standing(read_study([sweep.dir]), other)
+    assert (alone.verdict, alone.problem) == (Verdict.OPEN, "no finished fp32 run beside it")
 
 
 def test_the_layers_that_lose_most_come_first_and_the_course_is_told(pairs):

@@ -16,25 +16,10 @@ from cpdrun.report.read import formats
 from cpdrun.report.read.collect import CORE_AXES, SEED, identity
 from cpdrun.report.read.history import rows_of
 from cpdrun.report.read.study import Study
+from cpdrun.report.why.knobs import FORMAT, knob
 from cpdrun.report.why.seen import Seen, seen
-from cpdrun.report.why.standing import Standing, Verdict, row_of, standing
+from cpdrun.report.why.standing import Standing, Verdict, against, row_of
 
-FORMAT, APS, ORDER, RECIPE = "format", "APS", "order", "recipe"
-_KNOBS = {  # of a key, or of its section
-    "format": FORMAT,
-    "aps": APS,
-    "scaling": APS,
-    "sync.order": ORDER,
-    "sync.group_size": ORDER,
-    "sync.kahan": "Kahan",
-    "sync.rounding": "rounding",
-    "sync.error_feedback": "error feedback",
-    "sync.requantise": "requantise",
-    "full_precision": "layers in fp32",
-    "recipe": RECIPE,
-    "ingredients": RECIPE,
-    "precision": RECIPE,
-}
 _SAID = ("format", "aps", "recipe")  # of several keys of one knob, those that say it all
 
 
@@ -49,26 +34,25 @@ class Beside:
     seen: Seen
 
 
-def beside(study: Study, run: RunDir, *, better_than: float) -> list[Beside]:
-    """Those that have ended and lost less than `better_than`, an infinity where the run has no value (in units of the
-    metric as stored, as `Standing.lost`), the best first of what costs no bits. Of formats those of as many bits, and
-    of the wider ones the narrowest."""
+def beside(study: Study, run: RunDir, stands: Standing) -> list[Beside]:
+    """Those that have ended, held against the same baseline as `run`, which stands as it `stands`, and lost less; the
+    best first of what costs no bits. Of formats those of as many bits, and of the wider ones the narrowest."""
     keys = [*CORE_AXES, *study.axes]  # what the runs differ in
     runs = study.runs
     own = row_of(study, run)
     done = (runs["run:state"] == State.DONE) & runs["run:problem"].isna()
     seed = identity(own.get(SEED))
+    baselines = {one.name for group in study.groups if group.is_baseline for one in group.runs}
     found = []
     for row in runs[done & (runs[SEED].map(identity) == seed)].to_dict("records"):
         changed = [key for key in keys if identity(row.get(key)) != identity(own.get(key))]
-        knobs = {_knob(key) for key in changed}
-        is_fp32 = knobs == {FORMAT} and formats.is_baseline(row.get("format"))  # which is what it is against
-        if len(knobs) == 1 and None not in knobs and not is_fp32:
+        knobs = {knob(key) for key in changed}
+        if len(knobs) == 1 and None not in knobs and row["run:name"] not in baselines:
             other = RunDir(Path(row["run:path"]))
-            stands = standing(study, other)
-            if math.isfinite(stands.lost) and stands.lost < better_than:
+            theirs = against(study, row, stands)
+            if math.isfinite(theirs.lost) and not theirs.lost >= stands.lost:
                 words = _words(changed, row)
-                found.append(Beside(knobs.pop(), words, other, stands, seen(rows_of(other))))
+                found.append(Beside(knobs.pop(), words, other, theirs, seen(rows_of(other))))
     mine = formats.bits(own.get("format")) or 0
 
     def cheap_and_good(one: Beside) -> tuple:
@@ -86,10 +70,6 @@ def _fewest_bits(found: list[Beside], own: Mapping[str, Any]) -> list[Beside]:
     wider = sorted((size, i) for i, size in enumerate(bits.values()) if size is not None and size > mine)
     narrowest = list(bits)[wider[0][1]] if wider else None
     return [one for one in found if one.knob != FORMAT or bits[one.run] == mine or one.run == narrowest]
-
-
-def _knob(key: str) -> str | None:
-    return _KNOBS.get(key) or _KNOBS.get(key.split(".")[0])
 
 
 def _words(changed: list[str], row: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,5 @@
 """Why each group that is worse than its baseline is: what the page has in its section of that name."""
 
-import math
-
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.history import rows_of
 from cpdrun.report.read.study import Study
@@ -59,9 +57,7 @@ def _row(study: Study, group: Group) -> list[str] | None:
         workers=workers,
         together=together(sync, workers),
     )
-    mends = [
-        one for one in beside(study, run, better_than=_lost(stands.lost)) if _mends(study, stands.lost, one)
-    ]
+    mends = [one for one in beside(study, run, stands) if _mends(study, stands.lost, one)]
     beside_it = words.measured(study, mends[0], found).removesuffix(" (measured)") if mends else "-"
     lost = "diverged" if group.diverged else words.gap(study, stands).split(" (")[0]
     nowhere = found.cause is Cause.EXACT
@@ -80,10 +76,6 @@ def _mends(study: Study, lost: float, one) -> bool:
         one.stands.verdict is Verdict.WITHIN
         or not lost - one.stands.lost < study.tolerance / study.metric.scale
     )
-
-
-def _lost(value: float) -> float:
-    return value if math.isfinite(value) else math.inf
 
 
 def _name(study: Study, group: Group) -> str:

@@ -1,7 +1,7 @@
 """How one run stands against its baseline: that of the same seed in its sweep, or else the mean of those there are."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from cpdrun.report.read.collect import SEED, identity
 from cpdrun.report.read.group import Facet, Group
 from cpdrun.report.read.history import rows_of
 from cpdrun.report.read.study import Study
+from cpdrun.report.why.knobs import is_of_sums
 
 
 class Verdict(StrEnum):
@@ -43,16 +44,25 @@ def standing(study: Study, run: RunDir) -> Standing:
     if group is not None and group.is_baseline:
         value = _value(row, study.metric.name)
         return Standing(Verdict.BASELINE, value, run, value, same_seed=True, group=group)
-    fp32 = facet.baseline if facet is not None else None
+    fp32 = _baseline_of(study, facet)
     value, epoch = _own_value(study, run, row)
-    if facet is None or fp32 is None or (problem := study.baseline_problem(facet)) is not None:
-        why = f"no finished {study.baseline_name} run beside it" if fp32 is None else problem
-        return Standing(
-            Verdict.OPEN, value, None, math.nan, same_seed=False, epoch=epoch, problem=why, group=group
-        )
+    own = Standing(Verdict.OPEN, value, None, math.nan, same_seed=False, epoch=epoch, group=group)
+    if problem := _problem(study, facet, fp32):
+        return replace(own, problem=problem)
     baseline, same_seed = _baseline(study, fp32, row.get(SEED))
-    against = _against(study, fp32, baseline, row.get(SEED) if same_seed else None, epoch)
-    lost = (against - value) if study.metric.higher_is_better else (value - against)
+    reference = _against(fp32, baseline, row.get(SEED) if same_seed else None, study, epoch)
+    own = replace(own, baseline=baseline, baseline_value=reference, same_seed=same_seed)
+    return _judged(study, own, row)
+
+
+def against(study: Study, row: dict[str, Any], other: Standing) -> Standing:
+    """How the ended run of a row stands against the baseline of another run."""
+    return _judged(study, replace(other, value=_value(row, study.metric.name), epoch=None, group=None), row)
+
+
+def _judged(study: Study, stands: Standing, row: dict[str, Any]) -> Standing:
+    sign = 1 if study.metric.higher_is_better else -1
+    lost = sign * (stands.baseline_value - stands.value)
     if row.get("run:status") in ("diverged", "did not learn"):
         verdict = Verdict.WORSE
     elif math.isnan(lost):
@@ -61,7 +71,31 @@ def standing(study: Study, run: RunDir) -> Standing:
         # a share of 360 samples differs from itself in the last bits of a difference
         worse = lost * study.metric.scale > study.tolerance * (1 + 1e-9)
         verdict = Verdict.WORSE if worse else Verdict.WITHIN
-    return Standing(verdict, value, baseline, against, same_seed, epoch, group=group, lost=lost)
+    return replace(stands, verdict=verdict, lost=lost)
+
+
+def _problem(study: Study, facet: Facet | None, fp32: Group | None) -> str:
+    """Why there is nothing to compare with; empty where there is."""
+    if facet is None or fp32 is None:
+        return f"no finished {study.baseline_name} run beside it"
+    return (study.baseline_problem(facet) or "") if fp32 is facet.baseline else ""
+
+
+def _baseline_of(study: Study, facet: Facet | None) -> Group | None:
+    """The facet's own; where it has none, that of one that differs in how gradients are summed alone."""
+    if facet is None or facet.baseline is not None:
+        return None if facet is None else facet.baseline
+    for other in study.facets:
+        differing = [
+            key for key, value in facet.keys.items() if identity(value) != identity(other.keys.get(key))
+        ]
+        if (
+            other.baseline is not None
+            and all(map(is_of_sums, differing))
+            and not study.baseline_problem(other)
+        ):
+            return other.baseline
+    return None
 
 
 def row_of(study: Study, run: RunDir) -> dict[str, Any]:
@@ -108,7 +142,7 @@ def _baseline(study: Study, fp32: Group, seed: Any) -> tuple[RunDir | None, bool
     return (same or next(iter(fp32.runs), None)), same is not None
 
 
-def _against(study: Study, fp32: Group, baseline: RunDir | None, seed: Any, epoch: int | None) -> float:
+def _against(fp32: Group, baseline: RunDir | None, seed: Any, study: Study, epoch: int | None) -> float:
     """The baseline's value: at `epoch` where one is given, else that of `seed`, else the mean."""
     if epoch is not None and baseline is not None:
         then = (row.metrics.get(study.metric.name) for row in rows_of(baseline) if row.epoch == epoch)
