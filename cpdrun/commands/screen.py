@@ -60,6 +60,8 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     found = standing(question.plan)
     to_run = [run for run in question.runs if found.states.get(run.name) is not State.DONE]
     console.print(f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run", soft_wrap=True)
+    for text in found.odd.values():  # a record that cannot be read is neither trained again nor counted
+        console.print(f"error: {text}", soft_wrap=True, markup=False)
     if arguments.dry_run:
         if arguments.json:
             print(as_json(question, None, None, None))
@@ -119,7 +121,7 @@ def _tell(question: "Question", console: "Console", is_json: bool) -> int:
             print(as_json(question, None, None, None))
         return FAILED
     chosen = allocate(costs_of(question), found.effects, found.tolerance, asked.confidence)
-    console.print(table(question, found))
+    console.print(table(question, found), width=max(console.width, 110), crop=False)
     for line in [*verdict_lines(question, found), *allocation_lines(question, found, chosen)]:
         console.print(line, soft_wrap=True, markup=False)
     command = None

@@ -23,10 +23,6 @@ class Found:
     effects: Effects
     tolerance: float  # in the metric's unit
 
-    @property
-    def confidence_words(self) -> str:
-        return self.effects.method
-
     def blamed(self, question: Question) -> list[str]:
         """The factors that were low in every run that diverged, where there are several such runs."""
         rows = {row for row, _ in self.diverged}

@@ -36,7 +36,11 @@ from cpdrun.train.layers import main as layers_main
 
 PRODUCTS = ("weight", "input", "output_gradient")
 EXP = "exp=digits_screen_small"
-TYPED = [EXP, "model.width=4"]
+NARROW, WIDE = {"format": "e2m1", "aps": True}, {"format": "e4m3"}
+LEVELS = [f"screen.low.{role}={{format:e2m1,aps:true}}" for role in ("weight", "input")]
+LEVELS += ["screen.low.output_gradient=e3m0", *(f"screen.high.{role}=e4m3" for role in PRODUCTS)]
+TYPED = [EXP, "model.width=4", "results_dir=r", *LEVELS, "screen.uniform=[e4m3]", "screen.seeds=1"]
+TYPED += ["search.metric=test_accuracy", "search.tolerance=1"]
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,14 @@ def config():
 @pytest.fixture(scope="module")
 def layers(config):
     return [Layer(**facts) for facts in layers_in_torch(config)]
+
+
+@pytest.fixture(scope="module")
+def question(layers):
+    """Planned once; its folder is below wherever a test is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(question_module, "ask_layers", lambda _: layers)
+        return ask(TYPED)
 
 
 @pytest.fixture
@@ -173,9 +185,8 @@ def test_what_cannot_be_screened(here, typed, told):
     assert not list(here.iterdir())
 
 
-def test_every_row_rounds_what_its_levels_say_and_nothing_else(here, config):
+def test_every_row_rounds_what_its_levels_say_and_nothing_else(question, config):
     """Asked of the rules themselves, of the model that they are for."""
-    question = ask(TYPED)
     model_layers = [layer for layer in layers_of(build_model(config, build_data(config))) if layer.multiplies]
     assert [f.name for f in question.factors][:2] == ["features.0.0 weight", "features.0.0 input"]
     for row in range(0, 24, 5):
@@ -190,9 +201,10 @@ def test_every_row_rounds_what_its_levels_say_and_nothing_else(here, config):
                 expected = getattr(question.settings, level)[role]["format"]
                 assert rules.of(layer, role).format == expected
     every, none = (question.cases.of(range(12)), question.cases.of(()))
-    assert len(every["precision.rules"]) == 2 and {r["modules"] for r in every["precision.rules"]} == {"*"}
-    high = {"modules": "*", "role": list(PRODUCTS), "format": "e3m2", "aps": True}
-    assert none["precision.rules"] == [high]
+    of_gradients = {"modules": "*", "role": ["output_gradient"], "format": "e3m0"}
+    of_others = {"modules": "*", "role": ["weight", "input"], **NARROW}
+    assert every["precision.rules"] == [of_others, of_gradients]
+    assert none["precision.rules"] == [{"modules": "*", "role": list(PRODUCTS), **WIDE}]
     assert question.cases.baseline() == {"format": "fp32"}
 
 
@@ -276,19 +288,17 @@ def train(question, costs, diverging=()):
 COSTS = {"features.1.0 output_gradient": 2.0, "classifier weight": 0.7, "features.2.0 input": -0.2}
 
 
-def test_the_command_finds_what_was_planted_and_its_search_can_be_typed(here, capsys):
-    words = [*TYPED, "screen.seeds=2", "results_dir=r"]
-    assert main(["screen", *words, "--dry-run"]) == 0 and not list(here.iterdir())
+def test_the_command_finds_what_was_planted_and_its_search_can_be_typed(here, question, capsys):
+    assert main(["screen", *TYPED, "--dry-run"]) == 0 and not list(here.iterdir())
     said = capsys.readouterr().out
-    assert "12 factors" in said and "24 rows x 2 seeds" in said and "0 done, 48 to run" in said
-    question = ask(words)
+    assert "12 factors" in said and "24 rows x 1 seed" in said and "0 done, 24 to run" in said
     for run in question.runs:
         question.directory.run(run.name).path.mkdir(parents=True)
     train(question, COSTS)
-    assert main(["screen", *words, "--json"]) == 0
+    assert main(["screen", *TYPED, "--json"]) == 0
     told, aside = capsys.readouterr()
     facts = json.loads(told)
-    assert "48 done, 0 to run" in aside and "2 of 12 factors are sensitive" in aside
+    assert "24 done, 0 to run" in aside and "2 of 12 factors are sensitive" in aside
     first, second = facts["effects"][:2]
     assert (first["factor"], second["factor"]) == ("features.1.0 output_gradient", "classifier weight")
     assert first["cost"] == pytest.approx(0.02, abs=3e-4) and first["low"] < 0.02 < first["high"]
@@ -301,22 +311,19 @@ def test_the_command_finds_what_was_planted_and_its_search_can_be_typed(here, ca
     _, *typed = shlex.split(facts["certify"])
     assert main([*typed, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "at most 1 point worse than fp32" in said and "3 candidates: e3m1 with APS everywhere" in said
+    assert "at most 1 point worse than fp32" in said and "2 candidates: e4m3 everywhere; allocated" in said
     kept = yaml.safe_load(question.directory.allocation.read_text())
     assert kept["command"] == facts["certify"] and kept["allocation"]["case"]["precision.rules"]
 
 
-def test_a_row_is_the_same_run_when_it_is_typed_as_a_sweep(here):
-    question = ask([*TYPED, "results_dir=r"])
+def test_a_row_is_the_same_run_when_it_is_typed_as_a_sweep(here, question):
     write_rows(question)
     run = question.rows[7][0]
     again = plan(run.overrides, question.directory.screen).runs
     assert [one.name for one in again] == [run.name] and run.config["case"] == "row 08"
 
 
-def test_runs_that_are_missing_or_diverged_are_told(here, capsys):
-    words = [*TYPED, "results_dir=r"]
-    question = ask(words)
+def test_runs_that_are_missing_or_diverged_are_told(here, question):
     for run in question.runs:
         question.directory.run(run.name).path.mkdir(parents=True)
     train(question, COSTS, diverging=["classifier input"])
