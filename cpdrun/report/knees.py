@@ -37,7 +37,8 @@ def front_of(study: Study, cost: Cost, groups: Sequence[Group]) -> Front:
 
 
 def sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
-    """A sentence for each facet and each cost that varies in it; of `asked`, keys of COSTS, also why there is none."""
+    """A sentence for each facet and each cost whose front may have a knee; of `asked`, keys of COSTS, also why it
+    has none."""
     lines = []
     for facet in study.facets[:MOST_FACETS]:
         for cost in [COSTS[key] for key in asked] or COSTS.values():
@@ -72,6 +73,8 @@ def sentence(study: Study, facet: Facet, cost: Cost, also_why_not: bool = False)
         reason = "; ".join(why) or "all that ran cost the same"
         return f"For {cost.name}, no answer: {reason}." if also_why_not else None
     found = front_of(study, cost, groups)
+    if len(found.groups) < 3 and not also_why_not:  # of two points none is a knee
+        return None
     return f"For {cost.name}, {_said(study, cost, found)}."
 
 
