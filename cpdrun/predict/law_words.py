@@ -34,8 +34,12 @@ def interval(estimate: Estimate, why: str = "") -> str:
     if math.isfinite(low) and math.isfinite(high):
         return f"{figure(estimate.value)} [{figure(low)}, {figure(high)}]"
     if math.isfinite(low):
-        return f"at least {figure(low)}, not bounded above"
-    return f"at most {figure(high)}, not bounded below" if math.isfinite(high) else "not bounded"
+        return f"{figure(estimate.value)}, at least {figure(low)}, not bounded above"
+    return (
+        f"{figure(estimate.value)}, at most {figure(high)}, not bounded below"
+        if math.isfinite(high)
+        else "not bounded"
+    )
 
 
 def _of(law: Law | ChainLaw, ci: float) -> str:

@@ -21,6 +21,7 @@ Model = Callable[[Array, NDArray[np.intp]], tuple[Array, Array]]
 
 HUBER = 1e-3
 DRAWS = 200
+NEAR, COARSE = 0.1, 1e-6  # where a draw starts, and how finely it is followed: far below what draws differ by
 _NULL = 1e-7  # a direction whose singular value is below so much of the largest changes nothing
 _LEANS = 0.1  # a parameter is in such a direction with a share of at least this
 
@@ -34,6 +35,11 @@ class Space:
     high: Array
     start_low: Array
     start_high: Array
+
+    @property
+    def scale(self) -> Array:
+        """How far apart starts are (P,); of a parameter that is held, next to nothing."""
+        return np.maximum(self.start_high - self.start_low, 1e-7)
 
     def starts(self, number: int, seed: int) -> Array:
         """(number, P), the same for the same seed."""
@@ -83,23 +89,42 @@ def least(
     Each start is first followed with squares, which have no kinks, then the `best` of them with Huber's loss, which
     turns from squares to magnitudes at `huber`.
     """
+    by_squares = sorted(
+        (_followed(model, target, rows, space, start, huber=None) for start in starts),
+        key=lambda pair: pair[1],
+    )
+    return min(
+        (_followed(model, target, rows, space, theta, huber=huber) for theta, _ in by_squares[:best]),
+        key=lambda pair: pair[1],
+    )
+
+
+def _followed(
+    model: Model,
+    target: Array,
+    rows: NDArray[np.intp],
+    space: Space,
+    start: Array,
+    *,
+    huber: float | None,
+    tolerance: float = 1e-8,
+) -> tuple[Array, float]:
+    """Where a start leads, and its loss: squares where `huber` is None."""
     from scipy.optimize import least_squares  # 0.2 s
 
-    def run(start: Array, loss: str) -> tuple[Array, float]:
-        found = least_squares(
-            lambda theta: model(theta, rows)[0] - target[rows],
-            np.clip(start, space.low + 1e-9, space.high - 1e-9),
-            jac=lambda theta: model(theta, rows)[1],
-            bounds=(space.low, space.high),
-            loss=loss,
-            f_scale=huber,
-            x_scale=np.maximum(space.start_high - space.start_low, 1e-3),
-            max_nfev=100,
-        )
-        return found.x, float(found.cost)
-
-    by_squares = sorted((run(start, "linear") for start in starts), key=lambda pair: pair[1])
-    return min((run(theta, "huber") for theta, _ in by_squares[:best]), key=lambda pair: pair[1])
+    found = least_squares(
+        lambda theta: model(theta, rows)[0] - target[rows],
+        np.clip(start, space.low + 1e-9, space.high - 1e-9),
+        jac=lambda theta: model(theta, rows)[1],
+        bounds=(space.low, space.high),
+        loss="linear" if huber is None else "huber",
+        f_scale=1.0 if huber is None else huber,
+        x_scale=space.scale,
+        ftol=tolerance,
+        xtol=tolerance,
+        max_nfev=100,
+    )
+    return found.x, float(found.cost)
 
 
 def fit(
@@ -109,21 +134,21 @@ def fit(
     *,
     groups: Sequence[object],
     strata: Sequence[object],
-    starts: int = 24,
+    starts: int = 12,
     draws: int = DRAWS,
     seed: int = 0,
     huber: float = HUBER,
 ) -> Fit:
     """Fit `model` to `target` (R,). `groups` and `strata` (R,): rows of one group are drawn together, from the groups
-    of their stratum. A draw starts from the fit and from one place more."""
+    of their stratum. A draw starts near the fit, a tenth of the range of starts off."""
     rows = np.arange(len(target))
     theta, _ = least(model, target, rows, space, space.starts(starts, seed), huber=huber)
     places = _places(groups, strata)
     rng, drawn = np.random.default_rng(seed + 1), []
-    for draw in range(draws):
+    for _ in range(draws):
         chosen = _draw(places, rng)
-        several = np.vstack([theta, space.starts(1, seed + 2 + draw)])
-        drawn.append(least(model, target, chosen, space, several, huber=huber, best=1)[0])
+        near = theta + NEAR * space.scale * rng.uniform(-1, 1, size=len(theta))
+        drawn.append(_followed(model, target, chosen, space, near, huber=huber, tolerance=COARSE)[0])
     value, slope = model(theta, rows)
     return Fit(
         space,

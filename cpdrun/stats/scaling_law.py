@@ -103,7 +103,7 @@ class Prediction:
 class Law:
     """One form, fitted. `runs` it was fitted to; `fitted` in the inner, centred parameters."""
 
-    def __init__(self, form: str, runs: Runs, *, starts: int = 24, draws: int = DRAWS, seed: int = 0):
+    def __init__(self, form: str, runs: Runs, *, starts: int = 12, draws: int = DRAWS, seed: int = 0):
         """Raises NoLawError where the runs cannot hold a law, ValueError for a form that is none."""
         if form not in FORMS:
             raise ValueError(f"no form {form!r}; there are: {', '.join(FORMS)}")
@@ -196,8 +196,7 @@ class Law:
         else:
             a, alpha, b, beta, e, g = theta
             tail = [math.exp(g)]
-        head = [a + alpha * c.log_n, alpha, b + beta * c.log_d, beta, e]
-        return [value if i in (1, 3) else math.exp(value) for i, value in enumerate(head)] + tail
+        return [math.exp(a + alpha * c.log_n), alpha, math.exp(b + beta * c.log_d), beta, e, *tail]
 
 
 # the papers' names; whether it rises with the inner parameter of the same place
@@ -237,14 +236,14 @@ def _common(runs: Runs, centre: _Centre) -> tuple[Array, Array]:
 def _space(
     names: str, runs: Runs, low: Sequence[float], high: Sequence[float], start: Sequence[tuple[float, float]]
 ) -> Space:
-    """The first five are common: log n, alpha, log d, beta, log eps, in the scale of the losses."""
+    """The first five are common: log n, alpha, log d, beta, eps (which may be 0), in the scale of the losses."""
     scale = math.log(float(np.median(runs.loss)))
-    ends = [(scale - 3, scale), (0.1, 1.0), (scale - 3, scale), (0.1, 1.0), (scale - 2, scale)]
+    ends = [(scale - 3, scale), (0.1, 1.0), (scale - 3, scale), (0.1, 1.0), (0.0, 0.9 * math.exp(scale))]
     ends += list(start)
     return Space(
         tuple(names.split()),
-        np.array([scale - 16, 0.0, scale - 16, 0.0, scale - 16, *low]),
-        np.array([scale + 6, 4.0, scale + 6, 4.0, scale + 1, *high]),
+        np.array([scale - 16, 0.0, scale - 16, 0.0, 0.0, *low]),
+        np.array([scale + 6, 4.0, scale + 6, 4.0, 2 * math.exp(scale), *high]),
         *(np.array(end) for end in zip(*ends, strict=True)),
     )
 
@@ -272,19 +271,19 @@ def _floating_terms(theta: Array, runs: Runs, centre: _Centre) -> tuple[Array, A
     block = np.where(rounded, np.log2(np.where(rounded, runs.block, 1)), 0.0) / centre.log2_block
     exponent = np.where(rounded, np.log(np.where(rounded, runs.exponent_bits, 1) + 0.5) - centre.exponent, 0)
     mantissa = np.where(rounded, np.log(np.where(rounded, runs.mantissa_bits, 1) + 0.5) - centre.mantissa, 0)
-    of_n, of_d, rest = np.exp(a - alpha * x), np.exp(b - beta * y), np.full(len(runs), math.exp(e))
+    of_n, of_d = np.exp(a - alpha * x), np.exp(b - beta * y)
     of_format = block * np.exp(np.clip(k + beta * y - alpha * x - delta * exponent - nu * mantissa, -700, 50))
     slope = [
         of_n,
         -x * (of_n + of_format),
         of_d,
         -y * of_d + y * of_format,
-        rest,
+        np.ones(len(runs)),
         of_format,
         -exponent * of_format,
         -mantissa * of_format,
     ]
-    return of_n + of_d + rest + of_format, np.array(slope).T
+    return of_n + of_d + e + of_format, np.array(slope).T
 
 
 def _effective(runs: Runs) -> tuple[Space, Any]:
@@ -303,9 +302,8 @@ def _effective_terms(theta: Array, runs: Runs, centre: _Centre) -> tuple[Array, 
         log_share += np.log(np.maximum(-np.expm1(-ratio), 1e-300))
         slope_g -= np.where(np.isfinite(bits), lost * ratio / np.maximum(-np.expm1(-ratio), 1e-300), 0.0)
     of_n, of_d = np.exp(np.clip(a - alpha * (x + log_share), -700, 50)), np.exp(b - beta * y)
-    rest = np.full(len(runs), math.exp(e))
-    slope = [of_n, -(x + log_share) * of_n, of_d, -y * of_d, rest, -alpha * slope_g * of_n]
-    return of_n + of_d + rest, np.array(slope).T
+    slope = [of_n, -(x + log_share) * of_n, of_d, -y * of_d, np.ones(len(runs)), -alpha * slope_g * of_n]
+    return of_n + of_d + e, np.array(slope).T
 
 
 def refuse(runs: Runs) -> None:
