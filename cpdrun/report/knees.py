@@ -73,7 +73,7 @@ def sentence(study: Study, facet: Facet, cost: Cost, also_why_not: bool = False)
         reason = "; ".join(why) or "all that ran cost the same"
         return f"For {cost.name}, no answer: {reason}." if also_why_not else None
     found = front_of(study, cost, groups)
-    if len(found.groups) < 3 and not also_why_not:  # of two points none is a knee
+    if len(found.groups) < 3 and not (also_why_not or cost.has_no_other):  # of two points none is a knee
         return None
     return f"For {cost.name}, {_said(study, cost, found)}."
 

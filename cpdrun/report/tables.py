@@ -110,13 +110,12 @@ def details(study: Study) -> pd.DataFrame:
                 "parameters": group.figures["parameters"],
                 BITS_A_PARAMETER: group.bits_a_parameter,
                 **{key: group.figures[key] for key in (*KEPT.values(), "train_seconds")},
+                MACS: _macs(group),
+                OPERATIONS: bit_operations(group),
+                AREA: transistors(group)[0],
             }
         )
     table = pd.DataFrame(rows)
-    if any(group.products for group in study.groups):
-        table[MACS] = [_macs(group) for group in study.groups]
-        table[OPERATIONS] = [bit_operations(group) for group in study.groups]
-        table[AREA] = [transistors(group)[0] for group in study.groups]
     table["bits"] = _whole_if_possible(table["bits"])
     return table
 

@@ -34,6 +34,9 @@ class Cost:
     says: str
     show: Callable[[float], str]
     find: Callable[[Sequence[Group]], Found]
+    has_no_other: bool = (
+        False  # whether no other sentence of a report speaks of it: its front is told without a knee too
+    )
 
 
 def show_bytes(count: float) -> str:
@@ -149,8 +152,8 @@ COSTS = {
         Cost("bytes", "bytes moved", "sent by a worker each step", "a step", show_bytes, _sent),
         Cost("kept", "bytes kept", "kept by a worker", "a worker", show_bytes, _kept),
         Cost("bitops", "bit operations", "bit operations of a worker's step", "bit operations a step", show_count,
-             _bit_operations),
+             _bit_operations, True),
         Cost("area", "area", "transistors a multiply-accumulate unit, mean over a step", "transistors a unit",
-             show_transistors, _area),
+             show_transistors, _area, True),
     )
 }  # fmt: skip
