@@ -329,8 +329,8 @@ def auc(held: Sequence[Held], *, apart: bool = False) -> float:
 
 
 def rank(held: Sequence[Held]) -> float:
-    gaps = [each.gap for each in held]
-    return float(spearmanr([each.badness for each in held], gaps).statistic) if len(held) > 2 else math.nan
+    gaps, badness = [each.gap for each in held], [each.badness for each in held]
+    return float(spearmanr(badness, gaps).statistic) if len(set(badness)) > 1 < len(set(gaps)) else math.nan
 
 
 def report(rows: Sequence[Mapping[str, Any]], model: Model, held: Sequence[Held]) -> Iterator[str]:
