@@ -15,14 +15,17 @@ from typing import Any
 
 from cpdrun.explain.mends import GRADIENT, Turned, turn
 from cpdrun.predict.effects import ask, is_observed
+from cpdrun.predict.features import strictness
 from cpdrun.predict.forecast import Forecast, Subject, foretell
 from cpdrun.predict.model import fitted
 from cpdrun.record import RunDir, read_config
 from cpdrun.report.read import formats
+from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.study import Study
 from cpdrun.report.why.standing import Standing
 
 OWN, RANGE, ADDITIONS = "as it is", "without limits of range", "and without rounded additions"
+USUAL_TOLERANCE = 0.5  # points
 ROLES = ("gradient", "weight", "activation", "output_gradient", "update")
 Figures = Mapping[str, Any]
 
@@ -72,14 +75,17 @@ def observed_for(
 
 
 def count(
-    observed: RunDir, config: Mapping[str, Any], turned: Sequence[Turned], run: RunDir
+    observed: RunDir, config: Mapping[str, Any], turned: Sequence[Turned], run: RunDir, strict: float
 ) -> Counted | None:
-    """None where what was observed says nothing of this config. Raises NoEffectsError."""
+    """None where what was observed says nothing of this config. `strict`: as `strict_of` has it. Raises
+    NoEffectsError."""
     configs = {OWN: dict(config)} | {str(i): dict(one.config) for i, one in enumerate(turned)}
     configs |= {name: one.config for name, one in _undone(config).items()}
     found = ask(observed, configs, run.sweep)
     effects = {
-        name: _effect(name, given, configs[name]) for name, given in found.items() if given.get("role")
+        name: _effect(name, given, configs[name], strict)
+        for name, given in found.items()
+        if given.get("role")
     }
     if OWN not in effects:
         return None
@@ -132,8 +138,16 @@ def _parts(effects: Mapping[str, Effect]) -> dict[str, float]:
     return {"range": max(0.0, own - wide), "additions": max(0.0, wide - exact), "mantissa": exact}
 
 
-def _effect(name: str, given: Mapping[str, Any], config: Mapping[str, Any]) -> Effect:
-    return Effect(given["role"], foretell(Subject(name, name, 0.0, config), given, fitted()))
+def strict_of(study: Study | None, stands: Standing) -> float:
+    """Of the tolerance that the forecast is of: that of the study, or else half a point of an accuracy."""
+    if study is None:
+        return strictness(Metric("test_accuracy"), USUAL_TOLERANCE)
+    classes = stands.group.num_classes if stands.group is not None else math.nan
+    return strictness(study.metric, study.tolerance or USUAL_TOLERANCE, classes)
+
+
+def _effect(name: str, given: Mapping[str, Any], config: Mapping[str, Any], strict: float) -> Effect:
+    return Effect(given["role"], foretell(Subject(name, name, 0.0, config), given, strict, fitted()))
 
 
 def _is_like(one: RunDir, config: Mapping[str, Any]) -> bool:

@@ -82,10 +82,10 @@ def _feedback(own: Effect, one: Turned) -> Mend:
 
 
 def _gain(own: Effect, one: Turned, effect: Effect) -> float:
-    """What less it loses: by the forecast, which knows what of it matters; 0 where that is nothing."""
-    surer = own.forecast.score - effect.forecast.score
+    """What less it loses, 0 for nothing: of gradients by the forecast too, which was fitted on them."""
+    surer = own.forecast.score - effect.forecast.score if one.role == GRADIENT else 0.0
     less = damage(own, one.role) - damage(effect, one.role)
-    return surer + less if less > LESS or surer > SURER else 0.0
+    return max(surer, less) if less > LESS or surer > SURER else 0.0
 
 
 def _mend(own: Effect, one: Turned, effect: Effect) -> Mend:
@@ -103,7 +103,10 @@ def _mend(own: Effect, one: Turned, effect: Effect) -> Mend:
     else:
         text = f"{after:.1f} dB of signal to noise of {NAMES[one.role]} in place of {before:.1f}"
     likely = [100 * each.forecast.probability.value for each in (own, effect)]
-    chance = f"; it misses the tolerance with {likely[1]:.0f} % in place of {likely[0]:.0f} % by the fitted forecast"
+    chance = ""
+    if one.role == GRADIENT and round(likely[0]) != round(likely[1]):  # what the forecast was fitted on
+        chances = f"{likely[1]:.0f} % in place of {likely[0]:.0f} %"
+        chance = f"; it misses the tolerance with {chances} by the fitted forecast"
     said = f"{' '.join(one.words)} ({one.what}): {text}{chance} (computed on what was observed)"
     return Mend(one.words, OBSERVED, said, figure, before, after)
 

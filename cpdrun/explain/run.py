@@ -7,7 +7,7 @@ from typing import Any
 from cpdrun.config.script import is_script
 from cpdrun.errors import UserError
 from cpdrun.explain import observed_words, words
-from cpdrun.explain.counted import Counted, count, number, observed_for
+from cpdrun.explain.counted import Counted, count, number, observed_for, strict_of
 from cpdrun.explain.estimate import estimate, gain
 from cpdrun.explain.explanation import MEASURED, Explanation, LayerLoss, Mend
 from cpdrun.explain.mends import of_products, of_sums
@@ -17,7 +17,7 @@ from cpdrun.report.errors import ReportError
 from cpdrun.report.read.history import rows_of
 from cpdrun.report.read.reader import read_study
 from cpdrun.report.read.study import Study
-from cpdrun.report.why.beside import Beside, beside
+from cpdrun.report.why.beside import Beside, beside, is_mend
 from cpdrun.report.why.reason import Reason, reason
 from cpdrun.report.why.seen import seen
 from cpdrun.report.why.standing import Standing, Verdict, standing
@@ -116,14 +116,7 @@ def _alone() -> Standing:
 def _beside(study: Study, run: RunDir, stands: Standing) -> list[Beside]:
     if stands.verdict is Verdict.BASELINE:
         return []
-    found = beside(study, run, stands)
-    least = study.tolerance / study.metric.scale  # less is no mend
-    return [
-        one
-        for one in found
-        if not stands.lost - one.stands.lost < least
-        or (one.stands.verdict is Verdict.WITHIN and stands.verdict is not Verdict.WITHIN)
-    ]
+    return [one for one in beside(study, run, stands) if is_mend(study, stands, one)]
 
 
 def _measured(study: Study, other: list[Beside], found: Reason) -> list[Mend]:
@@ -168,7 +161,7 @@ def _count(
         return None, ""
     turned = [*of_sums(config, _spared(found)), *of_products(config)]
     try:
-        return count(observed, config, turned, run), ""
+        return count(observed, config, turned, run, strict_of(study, stands)), ""
     except (NoEffectsError, OSError) as error:
         return None, str(error)
 

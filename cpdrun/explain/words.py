@@ -65,7 +65,7 @@ def not_seen(about: About) -> list[str]:
     if about.counted is not None:
         return [*found, *about.counted.said]
     if about.problem:
-        return [*found, f"what was observed, for {about.problem}"]
+        return [*found, f"the tensors that were observed: {about.problem}"]
     if rounds := _rounded_within(about.config):
         found.append(
             f"what rounding {' and '.join(rounds)} takes within a worker; `{_observes(about)}` observes it"

@@ -1,6 +1,7 @@
 """What a run lost and when, how it stands, and what its neighbours measured."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from made_up import Sweep
@@ -9,7 +10,7 @@ from cpdrun.comm.sums.orders import order_named
 from cpdrun.report.read.history import rows_of
 from cpdrun.report.read.reader import read_study
 from cpdrun.report.why import words
-from cpdrun.report.why.beside import beside
+from cpdrun.report.why.beside import beside, is_mend
 from cpdrun.report.why.chain import chain, group_size
 from cpdrun.report.why.reason import Cause, reach, reached, reason
 from cpdrun.report.why.seen import seen
@@ -72,6 +73,9 @@ def test_runs_beside_differ_in_one_knob_alone_and_of_formats_the_narrowest_wider
         ("APS", ["aps=true"], runs["scaled"].name),
         ("format", ["format=e4m0"], runs["wide"].name),
     ]
+    lost = standing(study, runs["lost"])
+    assert [is_mend(study, lost, one) for one in found] == [True, True]
+    assert not is_mend(study, lost, replace(found[1], stands=replace(lost, lost=0.75)))
     text = words.measured(study, found[0], reason(seen(rows_of(runs["lost"]))))
     assert text == (
         "aps=true: the run reaches 97.9 %, within 0.5 points of fp32, and the sum's error goes from 65 % to 10 % "

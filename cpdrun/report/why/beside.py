@@ -4,6 +4,7 @@ A knob is what one turns to lose less: the format of the sum, how it is scaled, 
 rounding, error feedback, layers in fp32, the recipe.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from cpdrun.report.why.knobs import FORMAT, knob
 from cpdrun.report.why.seen import Seen, seen
 from cpdrun.report.why.standing import Standing, Verdict, against, row_of
 
+LEAST = 0.2  # of what is lost: who gets less of it back has hardly turned the right knob
 _SAID = ("format", "aps", "recipe")  # of several keys of one knob, those that say it all
 
 
@@ -63,6 +65,15 @@ def beside(study: Study, run: RunDir, stands: Standing) -> list[Beside]:
     return sorted(_fewest_bits(found, own), key=cheap_and_good)
 
 
+def is_mend(study: Study, stands: Standing, one: Beside) -> bool:
+    """Whether it loses so much less than a run that stands as it `stands` that one would turn that knob."""
+    if one.stands.verdict is Verdict.WITHIN:
+        return True
+    if not math.isfinite(stands.lost):
+        return True
+    return stands.lost - one.stands.lost > max(study.tolerance / study.metric.scale, LEAST * stands.lost)
+
+
 def _fewest_bits(found: list[Beside], own: Mapping[str, Any]) -> list[Beside]:
     """Without formats of fewer bits and without all but the narrowest of the wider ones."""
     bits = {one.run: formats.bits(one.words[0].partition("=")[2]) for one in found if one.knob == FORMAT}
@@ -76,4 +87,9 @@ def _words(changed: list[str], row: Mapping[str, Any]) -> list[str]:
     said = [key for key in changed if key in _SAID] or [
         key for key in changed if not key.endswith("_target_")
     ]
-    return [f"{key}={typed_form(row.get(key))}" for key in said]
+    return [f"{key}={typed_form(_value(row.get(key)))}" for key in said]
+
+
+def _value(value: Any) -> Any:
+    """A list stands in its column as JSON."""
+    return json.loads(value) if isinstance(value, str) and value.startswith("[") else value

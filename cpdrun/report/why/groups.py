@@ -6,11 +6,11 @@ from cpdrun.report.read.study import Study
 from cpdrun.report.read.words import axis_text, axis_title, plain
 from cpdrun.report.tables import Shown
 from cpdrun.report.why import words
-from cpdrun.report.why.beside import beside
+from cpdrun.report.why.beside import beside, is_mend
 from cpdrun.report.why.chain import chain, together
 from cpdrun.report.why.reason import Cause, reason
 from cpdrun.report.why.seen import seen
-from cpdrun.report.why.standing import Verdict, row_of, standing
+from cpdrun.report.why.standing import row_of, standing
 
 MOST = 12  # groups, those of fewest bits lost first in the table of means
 HEADER = ["run", "against the baseline", "main reason", "where", "when", "measured beside it"]
@@ -57,7 +57,7 @@ def _row(study: Study, group: Group) -> list[str] | None:
         workers=workers,
         together=together(sync, workers),
     )
-    mends = [one for one in beside(study, run, stands) if _mends(study, stands.lost, one)]
+    mends = [one for one in beside(study, run, stands) if is_mend(study, stands, one)]
     beside_it = words.measured(study, mends[0], found).removesuffix(" (measured)") if mends else "-"
     lost = "diverged" if group.diverged else words.gap(study, stands).split(" (")[0]
     nowhere = found.cause is Cause.EXACT
@@ -69,13 +69,6 @@ def _row(study: Study, group: Group) -> list[str] | None:
         words.when(found) or "-",
         beside_it,
     ]
-
-
-def _mends(study: Study, lost: float, one) -> bool:
-    return (
-        one.stands.verdict is Verdict.WITHIN
-        or not lost - one.stands.lost < study.tolerance / study.metric.scale
-    )
 
 
 def _name(study: Study, group: Group) -> str:

@@ -14,6 +14,10 @@ from cpdrun.stats.intervals import is_zero
 
 FLAT = 0.5  # a figure that never falls below that share of its highest is there from end to end
 MOST_NAMED = 3
+LATER = {  # what a single sum does not show, by a part of the words that were typed
+    "stochastic": "unbiased: over steps it averages out",
+    "error_feedback=true": "which later steps give back",
+}
 
 
 def share(value: float) -> str:
@@ -159,8 +163,8 @@ def measured(study: Study, one: Beside, own: Reason) -> str:
     before, after = own.seen.sum_error, one.seen.sum_error
     if math.isfinite(before) and math.isfinite(after):
         text += f", and the sum's error goes from {share(before)} to {share(after)}"
-        drawn = any("stochastic" in word for word in one.words)
-        text += " (unbiased: over steps it averages out)" if drawn and after > before else ""
+        later = next((why for key, why in LATER.items() if any(key in word for word in one.words)), "")
+        text += f" ({later})" if later and after > before else ""
     return f"{text} (measured)"
 
 
