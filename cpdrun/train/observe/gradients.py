@@ -125,4 +125,4 @@ def loss_shift(about: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     """What gradients are larger by, as a power of two, for the config's precision.loss_scale than they were seen
     with."""
     setting = config["precision"].get("loss_scale", 1.0) if isinstance(config["precision"], Mapping) else 1.0
-    return log2_of(setting) - round(math.log2(about["loss_scale"]))
+    return log2_of(setting) - round(math.log2(about.get("loss_scale", 1.0)))

@@ -30,7 +30,8 @@ def steps_to_see(observe: int, steps: int) -> list[int]:
     """So many of a run's steps, evenly spread, the first and the last among them; all where it has no more."""
     if observe < 1 or steps < 1:
         return []
-    return sorted({round(i * (steps - 1) / max(1, observe - 1)) for i in range(min(observe, steps))})
+    n = min(observe, steps)
+    return [round(i * (steps - 1) / max(1, n - 1)) for i in range(n)]
 
 
 class Observer:

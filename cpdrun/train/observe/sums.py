@@ -119,10 +119,11 @@ def summed(
     """
     n_workers = len(values[0])
     maxima_NxP = torch.from_numpy(np.stack(maxima, 1))
-    stacks = [
-        torch.from_numpy(np.ascontiguousarray(np.concatenate(pair, 1)))
-        for pair in zip(values, extremes, strict=True)
-    ]
+    # without a rule nothing is shifted, and one element more would change the blocks of a format with scales
+    whole = (
+        values if rule is None else [np.concatenate(pair, 1) for pair in zip(values, extremes, strict=True)]
+    )
+    stacks = [torch.from_numpy(np.ascontiguousarray(x)) for x in whole]
     results = _run(how, _SeenShifts(rule, maxima_NxP), names, stacks, key)
     shifts = first_shifts(how, rule, names, maxima_NxP)[0]
     first = [stack[:2].contiguous() for stack in stacks]
