@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import custom_fp
 import numpy as np
@@ -18,6 +16,7 @@ from cpdrun.config.identity import run_name
 from cpdrun.record import RunDir, read_json
 from cpdrun.sweep import plan
 from cpdrun.train.observe import samples
+from cpdrun.train.observe.__main__ import main
 from cpdrun.train.observe.effects import effects
 from cpdrun.train.observe.observation import ROLES, Observation
 from cpdrun.train.observe.observer import OWN_WEIGHTS, steps_to_see
@@ -203,18 +202,16 @@ def test_what_is_not_seen_is_said(observed, make_run, train_here):
     assert set(own.of_steps[0]) == {"activation", "output_gradient"}
 
 
-def test_the_command_judges_configs_and_says_what_does_not_fit(observed, tmp_path):
+def test_the_command_judges_configs_and_says_what_does_not_fit(observed, tmp_path, capsys):
     asked, out = tmp_path / "configs.json", tmp_path / "out.json"
     asked.write_text(json.dumps({"good": config_of(), "bad": config_of() | {"format": "e9m9"}}))
-    command = [sys.executable, "-m", "cpdrun.train.observe"]
-    done = subprocess.run([*command, observed.path, asked, out], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert main([str(observed.path), str(asked), str(out)]) == 0
     found = json.loads(out.read_text())
     assert set(found["good"]["role"]) == set(ROLES)
     assert "e9m9" in found["bad"]["error"]
-    refused = subprocess.run([*command, tmp_path, asked, out], capture_output=True, text=True)
-    assert refused.returncode == 2
-    assert refused.stderr.count("\n") == 1 and "observe=" in refused.stderr
+    assert main([str(tmp_path), str(asked), str(out)]) == 2
+    refused = capsys.readouterr().err
+    assert refused.count("\n") == 1 and "observe=" in refused
 
 
 def test_steps_and_samples_are_spread():

@@ -144,11 +144,13 @@ class Observer:
     def _gradient_sample(self, g_Wxn: Tensor, sum_n: Tensor) -> dict[str, np.ndarray]:
         """Of my workers. extremes: the element whose sum is the largest, from which upper levels of an order take their
         shifts."""
-        where = sum_n.abs().nan_to_num_(0.0, 0.0, 0.0).argmax() if len(sum_n) else slice(0)
+        largest_sum = sum_n.abs().nan_to_num_(0.0, 0.0, 0.0)
+        # a list of places and not one, which would be a view of a buffer that later steps write to
+        where = largest_sum.argmax().reshape(1) if len(sum_n) else slice(0)
         at = self._places(g_Wxn.shape[1], g_Wxn.device)
         of_each = {
             "values": g_Wxn[:, at],
-            "extremes": g_Wxn[:, where].reshape(len(g_Wxn), -1),
+            "extremes": g_Wxn[:, where],
             "maxima": torch.stack([largest_magnitude(g_n) for g_n in g_Wxn]),
         }
         return {what: values.float().cpu().numpy() for what, values in of_each.items()}
