@@ -8,7 +8,7 @@ import yaml
 from cpdrun.cli import main
 from cpdrun.explain.explanation import ESTIMATED, MEASURED
 from cpdrun.explain.run import CannotExplainError, explain
-from cpdrun.record import SweepDir, write_json, write_text
+from cpdrun.record import SweepDir, claim, release, write_json, write_text
 from cpdrun.sweep import plan
 
 FEW = ("exp=digits_bits", "seed=0", "epochs=4", "device=cpu", "statistics.every_steps=8")
@@ -59,6 +59,10 @@ def test_what_cannot_be_explained_is_told_in_a_line(train, capsys):
     pending = train("format=e4m3", "aps=false", start=False)
     with pytest.raises(CannotExplainError, match="has not begun"):
         explain(pending)
+    held = claim(pending)
+    write_json(pending.status, {"epoch": 1, "epochs": 4})
+    assert "still runs (epoch 1 of 4), and so far it has nothing" in explain(pending).sentences[0]
+    release(pending, held)
     failed = train("format=e5m2", "aps=false", start=False)
     write_json(failed.new_attempt().exit, {"outcome": "failed", "exit_code": 1, "reason": "it fell over"})
     assert "failed: it fell over (cpdrun logs " in explain(failed).sentences[0]
