@@ -131,4 +131,6 @@ def _with_cost(study: Study, cost: Cost, found: Front, group: Group) -> str:
 
 
 def _named(study: Study, group: Group) -> str:
-    return study.baseline_name if group.is_baseline else label(study, group)
+    """Without commas, for it stands in lists: `e3m2 with APS`."""
+    name = study.baseline_name if group.is_baseline else label(study, group)
+    return name.replace(", APS", " with APS").replace(", ", " ")
