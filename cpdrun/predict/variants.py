@@ -37,8 +37,7 @@ def lines_of_run(run: RunDir, words: Sequence[str]) -> tuple[list[Line], str]:
     ConfigError for a key that cannot be varied, NoEffectsError."""
     if not is_observed(run):
         raise UserError(
-            f"{run.path} was not observed: train it with observe=16, or in a script's run hold run.observe; "
-            "cpdrun predict exp=NAME does so itself"
+            f"{run.path} was not observed: train it with observe=16, as cpdrun predict exp=NAME does itself"
         )
     try:
         config = read_config(run)

@@ -16,6 +16,10 @@ e4m0 without APS .89 and .83), and the order by `loss` is that of the training l
 .017, e3m1 .023, e3m0 .033, e4m0 without APS .076, e2m2 .50; by the error e3m1 would come before e4m0). The tenth was
 chosen by these runs, so they do not test it.
 
+Where that run was observed, as a search has it, and what formats would do to its tensors can be had, the order is that
+of `cpdrun.predict` instead (`cpdrun.search.observed`), which knows of every element and of the whole sum; this rule is
+for runs that were trained before, and for those of scripts.
+
 What it may go by. Only the baseline's first run that leaves a record, by its seed: it is the same whenever and however
 often the search is typed, and a width with several formats is not asked for before it has ended. So the order is a
 function of the experiment, and a search that was killed goes on in the same one. No claim rests on it: formats of one

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import belongs_to_identity, run_name
 from cpdrun.config.keys import flatten
 from cpdrun.predict.effects import NoEffectsError, is_observed
@@ -61,6 +62,11 @@ def observations(question: Question, steps: int | None = None) -> list[Observati
 
 def _observation(question: Question, served: Sequence[str], steps: int | None) -> Observation:
     firsts = [_first(question, name) for name in served]
+    if OBSERVE not in firsts[0].config:
+        raise ConfigError(
+            "the runs of a script are not observed by a sweep: what formats would do is said of runs of cpdrun's own "
+            "loop, and, where a script's run has left observed.npz, by cpdrun predict RUN"
+        )
     own = question.directory.prediction
     if steps is not None:
         run = observed(firsts[0], {"max_steps": steps})
