@@ -42,6 +42,8 @@ def picture(name: str, words: list[str]) -> Path:
         if held is not None:
             _band(axes, laws, data)
         axes.set_xscale("log")
+        axes.set_xticks(sizes := np.unique(laws.runs.parameters), [f"{size / 1000:,.0f}k" for size in sizes])
+        axes.minorticks_off()
         axes.set_title(f"{data:,.0f} {laws.unit}", fontsize=9)
         axes.set_xlabel("parameters", fontsize=8)
         axes.tick_params(labelsize=7)
