@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from custom_fp import Format
+from torch import nn
 
 from cpdrun.comm import emulate_all_reduce
 from cpdrun.config.errors import ConfigError
@@ -18,10 +19,12 @@ from cpdrun.sweep import plan
 from cpdrun.train.observe import samples
 from cpdrun.train.observe.__main__ import main
 from cpdrun.train.observe.effects import effects
+from cpdrun.train.observe.modules import Watched, modules_of
 from cpdrun.train.observe.observation import ROLES, Observation
 from cpdrun.train.observe.observer import OWN_WEIGHTS, steps_to_see
 from cpdrun.train.observe.tally import of_values, tally
 
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
 WHOLE = "features.0.0.weight"  # a layer that its sample has as a whole
 
 
@@ -200,6 +203,36 @@ def test_what_is_not_seen_is_said(observed, make_run, train_here):
     own = Observation.load(run.observed)
     assert own.unseen == [OWN_WEIGHTS]
     assert set(own.of_steps[0]) == {"activation", "output_gradient"}
+
+
+def test_what_rules_reach_and_nobody_saw_is_said(observed):
+    observation = Observation.load(observed.observed)
+
+    def said(*words):
+        return effects(observation, config_of("format=fp32", "aps=false", *words)).said
+
+    assert said() == said("recipe=nvfp4") == []
+    assert said("recipe=fp8_delayed") == ["delayed scales are judged as scales of the same step"]
+    assert said("precision=mixed_fp16") == [
+        "what rules round in BatchNorm2d, Dropout, ReLU is not seen",
+        "output_gradient: a dynamic loss scale is judged at its first value, 2^16",
+    ]
+    assert said("precision.rules=[{modules: '*scores', role: input, format: e4m3}]") == []
+    observation.about["attends"] = True
+    assert said("recipe=nvfp4") == ["what rules round in attention's products is not seen"]
+    observation.about["attends"] = False
+    observation.about["modules"] += modules_of(nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4)))
+    everywhere = "precision.rules=[{modules: '*', role: input, format: e4m3}]"
+    assert said(everywhere) == ["what rules round in Linear is not seen"]
+
+
+def test_attention_is_noticed_and_its_bits_stay():
+    block = nn.TransformerEncoderLayer(8, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
+    x, watched = torch.randn(2, 3, 8, generator=torch.manual_seed(0)), Watched(block, here=True)
+    watched.open()
+    seen = block(x)
+    assert watched.close()["activation"] and watched.attends
+    assert torch.equal(seen, block(x)) and torch.nn.functional.scaled_dot_product_attention is ATTENTION
 
 
 def test_the_command_judges_configs_and_says_what_does_not_fit(observed, tmp_path, capsys):

@@ -13,7 +13,7 @@ its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from cpdrun.train.observe.part import Judge, Part
 from cpdrun.train.observe.samples import RUN
 from cpdrun.train.observe.tally import Tally, of_values, tally
 from cpdrun.train.precision.formats import Formats
+from cpdrun.train.precision.loss_scale import DynamicLossScale, loss_scale_of
 
 _ASKED = {  # role and product of the rules that may mean a tensor, the first that says something
     "weight": (("parameter", None), ("weight", FORWARD)),
@@ -77,7 +78,31 @@ def judges(observation: Observation, config: Mapping[str, Any], said: list[str])
         for role in _ASKED
     }
     found["update"] = _Updates(observation, precision, rules, holders)
+    said.extend(_unseen(observation, config, layers, rules))
     return found
+
+
+def _unseen(
+    observation: Observation, config: Mapping[str, Any], layers: Sequence[SeenLayer], rules: Rules
+) -> Iterator[str]:
+    """What of a step the rules reach and nobody looked at, or that is judged as something else."""
+    kinds, delayed = set(), False
+    for role in ("activation", "output_gradient"):
+        watched = {name for of_step in observation.of(role).values() for name in of_step}
+        for layer in layers:
+            asked = [(r, p) for r, p in _ASKED[role] if layer.takes(r)]
+            roundings = [x for r, p in asked if (x := rules.of(layer, r, p, 0)) is not None]
+            delayed |= any(rounding.history for rounding in roundings)
+            if roundings and layer.part is not None:
+                kinds |= {"attention's products"} if observation.about["attends"] else set()
+            elif roundings and not watched.intersection(layer.names):
+                kinds.add(layer.kind)
+    if kinds:
+        yield f"what rules round in {', '.join(sorted(kinds))} is not seen"
+    if delayed:
+        yield "delayed scales are judged as scales of the same step"
+    if isinstance(loss_scale_of(config["precision"].get("loss_scale", 1.0)), DynamicLossScale):
+        yield "output_gradient: a dynamic loss scale is judged at its first value, 2^16"
 
 
 @dataclass(frozen=True)

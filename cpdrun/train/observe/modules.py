@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from custom_fp.recipe.layers import KINDS, ROLES, Layer, layers_of
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cpdrun.models.normed.norms import is_norm
 
@@ -82,6 +83,9 @@ class Watched:
         self.layers = {name: m for name, m in model.named_modules() if here and isinstance(m, _WATCHED)}
         self.handles: list[Any] = []
         self.calls = 0
+        self.attends = (
+            False  # whether the model called scaled_dot_product_attention, whose operands are not looked at
+        )
         self.found: dict[str, dict[str, list[Tensor]]] = {}
 
     def open(self) -> None:
@@ -90,11 +94,14 @@ class Watched:
         if not self.layers:
             return
         self.handles = [self.model.register_forward_pre_hook(self._count)]
+        self.attention, F.scaled_dot_product_attention = F.scaled_dot_product_attention, self._attend
         for name, module in self.layers.items():
             self.handles.append(module.register_forward_hook(self._hook(name)))
 
     def close(self) -> dict[str, dict[str, Tensor]]:
         """By role and layer, all that was read or came back, one tensor each."""
+        if self.handles:
+            F.scaled_dot_product_attention = self.attention
         for handle in self.handles:
             handle.remove()
         found, self.found, self.handles = self.found, {}, []
@@ -103,6 +110,10 @@ class Watched:
             for role, of in found.items()
             if of
         }
+
+    def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.attends = True
+        return self.attention(*args, **kwargs)
 
     def _count(self, *_: Any) -> None:
         self.calls += 1

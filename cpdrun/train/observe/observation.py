@@ -30,7 +30,7 @@ from cpdrun.record import write_bytes
 from cpdrun.train.observe.tables import COLUMNS
 
 ROLES = ("gradient", "weight", "update", "activation", "output_gradient")
-LAYOUT = 1  # of the file
+LAYOUT = 2  # of the file; 1 had wrong extremes
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Seen:
 @dataclass
 class Observation:
     """of_steps[step][role][layer], steps counted from 0. about: what a reader must know of the run: world_size, steps,
-    steps_an_epoch, epochs, loss_scale, and `modules`, its layers as rules know them. unseen: in sentences, what could
-    not be looked at."""
+    steps_an_epoch, epochs, loss_scale, `modules`, its layers as rules know them, and `attends`, whether it forms
+    attention's products. unseen: in sentences, what could not be looked at."""
 
     about: dict[str, Any] = field(default_factory=dict)
     of_steps: dict[int, dict[str, dict[str, Seen]]] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class Observation:
                 raise
             raise ValueError(f"{path} holds no observation ({error})") from None
         if about.get("layout") != LAYOUT:
-            raise ValueError(f"{path} was written by a version of cpdrun that laid it out in another way")
+            raise ValueError(f"{path} was written by another version of cpdrun: observe the run anew")
         found = cls(about["about"], {}, about["unseen"])
         for role, entries in about["seen"].items():
             found._take(role, about["layers"][role], entries, arrays)

@@ -103,7 +103,9 @@ class Observer:
                 updates = [p - before for p, before in pairs]
             for role, tensors in (("weight", self.weights), ("update", updates)):
                 self.here[role] = self._of_parameters(tensors)
-        for role, tensors in self.watched.close().items():
+        operands = self.watched.close()
+        self.found.about["attends"] = self.watched.attends
+        for role, tensors in operands.items():
             of_layers = zip(tensors, tables(list(tensors.values())), strict=True)
             self.here[role] = {
                 name: _seen(table, x, x.numel(), {"values": self._sample(x.reshape(-1))})
