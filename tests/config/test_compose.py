@@ -67,20 +67,25 @@ def test_the_keys_of_a_yaml_are_the_arguments_of_its_class(composer, group, choi
 
 def test_the_defaults_alone_are_a_valid_run_but_for_its_name(composer):
     config = composer.compose({})
-    config.pop("search")  # what a search is asked is no part of a run
+    for block in ("search", "screen"):  # what these are asked is no part of a run
+        config.pop(block)
     spell_out(config, composer, {})
     validate({**config, "name": "x", "exp": None})
 
 
 def test_rules_and_defaults_name_the_same_keys(composer):
     keys = {key for key, _ in flatten(composer.compose({}))}
-    own = {key for key in keys if key.split(".")[0] not in (*SECTIONS, "launcher", "search", "ingredients")}
+    own = {
+        key
+        for key in keys
+        if key.split(".")[0] not in (*SECTIONS, "launcher", "search", "screen", "ingredients")
+    }
     assert own | {"exp"} == set(RULES)
 
 
 def test_every_experiment_opens_with_its_command():
     for path in Path("conf/exp").glob("*.yaml"):
-        assert re.match(rf"# cpdrun (sweep|search) exp={path.stem}\n", path.read_text())
+        assert re.match(rf"# cpdrun (sweep|search|screen) exp={path.stem}\n", path.read_text())
 
 
 def test_unknown_choices_are_named_with_the_nearest(composer):
