@@ -236,6 +236,12 @@ def test_loss_against_predicted_seconds_has_a_panel_for_each_network(calibrated,
     assert len(titles) == 2 * len(CASES)
 
 
+def test_seconds_to_the_loss_pair_runs_of_a_seed(calibrated, report, no_pictures):
+    """Seeds that lie further apart than the tolerance reach each its own."""
+    found = crossover_of(report(calibrated, tolerance=0.0002, networks=["1gbit"]))
+    assert found.loc[("1gbit", "fp32"), "steps_to_loss"] > 0
+
+
 def test_seconds_to_the_loss_are_those_of_the_first_epoch_that_has_it(calibrated, report, no_pictures):
     found = crossover_of(report(calibrated, tolerance=0.31, networks=["1gbit"]))
     for method, steps in (("fp32", 300), ("bf16", 300), ("H=16", 400)):  # .3 above the end an epoch before it

@@ -6,10 +6,11 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib
 import pytest
 from made_up import fill_digits
+from matplotlib.figure import Figure
 
 from cpdrun.report import plots
 from cpdrun.report.look.style import RC
-from cpdrun.report.plots._metric_axis import apart, value_ranges
+from cpdrun.report.plots._metric_axis import MetricAxis, apart, value_ranges
 from cpdrun.report.plots.accuracy_vs_bytes import front
 from cpdrun.report.read.reader import read_study
 
@@ -153,6 +154,18 @@ def test_the_axis_is_broken_between_what_trains_and_what_does_not(new_sweep):
     upper, lower = parts(new_sweep, near | {"e3m2": [0.8, 0.2], "e3m0": [0.05, 0.15]})
     assert 50 < upper[0] < 98 and upper[1] > 99
     assert lower[0] < 10 and 50 < lower[1] <= upper[0]
+
+
+def test_where_lower_is_better_the_heap_below_is_shown_large(new_sweep):
+    sweep = new_sweep()
+    for format, loss in (("fp32", 1.37), ("bf16", 1.38), ("e4m3", 1.45), ("e3m0", 6.9)):
+        for seed in range(2):
+            sweep.add(format, seed=seed, metrics={"test_loss": loss + 0.01 * seed})
+    study = read_study([sweep.dir], metric="test_loss")
+    upper, lower = value_ranges(study)
+    assert lower[0] < 1.37 and 1.46 < lower[1] < 2 <= upper[0] < 6.9 < upper[1]
+    axis = MetricAxis(Figure().subfigures(), study)
+    assert axis.parts[1].get_ylabel() and not axis.parts[0].get_ylabel() and axis.heights == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@
 compute: of one worker, and codec: seconds a value, as `cpdrun calibrate` measured them on one machine; bytes: as the
 runs recorded them; exchange: costmodel/patterns.py, with its assumptions: nothing hides behind forward and backward. A
 plain sum in fp32, bf16 or fp16 needs no codec of ours: it costs what a ring or the direct exchange does, whichever is
-less. Seconds to the loss: the steps until the metric was first within the tolerance of the baseline's last, by the
-curves that runs recorded, times seconds of a step; as fine as the curve, an epoch as a rule.
+less. Seconds to the loss: the steps until the metric was first within the tolerance of the baseline's last of the same
+seed, by the curves that runs recorded, times seconds of a step; as fine as the curve, an epoch as a rule.
 """
 
 import math
@@ -145,14 +145,14 @@ def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
 
 
 def steps_to(study: Study, group: Group, against: Group | None) -> float:
-    """Steps until the metric is first within the tolerance of the reference's final mean, averaged over runs; NaN where
-    one of them does not get there, or has no curve."""
-    if against is None or not study.may_be_within(group):
+    """Steps until the metric is first within the tolerance of the reference's last of the same seed (of its mean, where
+    that seed is missing), averaged over runs; NaN where one of them does not get there, or has no curve."""
+    if against is None or not study.may_be_within(group) or len(group.by_seed) != len(group.runs):
         return math.nan
     sign = 1.0 if study.metric.higher_is_better else -1.0
-    goal = sign * against.mean - study.tolerance / study.metric.scale
     found = []
-    for run in group.runs:
+    for seed, run in zip(group.by_seed, group.runs, strict=True):
+        goal = sign * against.by_seed.get(seed, against.mean) - study.tolerance / study.metric.scale
         reached = (
             row.step
             for row in rows_of(run)

@@ -22,21 +22,21 @@ _HALO = [withStroke(linewidth=1.6, foreground="white")]
 
 
 class MetricAxis:
-    """The axes of one panel: `parts` from top to bottom, one or two, sharing x."""
+    """The axes of one panel: `parts` from top to bottom, one or two, sharing x; the best heap has the larger."""
 
     def __init__(self, figure: SubFigure, study: Study):
         self.study = study
         ranges = value_ranges(study)
-        rows = figure.subplots(
-            len(ranges), 1, squeeze=False, sharex=True, height_ratios=[2, 1][: len(ranges)]
-        )
+        heights = [2, 1] if study.metric.higher_is_better else [1, 2]
+        self.heights = heights if len(ranges) == 2 else [1]
+        rows = figure.subplots(len(ranges), 1, squeeze=False, sharex=True, height_ratios=self.heights)
         self.parts: list[Axes] = list(rows[:, 0])
         for axes, limits in zip(self.parts, ranges, strict=True):
             axes.set_ylim(limits)
             _set_ticks(axes, study)
         for axes in self.parts[:-1]:
             axes.tick_params(axis="x", which="both", length=0, labelbottom=False)
-        self.parts[0].set_ylabel(study.metric.title)
+        self.parts[self.heights.index(max(self.heights))].set_ylabel(study.metric.title)
         if len(self.parts) > 1:
             _mark_break(*self.parts)
 
@@ -100,11 +100,10 @@ class MetricAxis:
 
     def names(self, x: float, names: list[tuple[float, Look]]) -> None:
         """The lines' names, right-aligned at x, each at its y, moved apart where they would overlap."""
-        share = dict(zip(self.parts, [1.0] if len(self.parts) == 1 else [2 / 3, 1 / 3], strict=True))
-        for axes in self.parts:
+        for axes, height in zip(self.parts, self.heights, strict=True):
             here = [(y, look) for y, look in names if self.at(y) is axes]
             low, high = axes.get_ylim()
-            least = 0.07 * (high - low) / share[axes]
+            least = 0.07 * (high - low) * sum(self.heights) / height
             for y, (_, look) in zip(
                 apart([y for y, _ in here], least, low + least / 2), _descending(here), strict=True
             ):
@@ -126,6 +125,13 @@ def value_ranges(study: Study) -> list[tuple[float, float]]:
     A long error bar is cut where its part ends.
     """
     spans = [span(study, group) for group in study.groups if group.values]
+    if study.metric.higher_is_better:
+        return _ranges(spans)
+    return [(-high, -low) for low, high in reversed(_ranges([(-m, -high, -low) for m, low, high in spans]))]
+
+
+def _ranges(spans: list[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """Where higher is better, of means and the ends of their intervals."""
     means = sorted(mean for mean, _, _ in spans)
     gap, middle = max(((b - a, (a + b) / 2) for a, b in pairwise(means)), default=(0.0, 0.0))
     heap, extent = [mean for mean in means if mean > middle], means[-1] - means[0]
