@@ -54,6 +54,8 @@ GRID = "format=fp32,e5m2,e4m3,e3m4,e5m1,e3m3,e3m2,e2m3,e4m1,e3m1,e2m1,e4m0,e3m0,
 OF_GRID = ["exp=digits_bits", GRID, "aps=true", "emulation=chunked"]
 TIMES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # of its tolerance, at which a candidate counts
 GOAL_AUC, GOAL_RANK = 0.95, 0.8
+OF_RECIPES = ("digits_recipes", "llama_fp4")
+GRADIENTS, PRODUCTS = "gradients between workers", "recipes of products"
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,11 @@ class Held:
         return self.row["fails"] == "1"
 
     @property
+    def kind(self) -> str:
+        """What its experiment asks about: a recipe sends no gradients, or sends them in fp32."""
+        return PRODUCTS if self.row["experiment"] in OF_RECIPES else GRADIENTS
+
+    @property
     def gap(self) -> float:
         """As a share of the metric's range, positive is worse."""
         share = 10.0 ** -float(self.row["strictness"])
@@ -341,6 +348,8 @@ def report(rows: Sequence[Mapping[str, Any]], model: Model, held: Sequence[Held]
     yield "|---|--:|--:|--:|--:|--:|"
     for label, some in (("all", held), ("settled by their seeds", settled)):
         yield _line(f"**{label}**", some)
+        for kind in (GRADIENTS, PRODUCTS):
+            yield _line(f"{label}, {kind}", [each for each in some if each.kind == kind])
     for name in dict.fromkeys(row["experiment"] for row in rows):
         yield _line(name, [each for each in held if each.row["experiment"] == name])
     sure = f"{100 * (1 - SETTLED):.0f} %"
