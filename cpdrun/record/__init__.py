@@ -19,7 +19,7 @@ from cpdrun.record.files import (
 )
 from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs, split_results_dir
 from cpdrun.record.foreign import read_config, read_manifest
-from cpdrun.record.layout import Attempt, RunDir, SweepDir
+from cpdrun.record.layout import OBSERVED_LAYOUT, Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, locked, release
 from cpdrun.record.measure import Measure
 from cpdrun.record.outside import GivenError, write_run

@@ -28,6 +28,10 @@ from pathlib import Path
 from cpdrun.record.entries import EpochRow, LoggedRow, Lost, Outcome, Progress, Result, Where
 from cpdrun.record.files import append_json_line, read_json, read_json_lines
 
+OBSERVED_LAYOUT = (
+    2  # of observed.npz, which the trainer writes and the report reads; the first had wrong extremes
+)
+
 
 @dataclass(frozen=True)
 class Attempt:

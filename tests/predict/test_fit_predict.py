@@ -34,13 +34,19 @@ def test_the_committed_model_is_that_of_the_committed_data(script, rows):
 
 
 def test_experiments_left_out_are_told_apart_and_ranked(script, rows):
-    held = script.left_out(rows)
+    held = [each for each in script.left_out(rows) if each.kind == script.GRADIENTS]
     settled = [each for each in held if each.is_settled]
-    assert script.auc(settled) > 0.95 and script.auc(settled, apart=True) > 0.95 and script.auc(held) > 0.9
-    of_sums = [
-        each for each in settled if each.row["experiment"] != "digits_recipes"
-    ]  # where gradients are sent
-    assert script.rank(of_sums) > 0.75 and script.rank(settled) > 0.65 and script.rank(held) > 0.6
+    assert script.auc(settled) > 0.95 and script.auc(settled, apart=True) > 0.94 and script.auc(held) > 0.9
+    assert script.rank(settled) > 0.75 and script.rank(held) > 0.6
+
+
+def test_recipes_are_told_apart_by_the_fit_that_has_seen_them(script, rows):
+    """Left out they are not: README.md of the reference says so."""
+    model = script.fitted_on(rows)
+    recipes = [row for row in rows if row["experiment"] == "llama_fp4"]
+    chances = {row["candidate"]: model.probability(script._features(row)).value for row in recipes}
+    assert max(chances[name] for name in ("mxint8", "mxfp8", "fp8")) < 0.3
+    assert min(chances[name] for name in ("mxfp4", "nvfp4", "nvint4", "ue5m3")) > 0.5
 
 
 def test_e3m0_of_64_workers_is_foretold_without_any_run_of_more_than_16(script, rows):

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cpdrun.record import RunDir
+from cpdrun.record import OBSERVED_LAYOUT, RunDir
 
 ROLES = ("gradient", "weight", "activation", "output_gradient", "update")
-_LAYOUT = 1
 _COUNT = 0  # the column of a row that counts elements
 
 
@@ -37,7 +36,7 @@ def read_observed(run: RunDir) -> Observed | None:
     try:
         with np.load(run.observed, allow_pickle=False) as file:
             said = json.loads(file["about"].tobytes())
-            if said["layout"] != _LAYOUT:
+            if said["layout"] != OBSERVED_LAYOUT:
                 return None
             steps = {entry[0] for entries in said["seen"].values() for entry in entries}
             found = Observed(int(said["about"]["world_size"]), len(steps))

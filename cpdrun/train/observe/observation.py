@@ -26,11 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from cpdrun.record import write_bytes
+from cpdrun.record import OBSERVED_LAYOUT, write_bytes
 from cpdrun.train.observe.tables import COLUMNS
 
 ROLES = ("gradient", "weight", "update", "activation", "output_gradient")
-LAYOUT = 2  # of the file; 1 had wrong extremes
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Observation:
                 flat = [seen.samples[what].reshape(-1) for *_, seen in found]
                 arrays[f"{role}.{what}"] = np.concatenate(flat).astype(np.float32)
         about = {
-            "layout": LAYOUT,
+            "layout": OBSERVED_LAYOUT,
             "about": self.about,
             "unseen": self.unseen,
             "layers": names,
@@ -139,7 +138,7 @@ class Observation:
             if isinstance(error, OSError):
                 raise
             raise ValueError(f"{path} holds no observation ({error})") from None
-        if about.get("layout") != LAYOUT:
+        if about.get("layout") != OBSERVED_LAYOUT:
             raise ValueError(f"{path} was written by another version of cpdrun: observe the run anew")
         found = cls(about["about"], {}, about["unseen"])
         for role, entries in about["seen"].items():
