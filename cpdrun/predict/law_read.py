@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from custom_fp.formats.block import BlockFormat
@@ -38,8 +39,8 @@ class Study:
 
 
 def read(words: Sequence[str]) -> list[Study]:
-    """Each word is a sweep's name or folder, or the name of a committed reference; `results_dir=PATH` says where sweeps
-    lie. Raises UserError."""
+    """Each word is a sweep's name or folder, or a committed reference's; `results_dir=PATH` says where sweeps lie. Raises
+    UserError."""
     _, names = split_results_dir(words)
     folders = [word for word in words if word not in names]
     if not names:
@@ -52,12 +53,13 @@ def _read(name: str, folders: Sequence[str]) -> Study:
         [sweep] = find_sweeps([*folders, name])
     except UserError as missing:
         kept = references()
-        values = of_reference(kept / name) if kept is not None and "/" not in name else None
+        folder = Path(name) if "/" in name else kept and kept / name
+        values = of_reference(folder) if folder is not None else None
         if values is None:
             there = sorted(path.parent.name for path in kept.glob("*/values.csv")) if kept else []
             also = f"; committed references that have values: {', '.join(there)}" if there else ""
             raise UserError(f"{missing}{also}") from None
-        return _of_values(name, values)
+        return _of_values(folder.name, values)
     return _of_sweep(sweep)
 
 

@@ -15,6 +15,7 @@ from cpdrun.errors import UserError
 from cpdrun.predict import law, law_loss, law_workers
 from cpdrun.predict.law_read import element_and_block, read, rounded
 from cpdrun.record import SweepDir, write_json, write_text
+from cpdrun.report.claims.values import references
 
 FORMATS = {"fp32": None, "mxfp4_rceil": (2, 1, 32), "mxint4_b64": (0, 3, 64), "mxfp6_e2m3": (2, 3, 32)}
 
@@ -131,7 +132,9 @@ def test_runs_without_a_law_are_one_line(tmp_path, capsys, change, words):
 
 
 def test_a_reference_of_workers_is_fitted_tested_and_asked(capsys):
-    code, out, _ = typed(capsys, "--law", "digits_workers", "--at", "world_size=1024", "--json")
+    code, out, _ = typed(
+        capsys, "--law", str(references() / "digits_workers"), "--at", "world_size=1024", "--json"
+    )
     assert code == 0
     [found] = json.loads(out)["workers"]
     b = found["law"]["parameters"]["b"]
