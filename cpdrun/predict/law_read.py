@@ -39,8 +39,8 @@ class Study:
 
 
 def read(words: Sequence[str]) -> list[Study]:
-    """Each word is a sweep's name or folder, or a committed reference's; `results_dir=PATH` says where sweeps lie. Raises
-    UserError."""
+    """Each word is a sweep's name or folder, or a committed reference's; `results_dir=PATH` says where sweeps lie.
+    Raises UserError."""
     _, names = split_results_dir(words)
     folders = [word for word in words if word not in names]
     if not names:
