@@ -52,7 +52,8 @@ def test_every_recipe_that_ships(name):
     applied.check_called()
     reached = ["conv", "encoder.linear1", "encoder.linear2", "encoder.self_attn", "head"]
     attention = ["encoder.self_attn.scores", "encoder.self_attn.values"]
-    expected = {"fp32": [], "pure_fp16": ["conv", "encoder.linear1", "encoder.linear2", "head"]}
+    no_attention = ["conv", "encoder.linear1", "encoder.linear2", "head"]
+    expected = {"fp32": [], "pure_fp16": no_attention, "forward_blocks": reached}
     assert sorted(applied.rounded) == expected.get(name, sorted(reached + attention))
     assert {"symbols", "norm"} <= set(applied.untouched) and not set(applied.untouched) & set(applied.rounded)
     text = (CONF / f"{name}.yaml").read_text(encoding="utf-8")
@@ -108,7 +109,10 @@ def test_a_mapping_a_list_and_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("nvpf4", "unknown recipe 'nvpf4' (did you mean 'nvfp4'?); there are: bf16, fp16_mixed, fp32"),
+        (
+            "nvpf4",
+            "unknown recipe 'nvpf4' (did you mean 'nvfp4'?); there are: bf16, forward_blocks, fp16_mixed",
+        ),
         ("mine.yaml", "recipe mine.yaml: there is no such file"),
         ({"rule": []}, "recipe: unknown key 'rule' (did you mean 'rules'?); a recipe has rules, "),
         (3, "recipe: a recipe is a name, a mapping such as {rules: [...]}, or a list of rules, not 3"),
