@@ -27,10 +27,11 @@ from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.sums.summations import summation_of
 from cpdrun.comm.sums.summations.base import Layers
 from cpdrun.comm.workers import Workers
+from cpdrun.train.observe.additive import Additive
 
 
 @dataclass(frozen=True)
-class Summed:
+class Summed(Additive):
     """Of one layer in one step, squares over the sampled elements: of the exact sum, of its error, of what came out,
     and of the product of both; the same of the first two workers' sum, which is the first addition."""
 
@@ -40,12 +41,6 @@ class Summed:
     product: float = 0.0
     first_exact: float = 0.0
     first_error: float = 0.0
-
-    def times(self, weight: float) -> Summed:
-        return Summed(*(weight * value for value in vars(self).values()))
-
-    def __add__(self, other: Summed) -> Summed:
-        return Summed(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def figures(self) -> dict[str, float]:
         """sum_error, growth and cosine; NaN where they say nothing: a sum of zeros, or one that is not finite."""

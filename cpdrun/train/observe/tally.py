@@ -12,11 +12,12 @@ those of 23 bits have no error, since float32 has no more.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from custom_fp import Format
 
+from cpdrun.train.observe.additive import Additive
 from cpdrun.train.observe.observation import Seen
 from cpdrun.train.observe.tables import COLUMNS, OF_SPACING, SPACINGS
 
@@ -28,7 +29,7 @@ _FIRST = {name: COLUMNS.index(f"{name}{SPACINGS[0]}") for name in OF_SPACING}
 
 
 @dataclass(frozen=True)
-class Tally:
+class Tally(Additive):
     """Sums over elements that are finite and not zero; they add. magnitude, square: of |x| and x^2; product: of |x|
     times the error."""
 
@@ -40,12 +41,6 @@ class Tally:
     error: float = 0.0
     squared_error: float = 0.0
     product: float = 0.0
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def times(self, share: float) -> Tally:
-        return Tally(*(share * getattr(self, f.name) for f in fields(self)))
 
     def figures(self) -> dict[str, float]:
         """NaN where there is nothing to divide by. cosine: of the values and what becomes of them."""

@@ -1,0 +1,17 @@
+"""Figures that add: of elements, of layers, of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+
+@dataclass(frozen=True)
+class Additive:
+    """A frozen dataclass of floats, each a sum over something."""
+
+    def times(self, weight: float) -> Self:
+        return type(self)(*(weight * getattr(self, f.name) for f in fields(self)))
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
