@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 
 import cupy
@@ -23,9 +23,13 @@ from custom_fp.rule import Rounding, Rule
 CSRC = Path(__file__).parent / "csrc"
 OPTIONS = ("--std=c++17", "--fmad=false")
 KERNELS = (
-    *(f"quantize_{rounding}_{size}" for rounding in Rounding for size in ("f32", "f64")),
-    *(f"{kind}_{rounding}" for kind in ("accumulate", "pack", "accumulate_packed") for rounding in Rounding),
-    *(f"scaled_{kind}_{rounding}" for kind in ("tiles", "whole") for rounding in Rounding),
+    *(f"quantize_{rounding}_{size}" for rounding in list(Rounding)[:3] for size in ("f32", "f64")),
+    *(
+        f"{kind}_{rounding}"
+        for kind in ("accumulate", "pack", "accumulate_packed")
+        for rounding in list(Rounding)[:3]
+    ),
+    *(f"scaled_{kind}_{rounding}" for kind in ("tiles", "whole") for rounding in list(Rounding)[:3]),
     *(f"{kind}_{size}" for kind in ("encode", "decode") for size in (1, 4, 8)),
     *(
         "scale_f32",
@@ -92,6 +96,24 @@ def _clamp(shift: int) -> np.int32:
     return np.int32(max(-400, min(400, shift)))
 
 
+def _or_reference(compiled):
+    """Until the kernels know what is younger than they are."""
+
+    @wraps(compiled)
+    def run(*args):
+        known = all(
+            a.is_signed and a.has_negative_zero
+            if isinstance(a, Format)
+            else a.rounding.mode <= 2 and not a.propagates
+            for a in args
+            if isinstance(a, Format | Rule)
+        )
+        (compiled if known else getattr(reference, compiled.__name__))(*args)
+
+    return run
+
+
+@_or_reference
 def quantize(x: Tensor, fmt: Format, rule: Rule, out: Tensor) -> None:
     n = x.numel()
     if n == 0:
@@ -130,6 +152,7 @@ def max_exponent(x: Tensor) -> int | None:
     return reference.max_exponent(largest.view(torch.float64).cpu())
 
 
+@_or_reference
 def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, out: Tensor) -> None:
     if any(tensor.dtype is torch.float64 for tensor in tensors):
         reference.accumulate(tensors, fmt, kahan, rule, out)
@@ -137,6 +160,7 @@ def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, 
         _accumulate("accumulate", tensors, fmt, out.numel(), 4, kahan, rule, out)
 
 
+@_or_reference
 def accumulate_packed(
     payloads: Sequence[Tensor], fmt: Format, n: int, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
@@ -161,6 +185,7 @@ def _accumulate(
     )
 
 
+@_or_reference
 def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
     n = x.numel()
     if x.dtype is torch.float64:
@@ -170,6 +195,7 @@ def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
         launch(f"encode_{out.element_size()}", x, blocks(n, 4), *args)
 
 
+@_or_reference
 def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
     n = codes.numel()
     if codes.element_size() == 2:
@@ -179,6 +205,7 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
         launch(f"decode_{codes.element_size()}", codes, blocks(n, 4), *args)
 
 
+@_or_reference
 def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
     n = x.numel()
     if x.dtype is torch.float64:
@@ -188,6 +215,7 @@ def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
         launch(f"pack_{rule.rounding}", x, blocks(n, 8), *args, *_rule(rule))
 
 
+@_or_reference
 def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
     n = out.numel()
     if n:
@@ -209,6 +237,7 @@ def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor)
         reference.write(x[:, whole:], out[:, whole:])
 
 
+@_or_reference
 def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
     batch, rows, columns = out.shape
     depth = a.shape[-1]

@@ -18,6 +18,7 @@ from custom_fp.formats.scalar import Format
 from custom_fp.rule import Rounding, Rule
 
 INFINITY = float("inf")
+LARGEST, SMALLEST = (2 - 2.0**-52) * 2.0**1023, 2.0**-1074  # of float64
 NEAREST = Rule()
 HADAMARD = 0xFFFFFFFF  # the stream of its signs, apart from those that rounding draws from
 
@@ -30,27 +31,58 @@ def power_of_two(exponent: Tensor) -> Tensor:
 def round_to_format(x: Tensor, fmt: Format, rule: Rule = NEAREST, random: Tensor | None = None) -> Tensor:
     """float64 values rounded to the format, as float64. `random`: 32 uniform bits an element (int64), of which
     the first `rule.bits` count."""
-    magnitude = x.abs()
+    magnitude, is_negative = x.abs(), torch.signbit(x)
     quantum = power_of_two(_exponent(magnitude, fmt) - fmt.mantissa_bits)
     significand = magnitude / quantum  # below 2**(m + 1)
-    # half to even: for m = 0 that is 1.5 -> 2 and 0.5 -> 0, as IEEE 754 has it
-    digits = significand.round() if rule.rounding is Rounding.NEAREST_EVEN else significand.floor()
-    if rule.is_stochastic:
-        digits = digits + carries(significand - digits, random, rule.bits)
-    result = digits * quantum
+    digits = significand.floor()
+    result = (digits + goes_up(digits, significand - digits, is_negative, rule, random)) * quantum
 
-    if rule.saturates:
-        infinity = fmt.max
-    elif fmt.has_inf:
-        infinity = INFINITY
-    else:
-        infinity = float("nan") if fmt.has_nan else fmt.max
-    past_max = fmt.max if rule.rounding is Rounding.TOWARD_ZERO else infinity
-    result = torch.where(result > fmt.max, past_max, result)
+    largest, infinity = fmt.max, infinite(fmt, rule)
+    past = [infinity if rule.overflows(side, fmt.max_is_odd) else largest for side in (False, True)]
+    past_largest = torch.where(is_negative, past[1], past[0]).double()
+    result = torch.where(result > largest, past_largest, result)
     result = torch.where(magnitude == INFINITY, infinity, result)
     result = torch.copysign(result, x)
-    nan = float("nan") if fmt.has_nan else INFINITY if fmt.has_inf else fmt.max
+    if not fmt.is_signed:
+        number, infinite_one = rule.below_zero(fmt.has_nan)
+        result = torch.where(
+            result < 0, torch.where(magnitude == INFINITY, infinite_one, number).double(), result
+        )
+    if not fmt.has_negative_zero:
+        result = result + 0.0
+    nan = float("nan") if fmt.has_nan else INFINITY if fmt.has_inf else largest
     return torch.where(x.isnan() | result.isnan(), nan, result)
+
+
+def infinite(fmt: Format, rule: Rule) -> float:
+    """What infinity becomes."""
+    if rule.saturates or (rule.propagates and not fmt.has_inf):
+        return fmt.max
+    return INFINITY if fmt.has_inf else float("nan") if fmt.has_nan else fmt.max
+
+
+def goes_up(
+    below: Tensor, distance: Tensor, is_negative: Tensor, rule: Rule, random: Tensor | None
+) -> Tensor:
+    """Whether a magnitude becomes the multiple of its quantum above it: `below` is the one below, as a whole number,
+    and `distance` that from it, 0 <= distance < 1, both float64."""
+    is_odd, is_inexact = below % 2 == 1, distance > 0
+    match rule.rounding:
+        case Rounding.NEAREST_EVEN:
+            # for m = 0 that is 1.5 -> 2 and 0.5 -> 0, as IEEE 754 has it
+            return (distance > 0.5) | (distance == 0.5) & is_odd
+        case Rounding.NEAREST_AWAY:
+            return distance >= 0.5
+        case Rounding.TOWARD_ZERO:
+            return torch.zeros_like(is_odd)
+        case Rounding.TOWARD_POSITIVE:
+            return is_inexact & ~is_negative
+        case Rounding.TOWARD_NEGATIVE:
+            return is_inexact & is_negative
+        case Rounding.TO_ODD:
+            return is_inexact & ~is_odd
+        case Rounding.STOCHASTIC:
+            return carries(distance, random, rule.bits)
 
 
 def carries(distance: Tensor, random: Tensor, bits: int) -> Tensor:
@@ -220,6 +252,16 @@ def _times_power(x: Tensor, shift: int) -> Tensor:
     return x.double() * 2.0 ** (shift // 2) * 2.0 ** (shift - shift // 2)
 
 
+def _product_to_round(x: Tensor, shift: int) -> Tensor:
+    """x * 2**shift in float64, or, past its range, what rounds as that does: finite, and zero, only where x is."""
+    product = _times_power(x, shift)
+    largest, smallest = (
+        torch.copysign(torch.full_like(product, end), product) for end in (LARGEST, SMALLEST)
+    )
+    product = torch.where(product.isinf() & ~x.isinf(), largest, product)
+    return torch.where((product == 0) & (x != 0), smallest, product)
+
+
 def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
     write(_times_power(x, shift), out)
 
@@ -251,30 +293,37 @@ def _encode_values(value: Tensor, fmt: Format, out: Tensor) -> None:
         code = torch.where(magnitude == INFINITY, fmt.inf_code, code)
     if fmt.has_nan:
         code = torch.where(value.isnan(), fmt.nan_code, code)
-    out.copy_(code | torch.signbit(value).long() << (fmt.bits - 1))
+    if fmt.is_signed:
+        code = code | torch.signbit(value).long() << (fmt.bits - 1)
+    out.copy_(code)
 
 
 def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
     """Values of codes, of which the low `bits` bits are read."""
-    code = codes.long()
+    code = codes.long() & (1 << fmt.bits) - 1
     m = fmt.mantissa_bits
-    magnitude = code & (1 << (fmt.bits - 1)) - 1
+    magnitude = code & (1 << fmt.exponent_bits + m) - 1
     field = magnitude >> m
     digits = (magnitude & (1 << m) - 1) + ((field > 0).long() << m)
     value = digits.double() * power_of_two(field.clamp(min=1) - fmt.bias - m)
     if fmt.has_nan:
-        value = torch.where(magnitude > fmt.max_code, float("nan"), value)
+        is_nan = (
+            magnitude > fmt.max_code if fmt.has_negative_zero or not fmt.is_signed else code == fmt.nan_code
+        )
+        value = torch.where(is_nan, float("nan"), value)
     if fmt.has_inf:
         value = torch.where(magnitude == fmt.inf_code, INFINITY, value)
-    negative = (code >> (fmt.bits - 1) & 1).bool() & ~value.isnan()
-    write(torch.where(negative, -value, value), out)
+    if fmt.is_signed:
+        is_negative = (code >> (fmt.bits - 1)).bool() & ~value.isnan()
+        value = torch.where(is_negative, -value, value)
+    write(value, out)
 
 
 def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
     """Codes of x * 2**shift: 8 codes in k bytes, code j from bit j * k on, little-endian; zero codes fill up."""
     k, n = fmt.bits, x.numel()
     codes = torch.zeros(-(-n // 8) * 8, dtype=torch.int64, device=x.device)
-    scaled = _times_power(x.reshape(-1), shift)
+    scaled = _product_to_round(x.reshape(-1), shift)
     _encode_values(_round(scaled, fmt, rule), fmt, codes[:n])
     bits = codes[:, None] >> torch.arange(k, device=x.device) & 1
     weights = 1 << torch.arange(8, device=x.device)

@@ -5,6 +5,7 @@ Between the format's values below and above it, x lies on a grid of quantum q = 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,21 @@ class Rounding(_Word):
     it, carry. So with probability floor(2**N d) / 2**N, which is d or less: the mean is too near zero, by q 2**-(N + 1)
     on average over d, and a d below 2**-N is lost. gfloat calls it StochasticFastest; Fitzgibbon and Felix, "On
     Stochastic Rounding with Few Random Bits" (arXiv:2504.20634), compare it with forms of less bias."""
+
+    NEAREST_AWAY = "nearest_away"
+    """sign(x) * q * floor(|x| / q + 1/2): halves to the larger magnitude. IEEE 754-2019 roundTiesToAway."""
+
+    TOWARD_POSITIVE = "toward_positive"
+    """q * ceil(x / q): what is below minus the largest value becomes that. IEEE 754-2019 roundTowardPositive."""
+
+    TOWARD_NEGATIVE = "toward_negative"
+    """q * floor(x / q): what is past the largest value becomes that. IEEE 754-2019 roundTowardNegative."""
+
+    TO_ODD = "to_odd"
+    """x where it is a multiple of q, else the one of its two neighbours that is an odd multiple: to round the result to
+    at least two digits fewer is to round x (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved
+    algorithms using rounding to odd", 2008). Past the largest value: that, where it is an odd multiple, else what
+    Overflow says. With m = 0 every power of two is odd."""
 
     @cached_property
     def mode(self) -> int:
@@ -87,6 +103,14 @@ class Overflow(_Word):
     SATURATE = "saturate"
     """max, for infinite inputs too."""
 
+    PROPAGATE = "propagate"
+    """max, but for infinite inputs, which stay infinite where the format has inf: SatPropagate of IEEE P3109."""
+
+    @cached_property
+    def mode(self) -> int:
+        """Its number, `Overflow` in csrc/custom_fp.h."""
+        return list(Overflow).index(self)
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -124,8 +148,28 @@ class Rule:
         return self.overflow is Overflow.SATURATE
 
     @cached_property
-    def flat(self) -> tuple[int, bool, int, int, int]:
-        """(mode, saturates, seed, offset, mask), as the kernels take them: the seed without a sign; the mask has ones
+    def propagates(self) -> bool:
+        return self.overflow is Overflow.PROPAGATE
+
+    def overflows(self, is_negative: bool, is_odd: bool) -> bool:
+        """Whether a finite number past the largest value becomes what infinity does, and not that value: its sign, and
+        whether that value's last digit is odd."""
+        if self.overflow is not Overflow.INFINITY or self.rounding is Rounding.TOWARD_ZERO:
+            return False
+        if self.rounding is Rounding.TO_ODD:
+            return not is_odd
+        return self.rounding is not (Rounding.TOWARD_POSITIVE if is_negative else Rounding.TOWARD_NEGATIVE)
+
+    def below_zero(self, has_nan: bool) -> tuple[float, float]:
+        """What a negative number and -inf are in a format without a sign, as IEEE P3109 has it: NaN where there is one
+        and Overflow does not say that ends are kept to; 0 otherwise, and where a finite number is rounded upwards."""
+        gone = math.nan if has_nan and self.overflow is Overflow.INFINITY else 0.0
+        upwards = self.rounding in (Rounding.TOWARD_ZERO, Rounding.TOWARD_POSITIVE)
+        return 0.0 if upwards else gone, gone
+
+    @cached_property
+    def flat(self) -> tuple[int, int, int, int, int]:
+        """(mode, overflow, seed, offset, mask), as the kernels take them: the seed without a sign; the mask has ones
         where an element's 32 random bits count."""
         seed, mask = (self.seed or 0) & (1 << 64) - 1, (1 << 32) - (1 << 32 - self.bits)
         return self.rounding.mode, self.saturates, seed, self.offset, mask

@@ -117,6 +117,8 @@ def test_bad_names_say_what_is_allowed(name):
         ("torch.float8_e5m2", "e5m2"),
         ("MXFP4", "mxfp4"),
         ("half", "fp16"),
+        ("torch.float8_e4m3fnuz", "e4m3fnuz"),
+        ("float8_e4m3b11fnuz", "e4m3b11fnuz"),
     ],
 )
 def test_other_libraries_names_and_capitals_are_told_ours(typed, meant):
@@ -126,7 +128,7 @@ def test_other_libraries_names_and_capitals_are_told_ours(typed, meant):
 
 
 @pytest.mark.parametrize(
-    "name", ["banana", "float8_e4m3fnuz", "e4m3fnuz", None, 8, ["e4m3", "e5m2"], {"e4m3": 1}]
+    "name", ["banana", "float8_e8m0fnu", "e4m3uz", None, 8, ["e4m3", "e5m2"], {"e4m3": 1}]
 )
 def test_an_unknown_name_gets_a_short_line(name):
     with pytest.raises(ValueError, match="allowed: ") as raised:

@@ -33,9 +33,9 @@ def test_the_numbers_are_those_of_the_kernels():
     header = Path(custom_fp.__file__).parent
     modes = re.findall(r"enum Mode[^{]*{([^}]*)}", (header / "csrc" / "custom_fp.h").read_text())[0]
     assert modes.strip() == ", ".join(f"{word} = {word.mode}" for word in Rounding)
-    assert Rule("stochastic", "saturate", -1, 7).flat == (2, True, 2**64 - 1, 7, 0xFFFFFFFE)
-    assert Rule("stochastic_5", seed=3).flat == (2, False, 3, 0, 0xF8000000)
-    assert Rule().flat[:4] == (0, False, 0, 0)
+    assert Rule("stochastic", "saturate", -1, 7).flat == (2, 1, 2**64 - 1, 7, 0xFFFFFFFE)
+    assert Rule("stochastic_5", seed=3).flat == (2, 0, 3, 0, 0xF8000000)
+    assert Rule().flat[:4] == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,8 @@ class BlockFormat(NumberFormat):
         if self.of.bits > 8:
             kinds = "formats of at most 8 bits, or None for int8"
             yield f"with elements of {self.of}, {self.of.bits} bits; allowed: {kinds}"
+        if not (self.is_integer or self.of.has_negative_zero):
+            yield f"with elements of {self.of}; allowed: formats with a sign and a -0 (e4m3, e4m3fn, e4m3fo)"
         sizes = self.block if isinstance(self.block, tuple) else (self.block,)
         is_size = all(type(size) is int and size >= 1 for size in sizes) and len(sizes) == 1 + isinstance(
             self.block, tuple

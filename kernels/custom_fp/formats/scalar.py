@@ -6,6 +6,15 @@ holds zero and the subnormals. The top exponent field belongs to
     family "ieee"   infinity (mantissa 0) and NaN (any other mantissa)
     family "fn"     finite values; the code of all ones is NaN, as in OCP's OFP8 E4M3. The three small formats
                     of OCP's Microscaling (MX) specification 1.0, e2m1fn, e2m3fn and e3m2fn, have no NaN either.
+    family "fo"     finite values only, no NaN (LLVM's "finite only"): e4m3fo reaches 480. What is e2m1fo is e2m1fn, and
+                    so of the other two of MX.
+    family "fnuz"   finite values only; the code of -0 is NaN and there is no -0, as in LLVM, ml_dtypes and AMD's MI300.
+                    The bias is 2**(e-1) where none is named, one more than elsewhere: e4m3fnuz reaches 240.
+
+A name with u in front is of a format without a sign bit, of any family but fnuz: ue5m6 (11 bits, as in R11G11B10),
+ue4m3fn (7 bits). ue4m3 and ue5m3 are NVIDIA's names for ue4m3fn and ue5m3fn; with infinity they are ue4m3b7 and
+ue5m3b15. -0 becomes 0, a negative number what `Rule.below_zero` says. ue8m0fn has a zero (code 0), which OCP's E8M0
+has not.
 
 Corners, which follow from those rules and nothing else:
 
@@ -14,7 +23,8 @@ Corners, which follow from those rules and nothing else:
                     normal values, so that max < 2**emin and emax = emin - 1
     e1m0, e1m0fn    no finite value but zero: max is 0, emax is emin - 1 by the same formula
 
-Sources: IEEE 754-2019 section 3; OCP 8-bit Floating Point Specification (OFP8) 1.0; OCP MX 1.0 table 1.
+Sources: IEEE 754-2019 section 3; LLVM's APFloat (suffixes); OCP 8-bit Floating Point Specification
+(OFP8) 1.0; OCP MX 1.0 table 1.
 """
 
 from __future__ import annotations
@@ -26,13 +36,16 @@ from typing import ClassVar
 
 from custom_fp.formats.protocol import NumberFormat
 
+ALSO = {"ue4m3": "ue4m3fn", "ue5m3": "ue5m3fn"}
+"""Names that are read and not written."""
 ALIASES = {"fp32": "e8m23", "tf32": "e8m10", "bf16": "e8m7", "fp16": "e5m10"}
-FAMILIES = ("ieee", "fn")
+FAMILIES = ("ieee", "fn", "fo", "fnuz")
 _SHORT = {long: alias for alias, long in ALIASES.items()}
 _MX_WITHOUT_NAN = {(2, 1), (2, 3), (3, 2)}
-_NAME = re.compile(r"e(\d+)m(\d+)(?:b(-?\d+))?(fn)?")
-_ALLOWED = "e<1..8>m<0..23>, then b<bias> and fn as options (e5m2, e4m3fn, e4m3b11fn), or " + ", ".join(
-    ALIASES
+_NAME = re.compile(r"(u?)e(\d+)m(\d+)(?:b(-?\d+))?(fnuz|fn|fo)?")
+_ALLOWED = (
+    "e<1..8>m<0..23>, then b<bias> and fn, fo or fnuz as options (e5m2, e4m3fn, e4m3b11fnuz), u in front for no sign "
+    "(ue4m3fn), or " + ", ".join(ALIASES)
 )
 
 # quantize adds 2**(emin - m + 23) to float32 values, which has to be a float32 itself.
@@ -49,13 +62,11 @@ class Format(NumberFormat):
 
     LOOKS_LIKE: ClassVar = "e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..."
     BACKENDS: ClassVar = {"cpu": "custom_fp.native", "cuda": "custom_fp.cuda", "any": "custom_fp.reference"}
-    has_negative_zero: ClassVar = True
-    is_signed: ClassVar = True
-
     exponent_bits: int
     mantissa_bits: int
-    bias: int | None = None  # None: 2**(exponent_bits - 1) - 1
+    bias: int | None = None  # None: 2**(exponent_bits - 1) - 1, and without the - 1 of family fnuz
     family: str = "ieee"
+    is_signed: bool = True
     name: str = field(init=False, repr=False, compare=False)  # the alias where there is one
 
     def __post_init__(self) -> None:
@@ -66,11 +77,18 @@ class Format(NumberFormat):
                 raise ValueError(f"{what} is {value}; allowed: {least}..{most}")
         if self.family not in FAMILIES:
             raise ValueError(f"family is {self.family!r}; allowed: {', '.join(FAMILIES)}")
+        if type(self.is_signed) is not bool:
+            raise ValueError(f"is_signed is {self.is_signed!r}; allowed: True, False")
+        if self.family == "fnuz" and not self.is_signed:
+            raise ValueError("family fnuz needs a sign bit; without one take ieee, fn, fo")
+        if self.family == "fo" and self._is_mx_without_nan:
+            object.__setattr__(self, "family", "fn")
         if self.bias is None:
             object.__setattr__(self, "bias", self.default_bias)
-        bias = "" if self.bias == self.default_bias else f"b{self.bias}"
-        suffix = "fn" if self.family == "fn" else ""
-        name = f"e{self.exponent_bits}m{self.mantissa_bits}{bias}{suffix}"
+        sign, suffix = "" if self.is_signed else "u", "" if self.family == "ieee" else self.family
+        fields = f"{sign}e{self.exponent_bits}m{self.mantissa_bits}"
+        is_plain = self.bias == self.default_bias and fields + suffix not in ALSO
+        name = f"{fields}{'' if is_plain else f'b{self.bias}'}{suffix}"
         object.__setattr__(self, "name", _SHORT.get(name, name))
         low, high = _EMIN_RANGE
         if not (low <= self.emin <= high and self.emax <= 127):
@@ -94,11 +112,15 @@ class Format(NumberFormat):
 
     @property
     def default_bias(self) -> int:
-        return 2 ** (self.exponent_bits - 1) - 1
+        return 2 ** (self.exponent_bits - 1) - (self.family != "fnuz")
+
+    @property
+    def _is_mx_without_nan(self) -> bool:
+        return self.is_signed and (self.exponent_bits, self.mantissa_bits) in _MX_WITHOUT_NAN
 
     @cached_property
     def bits(self) -> int:
-        return 1 + self.exponent_bits + self.mantissa_bits
+        return self.is_signed + self.exponent_bits + self.mantissa_bits
 
     @property
     def code_bits(self) -> int:
@@ -116,14 +138,23 @@ class Format(NumberFormat):
     def has_nan(self) -> bool:
         if self.family == "ieee":
             return self.mantissa_bits > 0
-        return (self.exponent_bits, self.mantissa_bits) not in _MX_WITHOUT_NAN
+        return self.family == "fnuz" or (self.family == "fn" and not self._is_mx_without_nan)
+
+    @cached_property
+    def has_negative_zero(self) -> bool:
+        return self.is_signed and self.family != "fnuz"
 
     @cached_property
     def max_code(self) -> int:
         """The code of the largest finite value; codes of positive values count up from 0 to it."""
         if self.family == "ieee":
             return ((2**self.exponent_bits - 1) << self.mantissa_bits) - 1
-        return (1 << (self.exponent_bits + self.mantissa_bits)) - 1 - self.has_nan
+        return (1 << (self.exponent_bits + self.mantissa_bits)) - 1 - (self.family == "fn" and self.has_nan)
+
+    @cached_property
+    def max_is_odd(self) -> bool:
+        """Whether the largest value is an odd multiple of its quantum; with m = 0 all but zero are."""
+        return bool(self.max_code & 1 if self.mantissa_bits else self.max_code)
 
     @cached_property
     def inf_code(self) -> int | None:
@@ -134,7 +165,7 @@ class Format(NumberFormat):
         """The code that NaN is written as (positive, quiet); others of family ieee are read as NaN too."""
         if not self.has_nan:
             return None
-        return self.max_code + 1 if self.family == "fn" else self.inf_code | 1 << (self.mantissa_bits - 1)
+        return self.inf_code | 1 << (self.mantissa_bits - 1) if self.has_inf else self.max_code + 1
 
     @cached_property
     def emin(self) -> int:
@@ -169,15 +200,22 @@ class Format(NumberFormat):
     @cached_property
     def spec(self) -> int:
         """The format in one integer, for the kernels: see `Spec` in csrc/custom_fp.h."""
-        flags = self.has_inf << 30 | self.has_nan << 29
+        flags = (
+            (self.family == "fnuz") << 31
+            | self.has_inf << 30
+            | self.has_nan << 29
+            | (not self.is_signed) << 15
+        )
         return flags | (self.emin + 512) << 16 | self.mantissa_bits << 8 | self.exponent_bits
 
     def value_of(self, code: int) -> float:
         """The value of one code, 0 <= code < 2**bits."""
         if not 0 <= code < 2**self.bits:
             raise ValueError(f"{self.name} has codes 0..{2**self.bits - 1}; got {code}")
-        sign = -1.0 if code >> (self.bits - 1) else 1.0
-        magnitude = code & (2 ** (self.bits - 1) - 1)
+        if self.family == "fnuz" and code == self.nan_code:
+            return float("nan")
+        width = self.exponent_bits + self.mantissa_bits
+        sign, magnitude = -1.0 if code >> width else 1.0, code & (1 << width) - 1
         if magnitude > self.max_code:
             return sign * float("inf") if magnitude == self.inf_code else float("nan")
         field, mantissa = magnitude >> self.mantissa_bits, magnitude & ((1 << self.mantissa_bits) - 1)
@@ -193,13 +231,12 @@ class Format(NumberFormat):
 
 @cache
 def _named(name: str) -> Format | None:
-    match = _NAME.fullmatch(ALIASES.get(name, name))
+    match = _NAME.fullmatch(ALIASES.get(name, ALSO.get(name, name)))
     if not match:
         return None
-    exponent_bits, mantissa_bits, bias, fn = match.groups()
+    unsigned, exponent_bits, mantissa_bits, bias, family = match.groups()
     try:
-        return Format(
-            int(exponent_bits), int(mantissa_bits), int(bias) if bias else None, "fn" if fn else "ieee"
-        )
+        widths = int(exponent_bits), int(mantissa_bits)
+        return Format(*widths, int(bias) if bias else None, family or "ieee", not unsigned)
     except ValueError as error:
         raise ValueError(f"no format {name!r}: {error}") from None

@@ -3,10 +3,10 @@
 A scale is positive or NaN, so that its format needs no sign:
 
     e8m0     2**(code - 127), code 0..254; 255 is NaN (OCP MX 1.0, section 5.4.1)
-    e4m3fn   the OCP 8-bit format with its sign bit 0: codes 1..126 are 2**-9 .. 448, 127 is NaN. `ue4m3` is another
-             name for it: the PTX ISA's type of that name has the same seven bits
+    e4m3fn   the OCP 8-bit format with its sign bit 0: codes 1..126 are 2**-9 .. 448, 127 is NaN. `ue4m3` and
+             `ue4m3fn` are other names for it: the PTX ISA's type of that name has the same seven bits
     ue5m3    5 exponent bits of bias 15, 3 mantissa bits, subnormals, no infinity: codes 1..254 are 2**-17 .. 114688,
-             255 is NaN: the magnitudes of e5m3fn
+             255 is NaN: the magnitudes of e5m3fn; `ue5m3fn` is another name for it
     fp32     a float32; the smallest that is used is 2**-126, so that its reciprocal is a normal number, too
 
 Code 0 of the two in the middle is zero, and never written.
@@ -21,7 +21,7 @@ from functools import cache, cached_property
 
 from custom_fp.formats.scalar import Format
 
-ALIASES = {"ue4m3": "e4m3fn"}
+ALIASES = {"ue4m3": "e4m3fn", "ue4m3fn": "e4m3fn", "ue5m3fn": "ue5m3"}
 _FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 
 

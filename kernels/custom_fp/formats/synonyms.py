@@ -23,13 +23,15 @@ SYNONYMS = {
     "int8": "mxint8 or int8_channel or linear",
     "int4": "nvint4 or int4_b32",
 }
-_PREFIX = re.compile(r"(torch\.|np\.|numpy\.|jnp\.|ml_dtypes\.)?(float\d+_|fp\d+_)?(?P<rest>e\d+m\d+(fn)?)")
+_PREFIX = re.compile(
+    r"(torch\.|np\.|numpy\.|jnp\.|ml_dtypes\.)?(float\d+_|fp\d+_)?(?P<rest>u?e\d+m\d+(b\d+)?(fnuz|fn|fo)?)"
+)
 _MODULE = re.compile(r"(torch|np|numpy|jnp|ml_dtypes)\.")
 
 
 def meant(name: object) -> str | None:
     """What to type for `name` (E4M3: 'e4m3', float8_e4m3fn: 'e4m3fn', fp8: 'e4m3 or e5m2'); None where that is not
-    known, as of float8_e4m3fnuz, which no format here is."""
+    known, as of float8_e8m0fnu, which is a scale's format here."""
     if not isinstance(name, str):
         return None
     lower = name.strip().lower().replace("-", "_")

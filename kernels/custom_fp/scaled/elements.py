@@ -10,7 +10,7 @@ from torch import Tensor
 from custom_fp import operators
 from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.scale import Integer
-from custom_fp.reference import carries, round_to_format
+from custom_fp.reference import goes_up, round_to_format
 from custom_fp.rule import Overflow, Rounding, Rule
 
 
@@ -31,9 +31,8 @@ def to_integer(kind: Integer, q: Tensor, rule: Rule, random: Tensor | None) -> T
         whole = units.round()
     else:
         whole = units.trunc()
-        if random is not None:
-            up = carries((units - whole).abs(), random, rule.bits)
-            whole = whole + torch.copysign(up.double(), units)
+        up = goes_up(whole.abs(), (units - whole).abs(), torch.signbit(units), rule, random)
+        whole = whole + torch.copysign(up.double(), units)
     return (whole * kind.unit).float() + 0.0  # no -0
 
 

@@ -21,7 +21,9 @@ LONG = 1 << 17  # blocks above that are cut between threads: `grain` in csrc/par
 
 class NativeTiles(Tiles):
     def quantize(self, x: Tensor, fmt: BlockFormat, rule: Rule, out: Tensor, axis: int | None = None) -> None:
-        if x.numel():
+        if rule.rounding.mode > 2:
+            super().quantize(x, fmt, rule, out, axis)
+        elif x.numel():
             x = single(x)
             tiling = _tiling_of(fmt.block, x.shape, axis, fmt.name)
             how = tiling, _scaling(fmt), *_drawn(rule), get_num_threads()
@@ -43,7 +45,7 @@ class NativeTiles(Tiles):
         axis: int | None = None,
         rule: Rule = NEAREST,
     ) -> None:
-        if x.numel():
+        if x.numel() and rule.rounding.mode <= 2:
             t = _encode(single(x), fmt, scales, codes, fmt.layout(x.shape, axis), rule)
             for found in tensor_scale:
                 found.fill_(t)
@@ -62,7 +64,7 @@ class NativeTiles(Tiles):
         self, x: Tensor, fmt: BlockFormat, shift: int, rule: Rule, out: Tensor, axis: int | None = None
     ) -> None:
         layout = fmt.layout(x.shape, axis)
-        if not _is_one_row(layout):
+        if not _is_one_row(layout) or rule.rounding.mode > 2:
             super().pack(x, fmt, shift, rule, out, axis)
         elif x.numel():
             head, scales, codes = _parts(out, fmt, layout)

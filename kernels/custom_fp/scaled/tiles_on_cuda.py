@@ -26,7 +26,9 @@ WHOLE = (
 
 class CudaTiles(Tiles):
     def quantize(self, x: Tensor, fmt: BlockFormat, rule: Rule, out: Tensor, axis: int | None = None) -> None:
-        if x.numel():
+        if rule.rounding.mode > 2:
+            super().quantize(x, fmt, rule, out, axis)
+        elif x.numel():
             x = single(x)
             t = scales.of_tensor(fmt, x.view(-1)) if fmt.has_tensor_scale else None
             _run(x, fmt, fmt.layout(x.shape, axis), rule, t, (address(out), NOTHING, NOTHING))
@@ -41,7 +43,7 @@ class CudaTiles(Tiles):
         axis: int | None = None,
         rule: Rule = NEAREST,
     ) -> None:
-        if not x.numel():
+        if not x.numel() or rule.rounding.mode > 2:
             super().encode(x, fmt, codes, scales_, *tensor_scale, axis=axis, rule=rule)
             return
         x = single(x)
