@@ -7,7 +7,8 @@ of its runs?
 
 With --predicted NAME the search knows what is predicted of each candidate by a model that has not seen experiment NAME
 (results/reference/predict/predicted.csv): it tries the formats of a width in that order, and keeps idle cores from
-running ahead below one that is likely to fail.
+running ahead below one that is likely to fail. With --start predicted too it starts at the width that is predicted
+(search.start), with --start BITS at that one, as if it were; then the first run of the baseline is in no pair.
 
 The answer of the whole grid is, for each chain, the narrowest width of which all wider ones have a format whose mean
 over all seeds is within the tolerance. A search says the same when it certifies that width and no narrower one.
@@ -27,11 +28,15 @@ from cpdrun.report.read.metric import Metric
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Candidate, Chain, Ended, Rules, stand, wanted
+from cpdrun.search.settings import PREDICTED as FROM_PREDICTED
+from cpdrun.search.settings import WIDEST
+from cpdrun.search.start import predicted_width, start_at
 from cpdrun.stats.anytime import differences
 
 COLUMNS = ("chain", "bits", "candidate", "baseline", "seed", "value")
 PREDICTED = Path("results/reference/predict/predicted.csv")
 SLOTS = 2  # runs at the same time
+FIRST_SEED = 0  # of the run of the baseline that a prediction is read from
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,18 @@ def with_predictions(grid: Grid, experiment: str) -> Grid:
     )
 
 
+def with_start(grid: Grid, start: str) -> Grid:
+    """`start`: `widest`, `predicted`, or the bits of a width; a chain without such a width starts at its widest."""
+
+    def begun(chain: Chain) -> Chain:
+        bits = [f"{width[0].bits:g}" for width in chain.widths]
+        if start == FROM_PREDICTED:
+            return start_at(chain, predicted_width(chain), FIRST_SEED)
+        return start_at(chain, bits.index(start) if start in bits else 0, FIRST_SEED)
+
+    return grid if start == WIDEST else replace(grid, chains=list(map(begun, grid.chains)))
+
+
 def whole(grid: Grid, rules: Rules) -> list[float | None]:
     """The bits that each chain needs, by the means over all seeds; None where its widest is not enough."""
 
@@ -139,7 +156,7 @@ def replay(grid: Grid, rules: Rules, seed: int) -> tuple[list[float | None], int
     rng, ended, flying, runs = random.Random(seed), Ended(), [], 0
     order = rng.sample(range(grid.seeds), grid.seeds)
     while True:
-        standings = stand(grid.chains, ended, rules)
+        standings = stand(known(grid.chains, ended), ended, rules)
         for wish in wanted(standings, ended, set(flying), rules):
             if len(flying) == SLOTS:
                 break
@@ -150,6 +167,16 @@ def replay(grid: Grid, rules: Rules, seed: int) -> tuple[list[float | None], int
         runs += 1
         ended.values.setdefault(name, {})[number] = grid.values[name][order[number]]
         assert ended.has(ending)
+
+
+def known(chains: Sequence[Chain], ended: Ended) -> list[Chain]:
+    """As a search sees them: where one starts is not known before the run of the baseline that says so has ended."""
+    return [
+        chain
+        if chain.aside is None or ended.has((chain.baseline, chain.aside))
+        else replace(chain, start=0, aside=None, is_started=False)
+        for chain in chains
+    ]
 
 
 def table(grid: Grid, rules: Rules, searches: int) -> list[str]:
@@ -190,6 +217,9 @@ def main() -> None:
     replaying.add_argument(
         "--predicted", metavar="NAME", help="of predicted.csv: start from what it predicts"
     )
+    replaying.add_argument(
+        "--start", default=WIDEST, help=f"{WIDEST}, {FROM_PREDICTED}, or the bits of a width"
+    )
     arguments = parser.parse_args()
     if arguments.command == "record":
         write(record(arguments.words), sys.stdout)
@@ -197,6 +227,7 @@ def main() -> None:
     grid, metric = read(arguments.file), Metric(arguments.metric)
     if arguments.predicted:
         grid = with_predictions(grid, arguments.predicted)
+    grid = with_start(grid, arguments.start)
     rules = Rules(
         tolerance=arguments.tolerance / metric.scale,
         alpha=0.05,

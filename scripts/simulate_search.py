@@ -5,7 +5,9 @@
 The truth is the hardest there is: every format is worse than the baseline by exactly the tolerance, so that each
 certificate is wrong, and every candidate is seeded to the end. Then the same where the wide formats are mixed: one of
 each width equals the baseline, the others and the whole narrowest width are at the boundary; wrong is a claim that the
-narrowest width is enough. Differences are drawn with a standard deviation of 1 and looked at after every pair.
+narrowest width is enough. And where a chain of STARTED widths starts at one that was predicted, rightly or not: the
+wide ones equal the baseline, from one on all are at the boundary; wrong is any certificate of those, wherever the
+search has gone from its start. Differences are drawn with a standard deviation of 1 and looked at after every pair.
 """
 
 import argparse
@@ -15,12 +17,15 @@ from collections.abc import Callable
 import numpy as np
 
 from cpdrun.stats.anytime import critical_z, shares
+from cpdrun.stats.chain import portions
 from cpdrun.stats.intervals import wilson
 
 PAIRS, ALPHA = 30, 0.05
 FAMILIES = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (1, 4), (2, 2), (4, 4)]  # formats a width, chains
 TOLERANCE = 2.0  # standard deviations, where some are equal to the baseline
 WIDTHS = 3  # of a mixed chain: the last is worse throughout
+STARTED = 5  # widths of a chain that starts at one of them
+STARTS = (0, 1, 2, 4)  # by index: the widest is 0
 WORST = -200.0  # what a diverged run is worth: as 98 points where the deviation is half a point
 CHUNK = 1000
 
@@ -116,6 +121,58 @@ def mixed(
     return too_few, misnamed
 
 
+def from_a_start(
+    draw: Draw,
+    start: int,
+    good: int,
+    formats: int,
+    chains: int,
+    searches: int,
+    seed: int,
+    resolution: float = 0.0,
+) -> int:
+    """Searches with a wrong certificate, of chains that start at width `start`, of which the `good` widest have one
+    format that equals the baseline and all else is at the boundary. As a search does, it goes down from the start
+    while widths are certified, and, where the start is not, up until one is."""
+    rng, wrong, size = np.random.default_rng(seed), 0, CHUNK // 4
+    certify, refute = shares(ALPHA, formats, chains)
+    for begin in range(0, searches, size):
+        now = min(size, searches - begin)
+        claimed = np.zeros((now, chains, STARTED), bool)
+        is_wrong = np.zeros((now, chains, STARTED), bool)
+        for width, portion in enumerate(portions(STARTED, start)):
+            x = draw(rng, (now, chains, formats, PAIRS))
+            equal = (rng.integers(formats, size=(now, chains, 1)) == np.arange(formats)) & (width < good)
+            certified, _ = settled(
+                x + np.where(equal, TOLERANCE, 0.0)[..., None], certify * portion, refute, resolution
+            )
+            claimed[:, :, width], is_wrong[:, :, width] = certified.any(-1), width >= good
+        down = np.cumprod(claimed[:, :, start:], -1).astype(bool)
+        above = claimed[:, :, :start][:, :, ::-1]  # from the start up
+        first = np.cumsum(above, -1) == 1
+        up = above & first & ~claimed[:, :, start, None]
+        found = np.concatenate([up[:, :, ::-1], down], -1)
+        wrong += int((found & is_wrong).any((1, 2)).sum())
+    return wrong
+
+
+def starts(searches: int, seed: int) -> list[str]:
+    families = [(1, 1), (3, 1), (3, 4)]
+    lines = [
+        f"| of {STARTED} widths good enough | differences | formats, chains | "
+        + " | ".join("starts at the widest" if s == 0 else f"at width {s + 1}" for s in STARTS)
+        + " |",
+        "|---|---|---|" + "--:|" * len(STARTS),
+    ]
+    for good in (0, 1, 3):
+        for name in ("normal", "skewed towards bad runs, −0.5"):
+            for k, c in families:
+                counts = [from_a_start(HOLDS[name], s, good, k, c, searches, seed) for s in STARTS]
+                cells = " | ".join(shown(count, searches) for count in counts)
+                lines.append(f"| {good or 'none'} | {name} | {k}, {c} | {cells} |")
+    return lines
+
+
 def shown(wrong: int, searches: int) -> str:
     low, high = wilson(wrong / searches, searches, 95)
     return f"{100 * wrong / searches:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
@@ -154,6 +211,12 @@ def main() -> None:
         f"`python scripts/simulate_search.py --searches {arguments.searches} --seed {arguments.seed}`\n"
     )
     print("\n".join(table(arguments.searches, arguments.seed)))
+    print("\n# Wrong certificates where a search starts below the widest\n")
+    print(
+        "The same searches, wrong certificates wherever they went. Width 1 is the widest; where 3 are good enough, a "
+        "start at width 2 is too wide, at 3 right and at 5 too narrow.\n"
+    )
+    print("\n".join(starts(arguments.searches, arguments.seed)))
 
 
 if __name__ == "__main__":

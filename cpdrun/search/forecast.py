@@ -69,7 +69,9 @@ def tuning_runs(results: Results, standings: Sequence[Standing]) -> int:
     tuning, cells = results.question.tuning, set()
     for standing in standings:
         if standing.active is not None:
-            first = [standing.active[0], *(w[0] for w in standing.chain.widths[standing.frontier + 1 :])]
+            goes_down = standing.frontier >= standing.chain.start
+            below = standing.chain.widths[standing.frontier + 1 :] if goes_down else ()
+            first = [standing.active[0], *(width[0] for width in below)]
             cells |= {name for candidate in first for name in (candidate.baseline, candidate.name)}
     return sum(len(turn) for cell in cells for turn in tuning.missing(cell, results.ended))
 
@@ -80,15 +82,21 @@ def likely_runs(results: Results, standings: Sequence[Standing], noise: float) -
     for standing in standings:
         if standing.active is None:
             continue
-        for i, width in enumerate(standing.widths[standing.frontier :], standing.frontier):
+        last = len(standing.widths) - 1
+        upto = last if standing.frontier >= standing.chain.start else standing.frontier
+        for i, width in enumerate(standing.widths[standing.frontier : upto + 1], standing.frontier):
             certify, refute = shares(rules.alpha, len(width.judgements), len(standings))
             needed = pairs_needed(
-                rules.tolerance, noise, certify=certify, refute=refute, fewest=2, most=rules.most_seeds
+                rules.tolerance,
+                noise,
+                certify=certify * width.portion,
+                refute=refute,
+                fewest=2,
+                most=rules.most_seeds,
             )
             if needed is None:
                 return None
-            is_last = i == len(standing.widths) - 1
-            pairs = FIRST_PAIRS * len(width.judgements) if is_last and i else needed
+            pairs = FIRST_PAIRS * len(width.judgements) if i == last and i else needed
             runs += max(0, pairs - width.judgements[0].pairs)
             longest = max(longest, needed)
     baselines = {s.chain.baseline for s in standings if s.active is not None}

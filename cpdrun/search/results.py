@@ -17,6 +17,7 @@ from cpdrun.search.observed import with_chances
 from cpdrun.search.question import Question
 from cpdrun.search.schedule import Ask, Chain, Ended, Rules, Standing, stand
 from cpdrun.search.settings import FEWEST_SEEDS
+from cpdrun.search.start import begun, predicted_width, start_at
 
 
 class Results:
@@ -32,6 +33,7 @@ class Results:
         self._failed: dict[str, int] = {}
         self._measured: dict[str, list[dict]] = {}  # all metrics of a cell's runs
         self._ordered: dict[str, Chain] = {}  # by label, once a run of the baseline has told
+        self.begun = begun(question)
         for name, cell in question.cells.items():
             for seed in cell:
                 self.take((name, seed))
@@ -109,24 +111,29 @@ class Results:
 
     @property
     def chains(self) -> list[Chain]:
-        """Those of the question, in each width the likeliest first, as `likeliest` says, once that is known."""
+        """Those of the question, in each width the likeliest first, as `likeliest` says, and from where they start, as
+        `start` says, once that is known."""
         return [self._ordered.get(chain.label) or self._in_order(chain) for chain in self.question.chains]
 
     def _in_order(self, chain: Chain) -> Chain:
         configs = {c.name: self.question.config(c.name) for width in chain.widths for c in width}
         of_width = [{configs[candidate.name]["format"] for candidate in width} for width in chain.widths]
-        if all(len(formats) == 1 for formats in of_width):
-            return self._ordered.setdefault(chain.label, chain)
+        known = self.begun.of(chain)
+        if known is not None and all(len(formats) == 1 for formats in of_width):
+            return self._ordered.setdefault(chain.label, known)
+        waiting = replace(known or chain, is_ordered=False, is_started=known is not None)
         if self.chosen.get(chain.baseline, chain.baseline) in self.question.tuning.arms:
-            return replace(chain, is_ordered=False)  # what it recorded depends on what is chosen for it
+            return waiting  # what it recorded depends on what is chosen for it
         ask = self.first_run(chain.baseline)
         if ask is None:
-            return chain
+            return known or chain
         if not self.ended.has(ask):
-            return replace(chain, is_ordered=False)
+            return waiting
         run, config = self.run(ask), self.question.cells[ask[0]][0].config
         if (predicted := with_chances(self.question, chain, run, self.strictness)) is not None:
-            return self._ordered.setdefault(chain.label, predicted)
+            started = self.begun.of(predicted) or start_at(predicted, predicted_width(predicted), ask[1])
+            return self._ordered.setdefault(chain.label, started)
+        chain = known or chain
         done = run.result()
         additions = done.longest_chain if done is not None else None
         gradients = Gradients.of(run.rows(), config["world_size"] - 1 if additions is None else additions)

@@ -36,11 +36,15 @@ class Candidate:
 @dataclass(frozen=True)
 class Chain:
     """Candidates that differ in their format alone: `widths`, most bits first; in each the likeliest first. Until that
-    is known, `is_ordered` is false, and a width of several candidates waits for a run of the baseline."""
+    is known, `is_ordered` is false, and a width of several candidates waits for a run of the baseline; all wait while
+    `is_started` is. `start`: the width asked first; `aside`: the seed of the run that chose it, in no pair."""
 
     label: str
     widths: tuple[tuple[Candidate, ...], ...]
     is_ordered: bool = True
+    is_started: bool = True
+    start: int = 0
+    aside: int | None = None
 
     @property
     def baseline(self) -> str:
@@ -49,7 +53,11 @@ class Chain:
 
     def may_try(self, width: int) -> bool:
         """Whether it is known which candidate of this width to try first."""
-        return self.is_ordered or len(self.widths[width]) == 1
+        return self.is_started and (self.is_ordered or len(self.widths[width]) == 1)
+
+    def seeds(self, most: int) -> list[int]:
+        """Those of its pairs, in their order."""
+        return [seed for seed in range(most) if seed != self.aside]
 
 
 @dataclass(frozen=True)
@@ -101,18 +109,26 @@ class Standing:
 
     @property
     def frontier(self) -> int | None:
-        """The first width that is not certified; None where all are."""
-        return next((i for i, width in enumerate(self.widths) if width.certified is None), None)
+        """The width in question: the first from the start down that is not certified, None where all are. Where that
+        is the start and it has come to its end, the next wider one that has not, and below one that is certified."""
+        start, certified = self.chain.start, [width.certified is not None for width in self.widths]
+        if certified[start]:
+            return next((i for i in range(start, len(certified)) if not certified[i]), None)
+        for i in range(start, -1, -1):
+            if certified[i]:
+                return i + 1
+            if self._questionable(i):
+                return i
+        return 0
 
     @property
     def in_question(self) -> list[tuple[Candidate, Judgement]]:
         """The candidates at the frontier that are open and have seeds left, the likeliest first."""
-        if self.frontier is None:
-            return []
-        width = self.widths[self.frontier]
-        rows = zip(
-            self.chain.widths[self.frontier], width.judgements, self.exhausted[self.frontier], strict=True
-        )
+        return [] if self.frontier is None else self._questionable(self.frontier)
+
+    def _questionable(self, width: int) -> list[tuple[Candidate, Judgement]]:
+        judgements, exhausted = self.widths[width].judgements, self.exhausted[width]
+        rows = zip(self.chain.widths[width], judgements, exhausted, strict=True)
         return [row[:2] for row in rows if row[1].verdict is Verdict.OPEN and not row[2]]
 
     @property
@@ -139,7 +155,8 @@ def of_arms(chain: Chain, chosen: Mapping[str, str]) -> Chain:
 
 
 def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int) -> Standing:
-    gaps = [[_gaps(candidate, ended, rules) for candidate in width] for width in chain.widths]
+    seeds = chain.seeds(rules.most_seeds)
+    gaps = [[_gaps(candidate, ended, rules, seeds) for candidate in width] for width in chain.widths]
     widths = settle(
         gaps,
         rules.tolerance,
@@ -147,11 +164,12 @@ def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int) -> Standing:
         chains=chains,
         barred=[[candidate.name in ended.barred for candidate in width] for width in chain.widths],
         resolution=rules.resolution,
-        most_pairs=rules.most_seeds,
+        most_pairs=len(seeds),
+        start=chain.start,
     )
     exhausted = tuple(
         tuple(
-            judgement.settled_at is not None or _is_exhausted(candidate, ended, rules.most_seeds)
+            judgement.settled_at is not None or _is_exhausted(candidate, ended, seeds)
             for candidate, judgement in zip(candidates, width.judgements, strict=True)
         )
         for candidates, width in zip(chain.widths, widths, strict=True)
@@ -159,25 +177,23 @@ def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int) -> Standing:
     return Standing(chain, widths, exhausted)
 
 
-def _is_exhausted(candidate: Candidate, ended: Ended, most: int) -> bool:
+def _is_exhausted(candidate: Candidate, ended: Ended, seeds: Sequence[int]) -> bool:
     given_up = {candidate.name, candidate.baseline} & ended.given_up
-    return bool(given_up) or _counted(candidate, ended, most) == most
+    return bool(given_up) or _counted(candidate, ended, seeds) == len(seeds)
 
 
-def _counted(candidate: Candidate, ended: Ended, most: int) -> int:
-    """How many seeds have ended with both, without a gap."""
-    both = (
-        ended.has((candidate.name, seed)) and ended.has((candidate.baseline, seed)) for seed in range(most)
-    )
+def _counted(candidate: Candidate, ended: Ended, seeds: Sequence[int]) -> int:
+    """How many of these seeds have ended with both, without a gap."""
+    both = (ended.has((candidate.name, seed)) and ended.has((candidate.baseline, seed)) for seed in seeds)
     return sum(1 for _ in itertools.takewhile(bool, both))
 
 
-def _gaps(candidate: Candidate, ended: Ended, rules: Rules) -> list[float]:
-    seeds = range(_counted(candidate, ended, rules.most_seeds))
+def _gaps(candidate: Candidate, ended: Ended, rules: Rules, seeds: Sequence[int]) -> list[float]:
+    counted = seeds[: _counted(candidate, ended, seeds)]
 
     def of(cell: str) -> Mapping[int, float]:
         values = ended.values.get(cell, {})
-        return {seed: values[seed] for seed in seeds if seed in values}
+        return {seed: values[seed] for seed in counted if seed in values}
 
     return differences(
         of(candidate.name),
@@ -228,11 +244,12 @@ def _needed(standing: Standing, ended: Ended, rules: Rules, tuning: Tuning) -> I
         else:
             yield from _of_baseline(candidate, tuning)
         return
-    counted = _counted(candidate, ended, rules.most_seeds)
+    seeds = standing.chain.seeds(rules.most_seeds)
+    counted = _counted(candidate, ended, seeds)
     skipped = counted - judgement.pairs  # failed runs, and seeds that diverged with both, take further ones
     more = 1 if judgement.more is None else math.ceil(judgement.more / 2)  # half: figures move
     upto = max(FIRST_PAIRS + skipped, counted + more)
-    pairs = _pairs(candidate, range(counted, min(upto, rules.most_seeds)))
+    pairs = _pairs(candidate, seeds[counted:upto])
     yield from pairs if standing.chain.may_try(standing.frontier) else (pair[:1] for pair in pairs)
 
 
@@ -246,15 +263,24 @@ def _further(standing: Standing, ended: Ended, rules: Rules, tuning: Tuning) -> 
         yield from _of_baseline(candidate, tuning)
         return
     looks_bad = _looks_bad(candidate, judgement, rules)
-    below = frontier + 1
-    if looks_bad:
-        likely = [other for other, _ in others]
-    else:
-        likely = chain.widths[below] if below < len(chain.widths) and chain.may_try(below) else ()
-    counted = _counted(candidate, ended, rules.most_seeds)
-    own = _pairs(candidate, range(counted, min(2 * counted + FIRST_PAIRS, rules.most_seeds)))
+    beside = [other for other, _ in others]
+    likely = beside if looks_bad and beside else _next_width(chain, frontier, looks_bad=looks_bad)
+    seeds = chain.seeds(rules.most_seeds)
+    counted = _counted(candidate, ended, seeds)
+    own = _pairs(candidate, seeds[counted : 2 * counted + FIRST_PAIRS])
     first = [each for each in likely[:1] if _is_tuned(each, tuning)]
-    yield from itertools.chain(*(_pairs(each, range(FIRST_PAIRS)) for each in first), own)
+    yield from itertools.chain(*(_pairs(each, seeds[:FIRST_PAIRS]) for each in first), own)
+
+
+def _next_width(chain: Chain, frontier: int, *, looks_bad: bool) -> Sequence[Candidate]:
+    """What is asked after the frontier: the next narrower width, or, at the start and above it, where that looks bad
+    the next wider one; there is none beyond the chain's ends."""
+    if looks_bad:
+        following = frontier - 1 if frontier <= chain.start else -1
+    else:
+        following = frontier + 1 if frontier >= chain.start else -1
+    is_there = 0 <= following < len(chain.widths) and chain.may_try(following)
+    return chain.widths[following] if is_there else ()
 
 
 def _looks_bad(candidate: Candidate, judgement: Judgement, rules: Rules) -> bool:

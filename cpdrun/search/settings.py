@@ -10,6 +10,7 @@ from cpdrun.config.keys import flatten
 from cpdrun.config.overrides import typed_form
 
 FEWEST_SEEDS = 3  # fewer settle nothing
+PREDICTED, WIDEST = "predicted", "widest"
 _CORE_HOURS = re.compile(r"(\d+(?:\.\d+)?)\s*(h|min)")
 
 
@@ -34,6 +35,7 @@ class Settings:
     metric: str | None
     tune: dict[str, list[Any]]  # the values to choose among, by key; empty: nothing is tuned
     tune_seeds: int
+    start: str  # PREDICTED or WIDEST
 
     @property
     def alpha(self) -> float:
@@ -55,6 +57,7 @@ def settings(block: Mapping[str, Any]) -> Settings:
         metric=_metric(block["metric"]),
         tune=_tune(block["tune"]),
         tune_seeds=_tune_seeds(block["tune_seeds"]),
+        start=_start(block["start"]),
     )
 
 
@@ -122,6 +125,12 @@ def _tune(value: Any) -> dict[str, list[Any]]:
 def _tune_seeds(value: Any) -> int:
     if not (_is_number(value) and isinstance(value, int) and value >= 1):
         _refuse("tune_seeds", value, "must be a whole number, at least 1")
+    return value
+
+
+def _start(value: Any) -> str:
+    if value not in (PREDICTED, WIDEST):
+        _refuse("start", value, f"must be {PREDICTED} or {WIDEST}")
     return value
 
 

@@ -7,18 +7,20 @@ from typing import Any
 from cpdrun.report.read.words import at_text, axis_text, choice_text, seeds_text, short_titles, tried_text
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Standing
+from cpdrun.search.start import recorded
 
 MARGIN = {"largest": "max", "smallest": "min"}
 
 
 def asked(results: Results) -> dict[str, Any]:
-    """The question for sweep.yaml, with what was chosen so far for whoever reads it; a report chooses by the same runs
-    and the same rule."""
+    """The question for sweep.yaml, with where its chains start and, for whoever reads it, what was chosen so far; a
+    report chooses by the same runs and the same rule."""
     question = results.question
+    about = question.asked | recorded(results.begun.by, results.chains, question.tuning.arms)
     if not question.tuning:
-        return question.asked
+        return about
     chosen = {label: dict(question.tuning.values[arm]) for label, arm in _chosen(results)}
-    return question.asked | {"tune": question.asked["tune"] | {"chosen": chosen}}
+    return about | {"tune": about["tune"] | {"chosen": chosen}}
 
 
 def plan_text(results: Results) -> str:

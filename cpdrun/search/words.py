@@ -69,7 +69,21 @@ def _of_chain(results: Results, standing: Standing) -> str:
     parts = [_certified(results, standing)] if standing.answer else []
     if standing.frontier is not None:
         parts.append(_frontier(results, standing, said=bool(parts)))
+    if standing.chain.start:
+        parts.append(_start(standing))
     return f"{_capital(standing.chain.label)}: {' '.join(parts)}"
+
+
+def _start(standing: Standing) -> str:
+    """`It started at 4 bits, as predicted, and says nothing of 8 and 6.`"""
+    chain = standing.chain
+    bits = [f"{width[0].bits:g}" for width in chain.widths]
+    answered = max((i for i, width in enumerate(standing.widths) if width.certified is not None), default=-1)
+    upto = chain.start if answered < 0 else answered
+    unsaid = [bits[i] for i in range(upto) if standing.widths[i].verdict is Verdict.OPEN]
+    *first, last = unsaid or [""]
+    of = f", and says nothing of {' and '.join(filter(None, [', '.join(first), last]))} bits" if last else ""
+    return f"It started at {bits[chain.start]} bits, as predicted{of}."
 
 
 def _is_one_case(chain: Chain) -> bool:
@@ -227,6 +241,7 @@ def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:
         "problem": results.problem(baseline),
         "smallest": answer[0].label if answer else None,
         "bits": answer[0].bits if answer else None,
+        "started_at": standing.chain.widths[standing.chain.start][0].bits,
         "is_over": standing.active is None,
         "candidates": candidates,
     } | tuned_words.facts(results, baseline, of="baseline_tuned")

@@ -11,7 +11,7 @@ import pandas as pd
 from cpdrun.record import SweepDir, read_manifest
 from cpdrun.report.errors import ReportUsageError
 from cpdrun.report.read import formats
-from cpdrun.report.read.certified import Family
+from cpdrun.report.read.certified import Family, Started
 from cpdrun.report.read.collect import config_keys
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.words import axis_text
@@ -79,18 +79,35 @@ def _asked(sweep: SweepDir) -> Asked:
         metric if isinstance(metric, str) else None,
         baseline if isinstance(baseline, Mapping) else {},
         axis if isinstance(axis := block.get("axis"), str) else None,
-        _family(block.get("family")),
+        _family(block.get("family"), block.get("start")),
         "search" if "baseline" in block else "sweep",
     )
 
 
-def _family(block: object) -> Family:
+def _family(block: object, started: object) -> Family:
     if not isinstance(block, Mapping):
         return Family()
     chains, formats = _number(block.get("chains")), block.get("formats")
     pairs = formats.items() if isinstance(formats, Mapping) else ()
     known = [(_number(bits), _number(n)) for bits, n in pairs]
-    return Family(int(chains or 0), {bits: int(n) for bits, n in known if bits is not None and n is not None})
+    sizes = {bits: int(n) for bits, n in known if bits is not None and n is not None}
+    return Family(int(chains or 0), sizes, _started(started))
+
+
+def _started(block: object) -> tuple[Started, ...]:
+    """Of the chains that do not start at their widest."""
+    found = []
+    for each in block if isinstance(block, list) else []:
+        if not isinstance(each, Mapping):
+            continue
+        bits, aside, widths, cells = (each.get(key) for key in ("bits", "aside", "widths", "cells"))
+        if isinstance(widths, list) and isinstance(cells, list) and bits in widths[1:]:
+            seed = aside if isinstance(aside, int) else None
+            label = str(each.get("chain", ""))
+            found.append(
+                Started(label, float(bits), seed, tuple(map(float, widths)), frozenset(map(str, cells)))
+            )
+    return tuple(found)
 
 
 def _number(value: object) -> float | None:

@@ -8,12 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cpdrun.config.identity import run_name
+from cpdrun.record import RunDir, read_config
 from cpdrun.report.read import formats
 from cpdrun.report.read.group import Group
 from cpdrun.report.read.learnt import worst
 from cpdrun.report.read.metric import Metric
 from cpdrun.stats.anytime import Judgement, Verdict, differences, shares, trace
-from cpdrun.stats.chain import settle
+from cpdrun.stats.chain import portions, settle
 
 MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
 
@@ -21,7 +23,7 @@ MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
 @dataclass(frozen=True)
 class Judged:
     """`verdict` is what may be said: certified only where no run diverged or gave up, and where every wider width of
-    the chain has a format that is certified."""
+    the chain, from where it starts, has a format that is certified."""
 
     verdict: Verdict
     judgement: Judgement
@@ -33,12 +35,41 @@ class Judged:
 
 
 @dataclass(frozen=True)
+class Started:
+    """Where a chain of a search started, by a prediction (`cpdrun.stats.chain`)."""
+
+    chain: str  # as the search calls it
+    bits: float
+    aside: int | None  # the seed that is in no pair
+    widths: tuple[float, ...]  # bits of all, most first
+    cells: frozenset[str]  # by the names of their runs of seed 0: by these the chain is known
+
+    @property
+    def portions(self) -> dict[float, float]:
+        """By bits what of the chain's error a width is certified at."""
+        start = self.widths.index(self.bits)
+        return dict(zip(self.widths, portions(len(self.widths), start), strict=True))
+
+    @property
+    def said(self) -> str:
+        seed = "" if self.aside is None else f", seed {self.aside}, which the prediction is of, is in no pair"
+        at = f"{self.chain}: " if self.chain else ""
+        return f"{at}started at {self.bits:g} bits, as predicted; each wider width is judged by itself{seed}"
+
+
+@dataclass(frozen=True)
 class Family:
     """What shares the error of a search: its chains and, of widths of several, the formats of most of one. A search
     ends with formats and chains that it has not tried, whose share is not the others' all the same."""
 
     chains: int = 0
     formats: Mapping[float, int] = field(default_factory=dict)  # by their bits
+    started: tuple[Started, ...] = ()  # chains that do not start at their widest
+
+    def start_of(self, groups: Sequence[Group]) -> Started | None:
+        """Of the chain of these groups; None where it starts at its widest."""
+        cells = {_cell(run) for group in groups for run in group.runs[:1]} if self.started else set()
+        return next((each for each in self.started if cells & each.cells), None)
 
 
 def judge_chains(
@@ -57,11 +88,17 @@ def judge_chains(
         widths: dict[float, list[Group]] = {}
         for group in sorted(groups, key=lambda group: formats.order(group.format)):
             widths.setdefault(formats.bits(group.format) or math.inf, []).append(group)
-        members = [widths[bits] for bits in sorted(widths, reverse=True)]
+        in_order = sorted(widths, reverse=True)
+        members = [widths[bits] for bits in in_order]
+        began = family.start_of(groups)
+        start = sum(bits > began.bits for bits in in_order) if began else 0
+        share_of = began.portions if began else {}
+        shared = [share_of.get(bits, min(share_of.values(), default=1.0)) for bits in in_order]
         low = worst(metric, baseline.num_classes, baseline.values, tolerance)
-        gaps = [[_gaps(group, baseline, metric, low) for group in width] for width in members]
+        aside = began.aside if began else None
+        gaps = [[_gaps(group, baseline, metric, low, aside) for group in width] for width in members]
         resolution = 1 / samples if samples > 0 else 0.0
-        sizes = [max(len(widths[bits]), family.formats.get(bits, 0)) for bits in sorted(widths, reverse=True)]
+        sizes = [max(len(widths[bits]), family.formats.get(bits, 0)) for bits in in_order]
         barred = [[bool(group.diverged or group.gave_up) for group in width] for width in members]
         settled = settle(
             gaps,
@@ -71,9 +108,12 @@ def judge_chains(
             sizes=sizes,
             barred=barred,
             resolution=resolution,
+            start=start,
+            shared=shared,
         )
         for width, stands, of_width, size in zip(members, settled, gaps, sizes, strict=True):
-            enough = tuple(-math.log10(share) for share in shares(alpha, size, n_chains))
+            certify, refute = shares(alpha, size, n_chains)
+            enough = -math.log10(certify * stands.portion), -math.log10(refute)
             for group, judgement, of_group in zip(width, stands.judgements, of_width, strict=True):
                 verdict = stands.verdict_of(judgement)
                 found[group] = Judged(
@@ -82,5 +122,14 @@ def judge_chains(
     return found
 
 
-def _gaps(group: Group, baseline: Group, metric: Metric, low: float) -> list[float]:
-    return differences(group.ended, baseline.ended, higher_is_better=metric.higher_is_better, worst=low)
+def _gaps(group: Group, baseline: Group, metric: Metric, low: float, aside: int | None) -> list[float]:
+    ours = {seed: value for seed, value in group.ended.items() if seed != aside}
+    return differences(ours, baseline.ended, higher_is_better=metric.higher_is_better, worst=low)
+
+
+def _cell(run: RunDir) -> str | None:
+    """The name of the cell of a run: that of its run of seed 0."""
+    try:
+        return run_name({**read_config(run), "seed": 0})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # written elsewhere: no search of ours started by it

@@ -67,6 +67,7 @@ def read_study(
     groups = tuned.with_values(make_groups(shown, axes, f"metric:{metric}", of))
     asked_tolerance = question.tolerance if metric == usual else None  # it is in the units of that metric
     usual_tolerance = about.default_tolerance if asked_tolerance is None else asked_tolerance
+    started = [chain.said for chain in question.family.started]
     said = question.said(
         about, tolerance=tolerance is None and asked_tolerance is not None, confidence=ci is None
     )
@@ -82,7 +83,7 @@ def read_study(
         facet_axes=facet_axes(groups, axes, of),
         networks=networks or {},
         is_default_metric=metric == usual,
-        question=[line for line in (said, *of.said, *tuned.notes()) if line],
+        question=[line for line in (said, *of.said, *started, *tuned.notes()) if line],
         tuned=tuned,
         family=question.family,
     )

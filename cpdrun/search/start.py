@@ -1,0 +1,116 @@
+"""Where a chain starts: at its widest, or at the narrowest width that is predicted to be enough (search.start).
+
+The rule. A width is as likely to miss the tolerance as the least likely of its formats; the start is the narrowest that
+is rather not to (EVEN at most), the widest where none is, or nothing is predicted. `cpdrun.stats.chain` says which
+claims a chain that starts there makes, at which error, and why that is valid.
+
+What it may go by. A prediction reads the baseline's first run, and no candidate's. That run is one half of a pair,
+though, and a start that was chosen by a pair would bias it: so its seed is left out of the pairs of a chain that starts
+below its widest. It costs one run of the baseline, unless tuning, whose seeds are in no pair, has made it.
+
+The start is written to the sweep's own file before a candidate runs, and holds there for whoever types the search again
+or reports it, whatever a later model predicts. Another tolerance or baseline is another question, with its own start.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from cpdrun.config.overrides import typed_form
+from cpdrun.record import read_manifest
+from cpdrun.search.schedule import EVEN, Chain
+from cpdrun.search.settings import FEWEST_SEEDS, PREDICTED, WIDEST
+
+if TYPE_CHECKING:
+    from cpdrun.search.question import Question
+
+KEY = "search.start"
+OBSERVE = "observe"
+SAME = ("tolerance", "baseline")  # of the question that a start was chosen for
+
+
+def predicted_width(chain: Chain, most: float = EVEN) -> int:
+    """The index of the narrowest width of which a candidate misses the tolerance with a chance of `most` or less; 0
+    where there is none, or nothing is predicted of some candidate."""
+    chances = [[candidate.chance for candidate in width] for width in chain.widths]
+    if any(chance is None for width in chances for chance in width):
+        return 0
+    return max((i for i, width in enumerate(chances) if min(width) <= most), default=0)
+
+
+def start_at(chain: Chain, width: int, seed: int | None) -> Chain:
+    """The chain with that start; `seed`: of the run that it was chosen by."""
+    return replace(chain, start=width, aside=seed if width else None, is_started=True)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """How the chains of a question begin. `chains`: those that were recorded, by label, as bits and the seed aside."""
+
+    by: str
+    chains: Mapping[str, tuple[float, int | None]] = field(default_factory=dict)
+
+    def of(self, chain: Chain) -> Chain | None:
+        """The chain with its start; None where that is still to be predicted."""
+        if len(chain.widths) == 1:
+            return chain
+        bits, aside = self.chains.get(chain.label, (math.nan, None))
+        width = next((i for i, width in enumerate(chain.widths) if width[0].bits == bits), None)
+        if width is not None:
+            return start_at(chain, width, aside)
+        return chain if self.by == WIDEST else None
+
+
+def begun(question: "Question") -> Begun:
+    """As the folder's sweep.yaml has it, if it was searched with the same question before; else, and where another
+    start was typed, as is asked for. The fewest seeds that settle anything leave none for a prediction."""
+    asked, before = question.settings, _before(question)
+    is_typed = any(text.split("=")[0] == KEY for text in question.typed)
+    by = asked.start if is_typed or before is None else before.by
+    if asked.most_seeds <= FEWEST_SEEDS or OBSERVE not in question.config(question.chains[0].baseline):
+        return Begun(WIDEST)
+    return Begun(by, before.chains if before is not None and before.by == by == PREDICTED else {})
+
+
+def _before(question: "Question") -> Begun | None:
+    """What the folder says of this question; None where it was not asked there."""
+    try:
+        manifest = read_manifest(question.directory)
+    except (OSError, ValueError):
+        return None
+    block = manifest.get("search") if isinstance(manifest, Mapping) else None
+    if not isinstance(block, Mapping) or any(
+        typed_form(block.get(key)) != typed_form(question.asked[key]) for key in SAME
+    ):
+        return None
+    started = block.get("start", [])
+    chains = {
+        each["chain"]: (float(each["bits"]), each.get("aside"))
+        for each in (started if isinstance(started, list) else [])
+        if isinstance(each, Mapping) and {"chain", "bits"} <= each.keys()
+    }
+    return Begun(PREDICTED if "start" in block else WIDEST, chains)
+
+
+def recorded(by: str, chains: Sequence[Chain], arms: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """For sweep.yaml: of every chain whose start was predicted its bits, the seed that is in no pair, the bits of all
+    widths, whose distance from the start is their share of the error, and the candidates' cells by which a report knows
+    the chain; of one that is tuned those of its arms. Without `start` all begin at their widest."""
+    if by == WIDEST:
+        return {}
+    return {
+        "start": [
+            {
+                "chain": chain.label,
+                "bits": chain.widths[chain.start][0].bits,
+                "aside": chain.aside,
+                "widths": [width[0].bits for width in chain.widths],
+                "cells": [
+                    cell for width in chain.widths for c in width for cell in arms.get(c.name, (c.name,))
+                ],
+            }
+            for chain in chains
+            if chain.is_started
+        ]
+    }
