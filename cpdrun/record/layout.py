@@ -138,6 +138,11 @@ class RunDir:
         return self.path / "observed.npz"
 
     @property
+    def observed_parts(self) -> Path:
+        """What was seen since observed.npz was last written, a file for each checkpoint; gone when the run ends."""
+        return self.path / "observed.parts"
+
+    @property
     def status(self) -> Path:
         return self.path / "status.json"
 

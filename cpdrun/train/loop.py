@@ -82,6 +82,7 @@ def train(
                 progress.train_seconds = time.perf_counter() - clock
                 _save(learner, journal, workers, progress, asked)
                 if asked is Wish.STOP:
+                    learner.observer.write()
                     raise Preempted
 
         train_loss = workers.sum_of_disjoint(progress.losses_SxN).mean().item()
@@ -111,6 +112,7 @@ def train(
         elif asked:
             _save(learner, journal, workers, progress, asked)
         if asked is Wish.STOP and progress.epoch < epochs:
+            learner.observer.write()
             raise Preempted
 
     learner.observer.write()
@@ -164,7 +166,7 @@ def _save(learner: Learner, journal: Journal, workers: Workers, progress: Progre
     """Keep the state in memory, or write a checkpoint. Collective: what is spread over the ranks comes together on rank
     0, which writes."""
     began, losses = time.monotonic(), progress.losses_SxN
-    learner.observer.write()
+    learner.observer.keep()
     if losses is not None:
         losses = workers.sum_of_disjoint(losses.clone())
     state = {"progress": vars(progress) | {"losses_SxN": losses}, **learner.state_dict()}

@@ -125,3 +125,13 @@ def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor)
     signs = seed is not None, (seed or 0) & (1 << 64) - 1
     addresses = x.data_ptr(), out.data_ptr()
     _native.hadamard(*addresses, outer, length, inner, size, inverse, *signs, get_num_threads())
+
+
+def count_binades(x: Tensor, rounded: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a contiguous float32 tensor of at most 2^22 elements: how many have each exponent field, (256,) int64, zeros
+    not counted; and of each field of 1 .. 254 with elements a row of exact integer sums, (K, 102) int64. `rounded`:
+    what nearest rounding makes of the cells of a binade; what sums there are: csrc/binades.h."""
+    counts = torch.empty(256, dtype=torch.int64)
+    rows = torch.empty(254, 102, dtype=torch.int64)
+    _native.count_binades(x.data_ptr(), x.numel(), rounded.data_ptr(), counts.data_ptr(), rows.data_ptr())
+    return counts, rows[: int((counts[1:255] > 0).sum())]

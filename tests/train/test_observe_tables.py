@@ -8,6 +8,7 @@ below 2^15.
 
 import itertools
 import math
+from dataclasses import fields
 
 import custom_fp
 import numpy as np
@@ -17,6 +18,7 @@ from custom_fp import Format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpdrun.train.observe import cells
 from cpdrun.train.observe import tables as of_tables
 from cpdrun.train.observe.observation import Seen
 from cpdrun.train.observe.tally import of_values, tally
@@ -97,7 +99,7 @@ def test_every_scalar_format_and_shift_counts_as_rounding_one_by_one(hard, name)
 def test_small_tensors_one_by_one_are_what_cells_give(hard):
     x = hard[0][::31]
     parts = x.split(1500)
-    (small_k, small), (k, rows) = of_tables.add(*of_tables.tables(parts)), of_tables._by_cells(x)
+    (small_k, small), (k, rows) = of_tables.add(*of_tables.tables(parts)), of_tables.tables([x])[0]
     assert torch.equal(small_k, k)
     assert torch.allclose(small, rows, rtol=1e-11, atol=0.0)
 
@@ -148,7 +150,7 @@ def test_tables_add_and_leave_what_they_read():
     torch.manual_seed(1)
     x, y = torch.randn(3000), torch.randn(70) * 1e-3
     kept = x.clone()
-    both, together = of_tables.add(*of_tables.tables([x, y])), of_tables._by_cells(torch.cat([x, y]))
+    both, (together,) = of_tables.add(*of_tables.tables([x, y])), of_tables.tables([torch.cat([x, y])])
     assert torch.equal(both[0], together[0]) and torch.allclose(both[1], together[1], rtol=1e-11, atol=0)
     assert torch.equal(x, kept)
     assert [
@@ -158,9 +160,31 @@ def test_tables_add_and_leave_what_they_read():
 
 def test_cells_decide_every_spacing():
     """All of a cell rounds alike: its ends, seen from within, and its middle."""
-    low_C, q_CxS = of_tables._roundings(torch.device("cpu"))
+    low_C, q_CxS = cells.roundings(torch.device("cpu"))
     odd = torch.arange(len(low_C)) % 2 == 1
     for s, m in enumerate(of_tables.SPACINGS):
         fmt = Format(2, 0, 0) if m < 0 else Format(8, m)
         for offset in itertools.chain((2.0**-23, 2.0**-11 - 2.0**-23)):
             assert torch.equal(custom_fp.quantize((low_C + offset).float(), fmt)[odd].double(), q_CxS[odd, s])
+
+
+def test_the_extension_counts_what_the_matrices_do(hard):
+    """Bit for bit: every cell of thirteen binades from both sides, any bits at all, and tensors without values."""
+    drawn = torch.manual_seed(2)
+    anything = torch.randint(-(1 << 31), (1 << 31) - 1, (50_000,), generator=drawn).int().view(torch.float32)
+    flat = [
+        hard[0],
+        anything,
+        torch.zeros(3),
+        torch.tensor([math.inf, 1e-40]),
+        torch.randn(5, generator=drawn),
+    ]
+    (by_matrices, expected), (natively, found) = cells.by_matrices(flat), cells.natively(flat)
+    for one, other in zip(by_matrices, natively, strict=True):
+        assert torch.equal(one.binades, other.binades)
+        assert (one.subnormal is None) == (other.subnormal is None)
+        assert one.subnormal is None or torch.equal(one.subnormal, other.subnormal)
+    assert len(found.n) == sum(len(one.binades) for one in natively) > 250
+    for field in fields(cells.Sums):
+        one, other = getattr(expected, field.name), getattr(found, field.name)
+        assert one.numpy().tobytes() == other.numpy().tobytes(), field.name

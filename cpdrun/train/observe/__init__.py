@@ -1,6 +1,7 @@
 """A run's tensors, looked at in a few steps, and what any format would have made of them.
 
 tables.py       what rounding would do to a tensor, binade by binade, for every spacing: exact, of bounded size
+cells.py        the counting under it, in exact integers
 observation.py  the tables and samples of a run, and the file that holds them
 observer.py     looks, in the training loop, and changes nothing
 tally.py        from tables to one format and one shift

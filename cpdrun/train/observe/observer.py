@@ -6,6 +6,7 @@ Legend: N workers, W of them on this rank, n elements of a layer, P parameters.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ class Observer:
         self.step: int | None = None  # that is being looked at
         self.here: dict[str, dict[str, Seen]] = {}
         self.weights: list[Tensor] = []
-        self.fresh = False  # whether something is not in the file yet
+        self.fresh: list[int] = []  # steps that no file has yet
         self.watched: Watched | None = None
         if self.due:
             self.found.about = {
@@ -65,13 +66,18 @@ class Observer:
                 self.found.unseen = [OWN_WEIGHTS]
 
     def goes_on(self, step: int) -> None:
-        """The run starts at this step, or goes on from there: what its file has of earlier ones is kept."""
-        if not self.due or self.workers.rank != 0 or step == 0:
+        """The run starts at this step, or goes on from there: what its files have of earlier ones is kept."""
+        if not self.due or self.workers.rank != 0:
             return
-        try:
-            self.found.of_steps = Observation.load(self.run.observed).before(step).of_steps
-        except (OSError, ValueError) as error:
-            print(f"observe: what was seen before step {step} is lost ({error})", flush=True)
+        if step == 0:
+            shutil.rmtree(self.run.observed_parts, ignore_errors=True)
+            return
+        whole, parts = self.run.observed, sorted(self.run.observed_parts.glob("*.npz"))
+        for path in (*([whole] if whole.exists() or not parts else []), *parts):
+            try:
+                self.found.of_steps |= Observation.load(path).before(step).of_steps
+            except (OSError, ValueError) as error:
+                print(f"observe: what was seen before step {step} is lost ({error})", flush=True)
 
     def begin(self, step: int) -> None:
         """Before the workers of a step see their batches."""
@@ -97,37 +103,41 @@ class Observer:
         """After the optimizer's step."""
         if self.step is None:
             return
+        looked: list[tuple[str, str, Tensor]] = []  # role, layer, values
         if self.workers.rank == 0 and self.shared:
-            with torch.no_grad():
-                pairs = zip(self.parameters.values(), self.weights, strict=True)
-                updates = [p - before for p, before in pairs]
-            for role, tensors in (("weight", self.weights), ("update", updates)):
-                self.here[role] = self._of_parameters(tensors)
+            of_layers = zip(self.parameters.items(), self.weights, strict=True)
+            before = [(name, p.detach(), weight) for (name, p), weight in of_layers]
+            looked += [("weight", name, weight) for name, _, weight in before]
+            looked += [("update", name, after - weight) for name, after, weight in before]
         operands = self.watched.close()
         self.found.about["attends"] = self.watched.attends
-        for role, tensors in operands.items():
-            of_layers = zip(tensors, tables(list(tensors.values())), strict=True)
-            self.here[role] = {
-                name: _seen(table, x, x.numel(), {"values": self._sample(x.reshape(-1))})
-                for (name, table), x in zip(of_layers, tensors.values(), strict=True)
-            }
+        looked += [(role, name, x) for role, of in operands.items() for name, x in of.items()]
+        for (role, name, x), table in zip(looked, tables([x for _, _, x in looked]), strict=True):
+            seen = _seen(table, x, x.numel(), {"values": self._sample(x.reshape(-1))})
+            self.here.setdefault(role, {})[name] = seen
         parts = self.workers.gather({self.workers.rank: self.here})
         if parts:
             self.found.of_steps[self.step] = merged(parts[rank] for rank in sorted(parts))
-        self.step, self.here, self.weights, self.fresh = None, {}, [], True
+        self.fresh.append(self.step)
+        self.step, self.here, self.weights = None, {}, []
+
+    def keep(self) -> None:
+        """What was seen since the last time goes into a file beside the run's, by rank 0: a checkpoint is written, and
+        a run that goes on from there needs it."""
+        if self.fresh and self.workers.rank == 0:
+            new = Observation(
+                self.found.about, {s: self.found.of_steps[s] for s in self.fresh}, self.found.unseen
+            )
+            self.run.observed_parts.mkdir(exist_ok=True)
+            new.save(self.run.observed_parts / f"{self.fresh[0]:012}.npz")
+        self.fresh = []
 
     def write(self) -> None:
-        """What was seen since the last time goes into the run's file, by rank 0."""
-        if self.fresh and self.workers.rank == 0:
+        """All that was seen goes into the run's file, by rank 0: the run ends, or stops."""
+        if self.found.of_steps and self.workers.rank == 0:
             self.found.save(self.run.observed)
-        self.fresh = False
-
-    def _of_parameters(self, tensors: Sequence[Tensor]) -> dict[str, Seen]:
-        flat = [x.detach().reshape(-1) for x in tensors]
-        pairs = zip(self.parameters, tables(flat), flat, strict=True)
-        return {
-            name: _seen(table, x_n, x_n.numel(), {"values": self._sample(x_n)}) for name, table, x_n in pairs
-        }
+            shutil.rmtree(self.run.observed_parts, ignore_errors=True)
+        self.fresh = []
 
     def _places(self, numel: int, device: torch.device) -> Tensor:
         return samples.places(numel, samples.size(numel, self.layers, self.workers.world_size), device)

@@ -6,29 +6,23 @@ of the format's values there: 2^(k - m'), where m' is the format's mantissa bits
 few sums say all that any scalar format of at most 10 mantissa bits does, saturation included (`tally.py`). Below m' =
 -1 everything becomes zero.
 
-One pass gathers them: the rounded mantissa, for every such m', is decided by the first 11 bits of u and by whether
-any of the others is set. Elements are counted by these 4096 *cells* of a binade, with the sums of d and d^2, where d
-is what lies above the cell's lower end: integers in units of 2^-23, exact in float64 as long as they stay below 2^53,
-so that the order of addition plays no part. What each cell becomes is asked of `custom_fp.quantize` once, and a
-matrix makes of cells what a table holds: its sums are exact but for float64's rounding in the last products, a
-relative 1e-12.
+Elements are counted by these m' and by what decides them (`cells.py`), in integers: a table's sums are exact but for
+float64's rounding in the last products, a relative 1e-12. Tensors of a few elements are gone through one by one.
 
 inf and NaN are counted and take no other part; zeros likewise, of either sign (a zero stays one). Subnormal float32
 values are values as all others: their k goes down to -149.
 
-Legend: K binades, C = 4096 cells, T tensors, S = len(SPACINGS), F = len(COLUMNS).
+Legend: K binades, T tensors, n elements, S = len(SPACINGS), F = len(COLUMNS).
 """
 
 from collections.abc import Sequence
-from functools import cache
 
-import custom_fp
 import numpy as np
 import torch
 from torch import Tensor
 
-SPACINGS = tuple(range(-1, 11))
-"""The m' of a table's columns: the spacing is 2^(k - m')."""
+from cpdrun.train.observe import cells
+from cpdrun.train.observe.cells import BIAS, CELLS, DROPPED, FIELD_BITS, SPACINGS, lasts, roundings, split
 
 OF_BINADE = ("count", "magnitude", "square")
 OF_SPACING = ("error", "squared_error", "product", "up", "last", "up_error", "last_error")
@@ -50,41 +44,8 @@ _POWER_F = [
     *(_POWERS[name] for name in OF_SPACING for _ in SPACINGS),
 ]
 
-_DROPPED = 12  # bits of a float32 mantissa below the first 11
-_CELLS = 1 << 12  # 11 bits, and whether any other is set
-_FIELD_BITS = 23
-_BIAS = 127
-_NO_FIELD = 1 << 30
 _LIFT = 64  # float32 subnormals times 2^64 are normal
 _SMALL = 2048  # elements up to which one by one is cheaper than by cells
-_CHUNK = 1 << 22  # elements at once: bounds what a pass takes beside the tensor
-
-
-@cache
-def _roundings(device: torch.device) -> tuple[Tensor, Tensor]:
-    """(C,) lower end u of each cell, 1 <= u < 2, and (C, S) what its elements are rounded to, float64."""
-    cells = torch.arange(_CELLS, device=device)
-    low_C = 1 + (cells >> 1).double() * 2.0**-11
-    inside_C = (low_C + (cells & 1) * 2.0**-12).float()  # of odd cells the middle: neither end is in them
-    # of the spacing 2: the smallest value of a format without subnormals, so that 1 is halfway to zero
-    formats = [custom_fp.Format(2, 0, bias=0), *(custom_fp.Format(8, m) for m in SPACINGS[1:])]
-    return low_C, torch.stack([custom_fp.quantize(inside_C, fmt).double() for fmt in formats], 1)
-
-
-@cache
-def _lasts(device: torch.device) -> Tensor:
-    """(S,) the last value of a binade, for k = 0."""
-    return torch.tensor([2 - 2.0**-m for m in SPACINGS], dtype=torch.float64, device=device)
-
-
-@cache
-def _matrices(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(C, 3 S), r, r^2 and low r of each cell, r = rounded - low; and (S,) int64, the last cells
-    that do not round to the next binade, and to the last value of this one or beyond: those behind do; -1 for none."""
-    low_C, q_CxS = _roundings(device)
-    r = q_CxS - low_C[:, None]
-    below_up, below_last = (q_CxS < 2).sum(0) - 1, (q_CxS < _lasts(device)).sum(0) - 1
-    return torch.cat([r, r * r, low_C[:, None] * r], 1), below_up, below_last
 
 
 def tables(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -93,15 +54,19 @@ def tables(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
     Tensors are not changed. Binades without elements have no row; a tensor of zeros has none.
     """
-    found: list[tuple[Tensor, Tensor] | None] = [None] * len(tensors)
+    found = [_none()] * len(tensors)
     small = [t for t, x in enumerate(tensors) if x.numel() <= _SMALL]
-    for t, pair in zip(small, _one_by_one([tensors[t] for t in small]), strict=True):
-        found[t] = pair
-    return [pair or _by_cells(x) for x, pair in zip(tensors, found, strict=True)]
+    large = [t for t, x in enumerate(tensors) if x.numel() > _SMALL]
+    for those, gathered in ((small, _one_by_one), (large, _by_cells)):
+        for t, pair in zip(those, gathered([tensors[t] for t in those]), strict=True):
+            found[t] = pair
+    return found
 
 
 def add(*parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """The table of several tensors' elements together."""
+    if len(parts) == 1:
+        return parts[0]
     binades_K, rows_KxF = torch.cat([k for k, _ in parts]), torch.cat([rows for _, rows in parts])
     if not len(binades_K):
         return binades_K, rows_KxF
@@ -109,91 +74,45 @@ def add(*parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return all_K, torch.zeros(len(all_K), len(COLUMNS), dtype=torch.float64).index_add_(0, place_K, rows_KxF)
 
 
-def _split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(n,) int32 of a float32 tensor: the bits of |x|, and its cell's number among those of all fields."""
-    bits_n = x.detach().reshape(-1).float().contiguous().view(torch.int32) & 0x7FFFFFFF
-    cell_n = (bits_n + ((1 << _DROPPED) - 1)).bitwise_right_shift_(
-        _DROPPED
-    )  # one more where a dropped bit is set
-    return bits_n, cell_n.add_(bits_n >> _DROPPED)
+def _by_cells(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    chunks = [x.detach().reshape(-1).split(cells.MOST) for x in tensors]
+    counted = iter(_counted([chunk for of_tensor in chunks for chunk in of_tensor]))
+    return [add(*(next(counted) for _ in of_tensor)) for of_tensor in chunks]
 
 
-def _by_cells(x: Tensor) -> tuple[Tensor, Tensor]:
-    parts = [_counted(chunk) for chunk in x.detach().reshape(-1).split(_CHUNK)]
-    return parts[0] if len(parts) == 1 else add(*parts)
+def _counted(chunks: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    if not chunks:
+        return []
+    counted, sums = cells.sums(chunks)
+    binades, rows = _scaled(torch.cat([one.binades for one in counted]), _rows(sums))
+    sizes = [len(one.binades) for one in counted]
+    pairs = zip(counted, binades.split(sizes), rows.split(sizes), strict=True)
+    return [
+        (k, of_k) if one.subnormal is None else add((k, of_k), _lifted(one.subnormal))
+        for one, k, of_k in pairs
+    ]
 
 
-def _counted(x_n: Tensor) -> tuple[Tensor, Tensor]:
-    bits_n, cell_n = _split(x_n)
-    least, most = (int(bits) >> _FIELD_BITS for bits in bits_n.aminmax())
-    others = (
-        least == 0 or most == 255
-    )  # zeros, subnormals, inf, NaN: they fall into the places before and after
-    subnormal = False
-    if others:
-        fields = bits_n >> _FIELD_BITS
-        subnormal = bool(((fields == 0) & (bits_n != 0)).any())
-        least = int(torch.where(fields == 0, _NO_FIELD, fields).amin())
-        most = int(torch.where(fields == 255, 0, fields).amax())
-    parts = []
-    if least <= most < 255:
-        first, count = least * _CELLS, (most - least + 1) * _CELLS
-        place_n = cell_n.sub_(first - 1)
-        place_n = (place_n.clamp_(0, count + 1) if others else place_n).long()
-        low_n = (bits_n & (1 << _DROPPED) - 1).double()
-        of_each = [
-            torch.bincount(place_n, minlength=count + 2).double(),
-            torch.bincount(place_n, low_n, minlength=count + 2),
-            torch.bincount(place_n, low_n.square_(), minlength=count + 2),
-        ]
-        n, d, dd = (total[1:-1].view(-1, _CELLS) for total in of_each)
-        binades_K = torch.arange(least - _BIAS, most - _BIAS + 1, device=x_n.device)
-        rows = _rows(n, d.mul_(2.0**-23), dd.sum(1) * 2.0**-46)
-        there = rows[:, 0] > 0
-        parts.append(_scaled(binades_K[there], rows[there]))
-    if subnormal:
-        parts.append(_lifted(x_n[(fields == 0) & (bits_n != 0)]))
-    return add(*parts) if parts else _none()
-
-
-def _rows(n_KxC: Tensor, d_KxC: Tensor, dd_K: Tensor) -> Tensor:
-    """(K, F) for k = 0, of the cells' counts and sums of d and the binades' sums of d^2: with x = low + d and
-    e = r - d."""
-    device, S = n_KxC.device, len(SPACINGS)
-    low_C, _ = _roundings(device)
-    by_count, below_up, below_last = _matrices(device)
-    n_r, n_rr, n_low_r = (n_KxC @ by_count).split(S, 1)
-    d_r, d_K, d_low_K, dd = d_KxC @ by_count[:, :S], d_KxC.sum(1), d_KxC @ low_C, dd_K[:, None]
-    x_KxC = n_KxC * low_C + d_KxC
-    n_K, x_K, n_low_low_K = n_KxC.sum(1), x_KxC.sum(1), n_KxC @ (low_C * low_C)
-    # exact, for all are multiples of 2^-23
-    n_below, x_below = n_KxC.cumsum(1), x_KxC.cumsum_(1)
-    up, x_up = (_behind(z, total, below_up) for z, total in ((n_below, n_K), (x_below, x_K)))
-    last, x_last = (_behind(z, total, below_last) for z, total in ((n_below, n_K), (x_below, x_K)))
-    up_error = 2 * up - x_up
-    last_error = 2 * up + _lasts(device) * (last - up) - x_last
-    square_K = n_low_low_K + 2 * d_low_K + dd_K
+def _rows(of: cells.Sums) -> Tensor:
+    """(K, F) for k = 0: with x = low + d and e = r - d."""
+    d, dd = of.d[:, None], of.d_d[:, None]
+    up_error = 2 * of.up - of.x_up
+    last_error = 2 * of.up + lasts(of.n.device) * (of.last - of.up) - of.x_last
     return torch.cat(
         [
-            torch.stack([n_K, x_K, square_K], 1),
-            n_r - d_K[:, None],
-            n_rr - 2 * d_r + dd,
-            n_low_r + d_r - d_low_K[:, None] - dd,
-            *(up, last, up_error, last_error),
+            torch.stack([of.n, of.x, of.low_low + 2 * of.low_d + of.d_d], 1),
+            of.r - d,
+            of.r_r - 2 * of.d_r + dd,
+            of.low_r + of.d_r - of.low_d[:, None] - dd,
+            *(of.up, of.last, up_error, last_error),
         ],
         1,
     )
 
 
-def _behind(below_KxC: Tensor, total_K: Tensor, cell_S: Tensor) -> Tensor:
-    """(K, S) of running sums and their totals: what is behind each of the cells."""
-    return total_K[:, None] - below_KxC[:, cell_S.clamp_min(0)] * (cell_S >= 0)
-
-
 def _lifted(x_n: Tensor) -> tuple[Tensor, Tensor]:
     """Of subnormal float32 values alone: those of x * 2^64, exact, brought down again."""
-    parts = [_counted(chunk) for chunk in (x_n.double() * 2.0**_LIFT).float().split(_CHUNK)]
-    binades_K, rows = add(*parts)
+    ((binades_K, rows),) = _counted([(x_n.double() * 2.0**_LIFT).float()])
     power_F = torch.tensor(_POWER_F, dtype=torch.float64)
     return binades_K - _LIFT, rows * torch.exp2(-_LIFT * power_F)
 
@@ -209,31 +128,43 @@ def _one_by_one(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     lift_n = (x_n.abs() < 2.0**-126) & (x_n != 0)
     if bool(lift_n.any()):
         x_n = torch.where(lift_n, (x_n.double() * 2.0**_LIFT).float(), x_n)
-    bits_n, cell_n = _split(x_n)
-    fields_n = bits_n >> _FIELD_BITS
+    bits_n, cell_n = split(x_n)
+    fields_n = bits_n >> FIELD_BITS
     here_n = (bits_n != 0) & (fields_n < 255)
     bits_n, cell_n, fields_n = bits_n[here_n], cell_n[here_n], fields_n[here_n]
-    binade_n = fields_n.long() - _BIAS - _LIFT * lift_n[here_n].long()
-    low_n = (bits_n & (1 << _DROPPED) - 1).double() * 2.0**-23
+    binade_n = fields_n.long() - BIAS - _LIFT * lift_n[here_n].long()
+    low_n = (bits_n & (1 << DROPPED) - 1).double() * 2.0**-23
     # binades are from -149 to 127
     key_n, order_n = torch.sort(tensor_n[here_n] * 512 + binade_n + 256, stable=True)
-    cell_n, low_n = (cell_n & _CELLS - 1).long()[order_n], low_n[order_n]
-    low_C, q_CxS = _roundings(device)
-    u_nx1, q_nxS = (low_C[cell_n] + low_n)[:, None], q_CxS[cell_n]
-    e_nxS = q_nxS - u_nx1
-    up, last = (q_nxS >= 2).double(), (q_nxS >= _lasts(device)).double()
-    of_binade = [torch.ones_like(u_nx1), u_nx1, u_nx1 * u_nx1]
-    of_spacing = [e_nxS, e_nxS * e_nxS, u_nx1 * e_nxS, up, last, up * e_nxS, last * e_nxS]
+    cell_n, low_n = (cell_n & CELLS - 1).long()[order_n], low_n[order_n]
     keys, counts = torch.unique_consecutive(key_n, return_counts=True)
     if not len(keys):
         return [_none() for _ in tensors]
     firsts = (counts.cumsum(0) - counts).cpu().numpy()
-    rows_nxF = torch.cat([*of_binade, *of_spacing], 1).cpu().numpy()
-    rows = torch.from_numpy(np.add.reduceat(rows_nxF, firsts, axis=0))
+    rows_Fxn = _rows_of_one(cell_n, low_n).cpu().numpy()
+    rows = torch.from_numpy(np.ascontiguousarray(np.add.reduceat(rows_Fxn, firsts, axis=1).T))
     keys = keys.cpu()
     binades, rows = _scaled(keys % 512 - 256, rows)
     of_tensor = keys // 512
     return [(binades[of_tensor == t], rows[of_tensor == t]) for t in range(len(tensors))]
+
+
+def _rows_of_one(cell_n: Tensor, low_n: Tensor) -> Tensor:
+    """(F, n), a column for each element: cells and d above their lower ends. In place, for memory is what it costs."""
+    low_C, q_CxS = roundings(cell_n.device)
+    rows_Fxn = torch.empty(len(COLUMNS), len(cell_n), dtype=torch.float64, device=cell_n.device)
+    one, u_n, square = rows_Fxn[: len(OF_BINADE)]
+    e, e_e, u_e, up, last, up_e, last_e = rows_Fxn[len(OF_BINADE) :].split(len(SPACINGS))
+    one.fill_(1.0)
+    torch.add(low_C[cell_n], low_n, out=u_n)
+    torch.mul(u_n, u_n, out=square)
+    q_Sxn = q_CxS.T.contiguous().index_select(1, cell_n)
+    torch.ge(q_Sxn, 2.0, out=up)
+    torch.ge(q_Sxn, lasts(cell_n.device)[:, None], out=last)
+    torch.sub(q_Sxn, u_n, out=e)
+    for product, (a, b) in ((e_e, (e, e)), (u_e, (u_n, e)), (up_e, (up, e)), (last_e, (last, e))):
+        torch.mul(a, b, out=product)
+    return rows_Fxn
 
 
 def _scaled(binades_K: Tensor, rows_KxF: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "binades.h"
 #include "cpu_kernels.h"
 #include "custom_fp.h"
 #include "isa.h"
@@ -166,6 +167,13 @@ void hadamard(uintptr_t x, uintptr_t out, int64_t outer, int64_t length, int64_t
              });
 }
 
+// see binades.h; rows has room for 254
+void count_binades(uintptr_t x, int64_t n, uintptr_t rounded, uintptr_t counts, uintptr_t rows) {
+    static thread_local Binades binades;
+    nb::gil_scoped_release release;
+    binades.count(at<const float>(x), n, at<const int32_t>(rounded), at<int64_t>(counts), at<int64_t>(rows));
+}
+
 // Passes every float32, positive ones in ascending order, through quantize and counts what breaks these laws: results
 // ascend with their inputs; a negative input gives the negated result, unless that is NaN, which has no sign. A rounding
 // with these properties that is right on all values and at all midpoints and their neighbours is right everywhere.
@@ -221,6 +229,7 @@ NB_MODULE(_native, m) {
     m.def("accumulate_packed", &custom_fp::bindings::accumulate_packed);
     m.def("matmul", &custom_fp::bindings::matmul);
     m.def("hadamard", &custom_fp::bindings::hadamard);
+    m.def("count_binades", &custom_fp::bindings::count_binades);
     m.def("count_disorder", &custom_fp::bindings::count_disorder);
     m.def("isas", [] { return custom_fp::bindings::isa.names(); });
     m.def("use_isa", [](const std::string& name) { custom_fp::bindings::isa.use(name); });

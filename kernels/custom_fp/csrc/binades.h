@@ -1,0 +1,126 @@
+// What rounding makes of every element of a float32 array, in exact integers: for each binade and each spacing of a
+// format's values in it, sums that tell counts, errors and squares without looking at an element again.
+//
+// An element is |x| = u 2^k, 1 <= u < 2. Its *cell* is the first 11 bits of u's fraction and whether another is set;
+// low is its cell's lower end in units of 2^-11 (2048 .. 4095), d what u has above it, in units of 2^-23. What nearest
+// rounding makes of a cell for spacings 2^-m, m = 10 .. -1, is given (q, in units of 2^-11), so that this file rounds
+// nothing: it counts. Half as many cells tell apart what the next wider spacing does: (bits b b' then sticky) becomes
+// (b, b' or sticky), so that the sums of all spacings cost no more than twice the first one's.
+//
+// The sums are below 2^63 for up to 2^27 elements, and exact in float64 for up to 2^22. Zeros, inf and NaN are in no
+// sum. Subnormals are counted, and no more: their binade is not their field.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace custom_fp {
+
+struct Binades {
+    static constexpr int fields = 256, cells = 1 << 12, dropped = 12, spacings = 12;
+    static constexpr int of_binade = 6;   // n, low, low^2, d, low d, d^2
+    static constexpr int of_spacing = 8;  // q, q^2, low q, d q, up, u of those, last, u of those; u in units of 2^-23
+    static constexpr int columns = of_binade + of_spacing * spacings;
+
+    // counts: (256,), elements by exponent field, zeros not among those of field 0. rows: (number of fields 1 .. 254
+    // with elements, columns), by field; of spacings first m = 10. q: of m = 10 all 4096 cells, then of m = 9 its 2048
+    // ... and 2. up: rounded to the next binade; last: to the binade's last value, 2 - 2^-m, or up.
+    void count(const float* x, int64_t size, const int32_t* q, int64_t* counts, int64_t* rows) {
+        int64_t squares[fields] = {};
+        std::memset(counts, 0, fields * sizeof(int64_t));
+        int least = fields, most = 0;
+        for (int64_t i = 0; i < size; ++i) {
+            const int field = static_cast<int>(magnitude(x[i]) >> 23);
+            if (field == 0 || field == 255) continue;
+            least = field < least ? field : least;
+            most = field > most ? field : most;
+        }
+        if (least <= most && table_.size() < static_cast<size_t>(most - least + 1) * cells)
+            table_.resize(static_cast<size_t>(most - least + 1) * cells);
+        for (int64_t i = 0; i < size; ++i) {
+            const uint32_t bits = magnitude(x[i]), field = bits >> 23, low = bits & ((1u << dropped) - 1);
+            counts[field] += bits != 0;
+            if (field == 0 || field == 255) continue;
+            const uint32_t cell = ((bits & 0x7fffffu) >> dropped << 1) | (low != 0);
+            Cell& one = table_[static_cast<size_t>(field - least) * cells + cell];
+            one.n += 1;
+            one.d += low;
+            squares[field] += static_cast<int64_t>(low) * low;
+        }
+        for (int field = least; field <= most; ++field)
+            if (counts[field]) {
+                sum(&table_[static_cast<size_t>(field - least) * cells], q, rows);
+                rows[5] = squares[field];
+                rows += columns;
+            }
+    }
+
+private:
+    struct Cell {
+        int64_t n, d;
+    };
+    struct Some {  // of elements that round alike
+        int32_t cell;
+        int64_t n, low, d;
+    };
+
+    static uint32_t magnitude(float x) {
+        uint32_t bits;
+        std::memcpy(&bits, &x, sizeof bits);
+        return bits & 0x7fffffffu;
+    }
+
+    // One binade's row; its cells are zeros afterwards.
+    void sum(Cell* cell, const int32_t* q, int64_t* row) {
+        std::memset(row, 0, columns * sizeof(int64_t));
+        some_.clear();
+        for (int32_t c = 0; c < cells; ++c) {
+            if (!cell[c].n) continue;
+            const int64_t n = cell[c].n, d = cell[c].d, low = (1 << 11) + (c >> 1);
+            some_.push_back({c, n, n * low, d});
+            const int64_t terms[] = {n, n * low, n * low * low, d, d * low};
+            for (int i = 0; i < 5; ++i) row[i] += terms[i];
+            cell[c] = {0, 0};
+        }
+        row += of_binade;
+        for (int m = 10; m >= -1; --m, row += of_spacing) {
+            const int64_t up = 2 << 11, last = up - (1 << (11 - m));
+            for (const Some& s : some_) {
+                const int64_t to = q[s.cell], u = (s.low << dropped) + s.d;
+                const int64_t is_up = to >= up, is_last = to >= last;
+                row[0] += s.n * to;
+                row[1] += s.n * to * to;
+                row[2] += s.low * to;
+                row[3] += s.d * to;
+                row[4] += s.n & -is_up;
+                row[5] += u & -is_up;
+                row[6] += s.n & -is_last;
+                row[7] += u & -is_last;
+            }
+            q += 1 << (m + 2);
+            merge();
+        }
+    }
+
+    // Cells of the next wider spacing: neighbours that become one are neighbours in the list.
+    void merge() {
+        size_t kept = 0;
+        for (size_t i = 0; i < some_.size(); ++i) {
+            Some s = some_[i];
+            s.cell = (s.cell >> 2 << 1) | ((s.cell & 3) != 0);
+            if (kept && some_[kept - 1].cell == s.cell) {
+                Some& before = some_[kept - 1];
+                before.n += s.n, before.low += s.low, before.d += s.d;
+            } else {
+                some_[kept++] = s;
+            }
+        }
+        some_.resize(kept);
+    }
+
+    std::vector<Cell> table_;  // zeros between calls: fresh memory costs more than counting
+    std::vector<Some> some_;
+};
+
+}  // namespace custom_fp
