@@ -8,7 +8,10 @@ of its runs?
 With --predicted NAME the search knows what is predicted of each candidate by a model that has not seen experiment NAME
 (results/reference/predict/predicted.csv): it tries the formats of a width in that order, and keeps idle cores from
 running ahead below one that is likely to fail. With --start predicted too it starts at the width that is predicted
-(search.start), with --start BITS at that one, as if it were; then the first run of the baseline is in no pair.
+(search.start), with --start BITS at that one, as if it were; then the first run of the baseline is in no pair. With
+--broken-below BITS all narrower formats are as bad as the worst of the grid, so that a prediction may be very wrong.
+
+    python scripts/replay_search.py starts           # of all predicted experiments: how far the start is from the answer
 
 The answer of the whole grid is, for each chain, the narrowest width of which all wider ones have a format whose mean
 over all seeds is within the tolerance. A search says the same when it certifies that width and no narrower one.
@@ -24,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
+from cpdrun.report.read import formats
 from cpdrun.report.read.metric import Metric
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
@@ -132,6 +136,40 @@ def with_start(grid: Grid, start: str) -> Grid:
     return grid if start == WIDEST else replace(grid, chains=list(map(begun, grid.chains)))
 
 
+def with_broken(grid: Grid, bits: float) -> Grid:
+    """The grid with the values of its worst cell for all candidates of fewer bits."""
+    worst = min((values for name, values in grid.values.items()), key=fmean)
+    narrow = [c.name for chain in grid.chains for width in chain.widths for c in width if c.bits < bits]
+    return replace(grid, values=grid.values | dict.fromkeys(narrow, worst))
+
+
+def starts() -> list[str]:
+    """How many widths the start, as it would have been predicted, is too wide (-) or too narrow (+) for the narrowest
+    width that the recorded means call within tolerance; chains by experiment and all that is beside the format."""
+    chains: dict[tuple[str, str], dict[float, list[tuple[Candidate, bool]]]] = {}
+    with PREDICTED.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            value, _, label = row["candidate"].partition(" ")
+            bits = formats.bits(value)
+            if bits is None:  # of a recipe without a name that says what it rounds to
+                continue
+            candidate = Candidate(row["candidate"], "", row["candidate"], bits, float(row["predicted"]))
+            width = chains.setdefault((row["experiment"], label), {}).setdefault(bits, [])
+            width.append((candidate, row["fails"] == "0"))
+    found: dict[int, list[str]] = {}
+    for (experiment, label), widths in chains.items():
+        rows = [widths[bits] for bits in sorted(widths, reverse=True)]
+        chain = Chain(label, tuple(tuple(candidate for candidate, _ in row) for row in rows))
+        enough = [i for i, row in enumerate(rows) if any(is_within for _, is_within in row)]
+        if len(rows) > 1 and enough:
+            off = predicted_width(chain) - max(enough)
+            found.setdefault(off, []).append(experiment)
+    lines = ["| start less answer, widths | chains | experiments |", "|--:|--:|---|"]
+    for off, of in sorted(found.items()):
+        lines.append(f"| {off:+d} | {len(of)} | {', '.join(dict.fromkeys(of))} |")
+    return lines
+
+
 def whole(grid: Grid, rules: Rules) -> list[float | None]:
     """The bits that each chain needs, by the means over all seeds; None where its widest is not enough."""
 
@@ -220,13 +258,20 @@ def main() -> None:
     replaying.add_argument(
         "--start", default=WIDEST, help=f"{WIDEST}, {FROM_PREDICTED}, or the bits of a width"
     )
+    replaying.add_argument("--broken-below", type=float, metavar="BITS", help="narrower formats do not train")
+    commands.add_parser("starts", help="how far predicted starts are from the recorded answers")
     arguments = parser.parse_args()
+    if arguments.command == "starts":
+        print("\n".join(starts()))
+        return
     if arguments.command == "record":
         write(record(arguments.words), sys.stdout)
         return
     grid, metric = read(arguments.file), Metric(arguments.metric)
     if arguments.predicted:
         grid = with_predictions(grid, arguments.predicted)
+    if arguments.broken_below:
+        grid = with_broken(grid, arguments.broken_below)
     grid = with_start(grid, arguments.start)
     rules = Rules(
         tolerance=arguments.tolerance / metric.scale,

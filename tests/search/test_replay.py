@@ -48,3 +48,33 @@ def test_searches_of_a_recorded_grid_say_what_the_whole_grid_says(replay, name, 
     found = [replay.replay(grid, rules, seed) for seed in range(10)]
     assert all(bits == replay.whole(grid, rules) == [4] for bits, _ in found)
     assert sorted(runs for _, runs in found)[5] <= grid.runs / 4
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("digits_convnet", 0.01), ("digits_mlp", 0.02)])
+def test_from_a_predicted_start_a_recorded_grid_takes_far_fewer_runs_to_the_same_answer(
+    replay, name, tolerance
+):
+    grid = replay.with_predictions(replay.read(RECORDED / f"{name}.csv"), name.replace("digits", "grid"))
+    rules = Rules(tolerance=tolerance, alpha=0.05, most_seeds=grid.seeds, resolution=1 / 360)
+    runs = {}
+    for start in ("widest", "predicted", "3"):
+        found = [replay.replay(replay.with_start(grid, start), rules, seed) for seed in range(7)]
+        assert all(bits == [4] for bits, _ in found)
+        runs[start] = sorted(count for _, count in found)[3]
+    assert runs["predicted"] < 0.75 * runs["widest"] and runs["predicted"] < runs["3"] < runs["widest"]
+
+
+def test_where_narrow_formats_are_broken_a_search_from_among_them_finds_the_wide_one(replay):
+    grid = replay.with_broken(replay.read(RECORDED / "digits_mlp.csv"), 8)
+    rules = Rules(tolerance=0.02, alpha=0.05, most_seeds=grid.seeds, resolution=1 / 360)
+    assert replay.whole(grid, rules) == [8]
+    assert [replay.replay(replay.with_start(grid, "4"), rules, seed)[0] for seed in range(3)] == [[8]] * 3
+
+
+def test_the_predicted_starts_of_all_experiments_are_told_by_their_distance_from_the_answer(
+    replay, monkeypatch
+):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    _, _, *rows = replay.starts()
+    counts = {int(off): int(n) for _, off, n, *_ in (row.split("|") for row in rows)}
+    assert sum(counts.values()) >= 40 and max(counts, key=counts.get) == 0

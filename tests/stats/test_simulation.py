@@ -43,3 +43,10 @@ def test_the_simulated_rule_is_the_rule_of_a_search(simulation):
     for row, certified, refuted in zip(x, above, below, strict=True):
         found = judge([float(value) for value in row], 0.0, certify=0.025, refute=0.05, resolution=0.1)
         assert (found.verdict is Verdict.CERTIFIED, found.verdict is Verdict.REFUTED) == (certified, refuted)
+
+
+@pytest.mark.parametrize("start", [1, 3, 4])
+@pytest.mark.parametrize("good", [0, 3])
+def test_from_any_start_right_or_wrong_certificates_err_no_more_often(simulation, start, good):
+    wrong = simulation.from_a_start(simulation.HOLDS["normal"], start, good, 2, 2, SEARCHES, seed=1)
+    assert 0 < wrong <= 0.05 * SEARCHES
