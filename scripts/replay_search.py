@@ -11,7 +11,7 @@ running ahead below one that is likely to fail. With --start predicted too it st
 (search.start), with --start BITS at that one, as if it were; then the first run of the baseline is in no pair. With
 --broken-below BITS all narrower formats are as bad as the worst of the grid, so that a prediction may be very wrong.
 
-    python scripts/replay_search.py starts           # of all predicted experiments: how far the start is from the answer
+    python scripts/replay_search.py starts                    # how far predicted starts are from recorded answers
 
 The answer of the whole grid is, for each chain, the narrowest width of which all wider ones have a format whose mean
 over all seeds is within the tolerance. A search says the same when it certifies that width and no narrower one.

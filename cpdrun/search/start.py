@@ -85,11 +85,12 @@ def _before(question: "Question") -> Begun | None:
     ):
         return None
     started = block.get("start", [])
-    chains = {
-        each["chain"]: (float(each["bits"]), each.get("aside"))
-        for each in (started if isinstance(started, list) else [])
-        if isinstance(each, Mapping) and {"chain", "bits"} <= each.keys()
-    }
+    chains: dict[str, tuple[float, int | None]] = {}
+    for each in started if isinstance(started, list) else []:
+        about = each if isinstance(each, Mapping) else {}  # a folder may come from anyone
+        label, bits, aside = about.get("chain"), about.get("bits"), about.get("aside")
+        if isinstance(label, str) and isinstance(bits, int | float):
+            chains[label] = (bits, aside if isinstance(aside, int) else None)
     return Begun(PREDICTED if "start" in block else WIDEST, chains)
 
 

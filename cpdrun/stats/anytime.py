@@ -24,8 +24,9 @@ that is worse than allowed is certified (fixed-sequence testing: W. Maurer, L. A
 comparisons in drug clinical trials and preclinical assays: a-priori ordered hypotheses", Biometrie in der
 chemisch-pharmazeutischen Industrie 6 (1995)). Of k formats of one width any may open the next: each has alpha / k, so
 that a width of which none is good enough is passed with probability alpha at most (Bonferroni). A width is refuted
-when all of its formats are; that errs only if a good one is refuted, so that refuting needs no such share. Chains
-beside each other (with and without scaling, several numbers of workers) have equal shares of both.
+when all of its formats are; that errs only if a good one is refuted, so that refuting needs no such share. A chain may
+start below its widest, where a prediction says so: `cpdrun.stats.chain` has its shares. Chains beside each other (with
+and without scaling, several numbers of workers) have equal shares of both.
 """
 
 import math

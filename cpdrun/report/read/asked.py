@@ -101,7 +101,8 @@ def _started(block: object) -> tuple[Started, ...]:
         if not isinstance(each, Mapping):
             continue
         bits, aside, widths, cells = (each.get(key) for key in ("bits", "aside", "widths", "cells"))
-        if isinstance(widths, list) and isinstance(cells, list) and bits in widths[1:]:
+        are_known = isinstance(widths, list) and isinstance(cells, list) and None not in map(_number, widths)
+        if are_known and bits in widths[1:]:
             seed = aside if isinstance(aside, int) else None
             label = str(each.get("chain", ""))
             found.append(
