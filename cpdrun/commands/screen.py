@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cpdrun.launch import LaunchOptions, Session
+    from cpdrun.screen.allocation import Allocation
     from cpdrun.screen.question import Question
+    from cpdrun.screen.results import Round
     from cpdrun.sweep import PlannedRun
 
 
@@ -45,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
     from cpdrun.record import State
     from cpdrun.screen.question import ask
+    from cpdrun.screen.results import Round, read
     from cpdrun.screen.words import as_json, asked_lines
     from cpdrun.sweep import listed
     from cpdrun.sweep.standing import standing
@@ -54,20 +57,43 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
             session.warm_up()  # importing torch takes longer than planning
         question = ask(words_of(arguments), arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
-    console = _console(arguments.json)
-    for line in asked_lines(question):
+    console, rounds = _console(arguments.json), []
+    while True:
+        for line in asked_lines(question):
+            console.print(line, soft_wrap=True, markup=False)
+        found = standing(question.plan)
+        to_run = [run for run in question.runs if found.states.get(run.name) is not State.DONE]
+        console.print(
+            f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run", soft_wrap=True, markup=False
+        )
+        for text in found.odd.values():  # a record that cannot be read is neither trained again nor counted
+            console.print(f"error: {text}", soft_wrap=True, markup=False)
+        if arguments.dry_run:
+            if arguments.json:
+                print(as_json(question, [], None, None))
+            return OK
+        code = _launch(session, question, to_run, options, console, arguments)
+        if code == INTERRUPTED:
+            return code
+        if (learnt := read(question)) is None:
+            return _unfinished(question, rounds, console, arguments.json) or code
+        rounds.append(Round(question, learnt))
+        further = _further(rounds, console)
+        if further is None:
+            return _tell(rounds, console, arguments.json) or code
+        question = further
+
+
+def _further(rounds: "list[Round]", console: "Console") -> "Question | None":
+    """What this round says, and the round behind it, if there is one."""
+    from cpdrun.screen.words import table, verdict_lines
+
+    question, found = rounds[-1].question, rounds[-1].found
+    console.print(table(question, found), width=max(console.width, 110), crop=False)
+    for line in verdict_lines(question, found):
         console.print(line, soft_wrap=True, markup=False)
-    found = standing(question.plan)
-    to_run = [run for run in question.runs if found.states.get(run.name) is not State.DONE]
-    console.print(f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run", soft_wrap=True)
-    for text in found.odd.values():  # a record that cannot be read is neither trained again nor counted
-        console.print(f"error: {text}", soft_wrap=True, markup=False)
-    if arguments.dry_run:
-        if arguments.json:
-            print(as_json(question, None, None, None))
-        return OK
-    code = _launch(session, question, to_run, options, console, arguments)
-    return _tell(question, console, arguments.json) or code if code != INTERRUPTED else code
+    chosen = _chosen(rounds)
+    return question.next_round(chosen.levels) if chosen is not None else None
 
 
 def _launch(
@@ -105,32 +131,42 @@ def _launch(
     return INTERRUPTED if summary.interrupted else summary.exit_code
 
 
-def _tell(question: "Question", console: "Console", is_json: bool) -> int:
-    """Effects and the allocation, where all runs have ended."""
+def _chosen(rounds: "list[Round]") -> "Allocation | None":
     from cpdrun.screen.allocation import allocate
-    from cpdrun.screen.certify import write_allocation
-    from cpdrun.screen.results import missing, read
-    from cpdrun.screen.words import allocation_lines, as_json, costs_of, table, verdict_lines
+    from cpdrun.screen.words import costs_of
 
-    asked, found = question.settings, read(question)
-    if found is None:
-        console.print(
-            f"{missing(question)} runs have no result yet: effects are of the whole design. Type it again."
-        )
-        if is_json:
-            print(as_json(question, None, None, None))
-        return FAILED
-    chosen = allocate(costs_of(question), found.effects, found.tolerance, asked.confidence)
-    console.print(table(question, found), width=max(console.width, 110), crop=False)
-    for line in [*verdict_lines(question, found), *allocation_lines(question, found, chosen)]:
+    question, found = rounds[-1].question, rounds[-1].found
+    steps = [each.step for each in rounds]
+    return allocate(costs_of(question), steps, found.tolerance, question.settings.confidence)
+
+
+def _unfinished(question: "Question", rounds: "list[Round]", console: "Console", is_json: bool) -> int:
+    from cpdrun.screen.results import missing
+    from cpdrun.screen.words import as_json
+
+    console.print(
+        f"{missing(question)} runs have no result yet: effects are of the whole design. Type it again."
+    )
+    if is_json:
+        print(as_json(question, rounds, None, None))
+    return FAILED
+
+
+def _tell(rounds: "list[Round]", console: "Console", is_json: bool) -> int:
+    """The allocation, and how it is certified."""
+    from cpdrun.screen.certify import write_allocation
+    from cpdrun.screen.words import allocation_lines, as_json
+
+    question, chosen = rounds[-1].question, _chosen(rounds)
+    for line in allocation_lines(rounds, chosen):
         console.print(line, soft_wrap=True, markup=False)
     command = None
     if chosen is not None:
         with writing(question.directory.path):
-            command = write_allocation(question, found, chosen)
+            command = write_allocation(rounds, chosen)
         console.print(f"To certify it: {command}", soft_wrap=True, markup=False)
     if is_json:
-        print(as_json(question, found, chosen, command))
+        print(as_json(question, rounds, chosen, command))
     return OK
 
 

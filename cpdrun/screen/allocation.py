@@ -1,11 +1,12 @@
-"""Which factors may be low: the fewest bits at a bound on what they cost together.
+"""Which factors may be low, and how low: the fewest bits at a bound on what they cost together.
 
-What all low factors together may lose is bounded by the sum of their effects, those below zero taken as none, and the
-noise of that sum, which grows by the root of their number k (`cpdrun.stats.screening.Effects.bound`). For each k this
-is an integer program: a group takes one of the combinations of its factors' levels, each with its cost and its effects,
-at most k factors are low, and the effects sum to at most the tolerance less the noise of k; the cheapest of all k is
-taken. Solved exactly (scipy.optimize.milp, HiGHS: branch and bound). Effects are taken to add up, which a search then
-puts to the test.
+A step takes factors one level down, and a screen measured what that costs each (`Effects`). What all steps together
+may lose is bounded by the sum of their effects, those below zero taken as none, and the noise of that sum, which is the
+root of the sum of their squared errors (`cpdrun.stats.screening`). For each value that this sum can have this is an
+integer program: a group takes one of the combinations of its factors' levels, each with its cost, its effects and its
+squared errors; these sum to at most the value, and the effects to at most the tolerance less the noise; the cheapest of
+all is taken. Solved exactly (scipy.optimize.milp, HiGHS: branch and bound). Effects are taken to add up, which a search
+then puts to the test.
 
 Cost `wire`: the bits of the gradients that a worker hands over, of one step. Cost `operations`: bits times bits of the
 two operands of each multiplication of the three products of a Linear or Conv layer (`custom_fp.products`), of one
@@ -15,16 +16,33 @@ no group are high.
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from custom_fp.formats.names import parse
 
+from cpdrun.screen.cases import Levels
 from cpdrun.screen.factors import Factor, Group
 from cpdrun.screen.layers import Layer
-from cpdrun.screen.settings import GRADIENT, WIRE, Settings
-from cpdrun.stats.screening import Effects
+from cpdrun.screen.settings import GRADIENT, WIRE, Level, Settings
+from cpdrun.stats.screening import Effect, Effects, joint_margin
+
+MOST_PROGRAMS = (
+    400  # of more values of the noise so many are asked, evenly: at worst a little noise too much is counted
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What it costs each of these factors to go one level down: from high at first, from the level that the step before
+    took it to after that. effects: in the order of `factors`."""
+
+    factors: tuple[int, ...]
+    effects: Effects
+
+    def of(self, factor: int) -> Effect:
+        return self.effects.factors[self.factors.index(factor)]
 
 
 @dataclass(frozen=True)
@@ -38,12 +56,16 @@ class Price:
 
 @dataclass(frozen=True)
 class Allocation:
-    low: tuple[int, ...]  # factors
+    levels: dict[int, int]  # of factors; those that are not there are high
     expected: float  # what they cost together, in the metric's unit
     bound: float  # at most, at the screen's confidence
     price: Price
-    all_low: Price
+    all_low: Price  # as low as asked
     all_high: Price
+
+    @property
+    def low(self) -> tuple[int, ...]:
+        return tuple(sorted(self.levels))
 
 
 @dataclass(frozen=True)
@@ -55,11 +77,17 @@ class Costs:
     factors: Sequence[Factor]
     layers: Sequence[Layer]
 
-    def price(self, low: Collection[int]) -> Price:
-        bits = {
-            (f.group, f.role): _bits(self.asked.low[f.role]) for i, f in enumerate(self.factors) if i in low
-        }
-        return self._price(lambda group, role: bits.get((group, role), self._high(role)))
+    def price(self, levels: Levels) -> Price:
+        at = {(self.factors[i].group, self.factors[i].role): level for i, level in levels.items()}
+        return self._price(lambda group, role: self._bits(role, at.get((group, role), 0)))
+
+    def lowest(self) -> dict[int, int]:
+        """The last level of every factor."""
+        return {i: len(self.asked.low[factor.role]) for i, factor in enumerate(self.factors)}
+
+    def counts(self, factor: int) -> bool:
+        """Whether its bits are of this cost."""
+        return (self.factors[factor].role == GRADIENT) == (self.asked.cost == WIRE)
 
     def uniform(self, bits: float) -> Price:
         return self._price(lambda _, role: bits if role in self.asked.roles else 32.0)
@@ -74,11 +102,11 @@ class Costs:
             cost, bits / weight, "bits a worker sends" if is_wire else "bit operations of one sample"
         )
 
-    def of_group(self, group: int, levels: Mapping[str, bool]) -> float:
-        """Cost of its layers, the roles of `levels` low where True, others high."""
+    def of_group(self, group: int, levels: Mapping[str, int]) -> float:
+        """Cost of its layers with these levels by role, others high."""
 
         def bits(role: str) -> float:
-            return _bits(self.asked.low[role]) if levels.get(role) else self._high(role)
+            return self._bits(role, levels.get(role, 0))
 
         return math.fsum(self._layer(layer, bits)[0] for layer in self.groups[group].layers)
 
@@ -91,62 +119,102 @@ class Costs:
         cost = layer.macs * math.fsum(one * other for one, other in pairs)
         return cost, layer.macs * math.fsum(map(sum, pairs)), 2.0 * layer.macs * len(pairs)
 
-    def _high(self, role: str) -> float:
-        return _bits(self.asked.high[role]) if role in self.asked.roles else 32.0
+    def _bits(self, role: str, level: int) -> float:
+        return _bits(self.asked.level(role, level)) if role in self.asked.roles else 32.0
 
 
-def allocate(costs: Costs, effects: Effects, tolerance: float, confidence: float) -> Allocation | None:
+@dataclass(frozen=True)
+class _Option:
+    """What a group may be: the levels of its low factors, what it costs and loses, and its squared errors."""
+
+    group: int
+    levels: dict[int, int]
+    cost: float
+    loss: float
+    variance: float
+
+
+def allocate(costs: Costs, steps: Sequence[Step], tolerance: float, confidence: float) -> Allocation | None:
     """None where not even one factor may be low at this tolerance, in the metric's unit."""
-    best: tuple[float, tuple[int, ...]] | None = None
-    for count in range(1, len(costs.factors) + 1):
-        left = tolerance - effects.margin(count, confidence)
+    options = list(_options(costs, steps))
+    degrees = min(step.effects.degrees for step in steps)
+    best: tuple[float, dict[int, int]] | None = None
+    for variance in _variances(costs, steps):
+        left = tolerance - joint_margin(variance, degrees, confidence)
         if left < 0:
             break
-        if (low := _cheapest(costs, effects, count, left)) is not None:
-            cost = costs.price(low).cost
-            if low and (best is None or cost < best[0] * (1 - 1e-12)):
-                best = cost, low
+        if levels := _cheapest(options, len(costs.groups), variance, left):
+            cost = costs.price(levels).cost
+            if best is None or cost < best[0] * (1 - 1e-12):
+                best = cost, levels
     if best is None:
         return None
-    low = best[1]
-    every = range(len(costs.factors))
-    expected = math.fsum(effects.factors[i].mean for i in low)
-    prices = costs.price(low), costs.price(every), costs.price(())
-    return Allocation(low, expected, effects.bound(low, confidence), *prices)
+    levels = best[1]
+    loss, variance = _lost(steps, levels)
+    expected = math.fsum(step.of(i).mean for i, step in _taken(steps, levels))
+    bound = loss + joint_margin(variance, degrees, confidence)
+    prices = costs.price(levels), costs.price(costs.lowest()), costs.price({})
+    return Allocation(levels, expected, bound, *prices)
 
 
-def _cheapest(costs: Costs, effects: Effects, most: int, left: float) -> tuple[int, ...] | None:
-    """The factors that are low, at most so many, whose effects sum to at most `left`."""
+def _cheapest(options: Sequence[_Option], groups: int, variance: float, left: float) -> dict[int, int] | None:
+    """The levels of low factors whose squared errors sum to at most `variance` and whose effects to at most `left`."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    options = list(_options(costs))
-    losses = [math.fsum(max(0.0, effects.factors[i].mean) for i in low) for _, low, _ in options]
-    one_each = np.array([[float(g == group) for g, _, _ in options] for group in range(len(costs.groups))])
+    one_each = np.array([[float(each.group == group) for each in options] for group in range(groups)])
+    noise = (
+        max(each.variance for each in options) or 1.0
+    )  # HiGHS allows itself 1e-6 of each row: all are about 1
+    loss = max(each.loss for each in options) or 1.0
     rules = [
         LinearConstraint(one_each, 1, 1),
-        LinearConstraint([[len(low) for _, low, _ in options]], 0, most),
-        LinearConstraint([losses], -np.inf, left),
+        LinearConstraint([[each.variance / noise for each in options]], -np.inf, variance / noise + 1e-9),
+        LinearConstraint([[each.loss / loss for each in options]], -np.inf, left / loss),
     ]
-    prices = np.array([price for _, _, price in options])
+    prices = np.array([each.cost for each in options])
     scale = prices.max() or 1.0
     found = milp(prices / scale, integrality=np.ones(len(options)), bounds=Bounds(0, 1), constraints=rules)
     if found.x is None:
         return None
-    chosen = [low for x, (_, low, _) in zip(found.x, options, strict=True) if x > 0.5]
-    return tuple(sorted(itertools.chain(*chosen)))
+    chosen = [each.levels for x, each in zip(found.x, options, strict=True) if x > 0.5]
+    return {factor: level for levels in chosen for factor, level in sorted(levels.items())}
 
 
-def _options(costs: Costs) -> Iterator[tuple[int, tuple[int, ...], float]]:
-    """(group, its low factors, cost) of each combination. A factor that costs nothing less low stays high."""
+def _options(costs: Costs, steps: Sequence[Step]) -> Iterator[_Option]:
+    """Each combination of levels that were measured. A factor that costs nothing less low stays high."""
     for group in range(len(costs.groups)):
-        own = [i for i, factor in enumerate(costs.factors) if factor.group == group]
-        own = [i for i in own if (costs.factors[i].role == GRADIENT) == (costs.asked.cost == WIRE)]
-        for size in range(len(own) + 1):
-            for low in itertools.combinations(own, size):
-                levels = {costs.factors[i].role: True for i in low}
-                yield group, low, costs.of_group(group, levels)
+        own = [i for i, f in enumerate(costs.factors) if f.group == group and costs.counts(i)]
+        depths = [sum(i in step.factors for step in steps) for i in own]
+        for numbers in itertools.product(*(range(depth + 1) for depth in depths)):
+            levels = {i: number for i, number in zip(own, numbers, strict=True) if number}
+            by_role = {costs.factors[i].role: number for i, number in levels.items()}
+            yield _Option(group, levels, costs.of_group(group, by_role), *_lost(steps, levels))
 
 
-def _bits(level: Mapping[str, object]) -> float:
+def _taken(steps: Sequence[Step], levels: Levels) -> list[tuple[int, Step]]:
+    return [(i, step) for i, level in sorted(levels.items()) for step in steps[:level]]
+
+
+def _lost(steps: Sequence[Step], levels: Levels) -> tuple[float, float]:
+    """What these levels cost by the screens' estimates, and the squared error of that."""
+    taken = _taken(steps, levels)
+    loss = math.fsum(max(0.0, step.of(i).mean) for i, step in taken)
+    return loss, math.fsum(step.effects.error**2 for _, step in taken)
+
+
+def _variances(costs: Costs, steps: Sequence[Step]) -> list[float]:
+    """What squared errors can sum to, ascending: as many factors took the second step as the first, or fewer ..."""
+    counts = [sum(map(costs.counts, step.factors)) for step in steps]
+    sums = {
+        math.fsum(n * step.effects.error**2 for n, step in zip(of, steps, strict=True))
+        for of in itertools.product(*(range(count + 1) for count in counts))
+        if of[0] and all(more >= fewer for more, fewer in itertools.pairwise(of))
+    }
+    found = sorted(sums)
+    stride = math.ceil(len(found) / MOST_PROGRAMS) or 1
+    return [*found[:-1:stride], *found[-1:]]
+
+
+def _bits(level: Level) -> float:
     return float(parse(str(level["format"])).bits)

@@ -10,9 +10,9 @@ from cpdrun.record import write_text
 from cpdrun.screen.allocation import Allocation
 from cpdrun.screen.cases import ALLOCATED, FP32
 from cpdrun.screen.experiment import copy_yaml, write_experiment
-from cpdrun.screen.question import CASE, Question, row_cases
-from cpdrun.screen.results import Found
-from cpdrun.screen.words import allocation_facts, effect_facts, level_text
+from cpdrun.screen.question import CASE, Question
+from cpdrun.screen.results import Round
+from cpdrun.screen.words import allocation_facts, level_text, round_facts
 
 SEARCH_SEEDS = 3  # that the written experiment lists; a search draws its own
 
@@ -22,18 +22,18 @@ def write_rows(question: Question) -> None:
     case='row 01'`. Raises OSError."""
     folder = question.directory.screen
     copy_yaml(question.config_dir, folder)
-    cases, _ = row_cases(question.design, question.cases)
     about = f"The rows of `cpdrun screen exp={question.experiment}`, as it wrote them.\n"
     seeds = range(question.settings.seeds)
-    write_experiment(folder, question.experiment, about, _body(question), cases, seeds)
+    write_experiment(folder, question.experiment, about, _body(question), question.by_case(), seeds)
 
 
-def write_allocation(question: Question, found: Found, chosen: Allocation) -> str:
+def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
     """allocation.yaml, and the experiment of the search that judges it; the command. Raises OSError."""
+    question, found = rounds[-1].question, rounds[-1].found
     asked = question.settings
     name = f"{question.experiment}_{ALLOCATED}"
     uniform = {f"{level_text(level)} everywhere": question.cases.uniform(level) for level in asked.uniform}
-    cases = {FP32: question.cases.baseline(), **uniform, ALLOCATED: question.cases.of(chosen.low)}
+    cases = {FP32: question.cases.baseline(), **uniform, ALLOCATED: question.cases.of(chosen.levels)}
     search: dict[str, Any] = {
         k: v for k, v in question.search.items() if v is not None and k not in ("tune", "budget")
     }
@@ -46,8 +46,7 @@ def write_allocation(question: Question, found: Found, chosen: Allocation) -> st
     facts = {
         "experiment": question.experiment,
         "command": command,
-        "effects": effect_facts(question, found),
-        "method": found.effects.method,
+        **round_facts(rounds),
         "metric": found.metric.name,
         "tolerance": found.tolerance,
         "allocation": allocation_facts(question, chosen),

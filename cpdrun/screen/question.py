@@ -1,8 +1,12 @@
-"""From an experiment and the words typed to a screen: factors, a design, and the runs of its rows."""
+"""From an experiment and the words typed to a screen: factors, a design, and the runs of its rows.
+
+Where roles have several low levels the screen goes on in rounds: what an allocation took down as far as was asked is
+asked of again, one level further down, while all else stays as that allocation has it.
+"""
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,7 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import is_script
 from cpdrun.record import SweepDir
-from cpdrun.screen.cases import Cases
+from cpdrun.screen.cases import Cases, Levels, Values
 from cpdrun.screen.experiment import body_of, copy_yaml, write_experiment
 from cpdrun.screen.factors import Factor, Group, factors_of, groups_of
 from cpdrun.screen.layers import Layer, ask_layers
@@ -40,9 +44,14 @@ class Question:
     factors: list[Factor]
     layers: list[Layer]
     cases: Cases
+    imports: bool
+    number: int  # of the round, from 1
+    base: Levels  # of all factors, in this round's rows; those that vary are this or one level further down
+    varied: tuple[int, ...]  # factors, by column of the design
     design: Design
+    names: dict[tuple[tuple[int, int], ...], str]  # of cases, by levels; of the rounds before, too
     rows: list[list[PlannedRun]]  # by row of the design and seed
-    plan: Plan
+    plan: Plan  # of the runs of this round and those before
 
     @property
     def directory(self) -> SweepDir:
@@ -50,12 +59,35 @@ class Question:
 
     @property
     def runs(self) -> list[PlannedRun]:
-        """Each once."""
-        return self.plan.runs
+        """This round's, each once."""
+        return list({run.name: run for row in self.rows for run in row}.values())
 
     def low(self, row: int) -> list[int]:
-        """The factors that are low in this row."""
-        return [i for i, level in enumerate(self.design.levels[row]) if level == LOW]
+        """The factors that are low in this row, of those that vary."""
+        return _low(self.design, self.varied, row)
+
+    def by_case(self) -> dict[str, Values]:
+        """The values of each case by its name."""
+        return {name: self.cases.of(dict(levels)) for levels, name in self.names.items()}
+
+    def next_round(self, levels: Levels) -> "Question | None":
+        """Of the factors that `levels` has as low as this round took any, and that can go further down. None where
+        there is none. Raises as `ask`."""
+        lowest = self.settings.low
+        further = [i for i, f in enumerate(self.factors) if len(lowest[f.role]) > self.number]
+        varied = tuple(i for i in further if levels.get(i, 0) == self.number)
+        if not varied:
+            return None
+        return _with_rows(replace(self, number=self.number + 1, base=dict(levels), varied=varied))
+
+    def most_runs(self) -> int:
+        """Of this round and those behind it, if every factor goes as far down as it can."""
+        depths = [len(self.settings.low[self.factors[i].role]) for i in self.varied]
+        counts = [
+            sum(depth >= n for depth in depths) for n in range(self.number + 1, self.settings.rounds + 1)
+        ]
+        rows = self.design.runs + sum(design(n, foldover=self.settings.foldover).runs for n in counts if n)
+        return rows * self.settings.seeds
 
 
 def ask(
@@ -91,47 +123,55 @@ def ask(
     factors = factors_of(groups, asked)
     cases = Cases(asked, groups, factors, layers, base, aps, kept, rules)
     words = [text for text in texts if _is_of_runs(text, aps)]
-    of = design(len(factors), foldover=asked.foldover)
-    rows, planned = _planned(of, cases, experiment, body, words, config_dir, first.directory.name, imports)
-    return Question(
+    start = Question(
         *(asked, experiment, body, dict(first.search), config_dir, words),
-        *(groups, factors, layers, cases, of, rows, planned),
+        *(groups, factors, layers, cases, imports),
+        *(1, {}, tuple(range(len(factors))), design(len(factors), foldover=asked.foldover), {}, [], first),
     )
+    _check_levels(start)
+    return _with_rows(start)
 
 
-def row_cases(of: Design, cases: Cases) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The values of each case by its name, and the name of each row's: rows of the same levels are one."""
-    found: dict[str, dict[str, Any]] = {}
-    names: dict[tuple[int, ...], str] = {}
-    for row in of.levels.tolist():
-        low = tuple(i for i, level in enumerate(row) if level == LOW)
-        name = names.setdefault(low, f"row {len(names) + 1:02d}")
-        found.setdefault(name, cases.of(low))
-    of_rows = [names[tuple(i for i, level in enumerate(row) if level == LOW)] for row in of.levels.tolist()]
-    return found, of_rows
+def _check_levels(question: Question) -> None:
+    """Raises ConfigError for what no run could have, of later rounds as well: before anything is started."""
+    lowest = {i: len(question.settings.low[f.role]) for i, f in enumerate(question.factors)}
+    for number in range(2, question.settings.rounds + 1):
+        levels = tuple((i, min(number, least)) for i, least in lowest.items())
+        _planned(replace(question, names={levels: f"level {number}"}))
 
 
-def _planned(
-    of: Design,
-    cases: Cases,
-    experiment: str,
-    body: Mapping[str, Any],
-    words: Sequence[str],
-    config_dir: Path | None,
-    name: str,
-    imports: bool,
-) -> tuple[list[list[PlannedRun]], Plan]:
-    """Through a file that is thrown away: a dry run leaves nothing behind."""
-    by_case, of_rows = row_cases(of, cases)
-    seeds = list(range(cases.asked.seeds))
-    with tempfile.TemporaryDirectory() as folder:
-        copy_yaml(config_dir, Path(folder))
-        write_experiment(Path(folder), experiment, "", body, by_case, seeds)
-        planned = plan([*words, f"name={typed_form(name)}"], Path(folder), imports=imports)
+def _low(of: Design, varied: Sequence[int], row: int) -> list[int]:
+    return [i for i, level in zip(varied, of.levels[row], strict=True) if level == LOW]
+
+
+def _with_rows(question: Question) -> Question:
+    """With the design of what varies, and its runs. Rows of the same levels are one case, those of the rounds before
+    too."""
+    of = design(len(question.varied), foldover=question.settings.foldover)
+    names, of_rows, base = dict(question.names), [], question.base
+    prefix = f"round {question.number} " if question.number > 1 else ""
+    for row in range(of.runs):
+        levels = {**base, **{i: base.get(i, 0) + 1 for i in _low(of, question.varied, row)}}
+        key = tuple(sorted((i, level) for i, level in levels.items() if level))
+        count = sum(name.startswith(f"{prefix}row") for name in names.values())
+        of_rows.append(names.setdefault(key, f"{prefix}row {count + 1:02d}"))
+    found = replace(question, design=of, names=names)
+    planned = _planned(found)
     if more := [key for key in planned.axes if key not in (CASE, SEED)]:
         raise ConfigError(f"a screen is of one cell, and {more[0]} is an axis: type {more[0]}=VALUE")
-    found = {(run.config[CASE], run.config[SEED]): run for run in planned.runs}
-    return [[found[case, seed] for seed in seeds] for case in of_rows], planned
+    runs = {(run.config[CASE], run.config[SEED]): run for run in planned.runs}
+    rows = [[runs[case, seed] for seed in range(question.settings.seeds)] for case in of_rows]
+    return replace(found, rows=rows, plan=planned)
+
+
+def _planned(question: Question) -> Plan:
+    """Through a file that is thrown away: a dry run leaves nothing behind."""
+    name = question.directory.name
+    with tempfile.TemporaryDirectory() as folder:
+        copy_yaml(question.config_dir, Path(folder))
+        seeds = range(question.settings.seeds)
+        write_experiment(Path(folder), question.experiment, "", question.body, question.by_case(), seeds)
+        return plan([*question.words, f"name={typed_form(name)}"], Path(folder), imports=question.imports)
 
 
 def _held(first: Plan, asked: Settings, keys: Mapping[str, str]) -> tuple[dict[str, Any], bool | None]:

@@ -8,6 +8,7 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.record import Ending, Result
 from cpdrun.report.read.learnt import worst
 from cpdrun.report.read.metric import Metric
+from cpdrun.screen.allocation import Step
 from cpdrun.screen.question import Question
 from cpdrun.stats.screening import Effects, effects
 
@@ -29,6 +30,16 @@ class Found:
         low = [set(question.low(row)) for row in rows]
         common = set.intersection(*low) if len(rows) > 1 else set()
         return [question.factors[i].name for i in sorted(common)]
+
+
+@dataclass(frozen=True)
+class Round:
+    question: Question
+    found: Found
+
+    @property
+    def step(self) -> Step:
+        return Step(self.question.varied, self.found.effects)
 
 
 def missing(question: Question) -> int:

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NoReturn
 
 from custom_fp.formats.names import is_own, parse
 
@@ -28,7 +29,7 @@ Level = dict[str, Any]  # {format: e3m0, aps: true}: what a rule says beside mod
 @dataclass(frozen=True)
 class Settings:
     roles: tuple[str, ...]
-    low: dict[str, Level]  # by role
+    low: dict[str, tuple[Level, ...]]  # by role, each narrower than the one before
     high: dict[str, Level]
     groups: dict[str, list[str]] | None  # patterns of module names
     most_factors: int
@@ -39,6 +40,15 @@ class Settings:
     metric: str | None
     cost: str
     uniform: tuple[Level, ...]
+
+    def level(self, role: str, number: int) -> Level:
+        """0: the high one; 1, 2 ...: the low ones, one after the other."""
+        return self.low[role][number - 1] if number else self.high[role]
+
+    @property
+    def rounds(self) -> int:
+        """At most: of the longest ladder of low levels."""
+        return max(len(self.low[role]) for role in self.roles)
 
 
 def settings(block: Mapping[str, Any], search: Mapping[str, Any]) -> Settings:
@@ -51,8 +61,8 @@ def settings(block: Mapping[str, Any], search: Mapping[str, Any]) -> Settings:
     roles = _roles(block["roles"])
     return Settings(
         roles=roles,
-        low=_levels("low", block["low"], roles),
-        high=_levels("high", block["high"], [role for role in roles if role != GRADIENT])
+        low=_ladders(_by_role("low", block["low"]), roles),
+        high=_levels("high", _by_role("high", block["high"]), [role for role in roles if role != GRADIENT])
         | ({GRADIENT: {"format": "fp32"}} if GRADIENT in roles else {}),
         groups=_groups(block["groups"]),
         most_factors=_whole("most_factors", block["most_factors"], 1, LARGEST // 2),
@@ -78,9 +88,13 @@ def _roles(value: Any) -> tuple[str, ...]:
     return tuple(role for role in ROLES if role in given)
 
 
-def _levels(key: str, block: Any, roles: Sequence[str]) -> dict[str, Level]:
+def _by_role(key: str, block: Any) -> Mapping[str, Any]:
     if not isinstance(block, Mapping):
         _refuse(key, block, f"must name a format for each role, such as {{{GRADIENT}: e3m0}}")
+    return block
+
+
+def _levels(key: str, block: Mapping[str, Any], roles: Sequence[str]) -> dict[str, Level]:
     for role in block:
         if role not in ROLES:
             raise ConfigError(f"unknown key 'screen.{key}.{role}'{did_you_mean(str(role), ROLES)}")
@@ -94,6 +108,26 @@ def _levels(key: str, block: Any, roles: Sequence[str]) -> dict[str, Level]:
             f"screen.{key}.{missing[0]} is missing: a format, for {missing[0]} is among screen.roles"
         )
     return {role: _level(f"{key}.{role}", block[role], is_gradient=role == GRADIENT) for role in roles}
+
+
+def _ladders(block: Any, roles: Sequence[str]) -> dict[str, tuple[Level, ...]]:
+    """Of each role one level, or several, from wide to narrow."""
+    first = {key: value[0] if isinstance(value, list) and value else value for key, value in block.items()}
+    found = {role: (level,) for role, level in _levels("low", first, roles).items()}
+    for role in roles:
+        if isinstance(given := block[role], list):
+            found[role] = _ladder(f"low.{role}", given, is_gradient=role == GRADIENT)
+    return found
+
+
+def _ladder(key: str, given: list[Any], *, is_gradient: bool) -> tuple[Level, ...]:
+    if is_gradient and len(given) > 1:
+        _refuse(key, given, "workers exchange what is low in one format: name one")
+    levels = tuple(_level(f"{key}[{i}]", each, is_gradient=is_gradient) for i, each in enumerate(given))
+    widths = [float(parse(str(level["format"])).bits) for level in levels]
+    if any(narrow >= wide for wide, narrow in pairwise(widths)):
+        _refuse(key, given, "each level must have fewer bits than the one before")
+    return levels
 
 
 def _level(key: str, value: Any, *, is_gradient: bool = False) -> Level:
@@ -179,5 +213,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _refuse(key: str, value: Any, allowed: str) -> None:
+def _refuse(key: str, value: Any, allowed: str) -> NoReturn:
     raise ConfigError(f"screen.{key}={typed_form(value)}: {allowed}")

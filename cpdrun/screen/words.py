@@ -6,6 +6,7 @@ screen's confidence; an interval holds for its own factor.
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from cpdrun.screen.allocation import Allocation, Costs
 from cpdrun.screen.question import Question
-from cpdrun.screen.results import Found
+from cpdrun.screen.results import Found, Round
 from cpdrun.screen.settings import GRADIENT, Level
 from cpdrun.stats.screening import Verdict
 
@@ -22,21 +23,43 @@ STYLES = {Verdict.SENSITIVE: "red", Verdict.HARMLESS: "green", Verdict.OPEN: "ye
 
 def asked_lines(question: Question) -> list[str]:
     """What is varied, and in how many runs."""
-    asked, of = question.settings, question.design
+    if question.number > 1:
+        return [*_round_lines(question)]
+    asked = question.settings
     levels = "; ".join(
-        f"{role} {level_text(asked.low[role])} or {level_text(asked.high[role])}" for role in asked.roles
+        f"{role} {' or '.join(map(level_text, reversed(asked.low[role])))} or {level_text(asked.high[role])}"
+        for role in asked.roles
     )
-    kind = ", folded over: no interaction of two factors biases an effect" if of.is_folded else ""
-    seeds = f"{asked.seeds} seed{'s' if asked.seeds > 1 else ''}"
-    lines = [
-        f"Which need high bits? {len(question.factors)} factors, low or high: {levels}",
-        f"{of.runs} rows x {seeds}{kind} -> {len(question.runs)} runs",
-    ]
+    lines = [f"Which need high bits? {len(question.factors)} factors, low or high: {levels}"]
+    lines += _round_lines(question)
+    if asked.rounds > 1:
+        lines.append(
+            f"  at most {question.most_runs()} runs in {asked.rounds} rounds: what can be low is asked of again, "
+            "one level further down"
+        )
     for group in question.groups:
         roles = ", ".join(f.role for f in question.factors if question.groups[f.group] is group)
         layers = group.layers if GRADIENT in asked.roles else group.products
         lines.append(f"  {group.name} ({roles}): {', '.join(layer.name for layer in layers)}")
     return lines
+
+
+def _round_lines(question: Question) -> list[str]:
+    asked, of = question.settings, question.design
+    kind = ", folded over: no interaction of two factors biases an effect" if of.is_folded else ""
+    seeds = f"{asked.seeds} seed{'s' if asked.seeds > 1 else ''}"
+    runs = f"{of.runs} rows x {seeds}{kind} -> {len(question.runs)} runs"
+    if question.number == 1:
+        return [runs]
+    steps = {
+        f"{role} {level_text(asked.level(role, question.number))}": None
+        for role in (question.factors[i].role for i in question.varied)
+    }
+    return [
+        f"Round {question.number}: {len(question.varied)} of {len(question.factors)} factors one level further down, "
+        f"the others as allocated: {'; '.join(steps)}",
+        runs,
+    ]
 
 
 def level_text(level: Level) -> str:
@@ -55,14 +78,15 @@ def table(question: Question, found: Found) -> Table:
     said.add_column("", no_wrap=True)
     for i in by_effect(found):
         effect = found.effects.factors[i]
+        name = question.factors[question.varied[i]].name
         text = Text(str(effect.verdict), style=STYLES[effect.verdict])
         ends = f"[{_signed(found, effect.low)}, {_signed(found, effect.high)}]"
-        said.add_row(question.factors[i].name, _signed(found, effect.mean), ends, text)
+        said.add_row(name, _signed(found, effect.mean), ends, text)
     return said
 
 
 def by_effect(found: Found) -> list[int]:
-    """Factors, the most harmful first."""
+    """Columns of the design, the most harmful factor first."""
     return sorted(range(len(found.effects.factors)), key=lambda i: -found.effects.factors[i].mean)
 
 
@@ -71,13 +95,13 @@ def verdict_lines(question: Question, found: Found) -> list[str]:
     asked, metric = question.settings, found.metric
     of = {v: [i for i in by_effect(found) if found.effects.factors[i].verdict is v] for v in Verdict}
     named = ", ".join(
-        f"{question.factors[i].name} ({_signed(found, found.effects.factors[i].mean)})"
+        f"{question.factors[question.varied[i]].name} ({_signed(found, found.effects.factors[i].mean)})"
         for i in of[Verdict.SENSITIVE]
     )
     tolerance = metric.show_tolerance(found.tolerance * metric.scale)
     sensitive, harmless, open_ = (len(of[verdict]) for verdict in Verdict)
     lines = [
-        f"{sensitive} of {len(question.factors)} factors are sensitive{': ' if named else ''}{named}; {harmless} are "
+        f"{sensitive} of {len(question.varied)} factors are sensitive{': ' if named else ''}{named}; {harmless} are "
         f"harmless, each less than {tolerance}; {open_} not shown to be either. All verdicts of a kind hold together "
         f"at {asked.confidence:g} % (Holm; {found.effects.method})."
     ]
@@ -92,7 +116,8 @@ def verdict_lines(question: Question, found: Found) -> list[str]:
     return lines
 
 
-def allocation_lines(question: Question, found: Found, chosen: Allocation | None) -> list[str]:
+def allocation_lines(rounds: Sequence[Round], chosen: Allocation | None) -> list[str]:
+    question, found = rounds[-1].question, rounds[-1].found
     asked, metric = question.settings, found.metric
     tolerance = metric.show_tolerance(found.tolerance * metric.scale)
     if chosen is None:
@@ -100,13 +125,11 @@ def allocation_lines(question: Question, found: Found, chosen: Allocation | None
         return [
             f"Allocation: none. Not one factor may be low within {tolerance} at {asked.confidence:g} %; {more}."
         ]
-    high = [f.name for i, f in enumerate(question.factors) if i not in chosen.low]
     share = chosen.price.cost / chosen.all_high.cost
     lines = [
-        f"Allocation: {len(chosen.low)} of {len(question.factors)} factors low"
-        + (f", high: {', '.join(high)}" if high else "")
-        + f". Together they cost {_signed(found, chosen.expected)}{metric.points}, at most "
-        f"{_signed(found, chosen.bound)} at {asked.confidence:g} %, of {tolerance}, if effects add up.",
+        f"Allocation: {_how_low(question, chosen)}. Together they cost "
+        f"{_signed(found, chosen.expected)}{metric.points}, at most {_signed(found, chosen.bound)} "
+        f"at {asked.confidence:g} %, of {tolerance}, if effects add up.",
         f"{chosen.price.cost:.4g} {chosen.price.unit}, {share:.0%} of all high, {chosen.price.mean_bits:.2f} bits a "
         f"value in the mean (all low {chosen.all_low.mean_bits:.2f}, all high {chosen.all_high.mean_bits:.2f}).",
     ]
@@ -118,6 +141,20 @@ def allocation_lines(question: Question, found: Found, chosen: Allocation | None
             f"{fewer:.0%} fewer bits in the mean"
         )
     return lines
+
+
+def _how_low(question: Question, chosen: Allocation) -> str:
+    """`10 of 12 factors low, high: A, B`; of several levels how many have each, and which have not the lowest."""
+    of = {i: chosen.levels.get(i, 0) for i in range(len(question.factors))}
+    if question.settings.rounds == 1:
+        high = [question.factors[i].name for i, level in of.items() if not level]
+        return f"{len(chosen.low)} of {len(of)} factors low{', high: ' if high else ''}{', '.join(high)}"
+    said = []
+    for level in range(question.settings.rounds, -1, -1):
+        own = [question.factors[i].name for i in of if of[i] == level]
+        names = f" ({', '.join(own)})" if own and level < question.settings.rounds else ""
+        said.append(f"{len(own)} {f'at low level {level}' if level else 'high'}{names}")
+    return f"of {len(of)} factors {', '.join(said)}"
 
 
 def uniform_prices(question: Question) -> list[tuple[str, float, Any]]:
@@ -135,28 +172,45 @@ def costs_of(question: Question) -> Costs:
     return Costs(question.settings, question.groups, question.factors, question.layers)
 
 
-def as_json(question: Question, found: Found | None, chosen: Allocation | None, command: str | None) -> str:
-    """For programs; differences in the metric's own unit, more being worse."""
+def as_json(
+    question: Question, rounds: Sequence[Round], chosen: Allocation | None, command: str | None
+) -> str:
+    """For programs; differences in the metric's own unit, more being worse. `question`: the round that was reached."""
+    found = rounds[-1].found if rounds else None
     facts: dict[str, Any] = {
         "sweep": str(question.directory.path),
         "factors": [f.name for f in question.factors],
+        "round": question.number,
         "rows": question.design.runs,
-        "runs": len(question.runs),
+        "runs": len(question.plan.runs),
+        "most_runs": len(question.plan.runs) - len(question.runs) + question.most_runs(),
         "metric": found and found.metric.name,
-        "effects": found and effect_facts(question, found),
-        "method": found and found.effects.method,
+        **(round_facts(rounds) if found else {"effects": None, "method": None}),
         "tolerance": found and found.tolerance,
-        "diverged": found and len(found.diverged),
+        "diverged": found and sum(len(each.found.diverged) for each in rounds),
         "allocation": chosen and allocation_facts(question, chosen),
         "certify": command,
     }
     return json.dumps(facts, indent=2, ensure_ascii=False)
 
 
-def effect_facts(question: Question, found: Found) -> list[dict[str, Any]]:
+def round_facts(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Effects of all rounds, and how those were found."""
+    methods = dict.fromkeys(each.found.effects.method for each in rounds)
+    return {
+        "effects": [fact for each in rounds for fact in _effect_facts(each)],
+        "method": "; then ".join(methods),
+    }
+
+
+def _effect_facts(of: Round) -> list[dict[str, Any]]:
+    question, found = of.question, of.found
+    names = [question.factors[i].name for i in question.varied]
+    more = {"round": question.number} if question.settings.rounds > 1 else {}
     return [
         {
-            "factor": question.factors[i].name,
+            "factor": names[i],
+            **more,
             "cost": effect.mean,
             "low": effect.low,
             "high": effect.high,
@@ -170,6 +224,10 @@ def allocation_facts(question: Question, chosen: Allocation) -> dict[str, Any]:
     return {
         "low": [question.factors[i].name for i in chosen.low],
         "high": [f.name for i, f in enumerate(question.factors) if i not in chosen.low],
+        "levels": {
+            f.name: level_text(question.settings.level(f.role, chosen.levels.get(i, 0)))
+            for i, f in enumerate(question.factors)
+        },
         "expected": chosen.expected,
         "bound": chosen.bound,
         "cost": chosen.price.cost,
@@ -177,7 +235,7 @@ def allocation_facts(question: Question, chosen: Allocation) -> dict[str, Any]:
         "mean_bits": chosen.price.mean_bits,
         "all_low": chosen.all_low.cost,
         "all_high": chosen.all_high.cost,
-        "case": question.cases.of(chosen.low),
+        "case": question.cases.of(chosen.levels),
     }
 
 

@@ -106,7 +106,13 @@ class Effects:
 
     def margin(self, count: int, confidence: float) -> float:
         """The noise's part of `bound`, of so many factors."""
-        return float(stdtrit(self.degrees, confidence / 100)) * self.error * math.sqrt(count)
+        return joint_margin(count * self.error**2, self.degrees, confidence)
+
+
+def joint_margin(variance: float, degrees: float, confidence: float) -> float:
+    """The noise of a sum of effects, of several screens too, one-sided. variance: the sum of their squared errors;
+    degrees: the fewest that any of those has, which is the careful choice; confidence: per cent."""
+    return float(stdtrit(degrees, confidence / 100)) * math.sqrt(variance)
 
 
 def hadamard_matrix(order: int) -> np.ndarray:

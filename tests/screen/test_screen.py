@@ -20,7 +20,7 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.errors import UserError
 from cpdrun.record import write_json
 from cpdrun.screen import question as question_module
-from cpdrun.screen.allocation import Costs, allocate
+from cpdrun.screen.allocation import Costs, Step, allocate
 from cpdrun.screen.certify import write_rows
 from cpdrun.screen.factors import Factor, Group, factors_of, groups_of
 from cpdrun.screen.layers import Layer, ask_layers
@@ -197,10 +197,10 @@ def test_every_row_rounds_what_its_levels_say_and_nothing_else(question, config)
         low = {question.factors[i].name for i in question.low(row)}
         for layer, role in itertools.product(model_layers, PRODUCTS):
             if not layer.must_be_named:
-                level = "low" if f"{layer.names[0]} {role}" in low else "high"
-                expected = getattr(question.settings, level)[role]["format"]
+                level = question.settings.level(role, f"{layer.names[0]} {role}" in low)
+                expected = level["format"]
                 assert rules.of(layer, role).format == expected
-    every, none = (question.cases.of(range(12)), question.cases.of(()))
+    every, none = (question.cases.of(dict.fromkeys(range(12), 1)), question.cases.of({}))
     of_gradients = {"modules": "*", "role": ["output_gradient"], "format": "e3m0"}
     of_others = {"modules": "*", "role": ["weight", "input"], **NARROW}
     assert every["precision.rules"] == [of_others, of_gradients]
@@ -250,10 +250,11 @@ def test_allocations_are_the_cheapest_of_all_subsets(groups, roles):
         every = range(len(means))
         subsets = [low for n in range(1, len(means) + 1) for low in itertools.combinations(every, n)]
         allowed = [low for low in subsets if told.bound(low, 95) <= 1.0]
-        found = allocate(costs, told, 1.0, 95)
-        assert found.price.cost == pytest.approx(min(costs.price(low).cost for low in allowed), rel=1e-12)
+        found = allocate(costs, [Step(tuple(every), told)], 1.0, 95)
+        least = min(costs.price(dict.fromkeys(low, 1)).cost for low in allowed)
+        assert found.price.cost == pytest.approx(least, rel=1e-12)
         assert found.bound <= 1.0 and found.price.cost < found.all_high.cost
-    assert allocate(costs, told, 1e-9, 95) is None
+    assert allocate(costs, [Step(tuple(every), told)], 1e-9, 95) is None
 
 
 def test_prices_by_hand():
@@ -264,12 +265,12 @@ def test_prices_by_hand():
     ]
     group = [Group("a", (layers[0],))]
     costs = Costs(four_or_eight_bits(PRODUCTS), group, [Factor(0, "weight", "a weight")], layers)
-    price = costs.price([0])
+    price = costs.price({0: 1})
     assert price.cost == 10 * (8 * 4 + 8 * 8) + 30 * 3 * 64
     assert price.mean_bits == (10 * (12 + 16) + 30 * 48) / (10 * 4 + 30 * 6)
-    assert costs.price([]).cost == costs.uniform(8).cost == (20 + 90) * 64
+    assert costs.price({}).cost == costs.uniform(8).cost == (20 + 90) * 64
     on_wire = Costs(asked(), group, [Factor(0, "gradient", "a gradient")], layers)
-    assert on_wire.price([0]).cost == 10 * 4 + 20 * 32 and on_wire.uniform(4).mean_bits == 4
+    assert on_wire.price({0: 1}).cost == 10 * 4 + 20 * 32 and on_wire.uniform(4).mean_bits == 4
 
 
 def train(question, costs, diverging=()):
