@@ -113,7 +113,7 @@ def _launch(
     if not to_run:
         return OK
     cancelled_before = cancellation(directory)
-    configs = [run.config for run in to_run]
+    configs = [run.config for run in to_run] + question.later_configs()
 
     def say(line: str) -> None:
         console.print(line, soft_wrap=True, markup=False)

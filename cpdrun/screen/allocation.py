@@ -136,25 +136,30 @@ class _Option:
 
 def allocate(costs: Costs, steps: Sequence[Step], tolerance: float, confidence: float) -> Allocation | None:
     """None where not even one factor may be low at this tolerance, in the metric's unit."""
-    options = list(_options(costs, steps))
-    degrees = min(step.effects.degrees for step in steps)
     best: tuple[float, dict[int, int]] | None = None
-    for variance in _variances(costs, steps):
-        left = tolerance - joint_margin(variance, degrees, confidence)
-        if left < 0:
-            break
-        if levels := _cheapest(options, len(costs.groups), variance, left):
-            cost = costs.price(levels).cost
-            if best is None or cost < best[0] * (1 - 1e-12):
-                best = cost, levels
+    for count in range(1, len(steps) + 1):  # a step whose error is hardly known says nothing of those before
+        taken = steps[:count]
+        options, degrees = list(_options(costs, taken)), _degrees(taken)
+        for variance in _variances(costs, taken):
+            left = tolerance - joint_margin(variance, degrees, confidence)
+            if left < 0:
+                break
+            if levels := _cheapest(options, len(costs.groups), variance, left):
+                cost = costs.price(levels).cost
+                if best is None or cost < best[0] * (1 - 1e-12):
+                    best = cost, levels
     if best is None:
         return None
     levels = best[1]
     loss, variance = _lost(steps, levels)
     expected = math.fsum(step.of(i).mean for i, step in _taken(steps, levels))
-    bound = loss + joint_margin(variance, degrees, confidence)
+    bound = loss + joint_margin(variance, _degrees(steps[: max(levels.values())]), confidence)
     prices = costs.price(levels), costs.price(costs.lowest()), costs.price({})
     return Allocation(levels, expected, bound, *prices)
+
+
+def _degrees(steps: Sequence[Step]) -> float:
+    return min(step.effects.degrees for step in steps)
 
 
 def _cheapest(options: Sequence[_Option], groups: int, variance: float, left: float) -> dict[int, int] | None:

@@ -80,6 +80,15 @@ class Question:
             return None
         return _with_rows(replace(self, number=self.number + 1, base=dict(levels), varied=varied))
 
+    def later_configs(self) -> list[dict[str, Any]]:
+        """A run's of each level behind this round's, for what looks at runs before any starts. Raises as `ask`."""
+        lowest = {i: len(self.settings.low[f.role]) for i, f in enumerate(self.factors)}
+        found = []
+        for number in range(self.number + 1, self.settings.rounds + 1):
+            levels = tuple((i, min(number, least)) for i, least in lowest.items())
+            found.append(_planned(replace(self, names={levels: f"level {number}"})).runs[0].config)
+        return found
+
     def most_runs(self) -> int:
         """Of this round and those behind it, if every factor goes as far down as it can."""
         depths = [len(self.settings.low[self.factors[i].role]) for i in self.varied]
@@ -128,16 +137,7 @@ def ask(
         *(groups, factors, layers, cases, imports),
         *(1, {}, tuple(range(len(factors))), design(len(factors), foldover=asked.foldover), {}, [], first),
     )
-    _check_levels(start)
     return _with_rows(start)
-
-
-def _check_levels(question: Question) -> None:
-    """Raises ConfigError for what no run could have, of later rounds as well: before anything is started."""
-    lowest = {i: len(question.settings.low[f.role]) for i, f in enumerate(question.factors)}
-    for number in range(2, question.settings.rounds + 1):
-        levels = tuple((i, min(number, least)) for i, least in lowest.items())
-        _planned(replace(question, names={levels: f"level {number}"}))
 
 
 def _low(of: Design, varied: Sequence[int], row: int) -> list[int]:

@@ -139,11 +139,13 @@ def orders() -> list[int]:
 
 
 def design(factors: int, *, foldover: bool = True) -> Design:
-    """The smallest one for so many factors: folded over 2n runs, the least n >= factors; else n runs, n > factors.
-    Raises ValueError for fewer than one, and for more than fit in LARGEST runs."""
+    """The smallest one for so many factors: folded over 2n runs, the least n >= factors; else n runs, n > factors. No
+    row stands there twice, for a run that is read twice has no noise: 1 and 2 factors take 2 and 4, and have next to
+    nothing to be judged by where each is run once. Raises ValueError for fewer than one, and for more than fit in
+    LARGEST runs."""
     needed = factors if foldover else factors + 1
     most = LARGEST // 2 if foldover else LARGEST
-    order = next((order for order in orders() if needed <= order <= most), None)
+    order = next((order for order in (1, 2, *orders()) if needed <= order <= most), None)
     if factors < 1 or order is None:
         raise ValueError(f"{factors} factors: a design takes 1 to {most if foldover else most - 1}")
     h = hadamard_matrix(order)
