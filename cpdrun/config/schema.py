@@ -22,6 +22,7 @@ SECTIONS = (  # arguments of the class in _target_
 SCRIPT_SECTIONS = ("precision", "sync", "topology", "compressor", "scaling")  # of a script's run
 FREE = ("launcher",)  # checked by its executor, for the most part
 NUMBER_OR_WORD = ("precision.loss_scale",)  # or dynamic
+ONE_OR_SEVERAL = ("screen.low.",)  # prefixes of keys; a list, or what stands in it
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
@@ -66,7 +67,8 @@ def check_kind(key: str, value: Any, default: Any) -> None:
         return
     if isinstance(default, bool) and not isinstance(value, bool):
         raise ConfigError(f"{key}={typed_form(value)}: must be true or false")
-    if isinstance(default, list) and value is not None and not isinstance(value, list):
+    is_list = isinstance(default, list) and not key.startswith(ONE_OR_SEVERAL)
+    if is_list and value is not None and not isinstance(value, list):
         raise ConfigError(f"{key}={typed_form(value)}: must be a list, such as [{typed_form(value)}]")
     number = isinstance(default, int | float) and not isinstance(default, bool)
     if number and isinstance(value, str | bool | list) and key not in NUMBER_OR_WORD:
