@@ -82,8 +82,8 @@ class Costs:
         return self._price(lambda group, role: self._bits(role, at.get((group, role), 0)))
 
     def lowest(self) -> dict[int, int]:
-        """The last level of every factor."""
-        return {i: len(self.asked.low[factor.role]) for i, factor in enumerate(self.factors)}
+        """The last level of every factor that is of this cost."""
+        return {i: len(self.asked.low[f.role]) for i, f in enumerate(self.factors) if self.counts(i)}
 
     def counts(self, factor: int) -> bool:
         """Whether its bits are of this cost."""

@@ -18,7 +18,7 @@ from cpdrun.screen.layers import Layer
 from cpdrun.screen.settings import GRADIENT, PRODUCTS, Level, Settings
 
 FP32 = "fp32"
-ALLOCATED = "allocated"
+ALLOCATED, ALL_LOW = "allocated", "all low"
 
 Values = dict[str, Any]  # of a config, by dotted keys
 Levels = Mapping[

@@ -8,11 +8,11 @@ import yaml
 
 from cpdrun.record import write_text
 from cpdrun.screen.allocation import Allocation
-from cpdrun.screen.cases import ALLOCATED, FP32
+from cpdrun.screen.cases import ALL_LOW, ALLOCATED, FP32
 from cpdrun.screen.experiment import copy_yaml, write_experiment
 from cpdrun.screen.question import CASE, Question
 from cpdrun.screen.results import Round
-from cpdrun.screen.words import allocation_facts, level_text, round_facts
+from cpdrun.screen.words import allocation_facts, costs_of, level_text, round_facts
 
 SEARCH_SEEDS = 3  # that the written experiment lists; a search draws its own
 
@@ -34,6 +34,10 @@ def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
     name = f"{question.experiment}_{ALLOCATED}"
     uniform = {f"{level_text(level)} everywhere": question.cases.uniform(level) for level in asked.uniform}
     cases = {FP32: question.cases.baseline(), **uniform, ALLOCATED: question.cases.of(chosen.levels)}
+    if (
+        lowest := costs_of(question).lowest()
+    ) != chosen.levels:  # a bound is careful, where a search measures
+        cases[ALL_LOW] = question.cases.of(lowest)
     search: dict[str, Any] = {
         k: v for k, v in question.search.items() if v is not None and k not in ("tune", "budget")
     }

@@ -312,7 +312,10 @@ def test_the_command_finds_what_was_planted_and_its_search_can_be_typed(here, qu
     _, *typed = shlex.split(facts["certify"])
     assert main([*typed, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "at most 1 point worse than fp32" in said and "2 candidates: e4m3 everywhere; allocated" in said
+    assert (
+        "at most 1 point worse than fp32" in said
+        and "3 candidates: e4m3 everywhere; allocated; all low" in said
+    )
     kept = yaml.safe_load(question.directory.allocation.read_text())
     assert kept["command"] == facts["certify"] and kept["allocation"]["case"]["precision.rules"]
 
