@@ -8,7 +8,7 @@
 
 How, in `held/`: under DistributedDataParallel (ddp.py), under fully_shard (sharded.py), before the step of a process
 that is the only worker (on_step.py), and of several workers that a process plays (played.py), the latter two at the
-moments that steps.py watches for. Products: products.py.
+moments that steps.py watches for. Products: products.py. What is only looked at: observed.py.
 
 With format=fp32, no scaling and a plain sum the script's own exchange is left wholly alone, its order too: the weights
 are those that the script has without cpdrun, bit for bit, whereas built-in runs add float32 in the order of workers.
@@ -32,6 +32,7 @@ from cpdrun.attach.held.ddp import HoldsDdp
 from cpdrun.attach.held.exchange import Asked
 from cpdrun.attach.held.facts import facts_of
 from cpdrun.attach.held.models import unwrapped
+from cpdrun.attach.held.observed import Observed
 from cpdrun.attach.held.on_step import OnStep
 from cpdrun.attach.held.patches import Patches
 from cpdrun.attach.held.played import Played
@@ -58,6 +59,9 @@ class Hold:
         self.patches = Patches()
         self.steps = Steps(self.asked, self.script, self.products, self.on_step, self.played, self.patches)
         self.sharded: Any = None
+        folder = os.environ.get(RUN_DIR)
+        run = RunDir(Path(folder)) if folder else None
+        self.observed = Observed(config.get("observe", 0), self.script, run)
 
     @classmethod
     def around(cls) -> "Hold":
@@ -75,6 +79,7 @@ class Hold:
         Hold.current = self
         self.ddp.install(self.patches)
         self.steps.install()
+        self.observed.install(self.patches)
         if not self.asked.plain or self.products.asked:
             self._install_sharded()
             self.steps.watch()
@@ -98,6 +103,7 @@ class Hold:
         """A model or an optimizer, made before `install` or after. Raises UserError for anything else."""
         if isinstance(given, Optimizer):
             self.steps.take(given)
+            self.observed.take(given)
         elif isinstance(given, nn.Module):
             self.script.know(unwrapped(given))
             self.products.place(given)
@@ -125,6 +131,7 @@ class Hold:
             raise UserError(
                 f"run.worker({w}): this process plays the workers {list(self.workers)}: run.workers"
             )
+        self.observed.divided = divided
         # where a process is one worker, DDP, FSDP or the step exchange its gradient; divided losses of several add up
         # in the script's own way where nothing is rounded
         alone = self.script.ranks == 1 or self.script.wrappers
@@ -162,6 +169,7 @@ class Hold:
 
     def check(self) -> None:
         """At the end of the script. Raises UserError where a format or a precision took hold of nothing."""
+        self.observed.write()
         if not self.asked.plain and not self.script.exchanged:
             taken = sum(self.steps.taken.values())
             raise UserError(

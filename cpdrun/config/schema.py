@@ -270,6 +270,7 @@ RULES = ANY_RUN | {
 }
 SCRIPT_RULES = ANY_RUN | {
     "elastic": _not_of_scripts,
+    "observe": _integer(0),
     "script.path": _optional(_text),
     "script.arguments": _any_text,
     "script.args": _mapping,

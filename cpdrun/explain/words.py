@@ -11,6 +11,7 @@ from cpdrun.explain import observed_words
 from cpdrun.explain.counted import Counted
 from cpdrun.explain.explanation import Mend
 from cpdrun.explain.mends import GRADIENT
+from cpdrun.predict.effects import is_observed
 from cpdrun.record import Ending, Result, RunDir, State
 from cpdrun.report.read import formats
 from cpdrun.report.read.history import rows_of
@@ -58,7 +59,12 @@ def _is_chance(about: About) -> bool:
 def not_seen(about: About) -> list[str]:
     """What nobody looked at, with the command that does."""
     if is_script(about.config) and about.counted is None:
-        return ["a script's tensors: cpdrun records what it logs, and what it loses in between stays open"]
+        if is_observed(about.run):
+            return []
+        return [
+            "a script's tensors: cpdrun records what it logs, and what it loses in between stays open; a sweep with "
+            "observe=16 shows them"
+        ]
     found = []
     if about.reason.cause is Cause.UNSEEN:
         found.append("its layers: no epoch of its record has statistics of them")

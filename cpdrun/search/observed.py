@@ -13,6 +13,7 @@ from typing import Any
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import belongs_to_identity, run_name
 from cpdrun.config.keys import flatten
+from cpdrun.config.script import is_script
 from cpdrun.predict.effects import NoEffectsError, is_observed
 from cpdrun.predict.effects import ask as ask_effects
 from cpdrun.predict.forecast import Forecast, Line, Subject, foretell, line
@@ -62,10 +63,10 @@ def observations(question: Question, steps: int | None = None) -> list[Observati
 
 def _observation(question: Question, served: Sequence[str], steps: int | None) -> Observation:
     firsts = [_first(question, name) for name in served]
-    if OBSERVE not in firsts[0].config:
+    if is_script(firsts[0].config):
         raise ConfigError(
-            "the runs of a script are not observed by a sweep: what formats would do is said of runs of cpdrun's own "
-            "loop, and, where a script's run has left observed.npz, by cpdrun predict RUN"
+            "a script's run is observed where that is typed: cpdrun sweep script=... observe=16, then cpdrun predict "
+            "RUN of that run"
         )
     own = question.directory.prediction
     if steps is not None:
@@ -86,8 +87,8 @@ def _first(question: Question, name: str) -> PlannedRun:
 
 
 def observed(run: PlannedRun, further: Mapping[str, Any] | None = None) -> PlannedRun:
-    """The same run, of the same name and bits, observed; `further` values make it another."""
-    if OBSERVE not in run.config:
+    """The same run, of the same name and bits, observed; `further` values make it another. A script's is as typed."""
+    if is_script(run.config):
         return run
     config = {**run.config, OBSERVE: run.config.get(OBSERVE) or STEPS, **(further or {})}
     words = [f"{key}={value}" for key, value in (further or {}).items()]

@@ -116,11 +116,16 @@ class Watched:
         return self.attention(*args, **kwargs)
 
     def _count(self, *_: Any) -> None:
-        self.calls += 1
+        if self.counts():
+            self.calls += 1
+
+    def counts(self) -> bool:
+        """Whether a call is a worker's: here all are, between `open` and `close`."""
+        return True
 
     def _hook(self, name: str) -> Any:
         def see(_module: nn.Module, inputs: tuple, output: Tensor) -> None:
-            if self.calls > 1 or not inputs or not isinstance(inputs[0], Tensor):
+            if self.calls > 1 or not self.counts() or not inputs or not isinstance(inputs[0], Tensor):
                 return
             found = self.found
             found["activation"].setdefault(name, []).append(_of_worker_0(inputs[0]))

@@ -1,0 +1,124 @@
+"""A script's tensors, observed: what was there is what is seen, and its bits stay."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from held_linear import gradients, linear, loss_of
+from torch.optim import LBFGS, SGD
+
+from cpdrun.attach.held.observed import EVERY, Spread
+from cpdrun.cli import main
+from cpdrun.record import RunDir, SweepDir, read_config
+from cpdrun.train.observe.observation import ROLES, Observation
+
+SCRIPT = Path(__file__).with_name("observed_script.py")
+LOSS = ["script.metrics.val_loss=val loss ([0-9.]+)"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> RunDir:
+    monkeypatch.setenv("CPDRUN_RUN_DIR", str(tmp_path))
+    return RunDir(tmp_path)
+
+
+def train(held, steps: int) -> list[list[torch.Tensor]]:
+    """Of each step each worker's gradients, its losses divided; and what the weights are at the end."""
+    model, found = linear(), []
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        own = []
+        for w in held.workers:
+            loss = loss_of(model, w, step) / len(held.workers)
+            own.append(gradients(model, loss))
+            loss.backward()
+        found.append(own)
+        optimizer.step()
+    return [*found, [p.detach().clone() for p in model.parameters()]]
+
+
+@pytest.mark.parametrize("typed", [(), ("format=e3m0", "aps=true")])
+def test_each_played_worker_s_gradient_is_seen_and_no_bit_changes(hold, run, typed) -> None:
+    plain = train(hold("world_size=3", *typed), 45)
+    held = hold("world_size=3", "observe=4", *typed)
+    observed = train(held, 45)
+    held.check()
+    assert all(torch.equal(a, b) for a, b in zip(plain[-1], observed[-1], strict=True))
+    found = Observation.load(run.observed)
+    assert found.steps == [0, 20, 40] and not found.unseen
+    assert (found.about["steps"], found.about["world_size"]) == (45, 3)
+    for step in found.steps:
+        for i, (name, seen) in enumerate(found.of_steps[step]["gradient"].items()):
+            expected = np.stack([own[i].reshape(-1).numpy() for own in observed[step]])
+            assert np.array_equal(seen.samples["values"], expected), name
+            assert sum(seen.column("count")) + seen.zeros == expected.size
+
+
+def test_a_step_by_closure_is_seen_but_for_gradients(hold, run) -> None:
+    held = hold("observe=2")
+    model = linear()
+    optimizer = LBFGS(model.parameters(), max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, 0, 0)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    held.check()
+    found = Observation.load(run.observed)
+    assert "gradient" not in found.of_steps[0] and "closure" in found.unseen[0]
+    assert {"weight", "update"} <= set(found.of_steps[0])
+
+
+def test_steps_are_spread_evenly_whatever_their_number() -> None:
+    for most, steps in ((1, 50), (2, 999), (16, 30), (16, 5000)):
+        spread, looks = Spread(most), 0
+        for step in range(steps):
+            if spread.is_due(step):
+                spread.keep(step)
+                looks += 1
+        gaps = set(np.diff(spread.kept))
+        assert spread.kept[0] == 0 and len(gaps) <= 1 and len(spread.kept) <= most
+        assert len(spread.kept) > most // 2 or steps < EVERY * most // 2
+        assert looks <= steps / EVERY + 1
+
+
+def test_a_script_s_run_is_observed_predicted_and_explained(tmp_path, monkeypatch, capsys) -> None:
+    """By the real commands, two ranks."""
+    shutil.copy(SCRIPT, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "sweep",
+        f"script={SCRIPT.name}",
+        "nproc=2",
+        "format=fp32,e3m0",
+        "aps=false",
+        "device=cpu",
+        *LOSS,
+    ]
+    assert main([*words, "observe=3"]) == 0
+    runs = {read_config(run)["format"]: run for run in SweepDir(tmp_path / "results" / SCRIPT.stem).runs()}
+    one, other = runs["fp32"], runs["e3m0"]
+    found = Observation.load(one.observed)
+    assert found.steps == [0, 20, 40] and set(found.of_steps[20]) == set(ROLES) and not found.unseen
+    before, x = torch.load(one.path / "step20.pt")
+    seen = found.of_steps[20]
+    assert np.array_equal(seen["weight"]["0.weight"].samples["values"], before[0].reshape(-1).numpy())
+    assert np.array_equal(seen["activation"]["0"].samples["values"], x.reshape(-1).numpy())
+    both = seen["gradient"]["2.bias"].samples["values"]
+    assert both.shape == (2, 4) and not np.array_equal(both[0], both[1])
+    # SGD without momentum: the update is -lr times the mean gradient
+    update = seen["update"]["2.bias"].samples["values"]
+    np.testing.assert_allclose(update, -0.1 * both.sum(0), rtol=1e-4, atol=1e-7)
+
+    capsys.readouterr()
+    assert main(["predict", str(one.path), "format=e5m2,e3m0", "aps=false", "search.tolerance=0.01"]) == 0
+    assert "e3m0" in capsys.readouterr().out
+    assert main(["explain", str(other.path)]) == 0
+    said = capsys.readouterr().out
+    assert f"Observed in {one.name}" in said and "gradient" in said
