@@ -11,6 +11,7 @@ from cpdrun.errors import UserError
 from cpdrun.predict.law_read import Row, Study, data_read, element_and_block, number, parameters, rounded
 from cpdrun.report.read.collect import identity
 from cpdrun.report.read.metric import Metric
+from cpdrun.stats.robust_fit import ends
 from cpdrun.stats.scaling_law import FORMS, HeldOut, Law, NoLawError, Runs, hold_out_largest
 
 LOSS = "metric:test_loss"
@@ -178,12 +179,12 @@ def predicted(laws: LossLaws, form: str, asked: Asked, ci: float) -> list[dict[s
     table = []
     for i, fmt in enumerate(formats):
         more = every[:, i] - every[:, 0]
-        low, high = np.percentile(more[1:], [50 - ci / 2, 50 + ci / 2])
+        low, high = ends(more[1:], float(more[0]), ci)
         table.append(
             {
                 "format": PLAIN if fmt is None else laws.names[fmt],
                 "loss": float(found.loss[i]), "low": float(found.low[i]), "high": float(found.high[i]),
-                "more": float(more[0]), "more_low": float(low), "more_high": float(high),
+                "more": float(more[0]), "more_low": low, "more_high": high,
                 "tolerance": tolerance, "within": float(np.mean(more[1:] <= tolerance)),
             }
         )  # fmt: skip

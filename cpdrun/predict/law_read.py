@@ -172,7 +172,8 @@ def _narrow(name: str) -> NumberFormat | None:
 
 
 def element_and_block(fmt: NumberFormat) -> tuple[float, float, float] | None:
-    """E, M and B of a format in blocks, as arXiv 2501.02423 counts them: an integer has no exponent and all its digits.
+    """E, M and B of a format in blocks, as arXiv 2501.02423 counts them. It has no integers: here they have no exponent
+    and all their digits.
     None where no number of values shares a scale (a scalar format, a whole row or tensor)."""
     if not isinstance(fmt, BlockFormat):
         return None

@@ -2,8 +2,12 @@
 
 The Huber loss (P. J. Huber, Annals of Mathematical Statistics 35, 1964) of residuals of the logarithm, least from many
 starts: as Hoffmann et al., arXiv 2203.15556, section 3.3 fit theirs, with Huber's delta of 1e-3; scipy's trust region
-takes the place of their L-BFGS. Intervals are percentiles of a bootstrap over groups of rows, drawn with replacement
-within strata (B. Efron and R. Tibshirani, An introduction to the bootstrap, 1993, chapters 8 and 13).
+takes the place of their L-BFGS. Intervals are percentiles of a bootstrap (B. Efron and R. Tibshirani, An introduction
+to the bootstrap, 1993, chapters 8, 9 and 13) of one of two kinds:
+
+    of groups of rows, drawn with replacement within strata. It needs many groups in each: of three, a draw has lost one
+        with probability 7/9, and the squared spread of a mean comes out at 2/3 of what it is
+    of what is left over, on the same rows (noise.py): for designs of few groups, each of which the fit needs
 
 Legend: R rows, P parameters, B draws of the bootstrap. All arrays are float64; neither NaN nor inf is allowed in them.
 """
@@ -14,6 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from cpdrun.stats.noise import Noise
 
 Array = NDArray[np.float64]
 # theta (P,), rows (R,) of indices -> predictions (R,) and their derivatives (R, P)
@@ -65,7 +71,7 @@ class Fit:
     def bounded(self, i: int, ci: float) -> tuple[bool, bool]:
         """Whether parameter i has a lower and an upper end: not where the tail of its draws lies on the bound of the
         search, nor where the rows do not determine it."""
-        if self.undetermined[i]:
+        if self.undetermined[i] or not len(self.drawn):
             return False, False
         width = 1e-3 * (self.space.high[i] - self.space.low[i])
         tail = (100 - ci) / 200
@@ -133,23 +139,26 @@ def fit(
     space: Space,
     *,
     groups: Sequence[object],
-    strata: Sequence[object],
+    strata: Sequence[object] | None = None,
     starts: int = 12,
     draws: int = DRAWS,
     seed: int = 0,
     huber: float = HUBER,
 ) -> Fit:
-    """Fit `model` to `target` (R,). `groups` and `strata` (R,): rows of one group are drawn together, from the groups
-    of their stratum. A draw starts near the fit, a tenth of the range of starts off."""
+    """Fit `model` to `target` (R,). `groups` (R,): rows that have something in common. With `strata` (R,) a draw takes
+    groups of each stratum; without, it keeps the rows and draws what is left over. It starts near the fit, a tenth of
+    the range of starts off."""
     rows = np.arange(len(target))
     theta, _ = least(model, target, rows, space, space.starts(starts, seed), huber=huber)
-    places = _places(groups, strata)
+    value, slope = model(theta, rows)
+    places = _places(groups, strata) if strata is not None else None
+    noise = Noise.of(target - value, slope * space.scale, groups) if strata is None else None
     rng, drawn = np.random.default_rng(seed + 1), []
     for _ in range(draws):
-        chosen = _draw(places, rng)
+        chosen = rows if places is None else _draw(places, rng)
+        made = target if noise is None else value + noise.draw(rng)
         near = theta + NEAR * space.scale * rng.uniform(-1, 1, size=len(theta))
-        drawn.append(_followed(model, target, chosen, space, near, huber=huber, tolerance=COARSE)[0])
-    value, slope = model(theta, rows)
+        drawn.append(_followed(model, made, chosen, space, near, huber=huber, tolerance=COARSE)[0])
     return Fit(
         space,
         theta,
@@ -173,6 +182,15 @@ def percentiles(values: Array, ci: float) -> tuple[float, float]:
         return math.nan, math.nan
     low, high = np.percentile(values, [50 - ci / 2, 50 + ci / 2])
     return float(low), float(high)
+
+
+def ends(values: Array, fitted: float, ci: float) -> tuple[float, float]:
+    """The further at each end of the percentile interval of draws (B,) and of its mirror image about what was fitted
+    (Efron and Tibshirani, section 13.4, and A. Davison and D. Hinkley, Bootstrap methods, 1997, section 5.2): where
+    draws lean to one side, as near a bound of the search, neither alone holds what it says. NaN where there are fewer
+    than 20 draws."""
+    low, high = percentiles(values, ci)
+    return min(low, 2 * fitted - high), max(high, 2 * fitted - low)
 
 
 def _places(groups: Sequence[object], strata: Sequence[object]) -> list[list[NDArray[np.intp]]]:

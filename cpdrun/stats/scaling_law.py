@@ -1,13 +1,17 @@
 """The loss of a model against its parameters N, its data D and what its products read, in two published forms:
 
     floating    L = n / N^alpha + d / D^beta + eps + D^beta / N^alpha * log2(B) / (gamma (E + .5)^delta (M + .5)^nu)
-                Sun et al., arXiv 2501.02423: E exponent and M mantissa bits, blocks of B values share a scale
+                Sun et al., arXiv 2501.02423, equation 1 (18): E exponent and M mantissa bits, B values share a scale
     effective   L = A N_eff^-alpha + B D^-beta + E,  N_eff = N prod over roles of (1 - exp(-P / gamma))
                 Kumar et al., arXiv 2411.04330, equations 3 and 4: P bits of weights, activations, keys and values
 
-Where nothing is rounded the last term of the first is 0, and a role's factor of the second is 1. Of the second, gamma
-is one for all roles here: the paper's appendix K has one for each, which roles that always have the same bits could not
-tell; it ties alpha to beta, which is not done here, and adds an offset to P / gamma, which is left out.
+Where nothing is rounded the last term of the first is 0, and a role's factor of the second is 1. Forms of the papers,
+constants of these runs. Of the first, the paper's are of Llamas of 41 to 679 million parameters that round weights in
+both directions and the inputs of the weights' gradients (section 3.4: P2, P4, P6), with a scale of high precision and
+no codes for inf and NaN; its table 2 has no intervals. That an integer is E = 0, and that powers of two as scales cost
+nothing, is assumed here, not said there. Of the second, gamma is one for all roles here: the paper's appendix K has one
+for each, which roles that always have the same bits could not tell; it ties alpha to beta ("this is not required"),
+which is not done here, and adds an offset to P / gamma, which is left out; its runs round to integers (appendix D.1).
 
 Both are sums of powers, fitted to the logarithm of the loss (robust_fit.py). N and D are divided by their geometric
 means first, so that n and alpha do not run along a valley.
@@ -22,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from cpdrun.stats.robust_fit import DRAWS, HUBER, Array, Fit, Space, fit, percentiles
+from cpdrun.stats.robust_fit import DRAWS, HUBER, Array, Fit, Space, ends, fit
 
 FLOATING, EFFECTIVE = "floating", "effective"
 FORMS = (FLOATING, EFFECTIVE)
@@ -117,7 +121,6 @@ class Law:
             np.log(runs.loss),
             self._space,
             groups=list(runs.group),
-            strata=list(runs.parameters),
             starts=starts,
             draws=draws,
             seed=seed,
@@ -134,14 +137,15 @@ class Law:
 
     def predict(self, asked: Runs, ci: float = 95) -> Prediction:
         """`asked.loss` is not read. A run has what is left over of the fit, drawn at random, on top of the law."""
-        every = self.draws(asked)
+        every = np.log(self.draws(asked))
         rng = np.random.default_rng(0)
-        spread = np.exp(rng.choice(self._spread, size=(8, *every[1:].shape)))
-        of_runs = (every[None, 1:] * spread).reshape(-1, len(asked))
-        ends = [percentiles(every[1:, i], ci) for i in range(len(asked))]
-        run_ends = [percentiles(of_runs[:, i], ci) for i in range(len(asked))]
-        (low, high), (run_low, run_high) = (np.array(one).T.reshape(2, -1) for one in (ends, run_ends))
-        return Prediction(every[0], low, high, run_low, run_high)
+        spread = rng.choice(self._spread, size=(8, *every[1:].shape))
+        of_runs = (every[None, 1:] + spread).reshape(-1, len(asked))
+        law, runs = (
+            np.exp([ends(drawn[:, i], every[0, i], ci) for i in range(len(asked))]).T.reshape(2, -1)
+            for drawn in (every[1:], of_runs)
+        )
+        return Prediction(np.exp(every[0]), *law, *runs)
 
     @property
     def _spread(self) -> Array:
@@ -161,7 +165,11 @@ class Law:
             above = above and not (hidden and name == "gamma")
             known = name not in self.unseen and not self.fitted.undetermined[i]
             known = known and not (hidden and name in ("delta", "nu"))
-            low, high = percentiles(draws, ci)
+            if name in _LOGARITHMIC:
+                low, high = np.exp(ends(np.log(draws), math.log(value), ci)).tolist()
+            else:
+                low, high = ends(draws, value, ci)
+                low = max(low, 0.0) if name in _NOT_BELOW_0 else low
             found[name] = Estimate(
                 value if known else math.nan,
                 low if known and below else -math.inf,
@@ -205,6 +213,10 @@ _OUTER = {
                ("delta", True), ("nu", True)),
     EFFECTIVE: (("A", True), ("alpha", True), ("B", True), ("beta", True), ("E", True), ("gamma", True)),
 }  # fmt: skip
+
+
+_LOGARITHMIC = ("n", "d", "A", "B", "gamma")
+_NOT_BELOW_0 = ("alpha", "beta", "eps", "E")
 
 
 @dataclass(frozen=True)
