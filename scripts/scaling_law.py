@@ -31,7 +31,7 @@ from cpdrun.stats.scaling_law import FLOATING, Law, Runs, hold_out_largest
 
 REFERENCE = Path("results/reference")
 COLORS = ("#444444", "#0072b2", "#56b4e9", "#d55e00", "#009e73", "#cc79a7")
-FEW_STARTS = 6
+FEW_STARTS = 4
 
 
 def picture(name: str, words: list[str]) -> Path:

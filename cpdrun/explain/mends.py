@@ -72,7 +72,7 @@ def of_products(config: Mapping[str, Any]) -> list[Turned]:
     for role, key in OF_PRODUCTS.items():
         if not formats.is_baseline(precision.get(key, "fp32")):
             found.append((role, f"{key} in {WIDE}", {f"precision.{key}": WIDE}))
-    if found and precision.get("aps") is False:
+    if found and precision.get("aps") is False and precision.get("master_weights") is not False:
         found.append((found[0][0], "each tensor shifted to fill its format", {"precision.aps": True}))
     if precision.get("master_weights") is False:
         found.append(

@@ -53,7 +53,7 @@ def roles(counted: Counted) -> Iterator[str]:
         named = "; ".join(f"{plain(name)} ({_of_layer(counted.role, of)})" for name, of in worst)
         yield f"Most of {NAMES[counted.role]}: {named}"
     total = sum(counted.parts.values())
-    if total > 0:
+    if total > 1e-4:  # less is float32's own
         parts = sorted(counted.parts.items(), key=lambda one: -one[1])
         named = ", ".join(f"{share(value / total)} of {_PARTS[name]}" for name, value in parts)
         yield f"Of the error of the sum of gradients: {named}"
@@ -63,29 +63,50 @@ def mends(counted: Counted) -> list[Mend]:
     """Those that lose less, the most first."""
     found = [(_gain(counted.own, one, effect), one, effect) for one, effect in counted.mends]
     better = sorted((each for each in found if each[0] > 0), key=lambda each: -each[0])
-    made = [_mend(counted.own, one, effect) for _, one, effect in better if not is_feedback(one)]
-    return made + [_feedback(counted.own, one) for one, _ in counted.mends if is_feedback(one)]
+    return [(_feedback if is_feedback(one) else _mend)(counted.own, one, effect) for _, one, effect in better]
 
 
 def is_feedback(one: Turned) -> bool:
-    """What it gives back comes in later steps, which no observation of single steps shows."""
+    """What it gives back comes in later steps, which no figure of single steps shows."""
     return any(word.startswith("sync.error_feedback") for word in one.words)
 
 
-def _feedback(own: Effect, one: Turned) -> Mend:
+def _is_unbiased(one: Turned) -> bool:
+    """What it takes in one step it gives in others, on the average."""
+    return "sync.rounding=stochastic" in one.words
+
+
+def _feedback(own: Effect, one: Turned, effect: Effect) -> Mend:
     lost = share(10 ** (-number(own.of(GRADIENT), "snr_db", 0.0) / 20))
     text = f"what rounding takes from a worker's gradient, {lost} of its length, is added to its next one"
-    said = (
-        f"{' '.join(one.words)} ({one.what}): {text} (computed on what was observed; what comes back is not)"
+    said = f"{' '.join(one.words)} ({one.what}): {text}; {_over_steps(own, effect)} (computed on what was observed)"
+    before, after = (number(each.of(GRADIENT), "steps_cosine", 0.0) for each in (own, effect))
+    return Mend(one.words, OBSERVED, said, "steps_cosine", before, after)
+
+
+def _over_steps(own: Effect, effect: Effect) -> str:
+    was, now = own.of(GRADIENT), effect.of(GRADIENT)
+    return (
+        f"over the {number(now, 'steps', 0.0):.0f} steps that were seen, as if each followed the other, the sums keep "
+        f"{_cosine(now, 'steps_cosine')} of their direction in place of {_cosine(was, 'steps_cosine')}"
     )
-    return Mend(one.words, OBSERVED, said, "snr_db", number(own.of(GRADIENT), "snr_db"), math.nan)
 
 
 def _gain(own: Effect, one: Turned, effect: Effect) -> float:
     """What less it loses, 0 for nothing: of gradients by the forecast too, which was fitted on them."""
+    if is_feedback(one):
+        less = _more_over_steps(own, effect)
+        return less if less > LESS else 0.0
     surer = own.forecast.score - effect.forecast.score if one.role == GRADIENT else 0.0
     less = damage(own, one.role) - damage(effect, one.role)
+    if _is_unbiased(one):
+        less = max(less, _more_over_steps(own, effect))
     return max(surer, less) if less > LESS or surer > SURER else 0.0
+
+
+def _more_over_steps(own: Effect, effect: Effect) -> float:
+    before, after = (number(each.of(GRADIENT), "steps_cosine", 0.0) for each in (own, effect))
+    return after - before
 
 
 def _mend(own: Effect, one: Turned, effect: Effect) -> Mend:
@@ -97,9 +118,12 @@ def _mend(own: Effect, one: Turned, effect: Effect) -> Mend:
         text += (
             f", its error goes from {share(number(was, 'sum_error'))} to {share(number(now, 'sum_error'))}"
         )
+        text += f"; {_over_steps(own, effect)}" if _is_unbiased(one) else ""
         before, after = number(was, figure, 0.0), number(now, figure, 0.0)
     elif one.role == UPDATE:
         text = f"{share(after)} of what steps add is lost in place of {share(before)}"
+        if "precision.update_rounding=stochastic" in one.words:
+            text += ", and what is lost averages out over steps, for it is unbiased"
     else:
         text = f"{after:.1f} dB of signal to noise of {NAMES[one.role]} in place of {before:.1f}"
     likely = [100 * each.forecast.probability.value for each in (own, effect)]
@@ -111,9 +135,9 @@ def _mend(own: Effect, one: Turned, effect: Effect) -> Mend:
     return Mend(one.words, OBSERVED, said, figure, before, after)
 
 
-def _cosine(figures: Figures) -> str:
+def _cosine(figures: Figures, name: str = "cosine") -> str:
     """`nothing`, `93 %`: of a sum that vanished there is no cosine."""
-    cosine = number(figures, "cosine")
+    cosine = number(figures, name)
     return share(max(0.0, cosine)) if math.isfinite(cosine) and cosine > 0 else "nothing"
 
 

@@ -191,4 +191,5 @@ def _observed_layers(counted: Counted) -> Iterator[LayerLoss]:
 
 def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
     kept = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth", "update_lost")
+    kept += ("steps_cosine", "steps")
     return {name: number(figures, name) for name in kept if name in figures}

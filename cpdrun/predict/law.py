@@ -27,7 +27,7 @@ class Said:
 def laws(words: Sequence[str], at: Sequence[str] = (), *, ci: float = CI, draws: int = DRAWS) -> Said:
     """Fit every law that the runs of `words` hold, and ask it `at`: `world_size=1024`, `parameters=1e9,data=2e10`.
     Raises UserError where the runs hold no law, and for an `at` that no law answers."""
-    numbers = [int(n) for n in (pairs(text).get("world_size", 0) for text in at) if n >= 1]
+    numbers = [number for text in at if (number := _workers_of(text)) is not None]
     losses, workers, why = _fit(read(words), ci, draws)
     if not losses and not workers:
         raise UserError(*why)
@@ -75,6 +75,18 @@ def _wanted(study: Study) -> list[str]:
     return kinds or (["loss"] if known else ["workers"])
 
 
+def _workers_of(text: str) -> int | None:
+    """What `--at` asks of workers, before anything is fitted. Raises UserError, for other keys that are not above 0
+    too."""
+    values = pairs(text)
+    for key, value in values.items():
+        if key == "world_size" and not (value >= 1 and value == int(value)):
+            raise UserError(f"--at {text}: world_size is a whole number from 1")
+        if not value > 0:
+            raise UserError(f"--at {text}: {key} is above 0")
+    return int(values["world_size"]) if "world_size" in values else None
+
+
 def _answered(
     at: Sequence[str],
     losses: Sequence[tuple[LossLaws, list[Asked]]],
@@ -82,10 +94,7 @@ def _answered(
 ) -> None:
     """Raises UserError for a question that none of the laws answers."""
     for text in at:
-        of_workers = "world_size" in pairs(text)
-        if pairs(text).get("world_size", 1) < 1:
-            raise UserError(f"--at {text}: world_size is a whole number from 1")
-        if of_workers and not workers:
+        if "world_size" in pairs(text) and not workers:
             raise UserError(
                 f"--at {text}: no law of workers here; fit one: cpdrun predict --law digits_workers"
             )

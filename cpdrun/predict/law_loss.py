@@ -136,6 +136,8 @@ def pairs(text: str) -> dict[str, float]:
     found = {}
     for word in text.split(","):
         key, equals, value = word.partition("=")
+        if key.strip() in found:
+            raise UserError(f"--at {text}: {key.strip()} has two values; each --at asks one")
         try:
             found[key.strip()] = float(value)
         except ValueError:

@@ -69,6 +69,8 @@ def test_mends_are_ranked_by_what_was_computed_with_the_figure_before_and_after(
                 found[name] = effects(0.3, 3.0)
             if config["format"] == "e8m0":
                 found[name] = effects(0.9, 0.7 if config["sync"]["requantise"] is None else 0.2)
+            if config["sync"]["error_feedback"]:
+                found[name]["role"]["gradient"]["all"] |= {"steps_cosine": 0.7, "steps": 16.0}
             if config["sync"]["kahan"]:
                 found[name] = {"role": {}, "said": ["does not fit"]}
         return found
@@ -83,7 +85,12 @@ def test_mends_are_ranked_by_what_was_computed_with_the_figure_before_and_after(
     assert found.parts == {"range": pytest.approx(0.3), "additions": pytest.approx(0.5), "mantissa": 0.2}
     assert any("50 % of rounded additions, 30 % of the format's range" in line for line in found.sentences)
     assert "the sum keeps 80 % of its direction in place of nothing" in found.mends[0].text
-    assert found.mends[-1].words == ("sync.error_feedback=true",) and math.isnan(found.mends[-1].after)
+    [fed] = [mend for mend in found.mends if mend.words == ("sync.error_feedback=true",)]
+    assert (fed.figure, fed.before, fed.after) == ("steps_cosine", 0.0, 0.7)
+    assert (
+        "over the 16 steps that were seen" in fed.text
+        and "70 % of their direction in place of nothing" in fed.text
+    )
     assert not found.not_seen
 
 

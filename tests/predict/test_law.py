@@ -159,9 +159,15 @@ def test_a_reference_of_workers_is_fitted_tested_and_asked(capsys):
         (["--law", "no_such_sweep"], "digits_workers"),
         (["--law", "digits_bits"], "several sizes"),
         (["exp=digits_bits", "--law", "digits_workers"], "finished runs"),
+        (["--law", "digits_workers", "--at", "world_size=2.5"], "world_size is a whole number from 1"),
+        (["--law", "digits_workers", "--at", "world_size=0"], "world_size is a whole number from 1"),
+        (["--law", "digits_workers", "--at", "parameters=-1"], "parameters is above 0"),
+        (["--law", "digits_workers", "--at", "data=1,data=2"], "data has two values"),
     ],
 )
-def test_what_is_typed_wrong_is_one_line(capsys, words, said):
+def test_what_is_typed_wrong_is_one_line(capsys, words, said, monkeypatch):
+    if "digits_bits" not in words:  # whose runs say so themselves
+        monkeypatch.setattr("cpdrun.predict.law._fit", lambda *_: pytest.fail("fitted before it was refused"))
     code, out, err = typed(capsys, *words)
     assert code == 2 and not out and said in err
 

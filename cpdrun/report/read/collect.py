@@ -104,7 +104,7 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
     varying = [
         key
         for key in config_keys(runs)
-        if _may_be_axis(key) and _varies(runs, key) and not (runs[key] == runs["format"]).all()
+        if may_be_axis(key) and _varies(runs, key) and not (runs[key] == runs["format"]).all()
     ]
     for key in sorted(varying, key=_as_listed):
         groups = (key.split(".")[0], *(["data"] if key.startswith("task.") else []))  # data choose their task
@@ -125,7 +125,7 @@ def identity(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def _may_be_axis(key: str) -> bool:
+def may_be_axis(key: str) -> bool:
     return key not in (SEED, *CORE_AXES, INGREDIENTS) and (belongs_to_identity(key) or key == "compressor")
 
 

@@ -6,7 +6,7 @@ rounding, error feedback, layers in fp32, the recipe.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from cpdrun.config.overrides import typed_form
 from cpdrun.record import RunDir, State
 from cpdrun.report.read import formats
-from cpdrun.report.read.collect import CORE_AXES, SEED, identity
+from cpdrun.report.read.collect import CASE, CORE_AXES, SEED, config_keys, identity, may_be_axis
 from cpdrun.report.read.history import rows_of
 from cpdrun.report.read.study import Study
 from cpdrun.report.why.knobs import FORMAT, knob
@@ -22,6 +22,7 @@ from cpdrun.report.why.seen import Seen, seen
 from cpdrun.report.why.standing import Standing, Verdict, against, row_of
 
 LEAST = 0.2  # of what is lost: who gets less of it back has hardly turned the right knob
+NO_KNOBS = ("observe",)  # what is looked at changes nothing
 _SAID = ("format", "aps", "recipe")  # of several keys of one knob, those that say it all
 
 
@@ -47,7 +48,12 @@ def beside(study: Study, run: RunDir, stands: Standing) -> list[Beside]:
     baselines = {one.name for group in study.groups if group.is_baseline for one in group.runs}
     found = []
     for row in runs[done & (runs[SEED].map(identity) == seed)].to_dict("records"):
-        changed = [key for key in keys if identity(row.get(key)) != identity(own.get(key))]
+        changed = _changed(row, own, keys)
+        if CASE in changed:  # a name; what it settles is the knob
+            changed = _changed(
+                row, own, [key for key in config_keys(runs) if may_be_axis(key) or key in CORE_AXES]
+            )
+            changed = [key for key in changed if key not in (CASE, *NO_KNOBS)]
         knobs = {knob(key) for key in changed}
         if len(knobs) == 1 and None not in knobs and row["run:name"] not in baselines:
             other = RunDir(Path(row["run:path"]))
@@ -63,6 +69,10 @@ def beside(study: Study, run: RunDir, stands: Standing) -> list[Beside]:
         return one.stands.verdict is not Verdict.WITHIN, wider, one.stands.lost
 
     return sorted(_fewest_bits(found, own), key=cheap_and_good)
+
+
+def _changed(row: Mapping[str, Any], own: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
+    return [key for key in keys if identity(row.get(key)) != identity(own.get(key))]
 
 
 def is_mend(study: Study, stands: Standing, one: Beside) -> bool:

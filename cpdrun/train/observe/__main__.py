@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from cpdrun.record import RunDir, read_json, write_json
+from cpdrun.train.instantiate import BuildError
 from cpdrun.train.observe.effects import effects
 from cpdrun.train.observe.observation import Observation
 
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, config in configs.items():
         try:
             found[name] = effects(observation, config).as_json()
-        except ValueError as error:
+        except (ValueError, BuildError) as error:  # one that cannot be built says nothing of the others
             found[name] = {"error": str(error)}
     write_json(given.out, found)
     return 0

@@ -8,6 +8,8 @@
     cosine        of the tensor and what becomes of it; of gradients that of the workers' sum with the exact sum
     sum_error     ||s - S|| / ||S|| of the workers' sum s with the exact sum S
     growth        sum_error over that of the first addition, of workers 0 and 1 alone
+    steps_cosine  of gradients, all layers together: the cosine of the sums of all steps that were seen, added up, with
+                    the exact ones; with error feedback it is carried from each to the next (`following.py`); `steps`
     update_lost   share of what a step adds, zeros left out, that leaves a weight as it was
 
 The first five are exact where a format has no scales and rounding is to nearest, over every element that was seen, in
@@ -59,6 +61,8 @@ def effects(observation: Observation, config: Mapping[str, Any]) -> Effects:
         ]
         if parts:
             found.roles[role] = _of_role(parts)
+        if parts and isinstance(judge, Gradients):
+            found.roles[role]["all"] |= _nulled(judge.following.figures())
     return found
 
 
@@ -96,5 +100,8 @@ def _figures(parts: list[tuple[Seen, Part]]) -> dict[str, Any]:
 
 def _plain(parts: Iterable[Part]) -> dict[str, float | None]:
     """Of the sums of all: NaN becomes None."""
-    found = figures(list(parts))
+    return _nulled(figures(list(parts)))
+
+
+def _nulled(found: Mapping[str, float]) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else float(np.float64(value)) for name, value in found.items()}

@@ -15,9 +15,11 @@ from custom_fp.formats.scalar import Format
 
 from cpdrun.comm.hybrid import FullPrecision
 from cpdrun.comm.sums.codec import quantize_scaled, scale
+from cpdrun.comm.sums.feedback import ErrorFeedback
 from cpdrun.comm.sums.scaling import ScalingRule
 from cpdrun.comm.sums.sum import FP32, Sum
 from cpdrun.train.instantiate import part as made
+from cpdrun.train.observe.following import Following
 from cpdrun.train.observe.observation import Observation, Seen
 from cpdrun.train.observe.part import Part
 from cpdrun.train.observe.sums import first_shifts, summed
@@ -30,7 +32,7 @@ SUMS_HERE = ("AllReduceSync", "decoded", "ShardedSync")
 
 @dataclass(frozen=True)
 class Gradients:
-    """Between workers."""
+    """Between workers. Called with one step after another, in their order: `following` adds them up."""
 
     how: Sum
     rule: ScalingRule | None
@@ -39,6 +41,7 @@ class Gradients:
     steps_an_epoch: int
     seed: int
     loss_shift: int  # log2 of the loss scale, over that of the run that was seen
+    following: Following
 
     @classmethod
     def of(cls, observation: Observation, config: Mapping[str, Any], said: list[str]) -> Gradients | None:
@@ -49,8 +52,11 @@ class Gradients:
             return None
         knobs = {f.name: sync[f.name] for f in fields(Sum)[1:] if f.name in sync}
         how = Sum.of(config["format"], **knobs)
+        following = Following(ErrorFeedback() if how.error_feedback else None)
         if how.error_feedback:
-            said.append("gradient: what error feedback gives back in later steps is not seen")
+            said.append(
+                "gradient: what error feedback gives back in later steps, which is in steps_cosine alone"
+            )
             how = replace(how, error_feedback=False)
         rule = made("scaling", config["scaling"]) if config["aps"] else None
         about, names = observation.about, observation.about["layers"]
@@ -62,7 +68,8 @@ class Gradients:
                 "it is their sum that is judged"
             )
         return cls(
-            how, rule, full, places, about["steps_an_epoch"], config["seed"], loss_shift(about, config)
+            *(how, rule, full, places, about["steps_an_epoch"], config["seed"], loss_shift(about, config)),
+            following,
         )
 
     def __call__(self, step: int, layers: Mapping[str, Seen]) -> list[Part]:
@@ -82,7 +89,12 @@ class Gradients:
         values, extremes, maxima = (
             [s.samples[what] * scale_by for s in seen] for what in ("values", "extremes", "maxima")
         )
-        totals = summed(how, rule, names, values, extremes, maxima, (self.seed, step))
+        given = (how, rule, names, values, extremes, maxima, (self.seed, step))
+        totals, results = summed(*given)
+        if self.following.feedback is not None and how is self.how:
+            results = self.following.fed_back(*given, [s.numel for s in seen])
+        for name, x, result, s in zip(names, values, results, seen, strict=True):
+            self.following.add(step, name, x, result, s.numel)
         shifts = first_shifts(how, rule, names, torch.from_numpy(np.stack(maxima, 1)))
         groups = how.ordering.levels(len(maxima[0]))[0].groups
         parts = []

@@ -56,7 +56,7 @@ class Summed(Additive):
         }
 
 
-class _SeenShifts(Shifts):
+class SeenShifts(Shifts):
     """A rule that goes by the magnitudes that were seen, (N, P)."""
 
     def __init__(self, rule: ScalingRule | None, maxima_NxP: Tensor):
@@ -95,7 +95,7 @@ def first_shifts(
     """[j][p] of the first level's group j and layer p: with what workers' gradients are rounded."""
     workers = Workers(len(maxima_NxP))
     level = how.ordering.levels(workers.world_size)[0]
-    shifts = _SeenShifts(rule, maxima_NxP)
+    shifts = SeenShifts(rule, maxima_NxP)
     return shifts.of_level(level, names, lambda: [], how.fmt, workers)[0]
 
 
@@ -107,8 +107,9 @@ def summed(
     extremes: Sequence[np.ndarray],
     maxima: Sequence[np.ndarray],
     key: tuple,
-) -> list[Summed]:
-    """Of each layer. values[p]: (N, n); extremes[p]: (N, 1); maxima[p]: (N,). key: of stochastic rounding.
+) -> tuple[list[Summed], list[np.ndarray]]:
+    """Of each layer, and the sums (n,) that come out. values[p]: (N, n); extremes[p]: (N, 1); maxima[p]: (N,). key: of
+    stochastic rounding.
 
     Raises ValueError where the sum does not fit the number of workers.
     """
@@ -119,13 +120,14 @@ def summed(
         values if rule is None else [np.concatenate(pair, 1) for pair in zip(values, extremes, strict=True)]
     )
     stacks = [torch.from_numpy(np.ascontiguousarray(x)) for x in whole]
-    results = _run(how, _SeenShifts(rule, maxima_NxP), names, stacks, key)
+    results = _run(how, SeenShifts(rule, maxima_NxP), names, stacks, key)
     shifts = first_shifts(how, rule, names, maxima_NxP)[0]
     first = [stack[:2].contiguous() for stack in stacks]
     pair_how = replace(how, order="rank", group_size=None) if how.ordering.is_stated else how
     given = Shifts(_Given(dict(zip(names, shifts, strict=True)))) if rule is not None else None
     of_two = _run(pair_how, given, names, first, key) if n_workers > 1 else [s[0] for s in first]
-    return [_squares(values[p], results[p].numpy(), of_two[p].numpy()) for p in range(len(names))]
+    found = [_squares(values[p], results[p].numpy(), of_two[p].numpy()) for p in range(len(names))]
+    return found, [results[p].numpy()[: values[p].shape[1]] for p in range(len(names))]
 
 
 def _run(
