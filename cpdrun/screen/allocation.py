@@ -1,12 +1,12 @@
 """Which factors may be low, and how low: the fewest bits at a bound on what they cost together.
 
 A step takes factors one level down, and a screen measured what that costs each (`Effects`). What all steps together
-may lose is bounded by the sum of their effects, those below zero taken as none, and the noise of that sum, which is the
-root of the sum of their squared errors (`cpdrun.stats.screening`). For each value that this sum can have this is an
-integer program: a group takes one of the combinations of its factors' levels, each with its cost, its effects and its
-squared errors; these sum to at most the value, and the effects to at most the tolerance less the noise; the cheapest of
-all is taken. Solved exactly (scipy.optimize.milp, HiGHS: branch and bound). Effects are taken to add up, which a search
-then puts to the test.
+may lose is bounded by the sum of their effects, those below zero taken as none, and the noise of that sum
+(`cpdrun.stats.screening.joint_margin`), which follows from how many factors take each step. For each of these numbers
+it is an integer program: a group takes one of the combinations of its factors' levels, each with its cost and effects;
+just so many factors take each step, and the effects sum to at most the tolerance less the noise; the cheapest of all is
+taken. Solved exactly (scipy.optimize.milp, HiGHS: branch and bound). Effects are taken to add up, which a search then
+puts to the test.
 
 Cost `wire`: the bits of the gradients that a worker hands over, of one step. Cost `operations`: bits times bits of the
 two operands of each multiplication of the three products of a Linear or Conv layer (`custom_fp.products`), of one
@@ -125,56 +125,55 @@ class Costs:
 
 @dataclass(frozen=True)
 class _Option:
-    """What a group may be: the levels of its low factors, what it costs and loses, and its squared errors."""
+    """What a group may be: the levels of its low factors, what it costs, and what it loses by the estimates."""
 
     group: int
     levels: dict[int, int]
     cost: float
     loss: float
-    variance: float
+
+    def taking(self, step: int) -> int:
+        """How many of its factors go this step down."""
+        return sum(level > step for level in self.levels.values())
 
 
 def allocate(costs: Costs, steps: Sequence[Step], tolerance: float, confidence: float) -> Allocation | None:
     """None where not even one factor may be low at this tolerance, in the metric's unit."""
+    options = list(_options(costs, steps))
     best: tuple[float, dict[int, int]] | None = None
-    for count in range(1, len(steps) + 1):  # a step whose error is hardly known says nothing of those before
-        taken = steps[:count]
-        options, degrees = list(_options(costs, taken)), _degrees(taken)
-        for variance in _variances(costs, taken):
-            left = tolerance - joint_margin(variance, degrees, confidence)
-            if left < 0:
-                break
-            if levels := _cheapest(options, len(costs.groups), variance, left):
-                cost = costs.price(levels).cost
-                if best is None or cost < best[0] * (1 - 1e-12):
-                    best = cost, levels
+    for counts in _counts(costs, steps):
+        left = tolerance - _margin(steps, counts, confidence)
+        if left >= 0 and (levels := _cheapest(options, len(costs.groups), counts, left)):
+            cost = costs.price(levels).cost
+            if best is None or cost < best[0] * (1 - 1e-12):
+                best = cost, levels
     if best is None:
         return None
     levels = best[1]
-    loss, variance = _lost(steps, levels)
     expected = math.fsum(step.of(i).mean for i, step in _taken(steps, levels))
-    bound = loss + joint_margin(variance, _degrees(steps[: max(levels.values())]), confidence)
+    counts = [sum(level > n for level in levels.values()) for n in range(len(steps))]
+    bound = _loss(steps, levels) + _margin(steps, counts, confidence)
     prices = costs.price(levels), costs.price(costs.lowest()), costs.price({})
     return Allocation(levels, expected, bound, *prices)
 
 
-def _degrees(steps: Sequence[Step]) -> float:
-    return min(step.effects.degrees for step in steps)
+def _margin(steps: Sequence[Step], counts: Sequence[int], confidence: float) -> float:
+    return joint_margin([(step.effects, n) for step, n in zip(steps, counts, strict=True)], confidence)
 
 
-def _cheapest(options: Sequence[_Option], groups: int, variance: float, left: float) -> dict[int, int] | None:
-    """The levels of low factors whose squared errors sum to at most `variance` and whose effects to at most `left`."""
+def _cheapest(
+    options: Sequence[_Option], groups: int, counts: Sequence[int], left: float
+) -> dict[int, int] | None:
+    """The levels of low factors of which just so many take each step, and whose effects sum to at most `left`."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     one_each = np.array([[float(each.group == group) for each in options] for group in range(groups)])
-    noise = (
-        max(each.variance for each in options) or 1.0
-    )  # HiGHS allows itself 1e-6 of each row: all are about 1
-    loss = max(each.loss for each in options) or 1.0
+    taking = np.array([[float(each.taking(n)) for each in options] for n in range(len(counts))])
+    loss = max(each.loss for each in options) or 1.0  # HiGHS allows itself 1e-6 of a row: all are about 1
     rules = [
         LinearConstraint(one_each, 1, 1),
-        LinearConstraint([[each.variance / noise for each in options]], -np.inf, variance / noise + 1e-9),
+        LinearConstraint(taking, counts, counts),
         LinearConstraint([[each.loss / loss for each in options]], -np.inf, left / loss),
     ]
     prices = np.array([each.cost for each in options])
@@ -194,31 +193,27 @@ def _options(costs: Costs, steps: Sequence[Step]) -> Iterator[_Option]:
         for numbers in itertools.product(*(range(depth + 1) for depth in depths)):
             levels = {i: number for i, number in zip(own, numbers, strict=True) if number}
             by_role = {costs.factors[i].role: number for i, number in levels.items()}
-            yield _Option(group, levels, costs.of_group(group, by_role), *_lost(steps, levels))
+            yield _Option(group, levels, costs.of_group(group, by_role), _loss(steps, levels))
 
 
 def _taken(steps: Sequence[Step], levels: Levels) -> list[tuple[int, Step]]:
     return [(i, step) for i, level in sorted(levels.items()) for step in steps[:level]]
 
 
-def _lost(steps: Sequence[Step], levels: Levels) -> tuple[float, float]:
-    """What these levels cost by the screens' estimates, and the squared error of that."""
-    taken = _taken(steps, levels)
-    loss = math.fsum(max(0.0, step.of(i).mean) for i, step in taken)
-    return loss, math.fsum(step.effects.error**2 for _, step in taken)
+def _loss(steps: Sequence[Step], levels: Levels) -> float:
+    """What these levels cost by the screens' estimates."""
+    return math.fsum(max(0.0, step.of(i).mean) for i, step in _taken(steps, levels))
 
 
-def _variances(costs: Costs, steps: Sequence[Step]) -> list[float]:
-    """What squared errors can sum to, ascending: as many factors took the second step as the first, or fewer ..."""
-    counts = [sum(map(costs.counts, step.factors)) for step in steps]
-    sums = {
-        math.fsum(n * step.effects.error**2 for n, step in zip(of, steps, strict=True))
-        for of in itertools.product(*(range(count + 1) for count in counts))
+def _counts(costs: Costs, steps: Sequence[Step]) -> list[tuple[int, ...]]:
+    """How many factors may take each step: one or more the first, as many or fewer each one behind it."""
+    most = [sum(map(costs.counts, step.factors)) for step in steps]
+    found = [
+        of
+        for of in itertools.product(*(range(count + 1) for count in most))
         if of[0] and all(more >= fewer for more, fewer in itertools.pairwise(of))
-    }
-    found = sorted(sums)
-    stride = math.ceil(len(found) / MOST_PROGRAMS) or 1
-    return [*found[:-1:stride], *found[-1:]]
+    ]
+    return found[:: -max(1, math.ceil(len(found) / MOST_PROGRAMS))]
 
 
 def _bits(level: Level) -> float:

@@ -106,12 +106,18 @@ class Effects:
 
     def margin(self, count: int, confidence: float) -> float:
         """The noise's part of `bound`, of so many factors."""
-        return joint_margin(count * self.error**2, self.degrees, confidence)
+        return joint_margin([(self, count)], confidence)
 
 
-def joint_margin(variance: float, degrees: float, confidence: float) -> float:
-    """The noise of a sum of effects, of several screens too, one-sided. variance: the sum of their squared errors;
-    degrees: the fewest that any of those has, which is the careful choice; confidence: per cent."""
+def joint_margin(parts: Sequence[tuple[Effects, int]], confidence: float) -> float:
+    """The noise of a sum of effects of several screens, so many of each, one-sided at `confidence` per cent: t
+    times the root of the sum of squared errors, of the degrees of freedom of F. E. Satterthwaite, "An approximate
+    distribution of estimates of variance components", Biometrics Bulletin 2 (1946). 0 where no error is above 0."""
+    squares = [(count * of.error**2, of.degrees) for of, count in parts]
+    variance = math.fsum(square for square, _ in squares)
+    if variance == 0:
+        return 0.0
+    degrees = 1 / math.fsum((square / variance) ** 2 / own for square, own in squares)
     return float(stdtrit(degrees, confidence / 100)) * math.sqrt(variance)
 
 

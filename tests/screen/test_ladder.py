@@ -170,8 +170,10 @@ def test_allocations_over_levels_are_the_cheapest_of_all():
         for levels in itertools.product(*depths):
             taken = [(i, step) for i, level in enumerate(levels) for step in steps[:level]]
             lost = sum(max(0.0, step.of(i).mean) for i, step in taken)
-            degrees = min((step.effects.degrees for step in steps[: max(levels)]), default=1)
-            bound = lost + joint_margin(sum(step.effects.error**2 for _, step in taken), degrees, 95)
+            counts = [sum(level > n for level in levels) for n in range(len(steps))]
+            bound = lost + joint_margin(
+                [(step.effects, n) for step, n in zip(steps, counts, strict=True)], 95
+            )
             if taken and bound <= 1.0:
                 allowed.append(costs.price(dict(enumerate(levels))).cost)
         found = allocate(costs, steps, 1.0, 95)

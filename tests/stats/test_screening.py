@@ -5,17 +5,19 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import betainc
+from scipy.special import betainc, stdtrit
 
 from cpdrun.stats.screening import (
     GENERATORS,
     HIGH,
     LOW,
+    Effects,
     Verdict,
     design,
     effects,
     hadamard_matrix,
     holm,
+    joint_margin,
     lenth,
     orders,
 )
@@ -178,3 +180,13 @@ def test_three_of_twelve_in_24_runs(ratio, least, most):
         wrong += bool(sensitive - planted)
     assert least <= found / 300 <= most and wrong / 300 <= 0.05
     assert (LOW, HIGH) == (1, -1)
+
+
+def test_the_noise_of_several_screens_is_that_of_satterthwaite():
+    """By hand: squared errors 4 * .01 and 2 * .04, of 9 and 3 degrees; one screen alone is its own t."""
+    first, second = (Effects((), error, degrees, "") for error, degrees in ((0.1, 9), (0.2, 3)))
+    degrees = 0.12**2 / (0.04**2 / 9 + 0.08**2 / 3)
+    expected = stdtrit(degrees, 0.95) * 0.12**0.5
+    assert joint_margin([(first, 4), (second, 2)], 95) == pytest.approx(expected, rel=1e-9)
+    assert joint_margin([(first, 4), (second, 0)], 95) == pytest.approx(first.margin(4, 95), rel=1e-12)
+    assert joint_margin([(Effects((), 0.0, 1, ""), 5)], 95) == 0.0
