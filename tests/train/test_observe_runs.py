@@ -2,6 +2,7 @@
 
 import json
 import math
+from unittest.mock import Mock
 
 import custom_fp
 import numpy as np
@@ -12,6 +13,7 @@ from custom_fp import Format
 from torch import nn
 
 from cpdrun.comm import emulate_all_reduce
+from cpdrun.comm.workers import Workers
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import run_name
 from cpdrun.record import RunDir, read_json
@@ -21,7 +23,7 @@ from cpdrun.train.observe.__main__ import main
 from cpdrun.train.observe.effects import effects
 from cpdrun.train.observe.modules import Watched, modules_of
 from cpdrun.train.observe.observation import ROLES, Observation
-from cpdrun.train.observe.observer import OWN_WEIGHTS, steps_to_see
+from cpdrun.train.observe.observer import OWN_WEIGHTS, Observer, steps_to_see
 from cpdrun.train.observe.tally import of_values, tally
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
@@ -97,6 +99,36 @@ def test_several_ranks_that_stop_and_one_that_goes_on_see_what_one_sees(
                 )
                 for what, values in seen.samples.items():
                     assert np.array_equal(values, again.samples[what]), (role, name, what)
+
+
+def test_what_a_checkpoint_kept_is_there_when_the_run_goes_on_from_it(observed, tmp_path):
+    """Killed twice, between checkpoints: what was seen after one is seen again, what was before it is kept."""
+    whole, run = Observation.load(observed.observed), RunDir(tmp_path)
+
+    def observer(step):
+        found = Observer({}, Mock(course=Mock(steps=44)), Workers(8), run)
+        found.due, found.found.about = frozenset(whole.steps), whole.about
+        found.goes_on(step)
+        return found
+
+    def see(one, *steps):
+        for step in steps:
+            one.found.of_steps[step] = whole.of_steps[step]
+            one.fresh.append(step)
+        one.keep()
+
+    first = observer(0)
+    see(first, 0)
+    see(first, 14, 29)
+    assert len(list(run.observed_parts.iterdir())) == 2 and not run.observed.exists()
+    second = observer(20)
+    assert sorted(second.found.of_steps) == [0, 14]
+    see(second, 29)
+    third = observer(40)
+    see(third, 43)
+    third.write()
+    assert Observation.load(run.observed).steps == whole.steps and not run.observed_parts.exists()
+    assert run.observed.read_bytes() == observed.observed.read_bytes()
 
 
 @pytest.mark.parametrize("role", ROLES)
