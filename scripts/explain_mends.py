@@ -1,6 +1,6 @@
 """Does what `cpdrun explain` proposes mend the run? Train every mend that it proposes for a few bad runs, and say.
 
-    python scripts/explain_mends.py                # all of explain_mends.yaml: results/reference/explain/table.md
+    python scripts/explain_mends.py                # all of it: results/reference/explain/table.md
     python scripts/explain_mends.py range          # one of them, printed
 
 Each experiment of explain_mends.yaml is trained with nothing rounded and as it says, both observed; the second is

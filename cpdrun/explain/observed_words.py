@@ -22,6 +22,7 @@ _PARTS = {
     "mantissa": "the mantissa of what is sent",
 }
 LESS = 0.02  # of a damage: less is no mend
+NEXT_TO_NONE = 1e-6  # a gain that is sorted last
 SURER = 0.1  # of the forecast's score, a logit
 
 
@@ -79,7 +80,9 @@ def _is_unbiased(one: Turned) -> bool:
 def _feedback(own: Effect, one: Turned, effect: Effect) -> Mend:
     lost = share(10 ** (-number(own.of(GRADIENT), "snr_db", 0.0) / 20))
     text = f"what rounding takes from a worker's gradient, {lost} of its length, is added to its next one"
-    said = f"{' '.join(one.words)} ({one.what}): {text}; {_over_steps(own, effect)} (computed on what was observed)"
+    more = "" if _more_over_steps(own, effect) > LESS else "; a run has more steps, in which more comes back"
+    text += f"; {_over_steps(own, effect)}{more}"
+    said = f"{' '.join(one.words)} ({one.what}): {text} (computed on what was observed)"
     before, after = (number(each.of(GRADIENT), "steps_cosine", 0.0) for each in (own, effect))
     return Mend(one.words, OBSERVED, said, "steps_cosine", before, after)
 
@@ -96,7 +99,8 @@ def _gain(own: Effect, one: Turned, effect: Effect) -> float:
     """What less it loses, 0 for nothing: of gradients by the forecast too, which was fitted on them."""
     if is_feedback(one):
         less = _more_over_steps(own, effect)
-        return less if less > LESS else 0.0
+        # a run's steps are more, and more alike: where nothing comes back in these, it may in those
+        return max(less, NEXT_TO_NONE) if damage(own, GRADIENT) > LESS else 0.0
     surer = own.forecast.score - effect.forecast.score if one.role == GRADIENT else 0.0
     less = damage(own, one.role) - damage(effect, one.role)
     if _is_unbiased(one):

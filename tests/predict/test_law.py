@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from cpdrun.comm.sums.orders.hierarchical import Hierarchical
 from cpdrun.comm.sums.orders.rank import Rank
 from cpdrun.comm.sums.orders.tree import Tree
 from cpdrun.errors import UserError
-from cpdrun.predict import law, law_loss, law_workers
+from cpdrun.predict import law, law_loss, law_words, law_workers
 from cpdrun.predict.law_read import element_and_block, read, rounded
 from cpdrun.record import SweepDir, write_json, write_text
 from cpdrun.report.claims.values import references
@@ -112,7 +113,7 @@ def test_sentences_say_how_far_outside_a_question_is(tmp_path, capsys):
         "arXiv 2501.02423" in out and "arXiv 2411.04330" in out and "tested without the largest size" in out
     )
     assert "outside what was trained: 8.98e+03 times in parameters, 1.22e+05 times in data" in out
-    assert "bootstrap over groups of runs" in out
+    assert "bootstrap of what is left over" in out and out.startswith("How far to trust the intervals")
 
 
 @pytest.mark.parametrize(
@@ -232,3 +233,18 @@ def test_longest_run_is_that_of_the_orders_themselves(workers):
 def test_an_order_that_is_none():
     with pytest.raises(ValueError, match="no order 'star'"):
         law_workers.longest_run("star", 8)
+
+
+def test_the_first_sentence_says_how_often_intervals_hold_as_the_committed_table_has_it():
+    table = Path(__file__).parents[2] / "results/reference/llama_scaling_small/coverage.md"
+    rows = {
+        cells[1].strip("* "): [float(cell.split("%")[0]) for cell in cells[2:-1]]
+        for line in table.read_text(encoding="utf-8").splitlines()
+        if len(cells := [cell.strip() for cell in line.split("|")]) > 4
+        and "%" in line
+        and "noise" not in line
+    }
+    far = rows.pop("loss at four times the largest size")
+    rows.pop("a run of the largest size, by a law without it")
+    assert len(rows) == 8 and f"{min(far):.0f} to {max(far):.0f} % of losses" in law_words.COVERAGE
+    assert f"as few as {min(map(min, rows.values())):.0f} %" in law_words.COVERAGE
