@@ -3,14 +3,17 @@
 All are of effects alone (cpdrun.train.observe.effects), never of how training ended. `x` are shares or ratios; a share
 of nothing lost is as good as one of FLOOR, for no outcome tells them apart.
 
-`misdirected`: log10 of the odds of d = 1 - cos of the summed gradient with the exact one, d / (1 - d), all layers
-    together: what of the step goes elsewhere. A sum that vanished altogether points nowhere: d = 1.
-`of layers`: the same of the mean over layers of each layer's d: a layer whose gradients vanish is not trained, however
-    short they are beside others.
+`of layers`: log10 of the odds of d = 1 - cos, d / (1 - d): what of a step goes elsewhere. The cosine is that of the
+    workers' summed gradient with the exact one, times those of what its products read with what they should read:
+    output gradients, activations, weights. A weight's gradient is linear in each, and errors of different roles are
+    independent. Each is a mean over layers: one whose gradients vanish is not trained, however short they are beside
+    others. What vanished altogether points nowhere: d = 1.
+`forward`: the same of weights and activations alone. It counts beside their part in `of layers` because no later step
+    makes up for it: what is rounded so is the function itself that is trained and tested.
+`biased`: log10 of the largest bias of a role, the mean error of its magnitudes as a share of their mean: what steps do
+    not average away, as they do what is rounded stochastically.
 `saturated`: log10 of the share of gradients beyond the format's largest value.
 `update lost`: the share of the weights' changes that leave the weight as it was.
-`products`: log10 of noise to signal of what products read (weights, activations, output gradients), the worst of them.
-
 `strictness`: -log10 of the tolerance as a share of the metric's range, from a guess's value to a perfect one's: the
     same loss is enough at two points and not at half a point.
 
@@ -18,18 +21,20 @@ A number that the effects do not have counts as no loss; `not_seen` names what i
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
 from cpdrun.report.read.learnt import guess
 from cpdrun.report.read.metric import Metric
 
-FLOOR = 1e-4  # of shares and squared ratios
-CEILING = 10.0
+FLOOR = 1e-4  # of shares
 CERTAIN = 0.999  # a share above it is as bad as one of 1
+LEAST_BIAS = 1e-3
 GRADIENT, UPDATE = "gradient", "update"
-OF_PRODUCTS = ("weight", "activation", "output_gradient")
+FORWARD = ("weight", "activation")
+OF_PRODUCTS = (*FORWARD, "output_gradient")
+ALL = (GRADIENT, *OF_PRODUCTS)
 OF_KEYS = {"weights": "weight", "activations": "activation", "errors": "output_gradient"}
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.AllReduceSync", "cpdrun.comm.sync.decoded")
 
@@ -45,14 +50,14 @@ def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> f
 
 def features(effects: Mapping[str, Any], strict: float) -> dict[str, float]:
     """Finite numbers by name, the same names for every config; `strict`: as `strictness` has it."""
-    whole, layers = _all(effects, GRADIENT), list(_layers(effects, GRADIENT))
-    products = [_noise(_all(effects, role)) for role in OF_PRODUCTS]
+    whole = _all(effects, GRADIENT)
+    biases = [abs(_number(_all(effects, role), "bias", 0.0)) for role in ALL]
     return {
-        "misdirected": _log_odds(_misdirected(whole)),
-        "of layers": _log_odds(fmean(map(_misdirected, layers)) if layers else _misdirected(whole)),
+        "of layers": _log_odds(_together(_misdirected(effects, role) for role in ALL)),
+        "forward": _log_odds(_together(_misdirected(effects, role) for role in FORWARD)),
+        "biased": math.log10(max(LEAST_BIAS, *biases)),
         "saturated": _log(_number(whole, "saturation", 0.0)),
         "update lost": _number(_all(effects, UPDATE), "update_lost", 0.0),
-        "products": _log(max(products)),
         "strictness": strict,
     }
 
@@ -115,19 +120,24 @@ def _number(part: Part, key: str, default: Any) -> Any:
 
 
 def _is_lost(part: Part) -> bool:
-    """Whether nothing is left of the sum: it has no direction then."""
-    return "cosine" in part and part["cosine"] is None
+    """Whether nothing is left of it: it has no direction then. Of what was zero already there is no signal to noise."""
+    return "cosine" in part and part["cosine"] is None and part.get("snr_db", 0.0) is not None
 
 
-def _misdirected(part: Part) -> float:
+def _misdirected(effects: Mapping[str, Any], role: str) -> float:
+    """The mean over layers of what of each one points elsewhere; of a role without layers the whole's."""
+    layers = list(_layers(effects, role)) or [_all(effects, role)]
+    return fmean(_elsewhere(part) for part in layers)
+
+
+def _elsewhere(part: Part) -> float:
     cosine = _number(part, "cosine", 0.0 if _is_lost(part) else 1.0)
     return min(1.0, max(0.0, 1 - cosine))
 
 
-def _noise(part: Part) -> float:
-    """Noise to signal, 0 where nothing is rounded."""
-    snr = _number(part, "snr_db", None)
-    return 0.0 if snr is None else 10 ** (-snr / 10)
+def _together(shares: Iterable[float]) -> float:
+    """Of independent errors: cosines multiply."""
+    return 1 - math.prod(1 - share for share in shares)
 
 
 def _log_odds(share: float) -> float:
@@ -136,4 +146,4 @@ def _log_odds(share: float) -> float:
 
 
 def _log(share: float) -> float:
-    return math.log10(min(CEILING, max(FLOOR, share)))
+    return math.log10(max(FLOOR, share))

@@ -33,20 +33,37 @@ def test_the_committed_model_is_that_of_the_committed_data(script, rows):
     )
 
 
-def test_experiments_left_out_are_told_apart_and_ranked(script, rows):
-    held = [each for each in script.left_out(rows) if each.kind == script.GRADIENTS]
+@pytest.fixture(scope="module")
+def held(script, rows):
+    return script.left_out(rows)
+
+
+def test_experiments_left_out_are_told_apart_and_ranked(script, held):
     settled = [each for each in held if each.is_settled]
-    assert script.auc(settled) > 0.95 and script.auc(settled, apart=True) > 0.94 and script.auc(held) > 0.9
-    assert script.rank(settled) > 0.75 and script.rank(held) > 0.6
+    assert script.auc(settled) > script.GOAL_AUC and script.rank(settled) > script.GOAL_RANK
+    assert script.auc(settled, apart=True) > 0.94
+    assert script.auc(held) > 0.92 and script.rank(held) > 0.74
 
 
-def test_recipes_are_told_apart_by_the_fit_that_has_seen_them(script, rows):
-    """Left out they are not: README.md of the reference says so."""
-    model = script.fitted_on(rows)
-    recipes = [row for row in rows if row["experiment"] == "llama_fp4"]
-    chances = {row["candidate"]: model.probability(script._features(row)).value for row in recipes}
+def test_gradients_and_products_are_each_told_apart(script, held):
+    of_kind = {kind: [h for h in held if h.kind == kind] for kind in (script.GRADIENTS, script.PRODUCTS)}
+    assert {each.row["experiment"] for each in of_kind[script.PRODUCTS]} == set(script.OF_RECIPES)
+    assert script.auc(of_kind[script.GRADIENTS]) > 0.94 and script.auc(of_kind[script.PRODUCTS]) > 0.87
+    assert script.rank(of_kind[script.GRADIENTS]) > 0.68 and script.rank(of_kind[script.PRODUCTS]) > 0.77
+
+
+def test_recipes_of_four_bits_are_told_from_those_of_eight_by_a_fit_without_them(script, held):
+    chances = {h.row["candidate"]: h.chance for h in held if h.row["experiment"] == "llama_fp4"}
     assert max(chances[name] for name in ("mxint8", "mxfp8", "fp8")) < 0.3
     assert min(chances[name] for name in ("mxfp4", "nvfp4", "nvint4", "ue5m3")) > 0.5
+
+
+def test_a_perfect_prediction_ranks_as_well_as_the_seeds_allow(script, held):
+    exact = [each for each in held if each.row["experiment"] == "grid_convnet"]
+    noisy = [each for each in held if each.row["experiment"] == "codebook_bits"]
+    assert script.rank(held) < script.reachable(held) < 1
+    assert script.reachable(noisy) < script.reachable(exact)
+    assert script.reachable(exact[:1]) != script.reachable(exact[:1])  # NaN: one has no order
 
 
 def test_e3m0_of_64_workers_is_foretold_without_any_run_of_more_than_16(script, rows):
@@ -66,7 +83,7 @@ def test_e3m0_of_64_workers_is_foretold_without_any_run_of_more_than_16(script, 
 
     (chain, p_chain), (groups, p_groups), (tree, p_tree) = map(chance, ("rank", "hierarchical", "tree"))
     assert chain < -90 < -2 < groups < tree
-    assert p_chain > 0.99 and p_groups < 0.8 and p_tree < p_groups < p_chain
+    assert p_chain > 0.99 and 0.5 < p_groups < 0.8 and p_tree < p_groups < p_chain
 
 
 def test_a_looser_tolerance_is_missed_less_likely(script, rows):

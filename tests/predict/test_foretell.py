@@ -31,6 +31,9 @@ def worse(**losses):
         ({"saturation": 0.0}, {"saturation": 0.01}),
         ({"update_lost": 0.0}, {"update_lost": 0.3}),
         ({"weight": 40.0}, {"weight": 5.0}),
+        ({"weight": 30.0, "output_gradient": 30.0}, {"weight": 30.0, "output_gradient": 3.0}),
+        ({"bias": -0.01}, {"bias": -0.4}),
+        ({"bias": 0.01}, {"bias": 0.4}),
     ],
 )
 def test_every_feature_is_a_loss_and_finite_and_more_of_it_is_never_more_likely_to_do(less, more):
@@ -39,6 +42,22 @@ def test_every_feature_is_a_loss_and_finite_and_more_of_it_is_never_more_likely_
     assert all(math.isfinite(value) for value in (*small.values(), *large.values()))
     assert all(large[name] >= small[name] for name in small) and large != small
     assert fitted().score(large) >= fitted().score(small)
+
+
+def test_losses_of_roles_add_and_what_is_read_forward_counts_beside_them():
+    clean, back = worse(), worse(output_gradient=10.0)
+    forward, both = worse(activation=10.0), worse(activation=10.0, output_gradient=10.0)
+    d = 1 - (1 + 0.1) ** -0.5
+    assert back["of layers"] == pytest.approx(math.log10(d / (1 - d))) == pytest.approx(forward["of layers"])
+    twice = 1 - (1 - d) ** 2
+    assert both["of layers"] == pytest.approx(math.log10(twice / (1 - twice)))
+    assert back["forward"] == clean["forward"] < forward["forward"] == both["forward"]
+
+
+def test_what_was_zero_before_is_not_lost():
+    dead, lost = ({"cosine": None, "snr_db": snr} for snr in (None, 0.0))
+    assert features(effects(layers={"a": dead}), STRICT) == worse()
+    assert worse(layers={"a": lost})["of layers"] > 2.9
 
 
 def test_numbers_that_effects_do_not_have_count_as_no_loss_and_are_named():
@@ -98,12 +117,12 @@ def test_a_feature_outside_the_range_of_the_fit_is_named_with_it(world):
 
 # a model of one feature, so that a test can say what a format's chance is
 ONE = Model(
-    ("misdirected",),
+    ("of layers",),
     (0.0,),
     (1.0,),
     (0.0, 1.0),
     ((0.0, 1.0), (0.5, 1.0)),
-    {"misdirected": (-6.0, 6.0)},
+    {"of layers": (-6.0, 6.0)},
     ("x",),
 )
 
@@ -160,15 +179,15 @@ def test_what_lies_outside_comes_first_and_what_was_not_seen_is_named():
         Subject("e9", "e9", 4, config(sync="cpdrun.comm.gossip.choco.Choco")),
         effects(cosine=None),
         STRICT,
-        Model(("misdirected",), (0.0,), (1.0,), (0.0, 1.0), (), {"misdirected": (-4.0, -3.0)}, ("x",)),
+        Model(("of layers",), (0.0,), (1.0,), (0.0, 1.0), (), {"of layers": (-4.0, -3.0)}, ("x",)),
     )
     said = sentences([line("with APS", [strange])], SAID)
     assert (
         said[0].startswith("Outside what the model has seen")
-        and "misdirected of e9 (3; it was fitted on -4 to -3)" in said[0]
+        and "of layers of e9 (3; it was fitted on -4 to -3)" in said[0]
     )
     assert any(text.startswith("Not seen, and counted as no loss: what sync Choco does") for text in said)
     told_to_programs = facts([line("with APS", [strange])], SAID)
     [chain] = told_to_programs["chains"]
-    assert chain["candidates"][0]["outside"] == {"misdirected": [pytest.approx(3, abs=0.01), -4.0, -3.0]}
+    assert chain["candidates"][0]["outside"] == {"of layers": [pytest.approx(3, abs=0.01), -4.0, -3.0]}
     assert told_to_programs["ranking"] == ["e9"] and told_to_programs["says"] == said
