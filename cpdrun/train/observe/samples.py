@@ -4,6 +4,8 @@ Runs and not single elements, so that blocks of formats with scales (16 and 32 e
 are whole in it. A layer that is no larger than its sample is in it as a whole.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -22,8 +24,9 @@ def size(numel: int, layers: int, workers: int) -> int:
     return min(numel, most)
 
 
+@lru_cache(maxsize=1024)
 def places(numel: int, elements: int, device: torch.device) -> Tensor:
-    """(elements,) int64, ascending: numel / RUN runs of the layer, evenly spaced."""
+    """(elements,) int64, ascending: numel / RUN runs of the layer, evenly spaced. Only to be read."""
     if elements >= numel:
         return torch.arange(numel, device=device)
     runs = elements // RUN
