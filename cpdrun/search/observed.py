@@ -24,8 +24,8 @@ from cpdrun.search.schedule import Candidate, Chain
 from cpdrun.sweep import PlannedRun
 
 STEPS = 16
-"""Observed, spread over the run. A look costs about as much as one of the run's steps (scripts/bench_observe.py): 16
-are at most a tenth of any run of 200 steps and more, and of the shortest experiments here, of 96, some two seconds."""
+"""Observed, spread over the run. A look costs .8 to 2 of the run's steps (scripts/bench_observe.py): 16 are at most a
+tenth of a run of 320 steps and more; of the shortest experiments here, of 96, they were 13 %, some two seconds."""
 OBSERVE = "observe"
 OF_SUMS = ("format", "aps", "scaling", "sync", "full_precision", "compressor", "topology")
 
