@@ -2,6 +2,7 @@
 
 The native and CUDA kernels equal it bit for bit; it also runs where they cannot (backends.py then warns once). It
 takes what operators.py hands to every backend: contiguous tensors, float32 or float64, on any device, an `out` to fill.
+Formats are floating point, or tables: what those do otherwise is in tabulated/rounding.py.
 
 A float64 holds every float32 and every product of two exactly, and scaling by a power of two is exact, so that
 the only rounding below is the one that is meant. Sums are rounded to odd on their way (see `add_to_odd`).
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor
 
 from custom_fp.formats.scalar import Format
+from custom_fp.formats.tabulated import Tabulated
 from custom_fp.rule import Rounding, Rule
+from custom_fp.tabulated.rounding import codes_of_values, round_to_table, values_of_codes
 
 INFINITY = float("inf")
 LARGEST, SMALLEST = (2 - 2.0**-52) * 2.0**1023, 2.0**-1074  # of float64
@@ -31,6 +34,8 @@ def power_of_two(exponent: Tensor) -> Tensor:
 def round_to_format(x: Tensor, fmt: Format, rule: Rule = NEAREST, random: Tensor | None = None) -> Tensor:
     """float64 values rounded to the format, as float64. `random`: 32 uniform bits an element (int64), of which
     the first `rule.bits` count."""
+    if isinstance(fmt, Tabulated):
+        return round_to_table(x, fmt, rule, random)
     magnitude, is_negative = x.abs(), torch.signbit(x)
     quantum = power_of_two(_exponent(magnitude, fmt) - fmt.mantissa_bits)
     significand = magnitude / quantum  # below 2**(m + 1)
@@ -285,6 +290,9 @@ def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
 
 
 def _encode_values(value: Tensor, fmt: Format, out: Tensor) -> None:
+    if isinstance(fmt, Tabulated):
+        out.copy_(codes_of_values(value, fmt))
+        return
     magnitude = value.abs()
     exponent = _exponent(magnitude, fmt)
     digits = (magnitude / power_of_two(exponent - fmt.mantissa_bits)).nan_to_num(0, 0).long()
@@ -301,6 +309,9 @@ def _encode_values(value: Tensor, fmt: Format, out: Tensor) -> None:
 def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
     """Values of codes, of which the low `bits` bits are read."""
     code = codes.long() & (1 << fmt.bits) - 1
+    if isinstance(fmt, Tabulated):
+        write(values_of_codes(code, fmt), out)
+        return
     m = fmt.mantissa_bits
     magnitude = code & (1 << fmt.exponent_bits + m) - 1
     field = magnitude >> m

@@ -8,21 +8,27 @@ import sys
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
+from inspect import isabstract
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from custom_fp import formats
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.synonyms import meant
 
-_NO_KINDS = ("names", "protocol", "synonyms", "layout", "scale", "tables")
-_files = {file.name for file in iter_modules(formats.__path__)}.difference(_NO_KINDS)
-for _file in ("scalar", *sorted(_files)):  # floating point comes first in messages
-    import_module(f"custom_fp.formats.{_file}")
+_HERE = f"{formats.__name__}."
+_NO_KINDS = {_HERE + name for name in ("names", "protocol", "synonyms", "layout", "scale", "tables")}
+_files = {file.name for file in walk_packages(formats.__path__, _HERE)} - _NO_KINDS
+for _file in (f"{_HERE}scalar", *sorted(_files)):  # floating point comes first in messages
+    import_module(_file)
 
 
-def _kinds() -> dict[str, type[NumberFormat]]:
-    return {kind.__name__: kind for kind in NumberFormat.__subclasses__()}
+def _kinds(under: type[NumberFormat] = NumberFormat) -> dict[str, type[NumberFormat]]:
+    """Every class that formats are of, those of a common base, as `Tabulated` is, in its place."""
+    found = {}
+    for kind in under.__subclasses__():
+        found |= _kinds(kind) if isabstract(kind) else {kind.__name__: kind}
+    return found
 
 
 KINDS = _kinds()  # of ours, a file of this folder each; a user's own may join later
@@ -37,6 +43,7 @@ def parse(name: str | NumberFormat) -> NumberFormat:
     dynamic_tree, nf4_b64 ...  `Codebook`
     int8_affine ...            `Affine`
     mxfp8_e4m3, nvfp4 ...      `BlockFormat`
+    posit8, p3109_k8p3se ...   `Tabulated`, of the kinds in by_table/
     package.module.NAME        a format in a module of the user's own, on Python's path or in the working folder
 
     Raises ValueError, which tells what is allowed.

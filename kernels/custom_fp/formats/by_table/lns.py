@@ -1,0 +1,62 @@
+"""Logarithmic numbers: a sign, and log2 of the magnitude in two's complement, i bits before and f behind the point.
+
+Swartzlander and Alexopoulos, "The Sign/Logarithm Number System", IEEE Transactions on Computers C-24 (1975). The smallest
+logarithm means zero and, with the sign, NaN, as in Coleman et al., "The European Logarithmic Microprocessor", IEEE
+Transactions on Computers 57 (2008). Rounding to nearest is that of the logarithm: it goes over at the geometric middle,
+and to zero half a step below the smallest. Values and boundaries are irrational: 23 binary digits of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from custom_fp.formats.tabulated import Number, Tabulated
+
+_NAME = re.compile(r"lns(\d)_(\d\d?)")
+
+
+@dataclass(frozen=True)
+class Logarithmic(Tabulated):
+    """1 + i + f bits, i of 2..8 and f of 0..13. What rounds to 2**(2**(i - 1)) and more overflows: NaN, or the largest."""
+
+    LOOKS_LIKE: ClassVar = "lns<i>_<f> (lns4_3)"
+    whole: int
+    fraction: int
+
+    def __post_init__(self) -> None:
+        if not (2 <= self.whole <= 8 and 0 <= self.fraction and self.code_bits <= 16):
+            raise ValueError(f"no format {self.name!r}: i is 2..8, and 1 + i + f at most 16 bits")
+
+    @property
+    def name(self) -> str:
+        return f"lns{self.whole}_{self.fraction}"
+
+    @property
+    def code_bits(self) -> int:
+        return 1 + self.whole + self.fraction
+
+    @classmethod
+    def named(cls, name: str) -> Logarithmic | None:
+        found = _NAME.fullmatch(name)
+        return cls(int(found[1]), int(found[2])) if found else None
+
+    @property
+    def beyond(self) -> Number:
+        return 2.0 ** 2 ** (self.whole - 1)
+
+    def _logarithm(self, code: int) -> int:
+        """In units of its last place."""
+        size = 1 << self.code_bits - 1
+        return (code + size // 2) % size - size // 2
+
+    def value_of(self, code: int) -> Number:
+        sign, log = code >> self.code_bits - 1, self._logarithm(code)
+        if log == -(1 << self.code_bits - 2):
+            return math.nan if sign else 0.0
+        return (-1) ** sign * 2.0 ** (log / 2**self.fraction)
+
+    def boundary(self, low: int, high: int | None) -> Number:
+        return 2.0 ** ((self._logarithm(low) + 0.5) / 2**self.fraction)

@@ -1,0 +1,65 @@
+"""IEEE P3109, "Arithmetic Formats for Machine Learning" (Interim Report 3, 2025): K bits, precision P, with or without a
+sign and infinities.
+
+A code's magnitude has K - P exponent bits (one fewer with a sign) over P - 1 digits, biased by 2**(K - P) (with a sign
+2**(K - P - 1)), and subnormals; there is one zero and one NaN: 100..0, and without a sign the code of all ones.
+Infinities are the last codes of numbers. Ties go to the even code. The report's OvfInf is overflow=infinity, SatFinite
+is saturate.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from custom_fp.formats.tabulated import Number, Tabulated, power
+
+_NAME = re.compile(r"(?:p3109_k|binary)([1-9]\d?)p([1-9]\d?)([su])([ef])")
+
+
+@dataclass(frozen=True)
+class P3109(Tabulated):
+    """bits K of 2..16, precision P of 1..K (below K with a sign). binary8p3se is another name of p3109_k8p3se."""
+
+    LOOKS_LIKE: ClassVar = "p3109_k<2..16>p<precision><s|u><e|f> (p3109_k8p3se)"
+    code_bits: int
+    precision: int
+    signed: bool = True
+    extended: bool = True
+
+    def __post_init__(self) -> None:
+        most = self.code_bits - self.signed
+        if not (2 <= self.code_bits <= 16 and 1 <= self.precision <= most):
+            raise ValueError(f"no format {self.name!r}: K is 2..16, P is 1..K, with a sign 1..K-1")
+
+    @property
+    def name(self) -> str:
+        return f"p3109_k{self.code_bits}p{self.precision}{'us'[self.signed]}{'fe'[self.extended]}"
+
+    @classmethod
+    def named(cls, name: str) -> P3109 | None:
+        found = _NAME.fullmatch(name)
+        return cls(int(found[1]), int(found[2]), found[3] == "s", found[4] == "e") if found else None
+
+    @property
+    def _largest(self) -> int:
+        return 2 ** (self.code_bits - self.signed) - 1 - (not self.signed) - self.extended
+
+    @property
+    def beyond(self) -> Number:
+        return self._number(self._largest + 1)
+
+    def _number(self, magnitude: int) -> Number:
+        field, digits = divmod(magnitude, 2 ** (self.precision - 1))
+        bias = 2 ** (self.code_bits - self.precision - self.signed)
+        significand = digits + 2 ** (self.precision - 1) * (field > 0)
+        return power(significand, max(field, 1) - bias - (self.precision - 1))
+
+    def value_of(self, code: int) -> Number:
+        sign, magnitude = divmod(code, 2 ** (self.code_bits - 1)) if self.signed else (0, code)
+        if sign and not magnitude or magnitude > self._largest + self.extended:
+            return math.nan
+        value = self._number(magnitude) if magnitude <= self._largest else math.inf
+        return -value if sign else value

@@ -1,0 +1,61 @@
+"""Posits: Standard for Posit Arithmetic (2022), Posit Working Group; Gustafson and Yonemoto, "Beating Floating Point at its
+Own Game" (2017).
+
+Behind the sign a run of equal bits ends at another one: m ones are k = m - 1, m zeros k = -m; then come es bits of
+exponent e and the fraction, each as far as there are bits: (1 + f) 2**(2**es k + e). A negative value has the two's
+complement of its magnitude's code; 100..0 is NaR, here NaN. What is not zero does not round to zero, nor what is finite
+to NaR: rounding to nearest stops at the smallest and the largest. Between codes it goes over at the value of the code
+one bit longer, ties to the even code.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from custom_fp.formats.tabulated import Number, Tabulated, power
+
+_NAME = re.compile(r"posit([1-9]\d?)(?:es(\d))?")
+
+
+@dataclass(frozen=True)
+class Posit(Tabulated):
+    """bits n of 2..16; es of 0..5, 2 in the standard. `toward_zero` and `stochastic` may give zero."""
+
+    LOOKS_LIKE: ClassVar = "posit<2..16>, with es<0..5> (posit8, posit16es1)"
+    tapered: ClassVar = True
+    code_bits: int
+    es: int = 2
+
+    def __post_init__(self) -> None:
+        if not (2 <= self.code_bits <= 16 and 0 <= self.es <= 5):
+            raise ValueError(f"no format {self.name!r}: posits have 2..16 bits, and es 0..5")
+
+    @property
+    def name(self) -> str:
+        return f"posit{self.code_bits}" + (f"es{self.es}" if self.es != 2 else "")
+
+    @classmethod
+    def named(cls, name: str) -> Posit | None:
+        found = _NAME.fullmatch(name)
+        return cls(int(found[1]), int(found[2] or 2)) if found else None
+
+    def value_of(self, code: int) -> Number:
+        return _value(code, self.code_bits, self.es)
+
+    def boundary(self, low: int, high: int | None) -> Number:
+        return abs(_value(2 * min(low, high) + 1, self.code_bits + 1, self.es)) if low else 0.0
+
+
+def _value(code: int, n: int, es: int) -> Number:
+    if code in (0, 1 << n - 1):
+        return math.nan if code else 0.0
+    if code >> n - 1:
+        return -_value((1 << n) - code, n, es)
+    bits = f"{code:0{n}b}"[1:]
+    run = len(bits) - len(bits.lstrip(bits[0]))
+    rest = bits[run + 1 :].ljust(es, "0")
+    k, e, f = (run - 1 if bits[0] == "1" else -run), int("0" + rest[:es], 2), rest[es:]
+    return power(int("1" + f, 2), (k << es) + e - len(f))

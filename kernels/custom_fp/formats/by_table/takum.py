@@ -1,0 +1,60 @@
+"""Linear takums: Hunhold, "Beating Posits at Their Own Game: Takum Arithmetic" (arXiv:2404.18603), definition 8.
+
+Behind the sign stand a direction D, three bits R, r = R (D = 1) or 7 - R bits of C, and the fraction: (1 + f) 2**c with
+c = 2**r - 1 + C or -2**(r + 1) + 1 + C, of -255 to 254. Of fewer than 12 bits the missing ones are zeros. Negative values,
+NaR, and rounding to nearest are as posits have them (`by_table/posit.py`).
+
+Half of the range is past float32's: from 2**-126 to 2**128 values are takums', beyond they stop (formats/tabulated.py).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from custom_fp.formats.tabulated import Number, Tabulated, power
+
+_NAME = re.compile(r"takum([1-9]\d?)")
+
+
+@dataclass(frozen=True)
+class Takum(Tabulated):
+    """bits n of 8..16."""
+
+    LOOKS_LIKE: ClassVar = "takum<8..16>"
+    tapered: ClassVar = True
+    code_bits: int
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.code_bits <= 16:
+            raise ValueError(f"no format {self.name!r}: takums have 8..16 bits here")
+
+    @property
+    def name(self) -> str:
+        return f"takum{self.code_bits}"
+
+    @classmethod
+    def named(cls, name: str) -> Takum | None:
+        found = _NAME.fullmatch(name)
+        return cls(int(found[1])) if found else None
+
+    def value_of(self, code: int) -> Number:
+        return _value(code, self.code_bits)
+
+    def boundary(self, low: int, high: int | None) -> Number:
+        return abs(_value(2 * min(low, high) + 1, self.code_bits + 1)) if low else 0.0
+
+
+def _value(code: int, n: int) -> Number:
+    if code in (0, 1 << n - 1):
+        return math.nan if code else 0.0
+    if code >> n - 1:
+        return -_value((1 << n) - code, n)
+    code, n = code << max(0, 12 - n), max(12, n)
+    is_up, regime = code >> n - 2, code >> n - 5 & 7
+    r = regime if is_up else 7 - regime
+    p = n - 5 - r
+    c = (code >> p & (1 << r) - 1) + ((1 << r) - 1 if is_up else 1 - (2 << r))
+    return power((1 << p) + (code & (1 << p) - 1), c - p)

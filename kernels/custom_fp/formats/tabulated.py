@@ -1,0 +1,246 @@
+"""Formats that are a table: at most 16 bits, each code a number of its own, whatever makes the numbers.
+
+A kind of them says what a code's value is (`value_of`); from that follow rounding in every way, codes, dense bytes, sums
+and products, on the CPU and in CUDA (csrc/tabulated/). The kinds stand in by_table/. Standard library only.
+
+The values of a sign are its `Half`, in the order of their magnitudes. Between neighbours
+
+    nearest_even    goes over at `boundary`, the middle where a kind does not say otherwise; who stands on it takes the
+                    neighbour whose code is even
+    stochastic      goes up with probability floor(2^31 d), over 2^31, of the distance d = (|x| - low) / (high - low) in
+                    double
+    other words     as `Rounding` has them, for the neighbours below and above
+
+and past the largest value as if one more stood there, `beyond`: what rounds to that overflows. Where there is none
+everything finite stops at the largest, and `overflow` says what becomes of infinity alone. Of a format without a sign
+the numbers below zero are past the largest of their half, which is zero.
+
+Every value is a float32. A kind's values are taken to 23 binary digits, so that the middle of two is a float32, too: that
+changes none of at most 23. Those that float32 does not hold (beyond its largest, or below 2**-126 and no multiple of
+2**-134) are never written: what would round to one becomes the nearest that is held, and not zero; so do they, read.
+`unheld` counts them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from bisect import bisect
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import ClassVar
+
+from custom_fp.formats.protocol import NumberFormat
+
+Number = float | Fraction
+
+_DIGITS = 23
+_LARGEST = (2 - 2.0**-22) * 2.0**127
+_SMALLEST, _FINEST, _TINIEST = 2.0**-126, 2.0**-134, 2.0**-149
+
+
+@dataclass(frozen=True)
+class Half:
+    """What there is of one sign, as magnitudes.
+
+    magnitudes: ascending, the first zero; codes: theirs. boundaries: between each and the next, one more where there is
+    a `beyond`; ties_up: whether who stands on it takes the larger. beyond: the value after the largest, None: there is
+    none. inf_code, of this sign.
+    """
+
+    sign: float
+    magnitudes: tuple[float, ...]
+    codes: tuple[int, ...]
+    boundaries: tuple[float, ...]
+    ties_up: tuple[bool, ...]
+    beyond: Number | None
+    inf_code: int | None
+    zero: float  # of this sign, or of the other where there is one zero
+
+
+class Tabulated(NumberFormat):
+    """Raises ValueError where the values are no table of numbers with a zero."""
+
+    BACKENDS: ClassVar = {
+        "cpu": "custom_fp.tabulated.native",
+        "cuda": "custom_fp.tabulated.on_cuda",
+        "any": "custom_fp.reference",
+    }
+    exponent_bits: ClassVar = None
+    tapered: ClassVar[bool] = False
+    """Whether precision is best somewhere in the middle of the range: `emax` is then the end of that."""
+
+    beyond: Number | None = None
+    """The value that would follow the largest; what rounds to it overflows. None: nothing finite does."""
+
+    @abstractmethod
+    def value_of(self, code: int) -> Number:
+        """Of a code from 0 to 2**code_bits - 1: a number, exactly or to a double; -0.0, inf and nan where it is that."""
+
+    def boundary(self, low: int, high: int | None) -> Number:
+        """The magnitude where rounding to nearest goes over from a code to the one of the next larger magnitude; None:
+        to `beyond`."""
+        above = self.beyond if high is None else self.value_of(high)
+        return (abs(Fraction(self.value_of(low))) + abs(Fraction(above))) / 2
+
+    def is_even(self, code: int) -> bool:
+        """Whether ties go to it; `beyond` is what the largest is not."""
+        return code % 2 == 0
+
+    @cached_property
+    def _exact(self) -> list[Number]:
+        if not 1 <= self.code_bits <= 16:
+            raise ValueError(f"{self.name} has {self.code_bits} bits; tables stop at 16")
+        return [self.value_of(code) for code in range(1 << self.code_bits)]
+
+    @cached_property
+    def positive(self) -> Half:
+        codes = [code for code, value in enumerate(self._exact) if _is_finite(value) and value >= 0]
+        return self._half(1.0, codes)
+
+    @cached_property
+    def negative(self) -> Half:
+        zero = self._code_where(lambda value: value == 0 and _is_minus(value))
+        codes = [code for code, value in enumerate(self._exact) if _is_finite(value) and value < 0]
+        if not codes:
+            up = self.positive
+            first = (up.magnitudes[1], up.boundaries[:1], up.ties_up[:1]) if len(up.magnitudes) > 1 else None
+            beyond, boundaries, ties_up = first or (up.beyond, up.boundaries, up.ties_up)
+            code = up.codes[0] if zero is None else zero
+            return Half(-1.0, (0.0,), (code,), boundaries, ties_up, beyond, None, 0.0 if zero is None else -0.0)
+        return self._half(-1.0, [self.positive.codes[0] if zero is None else zero, *codes])
+
+    def _half(self, sign: float, codes: list[int]) -> Half:
+        """Of each magnitude the first code."""
+        exact = {}
+        for code in codes:
+            exact.setdefault(abs(self._exact[code]), code)
+        everything = sorted(exact)
+        if not everything or everything[0] != 0:
+            raise ValueError(f"{self.name} has no zero; tables have one")
+        kept = [(i, at) for i, value in enumerate(everything) if (at := held(value)) is not None]
+        kept = [one for j, one in enumerate(kept) if j == 0 or one[1] > kept[j - 1][1]]
+        found = [exact[everything[i]] for i, _ in kept]
+        boundaries = [
+            self.boundary(found[j], exact[everything[i + 1]])
+            if j == 0 or kept[j + 1][0] == i + 1
+            else (at + kept[j + 1][1]) / 2
+            for j, (i, at) in enumerate(kept[:-1])
+        ]
+        is_whole = kept[-1][0] == len(everything) - 1
+        beyond = self.beyond if is_whole else None
+        if beyond is not None:
+            boundaries.append(self.boundary(found[-1], None))
+        infinity = self._code_where(lambda value: value == sign * math.inf)
+        return Half(
+            sign,
+            tuple(at for _, at in kept),
+            tuple(found),
+            tuple(map(_even, boundaries)),
+            tuple(not self.is_even(code) for code in found[: len(boundaries)]),
+            beyond,
+            infinity,
+            -0.0 if _is_minus(self._exact[found[0]]) else 0.0,
+        )
+
+    def _code_where(self, is_it) -> int | None:
+        return next((code for code, value in enumerate(self._exact) if is_it(value)), None)
+
+    @cached_property
+    def nan_code(self) -> int | None:
+        return self._code_where(lambda value: value != value)
+
+    @cached_property
+    def has_nan(self) -> bool:
+        return self.nan_code is not None
+
+    @cached_property
+    def has_inf(self) -> bool:
+        return self.positive.inf_code is not None
+
+    @cached_property
+    def has_negative_zero(self) -> bool:
+        return _is_minus(self.negative.zero)
+
+    @cached_property
+    def is_signed(self) -> bool:
+        return len(self.negative.magnitudes) > 1
+
+    @cached_property
+    def max(self) -> float:
+        """The largest value."""
+        return self.positive.magnitudes[-1]
+
+    @cached_property
+    def smallest(self) -> float | None:
+        """The smallest positive value; None where there is none."""
+        return self.positive.magnitudes[1] if self.max else None
+
+    @cached_property
+    def emax(self) -> int:
+        """floor(log2(max)). Of a tapered format the exponent of the largest power of two below which no two values are
+        as far apart, in their own size, as above it: what APS takes the largest sum of a layer to. At `max` a posit has
+        one value in several octaves, and nothing overflows there."""
+        if not self.max:
+            return math.frexp(float(self.beyond))[1] - 2 if self.beyond is not None else 0
+        if not self.tapered:
+            return math.frexp(self.max)[1] - 1
+        octaves = Counter(math.frexp(value)[1] - 1 for value in self.positive.magnitudes[1:])
+        most = max(octaves.values())
+        return max(exponent for exponent, count in octaves.items() if count == most)
+
+    @cached_property
+    def unheld(self) -> int:
+        """How many codes' values float32 does not hold."""
+        return sum(_is_finite(value) and held(abs(value)) is None for value in self._exact)
+
+    def values(self) -> list[float]:
+        """What each code is read as."""
+        return [self._read(value) for value in self._exact]
+
+    def _read(self, value: Number) -> float:
+        if not _is_finite(value):
+            return float(value)
+        at = held(abs(value))
+        if at is None:
+            every = (self.negative if value < 0 else self.positive).magnitudes
+            place = bisect(every, abs(value))
+            around = [v for v in every[max(1, place - 1) : place + 1]] or [every[-1]]
+            at = min(around, key=lambda v: abs(Fraction(v) - abs(Fraction(value))))
+        return -at if _is_minus(value) else at
+
+
+def _even(boundary: Number) -> float:
+    """The nearest float32 whose last digit is even; infinity where it is past them."""
+    if boundary > _LARGEST:
+        return math.inf
+    if boundary < _SMALLEST:
+        return float(round(Fraction(boundary) / Fraction(2 * _TINIEST)) * 2 * _TINIEST)
+    return held(boundary)
+
+
+def held(magnitude: Number) -> float | None:
+    """The value of 23 binary digits nearest to a magnitude, None where float32 holds none there."""
+    if magnitude > _LARGEST:
+        return None
+    if magnitude < _SMALLEST:
+        return float(magnitude) if Fraction(magnitude) % Fraction(_FINEST) == 0 else None
+    fraction, exponent = math.frexp(magnitude)
+    return min(math.ldexp(round(math.ldexp(fraction, _DIGITS)), exponent - _DIGITS), _LARGEST)
+
+
+def power(significand: int, exponent: int) -> Number:
+    """significand * 2**exponent, exactly: a float where a double holds it."""
+    if -1000 < exponent < 900:
+        return math.ldexp(significand, exponent)
+    return Fraction(significand) * Fraction(2) ** exponent
+
+
+def _is_finite(value: Number) -> bool:
+    return isinstance(value, Fraction) or math.isfinite(value)
+
+
+def _is_minus(value: Number) -> bool:
+    return value < 0 or (isinstance(value, float) and math.copysign(1.0, value) < 0)
