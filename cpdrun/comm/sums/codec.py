@@ -44,8 +44,11 @@ def _float32_will_do(shift: int, sum: Sum) -> bool:
 
     2^shift must be a normal number. Upwards, only what overflows any format is inexact. Downwards, bits are lost
     below 2^-149 of products under 2^-126, which round to zero in a format whose smallest value is above 2^-120.
-    A double holds the product of any float32 and any shift.
+    A double holds the product of any float32 and any shift. A format of another kind (a posit) may know what is finite
+    from infinity, and the smallest value from zero.
     """
+    if sum.fmt.exponent_bits is None:
+        return False
     smallest = sum.fmt.emin - sum.fmt.mantissa_bits
     return sum.rounding == "nearest_even" and -126 <= shift <= 127 and (shift > 0 or smallest > -120)
 

@@ -1,7 +1,7 @@
 """Formats that are a table: at most 16 bits, each code a number of its own, whatever makes the numbers.
 
-A kind of them says what a code's value is (`value_of`); from that follow rounding in every way, codes, dense bytes, sums
-and products, on the CPU and in CUDA (csrc/tabulated/). The kinds stand in by_table/. Standard library only.
+A kind of them says what a code's value is (`value_of`); from that follow rounding in every way, codes, dense bytes,
+sums and products, on the CPU and in CUDA (csrc/tabulated/). The kinds stand in by_table/. Standard library only.
 
 The values of a sign are its `Half`, in the order of their magnitudes. Between neighbours
 
@@ -15,8 +15,8 @@ and past the largest value as if one more stood there, `beyond`: what rounds to 
 everything finite stops at the largest, and `overflow` says what becomes of infinity alone. Of a format without a sign
 the numbers below zero are past the largest of their half, which is zero.
 
-Every value is a float32. A kind's values are taken to 23 binary digits, so that the middle of two is a float32, too: that
-changes none of at most 23. Those that float32 does not hold (beyond its largest, or below 2**-126 and no multiple of
+Every value is a float32. A kind's values are taken to 23 binary digits, so that the middle of two is a float32, too:
+that changes none of at most 23. Those that float32 does not hold (beyond its largest, or below 2**-126 and no multiple of
 2**-134) are never written: what would round to one becomes the nearest that is held, and not zero; so do they, read.
 `unheld` counts them.
 """
@@ -64,8 +64,6 @@ class Tabulated(NumberFormat):
     """Raises ValueError where the values are no table of numbers with a zero."""
 
     BACKENDS: ClassVar = {
-        "cpu": "custom_fp.tabulated.native",
-        "cuda": "custom_fp.tabulated.on_cuda",
         "any": "custom_fp.reference",
     }
     exponent_bits: ClassVar = None
@@ -77,7 +75,7 @@ class Tabulated(NumberFormat):
 
     @abstractmethod
     def value_of(self, code: int) -> Number:
-        """Of a code from 0 to 2**code_bits - 1: a number, exactly or to a double; -0.0, inf and nan where it is that."""
+        """Of a code from 0 to 2**code_bits - 1: a number, exactly or as a double; -0.0, inf and nan where it is that."""
 
     def boundary(self, low: int, high: int | None) -> Number:
         """The magnitude where rounding to nearest goes over from a code to the one of the next larger magnitude; None:
@@ -109,7 +107,9 @@ class Tabulated(NumberFormat):
             first = (up.magnitudes[1], up.boundaries[:1], up.ties_up[:1]) if len(up.magnitudes) > 1 else None
             beyond, boundaries, ties_up = first or (up.beyond, up.boundaries, up.ties_up)
             code = up.codes[0] if zero is None else zero
-            return Half(-1.0, (0.0,), (code,), boundaries, ties_up, beyond, None, 0.0 if zero is None else -0.0)
+            return Half(
+                -1.0, (0.0,), (code,), boundaries, ties_up, beyond, None, 0.0 if zero is None else -0.0
+            )
         return self._half(-1.0, [self.positive.codes[0] if zero is None else zero, *codes])
 
     def _half(self, sign: float, codes: list[int]) -> Half:
@@ -207,7 +207,7 @@ class Tabulated(NumberFormat):
         if at is None:
             every = (self.negative if value < 0 else self.positive).magnitudes
             place = bisect(every, abs(value))
-            around = [v for v in every[max(1, place - 1) : place + 1]] or [every[-1]]
+            around = every[max(1, place - 1) : place + 1] or every[-1:]
             at = min(around, key=lambda v: abs(Fraction(v) - abs(Fraction(value))))
         return -at if _is_minus(value) else at
 

@@ -2,8 +2,8 @@
 
 Behind the sign a prefix, the dot field, says how many bits the exponent has: 11 four, 10 three, 01 two, 001 one, 0001
 none; what is left is fraction, of 1 to 3 bits. The exponent is a sign and a magnitude whose first one is not written.
-0000 and three bits M are 2**(M - 23), zero where M is. 1.5 2**15, the largest code, is infinity; minus zero's is NaN. The
-paper rounds to nearest with ties away from zero.
+0000 and three bits M are 2**(M - 23), zero where M is. 1.5 2**15, the largest code, is infinity; minus zero's is NaN.
+The paper rounds to nearest with ties away from zero: `nearest_away`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from typing import ClassVar
 
 from custom_fp.formats.tabulated import Number, Tabulated, power
 
-_DOTS = ((0b11, 5, 4), (0b10, 5, 3), (0b01, 5, 2), (0b001, 4, 1), (0b0001, 3, 0))  # prefix, where it ends, exponent bits
+_DOTS = (
+    (0b11, 5, 4),
+    (0b10, 5, 3),
+    (0b01, 5, 2),
+    (0b001, 4, 1),
+    (0b0001, 3, 0),
+)  # prefix, where it ends, exponent bits
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Logarithmic numbers: a sign, and log2 of the magnitude in two's complement, i bits before and f behind the point.
 
-Swartzlander and Alexopoulos, "The Sign/Logarithm Number System", IEEE Transactions on Computers C-24 (1975). The smallest
-logarithm means zero and, with the sign, NaN, as in Coleman et al., "The European Logarithmic Microprocessor", IEEE
-Transactions on Computers 57 (2008). Rounding to nearest is that of the logarithm: it goes over at the geometric middle,
-and to zero half a step below the smallest. Values and boundaries are irrational: 23 binary digits of them.
+Swartzlander and Alexopoulos, "The Sign/Logarithm Number System", IEEE Transactions on Computers C-24 (1975). The
+smallest logarithm means zero and, with the sign, NaN, as in Coleman et al., "The European Logarithmic Microprocessor",
+IEEE Transactions on Computers 57 (2008). Rounding to nearest is that of the logarithm: it goes over at the geometric
+middle, and to zero half a step below the smallest. Values and boundaries are irrational: 23 binary digits of them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _NAME = re.compile(r"lns(\d)_(\d\d?)")
 
 @dataclass(frozen=True)
 class Logarithmic(Tabulated):
-    """1 + i + f bits, i of 2..8 and f of 0..13. What rounds to 2**(2**(i - 1)) and more overflows: NaN, or the largest."""
+    """1 + i + f bits, i of 2..8, at most 16. What rounds to 2**(2**(i - 1)) and more overflows: NaN, or the largest."""
 
     LOOKS_LIKE: ClassVar = "lns<i>_<f> (lns4_3)"
     whole: int
     fraction: int
 
     def __post_init__(self) -> None:
-        if not (2 <= self.whole <= 8 and 0 <= self.fraction and self.code_bits <= 16):
+        if not (2 <= self.whole <= 8 and self.fraction >= 0 and self.code_bits <= 16):
             raise ValueError(f"no format {self.name!r}: i is 2..8, and 1 + i + f at most 16 bits")
 
     @property
@@ -45,7 +45,7 @@ class Logarithmic(Tabulated):
 
     @property
     def beyond(self) -> Number:
-        return 2.0 ** 2 ** (self.whole - 1)
+        return 2.0**2 ** (self.whole - 1)
 
     def _logarithm(self, code: int) -> int:
         """In units of its last place."""

@@ -1,10 +1,10 @@
-"""IEEE P3109, "Arithmetic Formats for Machine Learning" (Interim Report 3, 2025): K bits, precision P, with or without a
-sign and infinities.
+"""IEEE P3109, "Arithmetic Formats for Machine Learning" (Interim Report 3, 2025): K bits, precision P, with or without
+a sign and infinities.
 
 A code's magnitude has K - P exponent bits (one fewer with a sign) over P - 1 digits, biased by 2**(K - P) (with a sign
 2**(K - P - 1)), and subnormals; there is one zero and one NaN: 100..0, and without a sign the code of all ones.
 Infinities are the last codes of numbers. Ties go to the even code. The report's OvfInf is overflow=infinity, SatFinite
-is saturate.
+saturate, SatPropagate propagate.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class P3109(Tabulated):
 
     def value_of(self, code: int) -> Number:
         sign, magnitude = divmod(code, 2 ** (self.code_bits - 1)) if self.signed else (0, code)
-        if sign and not magnitude or magnitude > self._largest + self.extended:
+        if (sign and not magnitude) or magnitude > self._largest + self.extended:
             return math.nan
         value = self._number(magnitude) if magnitude <= self._largest else math.inf
         return -value if sign else value

@@ -1,5 +1,5 @@
-"""Posits: Standard for Posit Arithmetic (2022), Posit Working Group; Gustafson and Yonemoto, "Beating Floating Point at its
-Own Game" (2017).
+"""Posits: Posit Working Group, "Standard for Posit Arithmetic" (2022); Gustafson and Yonemoto, "Beating Floating Point
+at its Own Game" (2017).
 
 Behind the sign a run of equal bits ends at another one: m ones are k = m - 1, m zeros k = -m; then come es bits of
 exponent e and the fraction, each as far as there are bits: (1 + f) 2**(2**es k + e). A negative value has the two's

@@ -1,8 +1,8 @@
 """Linear takums: Hunhold, "Beating Posits at Their Own Game: Takum Arithmetic" (arXiv:2404.18603), definition 8.
 
 Behind the sign stand a direction D, three bits R, r = R (D = 1) or 7 - R bits of C, and the fraction: (1 + f) 2**c with
-c = 2**r - 1 + C or -2**(r + 1) + 1 + C, of -255 to 254. Of fewer than 12 bits the missing ones are zeros. Negative values,
-NaR, and rounding to nearest are as posits have them (`by_table/posit.py`).
+c = 2**r - 1 + C or -2**(r + 1) + 1 + C, of -255 to 254. Of fewer than 12 bits the missing ones are zeros. Negative
+values, NaR, and rounding to nearest are as posits have them (`by_table/posit.py`).
 
 Half of the range is past float32's: from 2**-126 to 2**128 values are takums', beyond they stop (formats/tabulated.py).
 """
