@@ -16,8 +16,8 @@ everything finite stops at the largest, and `overflow` says what becomes of infi
 the numbers below zero are past the largest of their half, which is zero.
 
 Every value is a float32. A kind's values are taken to 23 binary digits, so that the middle of two is a float32, too:
-that changes none of at most 23. Those that float32 does not hold (beyond its largest, or below 2**-126 and no multiple of
-2**-134) are never written: what would round to one becomes the nearest that is held, and not zero; so do they, read.
+that changes none of at most 23. Those that float32 does not hold (beyond its largest, or below 2**-126 and no multiple
+of 2**-134) are never written: what would round to one becomes the nearest that is held, and not zero; so do they, read.
 `unheld` counts them.
 """
 
@@ -64,6 +64,7 @@ class Tabulated(NumberFormat):
     """Raises ValueError where the values are no table of numbers with a zero."""
 
     BACKENDS: ClassVar = {
+        "cpu": "custom_fp.tabulated.native",
         "any": "custom_fp.reference",
     }
     exponent_bits: ClassVar = None
@@ -75,7 +76,7 @@ class Tabulated(NumberFormat):
 
     @abstractmethod
     def value_of(self, code: int) -> Number:
-        """Of a code from 0 to 2**code_bits - 1: a number, exactly or as a double; -0.0, inf and nan where it is that."""
+        """Of a code, 0 to 2**code_bits - 1: a number, exactly or as a double; -0.0, inf and nan where it is that."""
 
     def boundary(self, low: int, high: int | None) -> Number:
         """The magnitude where rounding to nearest goes over from a code to the one of the next larger magnitude; None:
@@ -130,7 +131,7 @@ class Tabulated(NumberFormat):
             for j, (i, at) in enumerate(kept[:-1])
         ]
         is_whole = kept[-1][0] == len(everything) - 1
-        beyond = self.beyond if is_whole else None
+        beyond = (held(self.beyond) or self.beyond) if is_whole and self.beyond is not None else None
         if beyond is not None:
             boundaries.append(self.boundary(found[-1], None))
         infinity = self._code_where(lambda value: value == sign * math.inf)
@@ -198,6 +199,10 @@ class Tabulated(NumberFormat):
 
     def values(self) -> list[float]:
         """What each code is read as."""
+        return list(self._values)
+
+    @cached_property
+    def _values(self) -> list[float]:
         return [self._read(value) for value in self._exact]
 
     def _read(self, value: Number) -> float:

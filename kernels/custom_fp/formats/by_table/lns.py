@@ -22,7 +22,7 @@ _NAME = re.compile(r"lns(\d)_(\d\d?)")
 class Logarithmic(Tabulated):
     """1 + i + f bits, i of 2..8, at most 16. What rounds to 2**(2**(i - 1)) and more overflows: NaN, or the largest."""
 
-    LOOKS_LIKE: ClassVar = "lns<i>_<f> (lns4_3)"
+    LOOKS_LIKE: ClassVar = "lns4_3 ..."
     whole: int
     fraction: int
 

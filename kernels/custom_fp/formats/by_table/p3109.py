@@ -23,7 +23,7 @@ _NAME = re.compile(r"(?:p3109_k|binary)([1-9]\d?)p([1-9]\d?)([su])([ef])")
 class P3109(Tabulated):
     """bits K of 2..16, precision P of 1..K (below K with a sign). binary8p3se is another name of p3109_k8p3se."""
 
-    LOOKS_LIKE: ClassVar = "p3109_k<2..16>p<precision><s|u><e|f> (p3109_k8p3se)"
+    LOOKS_LIKE: ClassVar = "p3109_k8p3se ..."
     code_bits: int
     precision: int
     signed: bool = True

@@ -24,7 +24,7 @@ _NAME = re.compile(r"posit([1-9]\d?)(?:es(\d))?")
 class Posit(Tabulated):
     """bits n of 2..16; es of 0..5, 2 in the standard. `toward_zero` and `stochastic` may give zero."""
 
-    LOOKS_LIKE: ClassVar = "posit<2..16>, with es<0..5> (posit8, posit16es1)"
+    LOOKS_LIKE: ClassVar = "posit8 ..."
     tapered: ClassVar = True
     code_bits: int
     es: int = 2

@@ -23,7 +23,7 @@ _NAME = re.compile(r"takum([1-9]\d?)")
 class Takum(Tabulated):
     """bits n of 8..16."""
 
-    LOOKS_LIKE: ClassVar = "takum<8..16>"
+    LOOKS_LIKE: ClassVar = "takum8 ..."
     tapered: ClassVar = True
     code_bits: int
 

@@ -1,0 +1,134 @@
+// Formats that are a table: which of its values a number becomes (formats/tabulated.py, tabulated/rounding.py).
+//
+// A rounding that draws nothing is a step function of a number's bits: of each sign, ascending thresholds t_j of the
+// magnitude as an integer, and what stands above each; overflow, infinity and NaN are steps like the others. The
+// magnitude's top bits say the cell, which holds at most one threshold and what stands on either side of it. Cells are
+//
+// even      of one size, those past either end in the first and the last: of tables of few values
+// by octave of a size for every float32 exponent, for precision that tapers
+//
+// Numbers that are no float32 (doubles, exact sums and products) are rounded to odd first: boundaries and values have one
+// digit fewer than float32, so that no step changes. Rounding stochastically needs the distance itself, of a double, from
+// the value below; rounding to odd whether there is any.
+//
+// All of a table is one array of 32-bit words, the first of which say where its parts are (tabulated/tables.py makes it).
+#pragma once
+
+#include "custom_fp.h"
+
+namespace custom_fp {
+
+enum TableKind { table_steps = 0, table_random = 1, table_odd = 2 };
+
+struct Table {
+    i32 kind, shift, first, last, half;  // half: cells of each sign
+    bool by_octave, narrow;              // narrow: sums of float32 do not leave it
+    i32 bits;
+    const i32* octaves;                  // [256] first cell << 5 | shift
+    const i32* thresholds;               // [2 half]
+    const i32* values;                   // [2 half][2]: float32 bits where the magnitude is not above the threshold, and above
+    const i32* codes;                    // [2 half][2]
+    // of kinds that look at the distance, which have no values and codes by cell:
+    const i32* places;                   // [2 half][2]
+    const double* lows;                  // by place: the value there, and how far the next is; infinity for none
+    const double* gaps;
+    const i32* goes_up;                  // by place: whether what is inexact does, of table_odd
+    const i32* place_values;             // by place
+    const i32* place_codes;
+    const i32* decoded;                  // [2^bits] float32 bits
+};
+
+CFP_FN Table open_table(const i32* words) {
+    const auto doubles = [&](int at) { return reinterpret_cast<const double*>(words + words[at]); };
+    Table t;
+    t.kind = words[0], t.by_octave = words[1] != 0, t.shift = words[2], t.first = words[3], t.last = words[4];
+    t.half = words[5], t.bits = words[6], t.narrow = words[7] != 0;
+    t.octaves = words + words[8];
+    t.thresholds = words + words[9];
+    t.values = words + words[10];
+    t.codes = words + words[11];
+    t.places = words + words[12];
+    t.lows = doubles(13);
+    t.gaps = doubles(14);
+    t.goes_up = words + words[15];
+    t.place_values = words + words[16];
+    t.place_codes = words + words[17];
+    t.decoded = words + words[18];
+    return t;
+}
+
+// The float32 nearest to x towards zero, with its last digit set where x is another number (round to odd).
+CFP_FN float to_odd_float32(double x) {
+    const float near = static_cast<float>(x);
+    const double back = static_cast<double>(near);
+    const u32 bits = to_bits(near), inexact = static_cast<u32>(back < x) | static_cast<u32>(back > x);
+    const double magnitude = from_bits(to_bits(x) & ~Bits<double>::sign);
+    const u32 beyond = static_cast<u32>(from_bits(to_bits(back) & ~Bits<double>::sign) > magnitude);
+    return from_bits((bits - beyond) | inexact);
+}
+CFP_FN float to_odd_float32(float x) { return x; }
+
+// 2 * cell, + 1 above its threshold
+CFP_FN i32 side_of(float key, const Table& t) {
+    const i32 bits = static_cast<i32>(to_bits(key)), magnitude = bits & 0x7fffffff;
+    i32 cell;
+    if (t.by_octave) {
+        const i32 octave = t.octaves[magnitude >> 23];
+        cell = (octave >> 5) + ((magnitude & 0x7fffff) >> (octave & 31));
+    } else {
+        cell = (magnitude >> t.shift) - t.first;
+        cell = cell < 0 ? 0 : cell > t.last ? t.last : cell;
+    }
+    cell += bits < 0 ? t.half : 0;
+    return 2 * cell + (magnitude > t.thresholds[cell]);
+}
+
+// Of table_random: the place of x, from 32 random bits of which the upper 31 count.
+CFP_FN i32 place_of(double x, const Table& t, u32 random) {
+    const i32 place = t.places[side_of(to_odd_float32(x), t)];
+    const double magnitude = from_bits(to_bits(x) & ~Bits<double>::sign);
+    const double distance = (magnitude - t.lows[place]) / t.gaps[place];
+    const u32 clipped = distance < 1.0 ? static_cast<u32>(static_cast<i32>(distance * 2147483648.0))
+                                       : distance == 1.0 ? 0x80000000u : 0u;
+    return place + static_cast<i32>((clipped + (random >> 1)) >> 31);
+}
+
+// Of table_odd.
+CFP_FN i32 place_of(float key, const Table& t) {
+    const i32 place = t.places[side_of(key, t)];
+    const double magnitude = static_cast<double>(from_bits(to_bits(key) & 0x7fffffffu));
+    return place + ((magnitude != t.lows[place]) & t.goes_up[place]);
+}
+
+// Of an exact number, a float of table_steps and table_odd, a double of table_random: what it becomes, and its code.
+CFP_FN float value_in(float key, const Table& t, u32) {
+    const i32 bits = t.kind == table_odd ? t.place_values[place_of(key, t)] : t.values[side_of(key, t)];
+    return from_bits(static_cast<u32>(bits));
+}
+CFP_FN u32 code_in(float key, const Table& t, u32) {
+    return static_cast<u32>(t.kind == table_odd ? t.place_codes[place_of(key, t)] : t.codes[side_of(key, t)]);
+}
+CFP_FN float value_in(double x, const Table& t, u32 random) {
+    return from_bits(static_cast<u32>(t.place_values[place_of(x, t, random)]));
+}
+CFP_FN u32 code_in(double x, const Table& t, u32 random) {
+    return static_cast<u32>(t.place_codes[place_of(x, t, random)]);
+}
+
+CFP_FN float decoded_in(u32 code, const Table& t) {
+    return from_bits(static_cast<u32>(t.decoded[code & ((1u << t.bits) - 1)]));
+}
+
+// a + b as such an exact number
+CFP_FN void add_exactly(float a, float b, const Table& t, float& sum) {
+    sum = t.narrow ? add_to_odd(a, b)
+                   : to_odd_float32(add_to_odd(static_cast<double>(a), static_cast<double>(b)));
+}
+CFP_FN void add_exactly(double a, float b, const Table&, float& sum) {
+    sum = to_odd_float32(add_to_odd(a, static_cast<double>(b)));
+}
+template <class F> CFP_FN void add_exactly(F a, float b, const Table&, double& sum) {
+    sum = add_to_odd(static_cast<double>(a), static_cast<double>(b));
+}
+
+}  // namespace custom_fp

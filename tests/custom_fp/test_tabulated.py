@@ -1,0 +1,134 @@
+"""Formats that are a table: the compiled code equals the definition bit for bit, with every word."""
+
+import custom_fp
+import numpy as np
+import pytest
+import torch
+from custom_fp import _tabulated, reference
+from custom_fp.formats.names import parse
+from custom_fp.rule import Overflow, Rounding, Rule
+from custom_fp.tabulated import native
+
+# even cells and cells by octave, with and without infinity, NaN, sign, beyond; values past float32's
+NAMES = [
+    "p3109_k8p3se",
+    "p3109_k6p2uf",
+    "p3109_k8p1ue",
+    "posit8",
+    "posit16",
+    "takum9",
+    "lns4_3",
+    "hif8",
+    "posit3",
+]
+ROUNDINGS = [*Rounding, "stochastic_5"]
+
+
+def bits(x):
+    return x.view(torch.int32) if x.dtype is torch.float32 else x
+
+
+@np.errstate(all="ignore")
+def numbers(fmt, dtype=torch.float32):
+    """Magnitudes and boundaries (300, where there are more) and their neighbours, any bits, both signs."""
+    g = np.random.default_rng(0)
+    halves = fmt.positive, fmt.negative
+    special = np.array([v for half in halves for v in (*half.magnitudes, *half.boundaries)])
+    special = g.permutation(special)[:300].astype(dtype_of(dtype))
+    inf = np.array(np.inf, special.dtype)
+    near = [special, np.nextafter(special, inf), np.nextafter(special, -inf)]
+    whole = np.concatenate([*near, g.standard_normal(500), np.exp2(g.uniform(-150, 128, 500))])
+    ends = [0.0, 5e-324, 1e-45, 3.4028235e38, 1e300, np.inf, np.nan]
+    whole = np.concatenate([whole, ends]).astype(special.dtype)
+    any_bits = g.integers(0, 2**32, 1000, dtype=np.uint32).view(np.float32)
+    return torch.from_numpy(np.concatenate([whole, -whole, any_bits]).astype(special.dtype))
+
+
+def dtype_of(dtype):
+    return {torch.float32: np.float32, torch.float64: np.float64}[dtype]
+
+
+@pytest.fixture(params=_tabulated.isas())
+def isa(request):
+    best = _tabulated.isa()
+    _tabulated.use_isa(request.param)
+    yield request.param
+    _tabulated.use_isa(best)
+
+
+def both(operator, size, dtype, *args):
+    """What the compiled code and the definition write."""
+    outs = torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
+    getattr(native, operator)(*args, outs[0])
+    getattr(reference, operator)(*args, outs[1])
+    return outs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_is_as_defined(name, isa):
+    fmt = parse(name)
+    wide, narrow = numbers(fmt, torch.float64), numbers(fmt)
+    for rounding in ROUNDINGS:
+        for overflow in Overflow:
+            rule = Rule(rounding, overflow, seed=7, offset=301)
+            for x in (narrow, wide):
+                got, expected = both("quantize", x.shape, torch.float32, x, fmt, rule)
+                wrong = bits(got) != bits(expected)
+                assert not wrong.any(), (
+                    rounding,
+                    overflow,
+                    x[wrong][:3],
+                    got[wrong][:3],
+                    expected[wrong][:3],
+                )
+            for x, shift in ((narrow, 0), (narrow, -3), (wide, 40), (narrow, 1400)):
+                size = fmt.packed_size(x.numel())
+                got, expected = both("pack", size, torch.uint8, x, fmt, shift, rule)
+                assert torch.equal(got, expected), (rounding, overflow, shift)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_codes(name, isa):
+    fmt = parse(name)
+    dtype = torch.uint8 if fmt.code_bits <= 8 else torch.int32
+    for x in (numbers(fmt), numbers(fmt, torch.float64)):
+        got, expected = both("encode", x.shape, dtype, x, fmt)
+        assert torch.equal(got, expected)
+    codes = torch.arange(1 << fmt.code_bits).to(dtype)
+    got, expected = both("decode", codes.shape, torch.float32, codes, fmt)
+    assert torch.equal(bits(got), bits(expected))
+    data = torch.randint(0, 256, (fmt.packed_size(1003),), dtype=torch.uint8)
+    for shift in (0, 5, -200):
+        got, expected = both("unpack", 1003, torch.float32, data, fmt, shift)
+        assert torch.equal(bits(got), bits(expected))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sums_and_products(name, isa):
+    fmt, n = parse(name), 1003
+    g = torch.Generator().manual_seed(1)
+    scale = fmt.max**0.5 if fmt.max > 1e6 else fmt.max / 8
+    terms = [scale * torch.randn(n, generator=g) ** 3 for _ in range(4)]
+    terms[1][:4] = torch.tensor([float("inf"), float("nan"), -0.0, 3e38])
+    wide = [terms[0], terms[1].double() * (1 + 2.0**-40), *terms[2:]]
+    payloads, size = [custom_fp.pack(term, fmt) for term in terms], fmt.packed_size(n)
+    for rounding in ("nearest_even", "stochastic", "to_odd", "toward_negative"):
+        for kahan in (False, True):
+            rule = Rule(rounding, seed=3, offset=77)
+            for these in (terms, wide):
+                got, expected = both("accumulate", n, torch.float32, these, fmt, kahan, rule)
+                assert torch.equal(bits(got), bits(expected)), (rounding, kahan)
+            got, expected = both(
+                "accumulate_packed",
+                lambda: torch.empty(size, dtype=torch.uint8),
+                payloads,
+                fmt,
+                n,
+                kahan,
+                rule,
+            )
+            assert torch.equal(got, expected), (rounding, kahan)
+    a, b = torch.randn(2, 5, 9, generator=g) * scale**0.5, torch.randn(1, 9, 70, generator=g)
+    for kahan in (False, True):
+        got, expected = both("matmul", (2, 5, 70), torch.float32, a, b, fmt, kahan)
+        assert torch.equal(bits(got), bits(expected)), kahan
