@@ -120,7 +120,8 @@ def test_sums_and_products(name, isa):
                 assert torch.equal(bits(got), bits(expected)), (rounding, kahan)
             got, expected = both(
                 "accumulate_packed",
-                lambda: torch.empty(size, dtype=torch.uint8),
+                size,
+                torch.uint8,
                 payloads,
                 fmt,
                 n,
