@@ -121,7 +121,7 @@ def _undone(config: Mapping[str, Any]) -> dict[str, Turned]:
     fmt = formats.parse(config["format"])
     if fmt is None or fmt.exponent_bits is None or fmt.has_scales or config["world_size"] < 2:
         return {}
-    wide = {"format": f"e8m{fmt.code_bits - 1 - fmt.exponent_bits}", "aps": False}
+    wide = {"format": f"e8m{fmt.code_bits - fmt.is_signed - fmt.exponent_bits}", "aps": False}
     exact = wide | {"sync.requantise": "once", "sync.kahan": False}
     made = {RANGE: turn(config, "", wide), ADDITIONS: turn(config, "", exact)}
     return {name: one for name, one in made.items() if one is not None}

@@ -140,7 +140,7 @@ def _formats(name: str) -> Iterator[tuple[str, str]]:
     fmt = formats.parse(name)
     if is_own(name) or fmt is None or fmt.exponent_bits is None or fmt.has_scales:
         return
-    exponent, mantissa = fmt.exponent_bits, fmt.code_bits - 1 - fmt.exponent_bits
+    exponent, mantissa = fmt.exponent_bits, fmt.code_bits - fmt.is_signed - fmt.exponent_bits
     for e in range(min(8, exponent + mantissa), 1, -1):
         m = exponent + mantissa - e
         if e != exponent and m <= 10:

@@ -192,10 +192,13 @@ def _when_nonfinite(about: About) -> str:
     return f", first in epoch {found.epoch} ({elements}{where})"
 
 
+_KEPT = ("saturate", "propagate")  # words of overflow that make the largest value of what is past it
+
+
 def _hidden(about: About) -> str:
     """A format without infinities makes numbers of them, so that the loss stays finite."""
     fmt = formats.parse(about.config["format"])
-    if fmt is None or (fmt.has_inf and (about.config.get("sync") or {}).get("overflow") != "saturate"):
+    if fmt is None or (fmt.has_inf and (about.config.get("sync") or {}).get("overflow") not in _KEPT):
         return ""
     return f"; {fmt.name} has no infinity, or saturates, and made numbers of them, so the loss stayed finite"
 

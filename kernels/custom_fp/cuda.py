@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 
 import cupy
@@ -18,18 +18,15 @@ from torch import Tensor
 
 from custom_fp import reference
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rule import Rule
 
 CSRC = Path(__file__).parent / "csrc"
 OPTIONS = ("--std=c++17", "--fmad=false")
+WAYS = ("nearest_even", "toward_zero", "stochastic", "otherwise")
 KERNELS = (
-    *(f"quantize_{rounding}_{size}" for rounding in list(Rounding)[:3] for size in ("f32", "f64")),
-    *(
-        f"{kind}_{rounding}"
-        for kind in ("accumulate", "pack", "accumulate_packed")
-        for rounding in list(Rounding)[:3]
-    ),
-    *(f"scaled_{kind}_{rounding}" for kind in ("tiles", "whole") for rounding in list(Rounding)[:3]),
+    *(f"quantize_{rounding}_{size}" for rounding in WAYS for size in ("f32", "f64")),
+    *(f"{kind}_{rounding}" for kind in ("accumulate", "pack", "accumulate_packed") for rounding in WAYS),
+    *(f"scaled_{kind}_{rounding}" for kind in ("tiles", "whole") for rounding in WAYS),
     *(f"{kind}_{size}" for kind in ("encode", "decode") for size in (1, 4, 8)),
     *(
         "scale_f32",
@@ -96,43 +93,28 @@ def _clamp(shift: int) -> np.int32:
     return np.int32(max(-400, min(400, shift)))
 
 
-def _or_reference(compiled):
-    """Until the kernels know what is younger than they are."""
-
-    @wraps(compiled)
-    def run(*args):
-        known = all(
-            a.is_signed and a.has_negative_zero
-            if isinstance(a, Format)
-            else a.rounding.mode <= 2 and not a.propagates
-            for a in args
-            if isinstance(a, Format | Rule)
-        )
-        (compiled if known else getattr(reference, compiled.__name__))(*args)
-
-    return run
-
-
-@_or_reference
 def quantize(x: Tensor, fmt: Format, rule: Rule, out: Tensor) -> None:
     n = x.numel()
     if n == 0:
         return
-    name = f"quantize_{rule.rounding}_{'f64' if x.dtype is torch.float64 else 'f32'}"
+    name = f"quantize_{way(rule, fmt)}_{'f64' if x.dtype is torch.float64 else 'f32'}"
     grid = blocks(n, 8 if rule.is_stochastic else 4)
-    args = (address(x), address(out), np.int64(n), np.uint32(fmt.spec), *_rule(rule))
+    args = (address(x), address(out), np.int64(n), np.uint32(fmt.spec), *told(rule))
     launch(name, x, grid, *args)
 
 
-def _rule(rule: Rule) -> tuple[np.int32, np.uint64, np.uint64, np.uint32]:
-    """The rounding is part of a kernel's name."""
-    return np.int32(rule.saturates), *drawn(rule)
+def way(rule: Rule, fmt: Format | None = None) -> str:
+    """What a kernel's name says of a rule: three roundings have kernels to themselves, the others, and formats without
+    a sign or a -0, share one (`otherwise` in csrc/custom_fp.h). fmt None: one with both."""
+    is_plain = fmt is None or fmt.has_negative_zero
+    is_own = rule.is_stochastic or (rule.rounding in WAYS and is_plain)
+    return str(rule.rounding) if is_own and (rule.is_stochastic or not rule.propagates) else "otherwise"
 
 
-def drawn(rule: Rule) -> tuple[np.uint64, np.uint64, np.uint32]:
-    """Seed, offset, mask."""
-    _, _, seed, offset, mask = rule.flat
-    return np.uint64(seed), np.uint64(offset), np.uint32(mask)
+def told(rule: Rule) -> tuple[np.int32, np.uint64, np.uint64, np.uint32]:
+    """What a kernel is told: overflow and mode (`How` in csrc/custom_fp.cu), seed, offset, mask."""
+    mode, overflow, seed, offset, mask = rule.flat
+    return np.int32(mode << 8 | overflow), np.uint64(seed), np.uint64(offset), np.uint32(mask)
 
 
 def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
@@ -152,7 +134,6 @@ def max_exponent(x: Tensor) -> int | None:
     return reference.max_exponent(largest.view(torch.float64).cpu())
 
 
-@_or_reference
 def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, out: Tensor) -> None:
     if any(tensor.dtype is torch.float64 for tensor in tensors):
         reference.accumulate(tensors, fmt, kahan, rule, out)
@@ -160,7 +141,6 @@ def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, 
         _accumulate("accumulate", tensors, fmt, out.numel(), 4, kahan, rule, out)
 
 
-@_or_reference
 def accumulate_packed(
     payloads: Sequence[Tensor], fmt: Format, n: int, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
@@ -178,14 +158,11 @@ def _accumulate(
     rule: Rule,
     out: Tensor,
 ) -> None:
-    table, (saturates, *random) = _table(terms), _rule(rule)
+    table, (how, *random) = _table(terms), told(rule)
     args = (address(table), np.int32(len(terms)), address(out), np.int64(n), np.uint32(fmt.spec))
-    launch(
-        f"{kernel}_{rule.rounding}", out, blocks(n, per_thread), *args, saturates, np.int32(kahan), *random
-    )
+    launch(f"{kernel}_{way(rule, fmt)}", out, blocks(n, per_thread), *args, how, np.int32(kahan), *random)
 
 
-@_or_reference
 def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
     n = x.numel()
     if x.dtype is torch.float64:
@@ -195,7 +172,6 @@ def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
         launch(f"encode_{out.element_size()}", x, blocks(n, 4), *args)
 
 
-@_or_reference
 def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
     n = codes.numel()
     if codes.element_size() == 2:
@@ -205,17 +181,15 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
         launch(f"decode_{codes.element_size()}", codes, blocks(n, 4), *args)
 
 
-@_or_reference
 def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
     n = x.numel()
     if x.dtype is torch.float64:
         reference.pack(x, fmt, shift, rule, out)
     elif n:
         args = (address(x), address(out), np.int64(n), np.uint32(fmt.spec), _clamp(shift))
-        launch(f"pack_{rule.rounding}", x, blocks(n, 8), *args, *_rule(rule))
+        launch(f"pack_{way(rule, fmt)}", x, blocks(n, 8), *args, *told(rule))
 
 
-@_or_reference
 def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
     n = out.numel()
     if n:
@@ -237,7 +211,6 @@ def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor)
         reference.write(x[:, whole:], out[:, whole:])
 
 
-@_or_reference
 def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
     batch, rows, columns = out.shape
     depth = a.shape[-1]

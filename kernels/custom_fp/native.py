@@ -6,35 +6,16 @@ Same functions and same results as reference.py. Threads are torch's own number,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import wraps
 
 import torch
 from torch import Tensor, get_num_threads
 
-from custom_fp import _native, reference
+from custom_fp import _native
 from custom_fp.formats.scalar import Format
 from custom_fp.reference import clamp_shift
 from custom_fp.rule import Rule
 
 
-def _or_reference(compiled):
-    """Until the kernels know what is younger than they are."""
-
-    @wraps(compiled)
-    def run(*args):
-        known = all(
-            a.is_signed and a.has_negative_zero
-            if isinstance(a, Format)
-            else a.rounding.mode <= 2 and not a.propagates
-            for a in args
-            if isinstance(a, Format | Rule)
-        )
-        (compiled if known else getattr(reference, compiled.__name__))(*args)
-
-    return run
-
-
-@_or_reference
 def quantize(x: Tensor, fmt: Format, rule: Rule, out: Tensor) -> None:
     is_wide, size, threads = x.dtype is torch.float64, x.numel(), get_num_threads()
     _native.quantize(x.data_ptr(), is_wide, out.data_ptr(), size, fmt.spec, *rule.flat, threads)
@@ -49,26 +30,23 @@ def max_exponent(x: Tensor) -> int | None:
     return _native.max_exponent(x.data_ptr(), x.dtype is torch.float64, x.numel())
 
 
-@_or_reference
 def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, out: Tensor) -> None:
     terms = [[tensor.data_ptr() for tensor in tensors]]
     is_wide = [tensor.dtype is torch.float64 for tensor in tensors]
     if any(is_wide):
         terms.append(is_wide)
     accumulate = _native.accumulate_f64 if any(is_wide) else _native.accumulate
-    mode, saturates, *drawn = rule.flat
+    mode, overflow, *drawn = rule.flat
     accumulate(
-        *terms, out.data_ptr(), out.numel(), fmt.spec, mode, saturates, kahan, *drawn, get_num_threads()
+        *terms, out.data_ptr(), out.numel(), fmt.spec, mode, overflow, kahan, *drawn, get_num_threads()
     )
 
 
-@_or_reference
 def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
     encode = _native.encode_f64 if x.dtype is torch.float64 else _native.encode
     encode(x.data_ptr(), out.data_ptr(), out.element_size(), x.numel(), fmt.spec, get_num_threads())
 
 
-@_or_reference
 def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
     size = codes.element_size()
     if size == 2:
@@ -76,32 +54,28 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
     _native.decode(codes.data_ptr(), size, out.data_ptr(), out.numel(), fmt.spec, get_num_threads())
 
 
-@_or_reference
 def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
     pack = _native.pack_f64 if x.dtype is torch.float64 else _native.pack
     addresses = x.data_ptr(), out.data_ptr()
     pack(*addresses, x.numel(), fmt.spec, clamp_shift(shift), *rule.flat, get_num_threads())
 
 
-@_or_reference
 def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
     _native.unpack(
         data.data_ptr(), out.data_ptr(), out.numel(), fmt.spec, clamp_shift(shift), get_num_threads()
     )
 
 
-@_or_reference
 def accumulate_packed(
     payloads: Sequence[Tensor], fmt: Format, n: int, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
     addresses = [payload.data_ptr() for payload in payloads]
-    mode, saturates, *drawn = rule.flat
+    mode, overflow, *drawn = rule.flat
     _native.accumulate_packed(
-        addresses, out.data_ptr(), n, fmt.spec, mode, saturates, kahan, *drawn, get_num_threads()
+        addresses, out.data_ptr(), n, fmt.spec, mode, overflow, kahan, *drawn, get_num_threads()
     )
 
 
-@_or_reference
 def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
     batch, rows, columns = out.shape
     _native.matmul(

@@ -38,7 +38,8 @@ def round_to_format(x: Tensor, fmt: Format, rule: Rule = NEAREST, random: Tensor
         return round_to_table(x, fmt, rule, random)
     magnitude, is_negative = x.abs(), torch.signbit(x)
     quantum = power_of_two(_exponent(magnitude, fmt) - fmt.mantissa_bits)
-    significand = magnitude / quantum  # below 2**(m + 1)
+    significand = magnitude / quantum  # below 2**(m + 1), and zero only where x is
+    significand = torch.where((significand == 0) & (magnitude != 0), SMALLEST, significand)
     digits = significand.floor()
     result = (digits + goes_up(digits, significand - digits, is_negative, rule, random)) * quantum
 

@@ -172,7 +172,7 @@ class Rule:
         """(mode, overflow, seed, offset, mask), as the kernels take them: the seed without a sign; the mask has ones
         where an element's 32 random bits count."""
         seed, mask = (self.seed or 0) & (1 << 64) - 1, (1 << 32) - (1 << 32 - self.bits)
-        return self.rounding.mode, self.saturates, seed, self.offset, mask
+        return self.rounding.mode, self.overflow.mode, seed, self.offset, mask
 
 
 Rule.of = lru_cache(maxsize=256)(Rule)

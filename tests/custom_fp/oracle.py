@@ -21,7 +21,7 @@ def finite_magnitudes(fmt: Format) -> list[Fraction]:
             all_ones = field == 2**fmt.exponent_bits - 1 and mantissa == 2**fmt.mantissa_bits - 1
             if fmt.has_inf and field == 2**fmt.exponent_bits - 1:
                 continue
-            if not fmt.has_inf and all_ones and fmt.has_nan:
+            if fmt.family == "fn" and all_ones and fmt.has_nan:
                 continue
             significand = Fraction(mantissa, 2**fmt.mantissa_bits) + (field > 0)
             values.append(significand * Fraction(2) ** (max(field, 1) - fmt.bias))
@@ -39,7 +39,8 @@ def quantum_of(magnitude: Fraction, fmt: Format) -> Fraction:
 
 
 def overflowed(fmt: Format, overflow: str) -> float:
-    if overflow == "saturate":
+    """What infinity becomes."""
+    if overflow == "saturate" or (overflow == "propagate" and not fmt.has_inf):
         return float(largest(fmt))
     if fmt.has_inf:
         return INFINITY
@@ -51,7 +52,7 @@ def largest(fmt: Format) -> Fraction:
     if fmt.has_inf:
         code = (top << fmt.mantissa_bits) - 1
     else:
-        code = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 1 - fmt.has_nan
+        code = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 1 - (fmt.family == "fn" and fmt.has_nan)
     field, mantissa = divmod(code, 2**fmt.mantissa_bits)
     return (Fraction(mantissa, 2**fmt.mantissa_bits) + (field > 0)) * Fraction(2) ** (
         max(field, 1) - fmt.bias
@@ -62,18 +63,48 @@ def quantize(x: float, fmt: Format, rounding: str = "nearest_even", overflow: st
     """One value, given exactly as a float. Rounding to nearest is `round` of a Fraction: half to even."""
     if math.isnan(x):
         return math.nan if fmt.has_nan else INFINITY if fmt.has_inf else float(largest(fmt))
-    sign = math.copysign(1.0, x)
+    negative = math.copysign(1.0, x) < 0
     if math.isinf(x):
-        return sign * overflowed(fmt, overflow)
-    return sign * quantize_exact(abs(Fraction(x)), fmt, rounding, overflow)
+        magnitude = overflowed(fmt, overflow)
+    else:
+        magnitude = quantize_exact(abs(Fraction(x)), fmt, rounding, overflow, negative)
+    if magnitude == 0 and not fmt.has_negative_zero:
+        return 0.0
+    if negative and not fmt.is_signed and magnitude == magnitude:  # IEEE P3109, section 4.7.3
+        is_number = math.isfinite(x)
+        stays = overflow != "infinity" or (is_number and rounding in ("toward_zero", "toward_positive"))
+        return 0.0 if stays or not fmt.has_nan else math.nan
+    return -magnitude if negative else magnitude
 
 
-def quantize_exact(magnitude: Fraction, fmt: Format, rounding: str, overflow: str = "infinity") -> float:
+def quantize_exact(
+    magnitude: Fraction, fmt: Format, rounding: str, overflow: str = "infinity", negative: bool = False
+) -> float:
     quantum = quantum_of(magnitude, fmt)
-    digits = round(magnitude / quantum) if rounding == "nearest_even" else math.floor(magnitude / quantum)
-    if digits * quantum > largest(fmt):
-        return float(largest(fmt)) if rounding == "toward_zero" else overflowed(fmt, overflow)
-    return float(digits * quantum)
+    digits = multiple(magnitude / quantum, rounding, negative)
+    top = largest(fmt)
+    if digits * quantum <= top:
+        return float(digits * quantum)
+    is_odd = top / quantum_of(top, fmt) % 2 == 1
+    stays = {
+        "toward_zero": True,
+        "toward_positive": negative,
+        "toward_negative": not negative,
+        "to_odd": is_odd,
+    }
+    return float(top) if overflow != "infinity" or stays.get(rounding, False) else overflowed(fmt, overflow)
+
+
+def multiple(digits: Fraction, rounding: str, negative: bool) -> int:
+    below, above = math.floor(digits), math.ceil(digits)
+    return {
+        "nearest_even": round(digits),
+        "nearest_away": math.floor(digits + Fraction(1, 2)),
+        "toward_zero": below,
+        "toward_positive": below if negative else above,
+        "toward_negative": above if negative else below,
+        "to_odd": below if below % 2 else above,
+    }[rounding]
 
 
 def same(a: float, b: float) -> bool:

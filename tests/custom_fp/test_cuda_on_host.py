@@ -12,7 +12,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rule
+from custom_fp.rule import Rounding, Rule
 
 HERE = Path(__file__).parent
 CSRC = Path(custom_fp.__file__).parent / "csrc"
@@ -51,6 +51,11 @@ def as_drawn(rounding):
     return c_ulonglong(SEED), c_ulonglong(OFFSET), c_uint(Rule(rounding).flat[-1])
 
 
+def as_how(rounding, overflow):
+    mode, number, *_ = Rule(rounding, overflow).flat
+    return c_int(mode << 8 | number)
+
+
 def rows(n, fmt):
     g = torch.Generator().manual_seed(0)
     patterns = torch.randint(-(2**31), 2**31, (4, n), generator=g).to(torch.int32).view(torch.float32)
@@ -63,11 +68,11 @@ def rows(n, fmt):
 def test_quantize_and_accumulate(kernels, name, rounding, overflow):
     fmt, n = Format.parse(name), 2003
     rule = {"rounding": rounding, "overflow": overflow, "seed": SEED, "offset": OFFSET}
-    saturate, drawn = c_int(overflow == "saturate"), as_drawn(rounding)
+    how, drawn = as_how(rounding, overflow), as_drawn(rounding)
     kernels.be_thread(0, 1)
     for terms in rows(n, fmt):
         out = torch.empty(n)
-        common = (address(out), c_longlong(n), c_uint(fmt.spec), saturate)
+        common = (address(out), c_longlong(n), c_uint(fmt.spec), how)
         getattr(kernels, f"quantize_{Rule(rounding).rounding}_f32")(address(terms[0]), *common, *drawn)
         expected = custom_fp.quantize(terms[0], fmt, **rule)
         assert torch.equal(out.view(torch.int32), expected.view(torch.int32))
@@ -86,7 +91,7 @@ def test_quantize_of_doubles(kernels, name, rounding, overflow):
     """NaN among them, which a GPU's conversion to float32 gives other bits."""
     fmt, n = Format.parse(name), 2003
     rule = {"rounding": rounding, "overflow": overflow, "seed": SEED, "offset": OFFSET}
-    saturate, drawn = c_int(overflow == "saturate"), as_drawn(rounding)
+    how, drawn = as_how(rounding, overflow), as_drawn(rounding)
     kernels.be_thread(0, 1)
     g = torch.Generator().manual_seed(1)
     patterns = torch.randint(-(2**63), 2**63 - 1, (n,), generator=g).view(torch.float64)
@@ -94,11 +99,46 @@ def test_quantize_of_doubles(kernels, name, rounding, overflow):
         x[[0, 5, 2000]] = torch.tensor([math.nan, -math.nan, math.inf], dtype=torch.float64)
         out = torch.empty(n)
         kernel = getattr(kernels, f"quantize_{Rule(rounding).rounding}_f64")
-        kernel(address(x), address(out), c_longlong(n), c_uint(fmt.spec), saturate, *drawn)
+        kernel(address(x), address(out), c_longlong(n), c_uint(fmt.spec), how, *drawn)
         assert torch.equal(out.view(torch.int32), custom_fp.quantize(x, fmt, **rule).view(torch.int32))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+SHARED = [  # what shares kernels: formats without a sign or a -0, roundings that have none to themselves
+    *[(name, rounding, "infinity") for name in ("e4m3fnuz", "ue5m3", "ue5m6") for rounding in ROUNDINGS[:3]],
+    *[
+        (name, rounding, "infinity")
+        for name in ("e4m3", "ue4m3", "e3m0fnuz")
+        for rounding in list(Rounding)[3:]
+    ],
+    *[(name, rounding, "propagate") for name in ("e5m2", "e4m3fo", "ue5m6") for rounding in Rounding],
+]
+
+
+@pytest.mark.parametrize(("name", "rounding", "overflow"), SHARED)
+def test_kernels_that_are_shared(launched, kernels, name, rounding, overflow):
+    cuda, _, _ = launched
+    fmt, n = Format.parse(name), 515
+    words = {"rounding": rounding, "overflow": overflow, "seed": SEED, "offset": OFFSET}
+    rule = Rule(*words.values())
+    for terms in rows(n, fmt):
+        out = torch.empty(n)
+        for x in (terms[0], terms[1].double()):
+            cuda.quantize(x, fmt, rule, out)
+            assert same_bits(out, custom_fp.quantize(x, fmt, **words))
+        for kahan in (False, True):
+            cuda.accumulate(list(terms), fmt, kahan, rule, out)
+            assert same_bits(out, custom_fp.accumulate(list(terms), fmt, kahan=kahan, **words)), kahan
+        data = torch.zeros(custom_fp.packed_size(n, fmt), dtype=torch.uint8)
+        how = as_how(rounding, overflow), *as_drawn(rounding)
+        for shift in (0, -140):
+            for thread in [*range(256), *range(256)]:
+                kernels.be_thread(thread, 256)
+                pack = getattr(kernels, f"pack_{cuda.way(rule, fmt)}")
+                pack(address(terms[0]), address(data), c_longlong(n), c_uint(fmt.spec), c_int(shift), *how)
+            assert torch.equal(data, custom_fp.pack(terms[0], fmt, shift=shift, **words)), shift
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "e4m3fnuz", "ue5m3", "e4m3fo"])
 def test_scale_and_codes(kernels, name):
     fmt, n = Format.parse(name), 2003
     kernels.be_thread(0, 1)
@@ -121,11 +161,11 @@ def test_scale_and_codes(kernels, name):
 def test_pack(kernels, name, rounding, overflow):
     fmt, n = Format.parse(name), 2003  # one thread block
     rule = {"rounding": rounding, "overflow": overflow, "seed": SEED, "offset": OFFSET}
-    saturate, drawn = c_int(overflow == "saturate"), as_drawn(rounding)
+    how, drawn = as_how(rounding, overflow), as_drawn(rounding)
     for x, *_ in rows(n, fmt):
         for shift in (0, 5, -140):
             data = torch.zeros(custom_fp.packed_size(n, fmt), dtype=torch.uint8)
-            common = (address(data), c_longlong(n), c_uint(fmt.spec), c_int(shift), saturate)
+            common = (address(data), c_longlong(n), c_uint(fmt.spec), c_int(shift), how)
             # twice: in the second turn a thread finds what those after it put into shared memory
             for thread in [*range(256), *range(256)]:
                 kernels.be_thread(thread, 256)
@@ -242,7 +282,7 @@ def test_scaled_formats(launched, name):
     fmt = custom_fp.parse(name)
     for x in (hostile(3, 41, 150), torch.randn(40, 51), torch.empty(0, 4)):
         for axis in (None, 0, 1, x.dim() - 1):
-            for rounding in ROUNDINGS:
+            for rounding in (*ROUNDINGS, "toward_negative"):
                 rule = {"rounding": rounding, "seed": SEED, "offset": OFFSET}
                 out = torch.empty_like(x)
                 backend.quantize(x, fmt, custom_fp.Rule(**rule), out, axis)

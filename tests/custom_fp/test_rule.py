@@ -32,7 +32,9 @@ def test_a_member_is_as_good_as_its_word():
 def test_the_numbers_are_those_of_the_kernels():
     header = Path(custom_fp.__file__).parent
     modes = re.findall(r"enum Mode[^{]*{([^}]*)}", (header / "csrc" / "custom_fp.h").read_text())[0]
-    assert modes.strip() == ", ".join(f"{word} = {word.mode}" for word in Rounding)
+    assert " ".join(modes.split()) == ", ".join(f"{word} = {word.mode}" for word in Rounding)
+    overflows = re.findall(r"enum Overflow {([^}]*)}", (header / "csrc" / "custom_fp.h").read_text())[0]
+    assert overflows.strip() == ", ".join(f"{word} = {word.mode}" for word in Overflow)
     assert Rule("stochastic", "saturate", -1, 7).flat == (2, 1, 2**64 - 1, 7, 0xFFFFFFFE)
     assert Rule("stochastic_5", seed=3).flat == (2, 0, 3, 0, 0xF8000000)
     assert Rule().flat[:4] == (0, 0, 0, 0)

@@ -42,7 +42,8 @@ def quantize_scaled(x: Tensor, shift: int, sum: Sum, draw: Draw | None = None) -
 def _float32_will_do(shift: int, sum: Sum) -> bool:
     """Whether rounding to nearest cannot tell x * 2^shift in float32 from the exact product.
 
-    2^shift must be a normal number. Upwards, only what overflows any format is inexact. Downwards, bits are lost
+    2^shift must be a normal number. Upwards, only what overflows any format is inexact, which overflow=propagate tells
+    from infinity. Downwards, bits are lost
     below 2^-149 of products under 2^-126, which round to zero in a format whose smallest value is above 2^-120.
     A double holds the product of any float32 and any shift. A format of another kind (a posit) may know what is finite
     from infinity, and the smallest value from zero.
@@ -50,7 +51,8 @@ def _float32_will_do(shift: int, sum: Sum) -> bool:
     if sum.fmt.exponent_bits is None:
         return False
     smallest = sum.fmt.emin - sum.fmt.mantissa_bits
-    return sum.rounding == "nearest_even" and -126 <= shift <= 127 and (shift > 0 or smallest > -120)
+    is_near = sum.rounding == "nearest_even" and -126 <= shift <= 127
+    return is_near and (sum.overflow != "propagate" if shift > 0 else smallest > -120)
 
 
 def accumulate(values: Sequence[Tensor], sum: Sum, draw: Draw | None = None) -> Tensor:

@@ -32,40 +32,19 @@ public:
 
     // `of_members`: all terms are values of the format
     Accumulator(const Rule& rule, bool of_members)
-        : spec(unpack_spec(rule.spec)), rounder(make_rounder<F>(spec, mode, rule.saturate)),
-          near(make_near_rounder(spec, rule.saturate)), wide_near(make_wide_near_rounder(spec)), random_rounder(make_random_rounder(spec)), seed(rule.seed),
+        : spec(unpack_spec(rule.spec)), rounder(make_rounder<F>(spec, rule.mode, rule.overflow)),
+          near(make_near_rounder(spec, rule.overflow)), wide_near(make_wide_near_rounder(spec)), random_rounder(make_random_rounder(spec)), seed(rule.seed),
           offset(rule.offset), mask(rule.mask), few(has_few_bits(rule)),
-          is_float32(mode == nearest_even && !rule.saturate && spec.exponent_bits == 8 && spec.mantissa_bits == 23),
+          is_float32(mode == nearest_even && rule.overflow == infinity && spec.exponent_bits == 8 && spec.mantissa_bits == 23),
           quick(mode == nearest_even && NearRounder::allowed(spec)), told_members(of_members) {}
 
     // Leaves the sum of terms 0..tensors - 1 in acc; term(r) gives the address of the block's elements of the r-th,
     // good until term(r + at_once) is called, of doubles until the next one. True if all of them are finite.
     template <class Term> bool sum(int64_t begin, int64_t count, int tensors, bool kahan, const Term& term) {
-        const Terms<Term> terms = {begin, count, tensors, kahan, term};
-        if constexpr (std::is_same<decltype(term(0)), const double*>::value) {
-            attempt<general>(terms);
-        } else if (is_float32) {
-            attempt<float32>(terms);
-        } else if (mode == stochastic) {
-            if (RandomRounder::allowed(spec) && (few ? attempt<few_randomly>(terms) : attempt<randomly>(terms))) return true;
-            attempt<general>(terms);
-        } else if (mode == toward_zero) {
-            attempt<general>(terms);
-        } else {
-            // one float32 sum to odd, where that is enough, is as quick as one in double; four of them are not
-            const bool widely = !quick && (kahan || spec.mantissa_bits > 21);
-            if (quick && may_be_members && attempt<members>(terms)) return true;
-            if (widely && may_be_members && attempt<wide_members>(terms)) return true;
-            if (widely && !told_members && attempt<wide>(terms)) return true;
-            if (quick && patience > 0 && !told_members && NearRounder::tells_ties(spec)) {
-                const bool done = attempt<ties>(terms);
-                patience = done ? most_patience : patience - 1;
-                if (done) return true;
-            }
-            attempt<general>(terms);
-        }
-        for (int64_t i = 0; i < count; ++i) acc[i] = canonical(acc[i]);
-        return false;
+        const bool finite = make_sum(Terms<Term>{begin, count, tensors, kahan, term});
+        if (!spec.is_plain)  // which -0 a partial sum was makes no difference to the next one but for its own sign
+            for (int64_t i = 0; i < count; ++i) acc[i] += 0.0f;
+        return finite;
     }
 
 private:
@@ -91,6 +70,33 @@ private:
         bool kahan;
         const Term& at;
     };
+
+    template <class Term> bool make_sum(const Terms<Term>& terms) {
+        if constexpr (mode == otherwise || std::is_same<decltype(terms.at(0)), const double*>::value) {
+            attempt<general>(terms);
+        } else if (is_float32) {
+            attempt<float32>(terms);
+        } else if (mode == stochastic) {
+            if (spec.is_signed && RandomRounder::allowed(spec) && (few ? attempt<few_randomly>(terms) : attempt<randomly>(terms))) return true;
+            attempt<general>(terms);
+        } else if (mode == toward_zero) {
+            attempt<general>(terms);
+        } else {
+            // one float32 sum to odd, where that is enough, is as quick as one in double; four of them are not
+            const bool widely = !quick && (terms.kahan || spec.mantissa_bits > 21);
+            if (quick && may_be_members && attempt<members>(terms)) return true;
+            if (widely && may_be_members && attempt<wide_members>(terms)) return true;
+            if (widely && !told_members && attempt<wide>(terms)) return true;
+            if (quick && patience > 0 && !told_members && NearRounder::tells_ties(spec)) {
+                const bool done = attempt<ties>(terms);
+                patience = done ? most_patience : patience - 1;
+                if (done) return true;
+            }
+            attempt<general>(terms);
+        }
+        for (int64_t i = 0; i < terms.count; ++i) acc[i] = canonical(acc[i]);
+        return false;
+    }
 
     template <Sum way, class Term> bool attempt(const Terms<Term>& terms) {
         const int64_t count = terms.count;
@@ -163,8 +169,11 @@ private:
                 add_to_odd(static_cast<double>(a), static_cast<double>(b)), q.wide_near, met.wide_largest));
         else if constexpr (way != general)
             return near_sum<way>(a, b, q.near, met);
-        else
-            return static_cast<float>(round<mode>(add_to_odd(static_cast<F>(a), static_cast<F>(b)), q.general, random));
+        else {
+            const F exact = add_to_odd(static_cast<F>(a), static_cast<F>(b));
+            const float rounded = static_cast<float>(round<mode>(exact, q.general, random));
+            return mode == otherwise || mode == stochastic ? settle(rounded, q.general) : rounded;
+        }
     }
 
     // acc = Q(acc + g)
@@ -247,11 +256,15 @@ private:
 // Calls body(accumulator) with the accumulator for a rule. `of_members`: all terms are values of the format.
 template <class Body> void with_accumulator(const Rule& rule, bool of_members, const Body& body) {
     const auto run = [&](auto accumulator) { body(*accumulator); };
-    if (rule.mode == toward_zero)
+    const Spec spec = unpack_spec(rule.spec);
+    const Mode mode = template_of(rule.mode, rule.overflow, spec.is_signed);
+    if (mode == otherwise)
+        run(std::make_unique<Accumulator<otherwise, double>>(rule, of_members));
+    else if (mode == toward_zero)
         run(std::make_unique<Accumulator<toward_zero, double>>(rule, of_members));
-    else if (rule.mode == stochastic)
+    else if (mode == stochastic)
         run(std::make_unique<Accumulator<stochastic, double>>(rule, of_members));
-    else if (unpack_spec(rule.spec).mantissa_bits <= 21)
+    else if (spec.mantissa_bits <= 21)
         run(std::make_unique<Accumulator<nearest_even, float>>(rule, of_members));
     else
         run(std::make_unique<Accumulator<nearest_even, double>>(rule, of_members));
@@ -286,9 +299,12 @@ void accumulate_wide_range(const void* const* x, const uint8_t* is_wide, int ten
             std::memcpy(out + start, accumulator.acc, static_cast<size_t>(count) * sizeof(float));
         }
     };
-    if (rule.mode == toward_zero)
+    const Mode mode = template_of(rule.mode, rule.overflow, unpack_spec(rule.spec).is_signed);
+    if (mode == otherwise)
+        body(*std::make_unique<Accumulator<otherwise, double>>(rule, false));
+    else if (mode == toward_zero)
         body(*std::make_unique<Accumulator<toward_zero, double>>(rule, false));
-    else if (rule.mode == stochastic)
+    else if (mode == stochastic)
         body(*std::make_unique<Accumulator<stochastic, double>>(rule, false));
     else
         body(*std::make_unique<Accumulator<nearest_even, double>>(rule, false));

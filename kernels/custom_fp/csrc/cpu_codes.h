@@ -18,30 +18,35 @@ void encode_as(const float* x, Code* codes, int64_t count, const Rounder<float>&
         codes[i] = static_cast<Code>(round_and_encode(x[i], rounder, coder));
 }
 
-void encode_range(const float* x, void* codes, int code_bytes, int64_t begin, int64_t end, uint32_t packed_spec) {
-    const Spec spec = unpack_spec(packed_spec);
-    const Rounder<float> rounder = make_rounder<float>(spec, nearest_even, false);
-    const Coder coder = make_coder(spec);
-    if (code_bytes == 1) encode_as(x + begin, static_cast<u8*>(codes) + begin, end - begin, rounder, coder);
-    if (code_bytes == 4) encode_as(x + begin, static_cast<u32*>(codes) + begin, end - begin, rounder, coder);
-    if (code_bytes == 8) encode_as(x + begin, static_cast<u64*>(codes) + begin, end - begin, rounder, coder);
-}
-
 template <class Code> void encode_values(const float* values, Code* codes, int64_t count, const Coder& coder) {
     for (int64_t i = 0; i < count; ++i) codes[i] = static_cast<Code>(encode(values[i], coder));
 }
 
-void encode_wide_range(const double* x, void* codes, int code_bytes, int64_t begin, int64_t end, uint32_t packed_spec) {
+template <class F>
+void encode_by_values(const F* x, void* codes, int code_bytes, int64_t begin, int64_t end, uint32_t packed_spec) {
     const Coder coder = make_coder(unpack_spec(packed_spec));
-    const Rule rule = {packed_spec, nearest_even, false, 0, 0};
+    const Rule rule = {packed_spec, nearest_even, infinity, 0, 0, 0};
     float values[codes_block];
     for (int64_t start = begin; start < end; start += codes_block) {
         const int64_t count = end - start < codes_block ? end - start : codes_block;
-        quantize_range<nearest_even>(x + start, values, 0, count, rule);
+        quantize(x + start, values, 0, count, rule);
         if (code_bytes == 1) encode_values(values, static_cast<u8*>(codes) + start, count, coder);
         if (code_bytes == 4) encode_values(values, static_cast<u32*>(codes) + start, count, coder);
         if (code_bytes == 8) encode_values(values, static_cast<u64*>(codes) + start, count, coder);
     }
+}
+
+void encode_range(const float* x, void* codes, int code_bytes, int64_t begin, int64_t end, uint32_t packed_spec) {
+    const Spec spec = unpack_spec(packed_spec);
+    if (!spec.is_plain) {
+        encode_by_values(x, codes, code_bytes, begin, end, packed_spec);
+        return;
+    }
+    const Rounder<float> rounder = make_rounder<float>(spec, nearest_even, infinity);
+    const Coder coder = make_coder(spec);
+    if (code_bytes == 1) encode_as(x + begin, static_cast<u8*>(codes) + begin, end - begin, rounder, coder);
+    if (code_bytes == 4) encode_as(x + begin, static_cast<u32*>(codes) + begin, end - begin, rounder, coder);
+    if (code_bytes == 8) encode_as(x + begin, static_cast<u64*>(codes) + begin, end - begin, rounder, coder);
 }
 
 template <class Code> void decode_as(const Code* codes, float* out, int64_t count, const Coder& coder) {
@@ -182,23 +187,29 @@ template <class Code> struct Codec {
         read(in, count);
         const Coder c = coder;
         Met<float> met;
-        for (int64_t i = 0; i < count; ++i) values[i] = decode_number(static_cast<u32>(codes[i]), c, met) * power;
-        if (met.largest <= static_cast<i32>(c.max_code)) return;
+        if (c.is_plain)
+            for (int64_t i = 0; i < count; ++i) values[i] = decode_number(static_cast<u32>(codes[i]), c, met) * power;
+        if (c.is_plain && met.largest <= static_cast<i32>(c.max_code)) return;
         for (int64_t i = 0; i < count; ++i) values[i] = canonical(decode(static_cast<u32>(codes[i]), c) * power);
     }
 };
 
-// x * 2^shift rounded to nearest, blocks of it as codes.
+// Whether rounding to nearest cannot tell a float32 product from x * 2^shift: exact, or too small for the rounding to see
+// what was lost, or past every format.
+inline bool float32_will_do(const Spec& spec, int shift) {
+    return shift <= 127 && shift >= -126 && (shift >= 0 || spec.emin - spec.mantissa_bits > -120);
+}
+
+// x * 2^shift rounded to nearest, blocks of it as codes of a plain format.
 template <class Code> class NearestPacker {
 public:
     NearestPacker(const Rule& rule, int shift)
         : codec(unpack_spec(rule.spec)), spec(unpack_spec(rule.spec)),
-          // in float32 exact, or too small for the rounding to see what was lost, or past every format
-          exact(shift <= 127 && shift >= -126 && (shift >= 0 || spec.emin - spec.mantissa_bits > -120)),
+          exact(float32_will_do(spec, shift)),
           quick(NearRounder::allowed(spec)), power(exact ? power_of_two<float>(shift) : 1.0f),
-          wide_power(power_of_two<double>(clamp_shift(shift))), near(make_near_rounder(spec, rule.saturate)),
-          rounder(make_rounder<float>(spec, nearest_even, false)),
-          wide(make_rounder<double>(spec, nearest_even, rule.saturate)), saturate(rule.saturate) {}
+          wide_power(power_of_two<double>(clamp_shift(shift))), near(make_near_rounder(spec, rule.overflow)),
+          rounder(make_rounder<float>(spec, nearest_even, infinity)),
+          wide(make_rounder<double>(spec, nearest_even, rule.overflow)), saturates(rule.overflow == saturate) {}
 
     void operator()(const float* x, u8* out, int64_t count) {
         if (!(exact && quick && pack_quickly(x, count))) pack_slowly(x, count);
@@ -214,7 +225,7 @@ private:
     NearRounder near;
     Rounder<float> rounder;
     Rounder<double> wide;
-    bool saturate;
+    bool saturates;
 
     bool pack_quickly(const float* x, int64_t count) {
         const NearRounder r = near;
@@ -228,7 +239,7 @@ private:
 
     void pack_slowly(const float* x, int64_t count) {
         const Coder c = codec.coder;
-        if (exact && !saturate) {
+        if (exact && !saturates) {
             const Rounder<float> r = rounder;
             const float factor = power;
             for (int64_t i = 0; i < count; ++i)
@@ -243,11 +254,15 @@ private:
     }
 };
 
-// x * 2^shift with any other rounding, or of doubles: of the exact product, in double
+// x * 2^shift with any other rounding, of other formats, or of doubles: of the exact product, in double
 template <class Code, class F>
 void pack_otherwise(const F* x, u8* bytes, int64_t begin, int64_t end, const Rule& rule, int shift) {
     Codec<Code> codec(unpack_spec(rule.spec));
     const WidePower power(shift);
+    // propagate tells what is past float32 from infinity
+    const bool narrowly = sizeof(F) == sizeof(float) && rule.mode == nearest_even && rule.overflow != propagate &&
+                          float32_will_do(unpack_spec(rule.spec), shift);
+    const float factor = narrowly ? power_of_two<float>(shift) : 1.0f;
     double scaled[codes_block];
     float values[codes_block];
     Rule of_block = rule;
@@ -256,8 +271,11 @@ void pack_otherwise(const F* x, u8* bytes, int64_t begin, int64_t end, const Rul
         of_block.offset = rule.offset + static_cast<u64>(start);
         if (shift == 0) {
             quantize(x + start, values, 0, count, of_block);
+        } else if (narrowly) {
+            for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(x[start + i]) * factor;
+            quantize(values, values, 0, count, of_block);
         } else {
-            for (int64_t i = 0; i < count; ++i) scaled[i] = power.times(static_cast<double>(x[start + i]));
+            for (int64_t i = 0; i < count; ++i) scaled[i] = power.to_round(static_cast<double>(x[start + i]));
             quantize(scaled, values, 0, count, of_block);
         }
         codec.pack_values(values, bytes + start / 8 * codec.k, count, false);
@@ -266,7 +284,7 @@ void pack_otherwise(const F* x, u8* bytes, int64_t begin, int64_t end, const Rul
 
 template <class Code>
 void pack_as(const float* x, u8* bytes, int64_t begin, int64_t end, const Rule& rule, int shift) {
-    if (rule.mode != nearest_even) {
+    if (rule.mode != nearest_even || rule.overflow == propagate || !unpack_spec(rule.spec).is_plain) {
         pack_otherwise<Code>(x, bytes, begin, end, rule, shift);
         return;
     }

@@ -46,7 +46,7 @@ inline bool has_few_bits(const Rule& rule) { return !(rule.mask & 0xffffu); }
 // The two halves of an element's random bits are drawn apart: the second is seldom needed.
 template <class F> void quantize_randomly(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
     const Spec spec = unpack_spec(rule.spec);
-    const Rounder<F> rounder = make_rounder<F>(spec, stochastic, rule.saturate);
+    const Rounder<F> rounder = make_rounder<F>(spec, stochastic, rule.overflow);
     const RandomRounder quick = make_random_rounder(spec);
     const bool try_quickly = sizeof(F) == sizeof(float) && RandomRounder::allowed(spec), few = has_few_bits(rule);
     constexpr int piece = random_piece;
@@ -74,9 +74,9 @@ template <class F> void quantize_randomly(const F* x, float* out, int64_t begin,
 template <Mode mode, class F>
 void quantize_range(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
     const Spec spec = unpack_spec(rule.spec);
-    const Rounder<F> rounder = make_rounder<F>(spec, mode, rule.saturate);
-    const NearRounder quick = make_near_rounder(spec, rule.saturate);
-    const bool try_quickly = sizeof(F) == sizeof(float) && mode == nearest_even && NearRounder::fits(spec);
+    const Rounder<F> rounder = make_rounder<F>(spec, rule.mode, rule.overflow);
+    const NearRounder quick = make_near_rounder(spec, rule.overflow);
+    const bool try_quickly = sizeof(F) == sizeof(float) && rule.mode == nearest_even && NearRounder::fits(spec);
     constexpr int piece = long_piece;
     in_pieces<piece>(x, out, begin, end, 0, [&](const F* __restrict from, float* __restrict result, u64) {
         if (try_quickly) {
@@ -91,9 +91,16 @@ void quantize_range(const F* x, float* out, int64_t begin, int64_t end, const Ru
 }
 
 template <class F> void quantize(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
-    if (rule.mode == nearest_even) quantize_range<nearest_even>(x, out, begin, end, rule);
-    if (rule.mode == toward_zero) quantize_range<toward_zero>(x, out, begin, end, rule);
-    if (rule.mode == stochastic) quantize_randomly(x, out, begin, end, rule);
+    const Spec spec = unpack_spec(rule.spec);
+    switch (template_of(rule.mode, rule.overflow, true)) {
+        case nearest_even: quantize_range<nearest_even>(x, out, begin, end, rule); break;
+        case toward_zero: quantize_range<toward_zero>(x, out, begin, end, rule); break;
+        case stochastic: quantize_randomly(x, out, begin, end, rule); break;
+        default: quantize_range<otherwise>(x, out, begin, end, rule);
+    }
+    if (spec.is_plain) return;
+    const Rounder<float> rounder = make_rounder<float>(spec, rule.mode, rule.overflow);
+    for (int64_t i = begin; i < end; ++i) out[i] = settle(out[i], rounder);
 }
 
 inline int clamp_shift(int shift) { return shift < -400 ? -400 : shift > 400 ? 400 : shift; }
@@ -108,6 +115,13 @@ struct WidePower {
         b = power_of_two<double>(clamped - clamped / 2);
     }
     CFP_MEMBER double times(double x) const { return x * a * b; }
+    // x * 2^shift, or, past the range of doubles, what rounds as that does: finite, and zero, only where x is.
+    CFP_MEMBER double to_round(double x) const {
+        const u64 sign = to_bits(x) & Bits<double>::sign, magnitude = to_bits(x) ^ sign, product = to_bits(times(x)) & ~Bits<double>::sign;
+        const u64 lost = (magnitude != 0) & (product == 0);
+        const u64 past = (product == Bits<double>::infinity) & (magnitude != Bits<double>::infinity);
+        return from_bits((product + lost - past) | sign);
+    }
 };
 
 void scale_range(const float* x, float* out, int64_t begin, int64_t end, int shift) {

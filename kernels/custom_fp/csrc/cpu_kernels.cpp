@@ -16,7 +16,7 @@ const Kernels& CFP_NAME(CFP_ISA)() {
         scale_range,             scale_wide_range,
         max_magnitude<float>,    max_magnitude<double>,
         accumulate_range,        accumulate_wide_range,
-        encode_range,            encode_wide_range,
+        encode_range,            encode_by_values<double>,
         decode_range,
         pack_range,              pack_wide_range,
         unpack_range,

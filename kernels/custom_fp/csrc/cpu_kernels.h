@@ -9,7 +9,7 @@ namespace custom_fp {
 struct Rule {          // how to round
     uint32_t spec;     // Format.spec
     int mode;          // Mode
-    bool saturate;
+    int overflow;      // Overflow
     uint64_t seed;
     uint64_t offset;   // of the first element, where random words are drawn
     uint32_t mask;     // which of an element's random bits count: the first so many

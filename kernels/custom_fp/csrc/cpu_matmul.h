@@ -23,7 +23,7 @@ struct NearArithmetic {
     typedef float Value;
     typedef i32 Seen;
     NearRounder r;
-    explicit NearArithmetic(const Spec& s) : r(make_near_rounder(s, false)) {}
+    explicit NearArithmetic(const Spec& s) : r(make_near_rounder(s, infinity)) {}
     CFP_MEMBER float product(float a, float b, i32& seen) const {
         Met<float> met;
         met.largest = seen;
@@ -65,7 +65,7 @@ struct WideArithmetic {
     typedef float Value;
     typedef i32 Seen;
     Rounder<double> r;
-    explicit WideArithmetic(const Spec& s) : r(make_rounder<double>(s, nearest_even, false)) {}
+    explicit WideArithmetic(const Spec& s) : r(make_rounder<double>(s, nearest_even, infinity)) {}
     CFP_MEMBER float product(float a, float b, i32&) const {
         return static_cast<float>(round<nearest_even>(static_cast<double>(a) * static_cast<double>(b), r, 0));
     }
@@ -74,6 +74,13 @@ struct WideArithmetic {
         return static_cast<float>(round<nearest_even>(exact, r, 0));
     }
     bool trusted(i32) const { return true; }
+};
+
+// Of formats without a sign, whose sums are never less than zero.
+struct UnsignedArithmetic : WideArithmetic {
+    explicit UnsignedArithmetic(const Spec& s) : WideArithmetic(s) {}
+    CFP_MEMBER float product(float a, float b, i32& seen) const { return settle(WideArithmetic::product(a, b, seen), r); }
+    CFP_MEMBER float sum(float a, float b, i32& seen) const { return settle(WideArithmetic::sum(a, b, seen), r); }
 };
 
 // One row of a times a panel of b: 64 results. False if they cannot be trusted.
@@ -124,7 +131,7 @@ bool one_row_kahan(const float* a, const float* b_Kx64, float* out, int64_t K, c
 // Rows begin..end of a (MxK) times b (KxN); `buffer` holds K * 64 values. `first` is tried, `second` is always right.
 template <class First, class Second>
 void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
-                 bool kahan, float* buffer, const First& first, const Second& second) {
+                 bool kahan, bool has_negative_zero, float* buffer, const First& first, const Second& second) {
     float row[panel];
     for (int64_t column = 0; column < N; column += panel) {
         const size_t width = static_cast<size_t>(N - column < panel ? N - column : panel);
@@ -138,6 +145,8 @@ void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int6
                 one_row_kahan(a_row, buffer, row, K, first) || one_row_kahan(a_row, buffer, row, K, second);
             else
                 one_row(a_row, buffer, row, K, first) || one_row(a_row, buffer, row, K, second);
+            if (!has_negative_zero)
+                for (float& value : row) value += 0.0f;
             std::memcpy(out + i * N + column, row, width * sizeof(float));
         }
     }
@@ -147,9 +156,11 @@ void matmul_range(const float* a, const float* b, float* out, int64_t begin, int
                   uint32_t packed_spec, bool kahan, float* buffer) {
     const Spec spec = unpack_spec(packed_spec);
     const auto run = [&](const auto& first, const auto& second) {
-        matmul_rows(a, b, out, begin, end, K, N, kahan, buffer, first, second);
+        matmul_rows(a, b, out, begin, end, K, N, kahan, spec.is_plain, buffer, first, second);
     };
-    if (spec.exponent_bits == 8 && spec.mantissa_bits == 23)
+    if (!spec.is_signed)
+        run(UnsignedArithmetic(spec), UnsignedArithmetic(spec));
+    else if (spec.exponent_bits == 8 && spec.mantissa_bits == 23)
         run(Float32Arithmetic(), Float32Arithmetic());
     else if (has_fma && NearRounder::allowed(spec))
         run(NearArithmetic(spec), WideArithmetic(spec));

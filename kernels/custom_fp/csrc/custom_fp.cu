@@ -41,20 +41,29 @@ CFP_FN void store4(float* out, i64 i, i64 n, bool wide, const float v[4]) {
         for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = v[j];
 }
 
+// The argument `how` of a kernel: Overflow, and Mode above it.
+struct How {
+    int mode, overflow;
+    CFP_MEMBER explicit How(int how) : mode(how >> 8), overflow(how & 0xff) {}
+};
+
 CFP_FN i64 thread_index() { return static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; }
 CFP_FN i64 thread_count() { return static_cast<i64>(gridDim.x) * blockDim.x; }
 
 // ---- quantize --------------------------------------------------------------------------------------------------
 
 template <Mode mode, class F>
-CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, bool saturate, u64, u64, u32) {
-    const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), mode, saturate);
+CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, How how, u64, u64, u32) {
+    const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), how.mode, how.overflow);
     const bool wide = aligned(x) && aligned(out);
     F v[4];
     float result[4];
     for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
         load4(x, i, n, wide, v);
-        for (int j = 0; j < 4; ++j) result[j] = to_float32(round<mode>(v[j], rounder, 0));
+        for (int j = 0; j < 4; ++j) {
+            result[j] = to_float32(round<mode>(v[j], rounder, 0));
+            if (mode == otherwise) result[j] = settle(result[j], rounder);
+        }
         store4(out, i, n, wide, result);
     }
 }
@@ -76,9 +85,8 @@ CFP_FN u32 random_of(u64 index, u32 stream, u64 seed, u32 mask) {
 // A thread takes one lane of a group of 128 elements, and so uses all of two counters' words (philox.h). The lanes of a
 // warp are neighbours in memory. `index`: of the first element.
 template <class F>
-CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, bool saturate, u64 seed, u64 index,
-                              u32 mask) {
-    const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), stochastic, saturate);
+CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, How how, u64 seed, u64 index, u32 mask) {
+    const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), stochastic, how.overflow);
     const u64 first_group = index / group;
     const i64 groups = static_cast<i64>((index + n - 1) / group - first_group) + 1;
     for (i64 t = thread_index(); t < groups * 16; t += thread_count()) {
@@ -89,15 +97,15 @@ CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, bool satu
             const i64 i = static_cast<i64>(here * group + 16 * place + lane - index);
             if (i < 0 || i >= n) continue;
             const u32 random = half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place);
-            out[i] = to_float32(round<stochastic>(x[i], rounder, random & mask));
+            out[i] = settle(to_float32(round<stochastic>(x[i], rounder, random & mask)), rounder);
         }
     }
 }
 
 #define CFP_QUANTIZE(name, function, F)                                                                            \
-    extern "C" __global__ void name(const F* x, float* out, i64 n, u32 spec, int saturate, u64 seed, u64 index,    \
+    extern "C" __global__ void name(const F* x, float* out, i64 n, u32 spec, int how, u64 seed, u64 index,         \
                                     u32 mask) {                                                                    \
-        function(x, out, n, spec, saturate != 0, seed, index, mask);                                               \
+        function(x, out, n, spec, How(how), seed, index, mask);                                                    \
     }
 CFP_QUANTIZE(quantize_nearest_even_f32, quantize<nearest_even>, float)
 CFP_QUANTIZE(quantize_nearest_even_f64, quantize<nearest_even>, double)
@@ -105,6 +113,8 @@ CFP_QUANTIZE(quantize_toward_zero_f32, quantize<toward_zero>, float)
 CFP_QUANTIZE(quantize_toward_zero_f64, quantize<toward_zero>, double)
 CFP_QUANTIZE(quantize_stochastic_f32, quantize_randomly, float)
 CFP_QUANTIZE(quantize_stochastic_f64, quantize_randomly, double)
+CFP_QUANTIZE(quantize_otherwise_f32, quantize<otherwise>, float)
+CFP_QUANTIZE(quantize_otherwise_f64, quantize<otherwise>, double)
 
 extern "C" __global__ void scale_f32(const float* x, float* out, i64 n, int shift) {
     const double power = power_of_two<double>(shift);
@@ -143,27 +153,31 @@ extern "C" __global__ void max_magnitude_f64(const double* x, i64 n, u64* larges
 
 // Rounded sums and products: NearRounder where it may, else through float64.
 template <Mode mode> struct Arithmetic {
-    bool by_near, is_float32;
+    bool by_near, is_float32, is_signed;
     NearRounder near;
     Rounder<double> wide;
 
-    CFP_MEMBER Arithmetic(const Spec& s, bool saturate)
+    CFP_MEMBER Arithmetic(const Spec& s, How how)
         : by_near(mode == nearest_even && NearRounder::checkable(s)),
-          is_float32(mode == nearest_even && !saturate && s.exponent_bits == 8 && s.mantissa_bits == 23),
-          near(make_near_rounder(s, saturate)), wide(make_rounder<double>(s, mode, saturate)) {}
+          is_float32(mode == nearest_even && how.overflow == infinity && s.bits == 32), is_signed(s.is_signed),
+          near(make_near_rounder(s, how.overflow)), wide(make_rounder<double>(s, how.mode, how.overflow)) {}
+
+    CFP_MEMBER float rounded(double exact, u32 random) const {
+        const float value = CFP_CAST(round<mode>(exact, wide, random));
+        return (mode == nearest_even || mode == toward_zero) && is_signed ? value : settle(value, wide);
+    }
 
     // Q(a + b); `member`: both are values of the format
     CFP_MEMBER float sum(float a, float b, bool member, u32 random) const {
         if (is_float32) return a + b;
         if (by_near) return round_near_checked(member ? a + b : add_to_odd(a, b), near);
-        const double exact = add_to_odd(static_cast<double>(a), static_cast<double>(b));
-        return CFP_CAST(round<mode>(exact, wide, random));
+        return rounded(add_to_odd(static_cast<double>(a), static_cast<double>(b)), random);
     }
 
     CFP_MEMBER float product(float a, float b) const {
         if (is_float32) return a * b;
         if (by_near) return multiply_near_checked(a, b, near);
-        return CFP_CAST(round<mode>(static_cast<double>(a) * static_cast<double>(b), wide, 0));
+        return rounded(static_cast<double>(a) * static_cast<double>(b), 0);
     }
 
     // acc = Q(acc + g), or Kahan's form of it; member: g is a value of the format
@@ -188,9 +202,9 @@ template <Mode mode> CFP_FN void draw(u32 random[4], u64 index, int r, bool kaha
 
 // `x`: addresses of `tensors` arrays of n elements each
 template <Mode mode>
-CFP_FN void accumulate(const float* const* x, int tensors, float* out, i64 n, u32 spec, bool saturate, bool kahan,
-                       u64 seed, u64 index, u32 mask) {
-    const Arithmetic<mode> arithmetic(unpack_spec(spec), saturate);
+CFP_FN void accumulate(const float* const* x, int tensors, float* out, i64 n, u32 spec, How how, bool kahan, u64 seed,
+                       u64 index, u32 mask) {
+    const Arithmetic<mode> arithmetic(unpack_spec(spec), how);
     u32 random[4] = {0, 0, 0, 0};
     for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
         float acc[4] = {0, 0, 0, 0}, c[4] = {0, 0, 0, 0}, g[4];
@@ -208,24 +222,28 @@ CFP_FN void accumulate(const float* const* x, int tensors, float* out, i64 n, u3
 
 #define CFP_ACCUMULATE(mode)                                                                                       \
     extern "C" __global__ void accumulate_##mode(const float* const* x, int tensors, float* out, i64 n, u32 spec,  \
-                                                 int saturate, int kahan, u64 seed, u64 index, u32 mask) {         \
-        accumulate<mode>(x, tensors, out, n, spec, saturate != 0, kahan != 0, seed, index, mask);                  \
+                                                 int how, int kahan, u64 seed, u64 index, u32 mask) {              \
+        accumulate<mode>(x, tensors, out, n, spec, How(how), kahan != 0, seed, index, mask);                       \
     }
 CFP_ACCUMULATE(nearest_even)
 CFP_ACCUMULATE(toward_zero)
 CFP_ACCUMULATE(stochastic)
+CFP_ACCUMULATE(otherwise)
 
 // ---- codes -----------------------------------------------------------------------------------------------------
 
 template <class Code> CFP_FN void encode_all(const float* x, Code* codes, i64 n, u32 packed_spec) {
     const Spec spec = unpack_spec(packed_spec);
-    const Rounder<float> rounder = make_rounder<float>(spec, nearest_even, false);
+    const Rounder<float> rounder = make_rounder<float>(spec, nearest_even, infinity);
     const Coder coder = make_coder(spec);
     const bool wide = aligned(x);
     float v[4];
     for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
         load4(x, i, n, wide, v);
-        for (int j = 0; j < 4 && i + j < n; ++j) codes[i + j] = static_cast<Code>(round_and_encode(v[j], rounder, coder));
+        for (int j = 0; j < 4 && i + j < n; ++j)
+            codes[i + j] = static_cast<Code>(
+                spec.is_plain ? round_and_encode(v[j], rounder, coder)
+                              : encode(settle(round<nearest_even>(v[j], rounder, 0), rounder), coder));
     }
 }
 extern "C" __global__ void encode_1(const float* x, u8* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
@@ -282,18 +300,22 @@ CFP_FN i64 bytes_of_block(i64 first, i64 n, int k) {
     return (left + 7) / 8 * k;
 }
 
+// settle, where a template's formats may need it.
+template <Mode mode> CFP_FN float settled(float value, const Rounder<float>& r) {
+    return mode == stochastic || mode == otherwise ? settle(value, r) : value;
+}
+
 // `index`: of the first element, for its random bits
 template <Mode mode>
-CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, bool saturate, u64 seed, u64 index,
-                 u32 mask) {
+CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, How how, u64 seed, u64 index, u32 mask) {
     __shared__ __align__(16) u8 staged[threads * 32];
     const Spec spec = unpack_spec(packed_spec);
     const int k = spec.bits;
-    const Rounder<double> rounder = make_rounder<double>(spec, mode, saturate);
-    const Rounder<float> narrow = make_rounder<float>(spec, mode, saturate);
+    const Rounder<double> rounder = make_rounder<double>(spec, how.mode, how.overflow);
+    const Rounder<float> narrow = make_rounder<float>(spec, how.mode, how.overflow);
     const Coder coder = make_coder(spec);
     const double power = power_of_two<double>(shift);
-    const bool directly = mode == nearest_even && shift == 0 && !saturate;
+    const bool directly = mode == nearest_even && shift == 0 && how.overflow == infinity;
     for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
         const i64 i = first + threadIdx.x * 8;
         float v[8];
@@ -303,8 +325,8 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, b
         for (int j = 0; j < 8; ++j) {
             draw<mode>(random, index + static_cast<u64>(i + j), 0, false, seed, mask);
             codes[j] = directly     ? round_and_encode(v[j], narrow, coder)
-                       : shift == 0 ? encode(round<mode>(v[j], narrow, random[0]), coder)
-                                    : encode(CFP_CAST(round<mode>(v[j] * power, rounder, random[0])), coder);
+                       : shift == 0 ? encode(settled<mode>(round<mode>(v[j], narrow, random[0]), narrow), coder)
+                                    : encode(settled<mode>(CFP_CAST(round<mode>(v[j] * power, rounder, random[0])), narrow), coder);
             if (i + j >= n) codes[j] = 0;
         }
         join_codes(codes, staged + threadIdx.x * k, k);
@@ -315,13 +337,14 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, b
 }
 
 #define CFP_PACK(mode)                                                                                            \
-    extern "C" __global__ void pack_##mode(const float* x, u8* bytes, i64 n, u32 spec, int shift, int saturate,   \
+    extern "C" __global__ void pack_##mode(const float* x, u8* bytes, i64 n, u32 spec, int shift, int how,        \
                                            u64 seed, u64 index, u32 mask) {                                       \
-        pack<mode>(x, bytes, n, spec, shift, saturate != 0, seed, index, mask);                                   \
+        pack<mode>(x, bytes, n, spec, shift, How(how), seed, index, mask);                                        \
     }
 CFP_PACK(nearest_even)
 CFP_PACK(toward_zero)
 CFP_PACK(stochastic)
+CFP_PACK(otherwise)
 
 extern "C" __global__ void unpack(const u8* bytes, float* out, i64 n, u32 packed_spec, int shift) {
     __shared__ __align__(16) u8 staged[threads * 32];
@@ -350,13 +373,13 @@ extern "C" __global__ void unpack(const u8* bytes, float* out, i64 n, u32 packed
 
 // `bytes`: addresses of `tensors` payloads of n codes each
 template <Mode mode>
-CFP_FN void accumulate_packed(const u8* const* bytes, int tensors, u8* out, i64 n, u32 packed_spec, bool saturate,
-                              bool kahan, u64 seed, u64 index, u32 mask) {
+CFP_FN void accumulate_packed(const u8* const* bytes, int tensors, u8* out, i64 n, u32 packed_spec, How how, bool kahan,
+                              u64 seed, u64 index, u32 mask) {
     __shared__ __align__(16) u8 staged[threads * 32];
     const Spec spec = unpack_spec(packed_spec);
     const int k = spec.bits;
     const Coder coder = make_coder(spec);
-    const Arithmetic<mode> arithmetic(spec, saturate);
+    const Arithmetic<mode> arithmetic(spec, how);
     u32 random[4] = {0, 0, 0, 0};
     for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
         const i64 i = first + threadIdx.x * 8, size = bytes_of_block(first, n, k);
@@ -384,13 +407,14 @@ CFP_FN void accumulate_packed(const u8* const* bytes, int tensors, u8* out, i64 
 
 #define CFP_ACCUMULATE_PACKED(mode)                                                                              \
     extern "C" __global__ void accumulate_packed_##mode(const u8* const* bytes, int tensors, u8* out, i64 n,     \
-                                                        u32 spec, int saturate, int kahan, u64 seed, u64 index,  \
+                                                        u32 spec, int how, int kahan, u64 seed, u64 index,       \
                                                         u32 mask) {                                              \
-        accumulate_packed<mode>(bytes, tensors, out, n, spec, saturate != 0, kahan != 0, seed, index, mask);     \
+        accumulate_packed<mode>(bytes, tensors, out, n, spec, How(how), kahan != 0, seed, index, mask);          \
     }
 CFP_ACCUMULATE_PACKED(nearest_even)
 CFP_ACCUMULATE_PACKED(toward_zero)
 CFP_ACCUMULATE_PACKED(stochastic)
+CFP_ACCUMULATE_PACKED(otherwise)
 
 // ---- matmul ----------------------------------------------------------------------------------------------------
 

@@ -80,21 +80,27 @@ CFP_FN float to_float32(float x) { return x; }
 // A format as formats/scalar.py's Format.spec packs it.
 struct Spec {
     int exponent_bits, mantissa_bits, emin, bits;
-    u32 has_inf, has_nan;
-    u32 max_code, inf_code, nan_code;  // magnitudes; inf_code and nan_code already hold what stands in for them
+    u32 has_inf, has_nan, is_signed;
+    u32 is_fnuz;   // the code of -0 is NaN
+    u32 is_plain;  // with a sign and a -0
+    // magnitudes, but for the nan_code of fnuz; inf_code and nan_code already hold what stands in for them
+    u32 max_code, inf_code, nan_code;
 };
 
 CFP_FN Spec unpack_spec(u32 spec) {
     Spec s;
     s.exponent_bits = static_cast<int>(spec & 0xff);
-    s.mantissa_bits = static_cast<int>(spec >> 8 & 0xff);
+    s.mantissa_bits = static_cast<int>(spec >> 8 & 0x7f);
+    s.is_signed = (spec >> 15 & 1) ^ 1;
     s.emin = static_cast<int>(spec >> 16 & 0x1fff) - 512;
-    s.bits = 1 + s.exponent_bits + s.mantissa_bits;
+    s.is_fnuz = spec >> 31;
+    s.is_plain = s.is_signed & (s.is_fnuz ^ 1);
+    s.bits = static_cast<int>(s.is_signed) + s.exponent_bits + s.mantissa_bits;
     s.has_nan = spec >> 29 & 1;
     s.has_inf = spec >> 30 & 1;
     const u32 top = ((1u << s.exponent_bits) - 1) << s.mantissa_bits, all_ones = top | ((1u << s.mantissa_bits) - 1);
-    s.max_code = s.has_inf ? top - 1 : all_ones - s.has_nan;
-    const u32 nan = s.has_inf ? top | (1u << s.mantissa_bits) >> 1 : all_ones;
+    s.max_code = s.has_inf ? top - 1 : all_ones - (s.has_nan & (s.is_fnuz ^ 1));
+    const u32 nan = s.has_inf ? top | (1u << s.mantissa_bits) >> 1 : all_ones + s.is_fnuz;
     s.inf_code = s.has_inf ? top : s.has_nan ? nan : s.max_code;
     s.nan_code = s.has_nan ? nan : s.has_inf ? top : s.max_code;
     return s;
@@ -119,7 +125,22 @@ template <class F> CFP_FN typename Bits<F>::U special_of(const Spec& s, u32 code
 
 // ---- rounding --------------------------------------------------------------------------------------------------
 
-enum Mode { nearest_even = 0, toward_zero = 1, stochastic = 2, nearest_away = 3, toward_positive = 4, toward_negative = 5, to_odd = 6 };
+// As rule.py numbers them.
+enum Mode {
+    nearest_even = 0, toward_zero = 1, stochastic = 2, nearest_away = 3, toward_positive = 4, toward_negative = 5,
+    to_odd = 6
+};
+enum Overflow { infinity = 0, saturate = 1, propagate = 2 };
+
+// Of templates that three modes have to themselves: the others, and formats without a sign or a -0, share one, which reads
+// the mode from its Rounder (any but stochastic).
+constexpr Mode otherwise = static_cast<Mode>(7);
+
+CFP_FN Mode template_of(int mode, int overflow, bool is_plain) {
+    if (mode == stochastic) return stochastic;
+    const bool is_own = mode == toward_zero || (mode == nearest_even && overflow != propagate);
+    return is_own && is_plain ? static_cast<Mode>(mode) : otherwise;
+}
 
 // Everything `round` needs, computed once per call.
 template <class F> struct Rounder {
@@ -127,12 +148,18 @@ template <class F> struct Rounder {
     U half, odd, keep;              // of the mantissa: what to add before truncating to m bits
     U min_normal, max;              // magnitudes
     U overflow, infinity, nan;      // what a finite value past max, infinity and NaN become
+    U overflow_below;               // and a finite one past -max, but for its sign
     F magic, quantum;               // quantum = 2^(emin - m); adding magic rounds to multiples of it
     F scale_a, scale_b;             // scale_a * scale_b = 2^31 / quantum
     int drop;                       // mantissa bits of F that the format does not have
+    // of `otherwise`: 1 for each way up that the mode has
+    U half_unit, even_is_one;       // the one digit of m = 0
+    U nearest, ties_up, up, down, odd_up;
+    // of `settle`, bits of float32: what a negative number and -infinity become
+    u32 below_zero, below_zero_infinity, is_signed, is_plain;
 };
 
-template <class F> CFP_FN Rounder<F> make_rounder(const Spec& s, Mode mode, bool saturate) {
+template <class F> CFP_FN Rounder<F> make_rounder(const Spec& s, int mode, int overflow) {
     typedef Bits<F> B;
     typedef typename B::U U;
     Rounder<F> r;
@@ -144,8 +171,12 @@ template <class F> CFP_FN Rounder<F> make_rounder(const Spec& s, Mode mode, bool
     r.half = r.drop > 0 ? (B::one << (r.drop - 1)) - r.odd : 0;
     r.min_normal = static_cast<U>(s.emin + B::bias) << B::mantissa;
     r.max = magnitude_of<F>(s, s.max_code);
-    r.infinity = saturate ? r.max : special_of<F>(s, s.inf_code);
-    r.overflow = mode == toward_zero ? r.max : r.infinity;
+    const bool keeps = overflow == saturate || (overflow == propagate && !s.has_inf);
+    r.infinity = keeps ? r.max : special_of<F>(s, s.inf_code);
+    const bool max_is_odd = s.mantissa_bits > 0 ? s.max_code & 1 : s.max_code > 0;
+    const bool stays = overflow != infinity || mode == toward_zero || (mode == to_odd && max_is_odd);
+    r.overflow = stays || mode == toward_negative ? r.max : r.infinity;
+    r.overflow_below = stays || mode == toward_positive ? r.max : r.infinity;
     r.nan = special_of<F>(s, s.nan_code);
     r.quantum = from_bits(magnitude_of<F>(s, 1));
     if (s.mantissa_bits == 0) r.quantum = power_of_two<F>(s.emin);
@@ -153,7 +184,26 @@ template <class F> CFP_FN Rounder<F> make_rounder(const Spec& s, Mode mode, bool
     const int scale = 31 - quantum_exponent;
     r.scale_a = power_of_two<F>(scale / 2);
     r.scale_b = power_of_two<F>(scale - scale / 2);
+    r.half_unit = r.drop > 0 ? B::one << (r.drop - 1) : B::one;
+    r.even_is_one = s.mantissa_bits == 0;
+    r.nearest = mode == nearest_even || mode == nearest_away;
+    r.ties_up = mode == nearest_away;
+    r.up = mode == toward_positive;
+    r.down = mode == toward_negative;
+    r.odd_up = mode == to_odd;
+    r.below_zero_infinity = overflow == infinity && s.has_nan ? Bits<float>::nan : 0;
+    r.below_zero = mode == toward_zero || mode == toward_positive ? 0 : r.below_zero_infinity;
+    r.is_signed = s.is_signed;
+    r.is_plain = s.is_plain;
     return r;
+}
+
+// Whether a magnitude goes up to the next multiple of the quantum: each argument is 0 or 1, `odd` of the multiple below.
+template <class F, class U>
+CFP_FN U goes_up(U above_half, U half, U inexact, U odd, U negative, const Rounder<F>& r) {
+    const U away = (above_half | (half & (odd | r.ties_up))) & r.nearest;
+    const U directed = ((negative ^ 1) & r.up) | (negative & r.down) | ((odd ^ 1) & r.odd_up);
+    return away | (directed & inexact);
 }
 
 // x rounded to the format. `random`: 32 uniform bits, read by stochastic rounding only, of which the upper 31 count:
@@ -173,6 +223,12 @@ template <Mode mode, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 rando
         else if (r.drop >= 31) add = static_cast<U>(random >> 1) << (r.drop - 31);
         else add = static_cast<U>(random >> 1) >> (31 - r.drop);
     }
+    if (mode == otherwise) {
+        const U rest = magnitude & ~r.keep, odd = (magnitude >> r.drop & 1) | r.even_is_one;
+        const U up = goes_up<F, U>(static_cast<I>(rest) > static_cast<I>(r.half_unit), rest == r.half_unit, rest != 0,
+                                   odd, sign != 0, r);
+        add = up << r.drop;
+    }
     const U normal = (magnitude + add) & r.keep;
 
     // Below min_normal the quantum is fixed: let the addition round, at a magnitude where one ulp is one quantum.
@@ -187,15 +243,31 @@ template <Mode mode, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 rando
         const U up = static_cast<U>((clipped + (random >> 1)) >> 31);
         multiple += from_bits(to_bits(r.quantum) & (U(0) - up));
     }
+    if (mode == otherwise) {
+        const F distance = absolute - multiple, twice = distance + distance;
+        const U odd = to_bits(multiple + r.magic) & 1;
+        const U up = goes_up<F, U>(twice > r.quantum, twice == r.quantum, distance > F(0), odd, sign != 0, r);
+        multiple += from_bits(to_bits(r.quantum) & (U(0) - up));
+    }
     const U is_subnormal = static_cast<U>(static_cast<I>(magnitude) < static_cast<I>(r.min_normal));
     U result = select(is_subnormal, to_bits(multiple), normal);
 
-    result = select(static_cast<U>(static_cast<I>(result) > static_cast<I>(r.max)), r.overflow, result);
-    if (mode == toward_zero) result = select(static_cast<U>(magnitude == B::infinity), r.infinity, result);
+    const U overflow = mode == otherwise ? select(static_cast<U>(sign != 0), r.overflow_below, r.overflow) : r.overflow;
+    result = select(static_cast<U>(static_cast<I>(result) > static_cast<I>(r.max)), overflow, result);
+    if (mode != nearest_even) result = select(static_cast<U>(magnitude == B::infinity), r.infinity, result);
     result = select(static_cast<U>(static_cast<I>(magnitude) > static_cast<I>(B::infinity)), r.nan, result);
     const U is_number = static_cast<U>(static_cast<I>(result) <= static_cast<I>(B::infinity)) &
                         static_cast<U>(static_cast<I>(magnitude) <= static_cast<I>(B::infinity));
     return from_bits(result | (sign & (U(0) - is_number)));
+}
+
+// A rounded value in a format without a -0 or a sign: -0 is 0, what is less a format without a sign has not. Any value of
+// other formats stays.
+template <class F> CFP_FN float settle(float value, const Rounder<F>& r) {
+    const u32 bits = to_bits(value), magnitude = bits & 0x7fffffffu;
+    const u32 below = select(static_cast<u32>(magnitude == 0x7f800000u), r.below_zero_infinity, r.below_zero);
+    const u32 settled = select(static_cast<u32>(magnitude == 0), 0u, select(r.is_signed, bits, below));
+    return from_bits(select((bits >> 31) & (r.is_plain ^ 1), settled, bits));
 }
 
 // ---- exact sums and products -----------------------------------------------------------------------------------
@@ -226,11 +298,13 @@ CFP_FN float scale(float x, double power) { return to_float32(static_cast<double
 // are lifted by it on the way, which puts their digits where those of normal values are, under a hidden one.
 struct Coder {
     int drop, sign_shift;
+    u32 sign;            // bit 31, 0 where there is none
     u32 min_normal, hidden, magnitude_mask;
     u32 rebias;  // exponent field 0 of the format, as a code's bits (of float32, those shifted by `drop`)
     u32 inf_code, nan_code, max_code;
-    u32 last_number;    // the largest code that is no NaN
-    u32 infinity, nan;  // float32 bits of the specials' codes
+    u32 last_number;  // the largest code that is no NaN
+    u32 first_special, special_mask, specials, infinities;  // so many codes, of those bits, from the first on
+    u32 is_plain;
 };
 
 CFP_FN Coder make_coder(const Spec& s) {
@@ -239,14 +313,18 @@ CFP_FN Coder make_coder(const Spec& s) {
     c.sign_shift = 32 - s.bits;
     c.min_normal = static_cast<u32>(s.emin + 127) << 23;
     c.hidden = 1u << s.mantissa_bits;
-    c.magnitude_mask = (1u << (s.bits - 1)) - 1;
+    c.sign = s.is_signed << 31;
+    c.magnitude_mask = (1u << (s.exponent_bits + s.mantissa_bits)) - 1;
     c.rebias = static_cast<u32>(s.emin + 126) << s.mantissa_bits;
     c.inf_code = s.inf_code;
     c.nan_code = s.nan_code;
     c.max_code = s.max_code;
     c.last_number = s.has_inf ? s.inf_code : s.max_code;
-    c.infinity = special_of<float>(s, s.inf_code);
-    c.nan = special_of<float>(s, s.nan_code);
+    c.first_special = s.is_fnuz ? s.nan_code : s.max_code + 1;
+    c.special_mask = c.magnitude_mask | (s.is_fnuz ? s.nan_code : 0);
+    c.specials = s.is_fnuz ? 1 : c.magnitude_mask - s.max_code;
+    c.infinities = s.has_inf;
+    c.is_plain = s.is_plain;
     return c;
 }
 
@@ -263,6 +341,7 @@ CFP_FN u32 decode_magnitude(u32 code, const Coder& c) {
     return to_bits(from_bits(lifted) - from_bits(c.min_normal & is_subnormal));
 }
 
+// Of a settled value.
 CFP_FN u32 encode(float value, const Coder& c) {
     const u32 bits = to_bits(value), magnitude = bits & 0x7fffffffu;
     u32 code = encode_magnitude(magnitude, c);
@@ -273,16 +352,15 @@ CFP_FN u32 encode(float value, const Coder& c) {
 
 // Reads the low `bits` bits of the code.
 CFP_FN float decode(u32 code, const Coder& c) {
-    const u32 magnitude = code & c.magnitude_mask;
-    const u32 sign = code << c.sign_shift & 0x80000000u;
-    u32 bits = decode_magnitude(magnitude, c);
-    bits = select(static_cast<u32>(magnitude > c.max_code), c.nan, bits);
-    bits = select(static_cast<u32>(magnitude > c.max_code) & static_cast<u32>(magnitude == c.inf_code), c.infinity, bits);
+    const u32 sign = code << c.sign_shift & c.sign, special = (code - c.first_special) & c.special_mask;
+    u32 bits = decode_magnitude(code & c.magnitude_mask, c);
+    bits = select(static_cast<u32>(static_cast<i32>(special) < static_cast<i32>(c.specials)), 0x7fc00000u, bits);
+    bits = select(static_cast<u32>(static_cast<i32>(special) < static_cast<i32>(c.infinities)), 0x7f800000u, bits);
     const u32 is_number = static_cast<u32>(static_cast<i32>(bits) <= 0x7f800000);
     return from_bits(bits | (sign & (0u - is_number)));
 }
 
-// encode(round<nearest_even>(x)) in one go
+// encode(round<nearest_even>(x)) in one go, of plain formats
 CFP_FN u32 round_and_encode(float x, const Rounder<float>& r, const Coder& c) {
     const u32 bits = to_bits(x), magnitude = bits & 0x7fffffffu;
     const u32 normal = ((magnitude + r.half + (magnitude >> r.drop & r.odd)) >> r.drop) - c.rebias;

@@ -8,7 +8,8 @@ template <bool kahan>
 CFP_FN void matmul(const float* a, const float* b, float* out, i64 M, i64 K, i64 N, i64 a_step, i64 b_step, u32 spec) {
     constexpr int tile = 64, depth = 16;
     __shared__ float a_tile[depth][tile + 4], b_tile[depth][tile + 4];
-    const Arithmetic<nearest_even> arithmetic(unpack_spec(spec), false);
+    const Spec format = unpack_spec(spec);
+    const Arithmetic<nearest_even> arithmetic(format, How(nearest_even << 8 | infinity));
     const u32 no_random[4] = {0, 0, 0, 0};
     const i64 columns = (N + tile - 1) / tile;
     const i64 row = blockIdx.x / columns * tile, column = blockIdx.x % columns * tile;
@@ -39,7 +40,7 @@ CFP_FN void matmul(const float* a, const float* b, float* out, i64 M, i64 K, i64
     for (int i = 0; i < 4; ++i)
         for (int j = 0; j < 4; ++j)
             if (row + 4 * y + i < M && column + x + 16 * j < N)
-                out[(row + 4 * y + i) * N + column + x + 16 * j] = canonical(acc[i][j]);
+                out[(row + 4 * y + i) * N + column + x + 16 * j] = canonical(format.is_plain ? acc[i][j] : acc[i][j] + 0.0f);
 }
 extern "C" __global__ void matmul_plain(const float* a, const float* b, float* out, i64 M, i64 K, i64 N, i64 a_step,
                                         i64 b_step, u32 spec) {

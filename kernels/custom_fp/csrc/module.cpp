@@ -34,9 +34,9 @@ template <class T> std::vector<const T*> all_at(const std::vector<uintptr_t>& ad
     return pointers;
 }
 
-void quantize(uintptr_t x, bool wide, uintptr_t out, int64_t n, uint32_t spec, int mode, bool saturate, uint64_t seed,
+void quantize(uintptr_t x, bool wide, uintptr_t out, int64_t n, uint32_t spec, int mode, int overflow, uint64_t seed,
               uint64_t offset, uint32_t mask, int threads) {
-    const Rule rule = {spec, mode, saturate, seed, offset, mask};
+    const Rule rule = {spec, mode, overflow, seed, offset, mask};
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
         if (wide)
             isa->quantize_f64(at<const double>(x), at<float>(out), begin, end, rule);
@@ -69,9 +69,9 @@ nb::object max_exponent(uintptr_t x, bool wide, int64_t n) {
     return largest ? nb::cast(ceil_log2(largest)) : nb::none();
 }
 
-void accumulate(const std::vector<uintptr_t>& x, uintptr_t out, int64_t n, uint32_t spec, int mode, bool saturate,
+void accumulate(const std::vector<uintptr_t>& x, uintptr_t out, int64_t n, uint32_t spec, int mode, int overflow,
                 bool kahan, uint64_t seed, uint64_t offset, uint32_t mask, int threads) {
-    const Rule rule = {spec, mode, saturate, seed, offset, mask};
+    const Rule rule = {spec, mode, overflow, seed, offset, mask};
     const std::vector<const float*> tensors = all_at<float>(x);
     parallel(n, threads, grain / 4, [&](int64_t begin, int64_t end) {
         isa->accumulate(tensors.data(), static_cast<int>(tensors.size()), at<float>(out), begin, end, rule,
@@ -81,9 +81,9 @@ void accumulate(const std::vector<uintptr_t>& x, uintptr_t out, int64_t n, uint3
 
 // is_wide: which of the tensors hold doubles
 void accumulate_f64(const std::vector<uintptr_t>& x, const std::vector<uint8_t>& is_wide, uintptr_t out, int64_t n,
-                    uint32_t spec, int mode, bool saturate, bool kahan, uint64_t seed, uint64_t offset, uint32_t mask,
+                    uint32_t spec, int mode, int overflow, bool kahan, uint64_t seed, uint64_t offset, uint32_t mask,
                     int threads) {
-    const Rule rule = {spec, mode, saturate, seed, offset, mask};
+    const Rule rule = {spec, mode, overflow, seed, offset, mask};
     const std::vector<const void*> tensors = all_at<void>(x);
     parallel(n, threads, grain / 4, [&](int64_t begin, int64_t end) {
         isa->accumulate_f64(tensors.data(), is_wide.data(), static_cast<int>(tensors.size()), at<float>(out),
@@ -109,17 +109,17 @@ void decode(uintptr_t codes, int code_bytes, uintptr_t out, int64_t n, uint32_t 
     });
 }
 
-void pack(uintptr_t x, uintptr_t bytes, int64_t n, uint32_t spec, int shift, int mode, bool saturate, uint64_t seed,
+void pack(uintptr_t x, uintptr_t bytes, int64_t n, uint32_t spec, int shift, int mode, int overflow, uint64_t seed,
           uint64_t offset, uint32_t mask, int threads) {
-    const Rule rule = {spec, mode, saturate, seed, offset, mask};
+    const Rule rule = {spec, mode, overflow, seed, offset, mask};
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
         isa->pack(at<const float>(x), at<uint8_t>(bytes), begin, end, rule, shift);
     });
 }
 
-void pack_f64(uintptr_t x, uintptr_t bytes, int64_t n, uint32_t spec, int shift, int mode, bool saturate,
+void pack_f64(uintptr_t x, uintptr_t bytes, int64_t n, uint32_t spec, int shift, int mode, int overflow,
               uint64_t seed, uint64_t offset, uint32_t mask, int threads) {
-    const Rule rule = {spec, mode, saturate, seed, offset, mask};
+    const Rule rule = {spec, mode, overflow, seed, offset, mask};
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
         isa->pack_f64(at<const double>(x), at<uint8_t>(bytes), begin, end, rule, shift);
     });
@@ -132,8 +132,8 @@ void unpack(uintptr_t bytes, uintptr_t out, int64_t n, uint32_t spec, int shift,
 }
 
 void accumulate_packed(const std::vector<uintptr_t>& bytes, uintptr_t out, int64_t n, uint32_t spec, int mode,
-                       bool saturate, bool kahan, uint64_t seed, uint64_t offset, uint32_t mask, int threads) {
-    const Rule rule = {spec, mode, saturate, seed, offset, mask};
+                       int overflow, bool kahan, uint64_t seed, uint64_t offset, uint32_t mask, int threads) {
+    const Rule rule = {spec, mode, overflow, seed, offset, mask};
     const std::vector<const uint8_t*> tensors = all_at<uint8_t>(bytes);
     parallel(n, threads, grain / 4, [&](int64_t begin, int64_t end) {
         isa->accumulate_packed(tensors.data(), static_cast<int>(tensors.size()), at<uint8_t>(out), begin, end,
@@ -177,8 +177,8 @@ void count_binades(uintptr_t x, int64_t n, uintptr_t rounded, uintptr_t counts, 
 // Passes every float32, positive ones in ascending order, through quantize and counts what breaks these laws: results
 // ascend with their inputs; a negative input gives the negated result, unless that is NaN, which has no sign. A rounding
 // with these properties that is right on all values and at all midpoints and their neighbours is right everywhere.
-int64_t count_disorder(uint32_t spec, int mode, bool saturate, int threads) {
-    const Rule rule = {spec, mode, saturate, 0, 0, 0};
+int64_t count_disorder(uint32_t spec, int mode, int overflow, int threads) {
+    const Rule rule = {spec, mode, overflow, 0, 0, 0};
     std::atomic<int64_t> wrong(0);
     constexpr int64_t piece = 4096;
     parallel(int64_t(1) << 31, threads, grain, [&](int64_t begin, int64_t end) {

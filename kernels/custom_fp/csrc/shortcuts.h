@@ -52,7 +52,7 @@ struct NearRounder {
     // 24 >= 2 p + 2 (Figueroa 1995).
     static CFP_MEMBER bool allowed(const Spec& s) { return s.mantissa_bits <= 10; }
     static CFP_MEMBER bool checkable(const Spec& s) {
-        return allowed(s) && s.has_nan && s.max_code > 0 &&
+        return s.is_signed && allowed(s) && s.has_nan && s.max_code > 0 &&
                s.emin + (1 << s.exponent_bits) + 24 - s.mantissa_bits <= 127;
     }
     // Met::tie of a tie; below it, none was met. Half a quantum must be a normal float32.
@@ -60,7 +60,7 @@ struct NearRounder {
     static CFP_MEMBER bool tells_ties(const Spec& s) { return s.emin - s.mantissa_bits - 1 >= -126; }
 };
 
-CFP_FN NearRounder make_near_rounder(const Spec& s, bool saturate) {
+CFP_FN NearRounder make_near_rounder(const Spec& s, int overflow) {
     NearRounder r;
     r.min_exponent = (s.emin + 127) << 23;
     r.offset = ((23 - s.mantissa_bits) << 23) | 0x00400000;  // 1.5 * 2^(23 - m): the half keeps negative sums in place
@@ -68,7 +68,7 @@ CFP_FN NearRounder make_near_rounder(const Spec& s, bool saturate) {
     r.limit = smaller(static_cast<i32>(max), ((105 + s.mantissa_bits + 127) << 23) - 1);
     r.past_top = static_cast<i32>(max & 0x7f800000u) + 0x00800000;
     r.max = from_bits(max);
-    r.overflow = saturate ? max : special_of<float>(s, s.inf_code);
+    r.overflow = overflow != infinity ? max : special_of<float>(s, s.inf_code);
     r.beyond = (1u << (23 - s.mantissa_bits)) - 1;
     return r;
 }
@@ -171,11 +171,11 @@ CFP_FN u32 encode_number(float value, const Coder& c) {
     return encode_magnitude(bits & 0x7fffffffu, c) | (bits & 0x80000000u) >> c.sign_shift;
 }
 
-// Met::largest takes down the code's magnitude: max_code at most
+// Of plain formats. Met::largest takes down the code's magnitude: max_code at most
 CFP_FN float decode_number(u32 code, const Coder& c, Met<float>& met) {
     const u32 magnitude = code & c.magnitude_mask;
     met.largest = larger(met.largest, static_cast<i32>(magnitude));
-    return from_bits(decode_magnitude(magnitude, c) | (code << c.sign_shift & 0x80000000u));
+    return from_bits(decode_magnitude(magnitude, c) | (code << c.sign_shift & c.sign));
 }
 
 // ---- stochastic rounding ---------------------------------------------------------------------------------------

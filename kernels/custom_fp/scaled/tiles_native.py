@@ -21,9 +21,7 @@ LONG = 1 << 17  # blocks above that are cut between threads: `grain` in csrc/par
 
 class NativeTiles(Tiles):
     def quantize(self, x: Tensor, fmt: BlockFormat, rule: Rule, out: Tensor, axis: int | None = None) -> None:
-        if rule.rounding.mode > 2:
-            super().quantize(x, fmt, rule, out, axis)
-        elif x.numel():
+        if x.numel():
             x = single(x)
             tiling = _tiling_of(fmt.block, x.shape, axis, fmt.name)
             how = tiling, _scaling(fmt), *_drawn(rule), get_num_threads()
@@ -45,7 +43,7 @@ class NativeTiles(Tiles):
         axis: int | None = None,
         rule: Rule = NEAREST,
     ) -> None:
-        if x.numel() and rule.rounding.mode <= 2:
+        if x.numel():
             t = _encode(single(x), fmt, scales, codes, fmt.layout(x.shape, axis), rule)
             for found in tensor_scale:
                 found.fill_(t)
@@ -64,7 +62,7 @@ class NativeTiles(Tiles):
         self, x: Tensor, fmt: BlockFormat, shift: int, rule: Rule, out: Tensor, axis: int | None = None
     ) -> None:
         layout = fmt.layout(x.shape, axis)
-        if not _is_one_row(layout) or rule.rounding.mode > 2:
+        if not _is_one_row(layout):
             super().pack(x, fmt, shift, rule, out, axis)
         elif x.numel():
             head, scales, codes = _parts(out, fmt, layout)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from custom_fp.cuda import address, blocks, drawn, launch
+from custom_fp.cuda import address, blocks, launch, told, way
 from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Layout
 from custom_fp.rule import Rule
@@ -26,9 +26,7 @@ WHOLE = (
 
 class CudaTiles(Tiles):
     def quantize(self, x: Tensor, fmt: BlockFormat, rule: Rule, out: Tensor, axis: int | None = None) -> None:
-        if rule.rounding.mode > 2:
-            super().quantize(x, fmt, rule, out, axis)
-        elif x.numel():
+        if x.numel():
             x = single(x)
             t = scales.of_tensor(fmt, x.view(-1)) if fmt.has_tensor_scale else None
             _run(x, fmt, fmt.layout(x.shape, axis), rule, t, (address(out), NOTHING, NOTHING))
@@ -43,7 +41,7 @@ class CudaTiles(Tiles):
         axis: int | None = None,
         rule: Rule = NEAREST,
     ) -> None:
-        if not x.numel() or rule.rounding.mode > 2:
+        if not x.numel():
             super().encode(x, fmt, codes, scales_, *tensor_scale, axis=axis, rule=rule)
             return
         x = single(x)
@@ -68,13 +66,13 @@ def _run(
     x: Tensor, fmt: BlockFormat, layout: Layout, rule: Rule, t: Tensor | None, to: tuple[Any, ...]
 ) -> None:
     scaling = _scaling(fmt, str(x.device))
-    how = address(scaling), NOTHING if t is None else address(t), *drawn(rule)
+    how = address(scaling), NOTHING if t is None else address(t), *told(rule)
     if layout.scales == 1 and x.numel() > WHOLE and fmt.rule != "4over6":
         largest = x.abs().amax()
         whole = np.int64(x.numel()), address(largest)
-        launch(f"scaled_whole_{rule.rounding}", x, blocks(x.numel(), 4), address(x), *to, *whole, *how)
+        launch(f"scaled_whole_{way(rule)}", x, blocks(x.numel(), 4), address(x), *to, *whole, *how)
     else:
-        launch(f"scaled_tiles_{rule.rounding}", x, _grid(layout), address(x), *to, *_sizes(layout), *how)
+        launch(f"scaled_tiles_{way(rule)}", x, _grid(layout), address(x), *to, *_sizes(layout), *how)
 
 
 def _sizes(layout: Layout) -> tuple[np.int64, ...]:

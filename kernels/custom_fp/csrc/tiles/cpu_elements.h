@@ -66,7 +66,7 @@ u32 largest_bits(const float* x, int64_t n, bool all) {
 class Elements {
 public:
     Elements(const Scaling& f, const Rule& rule)
-        : f(f), rule{f.element, rule.mode, true, rule.seed, rule.offset, rule.mask}, near(make_near_rounder(unpack_spec(f.element), true)),
+        : f(f), rule{f.element, rule.mode, saturate, rule.seed, rule.offset, rule.mask}, near(make_near_rounder(unpack_spec(f.element), saturate)),
           random(make_random_rounder(unpack_spec(f.element))),
           quick(rule.mode == nearest_even && NearRounder::fits(unpack_spec(f.element)) &&
                 near.limit >= static_cast<i32>(to_bits(f.most))),

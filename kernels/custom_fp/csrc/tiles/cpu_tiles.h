@@ -86,7 +86,7 @@ void encode_tiles(const float* x, void* scales, u8* codes, bool dense, const Til
 
 void decode_tiles(const void* scales, const u8* codes, bool dense, float* out, const Tiling& g, int64_t begin,
                   int64_t end, const Scaling& f, float t) {
-    Units units(g, f, Rule{f.element, nearest_even, true, 0, 0}, t);
+    Units units(g, f, Rule{f.element, nearest_even, saturate, 0, 0, 0}, t);
     std::vector<u8> bytes;
     std::vector<float> e;
     units.over(begin, end, [&](const Units::Unit& u) {

@@ -15,7 +15,7 @@ template <int kind, int rule>
 void scale_codes(const u32* amax, u32* codes, int64_t tiles, float t, float times, Scaling f) {
     f.kind = kind, f.rule = rule;
     const Spec spec = unpack_spec(f.scale);
-    const Rounder<float> rounder = make_rounder<float>(spec, nearest_even, false);
+    const Rounder<float> rounder = make_rounder<float>(spec, nearest_even, infinity);
     const Coder coder = make_coder(spec);
     for (int64_t i = 0; i < tiles; ++i) codes[i] = block_scale(amax[i], t, times, f, rounder, coder);
 }

@@ -64,13 +64,13 @@ struct Long {
         const Coder coder = make_coder(spec);
         const uint32_t amax = largest(x, n, true, threads);
         FpEnvironment environment;
-        code = block_scale(amax, t, 1.0f, f, make_rounder<float>(spec, nearest_even, false), coder);
+        code = block_scale(amax, t, 1.0f, f, make_rounder<float>(spec, nearest_even, infinity), coder);
         scale = scale_value(code, f, coder);
     }
 };
 
 Rule rule_of(const Scaling& f, int mode, uint64_t seed, uint64_t offset, uint32_t mask) {
-    return {f.element, mode, true, seed, offset, mask};
+    return {f.element, mode, saturate, seed, offset, mask};
 }
 
 void quantize(uintptr_t x, uintptr_t out, const Tiling& g, const Scaling& f, int mode, uint64_t seed, uint64_t offset,

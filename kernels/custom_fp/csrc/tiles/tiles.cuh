@@ -11,10 +11,10 @@ template <Mode mode> struct ScaledKind {
     Rounder<float> scale_rounder, rounder;
     Coder scale_coder, coder;
 
-    CFP_MEMBER ScaledKind(const Scaling& f, const float* t, u64 seed, u64 index, u32 mask)
+    CFP_MEMBER ScaledKind(const Scaling& f, const float* t, How how, u64 seed, u64 index, u32 mask)
         : f(f), t(t ? *t : 1.0f), seed(seed), index(index), mask(mask),
-          scale_rounder(make_rounder<float>(unpack_spec(f.scale), nearest_even, false)),
-          rounder(make_rounder<float>(unpack_spec(f.element), mode, true)), scale_coder(make_coder(unpack_spec(f.scale))),
+          scale_rounder(make_rounder<float>(unpack_spec(f.scale), nearest_even, infinity)),
+          rounder(make_rounder<float>(unpack_spec(f.element), how.mode, saturate)), scale_coder(make_coder(unpack_spec(f.scale))),
           coder(make_coder(unpack_spec(f.element))) {}
 
     CFP_MEMBER u32 code(u32 amax, float times) const {
@@ -103,8 +103,8 @@ CFP_FN void each_tile(i64 planes, i64 rows, i64 columns, i64 height, i64 width, 
 
 template <Mode mode>
 CFP_FN void scaled_tiles(const float* x, float* out, u8* codes, void* scales, i64 planes, i64 rows, i64 columns,
-                         i64 height, i64 width, const Scaling* f, const float* t, u64 seed, u64 index, u32 mask) {
-    const ScaledKind<mode> kind(*f, t, seed, index, mask);
+                         i64 height, i64 width, const Scaling* f, const float* t, How how, u64 seed, u64 index, u32 mask) {
+    const ScaledKind<mode> kind(*f, t, how, seed, index, mask);
     each_tile(planes, rows, columns, height, width, [&](const Tile& tile, i64 number, int lane, int lanes, bool alone) {
         const i64 size = tile.high * tile.wide;
         u32 amax = 0;
@@ -130,8 +130,8 @@ CFP_FN void scaled_tiles(const float* x, float* out, u8* codes, void* scales, i6
 // A tensor that is one block, whose largest magnitude is given.
 template <Mode mode>
 CFP_FN void scaled_whole(const float* x, float* out, u8* codes, void* scales, i64 n, const u32* amax, const Scaling* f,
-                         const float* t, u64 seed, u64 index, u32 mask) {
-    const ScaledKind<mode> kind(*f, t, seed, index, mask);
+                         const float* t, How how, u64 seed, u64 index, u32 mask) {
+    const ScaledKind<mode> kind(*f, t, how, seed, index, mask);
     const u32 code = kind.code(*amax & 0x7fffffffu, 1.0f);
     const float scale = kind.scale(code), r = scale_reciprocal(scale, kind.t);
     if (thread_index() == 0 && scales) kind.write_scale(scales, 0, code);
@@ -140,7 +140,7 @@ CFP_FN void scaled_whole(const float* x, float* out, u8* codes, void* scales, i6
 
 extern "C" __global__ void scaled_decode(const void* scales, const u8* codes, float* out, i64 planes, i64 rows,
                                          i64 columns, i64 height, i64 width, const Scaling* f, const float* t) {
-    const ScaledKind<nearest_even> kind(*f, t, 0, 0, 0);
+    const ScaledKind<nearest_even> kind(*f, t, How(0), 0, 0, 0);
     each_tile(planes, rows, columns, height, width, [&](const Tile& tile, i64 number, int lane, int lanes, bool) {
         const u32 code = kind.f.kind == float_scale ? static_cast<const u32*>(scales)[number]
                                                     : static_cast<const u8*>(scales)[number];
@@ -156,14 +156,16 @@ extern "C" __global__ void scaled_decode(const void* scales, const u8* codes, fl
 #define CFP_SCALED(mode)                                                                                              \
     extern "C" __global__ void scaled_tiles_##mode(const float* x, float* out, u8* codes, void* scales, i64 planes,   \
                                                    i64 rows, i64 columns, i64 height, i64 width, const Scaling* f,    \
-                                                   const float* t, u64 seed, u64 index, u32 mask) {                   \
-        scaled_tiles<mode>(x, out, codes, scales, planes, rows, columns, height, width, f, t, seed, index, mask);     \
+                                                   const float* t, int how, u64 seed, u64 index, u32 mask) {          \
+        scaled_tiles<mode>(x, out, codes, scales, planes, rows, columns, height, width, f, t, How(how), seed, index,  \
+                           mask);                                                                                     \
     }                                                                                                                 \
     extern "C" __global__ void scaled_whole_##mode(const float* x, float* out, u8* codes, void* scales, i64 n,        \
-                                                   const u32* amax, const Scaling* f, const float* t, u64 seed,       \
-                                                   u64 index, u32 mask) {                                             \
-        scaled_whole<mode>(x, out, codes, scales, n, amax, f, t, seed, index, mask);                                  \
+                                                   const u32* amax, const Scaling* f, const float* t, int how,        \
+                                                   u64 seed, u64 index, u32 mask) {                                   \
+        scaled_whole<mode>(x, out, codes, scales, n, amax, f, t, How(how), seed, index, mask);                        \
     }
 CFP_SCALED(nearest_even)
 CFP_SCALED(toward_zero)
 CFP_SCALED(stochastic)
+CFP_SCALED(otherwise)
