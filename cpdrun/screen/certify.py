@@ -23,7 +23,7 @@ def write_rows(question: Question) -> None:
     folder = question.directory.screen
     copy_yaml(question.config_dir, folder)
     about = f"The rows of `cpdrun screen exp={question.experiment}`, as it wrote them.\n"
-    seeds = range(question.settings.seeds)
+    seeds = question.settings.drawn
     write_experiment(folder, question.experiment, about, _body(question), question.by_case(), seeds)
 
 

@@ -21,6 +21,7 @@ from cpdrun.screen.factors import Factor, Group, factors_of, groups_of
 from cpdrun.screen.layers import Layer, ask_layers
 from cpdrun.screen.settings import GRADIENT, PRODUCTS, Settings, settings
 from cpdrun.stats.screening import LOW, Design, design
+from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
 from cpdrun.sweep.asked import CASE, SCREEN, SEARCH
 
@@ -112,7 +113,9 @@ def ask(
     if experiment is None:
         raise ConfigError("say what to screen: cpdrun screen exp=NAME, such as exp=digits_screen_small")
     if SEED in keys:
-        raise ConfigError("a screen draws its seeds itself, 0, 1, 2 ...; screen.seeds=N says how many")
+        raise ConfigError(
+            f"a screen draws its seeds itself, from {FIRST_SEED} on; screen.seeds=N says how many"
+        )
     for key, instead in SET_HERE.items():
         if key in keys:
             raise ConfigError(f"{key}={keys[key]}: a screen sets {key} itself; {instead}")
@@ -160,7 +163,7 @@ def _with_rows(question: Question) -> Question:
     if more := [key for key in planned.axes if key not in (CASE, SEED)]:
         raise ConfigError(f"a screen is of one cell, and {more[0]} is an axis: type {more[0]}=VALUE")
     runs = {(run.config[CASE], run.config[SEED]): run for run in planned.runs}
-    rows = [[runs[case, seed] for seed in range(question.settings.seeds)] for case in of_rows]
+    rows = [[runs[case, seed] for seed in question.settings.drawn] for case in of_rows]
     return replace(found, rows=rows, plan=planned)
 
 
@@ -169,7 +172,7 @@ def _planned(question: Question) -> Plan:
     name = question.directory.name
     with tempfile.TemporaryDirectory() as folder:
         copy_yaml(question.config_dir, Path(folder))
-        seeds = range(question.settings.seeds)
+        seeds = question.settings.drawn
         write_experiment(Path(folder), question.experiment, "", question.body, question.by_case(), seeds)
         return plan([*question.words, f"name={typed_form(name)}"], Path(folder), imports=question.imports)
 

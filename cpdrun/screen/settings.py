@@ -10,6 +10,7 @@ from custom_fp.formats.names import is_own, parse
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.overrides import typed_form
 from cpdrun.stats.screening import LARGEST
+from cpdrun.stats.tuning import FIRST_SEED
 
 GRADIENT = "gradient"
 PRODUCTS = ("weight", "input", "output_gradient")
@@ -40,6 +41,11 @@ class Settings:
     metric: str | None
     cost: str
     uniform: tuple[Level, ...]
+
+    @property
+    def drawn(self) -> range:
+        """The seeds: none that a search judges on, so that what a screen chose is judged on runs that chose nothing."""
+        return range(FIRST_SEED, FIRST_SEED + self.seeds)
 
     def level(self, role: str, number: int) -> Level:
         """0: the high one; 1, 2 ...: the low ones, one after the other."""

@@ -12,7 +12,8 @@ from cpdrun.config.overrides import typed_form
 from cpdrun.report.read.collect import SEED
 from cpdrun.search.schedule import Chain
 from cpdrun.search.settings import Settings
-from cpdrun.search.tune import FIRST_SEED, Tuning
+from cpdrun.search.tune import Tuning
+from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
 
 if TYPE_CHECKING:

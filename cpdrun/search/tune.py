@@ -4,12 +4,12 @@ A cell of the axes has an arm for each combination of the tuned values (`search.
 Every arm runs on the tuning seeds, and the arm that did best there (`cpdrun.stats.tuning`) is the cell's. Then the test
 runs on seeds 0, 1, 2 ... of that arm alone.
 
-Why this costs the confidence nothing: tuning seeds are from FIRST_SEED on and those of pairs below it, so that the two
-sets never meet. The choice looks at tuning seeds only and is therefore independent of every pair; given the choice, the
-pairs are those of a search that was typed with these values, and its wrong certificates are at most alpha whatever
-was chosen. A poor choice costs power, never validity. What is certified is the candidate with its value against the
-baseline with its own, over seeds; all seeds are judged on the same test set, the tuning ones too. A grid of values that
-is changed after a look at the verdict asks another question of the same seeds.
+Why this costs the confidence nothing: tuning seeds are from FIRST_SEED on (cpdrun.stats.tuning) and those of pairs
+below it, so that the two sets never meet. The choice looks at tuning seeds only and is therefore independent of every
+pair; given the choice, the pairs are those of a search that was typed with these values, and its wrong certificates are
+at most alpha whatever was chosen. A poor choice costs power, never validity. What is certified is the candidate with
+its value against the baseline with its own, over seeds; all seeds are judged on the same test set, the tuning ones too.
+A grid of values that is changed after a look at the verdict asks another question of the same seeds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,8 +20,6 @@ from cpdrun.stats.tuning import choose, edges
 
 if TYPE_CHECKING:
     from cpdrun.search.schedule import Ask, Ended
-
-FIRST_SEED = 1000  # of tuning; a search that tunes has at most so many pairs
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+FIRST_SEED = 1000
+"""Of runs that choose what is judged afterwards: those that judge have the seeds below it."""
+
 
 def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
     """The index of the best: of fewest diverged runs, and among those of the best mean over its others.

@@ -8,9 +8,9 @@ import pytest
 
 from cpdrun.record import write_json
 from cpdrun.report.read.reader import read_study
-from cpdrun.search.tune import FIRST_SEED
 from cpdrun.search.words import sentences
 from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.tuning import FIRST_SEED
 
 TYPED = ["search.tolerance=1", "search.most_seeds=12", "name=found"]
 NAN = math.nan

@@ -18,10 +18,10 @@ from cpdrun.search.forecast import forecast
 from cpdrun.search.question import ask
 from cpdrun.search.schedule import Ended, stand, wanted
 from cpdrun.search.settings import settings
-from cpdrun.search.tune import FIRST_SEED, Tuning
+from cpdrun.search.tune import Tuning
 from cpdrun.search.words import as_json, sentences, table
 from cpdrun.stats.anytime import Verdict
-from cpdrun.stats.tuning import choose
+from cpdrun.stats.tuning import FIRST_SEED, choose
 from cpdrun.sweep import plan
 
 TYPED = [
