@@ -9,6 +9,7 @@ Names are loaded when first used (PEP 562): `from custom_fp import Format` impor
 from importlib import import_module
 
 _HOME = {
+    "Accumulator": "accumulator",
     "Affine": "formats.affine",
     "BlockFormat": "formats.block",
     "Codebook": "formats.codebook",

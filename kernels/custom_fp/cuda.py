@@ -38,6 +38,7 @@ KERNELS = (
         "matmul_plain",
         "matmul_kahan",
     ),
+    *(f"dot_{rounding}" for rounding in Rounding),
 )
 _THREADS = 256
 HADAMARD_TILE = 4096  # values in a thread block's memory, as hadamard.cuh has it

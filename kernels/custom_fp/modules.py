@@ -4,7 +4,8 @@ A layer computes what torch.nn's layer of the same arguments does, except that
 
     operands     x and weight are rounded to this format first (the gradient passes straight through)
     gradients    the gradient of the output is rounded to this format before the products of the backward pass
-    accumulator  every product and partial sum of the forward product is rounded to this format (custom_fp.matmul)
+    accumulator  what sums the forward product: a format, that every product and partial sum is rounded to, or an
+                 Accumulator (custom_fp.matmul)
     backward_accumulator   the same for both products of the backward pass; default: accumulator
 
 None leaves a step in float32. The bias is added in float32, and where windows of a convolution overlap, the parts
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from custom_fp.accumulator import Accumulator
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
@@ -58,8 +60,8 @@ class Quantized:
     def __init__(
         self,
         *args,
-        accumulator: Format | str | None = None,
-        backward_accumulator: Format | str | None = None,
+        accumulator: Accumulator | Format | str | None = None,
+        backward_accumulator: Accumulator | Format | str | None = None,
         kahan: bool = False,
         operands: NumberFormat | str | None = None,
         gradients: NumberFormat | str | None = None,

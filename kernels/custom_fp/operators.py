@@ -16,6 +16,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from custom_fp.accumulator import Accumulator
+from custom_fp.accumulator import read as read_accumulator
 from custom_fp.backends import check_knows, function
 from custom_fp.batching import all_at_once, along_an_axis, matrices, one_at_a_time
 from custom_fp.checks import (
@@ -43,7 +45,7 @@ NO_EXPONENT = -(1 << 31)  # of a tensor of zeros
 _ON_HOST = torch.empty(0, device="cpu")
 
 
-def _on(x: Tensor, fmt: NumberFormat, name: str) -> Callable[..., None]:
+def _on(x: Tensor, fmt: NumberFormat | Accumulator, name: str) -> Callable[..., None]:
     return function(name, type(fmt), _device(x))
 
 
@@ -306,30 +308,38 @@ def accumulate_packed(payloads: Sequence[Tensor], fmt: Fmt, n: int, kahan: bool,
 
 
 def _remember_factors(ctx, inputs, output) -> None:
-    a, b, _, ctx.kahan, ctx.backward = inputs
+    a, b, _, ctx.kahan, ctx.backward, *ctx.seed = inputs
     ctx.save_for_backward(a, b)
 
 
 def _gradients_of_factors(ctx, grad: Tensor):
     a, b = ctx.saved_tensors
-    rest = ctx.backward, ctx.kahan, ctx.backward
+    rest = ctx.backward, ctx.kahan, ctx.backward, *ctx.seed
     grad_a = grad_b = None
     if ctx.needs_input_grad[0]:
         grad_a = matmul(grad, b.mT, *rest).sum_to_size(a.shape).to(a.dtype)
     if ctx.needs_input_grad[1]:
         grad_b = matmul(a.mT, grad, *rest).sum_to_size(b.shape).to(b.dtype)
-    return grad_a, grad_b, None, None, None
+    return grad_a, grad_b, None, None, None, *(None for _ in ctx.seed)
 
 
 @operator(
-    "(Tensor a, Tensor b, str accumulator, bool kahan, str backward) -> Tensor",
+    "(Tensor a, Tensor b, str accumulator, bool kahan, str backward, SymInt? seed=None) -> Tensor",
     vmap=matrices,
     derivative=Derivative(_remember_factors, _gradients_of_factors),
+    draws=True,
 )
-def matmul(a: Tensor, b: Tensor, accumulator: Fmt, kahan: bool, backward: Fmt) -> Work:
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    accumulator: Accumulator | Fmt,
+    kahan: bool,
+    backward: Accumulator | Fmt,
+    seed: int | None = None,
+) -> Work:
     """Matrices or batches of them; leading dimensions broadcast."""
-    fmt = read(accumulator)
-    for each in (fmt, read(backward)):
+    how, carries = read_accumulator(accumulator, kahan)
+    for each in (how, read_accumulator(backward, kahan)[0]):
         check_knows("matmul", type(each))
     check_matrices(a, b)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -337,7 +347,8 @@ def matmul(a: Tensor, b: Tensor, accumulator: Fmt, kahan: bool, backward: Fmt) -
 
     def fill(out: Tensor) -> None:
         out_BxMxN = out.view(math.prod(batch), *shape[-2:])
-        _on(a, fmt, "matmul")(_as_batch(a, batch), _as_batch(b, batch), fmt, kahan, out_BxMxN)
+        summed = _drawn(replace(how.rule, seed=seed)) if isinstance(how, Accumulator) else carries
+        _on(a, how, "matmul")(_as_batch(a, batch), _as_batch(b, batch), how, summed, out_BxMxN)
 
     return [(shape, torch.float32)], a, fill
 

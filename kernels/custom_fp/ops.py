@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from custom_fp import operators
+from custom_fp.accumulator import Accumulator
 from custom_fp.backends import backend, function
 from custom_fp.checks import as_source, check_axis, check_float, check_seed
 from custom_fp.formats.names import parse
@@ -230,9 +231,10 @@ def matmul(
     a: Tensor,
     b: Tensor,
     *,
-    accumulator: NumberFormat | str,
+    accumulator: Accumulator | NumberFormat | str,
     kahan: bool = False,
-    backward_accumulator: NumberFormat | str | None = None,
+    backward_accumulator: Accumulator | NumberFormat | str | None = None,
+    seed: int | None = None,
 ) -> Tensor:
     """a @ b in float32, every product and every partial sum rounded to `accumulator` (nearest even), k ascending.
 
@@ -240,8 +242,13 @@ def matmul(
     With kahan the term Q(a b) is added as in `accumulate`. Shapes (and vectors) as in torch.matmul: leading
     dimensions broadcast. The gradients are two such products, with `backward_accumulator` (default: accumulator);
     where b is one matrix for a whole batch of a, its gradient is one product over all their rows.
+
+    That is an accumulator that a format alone names. An `Accumulator`, or its name (h100_fp8, fp32-fused,
+    fp16-stochastic_8), sums in other ways: see there. seed: of one that draws, in the product and its gradients; None:
+    each draws one from torch's default generator.
     """
-    rest = accumulator, kahan, accumulator if backward_accumulator is None else backward_accumulator
+    backward = accumulator if backward_accumulator is None else backward_accumulator
+    rest = accumulator, kahan, backward, check_seed(seed)
     if a.dim() == 1 or b.dim() == 1:
         a_matrix = a.unsqueeze(0) if a.dim() == 1 else a
         b_matrix = b.unsqueeze(1) if b.dim() == 1 else b

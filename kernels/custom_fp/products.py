@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from custom_fp.accumulator import Accumulator, is_name
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
@@ -84,7 +85,8 @@ class Arithmetic:
     """How the products of one layer run; what is not named is left in float32.
 
     roundings      by (role, product), of `ROLES`
-    accumulators   by product, the format of every product of two values and of every partial sum (custom_fp.matmul)
+    accumulators   by product, the name of what it is summed by: a format, of every product of two values and of every
+                   partial sum, or an Accumulator (custom_fp.matmul)
     kahan          the products whose additions carry their error along
     """
 
@@ -95,15 +97,17 @@ class Arithmetic:
     def __post_init__(self) -> None:
         """Sets `evaluated`, what it is where a layer is evaluated: nothing is drawn there."""
         nearest = {key: getattr(rounding, "nearest", rounding) for key, rounding in self.roundings.items()}
+        sums = {product: _without_draws(name) for product, name in self.accumulators.items()}
         draws = any(nearest[key] is not rounding for key, rounding in self.roundings.items())
-        evaluated = Arithmetic(nearest, self.accumulators, self.kahan) if draws else self
+        draws = draws or sums != dict(self.accumulators)
+        evaluated = Arithmetic(nearest, sums, self.kahan) if draws else self
         object.__setattr__(self, "evaluated", evaluated)
 
     @classmethod
     def of(
         cls,
-        accumulator: Format | str | None = None,
-        backward_accumulator: Format | str | None = None,
+        accumulator: Accumulator | Format | str | None = None,
+        backward_accumulator: Accumulator | Format | str | None = None,
         kahan: bool = False,
         operands: NumberFormat | str | None = None,
         gradients: NumberFormat | str | None = None,
@@ -114,7 +118,7 @@ class Arithmetic:
         formats = {"input": operands, "weight": operands, "output_gradient": gradients}
         return cls(
             {(role, p): Nearest(parse(fmt)) for role, fmt in formats.items() if fmt for p in ROLES[role]},
-            {product: Format.parse(fmt).name for product, fmt in sums.items() if fmt},
+            {product: _named(how) for product, how in sums.items() if how},
             PRODUCTS if kahan else (),
         )
 
@@ -173,6 +177,16 @@ class Arithmetic:
         """What rounds an operand as it is, once where two products read it."""
         rounding = self.roundings.get((role, product))
         return None if _for_one(rounding, x, kernel) else rounding
+
+
+def _named(how: Accumulator | Format | str) -> str:
+    if isinstance(how, Accumulator) or (isinstance(how, str) and is_name(how)):
+        return Accumulator.parse(how).name
+    return Format.parse(how).name
+
+
+def _without_draws(name: str) -> str:
+    return Accumulator.parse(name).nearest.name if is_name(name) else name
 
 
 def _for_one(rounding: Round | None, x: Tensor, kernel: Any) -> bool:

@@ -21,6 +21,8 @@ from torch.autograd import forward_ad
 from torch.library import Library, register_fake, register_vmap
 from torch.nn import Parameter
 
+from custom_fp import accumulator
+from custom_fp.accumulator import Accumulator
 from custom_fp.checks import check_out, deliver, destination
 from custom_fp.formats.names import read, spelled
 from custom_fp.formats.protocol import NumberFormat
@@ -29,7 +31,8 @@ Shapes = Sequence[tuple[Sequence[int], torch.dtype]]
 Work = tuple[Shapes, Tensor, Callable[..., None]]
 """Of a call: shape and dtype of each result, a tensor on whose device they are, and what fills them."""
 
-_FORMATS = ("fmt", "accumulator", "backward")
+_FORMATS = ("fmt",)
+_ACCUMULATORS = ("accumulator", "backward")
 _PLAIN = (Tensor, Parameter)
 
 _is_compiling = torch.compiler.is_compiling
@@ -68,6 +71,7 @@ class Operator:
         self.op = getattr(torch.ops.custom_fp, self.name).default
         arguments, (result,) = self.op._schema.arguments, self.op._schema.returns
         self.formats = tuple(i for i, argument in enumerate(arguments) if argument.name in _FORMATS)
+        self.accumulators = tuple(i for i, argument in enumerate(arguments) if argument.name in _ACCUMULATORS)
         self.tensors = sum("Tensor" in str(argument.type) for argument in arguments)
         self.takes_list = str(arguments[0].type) == "List[Tensor]"
         self.gives_list = str(result.type) == "List[Tensor]"
@@ -136,6 +140,8 @@ class Operator:
         made = list(arguments)
         for i in self.formats:
             made[i] = _text(made[i])
+        for i in self.accumulators:
+            made[i] = _text_of_sums(made[i])
         if cut:
             cut_off = [x.detach() for x in self._tensors(arguments)]
             made[: self.tensors] = [cut_off] if self.takes_list else cut_off
@@ -183,8 +189,12 @@ def _text(fmt: NumberFormat | str) -> str:
     return spelled(read(fmt))
 
 
+def _text_of_sums(how: Accumulator | NumberFormat | str) -> str:
+    return accumulator.spelled(how)
+
+
 # For a compiler a constant: what torch.compiler.assume_constant_result does, which imports all of it (a second).
-_text._dynamo_marked_constant = True
+_text._dynamo_marked_constant = _text_of_sums._dynamo_marked_constant = True
 
 
 def is_plain(*tensors: object) -> bool:

@@ -180,6 +180,7 @@ def test_pack(kernels, name, rounding, overflow):
 def launched(kernels, monkeypatch):
     """The modules, whose launches run here; names of the kernels that ran."""
     cuda = pytest.importorskip("custom_fp.cuda", reason="needs CuPy")
+    from custom_fp.accumulators import on_cuda as dots
     from custom_fp.scaled import on_cuda, tiles_on_cuda
 
     kinds = {"u": c_ulonglong, "f": c_float}
@@ -195,6 +196,7 @@ def launched(kernels, monkeypatch):
     monkeypatch.setattr(cuda, "launch", launch)
     monkeypatch.setattr(on_cuda, "launch", launch)
     monkeypatch.setattr(tiles_on_cuda, "launch", launch)
+    monkeypatch.setattr(dots, "launch", launch)
     return cuda, on_cuda, ran
 
 
@@ -219,6 +221,31 @@ def test_hadamard(launched, size, shape):
             cuda.hadamard(x, size, seed, inverse, out)
             assert same_bits(out, custom_fp.hadamard(x, size, seed=seed, inverse=inverse, axis=1))
     assert set(ran) == {"hadamard"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fp32-exact",
+        "fp16-pairwise",
+        "bf16-fused-toward_zero",
+        "fp16-stochastic_5-kahan",
+        "e4m3-block_4-pairwise-stochastic",
+        "h100_fp16",
+        "deepseek_v3",
+    ],
+)
+def test_accumulators(launched, name):
+    from custom_fp.accumulators import on_cuda as dots
+
+    how = custom_fp.Accumulator.parse(name)
+    g = torch.Generator().manual_seed(4)
+    for a_shape, b_shape in (((2, 5, 37), (2, 37, 9)), ((1, 5, 37), (3, 37, 9)), ((2, 4, 0), (1, 0, 3))):
+        a, b = torch.randn(a_shape, generator=g).bfloat16().float(), torch.randn(b_shape, generator=g)
+        out = torch.empty(max(a_shape[0], b_shape[0]), a_shape[1], b_shape[2])
+        dots.matmul(a, b, how, custom_fp.Rule(how.rounding, seed=SEED), out)
+        assert same_bits(out, custom_fp.matmul(a, b, accumulator=how, seed=SEED))
+    assert set(launched[-1]) == {f"dot_{how.rule.rounding}"}
 
 
 DENSE = custom_fp.Codebook("dense", tuple(0.5 + i * 2.0**-20 for i in range(256)), block=7)

@@ -148,6 +148,17 @@ def test_matmul(fmt, kahan):
 
 
 @pytest.mark.parametrize(
+    "name", ["fp32-exact", "fp16-pairwise", "fp16-stochastic_5", "fp32-fused", "h100_fp16", "deepseek_v3"]
+)
+def test_accumulators(name):
+    g = torch.Generator().manual_seed(2)
+    a = torch.randn(2, 70, 133, generator=g).bfloat16().float()
+    b = torch.randn(133, 65, generator=g).bfloat16().float()
+    expected = custom_fp.matmul(a, b, accumulator=name, seed=3)
+    assert equal_bits(custom_fp.matmul(a.cuda(), b.cuda(), accumulator=name, seed=3), expected)
+
+
+@pytest.mark.parametrize(
     "name", ["mxfp8_e4m3", "mxint8", "nvfp4", "nvfp4_2d", "nvfp4_4over6", "fp8_tensor", "int8_channel"]
 )
 def test_scaled_formats(name):

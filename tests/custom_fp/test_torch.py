@@ -31,6 +31,10 @@ x_5x7 = torch.randn(5, 7)
         ("pack", (x_5x7, "mxfp4", 0, "nearest_even", "infinity", None, 0)),
         ("unpack", (torch.zeros(17, dtype=torch.uint8), "mxfp4", (4, 8), 0)),
         ("matmul", (x_5x7.clone().requires_grad_(), torch.randn(2, 7, 3), "e5m10", False, "e5m2")),
+        (
+            "matmul",
+            (x_5x7.clone().requires_grad_(), torch.randn(2, 7, 3), "h100_fp8", False, "fp32-fused", 3),
+        ),
     ],
 )
 def test_registration(op, args):

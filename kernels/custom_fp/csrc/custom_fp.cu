@@ -2,6 +2,7 @@
 // that of custom_fp.h, compiled with --fmad=false and without flush-to-zero. Defined by reference.py.
 //
 // A thread works on groups of 4 neighbouring elements in 16-byte accesses, where addresses allow, else one by one.
+#include "accumulators/dot.h"
 #include "custom_fp.h"
 #include "hadamard.h"
 #include "philox.h"
@@ -418,6 +419,7 @@ CFP_ACCUMULATE_PACKED(otherwise)
 
 // ---- matmul ----------------------------------------------------------------------------------------------------
 
+#include "accumulators/dot.cuh"
 #include "matmul.cuh"
 
 // ---- transforms, formats with scales ------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from custom_fp.accumulator import Accumulator, is_name, near
 from custom_fp.formats.names import parse
 from custom_fp.products import OPERANDS
 from custom_fp.recipe.layers import ROLES
@@ -122,9 +124,14 @@ def rounding_to(
     typed: str, role: str, name: str, *, aps: bool = False, kahan: bool = False
 ) -> Rounding | None:
     """None for fp32, rounding to which changes nothing."""
-    fmt = format_named(
-        f"{typed}.format" if typed.endswith("]") else typed, name, scales=role != "accumulator"
-    )
+    key = f"{typed}.format" if typed.endswith("]") else typed
+    if role == "accumulator" and isinstance(name, str) and is_name(name):
+        fmt = accumulator_named(key, name, kahan)
+    else:
+        try:
+            fmt = format_named(key, name, scales=role != "accumulator")
+        except ValueError as error:
+            raise ValueError(f"{error}{near(str(name)) if role == 'accumulator' else ''}") from None
     if kahan and role != "accumulator":
         raise ValueError(f"{typed}: kahan is for sums: role accumulator, not {role}")
     if aps and role == "accumulator":
@@ -147,6 +154,15 @@ def format_named(key: str, name: str, scales: bool = False) -> str | None:
     if parsed.is_fp32:
         return None
     return name if parsed.has_scales else parsed.name
+
+
+def accumulator_named(key: str, name: str, kahan: bool) -> str:
+    """The one name of what sums, where it is more than a format."""
+    try:
+        how = Accumulator.parse(name)
+        return (replace(how, kahan=True) if kahan else how).name
+    except ValueError as error:
+        raise ValueError(f"{key}={name}: {error}") from None
 
 
 def one_of(key: str, value: Any, allowed: Iterable[str]) -> str:

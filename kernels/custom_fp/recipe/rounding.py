@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from custom_fp import ops
+from custom_fp.accumulator import is_name
 from custom_fp.formats.names import parse
 from custom_fp.recipe.tensor_aps import aps_quantize
 from custom_fp.rule import is_stochastic
@@ -19,7 +20,7 @@ SIGNS = 0
 
 @dataclass(frozen=True)
 class Rounding:
-    """To a format; the gradient passes straight through.
+    """To a format, or of a sum by an accumulator of this name; the gradient passes straight through.
 
     aps: shifted to fill its format (`tensor_aps.py`). kahan: of sums, that carry their error along. word: nearest_even,
     stochastic or stochastic_N, as custom_fp.rule has them: drawn from torch's default generator where a layer is
@@ -42,9 +43,9 @@ class Rounding:
         """Sets what torch.compile could not look up: `has_axis`, whether an operand is rounded along a dimension, and
         so for one product alone; `has_tiles`, whether that is so but for matrices; `nearest`, as layers that are
         evaluated round, without draws."""
-        fmt = parse(self.format)
-        object.__setattr__(self, "has_axis", self.hadamard is not None or fmt.has_axis)
-        object.__setattr__(self, "has_tiles", self.hadamard is None and fmt.has_tiles)
+        fmt = None if is_name(self.format) else parse(self.format)  # an accumulator rounds no operand
+        object.__setattr__(self, "has_axis", self.hadamard is not None or (fmt is not None and fmt.has_axis))
+        object.__setattr__(self, "has_tiles", self.hadamard is None and fmt is not None and fmt.has_tiles)
         nearest = replace(self, word=NEAREST) if self.is_stochastic else self
         object.__setattr__(self, "nearest", nearest)
 

@@ -1,0 +1,318 @@
+"""How a dot product is summed, as a value: what each rounding is to, which terms are added together, and in what order.
+
+A plain format as an accumulator rounds every product and every partial sum to it. Hardware does other things: tensor
+cores align blocks of exact products to their largest exponent and cut them off; others multiply and add in one
+rounding, add in trees, round stochastically, or not before the end. `accumulators/reference.py` defines what each
+computes.
+
+    >>> Accumulator.parse("h100_fp8")                        # of machines whose arithmetic is published: machines.py
+    >>> Accumulator.parse("fp32-block_16-width_25-toward_zero")
+    >>> Accumulator("fp16", product="exact", rounding="stochastic_8")
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cache, cached_property
+from typing import Any, ClassVar
+
+from custom_fp.accumulators.machines import MACHINES
+from custom_fp.formats.names import read as read_format
+from custom_fp.formats.names import spelled as spelled_format
+from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scalar import Format
+from custom_fp.rule import Overflow, Rounding, Rule, read_rounding
+from custom_fp.words import did_you_mean
+
+EXACT = "exact"
+MOST_TERMS, MOST_DIGITS = 1 << 16, 40  # of a block: 64-bit integers hold sums of so many such terms
+ROUNDINGS = (Rounding.NEAREST_EVEN, Rounding.TOWARD_ZERO, Rounding.STOCHASTIC)
+OVERFLOWS = (Overflow.INFINITY, Overflow.SATURATE)
+_WORD = re.compile(r"-(?=[a-z])")  # a bias is a hyphen and digits
+WORDS = (
+    "fused or product_FORMAT, of_FORMAT or of_FORMAT_FORMAT, block_TERMS, width_BITS, pairwise or exact, a rounding "
+    "(toward_zero, stochastic_8), saturate, kahan, chunk_TERMS or chunk_TERMS_FORMAT"
+)
+LOOKS_LIKE = "a machine (h100_fp8, a100_bf16), a format and how it sums (fp32-fused, e8m13-block_32-width_13)"
+
+
+class Order(StrEnum):
+    """Which terms are added to which."""
+
+    SEQUENTIAL = "sequential"
+    """acc = +0, and then one block after the other is added to it, k ascending."""
+
+    PAIRWISE = "pairwise"
+    """Pairs of neighbours, then pairs of those; what has no neighbour goes up as it is. With blocks each is such a
+    tree, whose sum is added to acc."""
+
+    EXACT = "exact"
+    """All terms exactly, and one rounding at the end."""
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """Equal ones are one value, and it can be a key. Raises ValueError for parts that do not go together.
+
+    sum        format of partial sums, eXmY
+    product    format that each product is rounded to first, or "exact"; None: `sum` where terms are added one by one or
+               in trees, exact in blocks and in exact sums
+    operands   formats of the two factors, whose subnormals have the smallest normal exponent where blocks are aligned;
+               nothing is rounded to them. None: fp32
+    block      terms that are added to acc in one rounding, sum(acc + p_1 + ... + p_block); the last may be short
+    width      such a block's terms, acc among them, are cut off (toward zero) below 2**(E - width), E the largest of
+               their exponents; an exact product's is the sum of its factors' (not normalised), that of zero is -126 (a
+               factor's, acc's). None: nothing is cut off
+    order      see `Order`
+    rounding   of sums and products, a word of `Rounding`
+    overflow   infinity or saturate, of sums and products. What toward_zero cuts off beyond the largest value is
+               infinity, too (custom_fp.quantize has the largest value there)
+    kahan      additions carry their error along, as in custom_fp.accumulate
+    chunk      after so many terms acc is added to a total, and is +0 again; None: there is none
+    total      format of that total, whose additions round to nearest even
+
+    NaN and infinity among terms give what IEEE 754 has for their sum. Subnormals are kept. Of an aligned block a sum of
+    zero is +0; elsewhere -0 is what IEEE 754 has for sums that round to nearest.
+    """
+
+    BACKENDS: ClassVar = {
+        "cpu": "custom_fp.accumulators.native",
+        "cuda": "custom_fp.accumulators.on_cuda",
+        "any": "custom_fp.accumulators.reference",
+    }
+
+    sum: Format | str = "fp32"
+    product: Format | str | None = None
+    operands: tuple[Format, Format] | tuple[str, str] | str | None = None
+    block: int = 1
+    width: int | None = None
+    order: Order | str = Order.SEQUENTIAL
+    rounding: str = "nearest_even"
+    overflow: str = "infinity"
+    kahan: bool = False
+    chunk: int | None = None
+    total: Format | str = "fp32"
+    rule: Rule = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        fix = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        fix("sum", _scalar("sum", self.sum))
+        fix("total", _scalar("total", self.total))
+        fix("order", _order(self.order))
+        fix("rule", Rule(self.rounding, self.overflow))
+        word, bits = read_rounding(self.rounding, ROUNDINGS)
+        if self.rule.overflow not in OVERFLOWS:
+            raise ValueError(f"overflow is {self.overflow!r}; allowed: {', '.join(OVERFLOWS)}")
+        fix("rounding", str(word) if bits is None else f"{word}_{bits}")
+        fix("overflow", str(self.rule.overflow))
+        self._check_numbers()
+        together = self.block > 1 or self.width is not None or self.order is Order.EXACT
+        if self.product is None:
+            exact = together and self.order is not Order.PAIRWISE
+            fix("product", EXACT if exact else self.sum)
+        elif self.product != EXACT:
+            fix("product", _scalar("product", self.product))
+        if self.operands is not None:
+            given = (self.operands,) * 2 if isinstance(self.operands, str | Format) else tuple(self.operands)
+            if len(given) != 2:
+                raise ValueError(f"operands is {self.operands!r}; one format is needed, or two")
+            fix("operands", tuple(_scalar("operands", name) for name in given))
+        self._check_together()
+
+    def _check_numbers(self) -> None:
+        for what, least, most in (("block", 1, MOST_TERMS), ("width", 1, MOST_DIGITS), ("chunk", 1, 1 << 31)):
+            value = getattr(self, what)
+            if value is None and what != "block":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ValueError(f"{what} is {value!r}; allowed: {least}..{most}")
+
+    def _check_together(self) -> None:
+        if self.width is not None and self.product != EXACT:
+            raise ValueError(f"width={self.width} aligns exact products; leave product={self.product} out")
+        if self.width is not None and self.order is not Order.SEQUENTIAL:
+            raise ValueError(f"width={self.width} goes with order=sequential, not {self.order}")
+        if self.operands is not None and self.width is None:
+            raise ValueError("operands says how products are aligned; it goes with width")
+        if self.order is Order.EXACT and self.block > 1:
+            raise ValueError(f"order=exact adds all terms at once; leave block={self.block} out")
+        one_by_one = self.order is Order.SEQUENTIAL and self.block == 1 and self.width is None
+        if self.kahan and not (one_by_one and self.chunk is None):
+            raise ValueError("kahan goes with terms that are added one by one, without chunks")
+        if self.chunk is not None and self.chunk % self.block:
+            raise ValueError(f"chunk={self.chunk} must be a multiple of block={self.block}")
+        if self.chunk is None and not self.total.is_fp32:
+            raise ValueError(f"total={self.total} goes with chunk")
+
+    @classmethod
+    def parse(cls, name: str | Accumulator) -> Accumulator:
+        """The accumulator of that name, a machine's or words as `name` has them. ValueError tells what is allowed."""
+        return name if isinstance(name, cls) else _parsed(name)
+
+    @cached_property
+    def name(self) -> str:
+        """What `parse` reads back: a machine's where it is one."""
+        return _NAMES.get(self) or self.spelling
+
+    @cached_property
+    def spelling(self) -> str:
+        """In words; those that change nothing are left out. It has no character that a command line or a file name
+        would take for another thing."""
+        words = [self.sum.name]
+        default = replace(self, product=None).product
+        if self.product != default:
+            words.append("fused" if self.product == EXACT else f"product_{self.product}")
+        if self.operands:
+            words.append("_".join(["of", *dict.fromkeys(fmt.name for fmt in self.operands)]))
+        words += [f"block_{self.block}"] if self.block > 1 else []
+        words += [f"width_{self.width}"] if self.width is not None else []
+        words += [str(self.order)] if self.order is not Order.SEQUENTIAL else []
+        words += [self.rounding] if self.rounding != Rounding.NEAREST_EVEN else []
+        words += [self.overflow] if self.rule.saturates else []
+        words += ["kahan"] if self.kahan else []
+        if self.chunk is not None:
+            words.append(f"chunk_{self.chunk}" + ("" if self.total.is_fp32 else f"_{self.total}"))
+        return "-".join(words)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether it is what its format alone means, with kahan or without."""
+        return replace(self, kahan=False) == Accumulator(self.sum)
+
+    @property
+    def is_stochastic(self) -> bool:
+        return self.rule.is_stochastic
+
+    @cached_property
+    def nearest(self) -> Accumulator:
+        """Without draws, as layers that are evaluated sum."""
+        return replace(self, rounding="nearest_even") if self.is_stochastic else self
+
+    @cached_property
+    def flat(self) -> tuple[int, ...]:
+        """(sum, product, total, order, block, width, emin of the factors, kahan, chunk), as the kernels take them: see
+        `Summing` in csrc/accumulators/dot.h."""
+        emins = [fmt.emin for fmt in self.operands or (Format(8, 23),) * 2]
+        product = 0 if self.product == EXACT else self.product.spec
+        width, chunk = -1 if self.width is None else self.width, self.chunk or 0
+        order = list(Order).index(self.order)
+        return (self.sum.spec, product, self.total.spec, order, self.block, width, *emins, self.kahan, chunk)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def read(
+    how: Accumulator | NumberFormat | str, kahan: bool = False
+) -> tuple[NumberFormat | Accumulator, bool]:
+    """What a matrix product is asked to sum by, as it is computed: a plain format, with kahan or without, or an
+    Accumulator, which says that itself. Raises ValueError for a name that is neither's."""
+    if isinstance(how, str) and not is_name(how):
+        try:
+            how = read_format(how)
+        except ValueError as error:
+            raise ValueError(f"{error}; or {LOOKS_LIKE}{near(how)}") from None
+    if isinstance(how, NumberFormat):
+        return how, kahan
+    how = Accumulator.parse(how)
+    if kahan and not how.kahan:
+        how = replace(how, kahan=True)
+    return (how.sum, how.kahan) if how.is_plain else (how, False)
+
+
+def is_name(name: str) -> bool:
+    """Whether this is how accumulators are called, and no format is."""
+    return name in MACHINES or _WORD.search(name) is not None
+
+
+def spelled(how: Accumulator | NumberFormat | str) -> str:
+    """A text that `read` makes the same of, in any process."""
+    if isinstance(how, str) and is_name(how):
+        how = Accumulator.parse(how)
+    return how.name if isinstance(how, Accumulator) else spelled_format(read_format(how))
+
+
+def near(name: str) -> str:
+    """` (did you mean 'h100_fp8'?)`, or nothing."""
+    return did_you_mean(name, MACHINES)
+
+
+def _scalar(what: str, fmt: Any) -> Format:
+    try:
+        found = Format.parse(fmt)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+    if found.family not in ("ieee", "fn"):
+        raise ValueError(f"{what} is {found}; allowed: eXmY and eXmYfn")
+    return found
+
+
+def _order(word: Any) -> Order:
+    try:
+        return Order(word)
+    except ValueError:
+        raise ValueError(f"order is {word!r}; allowed: {', '.join(Order)}") from None
+
+
+@cache
+def _parsed(name: str) -> Accumulator:
+    text = MACHINES[name].text if name in MACHINES else name
+    if not isinstance(text, str):
+        raise ValueError(f"unknown accumulator {name!r}; allowed: {LOOKS_LIKE}")
+    first, *words = _WORD.split(text)
+    parts: dict[str, Any] = {}
+    try:
+        for word in words:
+            for key, value in _part(word).items():
+                if key in parts:
+                    raise ValueError(f"{word!r} says {key} again")
+                parts[key] = value
+        return Accumulator(first, **parts)
+    except ValueError as error:
+        raise ValueError(f"unknown accumulator {name!r}: {error}") from None
+
+
+def _part(word: str) -> dict[str, Any]:
+    """What a word of a spelling says."""
+    key, _, value = word.partition("_")
+    if word in ("fused", "kahan", "saturate", "pairwise", "exact"):
+        return {
+            "fused": {"product": EXACT},
+            "kahan": {"kahan": True},
+            "saturate": {"overflow": word},
+        }.get(word, {"order": word})
+    if key in ("block", "width", "chunk") and (found := re.fullmatch(r"(\d{1,10})(?:_(.+))?", value)):
+        if key == "chunk" and found[2]:
+            return {"chunk": int(found[1]), "total": found[2]}
+        if not found[2]:
+            return {key: int(found[1])}
+    if key == "product" and value:
+        return {"product": value}
+    if key == "of" and value:
+        given = value.split("_")
+        return {"operands": tuple(given) if len(given) > 1 else value}
+    try:
+        return {"rounding": word} if read_rounding(word, ROUNDINGS) else {}
+    except ValueError:
+        known = (
+            "fused",
+            "product",
+            "of",
+            "block",
+            "width",
+            "pairwise",
+            "exact",
+            "saturate",
+            "kahan",
+            "chunk",
+            *Rounding,
+        )
+        raise ValueError(f"{word!r} is no word of it{did_you_mean(word, known)}; allowed: {WORDS}") from None
+
+
+_NAMES: dict[Accumulator, str] = {}
+_NAMES.update((_parsed(machine), machine) for machine in reversed(MACHINES))

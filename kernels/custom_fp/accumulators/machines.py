@@ -1,0 +1,88 @@
+"""Matrix units whose arithmetic is published, as accumulators. Standard library only.
+
+They are named by the GPU and what it multiplies; sums are float32 but where `_to_fp16` says otherwise. Operands are
+taken as they are: round them to the machine's format first (a rule of role input and weight, or custom_fp.quantize).
+
+Sources:
+  MMA-Sim   Xie, Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores" (arXiv
+            2511.10909), and its simulator, whose results these are; they found it bit by bit equal to the GPUs.
+  Fasi      Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores" (PeerJ Computer Science
+            7:e330, 2021): products exact, blocks added with truncation, not normalised in between, on V100, T4, A100.
+  DeepSeek  DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), 3.3.2: FP8 products on Hopper keep about 14
+            bits, so that partial sums go to float32 registers after every 128 terms (the scales of blocks apart).
+
+What they leave out: CDNA 2 flushes subnormal operands and sums to zero, CDNA 3 cuts off in three places, some of them
+downwards; Blackwell's instructions with block scales add the scales' exponents before they align. None is here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    text: str
+    """The accumulator in words."""
+    what: str
+    """What it is, and where that is from."""
+
+
+_RZ = "toward_zero"
+_MMA = "MMA-Sim"
+
+
+def _tensor_core(of: str, terms: int, width: int, sum_: str = "fp32") -> str:
+    """A fused block of products and the partial sum: cut off where it is float32, to nearest where fp16."""
+    rounding = "" if sum_ == "fp16" else f"-{_RZ}"
+    return f"{sum_}-of_{of}-block_{terms}-width_{width}{rounding}"
+
+
+# Of machines that sum alike the first gives the name.
+MACHINES: dict[str, Machine] = {
+    "v100_fp16": Machine(_tensor_core("fp16", 4, 23), f"Volta, m8n8k4; {_MMA}, Fasi"),
+    "v100_fp16_to_fp16": Machine(_tensor_core("fp16", 4, 23, "fp16"), f"Volta, m8n8k4; {_MMA}"),
+    "a100_fp16": Machine(_tensor_core("fp16", 8, 24), f"Ampere, m16n8k16 in two halves; {_MMA}, Fasi"),
+    "a100_fp16_to_fp16": Machine(
+        _tensor_core("fp16", 8, 24, "fp16"), f"Ampere, m16n8k16 in two halves; {_MMA}"
+    ),
+    "a100_bf16": Machine(_tensor_core("bf16", 8, 24), f"Ampere, m16n8k16 in two halves; {_MMA}, Fasi"),
+    "a100_tf32": Machine(_tensor_core("tf32", 4, 24), f"Ampere, m16n8k8 in two halves; {_MMA}, Fasi"),
+    "t4_fp16": Machine(_tensor_core("fp16", 8, 24), f"Turing, m16n8k8; {_MMA}"),
+    "t4_fp16_to_fp16": Machine(_tensor_core("fp16", 8, 24, "fp16"), f"Turing, m16n8k8; {_MMA}"),
+    "l40_fp16": Machine(_tensor_core("fp16", 8, 24), f"Ada Lovelace, as Ampere; {_MMA}"),
+    "l40_bf16": Machine(_tensor_core("bf16", 8, 24), f"Ada Lovelace, as Ampere; {_MMA}"),
+    "l40_tf32": Machine(_tensor_core("tf32", 4, 24), f"Ada Lovelace, as Ampere; {_MMA}"),
+    "l40_fp8": Machine(
+        _tensor_core("e4m3fn", 16, 13, "e8m13"), f"Ada Lovelace, m16n8k32 of e4m3 in two halves; {_MMA}"
+    ),
+    "l40_fp8_to_fp16": Machine(
+        _tensor_core("e4m3fn", 16, 13, "fp16"), f"Ada Lovelace, m16n8k32 of e4m3 in two halves; {_MMA}"
+    ),
+    "h100_fp16": Machine(_tensor_core("fp16", 16, 25), f"Hopper, wgmma k16; {_MMA}"),
+    "h100_fp16_to_fp16": Machine(_tensor_core("fp16", 16, 25, "fp16"), f"Hopper, wgmma k16; {_MMA}"),
+    "h100_bf16": Machine(_tensor_core("bf16", 16, 25), f"Hopper, wgmma k16; {_MMA}"),
+    "h100_tf32": Machine(_tensor_core("tf32", 8, 25), f"Hopper, wgmma k8; {_MMA}"),
+    "h100_fp8": Machine(
+        _tensor_core("e4m3fn", 32, 13, "e8m13"), f"Hopper, wgmma k32 of e4m3; {_MMA}, DeepSeek"
+    ),
+    "h100_fp8_e5m2": Machine(_tensor_core("e5m2", 32, 13, "e8m13"), f"Hopper, wgmma k32 of e5m2; {_MMA}"),
+    "h100_fp8_e5m2_by_e4m3": Machine(
+        _tensor_core("e5m2_e4m3fn", 32, 13, "e8m13"),
+        f"Hopper, wgmma k32 of e5m2 (gradients) by e4m3 (weights); {_MMA}",
+    ),
+    "h100_fp8_to_fp16": Machine(_tensor_core("e4m3fn", 32, 13, "fp16"), f"Hopper, wgmma k32 of e4m3; {_MMA}"),
+    "deepseek_v3": Machine(
+        f"{_tensor_core('e4m3fn', 32, 13, 'e8m13')}-chunk_128",
+        "h100_fp8, with 128 terms at a time added to float32; DeepSeek",
+    ),
+    "b200_fp16": Machine(_tensor_core("fp16", 16, 25), f"Blackwell, tcgen05 k16; {_MMA}"),
+    "b200_bf16": Machine(_tensor_core("bf16", 16, 25), f"Blackwell, tcgen05 k16; {_MMA}"),
+    "b200_tf32": Machine(_tensor_core("tf32", 8, 25), f"Blackwell, tcgen05 k8; {_MMA}"),
+    "b200_fp8": Machine(_tensor_core("e4m3fn", 32, 25), f"Blackwell, tcgen05 k32 of e4m3; {_MMA}"),
+    "b200_fp8_e5m2": Machine(_tensor_core("e5m2", 32, 25), f"Blackwell, tcgen05 k32 of e5m2; {_MMA}"),
+    "b200_fp4": Machine(_tensor_core("e2m1fn", 32, 25), f"Blackwell, tcgen05 k32 of e2m1, no scales; {_MMA}"),
+    "mi100_fp16": Machine("fp32-block_4-pairwise", f"CDNA 1, trees of four float32 terms; {_MMA}"),
+    "mi100_bf16": Machine("fp32-block_2-pairwise", f"CDNA 1, pairs of float32 terms; {_MMA}"),
+    "mi100_fp32": Machine("fp32-fused", f"CDNA 1 to 3, a fused multiply-add a term; {_MMA}"),
+}

@@ -1,0 +1,32 @@
+"""The CUDA backend of matrix products by an Accumulator, a result a thread: those of reference.py, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from custom_fp.accumulator import Accumulator
+from custom_fp.cuda import address, blocks, launch
+from custom_fp.rule import Rule
+
+_TYPES = (*(np.uint32,) * 3, *(np.int32,) * 6, np.int64)  # of Accumulator.flat
+
+
+def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
+    batch, rows, columns = out.shape
+    depth = a.shape[-1]
+    if out.numel() == 0:
+        return
+    steps = 0 if a.shape[0] == 1 else rows * depth, 0 if b.shape[0] == 1 else depth * columns
+    _, saturates, seed, _, mask = rule.flat
+    launch(
+        f"dot_{rule.rounding}",
+        out,
+        blocks(out.numel(), 1),
+        *map(address, (a, b, out)),
+        *map(np.int64, (batch, rows, depth, columns, *steps)),
+        *(kind(value) for kind, value in zip(_TYPES, how.flat, strict=True)),
+        np.int32(saturates),
+        np.uint64(seed),
+        np.uint32(mask),
+    )

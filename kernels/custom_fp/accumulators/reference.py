@@ -1,0 +1,217 @@
+"""The definition of every accumulator, in plain torch, float64 and 64-bit integers: slow, readable, exact.
+
+A matrix product is a sum a result; `Dot` forms all of them at once, term by term. The kernels (csrc/accumulators) equal
+it bit for bit; it also runs where they cannot.
+
+Legend: B matrices, M rows, N columns, K terms. Q is rounding by the accumulator's word, to its format of sums.
+
+Random words of stochastic rounding: element (row r of all B M, column j) is number r * (N rounded up to a multiple of
+128) + j; the product of term k reads stream 2 k, the n-th rounding of a sum stream 2 n + 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from custom_fp.accumulator import EXACT, Accumulator, Order
+from custom_fp.formats.scalar import Format
+from custom_fp.reference import add_to_odd, infinite, power_of_two, random_words, round_to_format, write
+from custom_fp.rule import Rule
+
+ROW = 128
+"""Columns of a row of random words: a multiple of so many."""
+
+ZERO = -126
+"""The exponent of a factor, or a partial sum, that is zero."""
+
+_FP32 = Format(8, 23)
+_LIMB, _LIMBS, _LOWEST = 30, 22, -298  # of exact sums: 660 bits from the smallest product of two float32 on
+
+
+def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
+    """(B or 1) x M x K times (B or 1) x K x N. rule: `how.rule`, with its seed."""
+    write(Dot(a, b, how, rule, out).result(), out)
+
+
+class Dot:
+    def __init__(self, a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor):
+        self.a, self.b, self.how, self.rule, self.out = a, b, how, rule, out
+        self.sums = 0  # roundings of them, so far
+
+    def result(self) -> Tensor:
+        depth, total = self.a.shape[-1], self.zeros()
+        if self.how.chunk is None:
+            return self.segment(0, depth)
+        for start in range(0, depth, self.how.chunk):
+            acc = self.segment(start, min(depth, start + self.how.chunk))
+            total = round_to_format(add_to_odd(total, acc), self.how.total)
+        return total
+
+    def segment(self, begin: int, end: int) -> Tensor:
+        """What terms begin .. end - 1 add up to."""
+        how = self.how
+        if how.order is Order.EXACT:
+            return self.rounded(exact_sum([self.term(k) for k in range(begin, end)], self.zeros()))
+        if how.order is Order.PAIRWISE and how.block == 1:
+            return self.tree(begin, end) if end > begin else self.zeros()
+        if how.kahan:
+            return self.compensated(begin, end)
+        acc = self.zeros()
+        for first in range(begin, end, how.block):
+            last = min(end, first + how.block)
+            if how.order is Order.PAIRWISE:
+                acc = self.rounded(add_to_odd(acc, self.tree(first, last)))
+            elif how.width is not None:
+                acc = self.aligned(acc, range(first, last))
+            elif how.block == 1:
+                acc = self.rounded(add_to_odd(acc, self.term(first)))
+            else:
+                acc = self.rounded(exact_sum([acc, *(self.term(k) for k in range(first, last))], acc))
+        return acc
+
+    # ---- rounding
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(self.out.shape, dtype=torch.float64, device=self.out.device)
+
+    def term(self, k: int) -> Tensor:
+        """Product k of each result."""
+        product = self.a[:, :, k, None].double() * self.b[:, k, None, :].double()
+        product = product.expand(self.out.shape)
+        return product if self.how.product == EXACT else self.to(product, self.how.product, 2 * k)
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """Q(x)"""
+        self.sums += 1
+        return self.to(x, self.how.sum, 2 * self.sums - 1)
+
+    def to(self, x: Tensor, fmt: Format, stream: int) -> Tensor:
+        random = None
+        if self.rule.is_stochastic:
+            batch, rows, columns = self.out.shape
+            wide = -(-columns // ROW) * ROW
+            words = random_words(batch * rows * wide, stream, self.rule.seed, x.device)
+            random = words.view(batch, rows, wide)[..., :columns]
+        result = round_to_format(x, fmt, self.rule, random)
+        if self.rule.saturates:
+            return result
+        binade = max(fmt.emax, fmt.emin)
+        step = 2.0 ** (binade - fmt.mantissa_bits)  # to where the next value would be
+        beyond = (x.abs() >= fmt.max + step) & x.isfinite()  # cut off, it is past the largest value still
+        there = torch.copysign(torch.full_like(x, infinite(fmt, self.rule)), x)
+        return torch.where(beyond, there, result)
+
+    # ---- orders
+
+    def tree(self, begin: int, end: int) -> Tensor:
+        """Level by level, as a binary counter does it: two sums of equally many terms make one as soon as they are
+        there. A single term is rounded."""
+        waiting = []
+        for k in range(begin, end):
+            waiting.append(self.term(k))
+            n = k - begin
+            while n & 1:
+                waiting[-2:] = [self.rounded(add_to_odd(*waiting[-2:]))]
+                n >>= 1
+        if end - begin == 1:
+            return self.rounded(waiting[0])
+        while len(waiting) > 1:
+            waiting[-2:] = [self.rounded(add_to_odd(*waiting[-2:]))]
+        return waiting[0]
+
+    def compensated(self, begin: int, end: int) -> Tensor:
+        """y = Q(p - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t, and c = 0 once t is not finite."""
+        acc = c = self.zeros()
+        for k in range(begin, end):
+            y = self.rounded(add_to_odd(self.term(k), -c))
+            t = self.rounded(add_to_odd(acc, y))
+            c = self.rounded(add_to_odd(self.rounded(add_to_odd(t, -acc)), -y))
+            c = torch.where(t.isfinite(), c, 0.0)
+            acc = t
+        return acc
+
+    def aligned(self, acc: Tensor, terms: range) -> Tensor:
+        """Q of the sum of acc and exact products, each cut off below 2**(E - width); a sum of zero is +0."""
+        width, of = self.how.width, self.how.operands or (_FP32, _FP32)
+        a_digits, a_unit, a_exponent = digits(self.a[:, :, terms.start : terms.stop], of[0])
+        b_digits, b_unit, b_exponent = digits(self.b[:, terms.start : terms.stop], of[1])
+        c_digits, c_unit, c_exponent = digits(acc, self.how.sum)
+        largest, plain = c_exponent, acc
+        for i in range(len(terms)):
+            largest = torch.maximum(largest, a_exponent[:, :, i, None] + b_exponent[:, i, None])
+            plain = plain + self.term(
+                terms[i]
+            )  # infinite or NaN where a term is: finite ones stay below 2**300
+        total = _cut(c_digits, c_unit - (largest - width))
+        for i in range(len(terms)):
+            product = a_digits[:, :, i, None] * b_digits[:, i, None]
+            unit = a_unit[:, :, i, None] + b_unit[:, i, None]
+            total = total + _cut(product, unit - (largest - width))
+        wide = total.abs() >= 1 << 53  # float64 holds the others; of these eight digits become the last one
+        inexact = (wide & ((total & 0xFF) != 0)).long()
+        value = torch.where(wide, (total >> 8) | inexact, total).double()
+        value = value * power_of_two(largest - width + 8 * wide.long())
+        return self.rounded(torch.where(plain.isfinite(), value, plain)) + 0.0
+
+
+def digits(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
+    """(s, u, e) of finite float32 values, int64: x = s 2**u with |s| < 2**24, and e its exponent, which is not below
+    that of a format's smallest normal value, but for zero's."""
+    x = x.double()
+    exponent = torch.where(x == 0, ZERO, (torch.frexp(x).exponent.long() - 1).clamp(-200, 200))
+    unit = exponent - 23
+    significand = (x / power_of_two(unit)).nan_to_num(0, 0, 0).long()
+    pinned = torch.where(x == 0, ZERO, exponent.clamp(min=fmt.emin))
+    return significand, unit, pinned
+
+
+def _cut(significand: Tensor, shift: Tensor) -> Tensor:
+    """trunc(s 2**shift)"""
+    magnitude = significand.abs()
+    left = magnitude << shift.clamp(0, 38)
+    right = magnitude >> (-shift).clamp(0, 62)
+    return torch.where(shift > 0, left, right) * significand.sign()
+
+
+def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
+    """The sum of float64 values that are multiples of 2**-298 below 2**256, exact and then rounded to odd: a long
+    fixed-point number (Kulisch), of limbs of 30 bits. NaN and infinity as IEEE 754 adds them; of no terms +0."""
+    limbs = torch.zeros(*like.shape, _LIMBS, dtype=torch.int64, device=like.device)
+    plain = torch.zeros_like(like)
+    for i, x in enumerate(terms):
+        plain = plain + x
+        mantissa, exponent = torch.frexp(x.nan_to_num(0, 0, 0))
+        number = (mantissa * 2.0**53).long()
+        place = exponent.long() - 53 - _LOWEST  # of its last bit; where that is below 0 there are only zeros
+        number = torch.where(place < 0, number >> (-place).clamp(0, 62), number)
+        place = torch.where(number == 0, 0, place.clamp(min=0))
+        for part in range(3):  # of 18 bits, so that shifting keeps them in 64
+            piece = ((number.abs() >> 18 * part) & 0x3FFFF) * number.sign()
+            at = place + 18 * part
+            limbs.scatter_add_(-1, (at // _LIMB)[..., None], (piece << at % _LIMB)[..., None])
+        if i % 4096 == 4095:
+            _carry(limbs)
+    _carry(limbs)
+    negative = limbs[..., -1] < 0
+    limbs = torch.where(negative[..., None], -limbs, limbs)
+    _carry(limbs)
+    value = torch.zeros_like(like)
+    rest = torch.zeros_like(limbs[..., 0])  # sticky: whether any limb below the three is not zero
+    for i in range(_LIMBS):
+        below = [limbs[..., i - 1] if i > 0 else rest * 0, limbs[..., i - 2] if i > 1 else rest * 0]
+        rest = rest | (limbs[..., i - 3] != 0).long() if i > 2 else rest
+        top = (limbs[..., i] << _LIMB) | below[0]  # 31 bits or more, where this is the first limb
+        wide = (top >= 1 << 53).long()
+        odd = (top >> 8 * wide) | ((top & 0xFF & -wide) | below[1] | rest != 0).long()
+        here = odd.double() * power_of_two(_LIMB * (i - 1) + _LOWEST + 8 * wide)
+        value = torch.where(limbs[..., i] != 0, here, value)
+    first = torch.where(negative, -value, value)
+    return torch.where(plain.isfinite(), first, plain)
+
+
+def _carry(limbs: Tensor) -> None:
+    """Every limb but the last to 0 .. 2**30 - 1."""
+    for i in range(_LIMBS - 1):
+        limbs[..., i + 1] += limbs[..., i] >> _LIMB
+        limbs[..., i] &= (1 << _LIMB) - 1

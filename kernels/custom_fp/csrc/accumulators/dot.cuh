@@ -1,0 +1,28 @@
+// The matrix products of an Accumulator, a result a thread; part of custom_fp.cu. out[z] (MxN) = a[z] (MxK) b[z] (KxN).
+// a_step, b_step: elements from one matrix of the batch to the next, 0 where all share one.
+#pragma once
+
+template <Mode mode>
+CFP_FN void dot_products(const float* a, const float* b, float* out, i64 batch, i64 M, i64 K, i64 N, i64 a_step,
+                         i64 b_step, const Summing& summing) {
+    const Dot<mode> dot(summing);
+    const i64 wide = (N + random_row - 1) / random_row * random_row;
+    for (i64 at = thread_index(); at < batch * M * N; at += thread_count()) {
+        const i64 row = at / N, column = at % N, z = row / M;  // of all rows
+        const float *a_row = a + z * a_step + (row - z * M) * K, *b_column = b + z * b_step + column;
+        out[at] = dot(a_row, 1, b_column, N, K, static_cast<u64>(row * wide + column));
+    }
+}
+
+#define CFP_DOT(name, mode)                                                                                         \
+    extern "C" __global__ void name(const float* a, const float* b, float* out, i64 batch, i64 M, i64 K, i64 N,     \
+                                    i64 a_step, i64 b_step, u32 sum, u32 product, u32 total, int order, int block,  \
+                                    int width, int emin_a, int emin_b, int kahan, i64 chunk, int saturate,          \
+                                    u64 seed, u32 mask) {                                                           \
+        const Summing summing = {sum,    product, total, order, block,    width, emin_a,                            \
+                                 emin_b, kahan,   chunk, mode,  saturate, seed,  mask};                             \
+        dot_products<mode>(a, b, out, batch, M, K, N, a_step, b_step, summing);                                     \
+    }
+CFP_DOT(dot_nearest_even, nearest_even)
+CFP_DOT(dot_toward_zero, toward_zero)
+CFP_DOT(dot_stochastic, stochastic)

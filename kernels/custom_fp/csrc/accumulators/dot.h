@@ -1,0 +1,280 @@
+// One dot product as an Accumulator (accumulator.py) sums it, in the calling thread: what the CPU falls back on and what
+// every thread of the CUDA kernel does. Defined by accumulators/reference.py, bit for bit.
+#pragma once
+
+#include "custom_fp.h"
+#include "philox.h"
+
+namespace custom_fp {
+
+enum Order { sequential = 0, pairwise = 1, exact_order = 2 };
+
+// Accumulator.flat and its rule
+struct Summing {
+    u32 sum, product, total;  // specs; product 0: exact
+    int order, block, width;  // width < 0: nothing is aligned
+    int emin_a, emin_b;       // of the factors' formats
+    int kahan;
+    i64 chunk;                // 0: none
+    int mode, saturate;
+    u64 seed;
+    u32 mask;
+};
+
+constexpr int zero_exponent = -126;  // of a factor, or a partial sum, that is zero
+constexpr i64 random_row = 128;      // columns of a row of random words: a multiple of so many
+
+// sum() of double values that are multiples of 2^-298 below 2^256, exact: fixed point, two's complement (Kulisch).
+struct ExactSum {
+    static constexpr int words = 10, lowest = -298;
+    u64 w[words];
+
+    CFP_MEMBER void clear() {
+        for (int i = 0; i < words; ++i) w[i] = 0;
+    }
+    CFP_MEMBER void add(double x) {  // finite
+        const u64 bits = to_bits(x), magnitude = bits & ~Bits<double>::sign;
+        if (magnitude == 0) return;  // none is subnormal
+        u64 digits = (magnitude & 0xfffffffffffffull) | 0x10000000000000ull;
+        int place = static_cast<int>(magnitude >> 52) - 1023 - 52 - lowest;
+        if (place < 0) digits >>= -place, place = 0;  // zeros
+        const int first = place >> 6, shift = place & 63;
+        const u64 low = digits << shift, high = shift ? digits >> (64 - shift) : 0;
+        if (bits >> 63) {
+            u64 borrow = w[first] < low;
+            w[first] -= low;
+            for (int i = first + 1; i < words; ++i) {
+                const u64 take = (i == first + 1 ? high : 0), old = w[i];
+                w[i] = old - take - borrow;
+                borrow = old < take || (old == take && borrow);
+                if (!borrow && i > first) break;
+            }
+        } else {
+            w[first] += low;
+            u64 carry = w[first] < low;
+            for (int i = first + 1; i < words; ++i) {
+                const u64 more = (i == first + 1 ? high : 0) + carry;  // high is below 2^53
+                w[i] += more;
+                carry = w[i] < more;
+                if (!carry) break;
+            }
+        }
+    }
+    // rounded to odd
+    CFP_MEMBER double value() const {
+        u64 v[words], carry = 1;
+        const u64 negative = w[words - 1] >> 63;
+        for (int i = 0; i < words; ++i) {
+            v[i] = negative ? ~w[i] + carry : w[i];
+            if (negative) carry = carry && v[i] == 0;
+        }
+        int top = words - 1;
+        while (top >= 0 && v[top] == 0) --top;
+        if (top < 0) return 0.0;
+        int bit = 63;
+        while (!(v[top] >> bit)) --bit;
+        const int last = top * 64 + bit - 52;  // place of the last of 53 digits
+        u64 digits, rest = 0;
+        if (last <= 0) {
+            digits = v[0];  // exact
+            return with_sign_of(static_cast<double>(digits) * power_of_two<double>(lowest), negative);
+        }
+        const int word = last >> 6, shift = last & 63;
+        digits = v[word] >> shift;
+        if (shift && word + 1 < words) digits |= v[word + 1] << (64 - shift);
+        digits &= 0x1fffffffffffffull;
+        if (shift) rest = v[word] << (64 - shift);
+        for (int i = 0; i < word; ++i) rest |= v[i];
+        digits |= rest != 0;
+        return with_sign_of(static_cast<double>(digits) * power_of_two<double>(last + lowest), negative);
+    }
+    CFP_MEMBER static double with_sign_of(double x, u64 negative) { return from_bits(to_bits(x) | negative << 63); }
+};
+
+// A finite float32 as s 2^unit, and the exponent that it is aligned by.
+struct Digits {
+    i64 significand;
+    int unit, exponent;
+};
+
+CFP_FN Digits digits_of(float x, int emin) {
+    const u32 bits = to_bits(x), magnitude = bits & 0x7fffffffu, field = magnitude >> 23;
+    const i64 significand = (magnitude & 0x7fffffu) | (field ? 0x800000u : 0);
+    const int exponent = field ? static_cast<int>(field) - 127 : -126;  // no format's emin is below that
+    if (magnitude == 0) return {0, zero_exponent - 23, zero_exponent};
+    return {bits >> 31 ? -significand : significand, exponent - 23, exponent < emin ? emin : exponent};
+}
+
+// trunc(s 2^shift), for shifts to the left that fit
+CFP_FN i64 cut(i64 significand, int shift) {
+    const i64 magnitude = significand < 0 ? -significand : significand;
+    const i64 kept = shift >= 0 ? magnitude << shift : shift < -62 ? 0 : magnitude >> -shift;
+    return significand < 0 ? -kept : kept;
+}
+
+// a 64-bit integer times 2^unit as a double, rounded to odd
+CFP_FN double odd_double(i64 s, int unit) {
+    const i64 magnitude = s < 0 ? -s : s;
+    if (magnitude >> 53) {
+        s = (s >> 8) | ((magnitude & 0xff) != 0);
+        unit += 8;
+    }
+    return static_cast<double>(s) * power_of_two<double>(unit);
+}
+
+// The random bits of the element of an index, as far as `mask` (Rule::mask) counts them.
+CFP_FN u32 bits_of_element(u64 index, u32 stream, u64 seed, u32 mask) {
+    const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16 % 8);
+    const u32 upper = half_of(random_words(index / group, lane, stream, 0, seed).w[place / 2], place);
+    const u32 lower = mask & 0xffffu ? half_of(random_words(index / group, lane, stream, 1, seed).w[place / 2], place) : 0;
+    return (upper << 16 | lower) & mask;
+}
+
+CFP_FN bool is_finite(double x) { return (to_bits(x) & Bits<double>::infinity) != Bits<double>::infinity; }
+
+// As `make_rounder`, but what is cut off past the largest value overflows, too.
+template <class F> CFP_FN Rounder<F> overflowing_rounder(u32 spec, Mode mode, bool saturate) {
+    Rounder<F> r = make_rounder<F>(unpack_spec(spec), mode, saturate);
+    r.overflow = r.infinity;
+    return r;
+}
+
+template <Mode mode> class Dot {
+    const Summing& s_;
+    const Rounder<double> sum_, product_, total_;
+    const int emin_;
+
+public:
+    CFP_MEMBER explicit Dot(const Summing& s)
+        : s_(s), sum_(overflowing_rounder<double>(s.sum, mode, s.saturate)),
+          product_(overflowing_rounder<double>(s.product ? s.product : s.sum, mode, s.saturate)),
+          total_(make_rounder<double>(unpack_spec(s.total), nearest_even, false)), emin_(unpack_spec(s.sum).emin) {}
+
+    // a[k * a_step], b[k * b_step]; element: its number among random words
+    CFP_MEMBER float operator()(const float* a, i64 a_step, const float* b, i64 b_step, i64 depth, u64 element) const {
+        const Call call = {a, b, a_step, b_step, element};
+        u32 sums = 0;  // roundings of them, so far
+        if (s_.chunk == 0) return canonical(static_cast<float>(segment(call, 0, depth, sums)));
+        double total = 0;
+        for (i64 begin = 0; begin < depth; begin += s_.chunk) {
+            const i64 end = depth - begin < s_.chunk ? depth : begin + s_.chunk;
+            total = round<nearest_even>(add_to_odd(total, segment(call, begin, end, sums)), total_, 0);
+        }
+        return canonical(static_cast<float>(total));
+    }
+
+private:
+    struct Call {
+        const float *a, *b;
+        i64 a_step, b_step;
+        u64 element;
+    };
+
+    CFP_MEMBER u32 random(const Call& call, u32 stream) const {
+        return mode == stochastic ? bits_of_element(call.element, stream, s_.seed, s_.mask) : 0;
+    }
+    CFP_MEMBER double rounded(double x, const Call& call, u32& sums) const {
+        return round<mode>(x, sum_, random(call, 2 * sums++ + 1));
+    }
+    CFP_MEMBER double exact_term(const Call& call, i64 k) const {
+        return static_cast<double>(call.a[k * call.a_step]) * static_cast<double>(call.b[k * call.b_step]);
+    }
+    CFP_MEMBER double term(const Call& call, i64 k) const {
+        const double product = exact_term(call, k);
+        return s_.product ? round<mode>(product, product_, random(call, static_cast<u32>(2 * k))) : product;
+    }
+
+    CFP_MEMBER double segment(const Call& call, i64 begin, i64 end, u32& sums) const {
+        if (s_.order == exact_order) return exactly(call, 0.0, begin, end, sums);
+        if (s_.order == pairwise && s_.block == 1) return end > begin ? tree(call, begin, end, sums) : 0.0;
+        if (s_.kahan) return compensated(call, begin, end, sums);
+        double acc = 0;
+        for (i64 first = begin; first < end; first += s_.block) {
+            const i64 last = end - first < s_.block ? end : first + s_.block;
+            if (s_.order == pairwise) {
+                const double together = tree(call, first, last, sums);
+                acc = rounded(add_to_odd(acc, together), call, sums);
+            } else if (s_.width >= 0) {
+                acc = aligned(call, acc, first, last, sums);
+            } else if (s_.block == 1) {
+                acc = rounded(add_to_odd(acc, term(call, first)), call, sums);
+            } else {
+                acc = exactly(call, acc, first, last, sums);
+            }
+        }
+        return acc;
+    }
+
+    CFP_MEMBER double exactly(const Call& call, double acc, i64 begin, i64 end, u32& sums) const {
+        ExactSum sum;
+        sum.clear();
+        double plain = acc;  // infinite or NaN where a term is
+        if (is_finite(acc)) sum.add(acc);
+        for (i64 k = begin; k < end; ++k) {
+            const double x = term(call, k);
+            plain += x;
+            if (is_finite(x)) sum.add(x);
+        }
+        return rounded(is_finite(plain) ? sum.value() : plain, call, sums);
+    }
+
+    // sums of equally many terms make one as soon as they are there
+    CFP_MEMBER double tree(const Call& call, i64 begin, i64 end, u32& sums) const {
+        double waiting[40];
+        int count = 0;
+        for (i64 k = begin; k < end; ++k) {
+            double x = term(call, k);
+            for (i64 n = k - begin; n & 1; n >>= 1) x = rounded(add_to_odd(waiting[--count], x), call, sums);
+            waiting[count++] = x;
+        }
+        double x = waiting[--count];
+        if (end - begin == 1) return rounded(x, call, sums);
+        while (count) x = rounded(add_to_odd(waiting[--count], x), call, sums);
+        return x;
+    }
+
+    CFP_MEMBER double compensated(const Call& call, i64 begin, i64 end, u32& sums) const {
+        double acc = 0, c = 0;
+        for (i64 k = begin; k < end; ++k) {
+            const double y = rounded(add_to_odd(term(call, k), -c), call, sums);
+            const double t = rounded(add_to_odd(acc, y), call, sums);
+            const double gained = rounded(add_to_odd(t, -acc), call, sums);
+            const double lost = rounded(add_to_odd(gained, -y), call, sums);
+            c = is_finite(t) ? lost : 0.0;
+            acc = t;
+        }
+        return acc;
+    }
+
+    CFP_MEMBER double aligned(const Call& call, double acc, i64 begin, i64 end, u32& sums) const {
+        const Digits c = digits_of(static_cast<float>(acc), emin_);
+        int largest = c.exponent;
+        double plain = acc;
+        for (i64 k = begin; k < end; ++k) {
+            const float x = call.a[k * call.a_step], y = call.b[k * call.b_step];
+            const int exponent = digits_of(x, s_.emin_a).exponent + digits_of(y, s_.emin_b).exponent;
+            largest = exponent > largest ? exponent : largest;
+            plain += exact_term(call, k);
+        }
+        if (!is_finite(plain)) return rounded(plain, call, sums);
+        const int unit = largest - s_.width;
+        i64 sum = cut(c.significand, c.unit - unit);
+        for (i64 k = begin; k < end; ++k) {
+            const Digits x = digits_of(call.a[k * call.a_step], s_.emin_a), y = digits_of(call.b[k * call.b_step], s_.emin_b);
+            sum += cut(x.significand * y.significand, x.unit + y.unit - unit);
+        }
+        return rounded(odd_double(sum, unit), call, sums) + 0.0;
+    }
+};
+
+// result(a, a_step, b, b_step, depth, element) with the mode of a Summing
+template <class With> CFP_FN void with_mode(const Summing& s, const With& with) {
+    if (s.mode == toward_zero)
+        with(Dot<toward_zero>(s));
+    else if (s.mode == stochastic)
+        with(Dot<stochastic>(s));
+    else
+        with(Dot<nearest_even>(s));
+}
+
+}  // namespace custom_fp

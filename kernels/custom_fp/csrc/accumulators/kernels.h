@@ -1,0 +1,22 @@
+// What one instruction set's build of the accumulators' matrix products offers, in the calling thread.
+#pragma once
+
+#include <cstdint>
+
+#include "accumulators/dot.h"
+
+namespace custom_fp {
+
+struct AccumulatorKernels {
+    // Rows begin..end of a (MxK) times b (KxN), both dense; first_row: the number of row 0 among all of the batch.
+    void (*dot)(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
+                int64_t first_row, const Summing& summing);
+};
+
+const AccumulatorKernels& accumulators_baseline();
+#if defined(CFP_X86)
+const AccumulatorKernels& accumulators_avx2();
+const AccumulatorKernels& accumulators_avx512();
+#endif
+
+}  // namespace custom_fp

@@ -1,0 +1,50 @@
+// custom_fp._accumulators: matrix products behind addresses and sizes. accumulators/native.py checks what it is given.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "accumulators/kernels.h"
+#include "isa.h"
+#include "parallel.h"
+
+namespace nb = nanobind;
+
+namespace custom_fp::bindings {
+namespace {
+
+#if defined(CFP_X86)
+Isas<AccumulatorKernels> isa(accumulators_baseline(), &accumulators_avx2(), &accumulators_avx512());
+#else
+Isas<AccumulatorKernels> isa(accumulators_baseline(), nullptr, nullptr);
+#endif
+
+template <class T> T* at(uintptr_t address) { return reinterpret_cast<T*>(address); }
+
+void dot(uintptr_t a, uintptr_t b, uintptr_t out, int64_t batch, int64_t M, int64_t K, int64_t N, bool shared_a,
+         bool shared_b, u32 sum, u32 product, u32 total, int order, int block, int width, int emin_a, int emin_b,
+         bool kahan, int64_t chunk, int mode, bool saturate, uint64_t seed, u32 mask, int threads) {
+    const Summing summing = {sum,   product, total, order, block,    width, emin_a, emin_b,
+                             kahan, chunk,   mode,  saturate, seed, mask};
+    const int64_t work = std::max<int64_t>(1, K * N);
+    parallel(batch * M, threads, std::max<int64_t>(1, grain / 8 / work), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end;) {
+            const int64_t i = row / M, first = row - i * M, last = std::min(M, first + end - row);
+            isa->dot(at<const float>(a) + (shared_a ? 0 : i * M * K), at<const float>(b) + (shared_b ? 0 : i * K * N),
+                     at<float>(out) + i * M * N, first, last, K, N, i * M, summing);
+            row += last - first;
+        }
+    });
+}
+
+}  // namespace
+}  // namespace custom_fp::bindings
+
+NB_MODULE(_accumulators, m) {
+    m.def("dot", &custom_fp::bindings::dot);
+    m.def("isas", [] { return custom_fp::bindings::isa.names(); });
+    m.def("use_isa", [](const std::string& name) { custom_fp::bindings::isa.use(name); });
+}

@@ -1,0 +1,201 @@
+"""Accumulators: their names, their results against rationals and between backends, and where they are taken."""
+
+import math
+from dataclasses import replace
+
+import custom_fp
+import dot_oracle
+import oracle
+import pytest
+import torch
+from custom_fp import Accumulator, accumulator
+from custom_fp.accumulators import reference
+from custom_fp.accumulators.machines import MACHINES
+from custom_fp.formats.scalar import Format
+from custom_fp.reference import random_words
+
+native = pytest.importorskip("custom_fp.accumulators.native")
+
+SEED = 5
+WORDS = [
+    "fp32-fused",
+    "fp32-exact",
+    "e4m3fn-product_e5m2-exact-stochastic",
+    "fp16-pairwise",
+    "bf16-fused-pairwise",
+    "e5m7-fused-block_3-pairwise-toward_zero",
+    "bf16-block_8",
+    "e4m3-fused-toward_zero",
+    "e4m3fn-stochastic_8-saturate",
+    "fp16-stochastic-kahan",
+    "e5m3-block_4-pairwise-stochastic_5-chunk_12",
+    "fp16-product_bf16-kahan",
+    "bf16-chunk_5_fp16",
+    "e3m2fn-saturate",
+    "fp32-block_8-width_24",
+    "e5m7-of_fp16-block_16-width_12",
+    "e4m3-block_5-width_40-stochastic_3",
+    "e4m3fn-width_6-saturate-toward_zero",
+    "e5m7-of_e4m3fn-block_4-width_9-toward_zero-chunk_8",
+]
+ALL = WORDS + [name for name in MACHINES if Accumulator.parse(name).name == name]
+
+
+def operands(how, scale, rows=3, depth=37, columns=5, seed=0):
+    """Values of the machine's formats, subnormals and zeros among them, and one infinity in a later row."""
+    g = torch.Generator().manual_seed(seed)
+    kinds = how.operands or ("bf16", "e4m3")
+    made = []
+    for fmt, shape in zip(kinds, ((rows, depth), (depth, columns)), strict=True):
+        spread = torch.randn(shape, generator=g) * 2.0 ** torch.randint(-9, 3, shape, generator=g)
+        made.append(custom_fp.quantize(spread * scale, fmt, overflow="saturate"))
+    made[0][:, 3] = 0.0
+    return made
+
+
+def word_of(how, row, column, columns):
+    wide = -(-columns // reference.ROW) * reference.ROW
+
+    def word(stream):
+        at = row * wide + column
+        return int(random_words(1, stream, SEED, torch.device("cpu"), at)[0]) if how.is_stochastic else 0
+
+    return word
+
+
+def by_reference(a, b, how):
+    out = torch.empty(1, a.shape[0], b.shape[1])
+    reference.matmul(a[None], b[None], how, replace(how.rule, seed=SEED), out)
+    return out[0]
+
+
+def same_bits(x, y):
+    return torch.equal(x.view(torch.int32), y.view(torch.int32))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_names_are_read_back(name):
+    how = Accumulator.parse(name)
+    assert how == Accumulator.parse(how.name) == Accumulator.parse(how.spelling)
+    assert accumulator.spelled(name) == how.name and accumulator.read(name) == (how, False)
+    assert not set(how.spelling) & set(" ,=()[]{}:*?/'\"")  # of a command line, an axis, a file's name
+
+
+def test_reference_is_what_rationals_say():
+    for name in ALL:
+        how = Accumulator.parse(name)
+        for scale in (1.0, 2.0**-70, 2.0**12):
+            a, b = operands(how, scale, rows=3, depth=19, columns=1)
+            if scale == 1.0:
+                a[1, 6], a[2, 6], a[2, 7] = math.inf, math.inf, -math.inf
+            got = by_reference(a, b, how)
+            for i in range(a.shape[0]):
+                for j in range(b.shape[1]):
+                    want = dot_oracle.dot(
+                        a[i].tolist(), b[:, j].tolist(), how, word_of(how, i, j, b.shape[1])
+                    )
+                    assert oracle.same(got[i, j].item(), want), (name, scale, i, j, want)
+
+
+def test_native_is_the_reference():
+    for name in ALL:
+        how = Accumulator.parse(name)
+        for scale in (1.0, 2.0**-60, 2.0**9):
+            a, b = operands(how, scale, rows=3, depth=37, columns=70)
+            a[2, 5], b[6, 67] = math.inf, math.nan  # of the second panel of columns
+            want = by_reference(a, b, how)
+            for isa in native._accumulators.isas():
+                native._accumulators.use_isa(isa)
+                got = custom_fp.matmul(a, b, accumulator=how, seed=SEED)
+                assert same_bits(got, want), (name, scale, isa)
+        full = torch.randn(4, 21), torch.randn(21, 9)  # no fast way takes products of 48 digits
+        assert same_bits(custom_fp.matmul(*full, accumulator=name, seed=SEED), by_reference(*full, how)), name
+
+
+def test_sums_at_the_edges_of_the_fast_way():
+    """Partial sums that cancel, that pass 32 bits, that pass the format's range, and that no block adds to."""
+    for name in (
+        "h100_fp16",
+        "h100_fp16_to_fp16",
+        "h100_fp8",
+        "b200_fp8",
+        "deepseek_v3",
+        "e5m7-block_16-width_25",
+    ):
+        how = Accumulator.parse(name)
+        largest = Format.parse((how.operands or ("fp16",))[0]).max
+        a = torch.ones(6, 64)
+        a[0] = largest  # sums of the largest significands
+        a[1, 1::2] = -1.0
+        a[2, 16:] = 0.0
+        a[3, 32:] *= 2.0**-6
+        a[4] = torch.randn(64, generator=torch.Generator().manual_seed(1)).bfloat16() * 2.0**-5
+        a[5, :] = 2.0**-9
+        b = a.t().contiguous() * torch.tensor([1.0, 1.0, -1.0, 2.0, 1.0, 0.0])
+        assert same_bits(custom_fp.matmul(a, b, accumulator=name), by_reference(a, b, how)), name
+
+
+def test_a_plain_format_is_what_it_was():
+    a, b = torch.randn(9, 40), torch.randn(40, 70)
+    for name in ("fp16", "e4m3", "bf16", "fp32"):
+        want = custom_fp.matmul(a, b, accumulator=name)
+        how = Accumulator(name)
+        assert how.is_plain and how.name == name and accumulator.read(how) == (Format.parse(name), False)
+        assert same_bits(custom_fp.matmul(a, b, accumulator=how), want)
+        assert same_bits(by_reference(a, b, how), want)  # the two definitions agree
+        carried = custom_fp.matmul(a, b, accumulator=name, kahan=True)
+        assert same_bits(custom_fp.matmul(a, b, accumulator=f"{name}-kahan"), carried)
+        assert same_bits(by_reference(a, b, replace(how, kahan=True)), carried)
+
+
+def test_draws_repeat_by_seed_and_go_by_row_and_column():
+    a, b = torch.randn(4, 30), torch.randn(30, 130)
+    name = "e5m3-stochastic"
+    torch.manual_seed(3)
+    one, other = (custom_fp.matmul(a, b, accumulator=name) for _ in range(2))
+    torch.manual_seed(3)
+    assert same_bits(custom_fp.matmul(a, b, accumulator=name), one) and not same_bits(one, other)
+    whole = custom_fp.matmul(a, b, accumulator=name, seed=1)
+    assert same_bits(custom_fp.matmul(a[:2], b, accumulator=name, seed=1), whole[:2])
+    assert same_bits(custom_fp.matmul(a, b[:, :128], accumulator=name, seed=1)[0], whole[0, :128])
+
+
+def test_batches_gradients_and_layers():
+    a, b = torch.randn(2, 3, 40, requires_grad=True), torch.randn(40, 5, requires_grad=True)
+    custom_fp.matmul(a, b, accumulator="h100_bf16", backward_accumulator="fp32-fused").sum().backward()
+    ones = torch.ones(6, 5)
+    assert same_bits(a.grad.view(6, 40), custom_fp.matmul(ones, b.detach().mT, accumulator="fp32-fused"))
+    layer = custom_fp.QuantLinear(40, 5, accumulator="a100_tf32", bias=False)
+    want = custom_fp.matmul(a.view(6, 40), layer.weight.t(), accumulator="a100_tf32")
+    assert same_bits(layer(a).view(6, 5), want) and "accumulator=a100_tf32" in repr(layer)
+    drawing = custom_fp.QuantLinear(40, 5, accumulator="fp16-stochastic")
+    assert same_bits(drawing.eval()(a), drawing(a)) and not same_bits(drawing.train()(a), drawing(a))
+
+
+def test_a_rule_takes_an_accumulator():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False))
+    x = torch.randn(3, 8)
+    want = custom_fp.matmul(x, model[0].weight.detach().t(), accumulator="h100_fp8")
+    rule = {"modules": "*", "role": "accumulator", "format": "h100_fp8", "product": "forward"}
+    custom_fp.apply_recipe(model, [rule])
+    assert same_bits(model(x), want) and "h100_fp8" in repr(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("h100_fp9", "did you mean 'h100_fp8'"),
+        ("fp16-fusd", "did you mean 'fused'"),
+        ("fp16-width_41", "width is 41; allowed: 1..40"),
+        ("fp16-width_9-product_bf16", "aligns exact products"),
+        ("fp16-pairwise-exact", "says order again"),
+        ("fp16-block_3-chunk_4", "chunk=4 must be a multiple of block=3"),
+        ("fp16-block_3-kahan", "one by one"),
+        ("mxfp4-fused", "sum: unknown format 'mxfp4'"),
+        ("fp16-toward_nowhere", "no word of it"),
+        ("fp16-of_bf16", "it goes with width"),
+    ],
+)
+def test_what_does_not_go_together_is_said(name, says):
+    with pytest.raises(ValueError, match=says):
+        custom_fp.matmul(torch.ones(2, 2), torch.ones(2, 2), accumulator=name)
