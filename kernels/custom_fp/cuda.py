@@ -38,7 +38,7 @@ KERNELS = (
         "matmul_plain",
         "matmul_kahan",
     ),
-    *(f"dot_{rounding}" for rounding in Rounding),
+    *(f"dot_{rounding}" for rounding in WAYS),
 )
 _THREADS = 256
 HADAMARD_TILE = 4096  # values in a thread block's memory, as hadamard.cuh has it

@@ -3,12 +3,13 @@
 // Vectorised over columns: one panel of 64 columns of b is copied into a dense buffer and serves all rows.
 #pragma once
 
+#include <optional>
+
 #include "cpu_elementwise.h"
+#include "cpu_matmul_near.h"
 
 namespace custom_fp {
 namespace {
-
-constexpr int panel = 64;
 
 // A fused multiply-add that is one instruction makes NearRounder's product one rounding; without it (baseline x86-64),
 // and above 10 mantissa bits, float64 does, where a product of two float32 is exact.
@@ -128,20 +129,26 @@ bool one_row_kahan(const float* a, const float* b_Kx64, float* out, int64_t K, c
     return arithmetic.trusted(largest);
 }
 
-// Rows begin..end of a (MxK) times b (KxN); `buffer` holds K * 64 values. `first` is tried, `second` is always right.
+// Rows begin..end of a (MxK) times b (KxN); `buffer` holds K * 64 values. `quick` is tried where there is one, then
+// `first`; `second` is always right.
 template <class First, class Second>
 void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
-                 bool kahan, bool has_negative_zero, float* buffer, const First& first, const Second& second) {
+                 bool kahan, bool has_negative_zero, float* buffer, const First& first, const Second& second,
+                 const NearMatmul* quick) {
     float row[panel];
+    Product product = is_longer;
     for (int64_t column = 0; column < N; column += panel) {
         const size_t width = static_cast<size_t>(N - column < panel ? N - column : panel);
         for (int64_t k = 0; k < K; ++k) {
             std::memset(buffer + k * panel, 0, panel * sizeof(float));
             std::memcpy(buffer + k * panel, b + k * N + column, width * sizeof(float));
         }
+        const Facts facts = quick ? facts_of(buffer, K * panel) : Facts();
         for (int64_t i = begin; i < end; ++i) {
             const float* a_row = a + i * K;
-            if (kahan)
+            if (quick && quick->takes(facts_of(a_row, K), facts, product) &&
+                near_row_of(product, a_row, buffer, row, K, *quick)) {
+            } else if (kahan)
                 one_row_kahan(a_row, buffer, row, K, first) || one_row_kahan(a_row, buffer, row, K, second);
             else
                 one_row(a_row, buffer, row, K, first) || one_row(a_row, buffer, row, K, second);
@@ -155,8 +162,11 @@ void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int6
 void matmul_range(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
                   uint32_t packed_spec, bool kahan, float* buffer) {
     const Spec spec = unpack_spec(packed_spec);
+    std::optional<NearMatmul> quick;
+    if (has_fma && !kahan && spec.is_plain && NearRounder::allowed(spec))
+        quick.emplace(spec, make_near_rounder(spec, infinity));
     const auto run = [&](const auto& first, const auto& second) {
-        matmul_rows(a, b, out, begin, end, K, N, kahan, spec.is_plain, buffer, first, second);
+        matmul_rows(a, b, out, begin, end, K, N, kahan, spec.is_plain, buffer, first, second, quick ? &*quick : nullptr);
     };
     if (!spec.is_signed)
         run(UnsignedArithmetic(spec), UnsignedArithmetic(spec));

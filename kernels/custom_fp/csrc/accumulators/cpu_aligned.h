@@ -11,13 +11,13 @@
 #include <cmath>
 #include <vector>
 
+#include "cpu_facts.h"
 #include "accumulators/kernels.h"
 #include "cpu_lanes.h"
 
 namespace custom_fp {
 namespace {
 
-constexpr int panel = 64;
 constexpr int together = 4 * lanes;  // columns of one pass: four registers
 typedef short ShortLanes __attribute__((vector_size(4 * lanes)));  // twice as many
 typedef short HalfLanes __attribute__((vector_size(2 * lanes)));
@@ -43,29 +43,6 @@ CFP_FN UintLanes less(UintLanes a, UintLanes b) {
 }
 
 template <class V, class T> CFP_FN V splat(T x) { return x - V{}; }
-
-// Of values: their significant digits, and the exponents of those that are not zero.
-struct Facts {
-    int digits = 1, least = 1000, most = -1000;
-    bool finite = true;
-};
-
-CFP_FN Facts facts_of(const float* x, int64_t n) {
-    u32 mantissas = 0, least = 0x7f800000u, most = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        const u32 magnitude = to_bits(x[i]) & 0x7fffffffu, counted = magnitude - 1 < 0x7f800000u ? magnitude : 0x7f800000u;
-        mantissas |= magnitude & 0x7fffffu;
-        most = most > magnitude ? most : magnitude;
-        least = least < counted ? least : counted;
-    }
-    Facts facts;
-    facts.finite = most < 0x7f800000u;
-    if (most == 0 || !facts.finite) return facts;
-    facts.digits = mantissas ? 24 - __builtin_ctz(mantissas) : 1;
-    facts.least = static_cast<int>(least >> 23) - 127;
-    facts.most = static_cast<int>(most >> 23) - 127;
-    return facts;
-}
 
 CFP_FN int exponent_of(float x, int emin) {
     const u32 magnitude = to_bits(x) & 0x7fffffffu;

@@ -5,36 +5,77 @@
 #include <memory>
 
 #include "accumulators/cpu_aligned.h"
+#include "accumulators/cpu_exact.h"
+#include "accumulators/cpu_panel.h"
 
 namespace custom_fp {
 namespace {
 
-void dot_rows(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
-              int64_t first_row, const Summing& summing) {
+// What a row is tried by, before dot.h does it result by result.
+template <Mode mode> class Rows {
+    const Summing& s_;
+    const int64_t depth_;
+    const Dot<mode> dot_;
+    std::unique_ptr<AlignedRows> aligned_;
+    std::unique_ptr<ExactRows<mode>> exact_;
+    std::unique_ptr<PanelRows<FloatSums>> floats_;
+    std::unique_ptr<PanelRows<GeneralSums<mode>>> panels_;
+
+public:
+    Rows(const Summing& s, int64_t depth) : s_(s), depth_(depth), dot_(s) {
+        if (AlignedRows::allowed(s)) aligned_ = std::make_unique<AlignedRows>(s, depth);
+        if (ExactRows<mode>::allowed(s)) exact_ = std::make_unique<ExactRows<mode>>(s, depth);
+        if (!PanelRows<FloatSums>::allowed(s)) return;
+        if (FloatSums::allowed(s))
+            floats_ = std::make_unique<PanelRows<FloatSums>>(s);
+        else
+            panels_ = std::make_unique<PanelRows<GeneralSums<mode>>>(s);
+    }
+
+    void columns(const float* b_Kx64) {
+        if (aligned_) aligned_->columns(b_Kx64);
+        if (exact_) exact_->columns(b_Kx64);
+    }
+
+    void row(const float* a, const float* b_Kx64, float* out, u64 element, int64_t width) {
+        if (aligned_ && aligned_->row(a, b_Kx64, out)) return;
+        if (exact_ && exact_->row(a, out)) return;
+        if (fused_row(s_, a, b_Kx64, out, depth_)) return;
+        if (floats_) return floats_->row(a, b_Kx64, out, depth_, element);
+        if (panels_) return panels_->row(a, b_Kx64, out, depth_, element);
+        for (int64_t j = 0; j < width; ++j) out[j] = dot_(a, 1, b_Kx64 + j, panel, depth_, element + static_cast<u64>(j));
+    }
+};
+
+template <Mode mode>
+void dot_rows_by(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
+                 int64_t first_row, const Summing& summing) {
     const int64_t wide = (N + random_row - 1) / random_row * random_row;
     std::vector<float> columns(static_cast<size_t>(K) * panel);
-    std::unique_ptr<AlignedRows> aligned;
-    if (AlignedRows::allowed(summing)) aligned = std::make_unique<AlignedRows>(summing, K);
-    with_mode(summing, [&](const auto& dot) {
-        float row[panel];
-        for (int64_t column = 0; column < N; column += panel) {
-            const int64_t width = std::min<int64_t>(N - column, panel);
-            for (int64_t k = 0; k < K; ++k) {
-                std::memset(columns.data() + k * panel, 0, panel * sizeof(float));
-                std::memcpy(columns.data() + k * panel, b + k * N + column, static_cast<size_t>(width) * sizeof(float));
-            }
-            if (aligned) aligned->columns(columns.data());
-            for (int64_t i = begin; i < end; ++i) {
-                const float* a_row = a + i * K;
-                if (!aligned || !aligned->row(a_row, columns.data(), row)) {
-                    const u64 element = static_cast<u64>((first_row + i) * wide + column);
-                    for (int64_t j = 0; j < width; ++j)
-                        row[j] = dot(a_row, 1, columns.data() + j, panel, K, element + static_cast<u64>(j));
-                }
-                std::memcpy(out + i * N + column, row, static_cast<size_t>(width) * sizeof(float));
-            }
+    Rows<mode> rows(summing, K);
+    float row[panel];
+    for (int64_t column = 0; column < N; column += panel) {
+        const int64_t width = std::min<int64_t>(N - column, panel);
+        for (int64_t k = 0; k < K; ++k) {
+            std::memset(columns.data() + k * panel, 0, panel * sizeof(float));
+            std::memcpy(columns.data() + k * panel, b + k * N + column, static_cast<size_t>(width) * sizeof(float));
         }
-    });
+        rows.columns(columns.data());
+        for (int64_t i = begin; i < end; ++i) {
+            rows.row(a + i * K, columns.data(), row, static_cast<u64>((first_row + i) * wide + column), width);
+            std::memcpy(out + i * N + column, row, static_cast<size_t>(width) * sizeof(float));
+        }
+    }
+}
+
+void dot_rows(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
+              int64_t first_row, const Summing& summing) {
+    if (summing.mode == toward_zero)
+        dot_rows_by<toward_zero>(a, b, out, begin, end, K, N, first_row, summing);
+    else if (summing.mode == stochastic)
+        dot_rows_by<stochastic>(a, b, out, begin, end, K, N, first_row, summing);
+    else
+        dot_rows_by<nearest_even>(a, b, out, begin, end, K, N, first_row, summing);
 }
 
 }  // namespace

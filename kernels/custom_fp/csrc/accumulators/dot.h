@@ -267,14 +267,4 @@ private:
     }
 };
 
-// result(a, a_step, b, b_step, depth, element) with the mode of a Summing
-template <class With> CFP_FN void with_mode(const Summing& s, const With& with) {
-    if (s.mode == toward_zero)
-        with(Dot<toward_zero>(s));
-    else if (s.mode == stochastic)
-        with(Dot<stochastic>(s));
-    else
-        with(Dot<nearest_even>(s));
-}
-
 }  // namespace custom_fp

@@ -1,0 +1,38 @@
+// What is asked of the factors before a fast way is taken, and the size of a panel of columns.
+#pragma once
+
+#include "custom_fp.h"
+
+#include <cstdint>
+
+namespace custom_fp {
+namespace {
+
+constexpr int panel = 64;
+
+// Of values: their significant digits, and the exponents of those that are not zero.
+struct Facts {
+    int digits = 1, least = 1000, most = -1000;
+    bool finite = true;
+};
+
+CFP_FN Facts facts_of(const float* x, int64_t n) {
+    u32 mantissas = 0, least = 0x7f800000u, most = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        const u32 magnitude = to_bits(x[i]) & 0x7fffffffu;
+        const u32 counted = magnitude - 1 < 0x7f800000u ? magnitude : 0x7f800000u;
+        mantissas |= magnitude & 0x7fffffu;
+        most = most > magnitude ? most : magnitude;
+        least = least < counted ? least : counted;
+    }
+    Facts facts;
+    facts.finite = most < 0x7f800000u;
+    if (most == 0 || !facts.finite) return facts;
+    facts.digits = mantissas ? 24 - __builtin_ctz(mantissas) : 1;
+    facts.least = least >> 23 ? static_cast<int>(least >> 23) - 127 : -1000;  // no fast way takes subnormals
+    facts.most = static_cast<int>(most >> 23) - 127;
+    return facts;
+}
+
+}  // namespace
+}  // namespace custom_fp
