@@ -357,4 +357,4 @@ def _as_batch(x: Tensor, batch: torch.Size) -> Tensor:
     """(B or 1) x rows x columns, dense; 1 where all of the batch shares one matrix."""
     if math.prod(x.shape[:-2]) == 1:
         return as_source(x).view(1, *x.shape[-2:])
-    return as_source(x.expand(*batch, *x.shape[-2:])).view(-1, *x.shape[-2:])
+    return as_source(x.expand(*batch, *x.shape[-2:])).view(math.prod(batch), *x.shape[-2:])
