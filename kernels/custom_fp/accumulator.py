@@ -30,12 +30,10 @@ from custom_fp.words import did_you_mean
 
 EXACT = "exact"
 MOST_TERMS, MOST_DIGITS = 1 << 16, 40  # of a block: 64-bit integers hold sums of so many such terms
-ROUNDINGS = (Rounding.NEAREST_EVEN, Rounding.TOWARD_ZERO, Rounding.STOCHASTIC)
-OVERFLOWS = (Overflow.INFINITY, Overflow.SATURATE)
 _WORD = re.compile(r"-(?=[a-z])")  # a bias is a hyphen and digits
 WORDS = (
     "fused or product_FORMAT, of_FORMAT or of_FORMAT_FORMAT, block_TERMS, width_BITS, pairwise or exact, a rounding "
-    "(toward_zero, stochastic_8), saturate, kahan, chunk_TERMS or chunk_TERMS_FORMAT"
+    "(toward_zero, stochastic_8), saturate or propagate, kahan, chunk_TERMS or chunk_TERMS_FORMAT"
 )
 LOOKS_LIKE = "a machine (h100_fp8, a100_bf16), a format and how it sums (fp32-fused, e8m13-block_32-width_13)"
 
@@ -69,14 +67,14 @@ class Accumulator:
                factor's, acc's). None: nothing is cut off
     order      see `Order`
     rounding   of sums and products, a word of `Rounding`
-    overflow   infinity or saturate, of sums and products. What toward_zero cuts off beyond the largest value is
-               infinity, too (custom_fp.quantize has the largest value there)
+    overflow   a word of `Overflow`, of sums and products. With infinity, what toward_zero cuts off beyond the largest
+               value is infinity, too (custom_fp.quantize has the largest value there)
     kahan      additions carry their error along, as in custom_fp.accumulate
     chunk      after so many terms acc is added to a total, and is +0 again; None: there is none
     total      format of that total, whose additions round to nearest even
 
-    NaN and infinity among terms give what IEEE 754 has for their sum. Subnormals are kept. Of an aligned block a sum of
-    zero is +0; elsewhere -0 is what IEEE 754 has for sums that round to nearest.
+    NaN and infinity among terms give what IEEE 754 has for their sum. Subnormals are kept. What an aligned
+    block leaves of zero, rounded, is +0; elsewhere -0 is what IEEE 754 has for sums that round to nearest.
     """
 
     BACKENDS: ClassVar = {
@@ -104,9 +102,7 @@ class Accumulator:
         fix("total", _scalar("total", self.total))
         fix("order", _order(self.order))
         fix("rule", Rule(self.rounding, self.overflow))
-        word, bits = read_rounding(self.rounding, ROUNDINGS)
-        if self.rule.overflow not in OVERFLOWS:
-            raise ValueError(f"overflow is {self.overflow!r}; allowed: {', '.join(OVERFLOWS)}")
+        word, bits = read_rounding(self.rounding)
         fix("rounding", str(word) if bits is None else f"{word}_{bits}")
         fix("overflow", str(self.rule.overflow))
         self._check_numbers()
@@ -120,7 +116,7 @@ class Accumulator:
             given = (self.operands,) * 2 if isinstance(self.operands, str | Format) else tuple(self.operands)
             if len(given) != 2:
                 raise ValueError(f"operands is {self.operands!r}; one format is needed, or two")
-            fix("operands", tuple(_scalar("operands", name) for name in given))
+            fix("operands", tuple(_scalar("operands", name, any_zero=True) for name in given))
         self._check_together()
 
     def _check_numbers(self) -> None:
@@ -172,7 +168,7 @@ class Accumulator:
         words += [f"width_{self.width}"] if self.width is not None else []
         words += [str(self.order)] if self.order is not Order.SEQUENTIAL else []
         words += [self.rounding] if self.rounding != Rounding.NEAREST_EVEN else []
-        words += [self.overflow] if self.rule.saturates else []
+        words += [self.overflow] if self.rule.overflow is not Overflow.INFINITY else []
         words += ["kahan"] if self.kahan else []
         if self.chunk is not None:
             words.append(f"chunk_{self.chunk}" + ("" if self.total.is_fp32 else f"_{self.total}"))
@@ -241,13 +237,13 @@ def near(name: str) -> str:
     return did_you_mean(name, MACHINES)
 
 
-def _scalar(what: str, fmt: Any) -> Format:
+def _scalar(what: str, fmt: Any, any_zero: bool = False) -> Format:
     try:
         found = Format.parse(fmt)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
-    if found.family not in ("ieee", "fn"):
-        raise ValueError(f"{what} is {found}; allowed: eXmY and eXmYfn")
+    if not (any_zero or found.has_negative_zero):  # nor has a format without a sign
+        raise ValueError(f"{what} is {found}; a format with a sign and a -0 is needed")
     return found
 
 
@@ -279,11 +275,12 @@ def _parsed(name: str) -> Accumulator:
 def _part(word: str) -> dict[str, Any]:
     """What a word of a spelling says."""
     key, _, value = word.partition("_")
-    if word in ("fused", "kahan", "saturate", "pairwise", "exact"):
+    if word in ("fused", "kahan", "saturate", "propagate", "pairwise", "exact"):
         return {
             "fused": {"product": EXACT},
             "kahan": {"kahan": True},
             "saturate": {"overflow": word},
+            "propagate": {"overflow": word},
         }.get(word, {"order": word})
     if key in ("block", "width", "chunk") and (found := re.fullmatch(r"(\d{1,10})(?:_(.+))?", value)):
         if key == "chunk" and found[2]:
@@ -296,7 +293,7 @@ def _part(word: str) -> dict[str, Any]:
         given = value.split("_")
         return {"operands": tuple(given) if len(given) > 1 else value}
     try:
-        return {"rounding": word} if read_rounding(word, ROUNDINGS) else {}
+        return {"rounding": word} if read_rounding(word) else {}
     except ValueError:
         known = (
             "fused",

@@ -50,7 +50,7 @@ def segment(terms, a, b, how, product, rounded) -> float:
         if how.order == "pairwise":
             acc = rounded(add(acc, tree(list(map(product, block)), rounded)))
         elif how.width is not None:
-            acc = rounded(aligned(acc, [(a[k], b[k]) for k in block], how))
+            acc = rounded(aligned(acc, [(a[k], b[k]) for k in block], how)) + 0.0  # never -0
         else:
             acc = rounded(add(acc, *map(product, block)))
     return acc
@@ -72,20 +72,31 @@ def to(x: Fraction | float, fmt: Format, how: Accumulator, word: int) -> float:
         return math.nan if fmt.has_nan else math.inf if fmt.has_inf else float(largest(fmt))
     sign = math.copysign(1.0, x)
     if x in (math.inf, -math.inf):
-        return sign * overflowed(fmt, how.overflow)
+        kept = fmt.has_inf and how.overflow != "saturate"
+        return sign * (
+            math.inf if kept else overflowed(fmt, "saturate" if how.overflow == "propagate" else how.overflow)
+        )
     magnitude = abs(Fraction(x))
-    quantum = quantum_of(magnitude, fmt)
-    digits = magnitude / quantum
-    if how.rounding == "nearest_even":
-        digits = round(digits)
-    elif how.rounding == "toward_zero":
-        digits = math.floor(digits)
-    else:
-        bits = how.rule.bits
-        digits = math.floor(digits + Fraction(word >> 32 - bits, 2**bits))
-    if digits * quantum > largest(fmt):
-        return sign * overflowed(fmt, how.overflow)
-    return sign * float(digits * quantum)
+    quantum, top = quantum_of(magnitude, fmt), largest(fmt)
+    exact = magnitude / quantum
+    below = math.floor(exact)
+    up = {
+        "nearest_even": round(exact) > below,
+        "nearest_away": exact - below >= Fraction(1, 2),
+        "toward_zero": False,
+        "toward_positive": exact > below and sign > 0,
+        "toward_negative": exact > below and sign < 0,
+        "to_odd": exact > below and below % 2 == 0,
+    }
+    bits = how.rule.bits
+    carries = exact - below + Fraction(word >> 32 - bits, 2**bits) >= 1
+    result = (below + up.get(how.rounding, carries)) * quantum
+    if result <= top:
+        return sign * float(result)
+    towards = "toward_negative" if sign > 0 else "toward_positive"
+    stays = how.overflow == "propagate" or how.rounding == towards
+    stays = stays or (how.rounding == "to_odd" and top / quantum_of(top, fmt) % 2 == 1)
+    return sign * (float(top) if stays else overflowed(fmt, how.overflow))
 
 
 def tree(values: list[float], rounded: Callable) -> float:

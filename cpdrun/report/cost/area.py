@@ -10,6 +10,8 @@ import csv
 from functools import cache
 from importlib import resources
 
+from custom_fp.accumulator import is_name
+
 SCRIPT = "python scripts/synthesise.py"
 
 Unit = tuple[str, str, str]  # both operands, the narrower first, and the accumulator
@@ -43,6 +45,8 @@ def why_missing(missing: Unit) -> str:
     a, b, accumulator = missing
     operands = a if a == b else f"{a}x{b}"
     said = f"{a} x {b} summed up in {accumulator} is not synthesised"
+    if is_name(accumulator):
+        return f"{said}: units that sum in their own way are not synthesised"
     if len({is_integer(name) for name in missing}) > 1:
         return f"{said}: an integer and a floating-point number have no unit in common"
     return f"{said}: {SCRIPT} {operands} --accumulator {accumulator} adds it"

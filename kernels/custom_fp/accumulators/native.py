@@ -11,7 +11,7 @@ from custom_fp.rule import Rule
 
 def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
     batch, rows, columns = out.shape
-    mode, saturates, seed, _, mask = rule.flat
+    mode, overflow, seed, _, mask = rule.flat
     addresses = a.data_ptr(), b.data_ptr(), out.data_ptr()
     sizes = batch, rows, a.shape[-1], columns, a.shape[0] == 1, b.shape[0] == 1
-    _accumulators.dot(*addresses, *sizes, *how.flat, mode, saturates, seed, mask, get_num_threads())
+    _accumulators.dot(*addresses, *sizes, *how.flat, mode, overflow, seed, mask, get_num_threads())

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
-from custom_fp.cuda import address, blocks, launch
+from custom_fp.cuda import address, blocks, launch, told, way
 from custom_fp.rule import Rule
 
 _TYPES = (*(np.uint32,) * 3, *(np.int32,) * 6, np.int64)  # of Accumulator.flat
@@ -18,15 +18,13 @@ def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> N
     if out.numel() == 0:
         return
     steps = 0 if a.shape[0] == 1 else rows * depth, 0 if b.shape[0] == 1 else depth * columns
-    _, saturates, seed, _, mask = rule.flat
+    told_how, seed, _, mask = told(rule)
     launch(
-        f"dot_{rule.rounding}",
+        f"dot_{way(rule)}",
         out,
         blocks(out.numel(), 1),
         *map(address, (a, b, out)),
         *map(np.int64, (batch, rows, depth, columns, *steps)),
         *(kind(value) for kind, value in zip(_TYPES, how.flat, strict=True)),
-        np.int32(saturates),
-        np.uint64(seed),
-        np.uint32(mask),
+        *(told_how, seed, mask),
     )

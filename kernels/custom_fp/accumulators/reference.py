@@ -17,7 +17,7 @@ from torch import Tensor
 from custom_fp.accumulator import EXACT, Accumulator, Order
 from custom_fp.formats.scalar import Format
 from custom_fp.reference import add_to_odd, infinite, power_of_two, random_words, round_to_format, write
-from custom_fp.rule import Rule
+from custom_fp.rule import Overflow, Rounding, Rule
 
 ROW = 128
 """Columns of a row of random words: a multiple of so many."""
@@ -94,7 +94,7 @@ class Dot:
             words = random_words(batch * rows * wide, stream, self.rule.seed, x.device)
             random = words.view(batch, rows, wide)[..., :columns]
         result = round_to_format(x, fmt, self.rule, random)
-        if self.rule.saturates:
+        if self.rule.rounding is not Rounding.TOWARD_ZERO or self.rule.overflow is not Overflow.INFINITY:
             return result
         binade = max(fmt.emax, fmt.emin)
         step = 2.0 ** (binade - fmt.mantissa_bits)  # to where the next value would be

@@ -165,13 +165,13 @@ class AlignedRows {
 public:
     static bool allowed(const Summing& s) {
         const Spec spec = unpack_spec(s.sum);
-        if (s.order != sequential || s.width < 0 || s.width > 27 || s.saturate) return false;
+        if (s.order != sequential || s.width < 0 || s.width > 27) return false;
         if (s.mode == toward_zero) return true;
         return s.mode == nearest_even && (spec.mantissa_bits == 23 || NearRounder::allowed(spec));
     }
 
     AlignedRows(const Summing& s, int64_t depth)
-        : s_(s), spec_(unpack_spec(s.sum)), total_(make_rounder<double>(unpack_spec(s.total), nearest_even, false)),
+        : s_(s), spec_(unpack_spec(s.sum)), total_(make_rounder<double>(unpack_spec(s.total), nearest_even, infinity)),
           total_is_float_((s.total & 0xffff) == (23 << 8 | 8)), depth_(depth), b_exponents_(static_cast<size_t>(depth) * panel), a_exponents_(static_cast<size_t>(depth)) {
         p_.width = s.width;
         p_.emin = spec_.emin;
@@ -179,7 +179,7 @@ public:
         p_.block = s.block;
         p_.partial = int64_t(1) << (29 - s.width);
         p_.keep = ~((1u << (23 - spec_.mantissa_bits)) - 1);
-        p_.rounder = make_near_rounder(spec_, false);
+        p_.rounder = make_near_rounder(spec_, infinity);
         kind_ = s.mode == toward_zero ? truncated : spec_.mantissa_bits == 23 ? to_float : to_nearest;
         const int least = kind_ != to_nearest && spec_.emin > -90 ? spec_.emin : -90;
         smallest_ = to_bits(power_of_two<float>(least)) - 1;

@@ -70,12 +70,13 @@ void dot_rows_by(const float* a, const float* b, float* out, int64_t begin, int6
 
 void dot_rows(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
               int64_t first_row, const Summing& summing) {
-    if (summing.mode == toward_zero)
-        dot_rows_by<toward_zero>(a, b, out, begin, end, K, N, first_row, summing);
-    else if (summing.mode == stochastic)
-        dot_rows_by<stochastic>(a, b, out, begin, end, K, N, first_row, summing);
-    else
-        dot_rows_by<nearest_even>(a, b, out, begin, end, K, N, first_row, summing);
+    const auto by = [&](auto run) { run(a, b, out, begin, end, K, N, first_row, summing); };
+    switch (template_of(summing.mode, summing.overflow, true)) {
+        case nearest_even: return by(dot_rows_by<nearest_even>);
+        case toward_zero: return by(dot_rows_by<toward_zero>);
+        case stochastic: return by(dot_rows_by<stochastic>);
+        default: return by(dot_rows_by<otherwise>);
+    }
 }
 
 }  // namespace

@@ -25,8 +25,8 @@ public:
     }
 
     ExactRows(const Summing& s, int64_t depth)
-        : s_(s), sum_(overflowing_rounder<double>(s.sum, mode, s.saturate)),
-          total_(make_rounder<double>(unpack_spec(s.total), nearest_even, false)), depth_(depth),
+        : s_(s), sum_(overflowing_rounder<double>(s.sum, s.mode, s.overflow)),
+          total_(make_rounder<double>(unpack_spec(s.total), nearest_even, infinity)), depth_(depth),
           b_(static_cast<size_t>(depth) * panel) {}
 
     void columns(const float* b_Kx64) {

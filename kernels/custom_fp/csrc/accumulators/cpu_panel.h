@@ -14,7 +14,7 @@ struct FloatSums {
     typedef float Value;
     static bool allowed(const Summing& s) {
         constexpr u32 float32 = 23 << 8 | 8;
-        return s.mode == nearest_even && !s.saturate && (s.sum & 0xffff) == float32 && (s.product & 0xffff) == float32;
+        return s.mode == nearest_even && s.overflow == infinity && s.sum == s.product && (s.sum & 0xffff) == float32;
     }
     explicit FloatSums(const Summing&) {}
     CFP_MEMBER void product(float a, const float* b, float* out, u64, u32) const {
@@ -37,8 +37,8 @@ template <Mode mode> struct GeneralSums {
     const u32 mask_;
 
     explicit GeneralSums(const Summing& s)
-        : sum_(overflowing_rounder<double>(s.sum, mode, s.saturate)),
-          product_(overflowing_rounder<double>(s.product ? s.product : s.sum, mode, s.saturate)),
+        : sum_(overflowing_rounder<double>(s.sum, s.mode, s.overflow)),
+          product_(overflowing_rounder<double>(s.product ? s.product : s.sum, s.mode, s.overflow)),
           exact_(s.product == 0), seed_(s.seed), mask_(s.mask) {}
 
     CFP_MEMBER void product(float a, const float* b, double* out, u64 element, u32 stream) const {
@@ -85,7 +85,7 @@ public:
     }
 
     explicit PanelRows(const Summing& s)
-        : s_(s), sums_(s), total_(make_rounder<double>(unpack_spec(s.total), nearest_even, false)) {}
+        : s_(s), sums_(s), total_(make_rounder<double>(unpack_spec(s.total), nearest_even, infinity)) {}
 
     // 64 results of a row, the first of which is `element` among random words
     void row(const float* a, const float* b_Kx64, float* out, int64_t depth, u64 element) {
@@ -162,7 +162,7 @@ CFP_FN bool fused_row(const Summing& s, const float* a, const float* b_Kx64, flo
 #if defined(__FMA__) || defined(__aarch64__)
     constexpr u32 float32 = 23 << 8 | 8;
     const bool takes = s.order == sequential && s.block == 1 && s.width < 0 && s.product == 0 && !s.kahan && !s.chunk &&
-                       s.mode == nearest_even && !s.saturate && (s.sum & 0xffff) == float32;
+                       s.mode == nearest_even && s.overflow == infinity && (s.sum & 0xffff) == float32;
     if (!takes) return false;
     float acc[panel] = {};
     for (int64_t k = 0; k < depth; ++k)

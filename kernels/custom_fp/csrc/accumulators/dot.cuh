@@ -14,15 +14,17 @@ CFP_FN void dot_products(const float* a, const float* b, float* out, i64 batch, 
     }
 }
 
-#define CFP_DOT(name, mode)                                                                                         \
-    extern "C" __global__ void name(const float* a, const float* b, float* out, i64 batch, i64 M, i64 K, i64 N,     \
-                                    i64 a_step, i64 b_step, u32 sum, u32 product, u32 total, int order, int block,  \
-                                    int width, int emin_a, int emin_b, int kahan, i64 chunk, int saturate,          \
-                                    u64 seed, u32 mask) {                                                           \
-        const Summing summing = {sum,    product, total, order, block,    width, emin_a,                            \
-                                 emin_b, kahan,   chunk, mode,  saturate, seed,  mask};                             \
-        dot_products<mode>(a, b, out, batch, M, K, N, a_step, b_step, summing);                                     \
+#define CFP_DOT(which)                                                                                             \
+    extern "C" __global__ void dot_##which(const float* a, const float* b, float* out, i64 batch, i64 M, i64 K,    \
+                                          i64 N, i64 a_step, i64 b_step, u32 sum, u32 product, u32 total,          \
+                                          int order, int block, int width, int emin_a, int emin_b, int kahan,      \
+                                          i64 chunk, int packed_how, u64 seed, u32 mask) {                         \
+        const How how(packed_how);                                                                                 \
+        const Summing summing = {sum,    product, total, order,    block,        width, emin_a,                    \
+                                 emin_b, kahan,   chunk, how.mode, how.overflow, seed,  mask};                     \
+        dot_products<which>(a, b, out, batch, M, K, N, a_step, b_step, summing);                                   \
     }
-CFP_DOT(dot_nearest_even, nearest_even)
-CFP_DOT(dot_toward_zero, toward_zero)
-CFP_DOT(dot_stochastic, stochastic)
+CFP_DOT(nearest_even)
+CFP_DOT(toward_zero)
+CFP_DOT(stochastic)
+CFP_DOT(otherwise)

@@ -16,7 +16,7 @@ struct Summing {
     int emin_a, emin_b;       // of the factors' formats
     int kahan;
     i64 chunk;                // 0: none
-    int mode, saturate;
+    int mode, overflow;
     u64 seed;
     u32 mask;
 };
@@ -132,13 +132,14 @@ CFP_FN u32 bits_of_element(u64 index, u32 stream, u64 seed, u32 mask) {
 
 CFP_FN bool is_finite(double x) { return (to_bits(x) & Bits<double>::infinity) != Bits<double>::infinity; }
 
-// As `make_rounder`, but what is cut off past the largest value overflows, too.
-template <class F> CFP_FN Rounder<F> overflowing_rounder(u32 spec, Mode mode, bool saturate) {
-    Rounder<F> r = make_rounder<F>(unpack_spec(spec), mode, saturate);
-    r.overflow = r.infinity;
+// As `make_rounder`, but what toward_zero cuts off past the largest value overflows, too.
+template <class F> CFP_FN Rounder<F> overflowing_rounder(u32 spec, int mode, int overflow) {
+    Rounder<F> r = make_rounder<F>(unpack_spec(spec), mode, overflow);
+    if (mode == toward_zero && overflow == infinity) r.overflow = r.overflow_below = r.infinity;
     return r;
 }
 
+// mode: template_of(mode, overflow, true) of the Summing
 template <Mode mode> class Dot {
     const Summing& s_;
     const Rounder<double> sum_, product_, total_;
@@ -146,9 +147,9 @@ template <Mode mode> class Dot {
 
 public:
     CFP_MEMBER explicit Dot(const Summing& s)
-        : s_(s), sum_(overflowing_rounder<double>(s.sum, mode, s.saturate)),
-          product_(overflowing_rounder<double>(s.product ? s.product : s.sum, mode, s.saturate)),
-          total_(make_rounder<double>(unpack_spec(s.total), nearest_even, false)), emin_(unpack_spec(s.sum).emin) {}
+        : s_(s), sum_(overflowing_rounder<double>(s.sum, s.mode, s.overflow)),
+          product_(overflowing_rounder<double>(s.product ? s.product : s.sum, s.mode, s.overflow)),
+          total_(make_rounder<double>(unpack_spec(s.total), nearest_even, infinity)), emin_(unpack_spec(s.sum).emin) {}
 
     // a[k * a_step], b[k * b_step]; element: its number among random words
     CFP_MEMBER float operator()(const float* a, i64 a_step, const float* b, i64 b_step, i64 depth, u64 element) const {

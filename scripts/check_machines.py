@@ -1,0 +1,146 @@
+"""Named machines against a model of their own, a million dot products each:
+
+    python scripts/check_machines.py [NAME ...] [--cases 1000000] [--seed 0]
+
+The model knows nothing of custom_fp's kernels or its reference: numpy's integers and float64 for aligned blocks, which
+hold every sum of these machines exactly, float32 itself for trees, and the C library's fmaf. Operands are every code of
+the machine's formats, evenly, values spread over many exponents, and normal ones. Exits with 1 where a result differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sys
+from itertools import pairwise
+
+import custom_fp
+import numpy as np
+import torch
+from custom_fp.accumulators.machines import MACHINES
+
+OPERANDS = {"mi100_fp16": ("fp16", "fp16"), "mi100_bf16": ("bf16", "bf16"), "mi100_fp32": ("fp32", "fp32")}
+_libm = ctypes.CDLL("libm.so.6")
+_libm.fmaf.argtypes, _libm.fmaf.restype = [ctypes.c_float] * 3, ctypes.c_float
+
+
+def aligned(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
+    """Blocks of exact products and the partial sum, cut off at a common place; float32."""
+    emin_a, emin_b = (fmt.emin for fmt in how.operands)
+    acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]))
+    total = np.zeros_like(acc)
+    for start in range(0, a_MxK.shape[1], how.block):
+        at = slice(start, start + how.block)
+        terms = [
+            (np.multiply.outer(a, b), np.add.outer(exponents(a, emin_a), exponents(b, emin_b)))
+            for a, b in zip(a_MxK[:, at].T, b_KxN[at], strict=True)
+        ]
+        terms.append((acc, exponents(acc, how.sum.emin)))
+        common = np.max([exponent for _, exponent in terms], axis=0)
+        whole = np.zeros(acc.shape, dtype=np.int64)
+        for value, _ in terms:
+            whole += np.trunc(np.ldexp(value, how.width - common)).astype(np.int64)
+        plain = np.sum(
+            [value for value, _ in terms], axis=0
+        )  # infinite, or NaN, where a term is: no sum overflows
+        exact = np.ldexp(whole.astype(np.float64), common - how.width)
+        acc = to_format(np.where(np.isfinite(plain), exact, plain), how)
+        if how.chunk and (start + how.block) % how.chunk == 0:
+            total, acc = (total + acc).astype(np.float32).astype(np.float64), np.zeros_like(acc)
+    if how.chunk:
+        acc = (total + acc).astype(np.float32)
+    return acc.astype(np.float32)
+
+
+def exponents(x: np.ndarray, emin: int) -> np.ndarray:
+    return np.where(x == 0, -126, np.maximum(np.frexp(x)[1] - 1, emin))
+
+
+def to_format(x: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
+    """Cut off, or to nearest even; past the largest value infinity."""
+    fmt = how.sum
+    quantum = np.maximum(np.frexp(x)[1] - 1, fmt.emin) - fmt.mantissa_bits
+    digits = np.ldexp(x, -quantum)
+    digits = np.trunc(digits) if how.rounding == "toward_zero" else np.rint(digits)
+    result = np.ldexp(digits, quantum) + 0.0
+    return np.where(np.abs(result) > fmt.max, np.copysign(np.inf, result), result)
+
+
+def in_trees(a_MxK: np.ndarray, b_KxN: np.ndarray, block: int) -> np.ndarray:
+    acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]), dtype=np.float32)
+    for start in range(0, a_MxK.shape[1], block):
+        level = [np.multiply.outer(a_MxK[:, k], b_KxN[k]) for k in range(start, start + block)]
+        while len(level) > 1:
+            level = [x + y for x, y in list(pairwise(level))[::2]]
+        acc = acc + level[0]
+    return acc
+
+
+def fused(a_MxK: np.ndarray, b_KxN: np.ndarray) -> np.ndarray:
+    def dot(a: np.ndarray, b: np.ndarray) -> float:
+        acc = 0.0
+        for x, y in zip(a.tolist(), b.tolist(), strict=True):
+            acc = _libm.fmaf(x, y, acc)
+        return acc
+
+    return np.array([[dot(a, b) for b in b_KxN.T] for a in a_MxK], dtype=np.float32)
+
+
+def model(a: np.ndarray, b: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        if how.width is not None:
+            return aligned(a.astype(np.float64), b.astype(np.float64), how)
+        return in_trees(a, b, how.block) if how.order == "pairwise" else fused(a, b)
+
+
+def operand(fmt: custom_fp.Format, shape: tuple[int, int], kind: str, g: torch.Generator) -> torch.Tensor:
+    """Finite float32 values of a format."""
+    if kind == "codes":
+        x = custom_fp.decode(torch.randint(0, 1 << fmt.bits, shape, generator=g), fmt)
+        return torch.where(x.isfinite(), x, 0.0)
+    x = torch.randn(shape, generator=g)
+    if kind == "spread":
+        x = x * 2.0 ** torch.randint(-14, 4, shape, generator=g)
+    return custom_fp.quantize(x, fmt, overflow="saturate")
+
+
+def differences(name: str, cases: int, seed: int) -> tuple[int, int]:
+    """How many dot products were compared, and how many differ."""
+    how = custom_fp.Accumulator.parse(name)
+    formats = [custom_fp.Format.parse(f) for f in OPERANDS.get(name) or how.operands]
+    depth = how.chunk * 2 + how.block if how.chunk else 3 * how.block if how.width else 4 * how.block
+    rows, done, wrong = 128, 0, 0
+    g = torch.Generator().manual_seed(seed)
+    while done < cases:
+        for kind in ("codes", "spread", "normal"):
+            a, b = (
+                operand(fmt, shape, kind, g)
+                for fmt, shape in zip(formats, ((rows, depth), (depth, rows)), strict=True)
+            )
+            got = custom_fp.matmul(a, b, accumulator=name)
+            want = torch.from_numpy(model(a.numpy(), b.numpy(), how))
+            same = got.view(torch.int32) == want.view(torch.int32)
+            wrong += int((~(same | (got.isnan() & want.isnan()))).sum())
+            done += rows * rows
+    return done, wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", default=list(MACHINES), metavar="NAME")
+    parser.add_argument("--cases", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found = 0
+    for name in given.names:
+        done, wrong = differences(name, given.cases, given.seed)
+        found += wrong
+        print(f"{name:24} {done:9,} dot products, {wrong} differ", flush=True)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
