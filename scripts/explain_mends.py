@@ -1,12 +1,15 @@
 """Does what `cpdrun explain` proposes mend the run? Train every mend that it proposes for a few bad runs, and say.
 
-    python scripts/explain_mends.py                # all of it: results/reference/explain/table.md
+    python scripts/explain_mends.py                # all of it: results/reference/explain/table.md, made_by.txt
     python scripts/explain_mends.py range          # one of them, printed
 
 Each experiment of explain_mends.yaml is trained with nothing rounded and as it says, both observed; the second is
 explained, and each mend becomes one run more of the same seed. Then it is explained again: what was computed has been
 measured. A mend holds where the run comes within half a point of fp32, helps where it gets back a fifth of what was
 lost, as cpdrun.report.why.beside counts it, and else does not. One seed of 360 test samples: a point is 3.6 of them.
+
+All of it is of one commit: a working tree that differs from it is refused. Runs land in results/explain_mends-COMMIT;
+killed and typed again it goes on.
 """
 
 import argparse
@@ -14,11 +17,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from made_by import clean_commit, write_made_by
 
 from cpdrun.record import SweepDir, git_commit, write_json
 from cpdrun.report.read.words import plain
@@ -28,28 +33,32 @@ REFERENCE = Path("results/reference/explain")
 IN_FRONT = "a rule in front: "
 TOLERANCE, LEAST = 0.005, 0.2
 BASELINE, WORSE = "fp32", "worse"
+CPDRUN = (sys.executable, "-m", "cpdrun.cli")  # of the same code
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked = yaml.safe_load(DATA.read_text(encoding="utf-8"))
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(asked)}")
-    parser.add_argument("--results", default="results/explain_mends", help="where runs land")
+    parser.add_argument("--results", type=Path, help="where runs land")
     given = parser.parse_args()
     if unknown := [name for name in given.names if name not in asked]:
         parser.error(f"no experiment {unknown[0]!r}; there are: {', '.join(asked)}")
-    parts = [part(name, asked[name], Path(given.results)) for name in given.names or asked]
-    commit = (git_commit() or "an unknown commit")[:10]
+    started = time.monotonic()
+    commit = (git_commit() or "unknown") if given.names else clean_commit()
+    results = given.results or Path(f"results/explain_mends-{commit[:10]}")
+    parts = [part(name, asked[name], results) for name in given.names or asked]
     lines = [
-        f"`python scripts/explain_mends.py`, at {commit}: what `cpdrun explain` says of a run,",
-        "every mend that it proposes, the figure that it rests on, and what training with it gave. One seed, 360 test",
-        "samples: a point is 3.6 of them.",
+        "What `cpdrun explain` says of a run, every mend that it proposes, the figure that it rests on, and what",
+        "training with it gave (`scripts/explain_mends.py`). `told again as`: what explain says of the same mend once",
+        "its run is there. One seed, 360 test samples: a point is 3.6 of them.",
         *(line for lines in parts for line in ("", *lines)),
     ]
     print("\n".join(lines))
     if not given.names:
         REFERENCE.mkdir(parents=True, exist_ok=True)
         (REFERENCE / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_made_by(REFERENCE / "made_by.txt", commit, started, ["table.md"])
     return 0
 
 
@@ -102,10 +111,10 @@ def trained(
         yaml.safe_dump(body, sort_keys=False), encoding="utf-8"
     )
     typed = [f"exp=mends_{name}", f"results_dir={results}", "--config-dir", str(folder)]
-    subprocess.run(["cpdrun", "sweep", *typed], check=True, stdout=sys.stderr)
+    subprocess.run([*CPDRUN, "sweep", *typed], check=True, stdout=sys.stderr)
     planned = json.loads(
         subprocess.run(
-            ["cpdrun", "sweep", *typed, "--dry-run", "--json"], check=True, stdout=subprocess.PIPE
+            [*CPDRUN, "sweep", *typed, "--dry-run", "--json"], check=True, stdout=subprocess.PIPE
         ).stdout
     )
     sweep = SweepDir(results / f"mends_{name}")
@@ -119,7 +128,7 @@ def trained(
 
 
 def explained(run: Path) -> dict[str, Any]:
-    told = subprocess.run(["cpdrun", "explain", str(run), "--json"], check=True, stdout=subprocess.PIPE)
+    told = subprocess.run([*CPDRUN, "explain", str(run), "--json"], check=True, stdout=subprocess.PIPE)
     return json.loads(told.stdout)
 
 

@@ -12,17 +12,20 @@ noise, a part of it common to the runs of one size, budget and seed. Three cases
 
 Counted: how often the 95 % interval holds the true parameter and the true loss at four times the largest size, and how
 often a law without the largest size has its runs in their interval. 60 experiments of each, seven minutes on one
-core; the bootstrap has half of its usual draws.
+core; the bootstrap has half of its usual draws. coverage.made_by.txt beside it says of which commit it is: a working
+tree that differs from its commit is refused.
 """
 
 import argparse
 import math
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from made_by import clean_commit, write_made_by
 
 from cpdrun.predict.law_loss import PLAIN, LossLaws, fit_losses
 from cpdrun.predict.law_read import read
@@ -166,7 +169,8 @@ def coverage_of(case: Case, truth: Law, experiments: int, draws: int) -> Held:
 
 
 def coverage(name: str, words: list[str], experiments: int, draws: int) -> Path:
-    """A table in Markdown, beside the reference."""
+    """A table in Markdown, beside the reference, and what it was made by."""
+    commit, started = clean_commit(), time.monotonic()
     [study] = read([name, *words])
     truth = fit_losses(study, draws=0).laws[FLOATING]
     every = cases(truth)
@@ -198,6 +202,7 @@ def coverage(name: str, words: list[str], experiments: int, draws: int) -> Path:
     path = REFERENCE / name / "coverage.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_made_by(path.with_suffix(".made_by.txt"), commit, started, [path.name])
     return path
 
 

@@ -144,3 +144,30 @@ def test_each_reference_has_its_experiment_and_each_claim_its_reference():
     assert kept.keys() <= experiments
     asked = {ask.sweep for claim in read_claims() for ask in claim.asks}
     assert asked <= kept.keys(), "its verdict could not be computed again from what is committed"
+
+
+def test_what_a_script_commits_is_of_a_clean_commit_which_stands_beside_it(repository, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    monkeypatch.chdir(repository)
+    import made_by
+
+    head = git(repository, "rev-parse", "HEAD").strip()
+    assert made_by.clean_commit() == head
+    monkeypatch.setattr(sys, "argv", [str(repository / "scripts" / "some.py"), "of", "two words"])
+    made_by.write_made_by(repository / "some.made_by.txt", head, time.monotonic(), ["some.md"])
+    lines = (repository / "some.made_by.txt").read_text().splitlines()
+    assert lines[:2] == ["command    python scripts/some.py of 'two words'", f"commit     {head}"]
+    assert lines[-1] == "files      some.md some.made_by.txt" and lines[5].startswith("wall time  0 s")
+    with pytest.raises(SystemExit, match=r"differs from commit .*\n\?\? some.made_by.txt"):
+        made_by.clean_commit()
+
+
+@pytest.mark.parametrize("typed", [["explain_mends.py"], ["scaling_law.py", "coverage"]])
+def test_a_reference_of_a_working_tree_that_differs_is_refused_at_once(repository, typed):
+    (repository / "beside").write_text("")
+    script, *words = typed
+    done = subprocess.run(
+        [sys.executable, SCRIPT.with_name(script), *words], cwd=repository, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "working tree differs from commit" in done.stderr
+    assert not list(repository.glob("results/*mends*")) and not list(repository.glob("**/made_by.txt"))
