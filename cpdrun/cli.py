@@ -29,6 +29,7 @@ COMMANDS = (
     "logs",
     "cancel",
     "calibrate",
+    "formats",
     "doctor",
 )
 

@@ -49,6 +49,10 @@ class Affine(NumberFormat):
     """
 
     LOOKS_LIKE: ClassVar = "int8_affine ..."
+    PURPOSE: ClassVar = (
+        "integers with a scale and a zero point: activations and weights of one sign or off centre"
+    )
+    EXAMPLES: ClassVar = ("int8_affine", "int8_affine_channel", "int4_affine_b32")
     scale_bits: ClassVar = 32
     has_zero_point: ClassVar = True
     takes_rounding: ClassVar = True
@@ -88,6 +92,9 @@ class Affine(NumberFormat):
     def levels(self) -> int:
         """The largest code."""
         return 2**self.bits_of_code - 1
+
+    def code_values(self) -> list[float]:
+        return [float(code) for code in range(self.levels + 1)]
 
     @classmethod
     def named(cls, name: str) -> Affine | None:

@@ -119,6 +119,14 @@ class BlockFormat(NumberFormat):
     """
 
     LOOKS_LIKE: ClassVar = f"{next(iter(BASES))}, nvfp4 ..."
+    PURPOSE: ClassVar = (
+        "small floats and integers under shared scales (MX, NVFP4, FP8 training): operands of products"
+    )
+    EXAMPLES: ClassVar = (
+        *(base for base, parts in BASES.items() if parts.get("block", BLOCK) is not None),
+        *("nvfp4_2d", "nvfp4_4over6", "fp8_tensor", "fp8_row", "fp8_b128", "fp8_block128"),
+        *("fp8_e5m2_tensor", "int8_channel", "int4_b32"),
+    )
     BACKENDS: ClassVar = {
         "cpu": "custom_fp.scaled.tiles_native:backend",
         "cuda": "custom_fp.scaled.tiles_on_cuda:backend",
@@ -264,6 +272,13 @@ class BlockFormat(NumberFormat):
         )
 
     # facts
+
+    @property
+    def synonyms(self) -> tuple[str, ...]:
+        return tuple(short for short, name in ALIASES.items() if name == self.name)
+
+    def code_values(self) -> list[float]:
+        return self.of.values()
 
     @cached_property
     def code_bits(self) -> int:

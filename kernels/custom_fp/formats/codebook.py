@@ -30,6 +30,10 @@ class Codebook(NumberFormat):
     """
 
     LOOKS_LIKE: ClassVar = "dynamic_tree ..."
+    PURPOSE: ClassVar = (
+        "up to 256 values under a float32 scale: gradients on the wire, weights, optimizer states"
+    )
+    EXAMPLES: ClassVar = (*TABLES, "nf4_b64")
     scale_bits: ClassVar = 32  # a float32
     BACKENDS: ClassVar = {
         "cpu": "custom_fp.scaled.codebook_native:backend",
@@ -90,6 +94,10 @@ class Codebook(NumberFormat):
     @property
     def is_signed(self) -> bool:
         return min(self.values) < 0
+
+    def code_values(self) -> tuple[float, ...]:
+        """Fewer than 2**code_bits where the table has fewer."""
+        return self.values
 
     @cached_property
     def sorted_codes(self) -> tuple[int, ...]:

@@ -26,6 +26,12 @@ class NumberFormat(ABC):
     LOOKS_LIKE: ClassVar[str]
     """Names of this kind, for messages: "e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..."."""
 
+    PURPOSE: ClassVar[str] = ""
+    """What formats of this kind are for, in a line."""
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = ()
+    """Names that a list of formats shows; more exist."""
+
     BACKENDS: ClassVar[Mapping[str, str]]
     """By type of device a module, or module:object, with the functions that compute: what custom_fp.operators calls.
     "any" serves every device and defines the results."""
@@ -67,6 +73,16 @@ class NumberFormat(ABC):
     def named(cls, name: str) -> Self | None:
         """The format of this kind called `name`, None if the name is not of this kind; ValueError for one that is, but
         which no format can have (e9m2)."""
+
+    @property
+    def synonyms(self) -> tuple[str, ...]:
+        """Other names that `parse` reads as this format."""
+        return ()
+
+    def code_values(self) -> Sequence[float] | None:
+        """What each code is read as, 2**code_bits of them, before scale and zero point; None: more than 16 bits, or a
+        kind that does not say."""
+        return None
 
     @cached_property
     def has_scales(self) -> bool:

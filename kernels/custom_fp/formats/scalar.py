@@ -61,6 +61,12 @@ class Format(NumberFormat):
     """
 
     LOOKS_LIKE: ClassVar = "e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..."
+    PURPOSE: ClassVar = "floating point of any widths: gradients on the wire, operands, weights, accumulators"
+    EXAMPLES: ClassVar = (
+        *ALIASES,
+        *("e5m2", "e4m3", "e4m3fn", "e5m2fnuz", "e4m3fnuz", "e4m3b11fnuz", "e3m4", "e3m0"),
+        *("e3m2fn", "e2m3fn", "e2m1fn", "ue4m3", "ue5m3"),
+    )
     BACKENDS: ClassVar = {"cpu": "custom_fp.native", "cuda": "custom_fp.cuda", "any": "custom_fp.reference"}
     exponent_bits: int
     mantissa_bits: int
@@ -221,6 +227,14 @@ class Format(NumberFormat):
         field, mantissa = magnitude >> self.mantissa_bits, magnitude & ((1 << self.mantissa_bits) - 1)
         significand = mantissa + (1 << self.mantissa_bits) * (field > 0)
         return sign * significand * 2.0 ** (max(field, 1) - self.bias - self.mantissa_bits)
+
+    @property
+    def synonyms(self) -> tuple[str, ...]:
+        also = (short for short, name in ALSO.items() if name == self.name)
+        return (*also, *([ALIASES[self.name]] if self.name in ALIASES else []))
+
+    def code_values(self) -> list[float] | None:
+        return self.values() if self.bits <= 16 else None
 
     def values(self) -> list[float]:
         """Every value in the order of its code, 2**bits of them. ValueError above 16 bits."""

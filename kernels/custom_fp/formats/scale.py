@@ -103,6 +103,11 @@ class Integer:
         2**(bits - 1): one exponent bit, so that all have one quantum."""
         return (self.bits - 1 - self.fraction_bits + 512) << 16 | (self.bits - 1) << 8 | 1
 
+    def values(self) -> list[float]:
+        """In the order of their codes, two's complement."""
+        size = 2**self.bits
+        return [(code - size * (code >= size // 2)) * self.unit for code in range(size)]
+
     def __str__(self) -> str:
         return self.name
 

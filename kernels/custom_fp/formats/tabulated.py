@@ -197,6 +197,9 @@ class Tabulated(NumberFormat):
         """How many codes' values float32 does not hold."""
         return sum(_is_finite(value) and held(abs(value)) is None for value in self._exact)
 
+    def code_values(self) -> list[float]:
+        return self.values()
+
     def values(self) -> list[float]:
         """What each code is read as."""
         return list(self._values)

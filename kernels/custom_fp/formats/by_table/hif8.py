@@ -26,6 +26,8 @@ _DOTS = (
 @dataclass(frozen=True)
 class HiFloat8(Tabulated):
     LOOKS_LIKE: ClassVar = "hif8"
+    PURPOSE: ClassVar = "HiFloat8: 8 bits, 3 of fraction near 1 and fewer far from it"
+    EXAMPLES: ClassVar = ("hif8",)
     tapered: ClassVar = True
     name: ClassVar = "hif8"
     code_bits: ClassVar = 8

@@ -23,6 +23,8 @@ class Logarithmic(Tabulated):
     """1 + i + f bits, i of 2..8, at most 16. What rounds to 2**(2**(i - 1)) and more overflows: NaN, or the largest."""
 
     LOOKS_LIKE: ClassVar = "lns4_3 ..."
+    PURPOSE: ClassVar = "logarithmic numbers: products are exact sums of logarithms"
+    EXAMPLES: ClassVar = ("lns4_3", "lns5_6")
     whole: int
     fraction: int
 

@@ -24,6 +24,10 @@ class P3109(Tabulated):
     """bits K of 2..16, precision P of 1..K (below K with a sign). binary8p3se is another name of p3109_k8p3se."""
 
     LOOKS_LIKE: ClassVar = "p3109_k8p3se ..."
+    PURPOSE: ClassVar = (
+        "IEEE P3109's family: K bits, precision P, signed or not (s, u), with infinities or not (e, f)"
+    )
+    EXAMPLES: ClassVar = ("p3109_k8p3se", "p3109_k8p4se", "p3109_k8p4sf", "p3109_k8p1uf", "p3109_k4p2sf")
     code_bits: int
     precision: int
     signed: bool = True
@@ -42,6 +46,10 @@ class P3109(Tabulated):
     def named(cls, name: str) -> P3109 | None:
         found = _NAME.fullmatch(name)
         return cls(int(found[1]), int(found[2]), found[3] == "s", found[4] == "e") if found else None
+
+    @property
+    def synonyms(self) -> tuple[str, ...]:
+        return (self.name.replace("p3109_k", "binary"),)
 
     @property
     def _largest(self) -> int:

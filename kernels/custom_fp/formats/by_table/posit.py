@@ -25,6 +25,8 @@ class Posit(Tabulated):
     """bits n of 2..16; es of 0..5, 2 in the standard. `toward_zero` and `stochastic` may give zero."""
 
     LOOKS_LIKE: ClassVar = "posit8 ..."
+    PURPOSE: ClassVar = "posits (standard of 2022, or any es): precise near 1, a wide range, no overflow"
+    EXAMPLES: ClassVar = ("posit8", "posit8es0", "posit12")
     tapered: ClassVar = True
     code_bits: int
     es: int = 2

@@ -24,6 +24,8 @@ class Takum(Tabulated):
     """bits n of 8..16."""
 
     LOOKS_LIKE: ClassVar = "takum8 ..."
+    PURPOSE: ClassVar = "linear takums: as posits, of one range whatever the bits"
+    EXAMPLES: ClassVar = ("takum8", "takum12")
     tapered: ClassVar = True
     code_bits: int
 

@@ -1,0 +1,55 @@
+"""Where conf/ names a number format."""
+
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+import yaml
+from custom_fp.formats.protocol import NumberFormat
+
+from cpdrun.config.compose import CONF_MODULE
+
+CLAIMS = "claims"
+OTHER_NAMES = {
+    "defaults",
+    "recipe",
+    "precision",
+    "name",
+}  # keys whose words are choices of a group, not formats
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def uses(fmt: NumberFormat) -> list[str]:
+    """`recipe/nvfp4`, `exp/digits_bits` ...: the files of conf/ with a key that says this format, in any of its names,
+    sorted. Claims are left out, whose words are runs'."""
+    names = {fmt.name, *fmt.synonyms}
+    found = []
+    for path, file in _yaml_files(files(CONF_MODULE), ""):
+        if path.startswith(f"{CLAIMS}/"):
+            continue
+        text = file.read_text(encoding="utf-8")
+        if any(name in text for name in names) and names & set(_words(yaml.load(text, LOADER))):
+            found.append(path)
+    return sorted(found)
+
+
+def _yaml_files(folder: Traversable, under: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _yaml_files(entry, f"{under}{entry.name}/")
+        elif entry.name.endswith(".yaml"):
+            yield under + entry.name.removesuffix(".yaml"), entry
+
+
+def _words(said: Any) -> Iterator[str]:
+    """Every text that is a value, or one of several behind commas."""
+    if isinstance(said, str):
+        yield from (word.strip() for word in said.split(","))
+    elif isinstance(said, Mapping):
+        for key, value in said.items():
+            if key not in OTHER_NAMES:
+                yield from _words(value)
+    elif isinstance(said, list):
+        for value in said:
+            yield from _words(value)
