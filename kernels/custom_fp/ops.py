@@ -58,16 +58,18 @@ def quantize(
 ) -> Tensor:
     """x rounded to the values of a format, as float32 of the same shape.
 
-    rounding: nearest_even, toward_zero or stochastic, as `Rounding` defines them. With seed None stochastic rounding
-    draws a seed from torch's default generator, so that torch.manual_seed repeats it; offset is the index of x's first
-    element: a part of a tensor, with its own offset, is rounded as it is in the whole. overflow: infinity or saturate,
-    as `Overflow` defines them, decided after rounding; elements under a scale always saturate. axis: the dimension that
-    the blocks of a format with scales run along, where none crosses into another row and the last of each may be short.
-    None: they are cut from x in the order of its elements in memory, and a row is the last dimension. A format without
+    rounding: nearest_even, nearest_away, toward_zero, toward_positive, toward_negative, to_odd, stochastic or
+    stochastic_N, as `Rounding` defines them. With seed None stochastic rounding draws a seed from torch's default
+    generator, so that torch.manual_seed repeats it; offset is the index of x's first element: a part of a tensor, with
+    its own offset, is rounded as it is in the whole. overflow: infinity, saturate or propagate, as `Overflow` defines
+    them, decided after rounding; elements under a scale always saturate. axis: the dimension that the blocks of a
+    format with scales run along, where none crosses into another row and the last of each may be short. None: they are
+    cut from x in the order of its elements in memory, and a row is the last dimension. A format without
     scales gives the same along any, and so do tiles, which are of the last two dimensions.
 
-    Subnormals are kept, of the format and of x; -0 stays -0. inf and NaN stay what they are where the format has
-    them; NaN becomes inf (or max) where it has no NaN. The gradient passes straight through.
+    Subnormals are kept, of the format and of x; -0 stays -0 where the format has one. inf and NaN stay what they
+    are where the format has them; NaN becomes inf (or max) where it has no NaN. The gradient passes straight
+    through.
     """
     return operators.quantize(x, fmt, rounding, overflow, check_seed(seed), offset, axis, out=out)
 

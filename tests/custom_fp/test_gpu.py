@@ -7,6 +7,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rounding
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,9 +20,10 @@ FORMATS = [
         *("e5m2", "e4m3", "e3m4", "e3m0", "e4m0", "e2m1", "e1m2", "e1m0", "e5m10", "e6m9", "e5m23", "e7m11"),
         *("bf16", "fp32", "tf32", "e8m0", "e8m3", "e8m16", "e4m3fn", "e5m2fn", "e3m0fn", "e1m3fn", "e1m0fn"),
         *("e8m0fn", "e2m1fn", "e2m3fn", "e3m2fn", "e4m3b11fn", "e4m3b-100", "e2m2b127", "e5m12fn"),
+        *("e4m3fnuz", "e5m2fnuz", "e5m10fnuz", "e3m0fnuz", "e4m3fo", "ue4m3", "ue5m3", "ue5m6", "ue8m23"),
     ]
 ]
-ROUNDINGS = ["nearest_even", "toward_zero", "stochastic"]
+ROUNDINGS = list(Rounding)
 
 
 def equal_bits(on_gpu, on_cpu):
@@ -49,7 +51,7 @@ def test_backend():
 def test_quantize(fmt, rounding, assorted):
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         x = assorted.to(dtype)
-        for overflow in ("infinity", "saturate"):
+        for overflow in ("infinity", "saturate", "propagate"):
             kwargs = {"rounding": rounding, "overflow": overflow, "seed": 2**40 + 7, "offset": 100}
             assert equal_bits(
                 custom_fp.quantize(x.cuda(), fmt, **kwargs), custom_fp.quantize(x, fmt, **kwargs)
@@ -117,7 +119,7 @@ def test_accumulate(fmt, kahan):
         payloads = [custom_fp.pack(term, fmt) for term in terms]
         payloads_gpu = [payload.cuda() for payload in payloads]
         for rounding in ROUNDINGS:
-            for overflow in ("infinity", "saturate"):
+            for overflow in ("infinity", "saturate", "propagate"):
                 rule = {"rounding": rounding, "overflow": overflow, "seed": -5, "offset": 1001}
                 expected = custom_fp.accumulate(terms, fmt, kahan=kahan, **rule)
                 assert equal_bits(custom_fp.accumulate(on_gpu, fmt, kahan=kahan, **rule), expected)

@@ -43,10 +43,9 @@ def _float32_will_do(shift: int, sum: Sum) -> bool:
     """Whether rounding to nearest cannot tell x * 2^shift in float32 from the exact product.
 
     2^shift must be a normal number. Upwards, only what overflows any format is inexact, which overflow=propagate tells
-    from infinity. Downwards, bits are lost
-    below 2^-149 of products under 2^-126, which round to zero in a format whose smallest value is above 2^-120.
-    A double holds the product of any float32 and any shift. A format of another kind (a posit) may know what is finite
-    from infinity, and the smallest value from zero.
+    from infinity. Downwards, bits are lost below 2^-149 of products under 2^-126, which round to zero in a format whose
+    smallest value is above 2^-120. A double holds the product of any float32 and any shift. A format of another
+    kind (a posit) may know what is finite from infinity, and the smallest value from zero.
     """
     if sum.fmt.exponent_bits is None:
         return False

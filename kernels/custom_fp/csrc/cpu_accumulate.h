@@ -22,6 +22,7 @@ enum Sum {
     wide,         // WideNearRounder, any terms, to odd first
     randomly,     // RandomRounder, any terms: that float32 rounds the sum is no more to it than a digit rounded by lifting
     few_randomly, // the same with few random bits, which decide where float32 rounds neither
+    settled,      // `general` where partial sums have to be settled (custom_fp.h), or infinity is no overflow
     general,      // the general Rounder, to odd first; F = double where m > 21 or the rounding is not to nearest
 };
 
@@ -36,7 +37,8 @@ public:
           near(make_near_rounder(spec, rule.overflow)), wide_near(make_wide_near_rounder(spec)), random_rounder(make_random_rounder(spec)), seed(rule.seed),
           offset(rule.offset), mask(rule.mask), few(has_few_bits(rule)),
           is_float32(mode == nearest_even && rule.overflow == infinity && spec.exponent_bits == 8 && spec.mantissa_bits == 23),
-          quick(mode == nearest_even && NearRounder::allowed(spec)), told_members(of_members) {}
+          quick(rule.mode == nearest_even && NearRounder::allowed(spec)), told_members(of_members),
+          needs_settling(!spec.is_signed || rule.overflow == propagate) {}
 
     // Leaves the sum of terms 0..tensors - 1 in acc; term(r) gives the address of the block's elements of the r-th,
     // good until term(r + at_once) is called, of doubles until the next one. True if all of them are finite.
@@ -57,7 +59,7 @@ private:
     u64 seed, offset;
     u32 mask;
     bool few;
-    bool is_float32, quick, told_members;
+    bool is_float32, quick, told_members, needs_settling;
     bool may_be_members = true;  // no term so far that is not a value of the format
     int patience = most_patience;
     float c[sum_block];
@@ -72,13 +74,18 @@ private:
     };
 
     template <class Term> bool make_sum(const Terms<Term>& terms) {
-        if constexpr (mode == otherwise || std::is_same<decltype(terms.at(0)), const double*>::value) {
-            attempt<general>(terms);
+        const int64_t count = terms.count;
+        if constexpr (std::is_same<decltype(terms.at(0)), const double*>::value) {
+            attempt_generally(terms);
+        } else if constexpr (mode == otherwise) {
+            // without a sign, a correction may be negative and terms that are values of the format are not
+            if (quick && may_be_members && (spec.is_signed || !terms.kahan) && attempt<members>(terms)) return true;
+            attempt_generally(terms);
         } else if (is_float32) {
             attempt<float32>(terms);
         } else if (mode == stochastic) {
             if (spec.is_signed && RandomRounder::allowed(spec) && (few ? attempt<few_randomly>(terms) : attempt<randomly>(terms))) return true;
-            attempt<general>(terms);
+            attempt_generally(terms);
         } else if (mode == toward_zero) {
             attempt<general>(terms);
         } else {
@@ -94,8 +101,17 @@ private:
             }
             attempt<general>(terms);
         }
-        for (int64_t i = 0; i < terms.count; ++i) acc[i] = canonical(acc[i]);
+        for (int64_t i = 0; i < count; ++i) acc[i] = canonical(acc[i]);
         return false;
+    }
+
+    template <class Term> void attempt_generally(const Terms<Term>& terms) {
+        if constexpr (mode == otherwise)
+            attempt<settled>(terms);
+        else if constexpr (mode == stochastic)
+            needs_settling ? attempt<settled>(terms) : attempt<general>(terms);
+        else
+            attempt<general>(terms);
     }
 
     template <Sum way, class Term> bool attempt(const Terms<Term>& terms) {
@@ -104,7 +120,7 @@ private:
         if (terms.kahan) std::memset(c, 0, static_cast<size_t>(count) * sizeof(float));
         Met<float> met;
         for (int r = 0; r < terms.tensors;) {
-            if (mode == stochastic) draw(terms.begin, count, r, terms.kahan ? 4 : 1, way == general);
+            if (mode == stochastic) draw(terms.begin, count, r, terms.kahan ? 4 : 1, way == general || way == settled);
             if (terms.kahan) {
                 add_kahan<way>(terms.at(r), count, met);
                 r += 1;
@@ -122,7 +138,7 @@ private:
         if ((way == members || way == wide_members) && (met.digits & near.beyond)) return may_be_members = false;
         if (way == wide_members || way == wide) return met.wide_largest <= wide_near.limit;
         if (way == randomly || way == few_randomly) return random_rounder.sure(met);
-        return way == float32 || way == general || (met.largest <= near.limit && met.tie != NearRounder::tie);
+        return way == float32 || way == general || way == settled || (met.largest <= near.limit && met.tie != NearRounder::tie);
     }
 
     // The random bits of the block's elements in a step, the first half of them or `all`.
@@ -167,12 +183,13 @@ private:
         else if constexpr (way == wide)
             return static_cast<float>(round_near_wide(
                 add_to_odd(static_cast<double>(a), static_cast<double>(b)), q.wide_near, met.wide_largest));
-        else if constexpr (way != general)
+        else if constexpr (way != general && way != settled)
             return near_sum<way>(a, b, q.near, met);
         else {
             const F exact = add_to_odd(static_cast<F>(a), static_cast<F>(b));
-            const float rounded = static_cast<float>(round<mode>(exact, q.general, random));
-            return mode == otherwise || mode == stochastic ? settle(rounded, q.general) : rounded;
+            constexpr bool tells_infinity = mode == toward_zero || way == settled;
+            const float rounded = static_cast<float>(round<mode, tells_infinity>(exact, q.general, random));
+            return way == settled ? settle(rounded, q.general) : rounded;
         }
     }
 

@@ -12,10 +12,15 @@ namespace {
 
 constexpr int64_t codes_block = 512;
 
-template <class Code>
+template <bool is_plain, class Code>
 void encode_as(const float* x, Code* codes, int64_t count, const Rounder<float>& rounder, const Coder& coder) {
     for (int64_t i = 0; i < count; ++i)
-        codes[i] = static_cast<Code>(round_and_encode(x[i], rounder, coder));
+        codes[i] = static_cast<Code>(round_and_encode<is_plain>(x[i], rounder, coder));
+}
+
+template <class Code>
+void encode_as(const float* x, Code* codes, int64_t count, const Rounder<float>& rounder, const Coder& coder) {
+    (coder.is_plain ? encode_as<true, Code> : encode_as<false, Code>)(x, codes, count, rounder, coder);
 }
 
 template <class Code> void encode_values(const float* values, Code* codes, int64_t count, const Coder& coder) {
@@ -38,7 +43,7 @@ void encode_by_values(const F* x, void* codes, int code_bytes, int64_t begin, in
 
 void encode_range(const float* x, void* codes, int code_bytes, int64_t begin, int64_t end, uint32_t packed_spec) {
     const Spec spec = unpack_spec(packed_spec);
-    if (!spec.is_plain) {
+    if (!spec.is_signed) {
         encode_by_values(x, codes, code_bytes, begin, end, packed_spec);
         return;
     }
@@ -49,8 +54,13 @@ void encode_range(const float* x, void* codes, int code_bytes, int64_t begin, in
     if (code_bytes == 8) encode_as(x + begin, static_cast<u64*>(codes) + begin, end - begin, rounder, coder);
 }
 
+template <bool is_plain, class Code>
+void decode_as(const Code* codes, float* out, int64_t count, const Coder& coder) {
+    for (int64_t i = 0; i < count; ++i) out[i] = decode<is_plain>(static_cast<u32>(codes[i]), coder);
+}
+
 template <class Code> void decode_as(const Code* codes, float* out, int64_t count, const Coder& coder) {
-    for (int64_t i = 0; i < count; ++i) out[i] = decode(static_cast<u32>(codes[i]), coder);
+    (coder.is_plain ? decode_as<true, Code> : decode_as<false, Code>)(codes, out, count, coder);
 }
 
 void decode_range(const void* codes, int code_bytes, float* out, int64_t begin, int64_t end, uint32_t packed_spec) {
@@ -187,10 +197,13 @@ template <class Code> struct Codec {
         read(in, count);
         const Coder c = coder;
         Met<float> met;
-        if (c.is_plain)
-            for (int64_t i = 0; i < count; ++i) values[i] = decode_number(static_cast<u32>(codes[i]), c, met) * power;
-        if (c.is_plain && met.largest <= static_cast<i32>(c.max_code)) return;
-        for (int64_t i = 0; i < count; ++i) values[i] = canonical(decode(static_cast<u32>(codes[i]), c) * power);
+        if (!c.is_plain) {
+            for (int64_t i = 0; i < count; ++i) values[i] = canonical(decode<false>(static_cast<u32>(codes[i]), c) * power);
+            return;
+        }
+        for (int64_t i = 0; i < count; ++i) values[i] = decode_number(static_cast<u32>(codes[i]), c, met) * power;
+        if (met.largest <= static_cast<i32>(c.max_code)) return;
+        for (int64_t i = 0; i < count; ++i) values[i] = canonical(decode<true>(static_cast<u32>(codes[i]), c) * power);
     }
 };
 
@@ -200,7 +213,7 @@ inline bool float32_will_do(const Spec& spec, int shift) {
     return shift <= 127 && shift >= -126 && (shift >= 0 || spec.emin - spec.mantissa_bits > -120);
 }
 
-// x * 2^shift rounded to nearest, blocks of it as codes of a plain format.
+// x * 2^shift rounded to nearest, blocks of it as codes of a format with a sign.
 template <class Code> class NearestPacker {
 public:
     NearestPacker(const Rule& rule, int shift)
@@ -234,6 +247,9 @@ private:
         Met<float> met;
         for (int64_t i = 0; i < count; ++i)
             codec.codes[i] = static_cast<Code>(round_and_encode_near(x[i] * factor, r, c, met));
+        if (!c.is_plain)
+            for (int64_t i = 0; i < count; ++i)  // no -0, and NaN, whose code it would have, is not within the limit
+                codec.codes[i] = codec.codes[i] == static_cast<Code>(c.nan_code) ? 0 : codec.codes[i];
         return met.largest <= r.limit;
     }
 
@@ -242,15 +258,22 @@ private:
         if (exact && !saturates) {
             const Rounder<float> r = rounder;
             const float factor = power;
-            for (int64_t i = 0; i < count; ++i)
-                codec.codes[i] = static_cast<Code>(round_and_encode(x[i] * factor, r, c));
+            if (c.is_plain)
+                for (int64_t i = 0; i < count; ++i)
+                    codec.codes[i] = static_cast<Code>(round_and_encode<true>(x[i] * factor, r, c));
+            else
+                for (int64_t i = 0; i < count; ++i)
+                    codec.codes[i] = static_cast<Code>(round_and_encode<false>(x[i] * factor, r, c));
             return;
         }
         const Rounder<double> r = wide;
         const double factor = wide_power;
+        float values[codes_block];
         for (int64_t i = 0; i < count; ++i)
-            codec.codes[i] = static_cast<Code>(
-                encode(static_cast<float>(round<nearest_even>(static_cast<double>(x[i]) * factor, r, 0)), c));
+            values[i] = static_cast<float>(round<nearest_even>(static_cast<double>(x[i]) * factor, r, 0));
+        if (!c.is_plain)
+            for (int64_t i = 0; i < count; ++i) values[i] += 0.0f;
+        for (int64_t i = 0; i < count; ++i) codec.codes[i] = static_cast<Code>(encode(values[i], c));
     }
 };
 
@@ -263,6 +286,7 @@ void pack_otherwise(const F* x, u8* bytes, int64_t begin, int64_t end, const Rul
     const bool narrowly = sizeof(F) == sizeof(float) && rule.mode == nearest_even && rule.overflow != propagate &&
                           float32_will_do(unpack_spec(rule.spec), shift);
     const float factor = narrowly ? power_of_two<float>(shift) : 1.0f;
+    const bool in_range = sizeof(F) == sizeof(float) && shift >= -800 && shift <= 800;
     double scaled[codes_block];
     float values[codes_block];
     Rule of_block = rule;
@@ -275,7 +299,10 @@ void pack_otherwise(const F* x, u8* bytes, int64_t begin, int64_t end, const Rul
             for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(x[start + i]) * factor;
             quantize(values, values, 0, count, of_block);
         } else {
-            for (int64_t i = 0; i < count; ++i) scaled[i] = power.to_round(static_cast<double>(x[start + i]));
+            if (in_range)
+                for (int64_t i = 0; i < count; ++i) scaled[i] = power.times(static_cast<double>(x[start + i]));
+            else
+                for (int64_t i = 0; i < count; ++i) scaled[i] = power.to_round(static_cast<double>(x[start + i]));
             quantize(scaled, values, 0, count, of_block);
         }
         codec.pack_values(values, bytes + start / 8 * codec.k, count, false);
@@ -284,7 +311,7 @@ void pack_otherwise(const F* x, u8* bytes, int64_t begin, int64_t end, const Rul
 
 template <class Code>
 void pack_as(const float* x, u8* bytes, int64_t begin, int64_t end, const Rule& rule, int shift) {
-    if (rule.mode != nearest_even || rule.overflow == propagate || !unpack_spec(rule.spec).is_plain) {
+    if (rule.mode != nearest_even || rule.overflow == propagate || !unpack_spec(rule.spec).is_signed) {
         pack_otherwise<Code>(x, bytes, begin, end, rule, shift);
         return;
     }

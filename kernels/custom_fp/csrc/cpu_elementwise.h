@@ -99,6 +99,10 @@ template <class F> void quantize(const F* x, float* out, int64_t begin, int64_t 
         default: quantize_range<otherwise>(x, out, begin, end, rule);
     }
     if (spec.is_plain) return;
+    if (spec.is_signed) {
+        for (int64_t i = begin; i < end; ++i) out[i] += 0.0f;
+        return;
+    }
     const Rounder<float> rounder = make_rounder<float>(spec, rule.mode, rule.overflow);
     for (int64_t i = begin; i < end; ++i) out[i] = settle(out[i], rounder);
 }

@@ -208,8 +208,9 @@ CFP_FN U goes_up(U above_half, U half, U inexact, U odd, U negative, const Round
 
 // x rounded to the format. `random`: 32 uniform bits, read by stochastic rounding only, of which the upper 31 count:
 // the magnitude goes up when they carry out of the discarded digits, with probability floor(2^31 distance) / 2^31.
-// NaN loses its sign and payload, so that all backends agree on its bits.
-template <Mode mode, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 random) {
+// NaN loses its sign and payload, so that all backends agree on its bits. tells_infinity: from what is past max; where
+// both become the same, sums save the question.
+template <Mode mode, bool tells_infinity = mode != nearest_even, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 random) {
     typedef Bits<F> B;
     typedef typename B::U U;
     typedef typename B::I I;
@@ -254,7 +255,7 @@ template <Mode mode, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 rando
 
     const U overflow = mode == otherwise ? select(static_cast<U>(sign != 0), r.overflow_below, r.overflow) : r.overflow;
     result = select(static_cast<U>(static_cast<I>(result) > static_cast<I>(r.max)), overflow, result);
-    if (mode != nearest_even) result = select(static_cast<U>(magnitude == B::infinity), r.infinity, result);
+    if (tells_infinity) result = select(static_cast<U>(magnitude == B::infinity), r.infinity, result);
     result = select(static_cast<U>(static_cast<I>(magnitude) > static_cast<I>(B::infinity)), r.nan, result);
     const U is_number = static_cast<U>(static_cast<I>(result) <= static_cast<I>(B::infinity)) &
                         static_cast<U>(static_cast<I>(magnitude) <= static_cast<I>(B::infinity));
@@ -303,8 +304,9 @@ struct Coder {
     u32 rebias;  // exponent field 0 of the format, as a code's bits (of float32, those shifted by `drop`)
     u32 inf_code, nan_code, max_code;
     u32 last_number;  // the largest code that is no NaN
-    u32 first_special, special_mask, specials, infinities;  // so many codes, of those bits, from the first on
+    u32 infinity, nan;  // float32 bits of the specials' codes
     u32 is_plain;
+    u32 first_special, special_mask, specials, infinities;  // so many codes, of those bits, from the first on
 };
 
 CFP_FN Coder make_coder(const Spec& s) {
@@ -320,6 +322,8 @@ CFP_FN Coder make_coder(const Spec& s) {
     c.nan_code = s.nan_code;
     c.max_code = s.max_code;
     c.last_number = s.has_inf ? s.inf_code : s.max_code;
+    c.infinity = special_of<float>(s, s.inf_code);
+    c.nan = special_of<float>(s, s.nan_code);
     c.first_special = s.is_fnuz ? s.nan_code : s.max_code + 1;
     c.special_mask = c.magnitude_mask | (s.is_fnuz ? s.nan_code : 0);
     c.specials = s.is_fnuz ? 1 : c.magnitude_mask - s.max_code;
@@ -350,8 +354,15 @@ CFP_FN u32 encode(float value, const Coder& c) {
     return code | (bits & 0x80000000u) >> c.sign_shift;
 }
 
-// Reads the low `bits` bits of the code.
-CFP_FN float decode(u32 code, const Coder& c) {
+// Reads the low `bits` bits of the code; is_plain: of plain formats only.
+template <bool is_plain> CFP_FN float decode(u32 code, const Coder& c) {
+    if (is_plain) {
+        const u32 magnitude = code & c.magnitude_mask, sign = code << c.sign_shift & 0x80000000u;
+        u32 bits = decode_magnitude(magnitude, c);
+        bits = select(static_cast<u32>(magnitude > c.max_code), c.nan, bits);
+        bits = select(static_cast<u32>(magnitude > c.max_code) & static_cast<u32>(magnitude == c.inf_code), c.infinity, bits);
+        return from_bits(bits | (sign & (0u - static_cast<u32>(static_cast<i32>(bits) <= 0x7f800000))));
+    }
     const u32 sign = code << c.sign_shift & c.sign, special = (code - c.first_special) & c.special_mask;
     u32 bits = decode_magnitude(code & c.magnitude_mask, c);
     bits = select(static_cast<u32>(static_cast<i32>(special) < static_cast<i32>(c.specials)), 0x7fc00000u, bits);
@@ -360,8 +371,10 @@ CFP_FN float decode(u32 code, const Coder& c) {
     return from_bits(bits | (sign & (0u - is_number)));
 }
 
-// encode(round<nearest_even>(x)) in one go, of plain formats
-CFP_FN u32 round_and_encode(float x, const Rounder<float>& r, const Coder& c) {
+CFP_FN float decode(u32 code, const Coder& c) { return c.is_plain ? decode<true>(code, c) : decode<false>(code, c); }
+
+// encode(round<nearest_even>(x)) in one go, of formats with a sign; is_plain: and with a -0
+template <bool is_plain = true> CFP_FN u32 round_and_encode(float x, const Rounder<float>& r, const Coder& c) {
     const u32 bits = to_bits(x), magnitude = bits & 0x7fffffffu;
     const u32 normal = ((magnitude + r.half + (magnitude >> r.drop & r.odd)) >> r.drop) - c.rebias;
     const u32 subnormal = to_bits(from_bits(magnitude) + r.magic) - to_bits(r.magic);
@@ -369,7 +382,8 @@ CFP_FN u32 round_and_encode(float x, const Rounder<float>& r, const Coder& c) {
     code = select(static_cast<u32>(static_cast<i32>(code) > static_cast<i32>(c.max_code)), c.inf_code, code);
     const u32 is_nan = static_cast<u32>(static_cast<i32>(magnitude) > 0x7f800000);
     code = select(is_nan, c.nan_code, code);
-    const u32 is_number = (is_nan ^ 1) & static_cast<u32>(static_cast<i32>(code) <= static_cast<i32>(c.last_number));
+    u32 is_number = (is_nan ^ 1) & static_cast<u32>(static_cast<i32>(code) <= static_cast<i32>(c.last_number));
+    if (!is_plain) is_number &= static_cast<u32>(code != 0);
     return code | ((bits & 0x80000000u) >> c.sign_shift & (0u - is_number));
 }
 

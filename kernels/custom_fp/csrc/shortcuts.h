@@ -44,7 +44,7 @@ struct NearRounder {
     i32 past_top;
     float max;
     u32 overflow;
-    u32 beyond;  // digits that a value of the format does not have
+    u32 beyond;  // digits, and the sign, that a value of the format does not have
 
     // There is room for x above the half.
     static CFP_MEMBER bool fits(const Spec& s) { return s.mantissa_bits <= 21; }
@@ -69,7 +69,7 @@ CFP_FN NearRounder make_near_rounder(const Spec& s, int overflow) {
     r.past_top = static_cast<i32>(max & 0x7f800000u) + 0x00800000;
     r.max = from_bits(max);
     r.overflow = overflow != infinity ? max : special_of<float>(s, s.inf_code);
-    r.beyond = (1u << (23 - s.mantissa_bits)) - 1;
+    r.beyond = ((1u << (23 - s.mantissa_bits)) - 1) | (s.is_signed ^ 1) << 31;
     return r;
 }
 
@@ -175,7 +175,7 @@ CFP_FN u32 encode_number(float value, const Coder& c) {
 CFP_FN float decode_number(u32 code, const Coder& c, Met<float>& met) {
     const u32 magnitude = code & c.magnitude_mask;
     met.largest = larger(met.largest, static_cast<i32>(magnitude));
-    return from_bits(decode_magnitude(magnitude, c) | (code << c.sign_shift & c.sign));
+    return from_bits(decode_magnitude(magnitude, c) | (code << c.sign_shift & 0x80000000u));
 }
 
 // ---- stochastic rounding ---------------------------------------------------------------------------------------
