@@ -1,0 +1,119 @@
+"""All CUDA kernels as NVRTC compiles them, run on the CPU and compared with the CPU's, bit for bit; no GPU is needed.
+
+    python scripts/check_ptx.py [--architecture compute_90] [--rounds 1] [--seed 0]
+
+Every rounding and overflow on 40 formats, both sides of every alignment and size of grid, formats with scales along
+every axis; tests/custom_fp/ptx/ says how PTX runs here. Prints a table of values compared and of kernels launched, and
+ends with 1 where one value differs, or a kernel was not run.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "custom_fp" / "ptx"))
+import ptx_cases
+from custom_fp import cuda
+from custom_fp.formats.scalar import Format
+from custom_fp.rule import Overflow, Rounding
+from ptx_device import Device, ptx_of
+
+FORMATS = [
+    *(
+        "e5m2",
+        "e4m3",
+        "e3m4",
+        "e3m0",
+        "e4m0",
+        "e2m1",
+        "e1m2",
+        "e1m0",
+        "e5m10",
+        "e6m9",
+        "e5m23",
+        "e7m11",
+        "bf16",
+    ),
+    *("fp32", "tf32", "e8m0", "e8m3", "e8m16", "e4m3fn", "e5m2fn", "e3m0fn", "e1m3fn", "e1m0fn", "e8m0fn"),
+    *("e2m1fn", "e2m3fn", "e3m2fn", "e4m3b11fn", "e4m3b-100", "e2m2b127", "e5m12fn", "e5m21", "e8m22"),
+    *("e4m3fnuz", "e5m2fnuz", "e3m0fnuz", "e4m3fo", "ue5m3", "ue4m3", "ue5m6"),
+]
+SCALED = [
+    "mxfp8_e4m3",
+    "mxfp4_rceil",
+    "mxint8",
+    "nvfp4",
+    "nvfp4_2d",
+    "nvfp4_4over6",
+    "nvint4",
+    "fp8_tensor",
+    "int8_channel",
+]
+NEAREST = [
+    "nf4_b64",
+    "dynamic_tree",
+    "dynamic_map_b16",
+    "int8_affine",
+    "int4_affine_b32",
+    "int8_affine_channel",
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--architecture", default="compute_90")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="times that everything runs, on other values and sizes"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        device = Device(
+            ptx_of(cuda.source(), cuda.OPTIONS, options.architecture), cuda.source(), Path(folder)
+        )
+        print(
+            f"{len(device.parameters)} kernels compiled in {time.perf_counter() - started:.0f} s", flush=True
+        )
+        to = ptx_cases.Compared(device, random.Random(options.seed))
+        for _ in range(options.rounds):
+            everything(to)
+    print("\n| operator | values |\n| --- | --- |")
+    print("\n".join(f"| {what} | {count:,} |" for what, count in to.values.items()))
+    idle = set(device.parameters) - set(device.launches)
+    print(f"\n{sum(device.launches.values())} launches; kernels that were not run: {sorted(idle) or 'none'}")
+    print(
+        f"{time.perf_counter() - started:.0f} s; calls with other bits: {len(to.wrong)}",
+        *to.wrong[:40],
+        sep="\n",
+    )
+    return int(bool(to.wrong or idle))
+
+
+def everything(to: ptx_cases.Compared) -> None:
+    words = ptx_cases.rules([str(r) for r in Rounding], [str(o) for o in Overflow])
+    ptx_cases.whole(to)
+    for name in FORMATS:
+        fmt = Format.parse(name)
+        ptx_cases.codes(to, fmt)
+        for word in words:
+            ptx_cases.elements(to, fmt, word)
+        for word in to.dice.sample(words, 6):
+            ptx_cases.sums(to, fmt, word)
+        if fmt.bits % 4 == 0:
+            ptx_cases.products(to, fmt)
+    for name in SCALED:
+        for word in ptx_cases.rules([str(r) for r in Rounding], ["infinity"]):
+            ptx_cases.scaled(to, name, word)
+    for name in NEAREST:
+        ptx_cases.scaled(to, name, words[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

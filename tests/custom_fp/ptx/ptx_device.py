@@ -1,0 +1,142 @@
+"""A GPU that is this CPU: it runs the PTX that NVRTC makes of csrc/custom_fp.cu, launched by cuda.py and its neighbours
+as they are, on tensors in ordinary memory. What a launch is given is checked against the kernel's parameters, and every
+access to memory against the tensors whose addresses were taken for that launch.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from ctypes import CDLL, POINTER, Structure, c_char_p, c_uint64, pointer
+from pathlib import Path
+
+import numpy as np
+import ptx_to_cpp
+import torch
+
+HERE = Path(__file__).parent
+COMPILER = ["g++", "-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
+THREADS = 256
+NUMBERS = {"int": np.int32, "u32": np.uint32, "i64": np.int64, "u64": np.uint64, "float": np.float32}
+_PROTOTYPE = re.compile(r'extern "C" __global__ void (\w+)\((.*?)\)\s*\{', re.S)
+STRIDING = re.compile(r"(?!matmul)")  # kernels whose grid may be any; matmul's says which product is whose
+
+
+class Counts(Structure):
+    """As machine.h has it: instructions executed, bytes from and to global memory, accesses to the other memories."""
+
+    _fields_ = [(name, c_uint64) for name in ("instructions", "loaded", "stored", "local", "shared")]
+
+
+def prototypes(source: str) -> dict[str, list[str]]:
+    """Types of the parameters of every kernel as the source has them; "*" is an address."""
+    arguments = ["g++", "-std=c++17", "-D__CUDACC_RTC__", "-E", "-P", "-x", "c++", "-"]
+    text = subprocess.run(arguments, input=source, capture_output=True, text=True, check=True).stdout
+    return {
+        name: ["*" if "*" in one else one.split()[-2] for one in re.split(r",\s*", parameters)]
+        for name, parameters in _PROTOTYPE.findall(text)
+    }
+
+
+class Device:
+    """Of kernels compiled for it. `grid`: blocks that a launch gets of those asked for, where the kernel allows it."""
+
+    def __init__(self, ptx: str, source: str, folder: Path, names: Iterable[str] | None = None) -> None:
+        found = ptx_to_cpp.kernels(ptx, None if names is None else set(names))
+        self.parameters = {kernel.name: kernel.parameters for kernel in found}
+        self.prototypes = prototypes(source)
+        halves = found[::2], found[1::2]  # two compilers at a time
+        self.libraries = _compiled([ptx_to_cpp.program(half) for half in halves if half], folder)
+        self.grid = lambda blocks: blocks
+        self.counts: dict[str, Counts] = {}  # of a kernel's last launch
+        self.launches: dict[str, int] = {}
+        self._taken: list[tuple[int, int]] = []  # addresses of tensors that were asked for
+
+    def launch(self, name: str, like: torch.Tensor, grid: tuple[int, ...], *args: np.generic) -> None:
+        """In place of cuda.launch."""
+        self._check(name, args)
+        taken, self._taken = self._taken, []
+        x, y = (*grid, 1)[:2]
+        if STRIDING.match(name):
+            x = self.grid(x)
+        kept = [np.array([a]) for a in args]
+        addresses = (c_uint64 * len(kept))(*(a.ctypes.data for a in kept))
+        for library in self.libraries:
+            for first, end in taken:
+                library.allow(c_uint64(first), c_uint64(end))
+            if library.launch(name.encode(), x, y, THREADS, addresses):
+                break
+        else:
+            raise KeyError(f"{name} was not compiled")
+        counts = Counts()
+        library.report.restype, library.report.argtypes = c_char_p, [POINTER(Counts)]
+        faults = library.report(pointer(counts)).decode()
+        assert not faults, f"{name}{grid}: {faults}"
+        self.counts[name], self.launches[name] = counts, self.launches.get(name, 0) + 1
+
+    def _check(self, name: str, args: tuple[np.generic, ...]) -> None:
+        """Types and sizes as the source declares them and as the PTX has them; an address is a tensor's, or 0."""
+        declared, compiled = self.prototypes[name], self.parameters[name]
+        assert len(args) == len(declared) == len(compiled), (name, len(args), declared)
+        for place, (given, kind, parameter) in enumerate(zip(args, declared, compiled, strict=True)):
+            wanted = np.uint64 if kind == "*" else NUMBERS[kind]
+            assert type(given) is wanted, f"{name}: argument {place} is {type(given)}, a {kind} is wanted"
+            assert given.nbytes == parameter.size, f"{name}: argument {place}"
+            assert (given.dtype.kind == "f") == (parameter.kind[0] == "f"), f"{name}: argument {place}"
+            if kind == "*" and given:
+                known = any(first <= given <= end for first, end in self._taken)
+                assert known, f"{name}: argument {place} is no tensor's address"
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """custom_fp's modules launch here, and the address of a tensor allows its elements to be reached."""
+        from custom_fp import cuda
+
+        launch, data_ptr = cuda.launch, torch.Tensor.data_ptr
+        ours = [module for name, module in list(sys.modules.items()) if name.startswith("custom_fp.")]
+        users = [module for module in ours if getattr(module, "launch", None) is launch]
+        self._taken = []
+
+        def taken(tensor: torch.Tensor) -> int:
+            first = data_ptr(tensor)
+            self._taken.append((first, first + tensor.numel() * tensor.element_size()))
+            return first
+
+        try:
+            torch.Tensor.data_ptr = taken
+            for module in users:
+                module.launch = self.launch
+            yield
+        finally:
+            torch.Tensor.data_ptr = data_ptr
+            for module in users:
+                module.launch = launch
+
+
+def _compiled(programs: list[str], folder: Path) -> list[CDLL]:
+    running = []
+    for i, text in enumerate(programs):
+        (folder / f"kernels_{i}.cpp").write_text(text)
+        files = [str(folder / f"kernels_{i}.cpp"), "-o", str(folder / f"kernels_{i}.so")]
+        running.append(subprocess.Popen([*COMPILER, "-shared", "-fPIC", f"-I{HERE}", *files]))
+    ended = [one.wait() for one in running]
+    assert not any(ended), "an instruction that machine.h lacks?"
+    return [CDLL(str(folder / f"kernels_{i}.so")) for i in range(len(programs))]
+
+
+def ptx_of(source: str, options: tuple[str, ...], architecture: str = "compute_90") -> str:
+    """By NVRTC. RuntimeError: there is none, or it refuses the source, with its words."""
+    try:
+        from cupy.cuda import nvrtc
+
+        program = nvrtc.createProgram(source, "custom_fp.cu", [], [])
+    except Exception as error:
+        raise RuntimeError(f"no NVRTC library: {error}") from error
+    try:
+        nvrtc.compileProgram(program, [f"--gpu-architecture={architecture}", "-w", *options])
+    except nvrtc.NVRTCError as error:
+        raise RuntimeError(nvrtc.getProgramLog(program)) from error
+    return nvrtc.getPTX(program).decode().rstrip("\0")

@@ -1,0 +1,129 @@
+"""The PTX of some CUDA kernels, run on the CPU: bits as the CPU kernels', every access to memory inside of what the
+launch was given. scripts/check_ptx.py runs all of them, on every format, rounding and kind of grid."""
+
+import random
+import shutil
+
+import custom_fp
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install 'cpdrun[cuda13]'")
+import ptx_cases
+import torch
+from custom_fp import cuda
+from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rule
+from ptx_device import Device, ptx_of
+
+if shutil.which("g++") is None:
+    pytest.skip("needs g++", allow_module_level=True)
+
+SOME = {  # a kernel of each kind, each rounding once
+    *(
+        "quantize_nearest_even_f32",
+        "quantize_nearest_even_f64",
+        "pack_nearest_even",
+        "accumulate_toward_zero",
+    ),
+    *("accumulate_packed_toward_zero", "matmul_kahan", "scaled_tiles_stochastic", "hadamard"),
+}
+
+
+@pytest.fixture(scope="module")
+def ptx():
+    try:
+        return ptx_of(cuda.source(), cuda.OPTIONS)
+    except RuntimeError as error:
+        pytest.skip(str(error)) if "no NVRTC" in str(error) else pytest.fail(str(error))
+
+
+@pytest.fixture(scope="module")
+def device(ptx, tmp_path_factory):
+    return Device(ptx, cuda.source(), tmp_path_factory.mktemp("ptx"), SOME)
+
+
+@pytest.fixture
+def to(device):
+    return ptx_cases.Compared(device, random.Random(0))
+
+
+@pytest.mark.parametrize("name", ["e5m2", "e4m3fn", "e3m0", "bf16", "e5m23"])
+def test_bits(to, name):
+    fmt, (nearest,), (towards,) = (
+        Format.parse(name),
+        ptx_cases.rules(["nearest_even"], ["infinity"]),
+        ptx_cases.rules(["toward_zero"], ["saturate"]),
+    )
+    for _ in range(3):
+        ptx_cases.elements(to, fmt, nearest)
+        ptx_cases.sums(to, fmt, towards)
+    assert not to.wrong and to.values["quantize"] and to.values["accumulate_packed"]
+
+
+def test_products_transforms_and_scales(to, device):
+    a, b = to.data(2, 70, 33, kind="normal"), to.data(1, 33, 65, kind="normal")
+    for name in ("e5m10", "e4m3"):
+        out, expected = to.empty(2, 70, 65), custom_fp.matmul(a, b, accumulator=name, kahan=True)
+        to.equal("matmul", lambda n=name, o=out: cuda.matmul(a, b, Format.parse(n), True, o), out, expected)
+    x, out = to.data(1, 300, 2), to.empty(1, 300, 2)
+    expected = custom_fp.hadamard(x, 64, seed=5, axis=1)
+    to.equal("hadamard", lambda: cuda.hadamard(x, 64, 5, False, out), out, expected)
+    for name in ("nvfp4", "mxfp8_e4m3"):
+        ptx_cases.scaled(to, name, ptx_cases.rules(["stochastic"], ["infinity"])[0], (3, 5, 150))
+    assert not to.wrong and {"matmul", "hadamard", "quantize_scaled"} <= set(to.values)
+
+
+def test_a_wrong_launch_is_found(device):
+    x, out = torch.randn(100), torch.empty(100)
+    rest = np.uint32(Format.parse("e5m2").spec), *cuda.told(Rule())
+
+    def launch(*args):
+        with device.in_place():
+            known = {cuda.address(x), cuda.address(out)}
+            assert len(known) == 2
+            cuda.launch("quantize_nearest_even_f32", x, (1,), *args)
+
+    address = np.uint64(x.data_ptr()), np.uint64(out.data_ptr())
+    launch(*address, np.int64(100), *rest)
+    assert torch.equal(out, custom_fp.quantize(x, "e5m2"))
+    with pytest.raises(AssertionError, match="out of bounds"):
+        launch(*address, np.int64(101), *rest)
+    with pytest.raises(AssertionError, match="argument 2"):
+        launch(*address, np.int32(100), *rest)
+    with pytest.raises(AssertionError, match="argument 1 is no tensor's address"):
+        launch(address[0], np.uint64(64), np.int64(100), *rest)
+    with pytest.raises(AssertionError, match="misaligned"):
+        launch(address[0] + np.uint64(2), address[1], np.int64(99), *rest)
+
+
+BAD = """
+extern "C" __global__ void half_waits(int* out) {
+    if (threadIdx.x < 100) __syncthreads();
+    out[threadIdx.x] = 1;
+}
+extern "C" __global__ void no_barrier(int* out) {
+    __shared__ int v[256];
+    v[threadIdx.x] = threadIdx.x;
+    if (out[0] == 7) __syncthreads();
+    out[threadIdx.x] = v[255 - threadIdx.x];
+}
+extern "C" __global__ void half_shuffle(int* out) {
+    if (threadIdx.x % 32 < 16) out[threadIdx.x] = __shfl_down_sync(0xffffffffu, 5, 1);
+}
+"""
+
+
+def test_threads_that_do_not_meet_are_found(tmp_path):
+    device = Device(ptx_of(BAD, cuda.OPTIONS), BAD, tmp_path)
+    out = torch.zeros(256, dtype=torch.int32)
+
+    def launch(name):
+        with device.in_place():
+            cuda.launch(name, out, (1,), cuda.address(out))
+
+    for name in ("half_waits", "half_shuffle"):
+        with pytest.raises(AssertionError, match="wait for each other"):
+            launch(name)
+    launch("no_barrier")
+    assert not torch.equal(out, torch.arange(255, -1, -1, dtype=torch.int32))
