@@ -39,6 +39,14 @@ KERNELS = (
         "matmul_kahan",
     ),
     *(f"dot_{rounding}" for rounding in WAYS),
+    *(f"table_quantize_{size}{way}" for size in ("f32", "f64") for way in ("", "_drawn")),
+    *(
+        f"table_{kind}_{way}"
+        for kind in ("pack", "accumulate", "accumulate_packed")
+        for way in ("plain", "drawn")
+    ),
+    *("table_encode_1", "table_encode_4", "table_decode_1", "table_decode_4", "table_decode_8"),
+    *("table_unpack", "table_matmul"),
 )
 _THREADS = 256
 HADAMARD_TILE = 4096  # values in a thread block's memory, as hadamard.cuh has it

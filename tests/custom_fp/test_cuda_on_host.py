@@ -182,6 +182,7 @@ def launched(kernels, monkeypatch):
     cuda = pytest.importorskip("custom_fp.cuda", reason="needs CuPy")
     from custom_fp.accumulators import on_cuda as dots
     from custom_fp.scaled import on_cuda, tiles_on_cuda
+    from custom_fp.tabulated import on_cuda as tables_on_cuda
 
     kinds = {"u": c_ulonglong, "f": c_float}
     ran = []
@@ -197,6 +198,7 @@ def launched(kernels, monkeypatch):
     monkeypatch.setattr(on_cuda, "launch", launch)
     monkeypatch.setattr(tiles_on_cuda, "launch", launch)
     monkeypatch.setattr(dots, "launch", launch)
+    monkeypatch.setattr(tables_on_cuda, "launch", launch)
     return cuda, on_cuda, ran
 
 
@@ -327,3 +329,69 @@ def test_scaled_formats(launched, name):
             backend.decode(*codes, fmt, out, axis=axis)
             assert same_bits(out, custom_fp.quantize(x, fmt, axis=axis)), axis
     assert "scaled_decode" in ran and ("scaled_whole_stochastic" in ran) == (fmt.block == "tensor")
+
+
+@pytest.mark.parametrize("name", ["p3109_k8p3se", "p3109_k6p2uf", "posit12", "takum9", "hif8"])
+def test_tables(launched, name):
+    from custom_fp.tabulated import on_cuda as tables
+
+    fmt, (*_, ran) = custom_fp.parse(name), launched
+    terms = [*hostile(3, 67), torch.tensor([1e-38, -3e38, 0.0, -0.0]).repeat(17)[:67]]
+    for word in ("nearest_even", "to_odd", "toward_negative", "stochastic", "stochastic_5"):
+        rule = custom_fp.Rule(word, seed=SEED, offset=OFFSET)
+        told = {"rounding": word, "seed": SEED, "offset": OFFSET}
+        for x in (*terms, terms[0].double() / 3):
+            out = torch.empty_like(x, dtype=torch.float32)
+            tables.quantize(x, fmt, rule, out)
+            assert same_bits(out, custom_fp.quantize(x, fmt, **told)), word
+        for kahan in (False, True):
+            out = torch.empty(67)
+            tables.accumulate(terms, fmt, kahan, rule, out)
+            assert same_bits(out, custom_fp.accumulate(terms, fmt, kahan=kahan, **told)), word
+    for x in terms:
+        expected = custom_fp.encode(x, fmt)
+        codes, out = torch.empty_like(expected), torch.empty(67)
+        tables.encode(x, fmt, codes)
+        tables.decode(codes, fmt, out)
+        assert torch.equal(codes, expected) and same_bits(out, custom_fp.decode(codes, fmt))
+    a, b = torch.randn(2, 3, 7), torch.randn(1, 7, 5)
+    out = torch.empty(2, 3, 5)
+    tables.matmul(a, b, fmt, True, out)
+    assert same_bits(out, custom_fp.matmul(a, b, accumulator=fmt, kahan=True))
+    assert len(set(ran)) == 9
+
+
+@pytest.mark.parametrize("name", ["p3109_k7p3se", "posit16"])
+@pytest.mark.parametrize("rounding", ["nearest_even", "stochastic"])
+def test_packed_tables(kernels, name, rounding):
+    """A thread block, whose threads pass bytes through shared memory: what CUDA launches for one."""
+    from custom_fp.rule import Overflow, Rounding
+    from custom_fp.tabulated.tables import table_of
+
+    fmt, n, way = custom_fp.parse(name), 2003, "drawn" if rounding == "stochastic" else "plain"
+    told = {"rounding": rounding, "seed": SEED, "offset": OFFSET}
+    words, nearest = (
+        address(table_of(fmt, word, Overflow.INFINITY, "cpu"))
+        for word in (Rounding(rounding), Rounding.NEAREST_EVEN)
+    )
+    x = torch.randn(n, generator=torch.Generator().manual_seed(2)) ** 5
+    size, drawn = custom_fp.packed_size(n, fmt), as_drawn(rounding)
+
+    def run(kernel, *args):
+        for thread in [*range(256), *range(256)]:
+            kernels.be_thread(thread, 256)
+            getattr(kernels, kernel)(*args)
+
+    for shift in (0, 7):
+        data, back = torch.zeros(size, dtype=torch.uint8), torch.empty(n)
+        run(f"table_pack_{way}", address(x), address(data), c_longlong(n), words, c_int(shift), *drawn)
+        assert torch.equal(data, custom_fp.pack(x, fmt, shift=shift, **told))
+        run("table_unpack", address(data), address(back), c_longlong(n), nearest, c_int(-shift))
+        assert same_bits(back, custom_fp.unpack(data, fmt, n, shift=-shift))
+    if fmt.code_bits == 16:  # 8 codes are one access, of one thread: others' bytes are not there when it adds
+        kernels.be_thread(0, 256)
+        total, table = torch.zeros(16, dtype=torch.uint8), torch.tensor([data.data_ptr()] * 3)
+        out = address(total), c_longlong(8), words, nearest, c_int(1)
+        getattr(kernels, f"table_accumulate_packed_{way}")(address(table), c_int(3), *out, *drawn)
+        expected = custom_fp.accumulate_packed([data[:16]] * 3, fmt, 8, kahan=True, **told)
+        assert torch.equal(total, expected)

@@ -15,7 +15,7 @@ NAMES = [
     "p3109_k6p2uf",
     "p3109_k8p1ue",
     "posit8",
-    "posit16",
+    "posit13",
     "takum9",
     "lns4_3",
     "hif8",

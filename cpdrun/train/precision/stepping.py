@@ -7,7 +7,6 @@ from collections.abc import Collection
 
 import custom_fp
 import torch
-from custom_fp import Format
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
@@ -75,7 +74,7 @@ class Stepping:
 
     def state_bytes(self, optimizer: Optimizer, parameters: Parameters) -> int:
         formats = [fmt for fmt in (self.update, self.state) if fmt]
-        narrowest = min(formats, key=lambda name: Format.parse(name).bits, default=None)
+        narrowest = min(formats, key=lambda name: custom_fp.parse(name).bits, default=None)
         return sum(
             kept_bytes(value, None if i in self.in_fp32 else narrowest)
             for i, parameter in enumerate(parameters)

@@ -9,6 +9,7 @@
 #include "scaled/affine.h"
 #include "scaled/codebook.h"
 #include "shortcuts.h"
+#include "tabulated/tabulated.h"
 #include "tiles/tiles.h"
 
 using namespace custom_fp;
@@ -426,4 +427,5 @@ CFP_ACCUMULATE_PACKED(otherwise)
 
 #include "hadamard.cuh"
 #include "scaled/scaled.cuh"
+#include "tabulated/tabulated.cuh"
 #include "tiles/tiles.cuh"

@@ -65,6 +65,7 @@ class Tabulated(NumberFormat):
 
     BACKENDS: ClassVar = {
         "cpu": "custom_fp.tabulated.native",
+        "cuda": "custom_fp.tabulated.on_cuda",
         "any": "custom_fp.reference",
     }
     exponent_bits: ClassVar = None

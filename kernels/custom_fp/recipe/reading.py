@@ -8,6 +8,8 @@ from typing import Any
 
 from custom_fp.accumulator import Accumulator, is_name, near
 from custom_fp.formats.names import parse
+from custom_fp.formats.scalar import Format
+from custom_fp.formats.tabulated import Tabulated
 from custom_fp.products import OPERANDS
 from custom_fp.recipe.layers import ROLES
 from custom_fp.recipe.rounding import NEAREST, Rounding
@@ -145,7 +147,7 @@ def format_named(key: str, name: str, scales: bool = False) -> str | None:
     """The format's name, or None for fp32. scales: whether it may have any."""
     try:
         parsed = parse(name)
-        if not scales and (parsed.has_scales or parsed.exponent_bits is None):
+        if not scales and not isinstance(parsed, Format | Tabulated):
             raise ValueError(
                 "a format with scales can stand for weights, activations and errors; here take eXmY"
             )

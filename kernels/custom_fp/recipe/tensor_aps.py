@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 
 from custom_fp import ops
-from custom_fp.formats.scalar import Format
+from custom_fp.formats.names import parse
+from custom_fp.formats.protocol import NumberFormat
 
 FLOAT64_BIAS, FLOAT64_FRACTION = 1023, 52
 
 
-def aps_quantize(x: Tensor, fmt: str | Format) -> Tensor:
+def aps_quantize(x: Tensor, fmt: str | NumberFormat) -> Tensor:
     """x rounded so, as float32 of the same shape; x is float32. The gradient passes straight through; works under vmap,
     with a shift for each element of the batch."""
-    return _ApsQuantize.apply(x, Format.parse(fmt).name)
+    return _ApsQuantize.apply(x, parse(fmt).name)
 
 
 class _ApsQuantize(torch.autograd.Function):
@@ -52,7 +53,7 @@ class _ApsQuantize(torch.autograd.Function):
 def on_cpu(x: Tensor, fmt: str) -> Tensor:
     """By the compiled operators that gradients go through on their way, which shift as they round."""
     exponent = ops.max_exponent(x)
-    shift = 0 if exponent is None else Format.parse(fmt).emax - exponent
+    shift = 0 if exponent is None else parse(fmt).emax - exponent
     return ops.unpack(ops.pack(x, fmt, shift=shift), fmt, tuple(x.shape), shift=-shift)
 
 
@@ -60,7 +61,7 @@ def on_device(x: Tensor, fmt: str) -> Tensor:
     """The same bits by torch's operators, on any device, without waiting for the largest value to arrive here."""
     if x.numel() == 0:
         return ops.quantize(x, fmt)
-    shift = Format.parse(fmt).emax - _exponent(x)
+    shift = parse(fmt).emax - _exponent(x)
     # float64 holds any float32 times such a power exactly, so that each of the two results is rounded once
     shifted = ops.quantize(x.double() * _power_of_two(shift), fmt)
     return (shifted.double() * _power_of_two(-shift)).float()
