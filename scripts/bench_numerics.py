@@ -1,6 +1,7 @@
 """Time custom_fp against copying memory and against other libraries; one table.
 
     python scripts/bench_numerics.py                     # CPU, 2**24 values, 1 and 2 threads
+    python scripts/bench_numerics.py --only "tables of values" --threads 1
     python scripts/bench_numerics.py --device cuda --log2n 26
     python scripts/bench_numerics.py --output results/reference/numerics/bench.md
 
@@ -121,6 +122,25 @@ def codebooks(x: torch.Tensor) -> Calls:
         calls[f"encode {name}"] = lambda name=name: custom_fp.encode(x, name)
         calls[f"pack {name}"] = lambda name=name, data=data: custom_fp.pack(x, name, out=data)
         calls[f"unpack {name}"] = lambda name=name, data=data: custom_fp.unpack(data, name, x.shape, out=out)
+    return calls
+
+
+def tables(x: torch.Tensor) -> Calls:
+    """Formats that are a table beside a codebook and a format whose bits are computed."""
+    out = torch.empty_like(x)
+    terms = [x.roll(i) for i in range(8)]
+    calls: Calls = {"torch copy_": lambda: out.copy_(x)}
+    for name in ("e4m3", "dynamic_tree", "posit8", "p3109_k8p3se", "takum8", "hif8", "lns4_3", "posit16"):
+        data = custom_fp.pack(x, name)
+        calls[f"quantize {name}"] = lambda name=name: custom_fp.quantize(x, name, out=out)
+        calls[f"pack {name}"] = lambda name=name, data=data: custom_fp.pack(x, name, out=data)
+        calls[f"unpack {name}"] = lambda name=name, data=data: custom_fp.unpack(data, name, x.shape, out=out)
+    for name in ("e4m3", "posit8", "posit16"):
+        calls[f"quantize {name}, stochastic"] = lambda name=name: custom_fp.quantize(
+            x, name, rounding="stochastic", seed=1, out=out
+        )
+        calls[f"pack {name}, shift=9"] = lambda name=name: custom_fp.pack(x, name, shift=9)
+        calls[f"accumulate 8, {name}"] = lambda name=name: custom_fp.accumulate(terms, name, out=out)
     return calls
 
 
@@ -248,6 +268,7 @@ def main() -> None:
     parser.add_argument("--log2n", type=int, default=24)
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--only", default="", help="the tables whose title begins so: 'tables of values'")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
 
@@ -258,28 +279,30 @@ def main() -> None:
         "",
     ]
     x = (torch.randn(n) * 1e-3).to(device)
+    where, repeats = "", options.repeats
+
+    def add(title: str, calls: Callable[[], Calls], repeats: int, unit: str = "ms") -> None:
+        if title.startswith(options.only):
+            lines.extend(table(f"{title}{where}", time_in_turns(calls(), device, repeats), 1e-3, unit))
+
     for threads in options.threads if device == "cpu" else [1]:
         torch.set_num_threads(threads)
-        where = f"{threads} thread{'s'[: threads > 1]}" if device == "cpu" else "GPU"
-        seconds = time_in_turns(elementwise(x), device, options.repeats)
-        lines += table(f"elementwise, {where}", seconds, 1e-3, "ms")
+        where = f", {threads} thread{'s'[: threads > 1]}" if device == "cpu" else ", GPU"
+        add("elementwise", lambda: elementwise(x), repeats)
         if device == "cpu":
-            seconds = time_in_turns(doubles(x), device, options.repeats)
-            lines += table(f"float64, {where}", seconds, 1e-3, "ms")
-            seconds = time_in_turns(transforms(x), device, options.repeats)
-            lines += table(f"Hadamard transforms, {where}", seconds, 1e-3, "ms")
-            seconds = time_in_turns(codebooks(x), device, options.repeats)
-            lines += table(f"codebooks and affine integers, {where}", seconds, 1e-3, "ms")
-        lines += table(f"sums, {where}", time_in_turns(sums(x), device, options.repeats), 1e-3, "ms")
-        lines += table(
-            f"products, {where}", time_in_turns(products(device), device, options.repeats), 1e-3, "ms"
-        )
+            add("float64", lambda: doubles(x), repeats)
+            add("Hadamard transforms", lambda: transforms(x), repeats)
+            add("codebooks and affine integers", lambda: codebooks(x), repeats)
+        add("tables of values", lambda: tables(x), repeats)
+        add("sums", lambda: sums(x), repeats)
+        add("products", lambda: products(device), repeats)
     torch.set_num_threads(1)
+    where = ""
     if device == "cpu":
-        lines += table("other libraries, 1 thread", time_in_turns(other_libraries(x), device, 3), 1e-3, "ms")
-    lines += table("one call", time_in_turns(small_calls(device), device, 5), 1e-3, "us")
+        add("other libraries, 1 thread", lambda: other_libraries(x), 3)
+    add("one call", lambda: small_calls(device), 5, "us")
     for library in ("qtorch", "ml_dtypes", "torchao", "gfloat"):
-        if device == "cpu" and optional(library) is None:
+        if device == "cpu" and not options.only and optional(library) is None:
             lines.append(f"{library} is not installed and was not timed.")
     text = "\n".join(lines)
     print(text)

@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from custom_fp.accumulator import Accumulator, is_name
+from custom_fp.backends import check_knows
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
@@ -182,7 +183,9 @@ class Arithmetic:
 def _named(how: Accumulator | Format | str) -> str:
     if isinstance(how, Accumulator) or (isinstance(how, str) and is_name(how)):
         return Accumulator.parse(how).name
-    return Format.parse(how).name
+    fmt = parse(how)
+    check_knows("matmul", type(fmt))
+    return fmt.name
 
 
 def _without_draws(name: str) -> str:

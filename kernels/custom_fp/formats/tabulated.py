@@ -26,10 +26,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from bisect import bisect
-from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import ClassVar
 
 from custom_fp.formats.protocol import NumberFormat
@@ -70,7 +70,7 @@ class Tabulated(NumberFormat):
     }
     exponent_bits: ClassVar = None
     tapered: ClassVar[bool] = False
-    """Whether precision is best somewhere in the middle of the range: `emax` is then the end of that."""
+    """Whether precision is best somewhere in the middle of the range: `emax` is then where that ends."""
 
     beyond: Number | None = None
     """The value that would follow the largest; what rounds to it overflows. None: nothing finite does."""
@@ -182,16 +182,18 @@ class Tabulated(NumberFormat):
 
     @cached_property
     def emax(self) -> int:
-        """floor(log2(max)). Of a tapered format the exponent of the largest power of two below which no two values are
-        as far apart, in their own size, as above it: what APS takes the largest sum of a layer to. At `max` a posit has
-        one value in several octaves, and nothing overflows there."""
+        """floor(log2(max)): what APS takes the largest sum of a layer to. Of a tapered format that of the last value
+        from which the step to the next, in its own size, is at most four times the smallest: at most two digits fewer
+        than at best. At `max` a posit has one value in several octaves, and nothing overflows there. (The root mean
+        square error of sums of 8 tensors, as a share: posit8 .067, at best .063, by `max` 1.1; takum8 .21, .10, 1.1.)
+        """
         if not self.max:
             return math.frexp(float(self.beyond))[1] - 2 if self.beyond is not None else 0
-        if not self.tapered:
-            return math.frexp(self.max)[1] - 1
-        octaves = Counter(math.frexp(value)[1] - 1 for value in self.positive.magnitudes[1:])
-        most = max(octaves.values())
-        return max(exponent for exponent, count in octaves.items() if count == most)
+        values = self.positive.magnitudes[1:]
+        steps = [high / low - 1 for low, high in pairwise(values)] if self.tapered else []
+        limit = 4 * min(steps, default=0.0)
+        at = [value for value, step in zip(values, steps, strict=False) if step <= limit]
+        return math.frexp(at[-1] if at else self.max)[1] - 1
 
     @cached_property
     def unheld(self) -> int:
