@@ -1,6 +1,7 @@
 """Fit the model behind `cpdrun predict` on the recorded sweeps, and say how well it does on experiments left out.
 
     python scripts/fit_predict.py observe [NAME ...]   # train each experiment's baseline, observed; join: data.csv
+    python scripts/fit_predict.py judge [NAME ...]     # gaps and tolerances anew, of what is recorded: data.csv
     python scripts/fit_predict.py fit                  # cpdrun/predict/fitted.json, fit.md, predicted.csv, a picture
 
 The data: predict_rows.py.
@@ -17,7 +18,17 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from predict_rows import DATA, RECORDED, chance_of, observe, read_rows, rounded, variance_of, write_rows
+from predict_rows import (
+    DATA,
+    RECORDED,
+    chance_of,
+    judge,
+    observe,
+    read_rows,
+    rounded,
+    variance_of,
+    write_rows,
+)
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
@@ -227,8 +238,13 @@ def _short(value: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True, dest="command")
-    observing = commands.add_parser("observe", help="train the baselines, observed, and join")
-    observing.add_argument("names", nargs="*", metavar="NAME", help=f"default: {' '.join(RECORDED)}")
+    of_names = {
+        "observe": (observe, "train the baselines, observed, and join"),
+        "judge": (judge, "gaps and tolerances anew, of what is recorded"),
+    }
+    for command, (_, said) in of_names.items():
+        taking = commands.add_parser(command, help=said)
+        taking.add_argument("names", nargs="*", metavar="NAME", help=f"default: {' '.join(RECORDED)}")
     commands.add_parser("fit", help="fit, and say how well")
     arguments = parser.parse_args()
     if arguments.command == "fit":
@@ -236,7 +252,7 @@ def main() -> None:
         return
     if unknown := set(arguments.names) - set(RECORDED):
         sys.exit(f"error: unknown {', '.join(sorted(unknown))}; there are {', '.join(RECORDED)}")
-    observe(arguments.names or list(RECORDED))
+    of_names[arguments.command][0](arguments.names or list(RECORDED))
 
 
 if __name__ == "__main__":

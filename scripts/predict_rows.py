@@ -1,9 +1,9 @@
 """What the model behind `cpdrun predict` is fitted on: a row for each candidate of a recorded sweep.
 
 A row joins the mean gap to the baseline that the candidate's runs recorded (results/reference/NAME/values.csv, or a
-grid of 30 seeds), positive is better, in the unit of the tolerance of that experiment's search, with what its effects
-say, from one run of the baseline. Features come from effects alone, never from how training
-ended.
+grid of 30 seeds), positive is better, with what its effects say, from one run of the baseline. Metric and tolerance are
+those that the experiment's own search names, so that gap and tolerance have one unit. Features come from effects alone,
+never from how training ended.
 
 `chance`: how likely it is that the true mean gap lies beyond the tolerance, by a t distribution of the recorded pairs
 (their variance drawn towards the experiment's, with the weight of PRIOR pairs): two or three seeds do not say surely
@@ -14,6 +14,7 @@ the recorded mean is beyond the tolerance.
 import csv
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,9 @@ from cpdrun.predict.effects import ask as ask_effects
 from cpdrun.predict.features import features, shown, strictness
 from cpdrun.report.read.learnt import worst
 from cpdrun.report.read.metric import Metric
-from cpdrun.search.observed import observations, subjects
+from cpdrun.search.observed import Subject, observations, subjects
 from cpdrun.search.question import Question, ask
+from cpdrun.search.results import Results
 from cpdrun.shell.terminal import Terminal
 from cpdrun.stats.anytime import differences
 
@@ -51,15 +53,14 @@ class Recorded:
     values: str
     words: tuple[str, ...]
     family: str
-    metric: str = "test_accuracy"
     steps: int | None = None
 
 
-def _of(name: str, family: str, metric: str = "test_accuracy", steps: int | None = None) -> Recorded:
-    return Recorded(f"{name}/values.csv", (f"exp={name}",), family, metric, steps)
+def _of(name: str, family: str, steps: int | None = None) -> Recorded:
+    return Recorded(f"{name}/values.csv", (f"exp={name}",), family, steps)
 
 
-DIGITS, BITS = "convnet on digits", "test_bits_per_byte"
+DIGITS = "convnet on digits"
 RECORDED = {
     "digits_bits": _of("digits_bits", DIGITS),
     "digits_search": _of("digits_search", DIGITS),
@@ -77,18 +78,19 @@ RECORDED = {
     "resnet18_cifar10_bits_small": _of("resnet18_cifar10_bits_small", "ResNet18"),
     "hybrid_bits_small": _of("hybrid_bits_small", "ResNet18"),
     "resnet50_bits_small": _of("resnet50_bits_small", "ResNet8 on JPEG"),
-    "fcn_bits_small": _of("fcn_bits_small", "FCN", "test_mean_iou"),
+    "fcn_bits_small": Recorded(
+        "fcn_bits_small/values.csv", ("exp=fcn_bits_small", "search.metric=test_mean_iou"), "FCN"
+    ),
     "transformer_bits_small": Recorded(
         "transformer_bits_small/values.csv",
         ("exp=transformer_bits_small", "format=fp32,e5m2,e4m3,e3m2,e3m0"),
         "GPT",
-        BITS,
         steps=120,
     ),
-    "llama_fp4": _of("llama_fp4", "Llama", BITS),
+    "llama_fp4": _of("llama_fp4", "Llama"),
     "digits_products": _of("digits_products", DIGITS),
     "fashion_products": _of("fashion_products", "MLP on Fashion-MNIST"),
-    "gpt_products_small": _of("gpt_products_small", "GPT", BITS),
+    "gpt_products_small": _of("gpt_products_small", "GPT"),
 }
 
 
@@ -104,35 +106,82 @@ def observe(names: Sequence[str]) -> None:
         write_rows(DATA, rows)
 
 
+def judge(names: Sequence[str]) -> None:
+    """The rows of these experiments with gaps, tolerance and chance made anew of what is recorded; nothing is trained,
+    and what their effects say stays."""
+    rows = read_rows(DATA)
+    for name in names:
+        judged = judged_of(_question(RECORDED[name]), RECORDED[name])
+        here = [row for row in rows if row["experiment"] == name]
+        if {row["candidate"] for row in here} != set(judged):
+            sys.exit(f"error: {DATA} and the records of {name} differ in candidates: observe it")
+        for row in here:
+            row.update(judged[row["candidate"]])
+    write_rows(DATA, rows)
+
+
 def rows_of(name: str, recorded: Recorded) -> Iterator[dict[str, Any]]:
-    question = ask([*recorded.words, f"search.metric={recorded.metric}", f"name={TRAINED}"])
+    question = _question(recorded)
     effects = _effects(question, recorded.steps)
-    gaps, tolerance, classes = _gaps(question, recorded)
-    strict = strictness(Metric(recorded.metric), tolerance, classes)
-    spread = median(float(np.std(each, ddof=1)) for each in gaps.values() if len(each) > 1)
-    for chain in question.chains:
-        for subject in subjects(question, chain):
-            if subject.name not in gaps:
-                continue
-            of_it = gaps[subject.name]
-            mean = fmean(of_it)
-            own = float(np.std(of_it, ddof=1)) if len(of_it) > 1 else spread
-            chance = chance_of(mean, own, len(of_it), spread, tolerance)
+    judged = judged_of(question, recorded)
+    for subject in _every(question):
+        if subject.label in judged:
+            of_it = judged[subject.label]
+            found = features(effects[subject.name], float(of_it["strictness"]))
             yield {
                 "experiment": name,
                 "family": recorded.family,
                 "candidate": subject.label,
                 "bits": f"{subject.bits:g}",
-                "pairs": len(of_it),
-                "gap": rounded(mean),
-                "deviation": rounded(own),
-                "spread": rounded(spread),
-                "tolerance": tolerance,
-                "fails": int(mean < -tolerance),
-                "chance": rounded(chance),
-                **{k: rounded(v) for k, v in features(effects[subject.name], strict).items()},
+                **{k: v for k, v in of_it.items() if k != "strictness"},
+                **{k: rounded(v) for k, v in found.items()},
                 **{f"measured:{k}": rounded(v) for k, v in shown(effects[subject.name]).items()},
             }
+
+
+def judged_of(question: Question, recorded: Recorded) -> dict[str, dict[str, Any]]:
+    """By label: what its runs say of each candidate, and how strict the tolerance is."""
+    metric = Results(question).metric
+    gaps, tolerance, classes = _gaps(question, recorded, metric)
+    strict = strictness(metric, tolerance, classes)
+    spread = median(float(np.std(each, ddof=1)) for each in gaps.values() if len(each) > 1)
+    found = {}
+    for subject in _every(question):
+        if subject.name not in gaps:
+            continue
+        of_it = gaps[subject.name]
+        mean = fmean(of_it)
+        own = float(np.std(of_it, ddof=1)) if len(of_it) > 1 else spread
+        found[subject.label] = {
+            "pairs": len(of_it),
+            "gap": rounded(mean),
+            "deviation": rounded(own),
+            "spread": rounded(spread),
+            "tolerance": tolerance,
+            "fails": int(mean < -tolerance),
+            "chance": rounded(chance_of(mean, own, len(of_it), spread, tolerance)),
+            "strictness": rounded(strict),
+        }
+    return found
+
+
+def _question(recorded: Recorded) -> Question:
+    """Raises ValueError where the words name a metric and the tolerance is the experiment's, in another one's unit."""
+    question = ask([*recorded.words, f"name={TRAINED}"])
+    typed = {word.split("=")[0] for word in recorded.words}
+    if (
+        "search.metric" in typed
+        and "search.tolerance" not in typed
+        and question.settings.tolerance is not None
+    ):
+        raise ValueError(
+            f"{recorded.words}: the experiment's tolerance is of its own metric; type one of this"
+        )
+    return question
+
+
+def _every(question: Question) -> Iterator[Subject]:
+    return (subject for chain in question.chains for subject in subjects(question, chain))
 
 
 def _effects(question: Question, steps: int | None) -> dict[str, dict[str, Any]]:
@@ -155,12 +204,13 @@ def _effects(question: Question, steps: int | None) -> dict[str, dict[str, Any]]
     return found
 
 
-def _gaps(question: Question, recorded: Recorded) -> tuple[dict[str, list[float]], float, float]:
+def _gaps(
+    question: Question, recorded: Recorded, metric: Metric
+) -> tuple[dict[str, list[float]], float, float]:
     """By candidate, in shown units, positive is better; the tolerance in the same; the classes of the task."""
-    metric = Metric(recorded.metric)
     table = REFERENCE / recorded.values
     values, classes = (_grid if recorded.values.startswith("search/") else _runs)(
-        table, question, recorded.metric
+        table, question, metric.name
     )
     asked = question.settings.tolerance
     tolerance = metric.default_tolerance if asked is None else asked

@@ -1,5 +1,6 @@
 """The committed data and fit: what is predicted of experiments that the model has not seen."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,32 @@ def test_a_looser_tolerance_is_missed_less_likely(script, rows):
     ]
     chances = [fitted().probability(script._features(row, times)).value for times in (0.5, 1, 2, 4)]
     assert chances == sorted(chances, reverse=True) and chances[0] - chances[-1] > 0.3
+
+
+def test_a_gap_has_the_unit_of_its_tolerance(script, rows):
+    """llama_fp4's search is in nats: .02 of them, which are .029 bits a byte."""
+    import predict_rows
+
+    recorded = predict_rows.RECORDED["llama_fp4"]
+    judged = predict_rows.judged_of(predict_rows._question(recorded), recorded)
+    losses = {}
+    for run in script.read_rows(ROOT / "results/reference" / recorded.values):
+        losses.setdefault(run["case"], {})[run["seed"]] = float(run["metric:test_loss"])
+    here = [row for row in rows if row["experiment"] == "llama_fp4"]
+    assert {row["candidate"] for row in here} == set(judged) == set(losses) - {"bf16"}
+    for row in here:
+        ours = losses[row["candidate"]]
+        gap = sum(losses["bf16"][seed] - loss for seed, loss in ours.items()) / len(ours)
+        assert float(row["gap"]) == pytest.approx(gap, rel=1e-4) and row["tolerance"] == "0.02"
+        assert {key: row[key] for key in judged[row["candidate"]]} == {
+            key: str(value) for key, value in judged[row["candidate"]].items()
+        }
+        assert float(row["strictness"]) == pytest.approx(math.log10(math.log(256) / 0.02), rel=1e-4)
+
+
+def test_a_tolerance_of_another_metric_is_refused(script):
+    import predict_rows
+
+    typed = predict_rows.Recorded("", ("exp=llama_fp4", "search.metric=test_bits_per_byte"), "Llama")
+    with pytest.raises(ValueError, match="tolerance is of its own metric"):
+        predict_rows._question(typed)
