@@ -66,8 +66,12 @@ template <class F> void quantize_randomly(const F* x, float* out, int64_t begin,
         }
         const Rounder<F> r = rounder;
         for (int i = 0; i < piece; i += group) fill_half(rest + i, index + i, 0, 1, rule.seed, rule.mask);
-        for (int i = 0; i < piece; ++i)
-            result[i] = static_cast<float>(round<stochastic>(from[i], r, random[i] | rest[i] >> 16));
+        if (rule.overflow == propagate)
+            for (int i = 0; i < piece; ++i)
+                result[i] = static_cast<float>(round<stochastic>(from[i], r, random[i] | rest[i] >> 16));
+        else
+            for (int i = 0; i < piece; ++i)
+                result[i] = static_cast<float>(round<stochastic, false>(from[i], r, random[i] | rest[i] >> 16));
     });
 }
 

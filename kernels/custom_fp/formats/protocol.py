@@ -101,7 +101,11 @@ class NumberFormat(ABC):
         return not isinstance(self.block, tuple) and self.block != "column"
 
     def check_flat(self) -> None:
-        """Raises ValueError where it is not, which says what is."""
+        """Raises ValueError where what workers send, which is flat and has both signs, is not to be in it."""
+        if not self.is_signed:
+            raise ValueError(
+                f"format={self.name} has no negative numbers, and what workers send has: take one with a sign (e4m3fn)"
+            )
         if not self.is_flat:
             raise ValueError(
                 f"format={self.name} has a scale for each tile or column of a matrix, and what workers send is flat: "
