@@ -18,10 +18,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import json
-
     from cpdrun.explain.run import explain, worst_of
-    from cpdrun.record import find_sweeps_or_runs
+    from cpdrun.record import find_sweeps_or_runs, json_text
     from cpdrun.shell.visible import visible_line
 
     sweeps, runs = find_sweeps_or_runs(arguments.names)
@@ -37,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"explain takes the name of one run, not of {len(runs)}")
     found = explain(runs[0])
     if arguments.json:
-        print(json.dumps(found.as_json(), indent=2, allow_nan=False))
+        print(json_text(found.as_json()))
         return OK
     for line in found.sentences:
         print(visible_line(line))

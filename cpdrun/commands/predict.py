@@ -1,7 +1,6 @@
 """`cpdrun predict`: what every format would do to a run's tensors, and how likely it misses the tolerance."""
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
 from cpdrun.arguments import add_overrides, positive
@@ -71,13 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _laws(arguments: argparse.Namespace) -> int:
     """Nothing is trained: the runs are there."""
     from cpdrun.predict.law import laws
+    from cpdrun.record import json_text
     from cpdrun.shell.terminal import Terminal
 
     if arguments.overrides or arguments.steps or arguments.dry_run:
         raise UserError("--law is of finished runs: it takes sweeps, --at and --json alone")
     said = laws(arguments.law, arguments.at)
     if arguments.json:
-        print(json.dumps(said.facts, indent=2, ensure_ascii=False))
+        print(json_text(said.facts))
         return OK
     console = Terminal()
     for line in said.sentences:
@@ -144,6 +144,7 @@ def _say(
 ) -> None:
     """The answers come last, where they are seen."""
     from cpdrun.predict.words import facts, sentences, table
+    from cpdrun.record import json_text
 
     found = table(predicted)
     if not console.is_terminal:  # a file has room
@@ -154,12 +155,14 @@ def _say(
     for line in sentences(predicted, said):
         console.print(line, soft_wrap=True, markup=False)
     if arguments.json:
-        print(json.dumps(facts(predicted, said), indent=2, ensure_ascii=False))
+        print(json_text(facts(predicted, said)))
 
 
 def _say_what_would_be(
     console: "Console", found: "Sequence[Observation]", arguments: argparse.Namespace
 ) -> None:
+    from cpdrun.record import json_text
+
     for each in found:
         how = "is there, observed" if each.is_there else "would be trained, observed"
         console.print(f"{each.folder.path} {how}", soft_wrap=True, markup=False)
@@ -167,7 +170,7 @@ def _say_what_would_be(
         runs = [
             {"run": str(each.folder.path), "is_there": each.is_there, "serves": each.serves} for each in found
         ]
-        print(json.dumps({"runs": runs}, indent=2))
+        print(json_text({"runs": runs}))
 
 
 def _train(

@@ -48,11 +48,9 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import json
-
     from rich.console import Console
 
-    from cpdrun.record import find_sweeps
+    from cpdrun.record import find_sweeps, json_text
     from cpdrun.report import write_report
     from cpdrun.shell.terminal import Terminal
 
@@ -75,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         console=Console(quiet=True) if arguments.json else Terminal(),
     )
     if arguments.json:
-        print(json.dumps(made.as_json(), indent=1))
+        print(json_text(made.as_json()))
     return OK
 
 

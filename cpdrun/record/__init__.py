@@ -9,6 +9,7 @@ from cpdrun.record.cpu import described, differ, processor, processors
 from cpdrun.record.entries import Best, Ending, EpochRow, LoggedRow, Lost, Outcome, Progress, Result, Where
 from cpdrun.record.files import (
     append_json_line,
+    json_text,
     read_json,
     read_json_lines,
     read_object,

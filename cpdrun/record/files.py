@@ -49,6 +49,11 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise
 
 
+def json_text(value: Any) -> str:
+    """`value` as every command prints JSON for programs: strict, non-finite floats become null, in UTF-8."""
+    return json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON in one step (see write_text); non-finite floats become null."""
     write_text(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")

@@ -4,7 +4,6 @@ Nothing is worded more surely than the tests allow: `sensitive` and `harmless` h
 screen's confidence; an interval holds for its own factor.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from cpdrun.record import json_text
 from cpdrun.screen.allocation import Allocation, Costs
 from cpdrun.screen.question import Question
 from cpdrun.screen.results import Found, Round
@@ -191,7 +191,7 @@ def as_json(
         "allocation": chosen and allocation_facts(question, chosen),
         "certify": command,
     }
-    return json.dumps(facts, indent=2, ensure_ascii=False)
+    return json_text(facts)
 
 
 def round_facts(rounds: Sequence[Round]) -> dict[str, Any]:

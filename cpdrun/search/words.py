@@ -4,7 +4,6 @@ Nothing is worded more surely than the test allows: a format is certified, refut
 below a width that is not certified, is not spoken of.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from cpdrun.record import json_text
 from cpdrun.report.read.certified import MARKS
 from cpdrun.report.read.metric import Metric
 from cpdrun.search import tuned_words
@@ -215,7 +215,7 @@ def as_json(results: Results) -> str:
     }
     if results.question.tuning:
         facts["tune"] = tuned_words.question_facts(results)
-    return json.dumps(facts, indent=2, ensure_ascii=False)
+    return json_text(facts)
 
 
 def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:

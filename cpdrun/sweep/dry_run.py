@@ -1,6 +1,5 @@
 """`cpdrun sweep --dry-run`: what would be run, said without starting or importing what a configuration names."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -17,7 +16,7 @@ from cpdrun.launch import Job, LaunchError, LaunchOptions
 from cpdrun.launch.executors import make_executor, own_class, would_write
 from cpdrun.launch.progress.display import duration
 from cpdrun.launch.progress.status import estimate_seconds
-from cpdrun.record import State
+from cpdrun.record import State, json_text
 from cpdrun.shell.terminal import Terminal
 from cpdrun.shell.visible import visible_line
 from cpdrun.sweep.asked import CASE
@@ -89,7 +88,7 @@ def as_json(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options:
         "problem": problem,
         "runs": runs,
     }
-    return json.dumps(facts, indent=2)
+    return json_text(facts)
 
 
 def _width(console: Terminal, table: Table) -> int:

@@ -1,6 +1,5 @@
 """How far a sweep is, read from its run directories alone: from any shell, on any machine that sees them."""
 
-import json
 import statistics
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from cpdrun.launch.base import LaunchError
 from cpdrun.launch.executors import schedulers
 from cpdrun.launch.progress.axes import IN_NAMES, axes_of, headings, values_of
 from cpdrun.launch.progress.display import duration
-from cpdrun.record import Ending, Progress, RunDir, State, SweepDir, Where, garbage, state_of
+from cpdrun.record import Ending, Progress, RunDir, State, SweepDir, Where, garbage, json_text, state_of
 from cpdrun.shell.visible import visible
 
 WATCH_S = 2.0
@@ -147,7 +146,7 @@ def _in_queue(sweep: SweepDir) -> bool:
 
 def as_json(rows: list[RunStatus]) -> str:
     """The rows as a JSON list, for programs."""
-    return json.dumps([asdict(row) for row in rows], indent=2)
+    return json_text([asdict(row) for row in rows])
 
 
 def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: int | None = None) -> Group:
