@@ -83,15 +83,27 @@ template <> struct TableRounder<double> {
         }
         return words + (index - first);
     }
-    void values(const double* x, float* out, int64_t n, u64 index, u32 stream) const {
+    // places[i]: where x[i] comes to; n <= codes_block
+    void settle(const double* x, i32* places, int64_t n, u64 index, u32 stream) const {
         u32 words[codes_block + 2 * group];
+        float keys[codes_block];
         const u32* random = draw(words, n, index, stream);
-        for (int64_t i = 0; i < n; ++i) out[i] = value_in(x[i], t, random[i]);
+        for (int64_t i = 0; i < n; ++i) keys[i] = to_odd_float32(x[i]);
+        step_all(keys, reinterpret_cast<u32*>(places), n, t, t.places);
+        const double *lows = t.lows, *gaps = t.gaps;
+        for (int64_t i = 0; i < n; ++i) places[i] += goes_up(x[i], lows[places[i]], gaps[places[i]], random[i]);
+    }
+    void values(const double* x, float* out, int64_t n, u64 index, u32 stream) const {
+        i32 places[codes_block];
+        settle(x, places, n, index, stream);
+        const i32* results = t.place_values;
+        for (int64_t i = 0; i < n; ++i) out[i] = from_bits(static_cast<u32>(results[places[i]]));
     }
     template <class Code> void codes(const double* x, Code* out, int64_t n, u64 index) const {
-        u32 words[codes_block + 2 * group];
-        const u32* random = draw(words, n, index, 0);
-        for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Code>(code_in(x[i], t, random[i]));
+        i32 places[codes_block];
+        settle(x, places, n, index, 0);
+        const i32* results = t.place_codes;
+        for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Code>(results[places[i]]);
     }
 };
 
