@@ -30,6 +30,7 @@ COMMANDS = (
     "cancel",
     "calibrate",
     "formats",
+    "vectors",
     "doctor",
 )
 

@@ -32,15 +32,30 @@ def backend(device: str = "cpu") -> str:
     return _backend(Format, str(device).split(":")[0]).__name__.rpartition(".")[2]
 
 
+def only_reference() -> None:
+    """From here on this process computes everything by the definition."""
+    _built.update(dict.fromkeys(Format.BACKENDS, False), any=True)
+    function.cache_clear()
+    _backend.cache_clear()
+
+
+_built: dict[str, bool] = {}  # by device, as found, or as only_reference has it
+
+
 @cache
 def _backend(kind: type[NumberFormat], device: str) -> Any:
     is_there = device in kind.BACKENDS and (device not in Format.BACKENDS or _is_built(device))
     return _resolve(kind.BACKENDS[device if is_there else "any"])
 
 
-@cache
 def _is_built(device: str) -> bool:
     """Warns once where it is not, and the slow reference runs."""
+    if device not in _built:
+        _built[device] = _found(device)
+    return _built[device]
+
+
+def _found(device: str) -> bool:
     try:
         _resolve(Format.BACKENDS[device])
     except ImportError as error:
@@ -48,7 +63,7 @@ def _is_built(device: str) -> bool:
         warnings.warn(
             f"custom_fp: no fast code for {device} tensors ({error}); the slow reference runs instead. "
             f"To fix it: {fix}",
-            stacklevel=3,
+            stacklevel=4,
         )
         return False
     return True

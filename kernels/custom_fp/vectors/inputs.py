@@ -1,0 +1,87 @@
+"""Which float32 values to ask a format without scales: all corners of its rounding, and some at random.
+
+Rounding in any of the ways changes its answer only at the format's values and at the boundaries between neighbours, so
+that those and the float32 values on both sides of them decide it everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scalar import Format
+from custom_fp.formats.tabulated import Tabulated
+from custom_fp.vectors.floats import INFINITY, LARGEST, NAN, SIGN, around
+
+ALL, ENDS, NONE = "all", "those beside powers of two", "none: the format does not say its values"
+SPECIAL = (0, 1, 0x007FFFFF, 0x00800000, LARGEST, INFINITY, NAN, 0x7F800001, 0x7FFFFFFF)
+WIDER = 2  # binades past the format's range, on both sides, that random inputs reach
+
+
+def inputs(fmt: NumberFormat, words: Sequence[int]) -> dict[int, str]:
+    """The bits of each input and the case that it is, in a fixed order; of `words`, random ones of 32 bits, each two
+    make one."""
+    found: dict[int, str] = {}
+    for bits in SPECIAL:
+        for sign in (0, SIGN):
+            found.setdefault(bits | sign, "special")
+    values, boundaries, past, _ = corners(fmt)
+    for case, magnitudes in (("value", values), ("boundary", boundaries), ("past the largest", past)):
+        for magnitude in magnitudes:
+            here, beside = around(magnitude)
+            for bits, what in [(b, case) for b in here] + [
+                (b, f"beside a {case.split()[0]}") for b in beside
+            ]:
+                for sign in (0, SIGN):
+                    found.setdefault(bits | sign, what)
+    for bits in _random(fmt, words):
+        found.setdefault(bits, "random")
+    return found
+
+
+def corners(fmt: NumberFormat) -> tuple[list[float], list[float], list[float], str]:
+    """Magnitudes of values, of boundaries between neighbours, and of what would follow the largest: ascending, exact in
+    double; and which boundaries those are."""
+    if isinstance(fmt, Tabulated):
+        halves = (fmt.positive, fmt.negative)
+        values = {v for half in halves for v in half.magnitudes}
+        boundaries = {float(b) for half in halves for b in half.boundaries if math.isfinite(b)}
+        past = {float(half.beyond) for half in halves if half.beyond is not None}
+        return sorted(values), sorted(boundaries), sorted(past), ALL
+    if isinstance(fmt, Format):
+        return _of_floating_point(fmt)
+    known = fmt.code_values()
+    if known is None:
+        return [], [], [], NONE
+    values = sorted({abs(v) for v in known if math.isfinite(v)})
+    return values, [(low + high) / 2 for low, high in pairwise(values)], [], ALL
+
+
+def _of_floating_point(fmt: Format) -> tuple[list[float], list[float], list[float], str]:
+    codes, which = range(fmt.max_code + 1), ALL
+    if fmt.bits > 16:
+        starts = range(0, fmt.max_code + 1, 1 << fmt.mantissa_bits)
+        near = {start + step for start in (*starts, fmt.max_code) for step in (-2, -1, 0, 1)}
+        codes, which = sorted(code for code in near if 0 <= code <= fmt.max_code), ENDS
+    step = 2.0 ** (max(fmt.emax, fmt.emin) - fmt.mantissa_bits)
+    past = fmt.max + step
+    values = [fmt.value_of(code) for code in codes]
+    following = [fmt.value_of(code + 1) if code < fmt.max_code else past for code in codes]
+    boundaries = [(low + high) / 2 for low, high in zip(values, following, strict=True)]
+    return values, boundaries, [past, past + step / 2, 2 * past], which
+
+
+def _random(fmt: NumberFormat, words: Sequence[int]) -> Iterator[int]:
+    """In turn any float32, and one of the format's range and a little beyond."""
+    finite = [v for v in corners(fmt)[0] if v > 0]
+    first, last = 1, 254
+    if finite:
+        first = max(0, math.frexp(finite[0])[1] - 1 + 127 - WIDER)
+        last = min(254, math.frexp(finite[-1])[1] - 1 + 127 + WIDER)
+    for i in range(0, len(words) - 1, 2):
+        bits, other = words[i], words[i + 1]
+        if i % 4:
+            bits = bits & ~INFINITY | (first + other % (last - first + 1)) << 23
+        yield bits
