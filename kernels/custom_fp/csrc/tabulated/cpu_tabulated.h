@@ -31,7 +31,10 @@ template <bool by_octave> CFP_FN IntLanes sides_of(FloatLanes key, const Table& 
 
 CFP_FN void store_some(u8* codes, IntLanes values, int64_t left) { store_bytes(codes, values, left); }
 CFP_FN void store_some(u32* codes, IntLanes values, int64_t left) {
-    std::memcpy(codes, &values, static_cast<size_t>(left < lanes ? left : lanes) * sizeof(u32));
+    if (left >= lanes)
+        std::memcpy(codes, &values, sizeof values);
+    else
+        std::memcpy(codes, &values, static_cast<size_t>(left) * sizeof(u32));
 }
 CFP_FN void store_some(float* out, IntLanes values, int64_t left) { store_some(out, (FloatLanes)values, left); }
 
