@@ -10,9 +10,10 @@ namespace {
 
 constexpr int panel = 64;
 
-// Of values: their significant digits, and the exponents of those that are not zero.
+// Of values: their significant digits, the exponents of those that are not zero, and the largest magnitude.
 struct Facts {
     int digits = 1, least = 1000, most = -1000;
+    float largest = 0;
     bool finite = true;
 };
 
@@ -28,6 +29,7 @@ CFP_FN Facts facts_of(const float* x, int64_t n) {
     Facts facts;
     facts.finite = most < 0x7f800000u;
     if (most == 0 || !facts.finite) return facts;
+    facts.largest = from_bits(most);
     facts.digits = mantissas ? 24 - __builtin_ctz(mantissas) : 1;
     facts.least = least >> 23 ? static_cast<int>(least >> 23) - 127 : -1000;  // no fast way takes subnormals
     facts.most = static_cast<int>(most >> 23) - 127;

@@ -129,14 +129,24 @@ bool one_row_kahan(const float* a, const float* b_Kx64, float* out, int64_t K, c
     return arithmetic.trusted(largest);
 }
 
+// `count` rows from a on, of which one or rows_at_once go together; false if they cannot, or cannot be trusted.
+inline bool quick_rows(const float* a, const Facts& columns, int count, const float* b_Kx64, float* out, int64_t K,
+                       const NearMatmul& quick) {
+    Way way, other;
+    if (!quick.takes(facts_of(a, K), columns, K, way)) return false;
+    if (count == 1) return near_rows_of<1>(way, a, b_Kx64, out, K, quick);
+    if (!quick.takes(facts_of(a + K, K), columns, K, other)) return false;
+    if (way == other) return near_rows_of<rows_at_once>(way, a, b_Kx64, out, K, quick);
+    return near_rows_of<1>(way, a, b_Kx64, out, K, quick) && near_rows_of<1>(other, a + K, b_Kx64, out + panel, K, quick);
+}
+
 // Rows begin..end of a (MxK) times b (KxN); `buffer` holds K * 64 values. `quick` is tried where there is one, then
 // `first`; `second` is always right.
 template <class First, class Second>
 void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
                  bool kahan, bool has_negative_zero, float* buffer, const First& first, const Second& second,
                  const NearMatmul* quick) {
-    float row[panel];
-    Product product = is_longer;
+    float rows[rows_at_once * panel];
     for (int64_t column = 0; column < N; column += panel) {
         const size_t width = static_cast<size_t>(N - column < panel ? N - column : panel);
         for (int64_t k = 0; k < K; ++k) {
@@ -144,17 +154,25 @@ void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int6
             std::memcpy(buffer + k * panel, b + k * N + column, width * sizeof(float));
         }
         const Facts facts = quick ? facts_of(buffer, K * panel) : Facts();
-        for (int64_t i = begin; i < end; ++i) {
+        for (int64_t i = begin; i < end;) {
             const float* a_row = a + i * K;
-            if (quick && quick->takes(facts_of(a_row, K), facts, product) &&
-                near_row_of(product, a_row, buffer, row, K, *quick)) {
-            } else if (kahan)
-                one_row_kahan(a_row, buffer, row, K, first) || one_row_kahan(a_row, buffer, row, K, second);
-            else
-                one_row(a_row, buffer, row, K, first) || one_row(a_row, buffer, row, K, second);
+            const int count = end - i < rows_at_once ? 1 : rows_at_once;
+            if (quick && quick_rows(a_row, facts, count, buffer, rows, K, *quick)) {
+            } else {
+                for (int r = 0; r < count; ++r) {
+                    const float* at = a_row + r * K;
+                    float* row = rows + r * panel;
+                    if (kahan)
+                        one_row_kahan(at, buffer, row, K, first) || one_row_kahan(at, buffer, row, K, second);
+                    else
+                        one_row(at, buffer, row, K, first) || one_row(at, buffer, row, K, second);
+                }
+            }
             if (!has_negative_zero)
-                for (float& value : row) value += 0.0f;
-            std::memcpy(out + i * N + column, row, width * sizeof(float));
+                for (float& value : rows) value += 0.0f;
+            for (int r = 0; r < count; ++r)
+                std::memcpy(out + (i + r) * N + column, rows + r * panel, width * sizeof(float));
+            i += count;
         }
     }
 }

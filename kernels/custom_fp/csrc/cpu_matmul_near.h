@@ -26,25 +26,35 @@ CFP_FN FloatLanes fused(FloatLanes a, FloatLanes b, FloatLanes c) {  // a b + c
 
 enum Product { is_value, is_float, is_longer };  // of two factors: of the format; of float32, exactly; neither
 
+struct Way {
+    Product product;
+    bool easy;  // no sum can come near the largest value
+
+    bool operator==(const Way& other) const { return product == other.product && easy == other.easy; }
+};
+
 struct NearMatmul {
-    i32 smallest;          // t of the smallest normal value
-    float scale;           // 2^(23 - m)
-    int digits, emin, last, top;  // of values; the last digit of the smallest, the exponent of the largest
-    i32 limit;             // t below it is of a sum that cannot overflow
+    i32 smallest;           // t of the smallest normal value
+    float scale;            // 2^(23 - m)
+    int digits, emin, top;  // of values; the exponent of the largest
+    i32 limit;              // t below it is of a sum that cannot overflow
 
     explicit NearMatmul(const Spec& s, const NearRounder& r)
         : smallest((s.emin + 127) << 23 | 0x00400000), scale(power_of_two<float>(23 - s.mantissa_bits)),
-          digits(s.mantissa_bits + 1), emin(s.emin), last(s.emin - s.mantissa_bits), top((r.limit >> 23) - 127),
-          limit(r.limit & 0x7f800000) {}
+          digits(s.mantissa_bits + 1), emin(s.emin), top((r.limit >> 23) - 127), limit(r.limit & 0x7f800000) {}
 
     // Which way a row goes; false: none of these.
-    bool takes(const Facts& a, const Facts& b, Product& product) const {
+    bool takes(const Facts& a, const Facts& b, int64_t depth, Way& way) const {
         if (!a.finite || !b.finite || a.most + b.most + 2 > top) return false;
         const int least = a.least + b.least, together = a.digits + b.digits;
-        if (together <= digits && least >= emin)
-            product = is_value;
+        const int last = least - (a.digits - 1) - (b.digits - 1);  // place of a product's last digit, or below it
+        if (together <= digits && last >= emin - (digits - 1))
+            way.product = is_value;
         else
-            product = together <= 24 && least >= -100 ? is_float : is_longer;
+            way.product = together <= 24 && least >= -100 ? is_float : is_longer;
+        // A step of rounding to nearest is at most twice its term, which may have been rounded up to twice itself.
+        const double sum = 4.0 * static_cast<double>(a.largest) * static_cast<double>(b.largest) * static_cast<double>(depth);
+        way.easy = sum < static_cast<double>(from_bits(static_cast<u32>(limit)));
         return true;
     }
 };
@@ -54,42 +64,49 @@ CFP_FN FloatLanes exponent_and_half(FloatLanes x, IntLanes smallest) {
     return (FloatLanes)Integers<FloatLanes>::more(t, smallest);
 }
 
-// A row of a times a panel of b: 64 results. False if they cannot be trusted.
-template <Product kind>
-bool near_row(const float* a, const float* b_Kx64, float* out, int64_t K, const NearMatmul& r) {
+constexpr int rows_at_once = lanes == 16 ? 2 : 1;  // their sums do not wait for each other
+
+// R rows of a times a panel of b: 64 results each. False if they cannot be trusted.
+template <Product kind, bool easy, int R>
+bool near_rows(const float* a, const float* b_Kx64, float* out, int64_t K, const NearMatmul& r) {
     const IntLanes smallest = IntLanes{} + r.smallest;
     const FloatLanes scale = r.scale - FloatLanes{};
     IntLanes seen = {};
     for (int column = 0; column < panel; column += 4 * lanes) {
-        FloatLanes acc[4] = {};
-        for (int64_t k = 0; k < K; ++k) {
-            const FloatLanes x = a[k] - FloatLanes{};
+        FloatLanes acc[R][4] = {};
+        for (int64_t k = 0; k < K; ++k)
             for (int v = 0; v < 4; ++v) {
                 const FloatLanes y = load<FloatLanes>(b_Kx64 + k * panel + column + v * lanes);
-                FloatLanes sum;
-                if (kind == is_value) {
-                    sum = fused(x, y, acc[v]);
-                } else {
-                    const FloatLanes product = x * y, t = exponent_and_half(product, smallest), magic = t * scale;
-                    sum = acc[v] + (((kind == is_float ? product + magic : fused(x, y, magic))) - magic);
+                for (int i = 0; i < R; ++i) {
+                    const FloatLanes x = a[i * K + k] - FloatLanes{};
+                    FloatLanes sum;
+                    if (kind == is_value) {
+                        sum = fused(x, y, acc[i][v]);
+                    } else {
+                        const FloatLanes product = x * y, t = exponent_and_half(product, smallest);
+                        const FloatLanes lifted = kind == is_float ? fused(t, scale, product) : fused(x, y, t * scale);
+                        sum = acc[i][v] + fused(-t, scale, lifted);
+                    }
+                    const FloatLanes t = exponent_and_half(sum, smallest);
+                    if (!easy) seen = Integers<FloatLanes>::more(seen, (IntLanes)t);
+                    acc[i][v] = fused(-t, scale, fused(t, scale, sum));
                 }
-                const FloatLanes t = exponent_and_half(sum, smallest);
-                seen = Integers<FloatLanes>::more(seen, (IntLanes)t);
-                acc[v] = fused(-t, scale, fused(t, scale, sum));
             }
-        }
-        for (int v = 0; v < 4; ++v) store(out + column + v * lanes, acc[v]);
+        for (int i = 0; i < R; ++i)
+            for (int v = 0; v < 4; ++v) store(out + i * panel + column + v * lanes, acc[i][v]);
     }
     i32 largest = 0;
     for (int i = 0; i < lanes; ++i) largest = largest > seen[i] ? largest : seen[i];
-    return largest < r.limit;
+    return easy || largest < r.limit;
 }
 
-CFP_FN bool near_row_of(Product product, const float* a, const float* b_Kx64, float* out, int64_t K,
-                        const NearMatmul& r) {
-    if (product == is_value) return near_row<is_value>(a, b_Kx64, out, K, r);
-    if (product == is_float) return near_row<is_float>(a, b_Kx64, out, K, r);
-    return near_row<is_longer>(a, b_Kx64, out, K, r);
+template <int R>
+bool near_rows_of(const Way& way, const float* a, const float* b_Kx64, float* out, int64_t K, const NearMatmul& r) {
+    if (way.product == is_value && way.easy) return near_rows<is_value, true, R>(a, b_Kx64, out, K, r);
+    if (way.product == is_value) return near_rows<is_value, false, R>(a, b_Kx64, out, K, r);
+    if (way.product == is_float && way.easy) return near_rows<is_float, true, R>(a, b_Kx64, out, K, r);
+    if (way.product == is_float) return near_rows<is_float, false, R>(a, b_Kx64, out, K, r);
+    return near_rows<is_longer, false, R>(a, b_Kx64, out, K, r);
 }
 
 }  // namespace
