@@ -88,6 +88,7 @@ def _laws(arguments: argparse.Namespace) -> int:
 def _of_experiment(
     arguments: argparse.Namespace, options: "LaunchOptions", session: "Session", console: "Console"
 ) -> int:
+    from cpdrun.predict.effects import refuse_diverged
     from cpdrun.predict.words import Said
     from cpdrun.search.observed import lines, observations
     from cpdrun.search.question import ask
@@ -116,6 +117,8 @@ def _of_experiment(
         code = _train(session, question, missing, options, console, arguments.config_dir)
         if code != OK:
             return code
+    for each in found:
+        refuse_diverged(each.folder)
     said = Said(tolerance, question.baseline_name, tuple(str(each.folder.path) for each in found))
     with writing(question.directory.path):
         predicted = lines(question, found, Results(question).strictness)
@@ -124,6 +127,7 @@ def _of_experiment(
 
 
 def _of_run(arguments: argparse.Namespace, console: "Console") -> int:
+    from cpdrun.predict.effects import refuse_diverged
     from cpdrun.predict.variants import lines_of_run
     from cpdrun.predict.words import Said
     from cpdrun.record import find_runs
@@ -133,6 +137,7 @@ def _of_run(arguments: argparse.Namespace, console: "Console") -> int:
     name, *words = arguments.overrides
     folders = [word for word in words if word.startswith("results_dir=")]
     [run] = find_runs([name, *folders])
+    refuse_diverged(run)
     with writing(run.path):
         predicted, tolerance = lines_of_run(run, [word for word in words if word not in folders])
     _say(console, predicted, Said(tolerance, "the run itself", (str(run.path),)), arguments)

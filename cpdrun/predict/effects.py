@@ -18,7 +18,7 @@ from typing import Any
 import cpdrun
 from cpdrun.config.identity import identity_hash
 from cpdrun.errors import FAILED, UserError
-from cpdrun.record import RunDir, SweepDir, read_object, write_json
+from cpdrun.record import Ending, RunDir, SweepDir, read_object, write_json
 
 Effects = dict[str, Any]
 MODULE = "cpdrun.train.observe"
@@ -31,8 +31,24 @@ class NoEffectsError(UserError):
     exit_code = FAILED
 
 
+class DivergedError(UserError):
+    """The baseline is nothing to compare with."""
+
+    exit_code = FAILED
+
+
 def is_observed(run: RunDir) -> bool:
     return run.observed.is_file()
+
+
+def refuse_diverged(run: RunDir) -> None:
+    """Raises DivergedError for the observed run of a baseline whose own training failed."""
+    done = run.result()
+    if done is not None and done.status is Ending.DIVERGED:
+        raise DivergedError(
+            f"{run.path} diverged: what it saw is of a training that fails by itself, and no format can be compared "
+            f"with it; lower optim.lr, or see cpdrun explain {run.path}"
+        )
 
 
 def ask(

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from cpdrun.explain.counted import OWN, worst_layers
-from cpdrun.explain.explanation import OBSERVED
+from cpdrun.explain.explanation import MEASURED, OBSERVED
 from cpdrun.explain.mends import of_products, of_sums
 from cpdrun.explain.run import explain
 from cpdrun.record import SweepDir, read_config, write_json, write_text
@@ -92,6 +92,22 @@ def test_mends_are_ranked_by_what_was_computed_with_the_figure_before_and_after(
         and "70 % of their direction in place of nothing" in fed.text
     )
     assert not found.not_seen
+
+
+def test_a_case_that_differs_in_one_knob_is_a_measured_mend(add):
+    """Runs of cases differ in their case's name, too, which is no knob."""
+    cases = "exp=digits_products", "observe=0"
+    add(0.98, *cases, "case=fp32")
+    run = add(0.60, *cases, "case=e2m1 with APS")
+    better = add(0.97, *cases, "case=e4m3 with APS")
+    add(0.50, *cases, "case=e2m0 with APS")
+    found = explain(run)
+    assert found.lost == pytest.approx(0.38)
+    [mend] = found.mends
+    assert (mend.basis, mend.run, mend.value) == (MEASURED, better.name, 0.97)
+    assert mend.words == tuple(
+        f"precision.{role}=e4m3" for role in ("activations", "errors", "weights")
+    )  # and not the case
 
 
 def test_the_role_that_loses_most_is_the_reason_and_rules_are_mended_in_front(add, monkeypatch):

@@ -132,6 +132,35 @@ def test_a_run_that_was_not_observed_is_refused_or_trained_once_more_beside_the_
         hidden.rename(run.observed)
 
 
+def test_a_baseline_that_diverged_is_nothing_to_compare_with(here, capsys):
+    folder, _ = here
+    [run] = SweepDir(folder / "small").runs()
+    kept = run.done.read_text()
+    done = json.loads(kept)
+    try:
+        nothing = dict.fromkeys(done["metrics"])
+        run.done.write_text(json.dumps(done | {"status": "diverged", "metrics": nothing}))
+        for words in ([*TYPED, f"results_dir={folder}"], [str(run.path), "format=e3m0"]):
+            assert main(["predict", *words, "--json"]) == 1
+            said = capsys.readouterr()
+            assert (
+                said.out == "" and "diverged: what it saw is of a training that fails by itself" in said.err
+            )
+    finally:
+        run.done.write_text(kept)
+
+
+def test_a_config_that_cannot_be_built_leaves_the_others_their_effects(here):
+    """APS of layers needs master weights: a mend of one without them was once what hid all the others."""
+    folder, _ = here
+    [run] = SweepDir(folder / "small").runs()
+    good = yaml.safe_load(run.config.read_text()) | {"format": "e5m2"}
+    own = {"weights": "e5m2", "aps": True, "master_weights": False}
+    found = ask_effects(run, {"good": good, "bad": good | {"precision": good["precision"] | own}})
+    assert found["good"]["role"]["gradient"]["all"]["cosine"] > 0.9
+    assert found["bad"]["role"] == {} and "master_weights" in found["bad"]["said"][0]
+
+
 def test_baselines_that_differ_in_their_sums_alone_share_one_observation(tmp_path):
     typed = [
         "sync.order=rank,tree",
