@@ -198,7 +198,9 @@ def table(cpd: Path | None, folder: Path) -> Iterator[str]:
     head = [
         "# Where others round otherwise",
         "",
-        "`python scripts/compare_formats.py`, to nearest even; how many inputs differ, and the first of each kind.",
+        f"`python scripts/compare_formats.py{' --cpd CPD' if cpd else ''}`",
+        "",
+        "To nearest even; how many inputs differ, a NaN being as good as another, and the first of each kind.",
         f"custom_fp's backend: {custom_fp.backend()}. {_versions()}",
         "",
         "| library | its format | here | of 65,536 float16 | of float32 boundaries | where |",

@@ -236,7 +236,7 @@ def _exponents(known: "Facts") -> str:
         return ""
     last = math.frexp(known["max"])[1] - 1
     first = known["emin"] if known["emin"] is not None else math.frexp(known["smallest"])[1] - 1
-    tapers = f", most precise up to {known['emax']}" if known["emax"] != last else ""
+    tapers = f", precise up to {known['emax']}" if known["emax"] != last else ""
     return f"{first} .. {last}{tapers}"
 
 

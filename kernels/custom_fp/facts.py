@@ -43,7 +43,7 @@ def facts(fmt: NumberFormat) -> Facts:
 
     Of a scaled format the numbers are those of its elements, before their scale. `codes` says what zero, infinity and
     NaN are written as, `nans` how many codes are read as NaN. emax is the exponent of max, but where a format is most
-    precise in the middle of its range, the end of that.
+    precise in the middle of its range, where that ends.
     """
     values = fmt.code_values()
     return {

@@ -96,7 +96,7 @@ def test_one_format_is_shown_with_its_values_scales_and_uses(capsys):
     assert "e8m7" in bf16 and "bfloat16" in bf16 and "recipe: bf16" in bf16 and "0x" not in bf16
     assert "codes               0 0000, -0 8000, inf 7f80, NaN 7fc0, -inf ff80 (254 are read" in bf16
     assert len([x for x in said(capsys, "e5m3", "--values").splitlines() if x.startswith("0x")]) == 64
-    assert "most precise up to 3" in said(capsys, "hif8")
+    assert f"-22 .. 15, precise up to {parse('hif8').emax}" in said(capsys, "hif8")
 
 
 @pytest.mark.parametrize(
