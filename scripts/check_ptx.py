@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "custom_fp" / "ptx"))
 import ptx_cases
-from custom_fp import cuda
+from custom_fp import compiled, cuda
 from custom_fp.formats.scalar import Format
 from custom_fp.rule import Overflow, Rounding
 from ptx_device import Device, ptx_of
@@ -75,9 +75,7 @@ def main() -> int:
     torch.set_num_threads(1)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        device = Device(
-            ptx_of(cuda.source(), cuda.OPTIONS, options.architecture), cuda.source(), Path(folder)
-        )
+        device = Device(ptx_of(cuda.KERNELS, options.architecture), compiled.source(), Path(folder))
         print(
             f"{len(device.parameters)} kernels compiled in {time.perf_counter() - started:.0f} s", flush=True
         )

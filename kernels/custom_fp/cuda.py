@@ -1,28 +1,24 @@
-"""The CUDA backend: custom_fp.cu through CuPy's RawModule, on torch's memory and torch's current stream.
+"""The CUDA backend: the kernels of custom_fp.cu, which compiled.py makes, launched by CuPy on torch's memory and
+torch's current stream.
 
-Same functions and same results as reference.py. Nothing is copied: kernels get the addresses of torch tensors. The
-source is compiled by NVRTC once a device and process, and CuPy keeps the result on disk.
+Same functions and same results as reference.py. Nothing is copied: kernels get the addresses of torch tensors.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass
 
 import cupy
 import numpy as np
 import torch
 from torch import Tensor
 
-from custom_fp import reference
+from custom_fp import compiled, reference
+from custom_fp.compiled import WAYS
 from custom_fp.formats.scalar import Format
 from custom_fp.rule import Rule
 
-CSRC = Path(__file__).parent / "csrc"
-OPTIONS = ("--std=c++17", "--fmad=false")
-WAYS = ("nearest_even", "toward_zero", "stochastic", "otherwise")
 KERNELS = (
     *(f"quantize_{rounding}_{size}" for rounding in WAYS for size in ("f32", "f64")),
     *(f"{kind}_{rounding}" for kind in ("accumulate", "pack", "accumulate_packed") for rounding in WAYS),
@@ -52,35 +48,18 @@ _THREADS = 256
 HADAMARD_TILE = 4096  # values in a thread block's memory, as hadamard.cuh has it
 
 
-def source() -> str:
-    """custom_fp.cu with its headers in place, so that CuPy's cache of compiled code sees a change in any of them."""
-    seen = set()
+@dataclass(frozen=True)
+class _Stream:
+    """All that CuPy asks of a stream to launch on it."""
 
-    def expand(name: str) -> str:
-        if name in seen:
-            return ""
-        seen.add(name)
-        text = (CSRC / name).read_text().replace("#pragma once\n", "")
-        return re.sub(r'^#include "(.+)"$', lambda match: expand(match[1]), text, flags=re.MULTILINE)
-
-    return expand("custom_fp.cu")
-
-
-@cache
-def _kernel(name: str, device: int) -> cupy.RawKernel:
-    return _module(device).get_function(name)
-
-
-@cache
-def _module(device: int) -> cupy.RawModule:
-    return cupy.RawModule(code=source(), options=OPTIONS, backend="nvrtc")
+    ptr: int
 
 
 def launch(name: str, like: Tensor, grid: tuple[int, ...], *args: object) -> None:
     device = like.device.index
-    stream = torch.cuda.current_stream(like.device).cuda_stream
-    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
-        _kernel(name, device)(grid, (_THREADS,), args)
+    stream = _Stream(torch.cuda.current_stream(like.device).cuda_stream)
+    with cupy.cuda.Device(device):
+        compiled.kernel(name, device)(grid, (_THREADS,), args, stream=stream)
 
 
 def address(tensor: Tensor) -> np.uint64:
@@ -93,8 +72,11 @@ def blocks(n: int, per_thread: int) -> tuple[int]:
 
 
 def _table(tensors: Sequence[Tensor]) -> Tensor:
-    """Addresses of tensors as an array on their device."""
-    return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64).to(tensors[0].device)
+    """Addresses of tensors as an array on their device, copied without a wait: from memory that is pinned, which torch
+    does not give to others before the stream has come past the copy."""
+    addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
+    device = tensors[0].device
+    return addresses.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else addresses
 
 
 def _clamp(shift: int) -> np.int32:

@@ -1,29 +1,80 @@
-"""The CUDA source compiles for sm_80 and sm_90; no GPU is needed. What it computes is tested in test_gpu.py."""
+"""The CUDA source compiles for sm_80 and sm_90; no GPU is needed. What it computes: ptx/test_ptx.py and test_gpu.py."""
+
+import re
+import threading
+from contextlib import nullcontext
 
 import pytest
+import torch
 
 pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install 'cpdrun[cuda13]'")
 from cupy.cuda import nvrtc
-from custom_fp import cuda
+from custom_fp import compiled, cuda
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-def test_every_kernel_compiles(architecture):
+@pytest.fixture(autouse=True)
+def _has_nvrtc():
     try:
         nvrtc.getVersion()
     except Exception as error:
         pytest.skip(f"no NVRTC library: {error}")
-    program = nvrtc.createProgram(cuda.source(), "custom_fp.cu", [], [])
-    try:
-        nvrtc.compileProgram(program, [f"--gpu-architecture={architecture}", "-w", *cuda.OPTIONS])
-    except nvrtc.NVRTCError:
-        pytest.fail(nvrtc.getProgramLog(program))
-    binary = nvrtc.getCUBIN(program)
-    missing = [name for name in cuda.KERNELS if name.encode() not in binary]
-    assert not missing and len(binary) > 10_000
+
+
+def test_every_kernel_compiles_part_by_part():
+    """Each part has the kernels that are said to be in it; parts on the older and the newer architecture in turns."""
+    parts = sorted({compiled.part_of(name) for name in cuda.KERNELS})
+    for i, part in enumerate(parts):
+        options = [f"--gpu-architecture=sm_{(80, 90)[i % 2]}", "-w", *compiled.OPTIONS, *part]
+        code = compiled.compile_source(compiled.source(), options)
+        mine = {name for name in cuda.KERNELS if compiled.part_of(name) == part}
+        assert {name for name in mine if f".text.{name}\0".encode() in code} == mine
 
 
 def test_the_source_is_whole():
-    source = cuda.source()
-    assert '#include "' not in source and source.count("namespace custom_fp {") == 9  # one a header
-    assert "--fmad=false" in cuda.OPTIONS and not any("fast" in option for option in cuda.OPTIONS)
+    source = compiled.source()
+    assert '#include "' not in source and source.count("namespace custom_fp {") >= 7  # one a header
+    declared = set(re.findall(r"defined CFP_ONLY_(\w+)", source))
+    assert declared == set(compiled.PARTS.values())
+    assert {"--fmad=false", "--ftz=false"} < set(compiled.OPTIONS)
+    assert not any("fast" in option for option in compiled.OPTIONS)
+
+
+def test_one_compiles_and_all_others_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+    calls, together = [], threading.Barrier(4)
+
+    def compile_source(text, options):
+        calls.append(options)
+        return b"code of " + options[0].encode()
+
+    monkeypatch.setattr(compiled, "compile_source", compile_source)
+    part, found = compiled.part_of("pack_stochastic"), []
+
+    def ask():
+        together.wait()
+        found.append(compiled.binary(part, 90))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [b"code of --gpu-architecture=sm_90"] * 4 and len(calls) == 1
+    newest = max(map(int, nvrtc.getSupportedArchs()))
+    assert compiled.binary(part, newest + 1) == f"code of --gpu-architecture=compute_{newest}".encode()
+    monkeypatch.setenv("CUPY_CACHE_DIR", "/dev/null/nowhere")
+    assert compiled.binary(part, 90) == found[0] and len(calls) == 3
+
+
+def test_a_launch_runs_on_torchs_stream(monkeypatch):
+    class Stream:
+        cuda_stream = 77
+
+    said = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream)
+    monkeypatch.setattr(cuda.cupy.cuda, "Device", lambda number: nullcontext())
+    monkeypatch.setattr(
+        compiled, "kernel", lambda name, device: lambda *args, stream: said.append((name, args, stream.ptr))
+    )
+    cuda.launch("unpack", torch.empty(0), (3,), 1, 2)
+    assert said == [("unpack", ((3,), (256,), (1, 2)), 77)]

@@ -14,6 +14,11 @@
 
 using namespace custom_fp;
 
+// compiled.py asks for a part of the kernels, and of one rounding: -DCFP_SOME -DCFP_ONLY_PACK and a CFP_EVERY_WAY.
+#ifndef CFP_EVERY_WAY
+#define CFP_EVERY_WAY(kernel) kernel(nearest_even) kernel(toward_zero) kernel(stochastic) kernel(otherwise)
+#endif
+
 // ---- elements --------------------------------------------------------------------------------------------------
 
 CFP_FN bool aligned(const void* p) { return (reinterpret_cast<u64>(p) & 15) == 0; }
@@ -55,7 +60,7 @@ CFP_FN i64 thread_count() { return static_cast<i64>(gridDim.x) * blockDim.x; }
 // ---- quantize --------------------------------------------------------------------------------------------------
 
 template <Mode mode, class F>
-CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, How how, u64, u64, u32) {
+CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, How how) {
     const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), how.mode, how.overflow);
     const bool wide = aligned(x) && aligned(out);
     F v[4];
@@ -76,11 +81,17 @@ CFP_FN Words second_words(u64 group_index, u32 lane, u32 stream, u64 seed, u32 m
     return Words{{0, 0, 0, 0}};
 }
 
+// words.w[which], by selection: an index that is not known would put them into local memory.
+CFP_FN u32 word_of(const Words& words, u32 which) {
+    const u32 low = which & 1 ? words.w[1] : words.w[0], high = which & 1 ? words.w[3] : words.w[2];
+    return which & 2 ? high : low;
+}
+
 // The random bits of the element of an index, both halves of them, as far as `mask` (Rule::mask) counts them.
 CFP_FN u32 random_of(u64 index, u32 stream, u64 seed, u32 mask) {
     const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16 % 8);
-    const u32 upper = random_words(index / group, lane, stream, 0, seed).w[place / 2];
-    const u32 lower = second_words(index / group, lane, stream, seed, mask).w[place / 2];
+    const u32 upper = word_of(random_words(index / group, lane, stream, 0, seed), place / 2);
+    const u32 lower = word_of(second_words(index / group, lane, stream, seed, mask), place / 2);
     return (half_of(upper, place) << 16 | half_of(lower, place)) & mask;
 }
 
@@ -95,6 +106,7 @@ CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, How how, 
         const u64 here = first_group + static_cast<u64>(t / 16);
         const u32 lane = static_cast<u32>(t % 16);
         const Words upper = random_words(here, lane, 0, 0, seed), lower = second_words(here, lane, 0, seed, mask);
+#pragma unroll
         for (u32 place = 0; place < 8; ++place) {
             const i64 i = static_cast<i64>(here * group + 16 * place + lane - index);
             if (i < 0 || i >= n) continue;
@@ -104,20 +116,20 @@ CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, How how, 
     }
 }
 
-#define CFP_QUANTIZE(name, function, F)                                                                            \
-    extern "C" __global__ void name(const F* x, float* out, i64 n, u32 spec, int how, u64 seed, u64 index,         \
-                                    u32 mask) {                                                                    \
-        function(x, out, n, spec, How(how), seed, index, mask);                                                    \
+#define CFP_QUANTIZE_FROM(mode, F, suffix)                                                                         \
+    extern "C" __global__ void quantize_##mode##_##suffix(const F* x, float* out, i64 n, u32 spec, int how,        \
+                                                          u64 seed, u64 index, u32 mask) {                         \
+        if constexpr (mode == stochastic)                                                                          \
+            quantize_randomly(x, out, n, spec, How(how), seed, index, mask);                                       \
+        else                                                                                                       \
+            quantize<mode>(x, out, n, spec, How(how));                                                             \
     }
-CFP_QUANTIZE(quantize_nearest_even_f32, quantize<nearest_even>, float)
-CFP_QUANTIZE(quantize_nearest_even_f64, quantize<nearest_even>, double)
-CFP_QUANTIZE(quantize_toward_zero_f32, quantize<toward_zero>, float)
-CFP_QUANTIZE(quantize_toward_zero_f64, quantize<toward_zero>, double)
-CFP_QUANTIZE(quantize_stochastic_f32, quantize_randomly, float)
-CFP_QUANTIZE(quantize_stochastic_f64, quantize_randomly, double)
-CFP_QUANTIZE(quantize_otherwise_f32, quantize<otherwise>, float)
-CFP_QUANTIZE(quantize_otherwise_f64, quantize<otherwise>, double)
+#define CFP_QUANTIZE(mode) CFP_QUANTIZE_FROM(mode, float, f32) CFP_QUANTIZE_FROM(mode, double, f64)
+#if !defined CFP_SOME || defined CFP_ONLY_QUANTIZE
+CFP_EVERY_WAY(CFP_QUANTIZE)
+#endif
 
+#if !defined CFP_SOME || defined CFP_ONLY_ELEMENTS
 extern "C" __global__ void scale_f32(const float* x, float* out, i64 n, int shift) {
     const double power = power_of_two<double>(shift);
     const bool wide = aligned(x) && aligned(out);
@@ -128,6 +140,7 @@ extern "C" __global__ void scale_f32(const float* x, float* out, i64 n, int shif
         store4(out, i, n, wide, v);
     }
 }
+#endif
 
 // The largest finite magnitude, as the bits of a float64; *largest starts as 0.
 template <class F> CFP_FN void max_magnitude(const F* x, i64 n, u64* largest) {
@@ -148,8 +161,10 @@ template <class F> CFP_FN void max_magnitude(const F* x, i64 n, u64* largest) {
     }
     if (threadIdx.x % 32 == 0) atomicMax(largest, most);
 }
+#if !defined CFP_SOME || defined CFP_ONLY_ELEMENTS
 extern "C" __global__ void max_magnitude_f32(const float* x, i64 n, u64* largest) { max_magnitude(x, n, largest); }
 extern "C" __global__ void max_magnitude_f64(const double* x, i64 n, u64* largest) { max_magnitude(x, n, largest); }
+#endif
 
 // ---- sums ------------------------------------------------------------------------------------------------------
 
@@ -199,7 +214,9 @@ template <Mode mode> struct Arithmetic {
 template <Mode mode> CFP_FN void draw(u32 random[4], u64 index, int r, bool kahan, u64 seed,
                                       u32 mask) {
     const int words = mode == stochastic ? (kahan ? 4 : 1) : 0;
-    for (int j = 0; j < words; ++j) random[j] = random_of(index, static_cast<u32>(4 * r + j), seed, mask);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+        if (j < words) random[j] = random_of(index, static_cast<u32>(4 * r + j), seed, mask);
 }
 
 // `x`: addresses of `tensors` arrays of n elements each
@@ -212,6 +229,7 @@ CFP_FN void accumulate(const float* const* x, int tensors, float* out, i64 n, u3
         float acc[4] = {0, 0, 0, 0}, c[4] = {0, 0, 0, 0}, g[4];
         for (int r = 0; r < tensors; ++r) {
             load4(x[r], i, n, aligned(x[r]), g);
+#pragma unroll  // else acc and c lie in local memory
             for (int j = 0; j < 4; ++j) {
                 draw<mode>(random, index + static_cast<u64>(i + j), r, kahan, seed, mask);
                 arithmetic.add(acc[j], c[j], g[j], kahan, false, random);
@@ -227,205 +245,34 @@ CFP_FN void accumulate(const float* const* x, int tensors, float* out, i64 n, u3
                                                  int how, int kahan, u64 seed, u64 index, u32 mask) {              \
         accumulate<mode>(x, tensors, out, n, spec, How(how), kahan != 0, seed, index, mask);                       \
     }
-CFP_ACCUMULATE(nearest_even)
-CFP_ACCUMULATE(toward_zero)
-CFP_ACCUMULATE(stochastic)
-CFP_ACCUMULATE(otherwise)
+#if !defined CFP_SOME || defined CFP_ONLY_ACCUMULATE
+CFP_EVERY_WAY(CFP_ACCUMULATE)
+#endif
 
 // ---- codes -----------------------------------------------------------------------------------------------------
 
-template <class Code> CFP_FN void encode_all(const float* x, Code* codes, i64 n, u32 packed_spec) {
-    const Spec spec = unpack_spec(packed_spec);
-    const Rounder<float> rounder = make_rounder<float>(spec, nearest_even, infinity);
-    const Coder coder = make_coder(spec);
-    const bool wide = aligned(x);
-    float v[4];
-    for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
-        load4(x, i, n, wide, v);
-        for (int j = 0; j < 4 && i + j < n; ++j)
-            codes[i + j] = static_cast<Code>(
-                spec.is_plain ? round_and_encode(v[j], rounder, coder)
-                              : encode(settle(round<nearest_even>(v[j], rounder, 0), rounder), coder));
-    }
-}
-extern "C" __global__ void encode_1(const float* x, u8* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
-extern "C" __global__ void encode_4(const float* x, u32* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
-extern "C" __global__ void encode_8(const float* x, u64* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
-
-template <class Code> CFP_FN void decode_all(const Code* codes, float* out, i64 n, u32 spec) {
-    const Coder coder = make_coder(unpack_spec(spec));
-    const bool wide = aligned(out);
-    float v[4];
-    for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
-        for (int j = 0; j < 4; ++j) v[j] = i + j < n ? decode(static_cast<u32>(codes[i + j]), coder) : 0.0f;
-        store4(out, i, n, wide, v);
-    }
-}
-extern "C" __global__ void decode_1(const u8* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
-extern "C" __global__ void decode_4(const u32* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
-extern "C" __global__ void decode_8(const u64* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
-
-// A thread block of 256 holds 2048 codes; its 256 k bytes pass through shared memory, so that memory sees 16 bytes at
-// a time whatever k is.
-constexpr int threads = 256, codes_per_thread = 8;
-
-CFP_FN void copy_bytes(u8* to, const u8* from, i64 size) {
-    const bool wide = aligned(to) && aligned(from);
-    const i64 words = wide ? size / 16 : 0;
-    for (i64 i = threadIdx.x; i < words; i += threads) reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
-    for (i64 i = 16 * words + threadIdx.x; i < size; i += threads) to[i] = from[i];
-}
-
-CFP_FN void join_codes(const u32 codes[8], u8* bytes, int k) {
-    u64 pending = 0;
-    int bits = 0;
-    for (int j = 0; j < 8; ++j) {
-        pending |= static_cast<u64>(codes[j]) << bits;
-        for (bits += k; bits >= 8; bits -= 8, pending >>= 8) *bytes++ = static_cast<u8>(pending);
-    }
-}
-
-CFP_FN void split_codes(const u8* bytes, u32 codes[8], int k) {
-    u64 pending = 0;
-    int bits = 0;
-    for (int j = 0; j < 8; ++j) {
-        for (; bits < k; bits += 8) pending |= static_cast<u64>(*bytes++) << bits;
-        codes[j] = static_cast<u32>(pending & ((1ull << k) - 1));
-        pending >>= k;
-        bits -= k;
-    }
-}
-
-// bytes of the codes first..first + 2047 that exist, in whole groups of 8
-CFP_FN i64 bytes_of_block(i64 first, i64 n, int k) {
-    const i64 left = n - first < threads * codes_per_thread ? n - first : threads * codes_per_thread;
-    return (left + 7) / 8 * k;
-}
-
-// settle, where a template's formats may need it.
-template <Mode mode> CFP_FN float settled(float value, const Rounder<float>& r) {
-    return mode == stochastic || mode == otherwise ? settle(value, r) : value;
-}
-
-// `index`: of the first element, for its random bits
-template <Mode mode>
-CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, How how, u64 seed, u64 index, u32 mask) {
-    __shared__ __align__(16) u8 staged[threads * 32];
-    const Spec spec = unpack_spec(packed_spec);
-    const int k = spec.bits;
-    const Rounder<double> rounder = make_rounder<double>(spec, how.mode, how.overflow);
-    const Rounder<float> narrow = make_rounder<float>(spec, how.mode, how.overflow);
-    const Coder coder = make_coder(spec);
-    const double power = power_of_two<double>(shift);
-    const bool directly = mode == nearest_even && shift == 0 && how.overflow == infinity;
-    for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
-        const i64 i = first + threadIdx.x * 8;
-        float v[8];
-        u32 codes[8], random[4] = {0, 0, 0, 0};
-        load4(x, i, n, aligned(x), v);
-        load4(x, i + 4, n, aligned(x), v + 4);
-        for (int j = 0; j < 8; ++j) {
-            draw<mode>(random, index + static_cast<u64>(i + j), 0, false, seed, mask);
-            codes[j] = directly     ? round_and_encode(v[j], narrow, coder)
-                       : shift == 0 ? encode(settled<mode>(round<mode>(v[j], narrow, random[0]), narrow), coder)
-                                    : encode(settled<mode>(CFP_CAST(round<mode>(v[j] * power, rounder, random[0])), narrow), coder);
-            if (i + j >= n) codes[j] = 0;
-        }
-        join_codes(codes, staged + threadIdx.x * k, k);
-        __syncthreads();
-        copy_bytes(bytes + first / 8 * k, staged, bytes_of_block(first, n, k));
-        __syncthreads();
-    }
-}
-
-#define CFP_PACK(mode)                                                                                            \
-    extern "C" __global__ void pack_##mode(const float* x, u8* bytes, i64 n, u32 spec, int shift, int how,        \
-                                           u64 seed, u64 index, u32 mask) {                                       \
-        pack<mode>(x, bytes, n, spec, shift, How(how), seed, index, mask);                                        \
-    }
-CFP_PACK(nearest_even)
-CFP_PACK(toward_zero)
-CFP_PACK(stochastic)
-CFP_PACK(otherwise)
-
-extern "C" __global__ void unpack(const u8* bytes, float* out, i64 n, u32 packed_spec, int shift) {
-    __shared__ __align__(16) u8 staged[threads * 32];
-    const Spec spec = unpack_spec(packed_spec);
-    const int k = spec.bits;
-    const Coder coder = make_coder(spec);
-    const double power = power_of_two<double>(shift);
-    for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
-        copy_bytes(staged, bytes + first / 8 * k, bytes_of_block(first, n, k));
-        __syncthreads();
-        const i64 i = first + threadIdx.x * 8;
-        u32 codes[8];
-        float v[8];
-        if (i < n) {
-            split_codes(staged + threadIdx.x * k, codes, k);
-            for (int j = 0; j < 8; ++j) {
-                v[j] = decode(codes[j], coder);
-                if (shift != 0) v[j] = scale(v[j], power);
-            }
-            store4(out, i, n, aligned(out), v);
-            store4(out, i + 4, n, aligned(out), v + 4);
-        }
-        __syncthreads();
-    }
-}
-
-// `bytes`: addresses of `tensors` payloads of n codes each
-template <Mode mode>
-CFP_FN void accumulate_packed(const u8* const* bytes, int tensors, u8* out, i64 n, u32 packed_spec, How how, bool kahan,
-                              u64 seed, u64 index, u32 mask) {
-    __shared__ __align__(16) u8 staged[threads * 32];
-    const Spec spec = unpack_spec(packed_spec);
-    const int k = spec.bits;
-    const Coder coder = make_coder(spec);
-    const Arithmetic<mode> arithmetic(spec, how);
-    u32 random[4] = {0, 0, 0, 0};
-    for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
-        const i64 i = first + threadIdx.x * 8, size = bytes_of_block(first, n, k);
-        float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0}, c[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        u32 codes[8];
-        for (int r = 0; r < tensors; ++r) {
-            copy_bytes(staged, bytes[r] + first / 8 * k, size);
-            __syncthreads();
-            if (i < n) {
-                split_codes(staged + threadIdx.x * k, codes, k);
-                for (int j = 0; j < 8; ++j) {
-                    draw<mode>(random, index + static_cast<u64>(i + j), r, kahan, seed, mask);
-                    arithmetic.add(acc[j], c[j], decode(codes[j], coder), kahan, true, random);
-                }
-            }
-            __syncthreads();
-        }
-        for (int j = 0; j < 8; ++j) codes[j] = i + j < n ? encode(canonical(acc[j]), coder) : 0;
-        join_codes(codes, staged + threadIdx.x * k, k);
-        __syncthreads();
-        copy_bytes(out + first / 8 * k, staged, size);
-        __syncthreads();
-    }
-}
-
-#define CFP_ACCUMULATE_PACKED(mode)                                                                              \
-    extern "C" __global__ void accumulate_packed_##mode(const u8* const* bytes, int tensors, u8* out, i64 n,     \
-                                                        u32 spec, int how, int kahan, u64 seed, u64 index,       \
-                                                        u32 mask) {                                              \
-        accumulate_packed<mode>(bytes, tensors, out, n, spec, How(how), kahan != 0, seed, index, mask);          \
-    }
-CFP_ACCUMULATE_PACKED(nearest_even)
-CFP_ACCUMULATE_PACKED(toward_zero)
-CFP_ACCUMULATE_PACKED(stochastic)
-CFP_ACCUMULATE_PACKED(otherwise)
+#include "codes.cuh"
 
 // ---- matmul ----------------------------------------------------------------------------------------------------
 
+#if !defined CFP_SOME || defined CFP_ONLY_DOT
 #include "accumulators/dot.cuh"
+#endif
+#if !defined CFP_SOME || defined CFP_ONLY_MATMUL
 #include "matmul.cuh"
+#endif
 
 // ---- transforms, formats with scales ------------------------------------------------------------------------------
 
+#if !defined CFP_SOME || defined CFP_ONLY_HADAMARD
 #include "hadamard.cuh"
+#endif
+#if !defined CFP_SOME || defined CFP_ONLY_SCALED
 #include "scaled/scaled.cuh"
+#endif
+#if !defined CFP_SOME || defined CFP_ONLY_TABULATED
 #include "tabulated/tabulated.cuh"
+#endif
+#if !defined CFP_SOME || defined CFP_ONLY_TILES
 #include "tiles/tiles.cuh"
+#endif

@@ -30,7 +30,9 @@ CFP_FN void matmul(const float* a, const float* b, float* out, i64 M, i64 K, i64
         __syncthreads();
         const int deep = K - start < depth ? static_cast<int>(K - start) : depth;
         for (int k = 0; k < deep; ++k)
+#pragma unroll  // else acc and c lie in local memory
             for (int i = 0; i < 4; ++i)
+#pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const float term = arithmetic.product(a_tile[k][4 * y + i], b_tile[k][x + 16 * j]);
                     arithmetic.add(acc[i][j], c[i][j], term, kahan, true, no_random);

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import ptx_to_cpp
 import torch
+from custom_fp import compiled
 
 HERE = Path(__file__).parent
 COMPILER = ["g++", "-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
@@ -127,16 +128,13 @@ def _compiled(programs: list[str], folder: Path) -> list[CDLL]:
     return [CDLL(str(folder / f"kernels_{i}.so")) for i in range(len(programs))]
 
 
-def ptx_of(source: str, options: tuple[str, ...], architecture: str = "compute_90") -> str:
-    """By NVRTC. RuntimeError: there is none, or it refuses the source, with its words."""
-    try:
-        from cupy.cuda import nvrtc
+def ptx_of(names: Iterable[str], architecture: str = "compute_90") -> str:
+    """Of the parts of custom_fp.cu that the kernels are in, compiled as compiled.py does. RuntimeError: NVRTC is not
+    there, or refuses the source."""
+    parts = sorted({compiled.part_of(name) for name in names})
+    return "\n".join(compile_ptx(compiled.source(), architecture, part) for part in parts)
 
-        program = nvrtc.createProgram(source, "custom_fp.cu", [], [])
-    except Exception as error:
-        raise RuntimeError(f"no NVRTC library: {error}") from error
-    try:
-        nvrtc.compileProgram(program, [f"--gpu-architecture={architecture}", "-w", *options])
-    except nvrtc.NVRTCError as error:
-        raise RuntimeError(nvrtc.getProgramLog(program)) from error
-    return nvrtc.getPTX(program).decode().rstrip("\0")
+
+def compile_ptx(source: str, architecture: str = "compute_90", part: tuple[str, ...] = ()) -> str:
+    options = [f"--gpu-architecture={architecture}", "-w", *compiled.OPTIONS, *part]
+    return compiled.compile_source(source, options).decode().rstrip("\0")

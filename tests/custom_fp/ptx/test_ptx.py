@@ -10,11 +10,13 @@ import pytest
 
 pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install 'cpdrun[cuda13]'")
 import ptx_cases
+import ptx_to_cpp
 import torch
-from custom_fp import cuda
+from cupy.cuda import nvrtc
+from custom_fp import compiled, cuda
 from custom_fp.formats.scalar import Format
 from custom_fp.rule import Rule
-from ptx_device import Device, ptx_of
+from ptx_device import Device, compile_ptx, ptx_of
 
 if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
@@ -31,16 +33,12 @@ SOME = {  # a kernel of each kind, each rounding once
 
 
 @pytest.fixture(scope="module")
-def ptx():
+def device(tmp_path_factory):
     try:
-        return ptx_of(cuda.source(), cuda.OPTIONS)
-    except RuntimeError as error:
-        pytest.skip(str(error)) if "no NVRTC" in str(error) else pytest.fail(str(error))
-
-
-@pytest.fixture(scope="module")
-def device(ptx, tmp_path_factory):
-    return Device(ptx, cuda.source(), tmp_path_factory.mktemp("ptx"), SOME)
+        nvrtc.getVersion()
+    except Exception as error:
+        pytest.skip(f"no NVRTC library: {error}")
+    return Device(ptx_of(SOME), compiled.source(), tmp_path_factory.mktemp("ptx"), SOME)
 
 
 @pytest.fixture
@@ -115,7 +113,7 @@ extern "C" __global__ void half_shuffle(int* out) {
 
 
 def test_threads_that_do_not_meet_are_found(tmp_path):
-    device = Device(ptx_of(BAD, cuda.OPTIONS), BAD, tmp_path)
+    device = Device(compile_ptx(BAD), BAD, tmp_path)
     out = torch.zeros(256, dtype=torch.int32)
 
     def launch(name):
@@ -127,3 +125,10 @@ def test_threads_that_do_not_meet_are_found(tmp_path):
             launch(name)
     launch("no_barrier")
     assert not torch.equal(out, torch.arange(255, -1, -1, dtype=torch.int32))
+
+
+def test_subnormal_numbers_are_kept():
+    """CuPy's own compilation would add -ftz=true."""
+    with pytest.raises(NotImplementedError, match="ftz"):
+        text = compile_ptx('extern "C" __global__ void f(float* x) { *x += 1; }', part=("--ftz=true",))
+        ptx_to_cpp.kernels(text)

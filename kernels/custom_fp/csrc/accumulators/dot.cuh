@@ -24,7 +24,4 @@ CFP_FN void dot_products(const float* a, const float* b, float* out, i64 batch, 
                                  emin_b, kahan,   chunk, how.mode, how.overflow, seed,  mask};                     \
         dot_products<which>(a, b, out, batch, M, K, N, a_step, b_step, summing);                                   \
     }
-CFP_DOT(nearest_even)
-CFP_DOT(toward_zero)
-CFP_DOT(stochastic)
-CFP_DOT(otherwise)
+CFP_EVERY_WAY(CFP_DOT)

@@ -165,7 +165,4 @@ extern "C" __global__ void scaled_decode(const void* scales, const u8* codes, fl
                                                    u64 seed, u64 index, u32 mask) {                                   \
         scaled_whole<mode>(x, out, codes, scales, n, amax, f, t, How(how), seed, index, mask);                        \
     }
-CFP_SCALED(nearest_even)
-CFP_SCALED(toward_zero)
-CFP_SCALED(stochastic)
-CFP_SCALED(otherwise)
+CFP_EVERY_WAY(CFP_SCALED)

@@ -1,0 +1,124 @@
+"""The CUDA kernels as a GPU's own code: NVRTC compiles the part of custom_fp.cu that is asked for, once a machine and
+architecture; the result is kept on disk, where every process and rank finds it.
+
+Not by cupy.RawModule: CuPy adds -ftz=true to the options of all that it compiles (14.2, cuda/compiler.py), with which
+float32 arithmetic takes subnormal numbers for 0, and these kernels would not make the bits of the CPU's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import cupy
+from cupy.cuda import nvrtc
+
+CSRC = Path(__file__).parent / "csrc"
+OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+WAYS = ("nearest_even", "toward_zero", "stochastic", "otherwise")
+PARTS = {  # of the kernels' names, by how they start: what custom_fp.cu calls the part; longer ones before shorter
+    "accumulate_packed_": "ACCUMULATE_PACKED",
+    "accumulate_": "ACCUMULATE",
+    "quantize_": "QUANTIZE",
+    "pack_": "PACK",
+    **dict.fromkeys(("scale_", "max_magnitude_"), "ELEMENTS"),
+    **dict.fromkeys(("encode_", "decode_", "unpack"), "CODES"),
+    "dot_": "DOT",
+    "matmul_": "MATMUL",
+    "hadamard": "HADAMARD",
+    **dict.fromkeys(("codebook_", "affine_"), "SCALED"),
+    "scaled_": "TILES",
+    "table_": "TABULATED",
+}
+
+
+def source() -> str:
+    """custom_fp.cu with its headers in place: the cache of compiled code sees a change in any of them."""
+    seen = set()
+
+    def expand(name: str) -> str:
+        if name in seen:
+            return ""
+        seen.add(name)
+        text = (CSRC / name).read_text().replace("#pragma once\n", "")
+        return re.sub(r'^#include "(.+)"$', lambda match: expand(match[1]), text, flags=re.MULTILINE)
+
+    return expand("custom_fp.cu")
+
+
+def part_of(name: str) -> tuple[str, ...]:
+    """The options with which NVRTC compiles the part that a kernel is in: those alike, of one rounding."""
+    part = next(part for start, part in PARTS.items() if name.startswith(start))
+    way = next((way for way in WAYS if way in name), WAYS[0])
+    return "-DCFP_SOME", f"-DCFP_ONLY_{part}", f"-DCFP_EVERY_WAY(kernel)=kernel({way})"
+
+
+@cache
+def kernel(name: str, device: int) -> cupy.cuda.Function:
+    """On the current device, which is the one of the number."""
+    return _module(part_of(name), device).get_function(name)
+
+
+@cache
+def _module(part: tuple[str, ...], device: int) -> cupy.cuda.Module:
+    module = cupy.cuda.Module()
+    module.load(binary(part, int(cupy.cuda.Device(device).compute_capability)))
+    return module
+
+
+def binary(part: tuple[str, ...], capability: int) -> bytes:
+    """Machine code for a compute capability (90: 9.0), or PTX where this NVRTC does not know it yet. From disk, where
+    some process has made it; of several that want it at once one compiles and the others wait."""
+    text, known = source(), [int(number) for number in nvrtc.getSupportedArchs()]
+    is_known = capability in known
+    newest = max((number for number in known if number < capability), default=capability)
+    target = f"sm_{capability}" if is_known else f"compute_{newest}"
+    options = [f"--gpu-architecture={target}", "-w", *OPTIONS, *part]
+    named = repr((options, nvrtc.getVersion(), text)).encode()
+    kept = _folder() / f"custom_fp-{hashlib.sha256(named).hexdigest()[:32]}.{'cubin' if is_known else 'ptx'}"
+    with suppress(OSError):
+        return kept.read_bytes()
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with kept.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                return kept.read_bytes()
+            made = compile_source(text, options)
+            _write(kept, made)
+            return made
+    except OSError:  # nowhere to keep it
+        return compile_source(text, options)
+
+
+def compile_source(text: str, options: list[str]) -> bytes:
+    """By NVRTC: machine code where the options ask for an sm_, PTX where for a compute_."""
+    program = nvrtc.createProgram(text, "custom_fp.cu", [], [])
+    try:
+        nvrtc.compileProgram(program, options)
+        is_real = any("=sm_" in option for option in options)
+        return (
+            nvrtc.getCUBIN(program) + b"\0" if is_real else nvrtc.getPTX(program)
+        )  # CuPy leaves out its last byte
+    except nvrtc.NVRTCError as error:
+        raise RuntimeError(f"NVRTC refused custom_fp.cu: {nvrtc.getProgramLog(program)}") from error
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _folder() -> Path:
+    """Where CuPy keeps what it compiles."""
+    return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+
+
+def _write(path: Path, data: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    Path(temporary).replace(path)

@@ -1,0 +1,195 @@
+// CUDA kernels that make codes of numbers, dense bytes of codes, and sums of packed numbers; part of custom_fp.cu, whose
+// Arithmetic they use. Defined by reference.py.
+#pragma once
+
+template <class Code> CFP_FN void encode_all(const float* x, Code* codes, i64 n, u32 packed_spec) {
+    const Spec spec = unpack_spec(packed_spec);
+    const Rounder<float> rounder = make_rounder<float>(spec, nearest_even, infinity);
+    const Coder coder = make_coder(spec);
+    const bool wide = aligned(x);
+    float v[4];
+    for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
+        load4(x, i, n, wide, v);
+        for (int j = 0; j < 4 && i + j < n; ++j)
+            codes[i + j] = static_cast<Code>(
+                spec.is_plain ? round_and_encode(v[j], rounder, coder)
+                              : encode(settle(round<nearest_even>(v[j], rounder, 0), rounder), coder));
+    }
+}
+#if !defined CFP_SOME || defined CFP_ONLY_CODES
+extern "C" __global__ void encode_1(const float* x, u8* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
+extern "C" __global__ void encode_4(const float* x, u32* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
+extern "C" __global__ void encode_8(const float* x, u64* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
+#endif
+
+template <class Code> CFP_FN void decode_all(const Code* codes, float* out, i64 n, u32 spec) {
+    const Coder coder = make_coder(unpack_spec(spec));
+    const bool wide = aligned(out);
+    float v[4];
+    for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
+        for (int j = 0; j < 4; ++j) v[j] = i + j < n ? decode(static_cast<u32>(codes[i + j]), coder) : 0.0f;
+        store4(out, i, n, wide, v);
+    }
+}
+#if !defined CFP_SOME || defined CFP_ONLY_CODES
+extern "C" __global__ void decode_1(const u8* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
+extern "C" __global__ void decode_4(const u32* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
+extern "C" __global__ void decode_8(const u64* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
+#endif
+
+// A thread block of 256 holds 2048 codes; its 256 k bytes pass through shared memory, so that memory sees 16 bytes at
+// a time whatever k is.
+constexpr int threads = 256, codes_per_thread = 8;
+
+CFP_FN void copy_bytes(u8* to, const u8* from, i64 size) {
+    const bool wide = aligned(to) && aligned(from);
+    const i64 words = wide ? size / 16 : 0;
+    for (i64 i = threadIdx.x; i < words; i += threads) reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+    for (i64 i = 16 * words + threadIdx.x; i < size; i += threads) to[i] = from[i];
+}
+
+CFP_FN void join_codes(const u32 codes[8], u8* bytes, int k) {
+    u64 pending = 0;
+    int bits = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        pending |= static_cast<u64>(codes[j]) << bits;
+        for (bits += k; bits >= 8; bits -= 8, pending >>= 8) *bytes++ = static_cast<u8>(pending);
+    }
+}
+
+CFP_FN void split_codes(const u8* bytes, u32 codes[8], int k) {
+    u64 pending = 0;
+    int bits = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        for (; bits < k; bits += 8) pending |= static_cast<u64>(*bytes++) << bits;
+        codes[j] = static_cast<u32>(pending & ((1ull << k) - 1));
+        pending >>= k;
+        bits -= k;
+    }
+}
+
+// bytes of the codes first..first + 2047 that exist, in whole groups of 8
+CFP_FN i64 bytes_of_block(i64 first, i64 n, int k) {
+    const i64 left = n - first < threads * codes_per_thread ? n - first : threads * codes_per_thread;
+    return (left + 7) / 8 * k;
+}
+
+// settle, where a template's formats may need it.
+template <Mode mode> CFP_FN float settled(float value, const Rounder<float>& r) {
+    return mode == stochastic || mode == otherwise ? settle(value, r) : value;
+}
+
+// `index`: of the first element, for its random bits
+template <Mode mode>
+CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, How how, u64 seed, u64 index, u32 mask) {
+    __shared__ __align__(16) u8 staged[threads * 32];
+    const Spec spec = unpack_spec(packed_spec);
+    const int k = spec.bits;
+    const Rounder<double> rounder = make_rounder<double>(spec, how.mode, how.overflow);
+    const Rounder<float> narrow = make_rounder<float>(spec, how.mode, how.overflow);
+    const Coder coder = make_coder(spec);
+    const double power = power_of_two<double>(shift);
+    const bool directly = mode == nearest_even && shift == 0 && how.overflow == infinity;
+    for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
+        const i64 i = first + threadIdx.x * 8;
+        float v[8];
+        u32 codes[8], random[4] = {0, 0, 0, 0};
+        load4(x, i, n, aligned(x), v);
+        load4(x, i + 4, n, aligned(x), v + 4);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            draw<mode>(random, index + static_cast<u64>(i + j), 0, false, seed, mask);
+            codes[j] = directly     ? round_and_encode(v[j], narrow, coder)
+                       : shift == 0 ? encode(settled<mode>(round<mode>(v[j], narrow, random[0]), narrow), coder)
+                                    : encode(settled<mode>(CFP_CAST(round<mode>(v[j] * power, rounder, random[0])), narrow), coder);
+            if (i + j >= n) codes[j] = 0;
+        }
+        join_codes(codes, staged + threadIdx.x * k, k);
+        __syncthreads();
+        copy_bytes(bytes + first / 8 * k, staged, bytes_of_block(first, n, k));
+        __syncthreads();
+    }
+}
+
+#define CFP_PACK(mode)                                                                                            \
+    extern "C" __global__ void pack_##mode(const float* x, u8* bytes, i64 n, u32 spec, int shift, int how,        \
+                                           u64 seed, u64 index, u32 mask) {                                       \
+        pack<mode>(x, bytes, n, spec, shift, How(how), seed, index, mask);                                        \
+    }
+#if !defined CFP_SOME || defined CFP_ONLY_PACK
+CFP_EVERY_WAY(CFP_PACK)
+#endif
+
+#if !defined CFP_SOME || defined CFP_ONLY_CODES
+extern "C" __global__ void unpack(const u8* bytes, float* out, i64 n, u32 packed_spec, int shift) {
+    __shared__ __align__(16) u8 staged[threads * 32];
+    const Spec spec = unpack_spec(packed_spec);
+    const int k = spec.bits;
+    const Coder coder = make_coder(spec);
+    const double power = power_of_two<double>(shift);
+    for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
+        copy_bytes(staged, bytes + first / 8 * k, bytes_of_block(first, n, k));
+        __syncthreads();
+        const i64 i = first + threadIdx.x * 8;
+        u32 codes[8];
+        float v[8];
+        if (i < n) {
+            split_codes(staged + threadIdx.x * k, codes, k);
+            for (int j = 0; j < 8; ++j) {
+                v[j] = decode(codes[j], coder);
+                if (shift != 0) v[j] = scale(v[j], power);
+            }
+            store4(out, i, n, aligned(out), v);
+            store4(out, i + 4, n, aligned(out), v + 4);
+        }
+        __syncthreads();
+    }
+}
+#endif
+
+// `bytes`: addresses of `tensors` payloads of n codes each
+template <Mode mode>
+CFP_FN void accumulate_packed(const u8* const* bytes, int tensors, u8* out, i64 n, u32 packed_spec, How how, bool kahan,
+                              u64 seed, u64 index, u32 mask) {
+    __shared__ __align__(16) u8 staged[threads * 32];
+    const Spec spec = unpack_spec(packed_spec);
+    const int k = spec.bits;
+    const Coder coder = make_coder(spec);
+    const Arithmetic<mode> arithmetic(spec, how);
+    u32 random[4] = {0, 0, 0, 0};
+    for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
+        const i64 i = first + threadIdx.x * 8, size = bytes_of_block(first, n, k);
+        float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0}, c[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        u32 codes[8];
+        for (int r = 0; r < tensors; ++r) {
+            copy_bytes(staged, bytes[r] + first / 8 * k, size);
+            __syncthreads();
+            if (i < n) {
+                split_codes(staged + threadIdx.x * k, codes, k);
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    draw<mode>(random, index + static_cast<u64>(i + j), r, kahan, seed, mask);
+                    arithmetic.add(acc[j], c[j], decode(codes[j], coder), kahan, true, random);
+                }
+            }
+            __syncthreads();
+        }
+        for (int j = 0; j < 8; ++j) codes[j] = i + j < n ? encode(canonical(acc[j]), coder) : 0;
+        join_codes(codes, staged + threadIdx.x * k, k);
+        __syncthreads();
+        copy_bytes(out + first / 8 * k, staged, size);
+        __syncthreads();
+    }
+}
+
+#define CFP_ACCUMULATE_PACKED(mode)                                                                              \
+    extern "C" __global__ void accumulate_packed_##mode(const u8* const* bytes, int tensors, u8* out, i64 n,     \
+                                                        u32 spec, int how, int kahan, u64 seed, u64 index,       \
+                                                        u32 mask) {                                              \
+        accumulate_packed<mode>(bytes, tensors, out, n, spec, How(how), kahan != 0, seed, index, mask);          \
+    }
+#if !defined CFP_SOME || defined CFP_ONLY_ACCUMULATE_PACKED
+CFP_EVERY_WAY(CFP_ACCUMULATE_PACKED)
+#endif
