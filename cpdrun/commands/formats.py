@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cpdrun.arguments import complete_by
 from cpdrun.errors import OK, UserError
 
 if TYPE_CHECKING:
@@ -26,9 +27,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "one: its properties, where conf/ uses it, and the value of each of its codes.",
         epilog="Example: cpdrun formats e4m3fn",
     )
-    formats.add_argument(
-        "name", nargs="?", metavar="NAME", help="any format: e5m2, nvfp4, posit8, e6m9fn ..."
-    )
+    known = "any format: e5m2, nvfp4, posit8, e6m9fn ..."
+    complete_by("formats", formats.add_argument("name", nargs="?", metavar="NAME", help=known))
     formats.add_argument(
         "--values", action="store_true", help="the values of 9 to 16 bits too, those of up to 8 come without"
     )

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpdrun.arguments import count, several
+from cpdrun.arguments import complete_by, count, several
 from cpdrun.errors import FAILED, OK, UserError, writing
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "largest value, and some at random. Of formats with scales whole blocks.",
         epilog="Example: cpdrun vectors e4m3fn --rounding nearest_even,toward_zero --out e4m3fn.csv",
     )
-    vectors.add_argument("name", metavar="NAME", help="a number format; cpdrun formats lists them")
+    listed = "a number format; cpdrun formats lists them"
+    complete_by("formats", vectors.add_argument("name", metavar="NAME", help=listed))
     vectors.add_argument(
         "--rounding",
         type=several,
@@ -104,6 +105,8 @@ def _check(fmt: "NumberFormat", arguments: argparse.Namespace) -> None:
         raise UserError(f"--seed {arguments.seed}: must be below 2**64")
     if arguments.out is not None and arguments.out.suffix not in (LINES, CSV):
         raise UserError(f"--out {arguments.out}: must end in {LINES} or {CSV}")
+    if arguments.out is not None and not arguments.out.parent.is_dir():
+        raise UserError(f"--out {arguments.out}: there is no folder {arguments.out.parent}")
 
 
 def _request(fmt: "NumberFormat", arguments: argparse.Namespace) -> dict[str, Any]:

@@ -47,3 +47,9 @@ def sweeps(**_: Any) -> list[str]:
 def sweeps_and_runs(**_: Any) -> list[str]:
     found = sweeps_in(Path(DEFAULT_RESULTS_DIR))
     return [sweep.name for sweep in found] + [run.name for sweep in found for run in sweep.runs()]
+
+
+def formats(**_: Any) -> list[str]:
+    from custom_fp.facts import listed
+
+    return [fmt.name for fmt in listed()]

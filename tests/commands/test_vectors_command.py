@@ -159,6 +159,7 @@ def test_a_csv_file_is_a_table_behind_its_header():
         (["nf4", "--rounding", "stochastic"], "--rounding stochastic: nf4 rounds to nearest only"),
         (["nvfp4", "--overflow", "saturate"], "--overflow: elements of nvfp4 stop at their largest value"),
         (["e4m3", "--out", "x.txt"], "--out x.txt: must end in .jsonl or .csv"),
+        (["e4m3", "--out", "no/x.csv"], "--out no/x.csv: there is no folder no"),
         (["e4m3", "--rounding", ","], "--rounding names nothing"),
     ],
 )

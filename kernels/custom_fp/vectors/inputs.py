@@ -28,12 +28,11 @@ def inputs(fmt: NumberFormat, words: Sequence[int]) -> dict[int, str]:
         for sign in (0, SIGN):
             found.setdefault(bits | sign, "special")
     values, boundaries, past, _ = corners(fmt)
-    for case, magnitudes in (("value", values), ("boundary", boundaries), ("past the largest", past)):
+    asked = (("value", values), ("boundary", boundaries), ("number past the largest", past))
+    for case, magnitudes in asked:
         for magnitude in magnitudes:
             here, beside = around(magnitude)
-            for bits, what in [(b, case) for b in here] + [
-                (b, f"beside a {case.split()[0]}") for b in beside
-            ]:
+            for bits, what in [(b, case) for b in here] + [(b, f"beside a {case}") for b in beside]:
                 for sign in (0, SIGN):
                     found.setdefault(bits | sign, what)
     for bits in _random(fmt, words):
