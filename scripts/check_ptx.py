@@ -75,7 +75,9 @@ def main() -> int:
     torch.set_num_threads(1)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        device = Device(ptx_of(cuda.KERNELS, options.architecture), compiled.source(), Path(folder))
+        device = Device(
+            ptx_of(cuda.KERNELS, options.architecture), compiled.source(), Path(folder), level="-O1"
+        )
         print(
             f"{len(device.parameters)} kernels compiled in {time.perf_counter() - started:.0f} s", flush=True
         )

@@ -5,7 +5,8 @@
 #
 # Installs this checkout into the Python that runs (PYTHON=..., default python3) without asking any index; torch, CuPy,
 # scikit-build-core, nanobind, cmake and ninja are expected there. Wheels in the folder (hydra-core, omegaconf,
-# antlr4-python3-runtime ...) are installed first. Then: pytest -m gpu, the benchmarks, one table at the end.
+# antlr4-python3-runtime ...) are installed first. Then: all kernels compiled, pytest -m gpu, the benchmarks, and one table
+# at the end, in results/reference/numerics/gpu_check.md too.
 set -u -o pipefail
 cd "$(dirname "$0")/.."
 PYTHON="${PYTHON:-python3}"
@@ -30,6 +31,10 @@ step "install" "$PYTHON" -m pip install --quiet --no-build-isolation --no-deps .
 step "device" "$PYTHON" -c 'import torch, cupy, custom_fp
 print(torch.cuda.get_device_name(), "torch", torch.__version__, "CuPy", cupy.__version__, "backend", custom_fp.backend("cuda"))
 assert custom_fp.backend("cuda") == "cuda"'
+step "compile all kernels" "$PYTHON" -c 'from custom_fp import compiled, cuda
+import cupy
+capability = int(cupy.cuda.Device().compute_capability)
+for part in dict.fromkeys(map(compiled.part_of, cuda.KERNELS)): compiled.binary(part, capability)'
 # Only files with such tests, and no ini options: the machine need not have every plugin and oracle of the dev extra.
 mapfile -t GPU_TESTS < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
 step "tests" "$PYTHON" -m pytest -o addopts= -m gpu -q -ra -p no:cacheprovider "${GPU_TESTS[@]}"
@@ -38,6 +43,9 @@ step "benchmark, CPU" "$PYTHON" scripts/bench_numerics.py --output results/refer
 step "step time" "$PYTHON" scripts/bench_step.py --device cuda
 
 echo
-printf '| step | result |\n| --- | --- |\n'
-for i in "${!NAMES[@]}"; do printf '| %s | %s |\n' "${NAMES[$i]}" "${RESULTS[$i]}"; done
+{
+    printf '# scripts/gpu_check.sh\n\n%s\n\n| step | result |\n| --- | --- |\n' \
+        "$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name(), "torch", torch.__version__)'), $(git rev-parse --short HEAD)"
+    for i in "${!NAMES[@]}"; do printf '| %s | %s |\n' "${NAMES[$i]}" "${RESULTS[$i]}"; done
+} | tee results/reference/numerics/gpu_check.md
 exit $FAILED

@@ -67,8 +67,9 @@ def address(tensor: Tensor) -> np.uint64:
 
 
 def blocks(n: int, per_thread: int) -> tuple[int]:
-    """Blocks for n elements; kernels stride over what 2**16 blocks leave."""
-    return (max(1, min(-(-n // (_THREADS * per_thread)), 1 << 16)),)
+    """Blocks for n elements; kernels stride over what 2**12 blocks leave, three waves and more of any GPU: what a
+    thread works out first (a Rounder) then serves many elements: 33 PTX instructions an element of quantize, of 62."""
+    return (max(1, min(-(-n // (_THREADS * per_thread)), 1 << 12)),)
 
 
 def _table(tensors: Sequence[Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from custom_fp import compiled
 
 HERE = Path(__file__).parent
-COMPILER = ["g++", "-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
+COMPILER = ["g++", "-std=c++17", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
 THREADS = 256
 NUMBERS = {"int": np.int32, "u32": np.uint32, "i64": np.int64, "u64": np.uint64, "float": np.float32}
 _PROTOTYPE = re.compile(r'extern "C" __global__ void (\w+)\((.*?)\)\s*\{', re.S)
@@ -45,12 +45,14 @@ def prototypes(source: str) -> dict[str, list[str]]:
 class Device:
     """Of kernels compiled for it. `grid`: blocks that a launch gets of those asked for, where the kernel allows it."""
 
-    def __init__(self, ptx: str, source: str, folder: Path, names: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, ptx: str, source: str, folder: Path, names: Iterable[str] | None = None, level: str = "-O0"
+    ) -> None:
         found = ptx_to_cpp.kernels(ptx, None if names is None else set(names))
         self.parameters = {kernel.name: kernel.parameters for kernel in found}
         self.prototypes = prototypes(source)
         halves = found[::2], found[1::2]  # two compilers at a time
-        self.libraries = _compiled([ptx_to_cpp.program(half) for half in halves if half], folder)
+        self.libraries = _compiled([ptx_to_cpp.program(half) for half in halves if half], folder, level)
         self.grid = lambda blocks: blocks
         self.counts: dict[str, Counts] = {}  # of a kernel's last launch
         self.launches: dict[str, int] = {}
@@ -117,12 +119,12 @@ class Device:
                 module.launch = launch
 
 
-def _compiled(programs: list[str], folder: Path) -> list[CDLL]:
+def _compiled(programs: list[str], folder: Path, level: str) -> list[CDLL]:
     running = []
     for i, text in enumerate(programs):
         (folder / f"kernels_{i}.cpp").write_text(text)
         files = [str(folder / f"kernels_{i}.cpp"), "-o", str(folder / f"kernels_{i}.so")]
-        running.append(subprocess.Popen([*COMPILER, "-shared", "-fPIC", f"-I{HERE}", *files]))
+        running.append(subprocess.Popen([*COMPILER, level, "-shared", "-fPIC", f"-I{HERE}", *files]))
     ended = [one.wait() for one in running]
     assert not any(ended), "an instruction that machine.h lacks?"
     return [CDLL(str(folder / f"kernels_{i}.so")) for i in range(len(programs))]
