@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import custom_fp
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "custom_fp" / "ptx"))
@@ -54,6 +55,8 @@ SCALED = [
     "fp8_tensor",
     "int8_channel",
 ]
+DOTS = ["h100_fp8", "v100_fp16", "a100_bf16", "fp32-fused", "fp16-stochastic", "fp16-nearest_away"]
+TABLES = ["posit8", "takum12", "p3109_k8p3se", "hif8"]
 NEAREST = [
     "nf4_b64",
     "dynamic_tree",
@@ -108,6 +111,15 @@ def everything(to: ptx_cases.Compared) -> None:
             ptx_cases.sums(to, fmt, word)
         if fmt.bits % 4 == 0:
             ptx_cases.products(to, fmt)
+    for name in DOTS:
+        ptx_cases.dots(to, name)
+    for name in TABLES:
+        fmt = custom_fp.parse(name)
+        ptx_cases.codes(to, fmt)
+        ptx_cases.products(to, fmt)
+        for word in to.dice.sample(words, 8):
+            ptx_cases.elements(to, fmt, word)
+            ptx_cases.sums(to, fmt, word)
     for name in SCALED:
         for word in ptx_cases.rules([str(r) for r in Rounding], ["infinity"]):
             ptx_cases.scaled(to, name, word)

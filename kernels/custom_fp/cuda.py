@@ -72,12 +72,12 @@ def blocks(n: int, per_thread: int) -> tuple[int]:
     return (max(1, min(-(-n // (_THREADS * per_thread)), 1 << 12)),)
 
 
-def _table(tensors: Sequence[Tensor]) -> Tensor:
+def addresses(tensors: Sequence[Tensor]) -> Tensor:
     """Addresses of tensors as an array on their device, copied without a wait: from memory that is pinned, which torch
     does not give to others before the stream has come past the copy."""
-    addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
+    here = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
     device = tensors[0].device
-    return addresses.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else addresses
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
 def _clamp(shift: int) -> np.int32:
@@ -150,7 +150,7 @@ def _accumulate(
     rule: Rule,
     out: Tensor,
 ) -> None:
-    table, (how, *random) = _table(terms), told(rule)
+    table, (how, *random) = addresses(terms), told(rule)
     args = (address(table), np.int32(len(terms)), address(out), np.int64(n), np.uint32(fmt.spec))
     launch(f"{kernel}_{way(rule, fmt)}", out, blocks(n, per_thread), *args, how, np.int32(kahan), *random)
 

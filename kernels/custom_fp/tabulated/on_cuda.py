@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from custom_fp import reference
-from custom_fp.cuda import address, blocks, launch
+from custom_fp.cuda import address, addresses, blocks, launch
 from custom_fp.formats.tabulated import Tabulated
 from custom_fp.rule import Overflow, Rounding, Rule
 from custom_fp.tabulated.tables import table_of
@@ -83,7 +83,7 @@ def accumulate(tensors: Sequence[Tensor], fmt: Tabulated, kahan: bool, rule: Rul
     if _wide(*tensors):
         reference.accumulate(tensors, fmt, kahan, rule, out)
     elif n := out.numel():
-        terms = _addresses(tensors)
+        terms = addresses(tensors)
         to = address(terms), np.int32(len(tensors)), address(out), np.int64(n), _table(fmt, rule, out)
         launch(f"table_accumulate_{_way(rule)}", out, blocks(n, 1), *to, np.int32(kahan), *_drawn(rule))
 
@@ -92,16 +92,11 @@ def accumulate_packed(
     payloads: Sequence[Tensor], fmt: Tabulated, n: int, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
     if n:
-        terms = _addresses(payloads)
+        terms = addresses(payloads)
         to = address(terms), np.int32(len(payloads)), address(out), np.int64(n)
         tables = _table(fmt, rule, out), _nearest(fmt, out)
         name = f"table_accumulate_packed_{_way(rule)}"
         launch(name, out, blocks(n, 8), *to, *tables, np.int32(kahan), *_drawn(rule))
-
-
-def _addresses(tensors: Sequence[Tensor]) -> Tensor:
-    """On their device."""
-    return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64).to(tensors[0].device)
 
 
 def matmul(a: Tensor, b: Tensor, fmt: Tabulated, kahan: bool, out: Tensor) -> None:

@@ -8,15 +8,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import ModuleType
 
 import custom_fp
 import torch
 from custom_fp import cuda
+from custom_fp.accumulators import native as dots_native
+from custom_fp.accumulators import on_cuda as dots_on_cuda
 from custom_fp.formats.scalar import Format
+from custom_fp.formats.tabulated import Tabulated
 from custom_fp.rule import Rule
 from custom_fp.scaled import on_cuda, tiles_on_cuda
+from custom_fp.tabulated import on_cuda as tables_on_cuda
 from ptx_device import Device
 from torch import Tensor
 
@@ -81,7 +86,12 @@ def rules(roundings: list[str], overflows: list[str]) -> list[dict[str, object]]
     return [{"rounding": r, "overflow": o, "seed": SEED} for r in roundings for o in overflows]
 
 
-def elements(to: Compared, fmt: Format, words: dict[str, object]) -> None:
+def home(fmt: Format | Tabulated) -> ModuleType:
+    """Whose functions launch a format's kernels."""
+    return tables_on_cuda if isinstance(fmt, Tabulated) else cuda
+
+
+def elements(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) -> None:
     """quantize, of float32 and of float64 between float32 values, and pack."""
     n, words = to.dice.choice(LENGTHS), words | {"offset": to.dice.choice(OFFSETS)}
     rule, x, said = Rule(**words), to.data(n), f"{fmt} {words} {n}"
@@ -89,14 +99,18 @@ def elements(to: Compared, fmt: Format, words: dict[str, object]) -> None:
     double.copy_(x.double() * (1 + 2.0**-30))
     for source in (x, double):
         out, expected = to.empty(n), custom_fp.quantize(source, fmt, **words)
-        to.equal(f"quantize {said}", lambda s=source, o=out: cuda.quantize(s, fmt, rule, o), out, expected)
+        to.equal(
+            f"quantize {said}", lambda s=source, o=out: home(fmt).quantize(s, fmt, rule, o), out, expected
+        )
     for shift in (0, to.dice.choice([5, -140, 200])):
         expected = custom_fp.pack(x, fmt, shift=shift, **words)
         out = to.empty(len(expected), dtype=torch.uint8)
-        to.equal(f"pack {said} {shift}", lambda s=shift, o=out: cuda.pack(x, fmt, s, rule, o), out, expected)
+        to.equal(
+            f"pack {said} {shift}", lambda s=shift, o=out: home(fmt).pack(x, fmt, s, rule, o), out, expected
+        )
 
 
-def sums(to: Compared, fmt: Format, words: dict[str, object]) -> None:
+def sums(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) -> None:
     """accumulate and accumulate_packed, plain and Kahan's."""
     n, terms = min(to.dice.choice(LENGTHS), 2049), to.dice.choice([1, 3, 9])
     words = words | {"offset": to.dice.choice(OFFSETS)}
@@ -113,7 +127,7 @@ def sums(to: Compared, fmt: Format, words: dict[str, object]) -> None:
             out, expected = to.empty(n), custom_fp.accumulate(rows, fmt, kahan=kahan, **words)
             to.equal(
                 f"accumulate {said}",
-                lambda k=kahan, o=out, r=rows: cuda.accumulate(r, fmt, k, rule, o),
+                lambda k=kahan, o=out, r=rows: home(fmt).accumulate(r, fmt, k, rule, o),
                 out,
                 expected,
             )
@@ -121,26 +135,26 @@ def sums(to: Compared, fmt: Format, words: dict[str, object]) -> None:
             out = to.empty(len(expected), dtype=torch.uint8)
             to.equal(
                 f"accumulate_packed {said}",
-                lambda k=kahan, o=out, p=packed: cuda.accumulate_packed(p, fmt, n, k, rule, o),
+                lambda k=kahan, o=out, p=packed: home(fmt).accumulate_packed(p, fmt, n, k, rule, o),
                 out,
                 expected,
             )
 
 
-def codes(to: Compared, fmt: Format) -> None:
+def codes(to: Compared, fmt: Format | Tabulated) -> None:
     """encode, decode of every type of code, unpack with shifts."""
     n = to.dice.choice(LENGTHS)
     x = to.data(n)
     expected = custom_fp.encode(x, fmt)
     out = to.empty(n, dtype=expected.dtype)
-    to.equal(f"encode {fmt} {n}", lambda: cuda.encode(x, fmt, out), out, expected)
+    to.equal(f"encode {fmt} {n}", lambda: home(fmt).encode(x, fmt, out), out, expected)
     g = torch.Generator().manual_seed(n)
     for dtype in [torch.uint8] * (fmt.bits <= 8) + [torch.int32, torch.int64]:
         found, decoded = to.empty(n, dtype=dtype), to.empty(n)
         found.copy_(torch.randint(2**fmt.bits, (n,), generator=g))
         to.equal(
             f"decode {fmt} {n} {dtype}",
-            lambda f=found, o=decoded: cuda.decode(f, fmt, o),
+            lambda f=found, o=decoded: home(fmt).decode(f, fmt, o),
             decoded,
             custom_fp.decode(found, fmt),
         )
@@ -151,15 +165,16 @@ def codes(to: Compared, fmt: Format) -> None:
         expected = custom_fp.unpack(data, fmt, (n,), shift=shift)
         to.equal(
             f"unpack {fmt} {n} {shift}",
-            lambda s=shift, o=unpacked: cuda.unpack(data, fmt, s, o),
+            lambda s=shift, o=unpacked: home(fmt).unpack(data, fmt, s, o),
             unpacked,
             expected,
         )
 
 
-def products(to: Compared, fmt: Format) -> None:
+def products(to: Compared, fmt: Format | Tabulated) -> None:
+    kahans = (False,) if isinstance(fmt, Tabulated) else (False, True)
     for batch, rows, depth, columns in ((1, 70, 33, 65), (3, 5, 17, 9), (2, 4, 8, 130), (1, 1, 1, 1)):
-        for kahan in (False, True):
+        for kahan in kahans:
             a, b = to.data(batch, rows, depth, kind="normal"), to.data(1, depth, columns, kind="normal")
             if depth > 1:
                 a.view(-1)[3], b.view(-1)[5], b.view(-1)[7] = math.inf, math.nan, 2.0**-140
@@ -168,7 +183,18 @@ def products(to: Compared, fmt: Format) -> None:
                 custom_fp.matmul(a, b, accumulator=fmt, kahan=kahan),
             )
             what = f"matmul {fmt} {batch}x{rows}x{depth}x{columns} kahan={kahan}"
-            to.equal(what, lambda a=a, b=b, k=kahan, o=out: cuda.matmul(a, b, fmt, k, o), out, expected)
+            to.equal(what, lambda a=a, b=b, k=kahan, o=out: home(fmt).matmul(a, b, fmt, k, o), out, expected)
+
+
+def dots(to: Compared, name: str) -> None:
+    """Products by an Accumulator."""
+    how = custom_fp.Accumulator.parse(name)
+    rule = replace(how.rule, seed=SEED)
+    a, b = to.data(2, 7, 37, kind="normal"), to.data(1, 37, 9, kind="normal")
+    a.view(-1)[3], b.view(-1)[5], b.view(-1)[7] = math.inf, math.nan, 2.0**-140
+    out, expected = to.empty(2, 7, 9), torch.empty(2, 7, 9)
+    dots_native.matmul(a, b, how, rule, expected)
+    to.equal(f"dot {name}", lambda: dots_on_cuda.matmul(a, b, how, rule, out), out, expected)
 
 
 def whole(to: Compared) -> None:
