@@ -48,7 +48,10 @@ class Device:
     def __init__(
         self, ptx: str, source: str, folder: Path, names: Iterable[str] | None = None, level: str = "-O0"
     ) -> None:
-        found = ptx_to_cpp.kernels(ptx, None if names is None else set(names))
+        several = ptx_to_cpp.kernels(ptx, None if names is None else set(names))
+        found = list(
+            {kernel.name: kernel for kernel in several}.values()
+        )  # one may be in more parts than one
         self.parameters = {kernel.name: kernel.parameters for kernel in found}
         self.prototypes = prototypes(source)
         halves = found[::2], found[1::2]  # two compilers at a time
