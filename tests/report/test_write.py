@@ -188,9 +188,9 @@ def test_broken_records_are_named_and_left_out(new_sweep, report):
 def test_a_format_of_a_newer_version_is_shown_without_bits(new_sweep, report):
     sweep = fill_digits(new_sweep(), seeds=2)
     for seed in range(2):
-        sweep.add("posit8", seed=seed, accuracy=0.9)
+        sweep.add("newer8", seed=seed, accuracy=0.9)
     made = report(sweep)
-    assert made.table.set_index("format")["bits"].isna()["posit8"]
+    assert made.table.set_index("format")["bits"].isna()["newer8"]
 
 
 def test_a_group_whose_runs_all_failed_has_a_row(new_sweep, report, no_pictures):

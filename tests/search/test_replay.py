@@ -61,7 +61,7 @@ def test_from_a_predicted_start_a_recorded_grid_takes_far_fewer_runs_to_the_same
         found = [replay.replay(replay.with_start(grid, start), rules, seed) for seed in range(7)]
         assert all(bits == [4] for bits, _ in found)
         runs[start] = sorted(count for _, count in found)[3]
-    assert runs["predicted"] < 0.75 * runs["widest"] and runs["predicted"] < runs["3"] < runs["widest"]
+    assert runs["predicted"] < 0.8 * runs["widest"] and runs["predicted"] < runs["3"] < runs["widest"]
 
 
 def test_where_narrow_formats_are_broken_a_search_from_among_them_finds_the_wide_one(replay):
