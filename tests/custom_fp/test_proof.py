@@ -11,7 +11,7 @@ pytest.importorskip("bitwuzla", reason="the solver; pip install 'cpdrun[dev]'")
 from custom_fp.formats.scalar import Format
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-FEW = (2, 2), (0, 1)  # bits of exponent and of mantissa
+FEW = (2, 3), (0, 1)  # bits of exponent and of mantissa
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_wrong_header_is_refuted_by_a_format_and_an_input(prove, header, text,
     assert header.count(is_now) == 1
     found = prove.counterexample(prove.PROPERTIES[name], prove.ptx(header.replace(is_now, would_be)), *FEW)
     assert found["got"] != found["wanted"]
-    assert found["exponent_bits"] == 2 and found["mantissa_bits"] <= 1
+    assert 2 <= found["exponent_bits"] <= 3 and found["mantissa_bits"] <= 1
 
 
 @pytest.mark.parametrize("name", ["e5m2", "e4m3fn", "e3m0", "e4m3fnuz", "e2m1fn", "ue4m3", "e4m3fo", "fp32"])

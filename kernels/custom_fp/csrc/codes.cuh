@@ -122,12 +122,10 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, H
 CFP_EVERY_WAY(CFP_PACK)
 #endif
 
-#if !defined CFP_SOME || defined CFP_ONLY_CODES
-extern "C" __global__ void unpack(const u8* bytes, float* out, i64 n, u32 packed_spec, int shift) {
-    __shared__ __align__(16) u8 staged[threads * 32];
-    const Spec spec = unpack_spec(packed_spec);
-    const int k = spec.bits;
-    const Coder coder = make_coder(spec);
+// value(code) of n codes of k bits, at most `most`, times 2^shift.
+template <int most, class Value>
+CFP_FN void unpack_codes(const u8* bytes, float* out, i64 n, int k, int shift, const Value& value) {
+    __shared__ __align__(16) u8 staged[threads * most];
     const double power = power_of_two<double>(shift);
     for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
         copy_bytes(staged, bytes + first / 8 * k, bytes_of_block(first, n, k));
@@ -138,7 +136,7 @@ extern "C" __global__ void unpack(const u8* bytes, float* out, i64 n, u32 packed
         if (i < n) {
             split_codes(staged + threadIdx.x * k, codes, k);
             for (int j = 0; j < 8; ++j) {
-                v[j] = decode(codes[j], coder);
+                v[j] = value(codes[j]);
                 if (shift != 0) v[j] = scale(v[j], power);
             }
             store4(out, i, n, aligned(out), v);
@@ -146,6 +144,16 @@ extern "C" __global__ void unpack(const u8* bytes, float* out, i64 n, u32 packed
         }
         __syncthreads();
     }
+}
+
+#if !defined CFP_SOME || defined CFP_ONLY_CODES
+struct Decoded {
+    Coder coder;
+    CFP_MEMBER float operator()(u32 code) const { return decode(code, coder); }
+};
+extern "C" __global__ void unpack(const u8* bytes, float* out, i64 n, u32 packed_spec, int shift) {
+    const Spec spec = unpack_spec(packed_spec);
+    unpack_codes<32>(bytes, out, n, spec.bits, shift, Decoded{make_coder(spec)});
 }
 #endif
 

@@ -108,28 +108,13 @@ extern "C" __global__ void table_pack_drawn(const float* x, u8* bytes, i64 n, co
     table_pack<double>(x, bytes, n, words, shift, seed, index, mask);
 }
 
+struct DecodedIn {
+    Table t;
+    CFP_MEMBER float operator()(u32 code) const { return decoded_in(code, t); }
+};
 extern "C" __global__ void table_unpack(const u8* bytes, float* out, i64 n, const i32* nearest, int shift) {
-    __shared__ __align__(16) u8 staged[threads * 16];
     const Table t = open_table(nearest);
-    const int k = t.bits;
-    const double power = power_of_two<double>(shift);
-    for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
-        copy_bytes(staged, bytes + first / 8 * k, bytes_of_block(first, n, k));
-        __syncthreads();
-        const i64 i = first + threadIdx.x * 8;
-        u32 codes[8];
-        float v[8];
-        if (i < n) {
-            split_codes(staged + threadIdx.x * k, codes, k);
-            for (int j = 0; j < 8; ++j) {
-                v[j] = decoded_in(codes[j], t);
-                if (shift != 0) v[j] = scale(v[j], power);
-            }
-            store4(out, i, n, aligned(out), v);
-            store4(out, i + 4, n, aligned(out), v + 4);
-        }
-        __syncthreads();
-    }
+    unpack_codes<16>(bytes, out, n, t.bits, shift, DecodedIn{t});
 }
 
 // Q(a + b)
