@@ -1,6 +1,6 @@
 """Prove that the arithmetic in csrc/custom_fp.h is what its definition says: for every format, of every input.
 
-    python scripts/prove.py                                # all properties, all formats: hours
+    python scripts/prove.py                                # all properties, all formats: a quarter of an hour or more
     python scripts/prove.py --exponent 2..5 --mantissa 0..10 nearest_even decode
     python scripts/prove.py --output results/reference/numerics/proof.md
 

@@ -1,13 +1,13 @@
 """`cpdrun formats`: which number formats there are; one of them, with what each of its codes means."""
 
 import argparse
-import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import complete_by
 from cpdrun.errors import OK, UserError
+from cpdrun.record import json_text
 
 if TYPE_CHECKING:
     from custom_fp.facts import Facts
@@ -83,7 +83,7 @@ def _list(console: "Console", as_json: bool) -> None:
         for name, kind in KINDS.items()
     ]
     if as_json:
-        print(json.dumps({"kinds": kinds, "formats": every}, indent=2, allow_nan=False))
+        print(json_text({"kinds": kinds, "formats": every}))
         return
     rows = [(each["kind"], each["looks_like"], each["for"]) for each in kinds]
     own = (
@@ -153,7 +153,7 @@ def _show(console: "Console", fmt: "NumberFormat", values: Sequence[float], as_j
     known, used = facts(fmt), uses(fmt)
     if as_json:
         table = [written(value) for value in values] or None
-        print(json.dumps({**known, "used_in": used, "values": table}, indent=2, allow_nan=False))
+        print(json_text({**known, "used_in": used, "values": table}))
         return
     _print_table(console, ("", ""), [row for row in _rows(known, used) if row[1]])
     if values:
