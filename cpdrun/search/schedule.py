@@ -36,8 +36,8 @@ class Candidate:
 @dataclass(frozen=True)
 class Chain:
     """Candidates that differ in their format alone: `widths`, most bits first; in each the likeliest first. Until that
-    is known, `is_ordered` is false, and a width of several candidates waits for a run of the baseline; all wait while
-    `is_started` is. `start`: the width asked first; `aside`: the seed of the run that chose it, in no pair."""
+    is known, `is_ordered` is false, and a width of several candidates waits for a run of the baseline; all wait
+    until `is_started`. `start`: the width asked first; `aside`: the seed of the run that chose it, in no pair."""
 
     label: str
     widths: tuple[tuple[Candidate, ...], ...]
