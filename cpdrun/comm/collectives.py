@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from custom_fp.checks import check_float, check_terms
 from custom_fp.formats.protocol import NumberFormat
+from custom_fp.operators.checks import check_float, check_terms
 from torch import Tensor
 
 from cpdrun.comm.compressing import check_asked, compressing

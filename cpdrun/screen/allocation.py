@@ -9,9 +9,9 @@ taken. Solved exactly (scipy.optimize.milp, HiGHS: branch and bound). Effects ar
 puts to the test.
 
 Cost `wire`: the bits of the gradients that a worker hands over, of one step. Cost `operations`: bits times bits of the
-two operands of each multiplication of the three products of a Linear or Conv layer (`custom_fp.products`), of one
-sample; of a layer whose input takes no gradient two products are formed. Shares of scales count as bits do; layers of
-no group are high.
+two operands of each multiplication of the three products of a Linear or Conv layer (custom_fp.layers.products), of
+one sample; of a layer whose input takes no gradient two products are formed. Shares of scales count as bits do;
+layers of no group are high.
 """
 
 import itertools

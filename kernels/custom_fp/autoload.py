@@ -13,7 +13,7 @@ from types import ModuleType
 
 
 class _Waiting(ModuleType):
-    """Stands at torch.ops.custom_fp until an operator is asked for; registration.py takes it away."""
+    """Stands at torch.ops.custom_fp until an operator is asked for; operators/registration.py takes it away."""
 
     def __getattr__(self, operator: str) -> object:
         if operator.startswith("__"):

@@ -1,4 +1,4 @@
-"""The public operators: what they promise. operators.py is the table of what they do.
+"""The public operators: what they promise. operators/table.py is the table of what they do.
 
 Rules for all of them. Inputs are float32, float64, float16 or bfloat16 tensors of any shape and strides, rounded
 once and never written; results are float32. `fmt` is a number format or its name. `out=` takes a tensor of the right
@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from custom_fp import operators
 from custom_fp.accumulator import Accumulator
 from custom_fp.backends import backend, function
-from custom_fp.checks import as_source, check_axis, check_float, check_seed
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
-from custom_fp.registration import is_plain
+from custom_fp.operators import table as operators
+from custom_fp.operators.checks import as_source, check_axis, check_float, check_seed
+from custom_fp.operators.registration import is_plain
 from custom_fp.rule import Overflow, Rounding
 from custom_fp.scaled.blocks import single
 

@@ -1,8 +1,8 @@
 """The definition of every operator, in plain torch and float64: slow, readable, exact.
 
 The native and CUDA kernels equal it bit for bit; it also runs where they cannot (backends.py then warns once). It
-takes what operators.py hands to every backend: contiguous tensors, float32 or float64, on any device, an `out` to fill.
-Formats are floating point, or tables: what those do otherwise is in tabulated/rounding.py.
+takes what operators/table.py hands to every backend: contiguous tensors, float32 or float64, on any device, an `out`
+to fill. Formats are floating point, or tables: what those do otherwise is in tabulated/rounding.py.
 
 A float64 holds every float32 and every product of two exactly, and scaling by a power of two is exact, so that
 the only rounding below is the one that is meant. Sums are rounded to odd on their way (see `add_to_odd`).

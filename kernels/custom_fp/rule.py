@@ -114,7 +114,7 @@ class Overflow(_Word):
 
 @dataclass(frozen=True)
 class Rule:
-    """How the elements of a tensor are rounded: `Rule` in csrc/cpu_kernels.h. Raises ValueError for a word or an offset
+    """How the elements of a tensor are rounded: `Rule` in csrc/cpu/kernels.h. Raises ValueError for a word or an offset
     that does not fit.
 
     seed: of stochastic rounding, 64 bits with or without a sign; None: not drawn yet. offset: the index of the tensor's

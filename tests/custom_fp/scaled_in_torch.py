@@ -1,6 +1,7 @@
 """Formats with scales without the compiled extension: the reference that it is held to."""
 
-from custom_fp import backends, operators, ops
+from custom_fp import backends, ops
+from custom_fp.operators import table as operators
 
 
 def in_torch(monkeypatch) -> None:

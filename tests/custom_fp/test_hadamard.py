@@ -6,7 +6,8 @@ import custom_fp
 import numpy as np
 import pytest
 import torch
-from custom_fp import _native, operators, reference
+from custom_fp import _native, reference
+from custom_fp.operators import table as operators
 from scipy.linalg import hadamard as matrix
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -3,8 +3,8 @@
 import custom_fp
 import pytest
 import torch
-from custom_fp.modules import replace_layers_
-from custom_fp.products import Arithmetic, Nearest
+from custom_fp.layers.modules import replace_layers_
+from custom_fp.layers.products import Arithmetic, Nearest
 from torch import nn
 
 FORMATS = {  # six roundings, no two alike

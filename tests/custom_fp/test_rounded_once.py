@@ -3,7 +3,7 @@
 import custom_fp
 import pytest
 import torch
-from custom_fp import products
+from custom_fp.layers import products
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import custom_fp
 import pytest
 import torch
-from custom_fp.products import Arithmetic, Nearest
+from custom_fp.layers.products import Arithmetic, Nearest
 from torch import nn
 
 x_5x7 = torch.randn(5, 7)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from custom_fp.modules import QuantConv2d, QuantLinear
+from custom_fp.layers.modules import QuantConv2d, QuantLinear
 from torch import nn
 
 from cpdrun.models.normed.norms import RangeEvoNorm, Sum

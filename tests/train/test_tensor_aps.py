@@ -7,7 +7,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp import Format
-from custom_fp.products import round_gradient
+from custom_fp.layers.products import round_gradient
 from custom_fp.recipe.rounding import Rounding
 from custom_fp.recipe.tensor_aps import aps_quantize, on_device
 from test_precision import FP32

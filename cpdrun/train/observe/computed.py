@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from custom_fp.formats.names import parse
 from custom_fp.formats.scalar import Format
-from custom_fp.products import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
+from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from custom_fp.recipe.rounding import NEAREST, SIGNS, Rounding
 from custom_fp.recipe.rules import Rules
 from torch import Tensor

@@ -74,8 +74,8 @@ class Precision:
         return [0]
 
     def operands(self, name: str, part: str | None, product: str, step: int) -> Operands:
-        """What one of the products (custom_fp.products) of the module `name`, or of a part of its attention, reads and
-        sums up in, from that step on."""
+        """What one of the products (custom_fp.layers.products) of the module `name`, or of a part of its attention,
+        reads and sums up in, from that step on."""
         return Operands()
 
     def step(self, optimizer: Optimizer, parameters: Parameters) -> None:

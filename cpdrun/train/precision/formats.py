@@ -38,8 +38,8 @@ from typing import Any
 
 import torch
 from custom_fp.formats.names import parse
-from custom_fp.products import OPERANDS
-from custom_fp.products import ROLES as OF_PRODUCTS
+from custom_fp.layers.products import OPERANDS
+from custom_fp.layers.products import ROLES as OF_PRODUCTS
 from custom_fp.recipe.layers import Layer, layers_of
 from custom_fp.recipe.placement import Placement
 from custom_fp.recipe.reading import format_named, one_of, one_rounding, read_rules, short_form

@@ -27,8 +27,8 @@ inf and NaN make their whole tensor NaN: a diverged run stays visible. A tensor 
 from typing import Any
 
 import torch
-from custom_fp.modules import replace_layers_
-from custom_fp.products import OPERANDS, ROLES, WEIGHT_GRADIENT, Arithmetic, round_gradient
+from custom_fp.layers.modules import replace_layers_
+from custom_fp.layers.products import OPERANDS, ROLES, WEIGHT_GRADIENT, Arithmetic, round_gradient
 from custom_fp.rule import is_stochastic
 from torch import Tensor, nn
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from custom_fp.attention import SCORES, VALUES
 from custom_fp.formats.names import parse
-from custom_fp.products import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
+from custom_fp.layers.attention import SCORES, VALUES
+from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from custom_fp.attention import SCORES, VALUES
-from custom_fp.modules import LAYERS
-from custom_fp.products import Arithmetic
+from custom_fp.layers.attention import SCORES, VALUES
+from custom_fp.layers.modules import LAYERS
+from custom_fp.layers.products import Arithmetic
 from custom_fp.recipe.layers import OTHERS
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -4,7 +4,7 @@
 //
 // Rules of the file. Selection is by masks, because g++ 12 does not vectorise ternaries. Nothing may be contracted
 // (-ffp-contract=off, --fmad=false); a fused multiply-add is written as such. Callers on the CPU run with
-// round-to-nearest and without flush-to-zero (fp_environment.h); NVRTC's default is --ftz=false.
+// round-to-nearest and without flush-to-zero (cpu/fp_environment.h); NVRTC's default is --ftz=false.
 #pragma once
 
 #if defined(__CUDACC__)

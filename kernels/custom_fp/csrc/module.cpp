@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "binades.h"
-#include "cpu_kernels.h"
+#include "cpu/kernels.h"
 #include "custom_fp.h"
-#include "isa.h"
-#include "parallel.h"
+#include "cpu/isa.h"
+#include "cpu/parallel.h"
 
 namespace nb = nanobind;
 

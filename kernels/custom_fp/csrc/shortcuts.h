@@ -3,7 +3,7 @@
 // did. Where they did not, the caller does the block again the general way. (The GPU, which has no blocks to spare, uses
 // the checked form of NearRounder.)
 //
-// F is float, or a vector of floats where a compiler has them (cpu_lanes.h): what stands here works on either.
+// F is float, or a vector of floats where a compiler has them (cpu/lanes.h): what stands here works on either.
 #pragma once
 
 #include "custom_fp.h"

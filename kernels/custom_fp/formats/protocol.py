@@ -33,7 +33,7 @@ class NumberFormat(ABC):
     """Names that a list of formats shows; more exist."""
 
     BACKENDS: ClassVar[Mapping[str, str]]
-    """By type of device a module, or module:object, with the functions that compute: what custom_fp.operators calls.
+    """By type of device a module, or module:object, with the functions that compute: what operators/table.py calls.
     "any" serves every device and defines the results."""
 
     name: str

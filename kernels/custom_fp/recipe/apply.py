@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from custom_fp.attention import SCORES, VALUES
+from custom_fp.layers.attention import SCORES, VALUES
 from custom_fp.recipe.delayed import roll_with_steps
 from custom_fp.recipe.files import load, with_ingredients
 from custom_fp.recipe.layers import layers_of

@@ -1,6 +1,6 @@
 """What of a model rules can mean: its modules, and the two products of each attention.
 
-    Linear, Conv1d/2d/3d    layers that are exactly of these classes; their three products (custom_fp.products)
+    Linear, Conv1d/2d/3d    layers that are exactly of these classes; their three products (custom_fp.layers.products)
     Embedding               the rows that are looked up (weight) and the gradient that arrives at them
     MultiheadAttention      its projections, q, k and v as one where they are of one tensor
     scaled_dot_product_attention   of whatever module calls it, and of a MultiheadAttention: the products NAME.scores,
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from custom_fp.attention import SCORES, SDPA, VALUES, QuantMultiheadAttention
-from custom_fp.lookup import QuantEmbedding
-from custom_fp.modules import LAYERS
-from custom_fp.products import FORWARD, PRODUCTS, WEIGHT_GRADIENT
-from custom_fp.products import ROLES as OF_PRODUCTS
+from custom_fp.layers.attention import SCORES, SDPA, VALUES, QuantMultiheadAttention
+from custom_fp.layers.lookup import QuantEmbedding
+from custom_fp.layers.modules import LAYERS
+from custom_fp.layers.products import FORWARD, PRODUCTS, WEIGHT_GRADIENT
+from custom_fp.layers.products import ROLES as OF_PRODUCTS
 
 OTHERS = {nn.Embedding: QuantEmbedding, nn.MultiheadAttention: QuantMultiheadAttention}
 KINDS = LAYERS | OTHERS

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from custom_fp.attention import attend_by_
-from custom_fp.modules import replace_layers_
-from custom_fp.products import PRODUCTS, ROLES, Arithmetic, round_gradient
+from custom_fp.layers.attention import attend_by_
+from custom_fp.layers.modules import replace_layers_
+from custom_fp.layers.products import PRODUCTS, ROLES, Arithmetic, round_gradient
 from custom_fp.recipe.delayed import Delayed, History, roll
 from custom_fp.recipe.layers import KINDS, Layer
 from custom_fp.recipe.rounding import Rounding

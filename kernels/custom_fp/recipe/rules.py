@@ -6,7 +6,7 @@
               NAME.scores or NAME.values, as in *.scores), or the layer's own name (`layers.py` says what each has)
     first, last   of the layers that match, in the order of the model's modules, so many from the start or the end, or,
               below 1, that share of them, rounded up: last: 2, last: 0.15; 0: of none
-    role      one or a list. Of products (custom_fp.products): input, weight, output_gradient, what a product
+    role      one or a list. Of products (custom_fp.layers.products): input, weight, output_gradient, what a product
               reads; result, what it gives; accumulator, every product of two values and every partial sum
               of any layer: activation, what it reads and gives; error, the gradient that arrives at its output;
               parameter, its weights and running statistics, as they are kept from step to step
@@ -36,9 +36,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from custom_fp.attention import SDPA
-from custom_fp.modules import LAYERS
-from custom_fp.products import OPERANDS
+from custom_fp.layers.attention import SDPA
+from custom_fp.layers.modules import LAYERS
+from custom_fp.layers.products import OPERANDS
 from custom_fp.recipe.layers import OTHERS, ROLES, Layer, names_something
 from custom_fp.recipe.rounding import Rounding
 

@@ -26,7 +26,7 @@ Found = tuple[
 
 
 class AffineBlocks:
-    """A backend (see operators.py), and `quantize_rows`."""
+    """A backend (see operators/table.py), and `quantize_rows`."""
 
     def quantize(self, x: Tensor, fmt: Affine, rule: Rule, out: Tensor, axis: int | None = None) -> None:
         layout = fmt.layout(x.shape, axis)

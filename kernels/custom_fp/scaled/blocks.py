@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from custom_fp import operators
-from custom_fp.checks import scale_dtype
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.protocol import NumberFormat
+from custom_fp.operators import table as operators
+from custom_fp.operators.checks import scale_dtype
 from custom_fp.reference import write
 from custom_fp.rule import Rule
 
@@ -23,7 +23,7 @@ Encoded = tuple[Tensor, Tensor]  # codes or values of elements (B, K), scales (B
 
 
 class Blocks(ABC):
-    """A backend (see operators.py): quantize, encode, decode, pack and unpack."""
+    """A backend (see operators/table.py): quantize, encode, decode, pack and unpack."""
 
     @abstractmethod
     def encode_blocks(self, fmt: NumberFormat, x_BxK: Tensor, largest_B: Tensor) -> Encoded:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from custom_fp import operators
 from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.scale import Integer
+from custom_fp.operators import table as operators
 from custom_fp.reference import goes_up, round_to_format
 from custom_fp.rule import Overflow, Rounding, Rule
 

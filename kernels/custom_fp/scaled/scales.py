@@ -8,9 +8,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from custom_fp import operators
 from custom_fp.formats.block import POWERS, BlockFormat
 from custom_fp.formats.scale import ScaleFormat
+from custom_fp.operators import table as operators
 
 SMALLEST_TENSOR_SCALE = 2.0**-126
 _FLOAT32_MAX = torch.finfo(torch.float32).max

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from custom_fp.checks import scale_dtype
 from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Layout
+from custom_fp.operators.checks import scale_dtype
 from custom_fp.reference import random_words, write
 from custom_fp.rule import Rounding, Rule
 from custom_fp.scaled import elements, scales
@@ -21,7 +21,7 @@ NEAREST = Rule()
 
 
 class Tiles:
-    """A backend (see operators.py), and `quantize_rows`."""
+    """A backend (see operators/table.py), and `quantize_rows`."""
 
     def quantize(self, x: Tensor, fmt: BlockFormat, rule: Rule, out: Tensor, axis: int | None = None) -> None:
         layout = fmt.layout(x.shape, axis)

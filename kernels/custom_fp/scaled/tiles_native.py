@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, get_num_threads
 
 from custom_fp import _tiles
-from custom_fp.checks import scale_dtype
 from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Block, Layout, cut
+from custom_fp.operators.checks import scale_dtype
 from custom_fp.rule import Rule
 from custom_fp.scaled.blocks import single
 from custom_fp.scaled.tiles import NEAREST, Tiles
 
-LONG = 1 << 17  # blocks above that are cut between threads: `grain` in csrc/parallel.h
+LONG = 1 << 17  # blocks above that are cut between threads: `grain` in csrc/cpu/parallel.h
 
 
 class NativeTiles(Tiles):

@@ -11,9 +11,9 @@
 #include <cmath>
 #include <vector>
 
-#include "cpu_facts.h"
+#include "cpu/facts.h"
 #include "accumulators/kernels.h"
-#include "cpu_lanes.h"
+#include "cpu/lanes.h"
 
 namespace custom_fp {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "cpu_facts.h"
+#include "cpu/facts.h"
 #include "accumulators/dot.h"
 
 namespace custom_fp {

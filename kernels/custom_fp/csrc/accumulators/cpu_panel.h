@@ -2,9 +2,9 @@
 // vectorise.
 #pragma once
 
-#include "cpu_facts.h"
+#include "cpu/facts.h"
 #include "accumulators/kernels.h"
-#include "cpu_philox.h"
+#include "cpu/philox.h"
 
 namespace custom_fp {
 namespace {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "accumulators/kernels.h"
-#include "isa.h"
-#include "parallel.h"
+#include "cpu/isa.h"
+#include "cpu/parallel.h"
 
 namespace nb = nanobind;
 

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "cpu_gather.h"
+#include "cpu/gather.h"
 #include "scaled/codebook.h"
 #include "scaled/cpu_some.h"
 #include "scaled/kernels.h"

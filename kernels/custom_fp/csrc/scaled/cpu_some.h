@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cpu_lanes.h"
+#include "cpu/lanes.h"
 
 namespace custom_fp {
 namespace {

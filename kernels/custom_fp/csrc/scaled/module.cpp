@@ -5,8 +5,8 @@
 
 #include <mutex>
 
-#include "isa.h"
-#include "parallel.h"
+#include "cpu/isa.h"
+#include "cpu/parallel.h"
 #include "scaled/kernels.h"
 
 namespace nb = nanobind;

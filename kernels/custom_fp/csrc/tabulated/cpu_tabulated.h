@@ -5,8 +5,8 @@
 
 #include <cstring>
 
-#include "cpu_codes.h"
-#include "cpu_gather.h"
+#include "cpu/codes.h"
+#include "cpu/gather.h"
 #include "scaled/cpu_some.h"
 #include "tabulated/kernels.h"
 

@@ -1,6 +1,6 @@
 // The loops over formats that are a table, of one instruction set: CMake compiles this file once for each, with CFP_ISA
 // as its name.
-#include "cpu_matmul.h"
+#include "cpu/matmul.h"
 #include "tabulated/cpu_tabulated.h"
 
 #define CFP_JOIN(a, b) a##b

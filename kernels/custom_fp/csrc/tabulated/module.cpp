@@ -4,8 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "isa.h"
-#include "parallel.h"
+#include "cpu/isa.h"
+#include "cpu/parallel.h"
 #include "tabulated/kernels.h"
 
 namespace custom_fp::bindings {

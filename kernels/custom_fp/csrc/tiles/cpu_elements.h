@@ -4,7 +4,7 @@
 // they are multiplied by; r: what x is.
 #pragma once
 
-#include "cpu_codes.h"
+#include "cpu/codes.h"
 #include "tiles/kernels.h"
 
 namespace custom_fp {

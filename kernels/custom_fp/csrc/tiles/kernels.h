@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cpu_kernels.h"
+#include "cpu/kernels.h"
 #include "tiles/tiles.h"
 
 namespace custom_fp {

@@ -3,8 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "isa.h"
-#include "parallel.h"
+#include "cpu/isa.h"
+#include "cpu/parallel.h"
 #include "tiles/kernels.h"
 
 namespace nb = nanobind;

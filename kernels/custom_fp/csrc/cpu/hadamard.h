@@ -1,4 +1,4 @@
-// CPU loops of the Hadamard transform (hadamard.h). See cpu_kernels.h for the contract.
+// CPU loops of the Hadamard transform (hadamard.h). See cpu/kernels.h for the contract.
 //
 // Legend: a tensor (outer, length, inner) is cut along the middle in blocks of `size`; what is left of a length is
 // copied. Values of a block are `inner` apart: with inner = 1 a register holds neighbours of one block, or several
@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "cpu_kernels.h"
-#include "cpu_lanes.h"
-#include "hadamard.h"
+#include "cpu/kernels.h"
+#include "cpu/lanes.h"
+#include "../hadamard.h"
 
 namespace custom_fp {
 namespace {

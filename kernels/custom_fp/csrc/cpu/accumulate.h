@@ -1,10 +1,10 @@
-// CPU sums of tensors, every partial sum rounded; see cpu_kernels.h for the contract.
+// CPU sums of tensors, every partial sum rounded; see cpu/kernels.h for the contract.
 #pragma once
 
 #include <memory>
 #include <type_traits>
 
-#include "cpu_elementwise.h"
+#include "cpu/elementwise.h"
 
 namespace custom_fp {
 namespace {

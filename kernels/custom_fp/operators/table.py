@@ -19,8 +19,11 @@ from torch import Tensor
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulator import read as read_accumulator
 from custom_fp.backends import check_knows, function
-from custom_fp.batching import all_at_once, along_an_axis, matrices, one_at_a_time
-from custom_fp.checks import (
+from custom_fp.formats.names import read
+from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scalar import Format
+from custom_fp.operators.batching import all_at_once, along_an_axis, matrices, one_at_a_time
+from custom_fp.operators.checks import (
     as_source,
     check_axis,
     check_bytes,
@@ -33,10 +36,7 @@ from custom_fp.checks import (
     draw_seed,
     scale_shapes,
 )
-from custom_fp.formats.names import read
-from custom_fp.formats.protocol import NumberFormat
-from custom_fp.formats.scalar import Format
-from custom_fp.registration import Derivative, Work, operator
+from custom_fp.operators.registration import Derivative, Work, operator
 from custom_fp.rule import Rounding, Rule
 
 Fmt = NumberFormat | str  # a str is a name or a format's spelling

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from custom_fp.modules import Quantized, project
-from custom_fp.products import Arithmetic, Matrices, Sums
+from custom_fp.layers.modules import Quantized, project
+from custom_fp.layers.products import Arithmetic, Matrices, Sums
 
 SDPA = "scaled_dot_product_attention"
 SCORES, VALUES = "scores", "values"

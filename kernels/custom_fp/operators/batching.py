@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from custom_fp.checks import check_axis
 from custom_fp.formats.names import read
+from custom_fp.operators.checks import check_axis
 
 if TYPE_CHECKING:
-    from custom_fp.registration import Operator
+    from custom_fp.operators.registration import Operator
 
 
 def one_at_a_time(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:

@@ -8,8 +8,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "fp_environment.h"
-#include "team.h"
+#include "cpu/fp_environment.h"
+#include "cpu/team.h"
 
 namespace custom_fp {
 

@@ -7,8 +7,8 @@
 // two values of the format that is not zero is not rounded to zero.
 #pragma once
 
-#include "cpu_lanes.h"
-#include "cpu_facts.h"
+#include "cpu/lanes.h"
+#include "cpu/facts.h"
 
 namespace custom_fp {
 namespace {

@@ -1,12 +1,12 @@
-// CPU loops over elements: quantize, scale, max_magnitude. See cpu_kernels.h for the contract.
+// CPU loops over elements: quantize, scale, max_magnitude. See cpu/kernels.h for the contract.
 #pragma once
 
 #include <cstring>
 
-#include "cpu_kernels.h"
-#include "cpu_philox.h"
+#include "cpu/kernels.h"
+#include "cpu/philox.h"
 #include "custom_fp.h"
-#include "cpu_lanes.h"
+#include "cpu/lanes.h"
 
 namespace custom_fp {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "philox.h"
+#include "../philox.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-"""An operator of the table (operators.py) as torch.library's torch.ops.custom_fp.NAME, and the way of a call to it.
+"""An operator of the table (table.py) as torch.library's torch.ops.custom_fp.NAME, and the way of a call to it.
 
 A row says what its results are like and what computes them; from that one function come the operator on real tensors,
 its fake kernel, and with what stands beside it in the table its vmap rule and its derivative. torch.library takes no
@@ -23,9 +23,9 @@ from torch.nn import Parameter
 
 from custom_fp import accumulator
 from custom_fp.accumulator import Accumulator
-from custom_fp.checks import check_out, deliver, destination
 from custom_fp.formats.names import read, spelled
 from custom_fp.formats.protocol import NumberFormat
+from custom_fp.operators.checks import check_out, deliver, destination
 
 Shapes = Sequence[tuple[Sequence[int], torch.dtype]]
 Work = tuple[Shapes, Tensor, Callable[..., None]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from custom_fp.modules import Quantized
-from custom_fp.products import FORWARD, WEIGHT_GRADIENT, Round, round_gradient
+from custom_fp.layers.modules import Quantized
+from custom_fp.layers.products import FORWARD, WEIGHT_GRADIENT, Round, round_gradient
 
 
 class QuantEmbedding(Quantized, nn.Embedding):

@@ -27,8 +27,8 @@ from custom_fp.accumulator import Accumulator
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
+from custom_fp.layers.products import Arithmetic, Conv, Linear, Nearest, Sums, round_gradient
 from custom_fp.ops import quantize
-from custom_fp.products import Arithmetic, Conv, Linear, Nearest, Sums, round_gradient
 
 
 class Quantizer(nn.Module):

@@ -5,8 +5,8 @@
 
 #include <optional>
 
-#include "cpu_elementwise.h"
-#include "cpu_matmul_near.h"
+#include "cpu/elementwise.h"
+#include "cpu/matmul_near.h"
 
 namespace custom_fp {
 namespace {

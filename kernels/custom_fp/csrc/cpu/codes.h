@@ -1,9 +1,9 @@
-// CPU loops over codes: encode, decode, pack, unpack, accumulate_packed. See cpu_kernels.h for the contract.
+// CPU loops over codes: encode, decode, pack, unpack, accumulate_packed. See cpu/kernels.h for the contract.
 //
 // Dense bytes: 8 codes of k bits fill k bytes, code j from bit j * k on, little-endian.
 #pragma once
 
-#include "cpu_accumulate.h"
+#include "cpu/accumulate.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "codes are moved as little-endian words");
 

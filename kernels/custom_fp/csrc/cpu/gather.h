@@ -1,7 +1,7 @@
 // Looking up as many entries of a table as a register has lanes.
 #pragma once
 
-#include "cpu_lanes.h"
+#include "cpu/lanes.h"
 
 namespace custom_fp {
 namespace {

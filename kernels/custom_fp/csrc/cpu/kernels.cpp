@@ -1,9 +1,9 @@
 // The CPU kernels of one instruction set: CMake compiles this file once for each, with CFP_ISA as its name.
-#include "cpu_accumulate.h"
-#include "cpu_codes.h"
-#include "cpu_elementwise.h"
-#include "cpu_hadamard.h"
-#include "cpu_matmul.h"
+#include "cpu/accumulate.h"
+#include "cpu/codes.h"
+#include "cpu/elementwise.h"
+#include "cpu/hadamard.h"
+#include "cpu/matmul.h"
 
 #define CFP_JOIN(a, b) a##b
 #define CFP_NAME(isa) CFP_JOIN(kernels_, isa)

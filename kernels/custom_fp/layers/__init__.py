@@ -1,0 +1,1 @@
+"""Layers of networks whose products are rounded: linear and convolutional, attention, embeddings."""
