@@ -12,6 +12,7 @@ from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import INGREDIENTS, flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.paths import MOST_NAME_BYTES
+from cpdrun.config.rounded import check_names
 from cpdrun.config.script import is_open, is_script
 
 MOST_TRIED = 100_000  # divisors of a world size that nobody meant need not all be found
@@ -57,6 +58,7 @@ def validate(config: Mapping[str, Any], *, imports: bool = True) -> None:
             raise ConfigError(f"{section} must name its class: {section}._target_=package.module.Class")
         if not isinstance(target, str) or not _CLASS.fullmatch(target):
             raise ConfigError(f"{section}._target_={typed_form(target)}: must be package.module.Class")
+    check_names(config.get("precision"), imports=imports)
     _validate_together(config, imports or not is_own(config["format"]))
 
 
