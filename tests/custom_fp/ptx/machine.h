@@ -71,7 +71,8 @@ struct Range {
 };
 
 struct Counts {
-    u64 instructions, loaded, stored, local, shared;  // executed; bytes from and to global memory; accesses
+    u64 instructions, doubles, loaded, stored, local, shared;  // executed, those in float64; bytes from and to global
+                                                               // memory; accesses
 };
 
 static std::vector<Range> allowed;  // of global memory

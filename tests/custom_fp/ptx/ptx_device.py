@@ -27,9 +27,12 @@ STRIDING = re.compile(r"(?!matmul)")  # kernels whose grid may be any; matmul's 
 
 
 class Counts(Structure):
-    """As machine.h has it: instructions executed, bytes from and to global memory, accesses to the other memories."""
+    """As machine.h has it: instructions executed, those in float64, bytes from and to global memory, accesses to the
+    other memories."""
 
-    _fields_ = [(name, c_uint64) for name in ("instructions", "loaded", "stored", "local", "shared")]
+    _fields_ = [
+        (name, c_uint64) for name in ("instructions", "doubles", "loaded", "stored", "local", "shared")
+    ]
 
 
 def prototypes(source: str) -> dict[str, list[str]]:
@@ -53,6 +56,7 @@ class Device:
             {kernel.name: kernel for kernel in several}.values()
         )  # one may be in more parts than one
         self.parameters = {kernel.name: kernel.parameters for kernel in found}
+        self.written = {kernel.name: kernel.instructions for kernel in found}
         self.prototypes = prototypes(source)
         halves = found[::2], found[1::2]  # two compilers at a time
         self.libraries = _compiled([ptx_to_cpp.program(half) for half in halves if half], folder, level)

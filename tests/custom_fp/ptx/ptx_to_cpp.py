@@ -39,6 +39,7 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     code: str  # the function, named kernel_NAME
     meets: bool  # has barriers or shuffles
+    instructions: int  # as they stand in the text
 
 
 def kernels(ptx: str, names: set[str] | None = None) -> list[Kernel]:
@@ -71,7 +72,7 @@ def _kernel(name: str, parameters: str, body: str, first_line: int) -> Kernel:
     writer = _Writer(name, found)
     for number, line in enumerate(body.split("\n"), first_line):
         writer.line(line.split("//")[0].strip(), number)
-    return Kernel(name, found, writer.function(), writer.meets)
+    return Kernel(name, found, writer.function(), writer.meets, writer.instructions)
 
 
 class _Writer:
@@ -82,6 +83,7 @@ class _Writer:
         self.declared: list[str] = []
         self.written: list[str] = []
         self.run: list[str] = []  # statements that run one after the other
+        self.doubles, self.instructions = 0, 0  # among them in float64; of all of the kernel
         self.shared, self.frame, self.meets = 0, 0, False
 
     def line(self, text: str, number: int) -> None:
@@ -116,6 +118,8 @@ class _Writer:
         words, operands = operation.split("."), _operands(rest)
         statement = self.statement(words, operands, number)
         self.run.append(f"if ({negated}_{guard}) {{ {statement} }}" if guard else statement)
+        self.doubles += "f64" in words and words[0] not in ("mov", "ld", "st")
+        self.instructions += 1
         if words[0] in ("bra", "ret", "exit", "bar", "shfl"):
             self.close()
 
@@ -214,8 +218,9 @@ class _Writer:
 
     def close(self) -> None:
         if self.run:
-            self.written += [f"    counts.instructions += {len(self.run)};", *(f"    {s}" for s in self.run)]
-        self.run = []
+            counted = f"counts.instructions += {len(self.run)}, counts.doubles += {self.doubles};"
+            self.written += [f"    {counted}", *(f"    {s}" for s in self.run)]
+        self.run, self.doubles = [], 0
 
     def function(self) -> str:
         self.close()

@@ -95,6 +95,16 @@ def test_a_wrong_launch_is_found(device):
         launch(address[0] + np.uint64(2), address[1], np.int64(99), *rest)
 
 
+def test_work_is_counted(device):
+    x, out = torch.randn(1 << 14), torch.empty(1 << 14)
+    for source, doubles in ((x, False), (x.double(), True)):
+        with device.in_place():
+            cuda.quantize(source, Format.parse("e5m2"), Rule(), out)
+        counts = device.counts[f"quantize_nearest_even_f{64 if doubles else 32}"]
+        assert counts.loaded == source.nbytes and counts.stored == out.nbytes
+        assert 10 * len(x) < counts.instructions < 200 * len(x) and bool(counts.doubles) == doubles
+
+
 BAD = """
 extern "C" __global__ void half_waits(int* out) {
     if (threadIdx.x < 100) __syncthreads();
