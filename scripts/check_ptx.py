@@ -102,6 +102,7 @@ def main() -> int:
 def everything(to: ptx_cases.Compared) -> None:
     words = ptx_cases.rules([str(r) for r in Rounding], [str(o) for o in Overflow])
     ptx_cases.whole(to)
+    ptx_cases.at_once(to)
     for name in FORMATS:
         fmt = Format.parse(name)
         ptx_cases.codes(to, fmt)

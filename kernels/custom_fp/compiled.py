@@ -30,6 +30,7 @@ PARTS = {  # of the kernels' names, by how they start: what custom_fp.cu calls t
     **dict.fromkeys(("scale_", "max_magnitude_"), "ELEMENTS"),
     **dict.fromkeys(("encode_", "decode_", "unpack"), "CODES"),
     "dot_": "DOT",
+    "add_at_once": "AT_ONCE",
     "matmul_": "MATMUL",
     "hadamard": "HADAMARD",
     **dict.fromkeys(("codebook_", "affine_"), "SCALED"),

@@ -35,6 +35,7 @@ KERNELS = (
         "matmul_kahan",
     ),
     *(f"dot_{rounding}" for rounding in WAYS),
+    "add_at_once",
     *(f"table_quantize_{size}{way}" for size in ("f32", "f64") for way in ("", "_drawn")),
     *(
         f"table_{kind}_{way}"

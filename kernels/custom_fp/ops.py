@@ -130,6 +130,8 @@ def accumulate(
     fmt: NumberFormat | str,
     *,
     kahan: bool = False,
+    order: str = "sequential",
+    width: int | None = None,
     rounding: Rounding | str = "nearest_even",
     overflow: Overflow | str = "infinity",
     seed: int | None = None,
@@ -142,9 +144,14 @@ def accumulate(
     no values of the format. With kahan: y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t, and c = 0
     once t is not finite. Q is `quantize` with the same rounding and overflow, so that with "saturate" partial sums stop
     at the largest value; stochastic rounding draws anew in every step, by the index of an element, from `offset` on.
+
+    order="exact": Q(g_0 + g_1 + ...), the sum of all exact and rounded once. order="aligned": each g is cut off (toward
+    zero) below 2**(E - width) before that, E the largest exponent among an element's terms (none below that of the
+    format's smallest normal value), as adders of integers have it; a width of the format's range in bits or more cuts
+    nothing off. Both give the same in any order of the terms; they take no float64 and no kahan, and a zero is +0.
     """
     rule = rounding, overflow, check_seed(seed), offset
-    return operators.accumulate(list(tensors), fmt, kahan, *rule, out=out)
+    return operators.accumulate(list(tensors), fmt, kahan, *rule, order, width, out=out)
 
 
 def encode(
@@ -218,15 +225,18 @@ def accumulate_packed(
     n: int,
     *,
     kahan: bool = False,
+    order: str = "sequential",
+    width: int | None = None,
     rounding: Rounding | str = "nearest_even",
     overflow: Overflow | str = "infinity",
     seed: int | None = None,
     offset: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """pack(accumulate(unpack each payload)) without the float32 tensors in between; n values a payload."""
+    """pack(accumulate(unpack each payload)) without the float32 tensors in between (a part of them at a time, where all
+    terms are added at once); n values a payload."""
     rule = rounding, overflow, check_seed(seed), offset
-    return operators.accumulate_packed(list(payloads), fmt, n, kahan, *rule, out=out)
+    return operators.accumulate_packed(list(payloads), fmt, n, kahan, *rule, order, width, out=out)
 
 
 def matmul(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from bits import same_bits
 from custom_fp import Format
-from exact_sums import aps_shift, summed
+from exact_sums import aps_shift, rounded, summed
 
 from cpdrun.comm import emulate_all_reduce
 
@@ -64,6 +64,22 @@ def test_hierarchical_is_the_sum_of_its_groups_sums() -> None:
     ours = emulate_all_reduce(grads, "e4m1", aps=True, order="hierarchical", group_size=2)
     assert same_bits(ours, emulate_all_reduce(groups, "e4m1", aps=True))
     assert not same_bits(ours, emulate_all_reduce(grads, "e4m1", aps=True))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("aps", [False, True])
+def test_exact_rounds_the_rational_sum_of_what_travels_once(fmt: str, aps: bool) -> None:
+    parsed = Format.parse(fmt)
+    for n in (1, 2, 9):
+        grads = gradients(n, 2.0**-6, seed=n)
+        exact = [[Fraction(value) for value in row] for row in grads.tolist()]
+        shift = aps_shift([value for row in exact for value in row], n, parsed) if aps else 0
+        sent = [[rounded(g * Fraction(2) ** shift, parsed) for g in row] for row in exact]
+        expected = [
+            float(rounded(sum(column), parsed) / Fraction(2) ** shift) for column in zip(*sent, strict=True)
+        ]
+        for order in ("exact", "aligned_40"):
+            assert emulate_all_reduce(list(grads), fmt, aps=aps, order=order).tolist() == expected, (n, order)
 
 
 @pytest.mark.parametrize("n", [3, 4, 5, 6, 7, 9, 11])

@@ -49,6 +49,9 @@ def test_automatic_groups(n_workers: int, size: int) -> None:
         ({"order": "hierarchical", "group_size": 32}, 256, 38),
         ({"order": "hierarchical"}, 13, 6),
         ({"order": "native"}, 8, None),
+        ({"order": "exact"}, 64, 1),
+        ({"order": "exact"}, 1, 0),
+        ({"order": "aligned_7"}, 64, 1),
     ],
 )
 def test_longest_chain(knobs: dict, n_workers: int, chain: int | None) -> None:
@@ -61,7 +64,7 @@ def test_longest_chain_of_what_is_decoded_and_added_in_float32(requantise: str, 
 
 
 def test_every_worker_is_added_once_at_every_level() -> None:
-    for name, n_workers in itertools.product(["rank", "hierarchical", "ring", "tree"], range(1, 40)):
+    for name, n_workers in itertools.product(["rank", "hierarchical", "ring", "tree", "exact"], range(1, 40)):
         order, below = order_named(name), n_workers
         for level in order.levels(n_workers):
             assert [i for group in level.groups for i in group] == list(range(below))
@@ -74,11 +77,36 @@ def test_every_worker_is_added_once_at_every_level() -> None:
 def test_formats_with_scales_take_one_chain_alone() -> None:
     few = summation_of(Sum("mxfp4", order="hierarchical"), Workers(8))
     assert few.longest_chain == summation_of(Sum("mxfp4"), Workers(8)).longest_chain == 7
-    for order, n_workers in (("hierarchical", 16), ("tree", 3), ("ring", 2)):
+    for order, n_workers in (("hierarchical", 16), ("tree", 3), ("ring", 2), ("exact", 2)):
         with pytest.raises(
             ValueError, match=rf"order={order}: format mxfp4 .*order=rank, or sync=requantised"
         ):
             summation_of(Sum("mxfp4", order=order), Workers(n_workers))
+
+
+def test_a_width_is_part_of_the_name() -> None:
+    assert order_named("aligned") == order_named("aligned_23") != order_named("aligned_24")
+    for name, says in {
+        "aligned_0": "take aligned, or aligned_1 .. aligned_40, its bits",
+        "aligned_41": "take aligned, or aligned_1 .. aligned_40, its bits",
+        "rank_3": "order=rank_3: it has no numbers",
+        "best": "choose one of aligned, exact, hierarchical, native, rank, ring, tree",
+    }.items():
+        with pytest.raises(ValueError, match=says):
+            order_named(name)
+    with pytest.raises(ValueError, match="adds up to 4096 workers, not 4097"):
+        order_named("aligned_40").levels(4097)
+
+
+def test_one_worker_alone_is_cut_off_below_float32s_digits() -> None:
+    assert Sum("fp32", "aligned").is_plain and Sum("fp32", "exact").is_plain
+    assert not Sum("fp32", "aligned_22").is_plain
+
+
+@pytest.mark.parametrize("order", ["exact", "aligned"])
+def test_what_rounds_once_has_no_errors_for_kahan(order: str) -> None:
+    with pytest.raises(ValueError, match=f"kahan=true with order={order}: it rounds once"):
+        Sum("e4m3", order, kahan=True)
 
 
 def test_a_group_size_that_plays_no_part_has_one_spelling() -> None:

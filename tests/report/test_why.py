@@ -155,7 +155,7 @@ def test_powers_of_two_that_a_format_reaches_of_those_that_a_layer_spans(new_swe
 
 
 def test_chains_are_those_of_the_orders():
-    for order in ("rank", "ring", "hierarchical", "tree"):
+    for order in ("rank", "ring", "hierarchical", "tree", "exact", "aligned_9"):
         for workers in (2, 3, 8, 12, 13, 64, 100):
             sync = {"order": order, "group_size": "auto"}
             assert chain(sync, workers) == order_named(order).longest_chain(workers), (order, workers)

@@ -55,8 +55,9 @@ def _float32_will_do(shift: int, sum: Sum) -> bool:
 
 
 def accumulate(values: Sequence[Tensor], sum: Sum, draw: Draw | None = None) -> Tensor:
-    """The sum of values of the format, in the order given, every partial sum rounded to the format."""
-    return custom_fp.accumulate(values, sum.fmt, kahan=sum.kahan, **_rule(sum, draw))
+    """The sum of values of the format, in the order given, every partial sum rounded to the format; or of all at once,
+    rounded once, where the order of the sum says so."""
+    return custom_fp.accumulate(values, sum.fmt, kahan=sum.kahan, **sum.ordering.adding, **_rule(sum, draw))
 
 
 # ---- packed bytes, one-dimensional tensors
@@ -69,4 +70,5 @@ def round_and_pack(x: Tensor, shift: int, sum: Sum, draw: Draw | None, *, out: T
 
 def add_packed(payloads: Sequence[Tensor], numel: int, sum: Sum, draw: Draw | None, *, out: Tensor) -> None:
     """pack(accumulate(unpacked payloads)), in the order given."""
-    custom_fp.accumulate_packed(payloads, sum.fmt, numel, kahan=sum.kahan, out=out, **_rule(sum, draw))
+    how = {"kahan": sum.kahan, **sum.ordering.adding, **_rule(sum, draw)}
+    custom_fp.accumulate_packed(payloads, sum.fmt, numel, out=out, **how)

@@ -68,7 +68,10 @@ class Sum:
             read_rounding(self.rounding)
         except ValueError:
             raise ValueError(f"rounding={self.rounding!r}: choose one of {all_words()}") from None
-        order_named(self.order, self.group_size)
+        if order_named(self.order, self.group_size).adding and self.kahan:
+            raise ValueError(
+                f"kahan=true with order={self.order}: it rounds once and leaves no errors to carry"
+            )
         if self.group_size is None:
             object.__setattr__(self, "group_size", AUTO)  # one spelling of what plays no part
         if self.compat:
@@ -90,7 +93,7 @@ class Sum:
     @property
     def is_plain(self) -> bool:
         """Whether a single worker's gradient comes out as it is, but for the definition's +0 + g."""
-        return self == Sum(FP32, self.order, self.group_size)
+        return self == Sum(FP32, self.order, self.group_size) and self.ordering.keeps_float32
 
     def draw(self, *key: Any, start: int = 0) -> Draw | None:
         """The random numbers that rounding a tensor takes, which begins at element `start` of its layer."""

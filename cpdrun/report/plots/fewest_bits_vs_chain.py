@@ -34,7 +34,7 @@ _REMEDIES = (
     "sync.rounding",
     "sync.kahan",
 )  # what else lets small values survive a long chain: colours, not panels
-_MARKERS = {"rank": "o", "ring": "D", "hierarchical": "s", "tree": "^"}
+_MARKERS = {"rank": "o", "ring": "D", "hierarchical": "s", "tree": "^", "exact": "*"}
 _DODGE = 0.16  # between points of a row, in doublings of the chain
 
 

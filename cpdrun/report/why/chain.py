@@ -15,6 +15,8 @@ def chain(sync: Mapping[str, Any], workers: int) -> int | None:
     order = sync.get("order")
     if order in ("rank", "ring"):
         return workers - 1
+    if order == "exact" or str(order).startswith("aligned"):
+        return min(1, workers - 1)
     if order == "tree":
         return math.ceil(math.log2(workers))
     if order == "hierarchical":

@@ -1,6 +1,9 @@
-"""The compiled CPU backend of matrix products by an Accumulator: the results of reference.py, bit for bit."""
+"""The compiled CPU backend of matrix products by an Accumulator, and of sums at once: the results of reference.py, bit
+for bit."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor, get_num_threads
 
@@ -15,3 +18,9 @@ def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> N
     addresses = a.data_ptr(), b.data_ptr(), out.data_ptr()
     sizes = batch, rows, a.shape[-1], columns, a.shape[0] == 1, b.shape[0] == 1
     _accumulators.dot(*addresses, *sizes, *how.flat, mode, overflow, seed, mask, get_num_threads())
+
+
+def add_at_once(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:
+    terms = [tensor.data_ptr() for tensor in tensors]
+    aligned = -1 if width is None else width
+    _accumulators.add_at_once(terms, out.data_ptr(), out.numel(), aligned, emin, get_num_threads())

@@ -1,12 +1,15 @@
-"""The CUDA backend of matrix products by an Accumulator, a result a thread: those of reference.py, bit for bit."""
+"""The CUDA backend of matrix products by an Accumulator and of sums at once, a result a thread: those of reference.py,
+bit for bit."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
-from custom_fp.cuda import address, blocks, launch, told, way
+from custom_fp.cuda import address, addresses, blocks, launch, told, way
 from custom_fp.rule import Rule
 
 _TYPES = (*(np.uint32,) * 3, *(np.int32,) * 6, np.int64)  # of Accumulator.flat
@@ -28,3 +31,11 @@ def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> N
         *(kind(value) for kind, value in zip(_TYPES, how.flat, strict=True)),
         *(told_how, seed, mask),
     )
+
+
+def add_at_once(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:
+    if n := out.numel():
+        terms = addresses(tensors)
+        aligned = np.int32(-1 if width is None else width)
+        to = address(terms), np.int32(len(tensors)), address(out), np.int64(n)
+        launch("add_at_once", out, blocks(n, 1), *to, aligned, np.int32(emin))

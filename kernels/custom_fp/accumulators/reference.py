@@ -11,6 +11,8 @@ Random words of stochastic rounding: element (row r of all B M, column j) is num
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -155,6 +157,26 @@ class Dot:
         return self.rounded(torch.where(plain.isfinite(), value, plain)) + 0.0
 
 
+def add_at_once(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:
+    """The sum of float32 tensors of one shape as float64, for a format to round: exact, rounded to odd (`exact_sum`).
+
+    With a width each value is cut off (toward zero) below 2**(E - width) first, E the largest exponent among the values
+    of an element; one has at least the exponent `emin`, zero that of the smallest normal float32. Zero is +0.
+    """
+    values = [tensor.double() for tensor in tensors]
+    if width is None:
+        out.copy_(exact_sum(values, out))
+        return
+    exponents = [torch.frexp(x.nan_to_num(0, 0, 0)).exponent.long() - 1 for x in values]
+    of_zero = torch.full_like(exponents[0], ZERO)
+    largest = of_zero
+    for x, exponent in zip(values, exponents, strict=True):
+        largest = torch.maximum(largest, torch.where(x == 0, of_zero, exponent.clamp(min=max(emin, ZERO))))
+    total = sum((x * power_of_two(width - largest)).trunc() for x in values) * power_of_two(largest - width)
+    plain = sum(values)
+    out.copy_(torch.where(plain.isfinite(), total + 0.0, plain))
+
+
 def digits(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
     """(s, u, e) of finite float32 values, int64: x = s 2**u with |s| < 2**24, and e its exponent, which is not below
     that of a format's smallest normal value, but for zero's."""
@@ -175,7 +197,7 @@ def _cut(significand: Tensor, shift: Tensor) -> Tensor:
 
 
 def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
-    """The sum of float64 values that are multiples of 2**-298 below 2**256, exact and then rounded to odd: a long
+    """The sum of float64 values that are multiples of 2**-298 below 2**256, exact, then rounded to odd, 53 bits: a long
     fixed-point number (Kulisch), of limbs of 30 bits. NaN and infinity as IEEE 754 adds them; of no terms +0."""
     limbs = torch.zeros(*like.shape, _LIMBS, dtype=torch.int64, device=like.device)
     plain = torch.zeros_like(like)
@@ -197,14 +219,17 @@ def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
     limbs = torch.where(negative[..., None], -limbs, limbs)
     _carry(limbs)
     value = torch.zeros_like(like)
-    rest = torch.zeros_like(limbs[..., 0])  # sticky: whether any limb below the three is not zero
+    one = torch.ones_like(limbs[..., 0])
+    rest = one * 0  # sticky: whether any limb below the three is not zero
     for i in range(_LIMBS):
         below = [limbs[..., i - 1] if i > 0 else rest * 0, limbs[..., i - 2] if i > 1 else rest * 0]
         rest = rest | (limbs[..., i - 3] != 0).long() if i > 2 else rest
-        top = (limbs[..., i] << _LIMB) | below[0]  # 31 bits or more, where this is the first limb
-        wide = (top >= 1 << 53).long()
-        odd = (top >> 8 * wide) | ((top & 0xFF & -wide) | below[1] | rest != 0).long()
-        here = odd.double() * power_of_two(_LIMB * (i - 1) + _LOWEST + 8 * wide)
+        top = (limbs[..., i] << _LIMB) | below[0]  # of 31 bits or more, where this is the first limb
+        more = 53 - _LIMB - torch.frexp(limbs[..., i].double()).exponent.long()  # bits, or fewer
+        room, drop = more.clamp(min=0), (-more).clamp(min=0)
+        kept = (top << room | below[1] >> _LIMB - room) >> drop
+        lost = top & (one << drop) - 1 | below[1] & (one << _LIMB - room) - 1 | rest
+        here = (kept | (lost != 0).long()).double() * power_of_two(_LIMB * (i - 1) + _LOWEST + drop - room)
         value = torch.where(limbs[..., i] != 0, here, value)
     first = torch.where(negative, -value, value)
     return torch.where(plain.isfinite(), first, plain)

@@ -258,6 +258,9 @@ CFP_EVERY_WAY(CFP_ACCUMULATE)
 #if !defined CFP_SOME || defined CFP_ONLY_DOT
 #include "accumulators/dot.cuh"
 #endif
+#if !defined CFP_SOME || defined CFP_ONLY_AT_ONCE
+#include "accumulators/at_once.cuh"
+#endif
 #if !defined CFP_SOME || defined CFP_ONLY_MATMUL
 #include "matmul.cuh"
 #endif

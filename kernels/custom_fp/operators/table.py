@@ -18,6 +18,7 @@ from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulator import read as read_accumulator
+from custom_fp.accumulators import at_once
 from custom_fp.backends import check_knows, function
 from custom_fp.formats.names import read
 from custom_fp.formats.protocol import NumberFormat
@@ -263,45 +264,77 @@ def unpack(data: Tensor, fmt: Fmt, shape: Sequence[int], shift: int, axis: int |
 
 
 @operator(
-    "(Tensor[] tensors, str fmt, bool kahan, str rounding, str overflow, SymInt? seed, SymInt offset) -> Tensor",
+    "(Tensor[] tensors, str fmt, bool kahan, str rounding, str overflow, SymInt? seed, SymInt offset, "
+    "str order='sequential', int? width=None) -> Tensor",
     vmap=all_at_once,
     draws=True,
 )
-def accumulate(tensors: Sequence[Tensor], fmt: Fmt, kahan: bool, *parts: object) -> Work:
+def accumulate(
+    tensors: Sequence[Tensor],
+    fmt: Fmt,
+    kahan: bool,
+    rounding: str = "nearest_even",
+    overflow: str = "infinity",
+    seed: int | None = None,
+    offset: int = 0,
+    order: str = at_once.SEQUENTIAL,
+    width: int | None = None,
+) -> Work:
     for tensor in tensors:
         check_float(tensor)
     check_terms("accumulate", tensors)
+    at_once.check_order(order, width, kahan, len(tensors))
+    if order != at_once.SEQUENTIAL:
+        at_once.check_narrow(tensors)
     first, fmt = tensors[0], read(fmt)
     check_knows("accumulate", type(fmt))
-    rule = _rule(fmt, parts)
-    return (
-        [(first.shape, torch.float32)],
-        first,
-        lambda out: _on(first, fmt, "accumulate")([*map(as_source, tensors)], fmt, kahan, _drawn(rule), out),
-    )
+    rule = _rule(fmt, (rounding, overflow, seed, offset))
+
+    def fill(out: Tensor) -> None:
+        terms = [*map(as_source, tensors)]
+        if order == at_once.SEQUENTIAL:
+            _on(first, fmt, "accumulate")(terms, fmt, kahan, _drawn(rule), out)
+        else:
+            at_once.accumulate(terms, fmt, width, _drawn(rule), out)
+
+    return [(first.shape, torch.float32)], first, fill
 
 
 @operator(
-    "(Tensor[] payloads, str fmt, SymInt n, bool kahan, str rounding, str overflow, SymInt? seed, SymInt offset)"
-    " -> Tensor",
+    "(Tensor[] payloads, str fmt, SymInt n, bool kahan, str rounding, str overflow, SymInt? seed, SymInt offset, "
+    "str order='sequential', int? width=None) -> Tensor",
     vmap=one_at_a_time,
     draws=True,
 )
-def accumulate_packed(payloads: Sequence[Tensor], fmt: Fmt, n: int, kahan: bool, *parts: object) -> Work:
+def accumulate_packed(
+    payloads: Sequence[Tensor],
+    fmt: Fmt,
+    n: int,
+    kahan: bool,
+    rounding: str = "nearest_even",
+    overflow: str = "infinity",
+    seed: int | None = None,
+    offset: int = 0,
+    order: str = at_once.SEQUENTIAL,
+    width: int | None = None,
+) -> Work:
     fmt = read(fmt)
     check_knows("accumulate_packed", type(fmt))
-    rule = _rule(fmt, parts)
+    rule = _rule(fmt, (rounding, overflow, seed, offset))
     for payload in payloads:
         check_bytes("accumulate_packed", payload, n, fmt)
     check_terms("accumulate_packed", payloads)
+    at_once.check_order(order, width, kahan, len(payloads))
     first = payloads[0]
-    return (
-        [(first.shape, torch.uint8)],
-        first,
-        lambda out: _on(first, fmt, "accumulate_packed")(
-            [*map(dense, payloads)], fmt, n, kahan, _drawn(rule), out
-        ),
-    )
+
+    def fill(out: Tensor) -> None:
+        terms = [*map(dense, payloads)]
+        if order == at_once.SEQUENTIAL:
+            _on(first, fmt, "accumulate_packed")(terms, fmt, n, kahan, _drawn(rule), out)
+        else:
+            at_once.accumulate_packed(terms, fmt, n, width, _drawn(rule), out)
+
+    return [(first.shape, torch.uint8)], first, fill
 
 
 # ---- products

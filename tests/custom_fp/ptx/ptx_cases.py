@@ -197,6 +197,21 @@ def dots(to: Compared, name: str) -> None:
     to.equal(f"dot {name}", lambda: dots_on_cuda.matmul(a, b, how, rule, out), out, expected)
 
 
+def at_once(to: Compared) -> None:
+    """Sums of all terms at once, exact and aligned."""
+    for width, emin, count in ((None, -126, 5), (3, -6, 2), (23, -126, 9), (40, -14, 1)):
+        n = to.dice.choice(LENGTHS)
+        terms = [to.data(n, kind=to.dice.choice(["any", "normal"])) for _ in range(count)]
+        out, expected = to.empty(n, dtype=torch.float64), torch.empty(n, dtype=torch.float64)
+        dots_native.add_at_once(terms, width, emin, expected)
+        to.equal(
+            f"add_at_once width {width}",
+            lambda x=terms, w=width, e=emin, o=out: dots_on_cuda.add_at_once(x, w, e, o),
+            out,
+            expected,
+        )
+
+
 def whole(to: Compared) -> None:
     """scale_pow2, max_exponent, the Hadamard transform: what knows no format."""
     for shift in (0, 3, -127, 200, 10**9):

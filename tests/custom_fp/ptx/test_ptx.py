@@ -28,7 +28,7 @@ SOME = {  # a kernel of each kind, each rounding once
         "pack_nearest_even",
         "accumulate_toward_zero",
     ),
-    *("accumulate_packed_toward_zero", "matmul_kahan", "scaled_tiles_stochastic", "hadamard"),
+    *("accumulate_packed_toward_zero", "matmul_kahan", "scaled_tiles_stochastic", "hadamard", "add_at_once"),
 }
 
 
@@ -70,6 +70,12 @@ def test_products_transforms_and_scales(to, device):
     for name in ("nvfp4", "mxfp8_e4m3"):
         ptx_cases.scaled(to, name, ptx_cases.rules(["stochastic"], ["infinity"])[0], (3, 5, 150))
     assert not to.wrong and {"matmul", "hadamard", "quantize_scaled"} <= set(to.values)
+
+
+def test_sums_at_once(to):
+    for _ in range(3):
+        ptx_cases.at_once(to)
+    assert not to.wrong and to.values["add_at_once"]
 
 
 def test_a_wrong_launch_is_found(device):

@@ -12,10 +12,12 @@ NAMES = sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"ba
 
 
 def order_named(name: str, group_size: int | str | None = AUTO) -> Order:
-    """Raises ValueError for an unknown name, and for groups in an order that has none."""
-    if name not in NAMES:
+    """Raises ValueError for an unknown name, and for groups in an order that has none. `aligned_12`: 12 bits of it."""
+    kind, _, suffix = str(name).partition("_")
+    if kind not in NAMES or not isinstance(name, str):
         raise ValueError(f"order={name!r}: choose one of {', '.join(NAMES)}")
-    return _kind(name).of(group_size)
+    order = _kind(kind).of(group_size)
+    return order.with_suffix(suffix) if kind != name else order
 
 
 @cache

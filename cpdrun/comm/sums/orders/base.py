@@ -11,10 +11,10 @@ times as large as a value, in a format of m mantissa bits, adding that value cha
 Legend: N workers, n elements of a layer (one parameter tensor).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 AUTO = "auto"
 
@@ -47,6 +47,9 @@ class Order:
     """One chain of all workers, where a subclass says nothing else. Each is a frozen dataclass in its own file."""
 
     is_stated: ClassVar[bool] = True  # False: it is left to the platform, and nobody knows it
+    keeps_float32: ClassVar[bool] = True  # whether a single worker's float32 comes out as it is
+    adding: ClassVar[Mapping[str, Any]] = {}
+    """What custom_fp.accumulate is told where all workers' values are added at once, and rounded once."""
 
     @classmethod
     def of(cls, group_size: int | str | None) -> "Order":
@@ -56,6 +59,10 @@ class Order:
                 f"group_size={group_size} with order={cls.__name__.lower()}: only order=hierarchical has groups"
             )
         return cls()
+
+    def with_suffix(self, suffix: str) -> "Order":
+        """That of `order=name_suffix`. Raises ValueError, unless the order has such names."""
+        raise ValueError(f"order={type(self).__name__.lower()}_{suffix}: it has no numbers")
 
     def cuts(self, n_workers: int) -> list[tuple[range, ...]]:
         """The groups of each level: places in the level below, every one once. The last level has one group.
@@ -82,10 +89,12 @@ class Order:
 
     def is_one_chain(self, n_workers: int) -> bool:
         """Whether all are added one after the other, from worker 0 on, as in rank order."""
-        return len(self.levels(n_workers)) == 1
+        return len(self.levels(n_workers)) == 1 and not self.adding
 
     def longest_chain(self, n_workers: int) -> int | None:
         """The most rounded additions in series that a worker's value may pass; None where nobody knows."""
+        if self.adding:
+            return min(1, n_workers - 1)
         return sum(max(map(len, level.groups)) - 1 for level in self.levels(n_workers))
 
 

@@ -40,11 +40,21 @@ void dot(uintptr_t a, uintptr_t b, uintptr_t out, int64_t batch, int64_t M, int6
     });
 }
 
+void add_at_once(const std::vector<uintptr_t>& x, uintptr_t out, int64_t n, int width, int emin, int threads) {
+    std::vector<const float*> terms;
+    for (const uintptr_t address : x) terms.push_back(at<const float>(address));
+    const int64_t least = std::max<int64_t>(1024, grain / static_cast<int64_t>(terms.size()));
+    parallel(n, threads, least, 1, [&](int64_t begin, int64_t end) {
+        isa->add_at_once(terms.data(), static_cast<int>(terms.size()), at<double>(out), begin, end, width, emin);
+    });
+}
+
 }  // namespace
 }  // namespace custom_fp::bindings
 
 NB_MODULE(_accumulators, m) {
     m.def("dot", &custom_fp::bindings::dot);
+    m.def("add_at_once", &custom_fp::bindings::add_at_once);
     m.def("isas", [] { return custom_fp::bindings::isa.names(); });
     m.def("use_isa", [](const std::string& name) { custom_fp::bindings::isa.use(name); });
 }

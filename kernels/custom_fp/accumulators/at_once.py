@@ -1,0 +1,86 @@
+"""`accumulate(order="exact")` and `"aligned"`: N values added at once and rounded once, as an adder of N inputs or a
+switch has it.
+
+A backend gives the sum as float64, exact but for what a width cuts off, and rounded to odd (`add_at_once` in
+reference.py); the format's own quantize rounds it. Elements go in parts, so that little of it lies in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from custom_fp.accumulator import MOST_DIGITS, Accumulator
+from custom_fp.backends import function
+from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rule
+
+SEQUENTIAL, EXACT, ALIGNED = ORDERS = ("sequential", "exact", "aligned")
+_AT_A_TIME = 1 << 22  # terms of a part
+
+
+def check_order(order: object, width: object, kahan: bool, terms: int) -> None:
+    """Raises ValueError for what does not go together."""
+    if order not in ORDERS:
+        raise ValueError(f"order is {order!r}; allowed: {', '.join(ORDERS)}")
+    if kahan and order != SEQUENTIAL:
+        raise ValueError(
+            f"order={order} rounds once and leaves no errors for kahan to carry; leave kahan out"
+        )
+    if order != ALIGNED:
+        if width is not None:
+            raise ValueError(f"width={width} goes with order=aligned, not {order}")
+        return
+    if not isinstance(width, int) or isinstance(width, bool) or not 1 <= width <= MOST_DIGITS:
+        raise ValueError(f"width is {width!r}; order=aligned needs one of 1..{MOST_DIGITS}")
+    if terms > 1 << 52 - width:
+        raise ValueError(
+            f"order=aligned with width={width} adds up to {1 << 52 - width} tensors; got {terms}"
+        )
+
+
+def check_narrow(tensors: Sequence[Tensor]) -> None:
+    """Raises TypeError for doubles, whose sums ten words do not hold."""
+    if any(tensor.dtype is torch.float64 for tensor in tensors):
+        raise TypeError("order=exact and order=aligned add float32, float16 or bfloat16 tensors; got float64")
+
+
+def accumulate(
+    tensors: Sequence[Tensor], fmt: NumberFormat, width: int | None, rule: Rule, out: Tensor
+) -> None:
+    """width None: exact."""
+    device, terms_n, out_n = out.device.type, [x.view(-1) for x in tensors], out.view(-1)
+    add = function("add_at_once", Accumulator, device)
+    quantize = function("quantize", type(fmt), device)
+    for start, stop in _parts(out.numel(), len(tensors)):
+        total = torch.empty(stop - start, dtype=torch.float64, device=out.device)
+        add([x[start:stop] for x in terms_n], width, _emin(fmt), total)
+        quantize(total, fmt, replace(rule, offset=rule.offset + start), out_n[start:stop])
+
+
+def accumulate_packed(
+    payloads: Sequence[Tensor], fmt: NumberFormat, n: int, width: int | None, rule: Rule, out: Tensor
+) -> None:
+    unpack, pack = (function(name, type(fmt), out.device.type) for name in ("unpack", "pack"))
+    for start, stop in _parts(n, len(payloads)):
+        data = slice(start // 8 * fmt.bits, -(-stop // 8) * fmt.bits)
+        terms = torch.empty(len(payloads) + 1, stop - start, device=out.device)
+        for payload, term in zip(payloads, terms, strict=False):
+            unpack(payload[data], fmt, 0, term)
+        accumulate(terms[:-1].unbind(), fmt, width, replace(rule, offset=rule.offset + start), terms[-1])
+        pack(terms[-1], fmt, 0, Rule(), out[data])
+
+
+def _parts(n: int, terms: int) -> Iterator[tuple[int, int]]:
+    """Elements in parts that begin on a byte of any format."""
+    step = max(1 << 12, _AT_A_TIME // terms // 128 * 128)
+    return ((start, min(n, start + step)) for start in range(0, n, step))
+
+
+def _emin(fmt: NumberFormat) -> int:
+    """The least exponent that a value is aligned by: of the format's normal values; a table's are float32's."""
+    return fmt.emin if isinstance(fmt, Format) else Format(8, 23).emin

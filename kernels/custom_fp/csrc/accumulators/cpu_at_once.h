@@ -1,0 +1,68 @@
+// Sums of N tensors formed at once on the CPU, blocks of elements side by side.
+#pragma once
+
+#include <cstdint>
+
+#include "accumulators/at_once.h"
+
+namespace custom_fp {
+namespace {
+
+constexpr int64_t at_once_block = 256;  // elements: their sums stay in the first cache
+
+// Float64 holds most sums exactly, and Knuth's TwoSum says of which it does not: those are added in ten words.
+inline void add_exactly(const float* const* x, int tensors, double* out, int64_t begin, int64_t end) {
+    double lost[at_once_block];
+    for (int64_t start = begin; start < end; start += at_once_block) {
+        const int64_t count = end - start < at_once_block ? end - start : at_once_block;
+        double* const acc = out + start;
+        for (int64_t i = 0; i < count; ++i) acc[i] = lost[i] = 0.0;
+        for (int r = 0; r < tensors; ++r) {
+            const float* const g = x[r] + start;
+            for (int64_t i = 0; i < count; ++i) {
+                const double a = acc[i], b = g[i], total = a + b, b_part = total - a;
+                const double error = (a - (total - b_part)) + (b - b_part);
+                lost[i] = from_bits(to_bits(lost[i]) | to_bits(error + 0.0));
+                acc[i] = total;
+            }
+        }
+        for (int64_t i = 0; i < count; ++i)
+            if (to_bits(lost[i]) != 0) acc[i] = exact_total([&](int r) { return x[r][start + i]; }, tensors);
+    }
+}
+
+inline void add_aligned(const float* const* x, int tensors, double* out, int64_t begin, int64_t end, int width, int emin) {
+    int largest[at_once_block];
+    double plain[at_once_block], power[at_once_block];
+    for (int64_t start = begin; start < end; start += at_once_block) {
+        const int64_t count = end - start < at_once_block ? end - start : at_once_block;
+        double* const acc = out + start;
+        for (int64_t i = 0; i < count; ++i) largest[i] = zero_exponent, plain[i] = acc[i] = 0.0;
+        for (int r = 0; r < tensors; ++r) {
+            const float* const g = x[r] + start;
+            for (int64_t i = 0; i < count; ++i) {
+                const int exponent = exponent_to_align(g[i], emin);
+                largest[i] = exponent > largest[i] ? exponent : largest[i];
+                plain[i] += static_cast<double>(g[i]);
+            }
+        }
+        for (int64_t i = 0; i < count; ++i) power[i] = power_of_two<double>(width - largest[i]);
+        for (int r = 0; r < tensors; ++r) {
+            const float* const g = x[r] + start;
+            for (int64_t i = 0; i < count; ++i) acc[i] += whole_part(static_cast<double>(g[i]), power[i]);
+        }
+        for (int64_t i = 0; i < count; ++i)
+            acc[i] = is_finite(plain[i]) ? acc[i] * power_of_two<double>(largest[i] - width) + 0.0 : not_finite(plain[i]);
+    }
+}
+
+// width < 0: exact
+void add_at_once(const float* const* x, int tensors, double* out, int64_t begin, int64_t end, int width, int emin) {
+    if (width < 0)
+        add_exactly(x, tensors, out, begin, end);
+    else
+        add_aligned(x, tensors, out, begin, end, width, emin);
+}
+
+}  // namespace
+}  // namespace custom_fp
