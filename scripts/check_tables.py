@@ -4,7 +4,8 @@
         --output results/reference/numerics/tables.md
 
 P3109 of up to 8 bits against gfloat: all values, and in each of its rounding and saturation modes every float16 and the
-values and boundaries with both neighbours in float32. Posits and takums against the C libraries of that name, which are
+values and boundaries with both neighbours in float32; of stochastic roundings with 1, 3 and 8 random bits, which both are
+given, every float16 and the steps of half a random bit between values with both neighbours. Posits and takums against the C libraries of that name, which are
 built by hand (gcc -shared -fPIC of SoftPosit's and libtakum's sources): all codes, the boundaries with both neighbours,
 and a million numbers between 2**-120 and 2**120. HiFloat8 against en_dtypes: every float16. What is not given or not
 installed is left out. Exit status 1 if a single result differs.
@@ -24,6 +25,8 @@ import custom_fp
 import numpy as np
 import torch
 from custom_fp.formats.tabulated import Tabulated
+from custom_fp.reference import random_words
+from custom_fp.rule import Form
 
 Row = tuple[str, str, int, int]  # what, against what, inputs, differences
 WORDS = {
@@ -33,7 +36,13 @@ WORDS = {
     "toward_positive": "TowardPositive",
     "toward_negative": "TowardNegative",
 }
-MANY = 1_000_000
+STOCHASTIC = {
+    Form.CUT: "StochasticFastest",
+    Form.FAST: "StochasticFast",
+    Form.EVEN: "Stochastic",
+    Form.ODD: "StochasticOdd",
+}
+MANY, SEED = 1_000_000, 11
 
 
 def halves() -> np.ndarray:
@@ -74,6 +83,41 @@ def p3109(most: int) -> Iterator[Row]:
                     )
                     inputs, wrong = inputs + len(x), wrong + differ(got.double().numpy(), expected)
                 yield f"P3109, K = {bits}, {word}, {overflow}", "gfloat", inputs, wrong
+
+
+def steps(fmt: Tabulated, bits: int) -> np.ndarray:
+    """Between neighbours in steps of half of the last random bit, with both neighbours in float32, of both signs."""
+    ends = np.array([*fmt.positive.magnitudes, fmt.max * 1.5, fmt.max * 3])
+    part = np.arange(2 ** (bits + 1)) / 2 ** (bits + 1)
+    at = (ends[:-1, None] + part * np.diff(ends)[:, None]).reshape(-1)
+    at = at[at < 2.0**127].astype(np.float32)
+    near = np.concatenate([at, np.nextafter(at, np.float32(np.inf)), np.nextafter(at, np.float32(0))])
+    return np.concatenate([near, -near]) if fmt.is_signed else near
+
+
+def p3109_stochastic(most: int) -> Iterator[Row]:
+    """The random bits are those that the kernels draw, element by element."""
+    gfloat = importlib.import_module("gfloat")
+    formats = importlib.import_module("gfloat.formats")
+    there = halves()
+    for bits in range(3, most + 1):
+        for form, mode in STOCHASTIC.items():
+            inputs = wrong = 0
+            for fmt, info in _p3109(bits, formats):
+                for drawn in (1, 3, 8):
+                    given = there if fmt.is_signed else there[there >= 0]
+                    x = np.concatenate([given, steps(fmt, drawn), [np.inf, np.nan]]).astype(np.float32)
+                    words = random_words(len(x), 0, SEED, torch.device("cpu"))
+                    theirs = (words >> 32 - drawn).numpy().astype(np.int16)
+                    for overflow in ("infinity", "saturate"):
+                        how = {"rounding": form.word(drawn), "overflow": overflow, "seed": SEED}
+                        got = custom_fp.quantize(torch.from_numpy(x), fmt, **how)
+                        saturates = overflow == "saturate"
+                        expected = gfloat.round_ndarray(
+                            info, x.astype(float), gfloat.RoundMode[mode], saturates, theirs, drawn
+                        )
+                        inputs, wrong = inputs + len(x), wrong + differ(got.double().numpy(), expected)
+            yield f"P3109, K = {bits}, {form.word('1, _3, _8')}, both overflows", "gfloat", inputs, wrong
 
 
 def _p3109(bits: int, formats) -> Iterator[tuple[Tabulated, object]]:
@@ -157,7 +201,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=8, help="P3109: formats of so many bits and fewer")
     parser.add_argument("--output", type=Path, help="write the table to this file as well")
     options = parser.parse_args()
-    checks = [lambda: p3109(options.most), hifloat]
+    checks = [lambda: p3109(options.most), lambda: p3109_stochastic(options.most), hifloat]
     checks += [lambda: posits(options.softposit)] if options.softposit else []
     checks += [lambda: takums(options.takum)] if options.takum else []
     lines = ["| what | against | inputs | differences |", "| --- | --- | ---: | ---: |"]

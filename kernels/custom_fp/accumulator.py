@@ -102,8 +102,7 @@ class Accumulator:
         fix("total", _scalar("total", self.total))
         fix("order", _order(self.order))
         fix("rule", Rule(self.rounding, self.overflow))
-        word, bits = read_rounding(self.rounding)
-        fix("rounding", str(word) if bits is None else f"{word}_{bits}")
+        fix("rounding", str(self.rounding))
         fix("overflow", str(self.rule.overflow))
         self._check_numbers()
         together = self.block > 1 or self.width is not None or self.order is Order.EXACT

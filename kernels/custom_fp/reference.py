@@ -18,7 +18,7 @@ from torch import Tensor
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
 from custom_fp.rule import Rounding, Rule
-from custom_fp.tabulated.rounding import codes_of_values, round_to_table, values_of_codes
+from custom_fp.tabulated.rounding import carries, codes_of_values, round_to_table, values_of_codes
 
 INFINITY = float("inf")
 LARGEST, SMALLEST = (2 - 2.0**-52) * 2.0**1023, 2.0**-1074  # of float64
@@ -88,12 +88,7 @@ def goes_up(
         case Rounding.TO_ODD:
             return is_inexact & ~is_odd
         case Rounding.STOCHASTIC:
-            return carries(distance, random, rule.bits)
-
-
-def carries(distance: Tensor, random: Tensor, bits: int) -> Tensor:
-    """Whether the first bits of a distance, 0 <= distance < 1 (float64), and as many random ones have a carry."""
-    return (distance * 2.0**bits).floor() + (random >> 32 - bits) >= 2.0**bits
+            return carries(distance, random, rule)
 
 
 def _exponent(magnitude: Tensor, fmt: Format) -> Tensor:

@@ -39,8 +39,10 @@ class Rounding(_Word):
     `stochastic_N`, N of 1..31: u in steps of 2**-N, from N random bits (the first N of those 31), as an adder in
     hardware has it: d = |x| / q - floor(|x| / q) is cut off after N bits, and goes up where the N random bits, added to
     it, carry. So with probability floor(2**N d) / 2**N, which is d or less: the mean is too near zero, by q 2**-(N + 1)
-    on average over d, and a d below 2**-N is lost. gfloat calls it StochasticFastest; Fitzgibbon and Felix, "On
-    Stochastic Rounding with Few Random Bits" (arXiv:2504.20634), compare it with forms of less bias."""
+    on average over d, and a d below 2**-N is lost. gfloat calls it StochasticFastest.
+
+    `stochastic_fast_N`, `stochastic_even_N` and `stochastic_odd_N`, N of 1..29: the forms of less bias that Fitzgibbon
+    and Felix compare it with, "On Stochastic Rounding with Few Random Bits" (arXiv:2504.20634). See `Form`."""
 
     NEAREST_AWAY = "nearest_away"
     """sign(x) * q * floor(|x| / q + 1/2): halves to the larger magnitude. IEEE 754-2019 roundTiesToAway."""
@@ -63,8 +65,40 @@ class Rounding(_Word):
         return list(Rounding).index(self)
 
 
+class Form(_Word):
+    """How stochastic rounding meets a distance d from the value below, 0 <= d < 1, of more digits than the N random bits
+    R have. gfloat's RoundMode has all four, of IEEE P3109's stochastic roundings."""
+
+    CUT = ""
+    """Up where floor(2**N d) + R >= 2**N: with probability floor(2**N d) / 2**N. gfloat's StochasticFastest."""
+
+    FAST = "fast"
+    """Up where floor(2**(N + 1) d) + 2 R + 1 >= 2**(N + 1), half a bit added to R: with the probability that is d rounded
+    to N bits, halves up. Too far from zero for a d halfway between N bits, and nowhere else. gfloat's StochasticFast."""
+
+    EVEN = "even"
+    """Up where n + R >= 2**N, n = 2**N d rounded to nearest, halves to even: with probability n / 2**N; what halves gain
+    and lose is the same over all d. gfloat's Stochastic."""
+
+    ODD = "odd"
+    """So, halves to odd: a half of the last random bit is then never lost. gfloat's StochasticOdd."""
+
+    @property
+    def most_bits(self) -> int:
+        return MOST_BITS if self is Form.CUT else MOST_BITS - 2  # csrc/philox.h: `shaped` keeps three of 32 for itself
+
+    @cached_property
+    def told(self) -> int:
+        """What csrc/philox.h's `shaped` reads below the bits that count."""
+        return {Form.CUT: 0b000, Form.FAST: 0b001, Form.EVEN: 0b011, Form.ODD: 0b111}[self]
+
+    def word(self, bits: int | str) -> str:
+        return "_".join(filter(None, [Rounding.STOCHASTIC, self, str(bits)]))
+
+
 MOST_BITS = 31
-_STOCHASTIC = re.compile(rf"{Rounding.STOCHASTIC}(?:_(\d{{1,9}}))?")
+_FORMS = "|".join(filter(None, Form))
+_STOCHASTIC = re.compile(rf"{Rounding.STOCHASTIC}(?:(?:_({_FORMS}))?_(\d{{1,9}}))?")
 
 
 def is_stochastic(word: object) -> bool:
@@ -72,26 +106,33 @@ def is_stochastic(word: object) -> bool:
     return isinstance(word, str) and _STOCHASTIC.fullmatch(word) is not None
 
 
-def read_rounding(word: object, allowed: Sequence[str] = tuple(Rounding)) -> tuple[Rounding, int | None]:
-    """`stochastic_8` as (STOCHASTIC, 8); the bits are None where the word names none. Raises ValueError for a word that
-    is none of `allowed`, and for a number of bits that there is not."""
+def read_rounding(
+    word: object, allowed: Sequence[str] = tuple(Rounding)
+) -> tuple[Rounding, Form, int | None]:
+    """`stochastic_even_8` as (STOCHASTIC, EVEN, 8); the bits are None where the word names none. Raises ValueError for a
+    word that is none of `allowed`, where `stochastic` allows a number of bits, and for a number that there is not. Forms
+    other than CUT go where every rounding does."""
     found = _STOCHASTIC.fullmatch(word) if isinstance(word, str) else None
-    if found is None or found[1] is None or Rounding.STOCHASTIC not in allowed:
+    refused = found and found[1] and any(rounding not in allowed for rounding in Rounding)
+    if found is None or found[2] is None or Rounding.STOCHASTIC not in allowed or refused:
         if word not in allowed:
             raise ValueError(f"rounding is {word!r}; allowed: {words(allowed)}")
-        return Rounding(word), None
-    if not 1 <= (bits := int(found[1])) <= MOST_BITS or word != f"{Rounding.STOCHASTIC}_{bits}":
-        raise ValueError(
-            f"rounding is {word!r}; allowed: {Rounding.STOCHASTIC}_1 .. {Rounding.STOCHASTIC}_{MOST_BITS}, "
-            f"the number of random bits"
-        )
-    return Rounding.STOCHASTIC, bits
+        return Rounding(word), Form.CUT, None
+    form, bits = Form(found[1] or ""), int(found[2])
+    if not 1 <= bits <= form.most_bits or word != form.word(bits):
+        raise ValueError(f"rounding is {word!r}; allowed: {_bits_of(form)}, the number of random bits")
+    return Rounding.STOCHASTIC, form, bits
 
 
 def words(allowed: Sequence[str] = tuple(Rounding)) -> str:
     """For an error: `nearest_even, stochastic, stochastic_1 .. stochastic_31`."""
-    few = f"{Rounding.STOCHASTIC}, {Rounding.STOCHASTIC}_1 .. {Rounding.STOCHASTIC}_{MOST_BITS}"
+    forms = Form if all(rounding in allowed for rounding in Rounding) else [Form.CUT]
+    few = ", ".join([Rounding.STOCHASTIC, *map(_bits_of, forms)])
     return ", ".join(few if word == Rounding.STOCHASTIC else str(word) for word in allowed)
+
+
+def _bits_of(form: Form) -> str:
+    return f"{form.word(1)} .. {form.word(form.most_bits)}"
 
 
 class Overflow(_Word):
@@ -118,8 +159,8 @@ class Rule:
     that does not fit.
 
     seed: of stochastic rounding, 64 bits with or without a sign; None: not drawn yet. offset: the index of the tensor's
-    first element, so that a part of a tensor is rounded as it is in the whole. bits: how many random bits an element
-    has; the word says it, as `stochastic_8`.
+    first element, so that a part of a tensor is rounded as it is in the whole. bits, form: how many random bits an
+    element has, and what they do; the word says both, as `stochastic_8` and `stochastic_even_8`.
     """
 
     rounding: Rounding = Rounding.NEAREST_EVEN
@@ -127,11 +168,14 @@ class Rule:
     seed: int | None = None
     offset: int = 0
     bits: int = MOST_BITS
+    form: Form = Form.CUT
 
     def __post_init__(self) -> None:
-        rounding, bits = read_rounding(self.rounding)
+        rounding, form, bits = read_rounding(self.rounding)
         object.__setattr__(self, "rounding", rounding)
-        object.__setattr__(self, "bits", self.bits if bits is None else bits)
+        if bits is not None:
+            object.__setattr__(self, "bits", bits)
+            object.__setattr__(self, "form", form)
         object.__setattr__(self, "overflow", Overflow(self.overflow))
         if not 0 <= self.offset < 1 << 63:
             raise ValueError(f"offset is {self.offset}; it counts elements, from 0")
@@ -142,6 +186,12 @@ class Rule:
     @cached_property
     def is_stochastic(self) -> bool:
         return self.rounding is Rounding.STOCHASTIC
+
+    @property
+    def word(self) -> str:
+        """The rounding as it is typed, without a number of bits where all of them count."""
+        plain = not self.is_stochastic or (self.bits == MOST_BITS and self.form is Form.CUT)
+        return str(self.rounding) if plain else self.form.word(self.bits)
 
     @cached_property
     def saturates(self) -> bool:
@@ -170,8 +220,8 @@ class Rule:
     @cached_property
     def flat(self) -> tuple[int, int, int, int, int]:
         """(mode, overflow, seed, offset, mask), as the kernels take them: the seed without a sign; the mask has ones
-        where an element's 32 random bits count."""
-        seed, mask = (self.seed or 0) & (1 << 64) - 1, (1 << 32) - (1 << 32 - self.bits)
+        where an element's 32 random bits count, and the form below them."""
+        seed, mask = (self.seed or 0) & (1 << 64) - 1, (1 << 32) - (1 << 32 - self.bits) | self.form.told
         return self.rounding.mode, self.overflow.mode, seed, self.offset, mask
 
 

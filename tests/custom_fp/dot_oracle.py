@@ -89,7 +89,9 @@ def to(x: Fraction | float, fmt: Format, how: Accumulator, word: int) -> float:
         "to_odd": exact > below and below % 2 == 0,
     }
     bits = how.rule.bits
-    carries = exact - below + Fraction(word >> 32 - bits, 2**bits) >= 1
+    steps = (exact - below) * 2**bits
+    reached = {"": math.floor(steps), "fast": math.floor(steps + Fraction(1, 2)), "even": round(steps)}
+    carries = reached.get(how.rule.form, round(steps + 1) - 1) + (word >> 32 - bits) >= 2**bits
     result = (below + up.get(how.rounding, carries)) * quantum
     if result <= top:
         return sign * float(result)

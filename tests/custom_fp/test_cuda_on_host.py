@@ -27,7 +27,7 @@ OPTIONS = [
     "-w",
 ]
 FORMATS = ["e5m2", "e4m3fn", "e3m0", "e2m1fn", "e1m2", "bf16", "fp16", "e5m23", "fp32", "e4m3b-100"]
-ROUNDINGS = ["nearest_even", "toward_zero", "stochastic", "stochastic_5"]
+ROUNDINGS = ["nearest_even", "toward_zero", "stochastic", "stochastic_5", "stochastic_even_9"]
 OVERFLOWS = ["infinity", "saturate"]
 SEED, OFFSET = 77, 1001
 
@@ -232,6 +232,7 @@ def test_hadamard(launched, size, shape):
         "fp16-pairwise",
         "bf16-fused-toward_zero",
         "fp16-stochastic_5-kahan",
+        "fp16-stochastic_even_5",
         "e4m3-block_4-pairwise-stochastic",
         "h100_fp16",
         "deepseek_v3",
@@ -337,7 +338,7 @@ def test_tables(launched, name):
 
     fmt, (*_, ran) = custom_fp.parse(name), launched
     terms = [*hostile(3, 67), torch.tensor([1e-38, -3e38, 0.0, -0.0]).repeat(17)[:67]]
-    for word in ("nearest_even", "to_odd", "toward_negative", "stochastic", "stochastic_5"):
+    for word in ("nearest_even", "to_odd", "toward_negative", "stochastic", "stochastic_5", "stochastic_odd_3"):
         rule = custom_fp.Rule(word, seed=SEED, offset=OFFSET)
         told = {"rounding": word, "seed": SEED, "offset": OFFSET}
         for x in (*terms, terms[0].double() / 3):

@@ -77,7 +77,7 @@ CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, How how) {
 
 // Half 1 of a lane's random words: nothing where none of its bits count.
 CFP_FN Words second_words(u64 group_index, u32 lane, u32 stream, u64 seed, u32 mask) {
-    if (mask & 0xffffu) return random_words(group_index, lane, stream, 1, seed);
+    if (counted(mask) & 0xffffu) return random_words(group_index, lane, stream, 1, seed);
     return Words{{0, 0, 0, 0}};
 }
 
@@ -92,7 +92,7 @@ CFP_FN u32 random_of(u64 index, u32 stream, u64 seed, u32 mask) {
     const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16 % 8);
     const u32 upper = word_of(random_words(index / group, lane, stream, 0, seed), place / 2);
     const u32 lower = word_of(second_words(index / group, lane, stream, seed, mask), place / 2);
-    return (half_of(upper, place) << 16 | half_of(lower, place)) & mask;
+    return shaped(half_of(upper, place) << 16 | half_of(lower, place), mask);
 }
 
 // A thread takes one lane of a group of 128 elements, and so uses all of two counters' words (philox.h). The lanes of a
@@ -111,7 +111,7 @@ CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, How how, 
             const i64 i = static_cast<i64>(here * group + 16 * place + lane - index);
             if (i < 0 || i >= n) continue;
             const u32 random = half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place);
-            out[i] = settle(to_float32(round<stochastic>(x[i], rounder, random & mask)), rounder);
+            out[i] = settle(to_float32(round<stochastic>(x[i], rounder, shaped(random, mask))), rounder);
         }
     }
 }

@@ -206,8 +206,9 @@ CFP_FN U goes_up(U above_half, U half, U inexact, U odd, U negative, const Round
     return away | (directed & inexact);
 }
 
-// x rounded to the format. `random`: 32 uniform bits, read by stochastic rounding only, of which the upper 31 count:
-// the magnitude goes up when they carry out of the discarded digits, with probability floor(2^31 distance) / 2^31.
+// x rounded to the format. `random`: 32 bits, read by stochastic rounding only: the magnitude goes up when the upper 31
+// carry out of the discarded digits, of uniform ones with probability floor(2^31 distance) / 2^31. The last bit, where it
+// is set, stands for ones without an end, which carry where any digit is lost below (philox.h: shaped).
 // NaN loses its sign and payload, so that all backends agree on its bits. tells_infinity: from what is past max; where
 // both become the same, sums save the question.
 template <Mode mode, bool tells_infinity = mode != nearest_even, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 random) {
@@ -221,7 +222,7 @@ template <Mode mode, bool tells_infinity = mode != nearest_even, class F> CFP_FN
     if (mode == nearest_even) add = r.half + (magnitude >> r.drop & r.odd);
     if (mode == stochastic) {
         if (sizeof(F) == 4) add = static_cast<U>(random >> 1) >> (31 - r.drop);
-        else if (r.drop >= 31) add = static_cast<U>(random >> 1) << (r.drop - 31);
+        else if (r.drop >= 31) add = ((static_cast<U>(random >> 1) + (random & 1)) << (r.drop - 31)) - (random & 1);
         else add = static_cast<U>(random >> 1) >> (31 - r.drop);
     }
     if (mode == otherwise) {
@@ -240,8 +241,9 @@ template <Mode mode, bool tells_infinity = mode != nearest_even, class F> CFP_FN
     }
     if (mode == stochastic) {
         const F distance = (absolute - multiple) * r.scale_a * r.scale_b;  // in units of quantum / 2^31
-        const u32 clipped = static_cast<u32>(static_cast<i32>(distance)) & 0x7fffffffu;
-        const U up = static_cast<U>((clipped + (random >> 1)) >> 31);
+        const i32 digits = static_cast<i32>(distance);
+        const u32 more = static_cast<u32>(distance > static_cast<F>(digits)) & random & 1;
+        const U up = static_cast<U>(((static_cast<u32>(digits) & 0x7fffffffu) + (random >> 1) + more) >> 31);
         multiple += from_bits(to_bits(r.quantum) & (U(0) - up));
     }
     if (mode == otherwise) {

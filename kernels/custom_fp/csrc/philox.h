@@ -7,8 +7,16 @@
 // stream, h) under key = seed: the words of 16 neighbouring counters serve 128 neighbouring elements, which suits a
 // vector unit (16 lanes, no shuffles) and a GPU thread alike, and depends on neither.
 //
-// Where fewer bits are to count, `mask` has ones for the first of them and the others become zeros: with r below 2^n and
-// D = floor(2^31 distance), D + 2^(31 - n) r carries past 2^31 exactly where floor(2^n distance) + r does past 2^n.
+// Where fewer bits are to count, `mask` (Rule.flat in rule.py) has ones for the first N of them and the others become
+// zeros: with R below 2^N and D = floor(2^31 d), D + 2^(31 - N) R carries past 2^31 exactly where floor(2^N d) + R does
+// past 2^N. The forms that round d to N bits first (rule.py: Form) are other digits after R: d + u carries past 1 for
+//
+// fast  u = (R + 1/2) / 2^N                     one half
+// even  so where R is even; where it is odd, u is less than that by less than any number: ones without an end
+// odd   so where R is odd, less where it is even
+//
+// for n = 2^N - R is what 2^N d, rounded to nearest, has to reach: n - 1/2 is enough where halves round to n, and n has
+// R's parity.
 #pragma once
 
 #include "custom_fp.h"
@@ -41,6 +49,19 @@ CFP_FN Words random_words(u64 group_index, u32 lane, u32 stream, u32 half, u64 s
     const u64 counter = group_index * 16 + lane;
     return philox4x32(static_cast<u32>(counter), static_cast<u32>(counter >> 32), stream, half, static_cast<u32>(seed),
                       static_cast<u32>(seed >> 32));
+}
+
+// The bits of a mask that count.
+CFP_FN u32 counted(u32 mask) { return mask & 1 ? mask & ~7u : mask; }
+
+// 32 random bits as `round` takes them: those that count, and below them what the form has there. A mask's last three
+// bits: not CUT, not FAST, ODD. Of two halves of the bits it may be asked of the upper, and again of both.
+CFP_FN u32 shaped(u32 random, u32 mask) {
+    if (!(mask & 1)) return random & mask;
+    const u32 bits = mask & ~7u, unit = 0u - bits;
+    const u32 is_odd = static_cast<u32>((random & unit) != 0);
+    const u32 less = (mask >> 1 & 1) & (is_odd ^ (mask >> 2 & 1));
+    return (random & bits) | ((unit >> 1) ^ ((unit - 1) & (0u - less)));
 }
 
 // The half of a word that is the element's at `place` = i / 16 % 8 of its group.

@@ -5,7 +5,7 @@ low the largest magnitude of the half that is not above |x|, and high the next o
 
     nearest     high above the boundary between them, and on it where ties go up
     a word      low or high, as it says
-    stochastic  high where floor(2^bits d) + random carries, d = (|x| - low) / (high - low)
+    stochastic  high where d = (|x| - low) / (high - low), as Rule.form cuts it, and the random bits carry
 
 Above the largest, high is `beyond`: where it is taken, or passed, that is an overflow. -0 stays where there is one, NaN
 becomes infinity, or the largest, where there is none.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from custom_fp.formats.tabulated import Half, Tabulated
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rule import Form, Rounding, Rule
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,25 @@ def _goes_up(
             return is_inexact & table.is_even[low]
         case Rounding.STOCHASTIC:
             distance = ((magnitude - below) / (above - below)).nan_to_num(0.0).clamp(max=1.0)
-            return (distance * 2.0**rule.bits).floor() + (random >> 32 - rule.bits) >= 2.0**rule.bits
+            return carries(distance, random, rule)
+
+
+def carries(distance: Tensor, random: Tensor, rule: Rule) -> Tensor:
+    """Whether stochastic rounding goes up from a distance, 0 <= distance <= 1 (float64): rule.Form. `random`: 32 bits, of
+    which the first `rule.bits` count."""
+    steps = distance * 2.0**rule.bits
+    whole = steps.floor()
+    part, is_odd = steps - whole, whole % 2 == 1
+    match rule.form:
+        case Form.CUT:
+            more = torch.zeros_like(is_odd)
+        case Form.FAST:
+            more = part >= 0.5
+        case Form.EVEN:
+            more = (part > 0.5) | (part == 0.5) & is_odd
+        case Form.ODD:
+            more = (part > 0.5) | (part == 0.5) & ~is_odd
+    return whole + more + (random >> 32 - rule.bits) >= 2.0**rule.bits
 
 
 # ---- codes

@@ -80,8 +80,7 @@ def _beside(block: Sequence[int], other: Sequence[int], fmt: NumberFormat) -> li
 
 
 def _mode(rule: Rule, fmt: NumberFormat) -> Row:
-    word = str(rule.rounding) if not rule.is_stochastic or rule.bits == 31 else f"{rule.rounding}_{rule.bits}"
-    return {"rounding": word} | ({} if fmt.has_scales else {"overflow": str(rule.overflow)})
+    return {"rounding": rule.word} | ({} if fmt.has_scales else {"overflow": str(rule.overflow)})
 
 
 def _drawn(rule: Rule, n: int) -> list[int]:

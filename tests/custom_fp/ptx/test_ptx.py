@@ -68,7 +68,8 @@ def test_products_transforms_and_scales(to, device):
     expected = custom_fp.hadamard(x, 64, seed=5, axis=1)
     to.equal("hadamard", lambda: cuda.hadamard(x, 64, 5, False, out), out, expected)
     for name in ("nvfp4", "mxfp8_e4m3"):
-        ptx_cases.scaled(to, name, ptx_cases.rules(["stochastic"], ["infinity"])[0], (3, 5, 150))
+        for rule in ptx_cases.rules(["stochastic", "stochastic_even_4"], ["infinity"]):
+            ptx_cases.scaled(to, name, rule, (3, 5, 150))
     assert not to.wrong and {"matmul", "hadamard", "quantize_scaled"} <= set(to.values)
 
 

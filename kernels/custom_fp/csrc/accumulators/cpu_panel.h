@@ -62,7 +62,8 @@ private:
             const u64 first = element / group * group, skip = element - first;
             fill_half(upper, first, stream, 0, seed_, mask_);
             fill_half(lower, first, stream, 1, seed_, mask_);
-            for (int j = 0; j < panel; ++j) random[j] = upper[skip + j] | lower[skip + j] >> 16;
+            join_halves(upper, lower, mask_);
+            for (int j = 0; j < panel; ++j) random[j] = upper[skip + j];
         }
         for (int j = 0; j < panel; ++j) x[j] = round<mode>(x[j], r, random[j]);
     }

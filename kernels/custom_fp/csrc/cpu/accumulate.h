@@ -152,7 +152,7 @@ private:
                 fill_half(random[j] + i, aligned + static_cast<u64>(i), stream, 0, seed, mask);
                 if (!all) continue;
                 fill_half(rest, aligned + static_cast<u64>(i), stream, 1, seed, mask);
-                for (int k = 0; k < group; ++k) random[j][i + k] |= rest[k] >> 16;
+                join_halves(random[j] + i, rest, mask);
             }
     }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/kernels.h"
 #include "cpu/philox.h"
@@ -40,7 +41,7 @@ void in_pieces(const F* x, float* out, int64_t begin, int64_t end, u64 offset, c
     }
 }
 
-// Whether the first half of an element's random bits is all that counts.
+// Whether the first half of an element's random bits is all that counts, and zeros follow.
 inline bool has_few_bits(const Rule& rule) { return !(rule.mask & 0xffffu); }
 
 // The two halves of an element's random bits are drawn apart: the second is seldom needed.
@@ -51,7 +52,7 @@ template <class F> void quantize_randomly(const F* x, float* out, int64_t begin,
     const bool try_quickly = sizeof(F) == sizeof(float) && RandomRounder::allowed(spec), few = has_few_bits(rule);
     constexpr int piece = random_piece;
     in_pieces<piece>(x, out, begin, end, rule.offset, [&](const F* __restrict from, float* __restrict result, u64 index) {
-        u32 random[piece], rest[piece];
+        u32 random[piece], rest[group];
         for (int i = 0; i < piece; i += group) fill_half(random + i, index + i, 0, 0, rule.seed, rule.mask);
         if (try_quickly) {
             const RandomRounder r = quick;
@@ -65,13 +66,20 @@ template <class F> void quantize_randomly(const F* x, float* out, int64_t begin,
             if (r.sure(met)) return;
         }
         const Rounder<F> r = rounder;
-        for (int i = 0; i < piece; i += group) fill_half(rest + i, index + i, 0, 1, rule.seed, rule.mask);
+        for (int i = 0; i < piece; i += group) {
+            fill_half(rest, index + i, 0, 1, rule.seed, rule.mask);
+            join_halves(random + i, rest, rule.mask);
+        }
+        const auto round_all = [&](auto tells_infinity, auto has_form) {
+            constexpr u32 read = has_form ? ~0u : ~1u;  // without a form the last bit is 0: told to the compiler
+            for (int i = 0; i < piece; ++i)
+                result[i] = static_cast<float>(round<stochastic, tells_infinity>(from[i], r, random[i] & read));
+        };
+        const bool has_form = rule.mask & 1;
         if (rule.overflow == propagate)
-            for (int i = 0; i < piece; ++i)
-                result[i] = static_cast<float>(round<stochastic>(from[i], r, random[i] | rest[i] >> 16));
+            has_form ? round_all(std::true_type(), std::true_type()) : round_all(std::true_type(), std::false_type());
         else
-            for (int i = 0; i < piece; ++i)
-                result[i] = static_cast<float>(round<stochastic, false>(from[i], r, random[i] | rest[i] >> 16));
+            has_form ? round_all(std::false_type(), std::true_type()) : round_all(std::false_type(), std::false_type());
     });
 }
 

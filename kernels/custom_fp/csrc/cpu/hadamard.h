@@ -54,7 +54,7 @@ struct Signs {
         if (!t.has_signs) return;
         std::vector<u32>& drawn = t.inverse ? after : before;
         std::vector<u32> words((n + group - 1) / group * group);
-        for (size_t i = 0; i < words.size(); i += group) fill_half(&words[i], i, hadamard_stream, 0, t.seed, ~0u);
+        for (size_t i = 0; i < words.size(); i += group) fill_half(&words[i], i, hadamard_stream, 0, t.seed, 1u << 31);
         for (size_t i = 0; i < n; ++i) drawn[i] = words[i % static_cast<size_t>(t.size)] & 0x80000000u;
     }
 };

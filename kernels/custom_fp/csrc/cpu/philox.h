@@ -95,14 +95,23 @@ inline void fill_with(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 k
 
 #endif
 
-// out[j]: half `half` of the bits of element first + j, in its upper 16 bits, as far as `mask` (Rule::mask) counts them;
-// first is a multiple of 128
+// out[j]: half `half` of the bits of element first + j, in its upper 16 bits, as far as `mask` (Rule::mask) counts them,
+// the first half as `shaped` has it; first is a multiple of 128
 inline void fill_half(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 mask) {
-    const u32 kept = (half ? mask << 16 : mask) & 0xffff0000u;
+    const u32 kept = (half ? counted(mask) << 16 : counted(mask)) & 0xffff0000u;
     if (kept)
         fill_with(out, first, stream, half, seed, kept);
     else
         std::memset(out, 0, group * sizeof(u32));
+    if ((mask & 1) && !half)
+        for (int j = 0; j < group; ++j) out[j] = shaped(out[j], mask) & 0xffff0000u;
+}
+
+// Both halves of 128 elements' bits, in place of the first ones.
+inline void join_halves(u32* upper, const u32* lower, u32 mask) {
+    for (int j = 0; j < group; ++j) upper[j] |= lower[j] >> 16;
+    if (mask & 1)
+        for (int j = 0; j < group; ++j) upper[j] = shaped(upper[j], mask);
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ template <> struct TableRounder<double> {
         for (u64 at = first; at < index + static_cast<u64>(n); at += group) {
             fill_half(words + (at - first), at, stream, 0, seed, mask);
             fill_half(rest, at, stream, 1, seed, mask);
-            for (int i = 0; i < group; ++i) words[at - first + i] |= rest[i] >> 16;
+            join_halves(words + (at - first), rest, mask);
         }
         return words + (index - first);
     }

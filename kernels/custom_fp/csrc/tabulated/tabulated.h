@@ -83,14 +83,16 @@ CFP_FN i32 side_of(float key, const Table& t) {
     return 2 * cell + (magnitude > t.thresholds[cell]);
 }
 
-// Of table_random: how many places x goes up from the one it is at or above, by 32 random bits of which the upper 31
-// count: 0 or 1. Selected by masks, for loops over many.
+// Of table_random: how many places x goes up from the one it is at or above, by 32 random bits as `round` takes
+// them: 0 or 1. Selected by masks, for loops over many.
 CFP_FN i32 goes_up(double x, double low, double gap, u32 random) {
     const double magnitude = from_bits(to_bits(x) & ~Bits<double>::sign), distance = (magnitude - low) / gap;
     const u64 below_one = 0 - static_cast<u64>(distance < 1.0);  // not of the NaN of what has no place above
     const double clipped = from_bits(to_bits(distance * 2147483648.0) & below_one);
-    const u32 digits = static_cast<u32>(static_cast<i32>(clipped)) | static_cast<u32>(distance == 1.0) << 31;
-    return static_cast<i32>((digits + (random >> 1)) >> 31);
+    const i32 whole = static_cast<i32>(clipped);
+    const u32 more = static_cast<u32>(clipped > static_cast<double>(whole)) & random & 1;
+    const u32 digits = static_cast<u32>(whole) | static_cast<u32>(distance == 1.0) << 31;
+    return static_cast<i32>((digits + (random >> 1) + more) >> 31);
 }
 
 CFP_FN i32 place_of(double x, const Table& t, u32 random) {
