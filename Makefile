@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-rest test-launch lint clean
+.PHONY: demo test test-rest test-launch lint wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/cpdrun search exp=digits_search --report
@@ -24,8 +24,12 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
+# One for other machines of this Python, in dist/: no compiler is needed there. What `make` has compiled is used.
+wheel: $(INSTALLED)
+	$(BIN)/python scripts/wheel.py dist
+
 clean:
-	rm -rf .venv build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # Installed anew when what is compiled or declared changes, and when a file has come, gone or moved: Python files are
 # used in place, but the installation knows each by its path.
@@ -33,7 +37,11 @@ SOURCES := pyproject.toml constraints.txt $(wildcard CMakeLists.txt kernels/cust
 FILES := $(shell find cpdrun kernels/custom_fp conf -name '*.py' | LC_ALL=C sort | cksum)
 $(shell test "$(FILES)" = "$$(cat $(INSTALLED) 2>/dev/null)" || rm -f $(INSTALLED))
 
+# What builds stands in .venv, not in a folder of pip's own for each build: so only what changed is compiled again.
+BUILD := 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
+
 $(INSTALLED): $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(BUILD)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	echo '$(FILES)' > $@

@@ -38,7 +38,7 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _read(argv)
     try:
-        _end_as_by_ctrl_c(signal.SIGTERM, signal.SIGHUP)
+        _end_as_by_ctrl_c("SIGTERM", "SIGHUP")
         return arguments.run(arguments)
     except KeyboardInterrupt:
         # where it came while a text was executed (a dataclass's methods), `python -m` would end by SIGINT all the same
@@ -77,10 +77,10 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     return with_words_after_options(parser, *parser.parse_known_args(argv))
 
 
-def _end_as_by_ctrl_c(*numbers: int) -> None:
+def _end_as_by_ctrl_c(*names: str) -> None:
     """Until a launch handles these signals itself, they do what Ctrl-C does; one that nohup ignores stays ignored."""
     if threading.current_thread() is threading.main_thread():
-        for number in numbers:
+        for number in (getattr(signal, name) for name in names if hasattr(signal, name)):
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, signal.default_int_handler)
 

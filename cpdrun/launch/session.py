@@ -20,9 +20,10 @@ import yaml
 from cpdrun.config.format_facts import format_facts
 from cpdrun.errors import before_a_start, writing
 from cpdrun.launch.attempt.connection import WarmEngine
-from cpdrun.launch.base import Event, Job, LaunchOptions
+from cpdrun.launch.base import Event, Job, LaunchError, LaunchOptions
 from cpdrun.launch.drive import drive
 from cpdrun.launch.executors import executor_class, make_executor
+from cpdrun.launch.machine.resources import no_place_for_runs
 from cpdrun.launch.progress.display import Display
 from cpdrun.launch.summary import Summary, Tally
 from cpdrun.record import SweepDir, read_json, write_json, write_text
@@ -31,13 +32,16 @@ More = Callable[[Event], Sequence[Job]]
 
 
 class Session:
-    """A context manager; at its end no process is left. Not for several threads."""
+    """A context manager; at its end no process is left. Not for several threads. Raises LaunchError where no run can be
+    started."""
 
     def __init__(self) -> None:
         self.warm = WarmEngine()
         self._began: float | None = None
 
     def __enter__(self) -> Self:
+        if problem := no_place_for_runs():
+            raise LaunchError(problem)
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -3,13 +3,12 @@
 The kernel drops the lock when the last process that inherited the descriptor is gone, so a run that was
 killed at any instant is free again at once, and a run whose children still live is not.
 
-Some file systems of clusters have no flock. There the holder is whoever created `.holder`, and touches it while
-it lives; one that was not touched for STALE_S seconds, by the file system's own clock, is taken over.
+Some file systems of clusters have no flock, nor has Windows. There the holder is whoever created `.holder`, and touches
+it while it lives; one that was not touched for STALE_S seconds, by the file system's own clock, is taken over.
 """
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 import time
@@ -17,6 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpdrun.record.layout import RunDir
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 CLAIM_PATIENCE_S = 0.5  # a look by is_claimed holds the lock for microseconds; a real holder, for much longer
 HEARTBEAT_S = 15.0
@@ -35,7 +39,7 @@ def claim(run: RunDir) -> int | None:
     deadline = time.monotonic() + CLAIM_PATIENCE_S
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(fd, "LOCK_EX", "LOCK_NB")
             return fd
         except BlockingIOError:
             if time.monotonic() > deadline:
@@ -58,7 +62,7 @@ def locked(path: Path) -> Iterator[None]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            _flock(fd, "LOCK_EX")
         except OSError as error:
             if error.errno not in NO_FLOCK:
                 raise
@@ -92,7 +96,7 @@ def is_claimed(run: RunDir) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _flock(fd, "LOCK_SH", "LOCK_NB")
         return False
     except BlockingIOError:
         return True
@@ -102,6 +106,12 @@ def is_claimed(run: RunDir) -> bool:
         raise
     finally:
         os.close(fd)
+
+
+def _flock(fd: int, *ways: str) -> None:
+    if fcntl is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    fcntl.flock(fd, sum(getattr(fcntl, way) for way in ways))
 
 
 def _create_holder(run: RunDir) -> bool:

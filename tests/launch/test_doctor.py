@@ -36,7 +36,7 @@ def test_here_everything_that_is_needed_is_found(tmp_path):
     ("illness", "what", "state", "remedy"),
     [
         ({"errors": {"torch": "ImportError: no"}}, "torch", "broken", "pip install --force-reinstall torch"),
-        ({"backend": "reference"}, "custom_fp", "no", "C++20 compiler"),
+        ({"backend": "reference"}, "custom_fp", "no", "C++17 compiler"),
         (
             {
                 "cuda": {"built_for": "13.2", "available": True, "devices": ["H200"]},

@@ -16,7 +16,7 @@ from rich.text import Text
 from cpdrun import __version__
 from cpdrun.launch.base import Finding
 from cpdrun.launch.executors import schedulers
-from cpdrun.launch.machine.resources import cores, gpus
+from cpdrun.launch.machine.resources import cores, gpus, no_place_for_runs
 
 PROBE_TIMEOUT_S = 120
 FREE_GB_WANTED = 1
@@ -41,11 +41,17 @@ def examine(results_dir: Path) -> list[Finding]:
     return [
         Finding("cpdrun", "ok", version),
         *_trainer(probe()),
-        Finding("processor", "ok", f"{cores()} cores for runs"),
+        _processor(),
         _gpus(),
         *(finding for made in schedulers() if (finding := made.examine())),
         _results(results_dir),
     ]
+
+
+def _processor() -> Finding:
+    if problem := no_place_for_runs():
+        return Finding("processor", "broken", problem)
+    return Finding("processor", "ok", f"{cores()} cores for runs")
 
 
 def probe() -> dict[str, Any]:
@@ -78,7 +84,7 @@ def _trainer(found: dict[str, Any]) -> Iterator[Finding]:
     else:
         text = f"{found['backend']}: correct, and many times slower than the extension"
         yield Finding(
-            "custom_fp", "no", text, "pip install --force-reinstall cpdrun, where there is a C++20 compiler"
+            "custom_fp", "no", text, "pip install --force-reinstall cpdrun, where there is a C++17 compiler"
         )
     yield from _cuda(found)
     for name, missing in found["data"].items():

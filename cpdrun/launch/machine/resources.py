@@ -3,15 +3,26 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "<quota> <period>" in microseconds, or "max <period>"
 
 
+def no_place_for_runs() -> str | None:
+    """Why no run can be started here, in a line; None where one can."""
+    if sys.platform == "linux":
+        return None
+    return (
+        f"runs are started on Linux alone, and this is {sys.platform}: use a container, a virtual machine or WSL 2; "
+        "custom_fp, cpdrun formats, vectors and report work here"
+    )
+
+
 def cores() -> int:
     """Cores this process may use: its affinity, or the container's quota where that is smaller."""
-    count = len(os.sched_getaffinity(0))
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = CGROUP_CPU_MAX.read_text().split()
     except (OSError, ValueError):
