@@ -141,6 +141,9 @@ def tables(x: torch.Tensor) -> Calls:
         )
         calls[f"pack {name}, shift=9"] = lambda name=name: custom_fp.pack(x, name, shift=9)
         calls[f"accumulate 8, {name}"] = lambda name=name: custom_fp.accumulate(terms, name, out=out)
+        calls[f"accumulate 8, {name}, kahan"] = lambda name=name: custom_fp.accumulate(
+            terms, name, kahan=True, out=out
+        )
     return calls
 
 
@@ -224,6 +227,10 @@ def products(device: str) -> Calls:
         "matmul e8m11": lambda: custom_fp.matmul(a, b, accumulator="e8m11"),
         "matmul e8m11, kahan": lambda: custom_fp.matmul(a, b, accumulator="e8m11", kahan=True),
         "matmul bf16": lambda: custom_fp.matmul(a, b, accumulator="bf16"),
+        "matmul posit8": lambda: custom_fp.matmul(a, b, accumulator="posit8"),
+        "matmul posit8, kahan": lambda: custom_fp.matmul(a, b, accumulator="posit8", kahan=True),
+        "matmul takum16": lambda: custom_fp.matmul(a, b, accumulator="takum16"),
+        "matmul lns4_3": lambda: custom_fp.matmul(a, b, accumulator="lns4_3"),
     }
 
 

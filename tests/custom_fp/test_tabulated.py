@@ -133,3 +133,29 @@ def test_sums_and_products(name, isa):
     for kahan in (False, True):
         got, expected = both("matmul", (2, 5, 70), torch.float32, a, b, fmt, kahan)
         assert torch.equal(bits(got), bits(expected)), kahan
+
+
+@pytest.mark.parametrize("name", [*NAMES, "takum8", "posit16", "takum16", "p3109_k8p4uf"])
+def test_what_is_lifted_is_as_defined(name, isa):
+    """All tops of float32 with any bits below, boundaries and beside them; one product each of factors that come near
+    them, near the ends of binades, under float32's range and over it."""
+    fmt, rule, g = parse(name), Rule("nearest_even"), np.random.default_rng(2)
+    tops = np.arange(1 << 16, dtype=np.uint32) << 16
+    low = np.concatenate(
+        [tops, tops + 1, tops - 1, tops | g.integers(0, 1 << 16, tops.size, dtype=np.uint32)]
+    )
+    x = torch.cat([torch.from_numpy(low.view(np.float32)), numbers(fmt)])
+    expected = both("quantize", x.shape, torch.float32, x, fmt, rule)[1]
+    got = torch.empty_like(x)
+    for operator, args in (("quantize", (x, fmt, rule)), ("accumulate", ([x], fmt, False, rule))):
+        getattr(native, operator)(*args, got)
+        wrong = bits(got) != bits(expected)
+        assert not wrong.any(), (operator, x[wrong][:3], got[wrong][:3], expected[wrong][:3])
+    x = numbers(fmt)
+    x = x[torch.from_numpy(g.integers(0, len(x), 300))]
+    near_one = 1 + torch.tensor([0.0, 1, -1, 3, 1 << 12]) * 2.0**-23
+    y = torch.cat([x[:40], *(near_one * 2.0**k for k in (0, -1, 9, -70)), torch.tensor([0.0, -0.0, 3e38])])
+    got, expected = both(
+        "matmul", (1, 300, len(y)), torch.float32, x[None, :, None], y[None, None], fmt, False
+    )
+    assert torch.equal(bits(got), bits(expected))

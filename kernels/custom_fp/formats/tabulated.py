@@ -82,8 +82,10 @@ class Tabulated(NumberFormat):
     def boundary(self, low: int, high: int | None) -> Number:
         """The magnitude where rounding to nearest goes over from a code to the one of the next larger magnitude; None:
         to `beyond`."""
-        above = self.beyond if high is None else self.value_of(high)
-        return (abs(Fraction(self.value_of(low))) + abs(Fraction(above))) / 2
+        below, above = abs(self._exact[low]), abs(self.beyond if high is None else self._exact[high])
+        if isinstance(below, float) and isinstance(above, float) and (below + above) - above == below:
+            return (below + above) / 2  # an exact sum
+        return (Fraction(below) + Fraction(above)) / 2
 
     def is_even(self, code: int) -> bool:
         """Whether ties go to it; `beyond` is what the largest is not."""
@@ -94,6 +96,10 @@ class Tabulated(NumberFormat):
         if not 1 <= self.code_bits <= 16:
             raise ValueError(f"{self.name} has {self.code_bits} bits; tables stop at 16")
         return [self.value_of(code) for code in range(1 << self.code_bits)]
+
+    @cached_property
+    def _held(self) -> list[float | None]:
+        return [held(abs(value)) if _is_finite(value) else None for value in self._exact]
 
     @cached_property
     def positive(self) -> Half:
@@ -116,22 +122,23 @@ class Tabulated(NumberFormat):
 
     def _half(self, sign: float, codes: list[int]) -> Half:
         """Of each magnitude the first code."""
-        exact = {}
-        for code in codes:
-            exact.setdefault(abs(self._exact[code]), code)
-        everything = sorted(exact)
-        if not everything or everything[0] != 0:
+        # sorted, not hashed: the hashes of powers of two are 61 numbers
+        everything = [abs(self._exact[code]) for code in codes]
+        order = sorted(range(len(codes)), key=everything.__getitem__)
+        order = [i for j, i in enumerate(order) if j == 0 or everything[i] != everything[order[j - 1]]]
+        if not order or everything[order[0]] != 0:
             raise ValueError(f"{self.name} has no zero; tables have one")
-        kept = [(i, at) for i, value in enumerate(everything) if (at := held(value)) is not None]
+        each = [codes[i] for i in order]
+        kept = [(i, at) for i, code in enumerate(each) if (at := self._held[code]) is not None]
         kept = [one for j, one in enumerate(kept) if j == 0 or one[1] > kept[j - 1][1]]
-        found = [exact[everything[i]] for i, _ in kept]
+        found = [each[i] for i, _ in kept]
         boundaries = [
-            self.boundary(found[j], exact[everything[i + 1]])
+            self.boundary(found[j], each[i + 1])
             if j == 0 or kept[j + 1][0] == i + 1
             else (at + kept[j + 1][1]) / 2
             for j, (i, at) in enumerate(kept[:-1])
         ]
-        is_whole = kept[-1][0] == len(everything) - 1
+        is_whole = kept[-1][0] == len(each) - 1
         beyond = (held(self.beyond) or self.beyond) if is_whole and self.beyond is not None else None
         if beyond is not None:
             boundaries.append(self.boundary(found[-1], None))
@@ -198,7 +205,9 @@ class Tabulated(NumberFormat):
     @cached_property
     def unheld(self) -> int:
         """How many codes' values float32 does not hold."""
-        return sum(_is_finite(value) and held(abs(value)) is None for value in self._exact)
+        return sum(
+            _is_finite(value) and at is None for value, at in zip(self._exact, self._held, strict=True)
+        )
 
     def code_values(self) -> list[float]:
         return self.values()
@@ -209,12 +218,11 @@ class Tabulated(NumberFormat):
 
     @cached_property
     def _values(self) -> list[float]:
-        return [self._read(value) for value in self._exact]
+        return [self._read(value, at) for value, at in zip(self._exact, self._held, strict=True)]
 
-    def _read(self, value: Number) -> float:
+    def _read(self, value: Number, at: float | None) -> float:
         if not _is_finite(value):
             return float(value)
-        at = held(abs(value))
         if at is None:
             every = (self.negative if value < 0 else self.positive).magnitudes
             place = bisect(every, abs(value))
@@ -250,7 +258,7 @@ def power(significand: int, exponent: int) -> Number:
 
 
 def _is_finite(value: Number) -> bool:
-    return isinstance(value, Fraction) or math.isfinite(value)
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _is_minus(value: Number) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from custom_fp.formats.tabulated import Half, Tabulated
 from custom_fp.rule import Rounding, Rule
+from custom_fp.tabulated.lifts import NO_LIFTS, lifts_of
 from custom_fp.tabulated.rounding import codes_of_values, outcome
 
 MOST_EVEN_CELLS = 1 << 12
@@ -50,10 +51,11 @@ def table_of(fmt: Tabulated, rounding: Rounding, overflow: str, device: str) -> 
     values = _bits(results)
     codes = codes_of_values(torch.from_numpy(results), fmt).numpy().astype(np.int32)
     places = cells.places + np.array([0, len(steps[0].results)])[:, None, None]
-    empty = np.zeros(0, np.int32)
+    empty, lifts = np.zeros(0, np.int32), NO_LIFTS
     parts = [cells.octaves, cells.thresholds, *[empty] * 8]
     if kind == _STEPS:
         parts[2:4] = values[places], codes[places]
+        lifts = lifts_of([(one.thresholds, _bits(one.results)) for one in steps], fmt.has_negative_zero)
     else:
         lows, gaps, goes_up = (
             np.concatenate(each) for each in zip(*(_distances(fmt, half) for half in halves), strict=True)
@@ -61,7 +63,7 @@ def table_of(fmt: Tabulated, rounding: Rounding, overflow: str, device: str) -> 
         parts[4:10] = places, lows.view(np.int32), gaps.view(np.int32), goes_up, values, codes
     narrow = fmt.max < _NARROW and kind != _RANDOM
     head = [kind, cells.by_octave, cells.shift, cells.first, cells.last, cells.half, fmt.code_bits, narrow]
-    return _joined(head, [*parts, _bits(np.array(fmt.values()))]).to(device)
+    return _joined(head, [*parts, _bits(np.array(fmt.values())), lifts]).to(device)
 
 
 def _joined(head: list[int], parts: list[np.ndarray]) -> Tensor:
@@ -79,7 +81,8 @@ def _joined(head: list[int], parts: list[np.ndarray]) -> Tensor:
 
 def _bits(values: np.ndarray) -> np.ndarray:
     """float32 as integers, of which NaN is one."""
-    bits = values.astype(np.float32).view(np.int32)
+    with np.errstate(over="ignore"):
+        bits = values.astype(np.float32).view(np.int32)
     return np.where(np.isnan(values), np.int32(0x7FC00000), bits)
 
 
@@ -189,9 +192,10 @@ def _cells(thresholds: list[np.ndarray]) -> _Cells:
 def _even_cells(thresholds: list[np.ndarray]) -> tuple[int, int, int] | None:
     """(shift, first, cells a sign) of the fewest cells of one size with at most one threshold each, None where those
     are more than MOST_EVEN_CELLS. The first reaches down to zero, the last up to NaN."""
+    each = [_distinct(t) for t in thresholds]
     for shift in range(23, 0, -1):
         firsts, lasts = [], []
-        for t in map(np.unique, thresholds):
+        for t in each:
             if len(t) > 1:
                 firsts.append(((int(t[1]) + 1) >> shift) - 1)
                 lasts.append((int(t[-2]) >> shift) + 1)
@@ -199,9 +203,13 @@ def _even_cells(thresholds: list[np.ndarray]) -> tuple[int, int, int] | None:
         last = max(first, *lasts) if lasts else first
         if last - first >= MOST_EVEN_CELLS:
             return None
-        if all(_is_apart(np.unique(t), shift, first, last).all() for t in thresholds):
+        if all(_is_apart(t, shift, first, last).all() for t in each):
             return shift, first, last - first + 1
     return None
+
+
+def _distinct(ascending: np.ndarray) -> np.ndarray:
+    return ascending[np.append(True, ascending[1:] > ascending[:-1])]
 
 
 def _is_apart(t: np.ndarray, shift: int, first: int, last: int) -> np.ndarray:
@@ -214,9 +222,10 @@ def _is_apart(t: np.ndarray, shift: int, first: int, last: int) -> np.ndarray:
 def _shifts_of_octaves(thresholds: list[np.ndarray]) -> np.ndarray:
     """Of each float32 exponent the largest cells, (256,) as shifts."""
     shifts = np.full(256, -1, dtype=np.int64)
+    each = [_distinct(t) for t in thresholds]
     for shift in range(23, -1, -1):
         is_good = np.ones(256, dtype=bool)
-        for t in map(np.unique, thresholds):
+        for t in each:
             inner = t[(t + 1 & (1 << shift) - 1) != 0]
             together = (inner[1:] >> shift) == (inner[:-1] >> shift)
             is_good[inner[1:][together] >> 23] = False

@@ -4,30 +4,16 @@
 #pragma once
 
 #include <cstring>
+#include <optional>
 
 #include "cpu/codes.h"
-#include "cpu/gather.h"
-#include "scaled/cpu_some.h"
+#include "tabulated/cpu_lanes.h"
 #include "tabulated/kernels.h"
 
 namespace custom_fp {
 namespace {
 
 // ---- steps, a register of them at a time -------------------------------------------------------------------------
-
-template <bool by_octave> CFP_FN IntLanes sides_of(FloatLanes key, const Table& t) {
-    const IntLanes bits = (IntLanes)Lanes::bits(key), magnitude = bits & 0x7fffffff, zero = {};
-    IntLanes cell;
-    if (by_octave) {
-        const IntLanes octave = gather(t.octaves, magnitude >> 23);
-        cell = (octave >> 5) + ((magnitude & 0x7fffff) >> (octave & 31));
-    } else {
-        const IntLanes past = (magnitude >> t.shift) - (t.first + t.last);  // so that the least is most
-        cell = Lanes::more(-Lanes::more(-past, zero) + t.last, zero);
-    }
-    cell += (bits >> 31) & t.half;
-    return cell + cell - (IntLanes)(magnitude > gather(t.thresholds, cell));
-}
 
 CFP_FN void store_some(u8* codes, IntLanes values, int64_t left) { store_bytes(codes, values, left); }
 CFP_FN void store_some(u32* codes, IntLanes values, int64_t left) {
@@ -37,6 +23,14 @@ CFP_FN void store_some(u32* codes, IntLanes values, int64_t left) {
         std::memcpy(codes, &values, static_cast<size_t>(left) * sizeof(u32));
 }
 CFP_FN void store_some(float* out, IntLanes values, int64_t left) { store_some(out, (FloatLanes)values, left); }
+
+// to values that lifting finds: quicker than cells by octave
+void lift_all(const float* x, float* out, int64_t n, const LaneRounder to) {
+    for (int64_t i = 0; i < n; i += lanes) {
+        __builtin_prefetch(x + i + ahead);
+        store_some(out + i, to.of(load_some(x + i, n - i)), n - i);
+    }
+}
 
 // results: values or codes by side
 template <bool by_octave, class To>
@@ -60,6 +54,7 @@ template <> struct TableRounder<float> {
     explicit TableRounder(const TableRule& rule) : t(open_table(rule.table)) {}
 
     void values(const float* x, float* out, int64_t n, u64, u32) const {
+        if (t.kind == table_steps && t.by_octave && t.lifts[lift_quick]) return lift_all(x, out, n, LaneRounder(t));
         if (t.kind == table_steps) return step_all(x, out, n, t, t.values);
         for (int64_t i = 0; i < n; ++i) out[i] = value_in(x[i], t, 0);
     }
@@ -197,8 +192,16 @@ void table_encode_range(const void* x, bool wide, void* codes, int code_bytes, i
 }
 
 template <class Code> void decode_some(const Code* codes, float* out, int64_t n, const Table& table) {
+    typedef Code CodeLanes __attribute__((vector_size(lanes * sizeof(Code))));
     const Table t = table;
-    for (int64_t i = 0; i < n; ++i) out[i] = decoded_in(static_cast<u32>(codes[i]), t);
+    const IntLanes known = IntLanes{} + ((1 << t.bits) - 1);
+    int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+        CodeLanes some;
+        std::memcpy(&some, codes + i, sizeof some);
+        store(out + i, (FloatLanes)gather(t.decoded, __builtin_convertvector(some, IntLanes) & known));
+    }
+    for (; i < n; ++i) out[i] = decoded_in(static_cast<u32>(codes[i]), t);
 }
 
 void table_decode_range(const void* codes, int code_bytes, float* out, int64_t begin, int64_t end, const i32* words) {
@@ -269,8 +272,11 @@ template <class Exact> struct TableSum {
     const TableRounder<Exact>& to;
     float acc[codes_block], c[codes_block], y[codes_block], t[codes_block];
     Exact exact[codes_block];
+    std::optional<LaneRounder> in_lanes;
 
-    explicit TableSum(const TableRounder<Exact>& rounder) : to(rounder) {}
+    explicit TableSum(const TableRounder<Exact>& rounder) : to(rounder) {
+        if (to.t.kind == table_steps) in_lanes.emplace(to.t);
+    }
 
     template <class G> void sum(const G* a, const float* b, float sign, float* out, int64_t n, u64 index, u32 stream) {
         const Table table = to.t;
@@ -278,12 +284,14 @@ template <class Exact> struct TableSum {
         to.values(exact, out, n, index, stream);
     }
 
-    void begin(int64_t n) {
-        std::memset(acc, 0, static_cast<size_t>(n) * sizeof(float));
-        std::memset(c, 0, static_cast<size_t>(n) * sizeof(float));
+    void begin() {
+        std::memset(acc, 0, sizeof acc);
+        std::memset(c, 0, sizeof c);
     }
 
     template <class G> void add(const G* g, int64_t n, bool kahan, u64 index, int r) {
+        if constexpr (sizeof(G) == sizeof(float))
+            if (in_lanes) return (kahan ? add_all<true> : add_all<false>)(g, acc, c, n, *in_lanes);
         const u32 stream = static_cast<u32>(4 * r);
         if (!kahan) return sum(g, acc, 1.0f, acc, n, index, stream);
         sum(g, c, -1.0f, y, n, index, stream);
@@ -303,7 +311,7 @@ void table_accumulate_range(const void* const* x, const uint8_t* is_wide, int co
     with_rounder(rule, [&](const auto& to) {
         TableSum<decltype(exact_of(to))> sum(to);
         in_blocks(begin, end, [&](int64_t start, int64_t n) {
-            sum.begin(n);
+            sum.begin();
             for (int r = 0; r < count; ++r)
                 as_it_is(x[r], is_wide[r] != 0, [&](auto from) {
                     sum.add(from + start, n, kahan, rule.offset + static_cast<u64>(start), r);
@@ -322,7 +330,7 @@ void table_accumulate_packed_range(const uint8_t* const* bytes, int count, uint8
         TableSum<decltype(exact_of(to))> sum(to);
         with_codes(to.t.bits, [&](auto dense) {
             in_blocks(begin, end, [&](int64_t start, int64_t n) {
-                sum.begin(n);
+                sum.begin();
                 for (int r = 0; r < count; ++r) {
                     dense.read(bytes[r] + start / 8 * dense.k, n);
                     decode_some(dense.codes, values, n, to.t);
@@ -333,33 +341,6 @@ void table_accumulate_packed_range(const uint8_t* const* bytes, int count, uint8
             });
         });
     });
-}
-
-// ---- products ------------------------------------------------------------------------------------------------------
-
-// acc = Q(acc + Q(a_k b_k)), or Kahan's form, of one row of a and 64 columns of b at a time
-void table_matmul_range(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
-                        const i32* words, bool kahan, float* buffer) {
-    const TableRule rule = {words, words, 0, 0, 0};
-    const TableRounder<float> to(rule);
-    TableSum<float> sum(to);
-    float term[panel];
-    for (int64_t column = 0; column < N; column += panel) {
-        const int64_t width = smaller(int64_t(panel), N - column);
-        for (int64_t k = 0; k < K; ++k)
-            std::memcpy(buffer + k * panel, b + k * N + column, static_cast<size_t>(width) * sizeof(float));
-        for (int64_t i = begin; i < end; ++i) {
-            sum.begin(width);
-            for (int64_t k = 0; k < K; ++k) {
-                const double left = a[i * K + k];
-                const float* right = buffer + k * panel;
-                for (int64_t j = 0; j < width; ++j) term[j] = to_odd_float32(left * static_cast<double>(right[j]));
-                to.values(term, term, width, 0, 0);
-                sum.add(term, width, kahan, 0, 0);
-            }
-            std::memcpy(out + i * N + column, sum.acc, static_cast<size_t>(width) * sizeof(float));
-        }
-    }
 }
 
 }  // namespace

@@ -36,6 +36,19 @@ struct Table {
     const i32* place_values;             // by place
     const i32* place_codes;
     const i32* decoded;                  // [2^bits] float32 bits
+    const i32* lifts;                    // what rounds to nearest without looking up: see Lifts
+};
+
+// Where the parts of `lifts` are: float32 bits of a number whose ulp is that of a binade's values, NaN where they have none.
+// Binade 0 is zero alone (NaN), b the magnitudes
+// above (b - 1) << 23, up to b << 23.
+enum Lifts {
+    lift_quick = 0,    // whether they are worth trying
+    lift_first = 1,    // the binade where the window begins
+    lift_zero = 2,     // the sign's bit where there is a -0
+    lift_short = 3,    // whether values have at most 11 digits, steps 12, and no step is at a value
+    lift_window = 4,   // [64], the last NaN
+    lift_binades = 68  // [257]
 };
 
 CFP_FN Table open_table(const i32* words) {
@@ -54,6 +67,7 @@ CFP_FN Table open_table(const i32* words) {
     t.place_values = words + words[16];
     t.place_codes = words + words[17];
     t.decoded = words + words[18];
+    t.lifts = words + words[19];
     return t;
 }
 

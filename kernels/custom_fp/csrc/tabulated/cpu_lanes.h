@@ -1,0 +1,238 @@
+// A register of numbers at a time to a format that is a table, by a step function: exact sums and products of float32, to
+// odd, and what they become.
+//
+// In most binades a table's values are the multiples of a power of two, and adding and taking away 1.5 * 2^23 of these
+// rounds to them: t.lifts has that number, NaN where it would not be the step function's result (tabulated/lifts.py
+// finds out), so that what has to be looked up in the cells comes out as NaN.
+#pragma once
+
+#include "cpu/facts.h"
+#include "cpu/gather.h"
+#include "cpu/matmul_near.h"
+#include "scaled/cpu_some.h"
+#include "tabulated/tabulated.h"
+
+namespace custom_fp {
+namespace {
+
+// ---- steps, looked up ----------------------------------------------------------------------------------------------
+
+template <bool by_octave> CFP_FN IntLanes sides_of(FloatLanes key, const Table& t) {
+    const IntLanes bits = (IntLanes)Lanes::bits(key), magnitude = bits & 0x7fffffff, zero = {};
+    IntLanes cell;
+    if (by_octave) {
+        const IntLanes octave = gather(t.octaves, magnitude >> 23);
+        cell = (octave >> 5) + ((magnitude & 0x7fffff) >> (octave & 31));
+    } else {
+        const IntLanes past = (magnitude >> t.shift) - (t.first + t.last);  // so that the least is most
+        cell = Lanes::more(-Lanes::more(-past, zero) + t.last, zero);
+    }
+    cell += (bits >> 31) & t.half;
+    return cell + cell - (IntLanes)(magnitude > gather(t.thresholds, cell));
+}
+
+// ---- exact numbers -------------------------------------------------------------------------------------------------
+
+CFP_FN bool any(IntLanes mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
+    i32 met = 0;
+    for (int i = 0; i < lanes; ++i) met |= mask[i];
+    return met != 0;
+#endif
+}
+
+constexpr i32 half_of_largest = 0x7f000000;  // 2^127: sums of less do not overflow
+
+CFP_FN FloatLanes odd_lanes(FloatLanes near, FloatLanes error) {
+    const IntLanes inexact = (IntLanes)(error != 0.0f), beyond = ((IntLanes)near ^ (IntLanes)error) >> 31;
+    return (FloatLanes)(((IntLanes)near + (beyond & inexact)) | (inexact & 1));
+}
+
+// body(i) for every lane, by doubles: rarely
+template <class Body> FloatLanes one_by_one(const Body& body) {
+    FloatLanes result;
+    for (int i = 0; i < lanes; ++i) result[i] = to_odd_float32(body(i));
+    return result;
+}
+
+// a + b to odd
+CFP_FN FloatLanes exact_sum(FloatLanes a, FloatLanes b) {
+    const IntLanes larger = Lanes::more((IntLanes)a & 0x7fffffff, (IntLanes)b & 0x7fffffff);
+    if (any((IntLanes)(larger >= half_of_largest)))
+        return one_by_one([&](int i) { return add_to_odd(static_cast<double>(a[i]), static_cast<double>(b[i])); });
+    const FloatLanes sum = a + b, b_part = sum - a;
+    return odd_lanes(sum, (a - (sum - b_part)) + (b - b_part));
+}
+
+// a * b to odd
+CFP_FN FloatLanes exact_product(FloatLanes a, FloatLanes b) {
+    if (has_fma) {
+        constexpr i32 least = 0x0d800000;  // 2^-100: the error of more is a float32
+        const FloatLanes product = a * b;
+        const IntLanes magnitude = (IntLanes)product & 0x7fffffff;
+        const IntLanes small = (IntLanes)(magnitude < least) & (IntLanes)(a != 0.0f) & (IntLanes)(b != 0.0f);
+        if (!any(small | (IntLanes)(magnitude >= half_of_largest))) return odd_lanes(product, fused(a, b, -product));
+    }
+    return one_by_one([&](int i) { return static_cast<double>(a[i]) * static_cast<double>(b[i]); });
+}
+
+// ---- rounding ------------------------------------------------------------------------------------------------------
+
+// Rounds to a table of table_steps.
+class LaneRounder {
+public:
+    explicit LaneRounder(const Table& table)
+        : t_(table), is_quick_(table.lifts[lift_quick] != 0), is_short_(table.lifts[lift_short] != 0),
+          first_(table.lifts[lift_first]) {
+        signed_zero_ = IntLanes{} + table.lifts[lift_zero];
+#if defined(__AVX512F__)
+        for (int i = 0; i < 4; ++i) window_[i] = _mm512_loadu_ps(table.lifts + lift_window + 16 * i);
+#endif
+    }
+
+    // Of a float32, or a number to odd.
+    FloatLanes of(FloatLanes key) const {
+        if (is_quick_) {
+            const FloatLanes lift = lift_of(key), lifted = some((key + lift) - lift, (IntLanes)(key != 0.0f));
+            if (!any((IntLanes)(lifted != lifted))) return with_zero(lifted, key);
+        }
+        return by_cells(key);
+    }
+
+    FloatLanes sum(FloatLanes a, FloatLanes b) const { return of(exact_sum(a, b)); }
+
+    // Of two values of the table. Where they have at most 11 digits, a sum that float32 rounds is as far from every step
+    // as the larger of the two, to which the smaller adds less than a quarter of that.
+    FloatLanes sum_of_values(FloatLanes a, FloatLanes b) const {
+        if (is_quick_ && is_short_) {
+            const FloatLanes near = a + b, lift = lift_of(near);
+            const FloatLanes lifted = some((near + lift) - lift, (IntLanes)(near != 0.0f));
+            if (!any((IntLanes)(lifted != lifted))) return with_zero(lifted, near);
+        }
+        return sum(a, b);
+    }
+
+    // a * b is rounded once, as it is lifted; the lift is that of the float32 next to it.
+    FloatLanes product(FloatLanes a, FloatLanes b) const {
+        if (has_fma && is_quick_) {
+            const FloatLanes near = a * b, lift = lift_of(near);
+            const IntLanes is_some = (IntLanes)(near != 0.0f) | ((IntLanes)(a != 0.0f) & (IntLanes)(b != 0.0f));
+            const FloatLanes lifted = some(fused(a, b, lift) - lift, is_some);
+            if (!any((IntLanes)(lifted != lifted))) return with_zero(lifted, near);
+        }
+        return by_cells(exact_product(a, b));
+    }
+
+private:
+    Table t_;
+    bool is_quick_, is_short_;
+    i32 first_;
+    IntLanes signed_zero_;
+
+    FloatLanes by_cells(FloatLanes key) const {
+        const IntLanes side = t_.by_octave ? sides_of<true>(key, t_) : sides_of<false>(key, t_);
+        return (FloatLanes)gather(t_.values, side);
+    }
+    static FloatLanes some(FloatLanes x, IntLanes mask) { return (FloatLanes)((IntLanes)x & mask); }
+    FloatLanes with_zero(FloatLanes x, FloatLanes sign) const {
+        return (FloatLanes)((IntLanes)x | ((IntLanes)sign & signed_zero_));
+    }
+
+#if defined(__AVX512F__)
+    __m512 window_[4];
+
+    FloatLanes lift_of(FloatLanes key) const {
+        const UintLanes binade = (((UintLanes)key & 0x7fffffffu) + 0x7fffffu) >> 23;
+        const __m512i at = _mm512_min_epu32((__m512i)(binade - static_cast<u32>(first_)), _mm512_set1_epi32(63));
+        const __m512 low = _mm512_permutex2var_ps(window_[0], at, window_[1]);
+        const __m512 high = _mm512_permutex2var_ps(window_[2], at, window_[3]);
+        return (FloatLanes)_mm512_mask_mov_ps(low, _mm512_cmpgt_epi32_mask(at, _mm512_set1_epi32(31)), high);
+    }
+#else
+    FloatLanes lift_of(FloatLanes key) const {
+        const UintLanes binade = (((UintLanes)key & 0x7fffffffu) + 0x7fffffu) >> 23;
+        return (FloatLanes)gather(t_.lifts + lift_binades, (IntLanes)binade);
+    }
+#endif
+};
+
+// ---- sums ----------------------------------------------------------------------------------------------------------
+
+constexpr int at_once_lanes = 4;  // registers, whose roundings do not wait for each other
+
+// acc = Q(acc + g), or Kahan's form of it. is_value: g is one of the table.
+template <bool kahan, bool is_value>
+CFP_FN void add_lanes(const FloatLanes* g, FloatLanes* acc, FloatLanes* c, const LaneRounder& to) {
+    if (!kahan) {
+        for (int v = 0; v < at_once_lanes; ++v) acc[v] = is_value ? to.sum_of_values(g[v], acc[v]) : to.sum(g[v], acc[v]);
+        return;
+    }
+    FloatLanes y[at_once_lanes], t[at_once_lanes];
+    for (int v = 0; v < at_once_lanes; ++v) y[v] = is_value ? to.sum_of_values(g[v], -c[v]) : to.sum(g[v], -c[v]);
+    for (int v = 0; v < at_once_lanes; ++v) t[v] = to.sum_of_values(acc[v], y[v]);
+    for (int v = 0; v < at_once_lanes; ++v) c[v] = to.sum_of_values(t[v], -acc[v]);
+    for (int v = 0; v < at_once_lanes; ++v) {
+        const IntLanes finite = (IntLanes)(((IntLanes)t[v] & 0x7fffffff) < 0x7f800000);
+        c[v] = (FloatLanes)((IntLanes)to.sum_of_values(c[v], -y[v]) & finite);
+        acc[v] = t[v];
+    }
+}
+
+// n <= the size of acc and c, which is a multiple of that many
+template <bool kahan> void add_all(const float* g, float* acc, float* c, int64_t n, const LaneRounder& to) {
+    for (int64_t i = 0; i < n; i += at_once_lanes * lanes) {
+        FloatLanes term[at_once_lanes] = {}, sum[at_once_lanes], lost[at_once_lanes];
+        for (int v = 0; v < at_once_lanes; ++v) {
+            const int64_t at = i + v * lanes;
+            if (at < n) term[v] = load_some(g + at, n - at);
+            sum[v] = load<FloatLanes>(acc + at);
+            if (kahan) lost[v] = load<FloatLanes>(c + at);
+        }
+        add_lanes<kahan, false>(term, sum, lost, to);
+        for (int v = 0; v < at_once_lanes; ++v) {
+            store(acc + i + v * lanes, sum[v]);
+            if (kahan) store(c + i + v * lanes, lost[v]);
+        }
+    }
+}
+
+// ---- products ------------------------------------------------------------------------------------------------------
+
+// acc = Q(acc + Q(a_k b_k)), or Kahan's form, of one row of a and a panel of b
+template <bool kahan> void table_row(const float* a, const float* b_Kx64, float* out, int64_t K, const LaneRounder& to) {
+    for (int column = 0; column < panel; column += at_once_lanes * lanes) {
+        FloatLanes acc[at_once_lanes] = {}, c[at_once_lanes] = {}, term[at_once_lanes];
+        for (int64_t k = 0; k < K; ++k) {
+            const FloatLanes left = a[k] - FloatLanes{};
+            for (int v = 0; v < at_once_lanes; ++v)
+                term[v] = to.product(left, load<FloatLanes>(b_Kx64 + k * panel + column + v * lanes));
+            add_lanes<kahan, true>(term, acc, c, to);
+        }
+        for (int v = 0; v < at_once_lanes; ++v) store(out + column + v * lanes, acc[v]);
+    }
+}
+
+// Rows begin..end of a (MxK) times b (KxN); `buffer` holds K * 64 values.
+void table_matmul_range(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
+                        const i32* words, bool kahan, float* buffer) {
+    const LaneRounder to(open_table(words));
+    float row[panel];
+    for (int64_t column = 0; column < N; column += panel) {
+        const size_t width = static_cast<size_t>(smaller(int64_t(panel), N - column));
+        for (int64_t k = 0; k < K; ++k) {
+            std::memset(buffer + k * panel, 0, panel * sizeof(float));
+            std::memcpy(buffer + k * panel, b + k * N + column, width * sizeof(float));
+        }
+        for (int64_t i = begin; i < end; ++i) {
+            (kahan ? table_row<true> : table_row<false>)(a + i * K, buffer, row, K, to);
+            std::memcpy(out + i * N + column, row, width * sizeof(float));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace custom_fp
