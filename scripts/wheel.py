@@ -3,8 +3,8 @@
     python scripts/wheel.py dist
 
 In the .venv that `make` has made, whose objects in build/ are used again. For a release of several Pythons,
-cibuildwheel reads [tool.cibuildwheel] of pyproject.toml where there is a container engine. Prints the wheel's path; the exit status
-is 1 where what was built has no compiled code in it.
+cibuildwheel reads [tool.cibuildwheel] of pyproject.toml where there is a container engine. Prints the wheel's path;
+the exit status is 1 where what was built has no compiled code in it.
 """
 
 import argparse

@@ -96,19 +96,11 @@ def test_a_sweep_and_its_report_without_a_compiler(bare, tmp_path):
 
 
 def test_from_source_without_a_compiler_the_reference_is_installed(tmp_path):
+    words = (
+        f"--no-deps --no-build-isolation --wheel-dir {tmp_path} --config-settings build-dir={tmp_path}/build"
+    )
     made = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--no-deps",
-            "--no-build-isolation",
-            "--wheel-dir",
-            tmp_path,
-            ROOT,
-        ]
-        + ["--config-settings", f"build-dir={tmp_path}/build"],
+        [sys.executable, "-m", "pip", "wheel", ROOT, *words.split()],
         env=os.environ | {"CXX": "/no/compiler"},
         capture_output=True,
         text=True,

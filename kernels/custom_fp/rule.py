@@ -66,26 +66,28 @@ class Rounding(_Word):
 
 
 class Form(_Word):
-    """How stochastic rounding meets a distance d from the value below, 0 <= d < 1, of more digits than the N random bits
-    R have. gfloat's RoundMode has all four, of IEEE P3109's stochastic roundings."""
+    """How stochastic rounding meets a distance d from the value below, 0 <= d < 1, of more digits than the N random
+    bits R have. gfloat's RoundMode has all four, of IEEE P3109's stochastic roundings."""
 
     CUT = ""
     """Up where floor(2**N d) + R >= 2**N: with probability floor(2**N d) / 2**N. gfloat's StochasticFastest."""
 
     FAST = "fast"
-    """Up where floor(2**(N + 1) d) + 2 R + 1 >= 2**(N + 1), half a bit added to R: with the probability that is d rounded
-    to N bits, halves up. Too far from zero for a d halfway between N bits, and nowhere else. gfloat's StochasticFast."""
+    """Up where floor(2**(N + 1) d) + 2 R + 1 >= 2**(N + 1), half a bit added to R: with the probability that is d
+    rounded to N bits, halves up. Too far from zero for a d halfway between N bits, and nowhere else. gfloat's
+    StochasticFast."""
 
     EVEN = "even"
-    """Up where n + R >= 2**N, n = 2**N d rounded to nearest, halves to even: with probability n / 2**N; what halves gain
-    and lose is the same over all d. gfloat's Stochastic."""
+    """Up where n + R >= 2**N, n = 2**N d rounded to nearest, halves to even: with probability n / 2**N; what halves
+    gain and lose is the same over all d. gfloat's Stochastic."""
 
     ODD = "odd"
     """So, halves to odd: a half of the last random bit is then never lost. gfloat's StochasticOdd."""
 
     @property
     def most_bits(self) -> int:
-        return MOST_BITS if self is Form.CUT else MOST_BITS - 2  # csrc/philox.h: `shaped` keeps three of 32 for itself
+        """csrc/philox.h: `shaped` keeps three of 32 for itself."""
+        return MOST_BITS if self is Form.CUT else MOST_BITS - 2
 
     @cached_property
     def told(self) -> int:
@@ -109,9 +111,9 @@ def is_stochastic(word: object) -> bool:
 def read_rounding(
     word: object, allowed: Sequence[str] = tuple(Rounding)
 ) -> tuple[Rounding, Form, int | None]:
-    """`stochastic_even_8` as (STOCHASTIC, EVEN, 8); the bits are None where the word names none. Raises ValueError for a
-    word that is none of `allowed`, where `stochastic` allows a number of bits, and for a number that there is not. Forms
-    other than CUT go where every rounding does."""
+    """`stochastic_even_8` as (STOCHASTIC, EVEN, 8); the bits are None where the word names none. Raises ValueError for
+    a word that is none of `allowed`, where `stochastic` allows a number of bits, and for a number that there is not.
+    Forms other than CUT go where every rounding does."""
     found = _STOCHASTIC.fullmatch(word) if isinstance(word, str) else None
     refused = found and found[1] and any(rounding not in allowed for rounding in Rounding)
     if found is None or found[2] is None or Rounding.STOCHASTIC not in allowed or refused:

@@ -338,7 +338,14 @@ def test_tables(launched, name):
 
     fmt, (*_, ran) = custom_fp.parse(name), launched
     terms = [*hostile(3, 67), torch.tensor([1e-38, -3e38, 0.0, -0.0]).repeat(17)[:67]]
-    for word in ("nearest_even", "to_odd", "toward_negative", "stochastic", "stochastic_5", "stochastic_odd_3"):
+    for word in (
+        "nearest_even",
+        "to_odd",
+        "toward_negative",
+        "stochastic",
+        "stochastic_5",
+        "stochastic_odd_3",
+    ):
         rule = custom_fp.Rule(word, seed=SEED, offset=OFFSET)
         told = {"rounding": word, "seed": SEED, "offset": OFFSET}
         for x in (*terms, terms[0].double() / 3):

@@ -1,6 +1,6 @@
-"""stochastic_fast_N, stochastic_even_N, stochastic_odd_N: gfloat's StochasticFast, Stochastic and StochasticOdd of the
-same random bits, for IEEE P3109's formats; their probabilities, exactly, over all random bits; every build of the kernels
-draws as the reference does, of numbers a hair beside a tie of the random bits too."""
+"""stochastic_fast_N, stochastic_even_N, stochastic_odd_N: gfloat's StochasticFast, Stochastic and StochasticOdd of
+the same random bits, for IEEE P3109's formats; their probabilities, exactly, over all random bits; every build of the
+kernels draws as the reference does, of numbers a hair beside a tie of the random bits too."""
 
 from fractions import Fraction
 from itertools import pairwise
@@ -99,7 +99,7 @@ def test_the_probabilities_are_those_of_the_definition(name, form):
             Form.ODD: lambda n: round(n + 1) - 1,
         }[form]
         assert up_X == [wanted(d * 2**bits) for _ in ends for d in parts]
-        bias = Fraction(sum(up_X), len(up_X)) - sum(parts) / len(parts) * 2**bits  # in units of the last random bit
+        bias = Fraction(sum(up_X), len(up_X)) - sum(parts) / len(parts) * 2**bits  # of the last random bit
         eighth = Fraction(1, 8)
         assert bias == {Form.CUT: -3 * eighth, Form.FAST: eighth, Form.EVEN: 0, Form.ODD: 0}[form]
 
@@ -123,7 +123,9 @@ def hostile(n: int, bits: int) -> Tensor:
     g = torch.Generator().manual_seed(1)
     x = (torch.randn(n, generator=g) * torch.logspace(-45, 9, n)).double()
     low = 2.0 ** torch.randint(-30, 9, (n,), generator=g)
-    tie = low * (1 + torch.randint(0, 2 ** (min(bits, 20) + 4), (n,), generator=g) * 2.0 ** -(min(bits, 20) + 3))
+    tie = low * (
+        1 + torch.randint(0, 2 ** (min(bits, 20) + 4), (n,), generator=g) * 2.0 ** -(min(bits, 20) + 3)
+    )
     beside = 1 + torch.randint(-1, 2, (n,), generator=g) * 2.0**-40
     x = torch.where(torch.arange(n) % 2 == 0, x, tie * beside)
     x[3:8] = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, 1e-45])

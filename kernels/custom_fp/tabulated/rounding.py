@@ -114,8 +114,8 @@ def _goes_up(
 
 
 def carries(distance: Tensor, random: Tensor, rule: Rule) -> Tensor:
-    """Whether stochastic rounding goes up from a distance, 0 <= distance <= 1 (float64): rule.Form. `random`: 32 bits, of
-    which the first `rule.bits` count."""
+    """Whether stochastic rounding goes up from a distance, 0 <= distance <= 1 (float64): rule.Form. `random`: 32 bits,
+    of which the first `rule.bits` count."""
     steps = distance * 2.0**rule.bits
     whole = steps.floor()
     part, is_odd = steps - whole, whole % 2 == 1
