@@ -3,12 +3,13 @@
     python scripts/check_tables.py --softposit libsoftposit.so --takum libtakum.so \\
         --output results/reference/numerics/tables.md
 
-P3109 of up to 8 bits against gfloat: all values, and in each of its rounding and saturation modes every float16 and the
-values and boundaries with both neighbours in float32; of stochastic roundings with 1, 3 and 8 random bits, which both
-are given, every float16 and the steps of half a random bit between values with both neighbours. Posits and takums
-against the C libraries of that name, which are built by hand (gcc -shared -fPIC of SoftPosit's and libtakum's sources):
-all codes, the boundaries with both neighbours, and a million numbers between 2**-120 and 2**120. HiFloat8
-against en_dtypes: every float16. What is not given or not installed is left out. Exit status 1 if a single result differs.
+P3109 of up to 8 bits against gfloat: all values, and in each of its rounding and saturation modes every float16 and
+the values and boundaries with both neighbours in float32; of stochastic roundings with 1, 3 and 8 random bits, which
+both are given, every float16 and the steps of half a random bit between values with both neighbours. Posits and takums
+against the C libraries of that name, which are built by hand (gcc -shared -fPIC of SoftPosit's and libtakum's
+sources): all codes, the boundaries with both neighbours, and a million numbers between 2**-120 and 2**120. HiFloat8
+against en_dtypes: every float16. What is not given or not installed is left out. Exit status 1 if a single result
+differs.
 
 libtakum's takum_linear8_from_float64 goes by a logarithm in float32: numbers within 2**-16 of a boundary are left out
 of that comparison.
