@@ -52,6 +52,8 @@ SCALED = [
     "nvfp4_2d",
     "nvfp4_4over6",
     "nvint4",
+    "fp8_b64",
+    "int8_b128",
     "fp8_tensor",
     "int8_channel",
 ]

@@ -22,7 +22,7 @@ from custom_fp.rule import Rule
 KERNELS = (
     *(f"quantize_{rounding}_{size}" for rounding in WAYS for size in ("f32", "f64")),
     *(f"{kind}_{rounding}" for kind in ("accumulate", "pack", "accumulate_packed") for rounding in WAYS),
-    *(f"scaled_{kind}_{rounding}" for kind in ("tiles", "whole") for rounding in WAYS),
+    *(f"scaled_{kind}_{rounding}" for kind in ("tiles", "runs", "whole") for rounding in WAYS),
     *(f"{kind}_{size}" for kind in ("encode", "decode") for size in (1, 4, 8)),
     *(
         "scale_f32",
@@ -30,7 +30,8 @@ KERNELS = (
         "max_magnitude_f64",
         "unpack",
         "hadamard",
-        *("codebook_tiles", "codebook_whole", "affine_tiles", "affine_whole", "scaled_decode"),
+        *(f"{kind}_{cut}" for kind in ("codebook", "affine") for cut in ("tiles", "runs", "whole")),
+        *("scaled_decode", "scaled_decode_runs"),
         "matmul_plain",
         "matmul_kahan",
     ),

@@ -22,6 +22,7 @@ static struct {
 static void __syncthreads() {}
 static unsigned long long __shfl_down_sync(unsigned, unsigned long long, int) { return 0; }
 static int __shfl_xor_sync(unsigned, int value, int) { return value; }
+static int __shfl_sync(unsigned, int value, int) { return value; }
 static void atomicMax(unsigned long long* at, unsigned long long value) { *at = value > *at ? value : *at; }
 
 // A GPU's conversion of float64 to float32: a NaN loses its sign and payload to this pattern (PTX ISA, cvt).

@@ -270,6 +270,9 @@ CFP_EVERY_WAY(CFP_ACCUMULATE)
 #if !defined CFP_SOME || defined CFP_ONLY_HADAMARD
 #include "hadamard.cuh"
 #endif
+#if !defined CFP_SOME || defined CFP_ONLY_SCALED || defined CFP_ONLY_TILES
+#include "scaled/dealt.cuh"
+#endif
 #if !defined CFP_SOME || defined CFP_ONLY_SCALED
 #include "scaled/scaled.cuh"
 #endif

@@ -15,7 +15,9 @@ constexpr u32 hadamard_stream = 0xffffffffu;  // of the generator, apart from th
 // 0x80000000 where the sign of value j of each block is negative: the first of its random bits.
 CFP_FN u32 hadamard_sign(u64 j, u64 seed) {
     const u32 lane = static_cast<u32>(j % 16), place = static_cast<u32>(j / 16 % 8);
-    return half_of(random_words(j / group, lane, hadamard_stream, 0, seed).w[place / 2], place) << 16 & 0x80000000u;
+    const Words words = random_words(j / group, lane, hadamard_stream, 0, seed);
+    const u32 low = place & 2 ? words.w[1] : words.w[0], high = place & 2 ? words.w[3] : words.w[2];
+    return half_of(place & 4 ? high : low, place) << 16 & 0x80000000u;
 }
 
 // The float32 nearest to 2^(-k/2).
@@ -30,6 +32,22 @@ template <class F> CFP_FN void butterflies(F* v, i64 n, i64 from) {
                 v[i] = a + b;
                 v[i + apart] = a - b;
             }
+}
+
+// Of n values in registers: the same additions, one distance after the other.
+template <int n, int apart = 1> CFP_FN void butterflies(float* v) {
+    if constexpr (apart < n) {
+#ifdef __CUDACC_RTC__
+#pragma unroll
+#endif
+        for (int pair = 0; pair < n / 2; ++pair) {
+            const int i = pair / apart * 2 * apart + pair % apart;
+            const float a = v[i], b = v[i + apart];
+            v[i] = a + b;
+            v[i + apart] = a - b;
+        }
+        butterflies<n, 2 * apart>(v);
+    }
 }
 
 }  // namespace custom_fp

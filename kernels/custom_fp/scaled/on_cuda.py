@@ -18,6 +18,7 @@ from custom_fp.scaled.affine import NEAREST, AffineBlocks
 from custom_fp.scaled.blocks import single
 from custom_fp.scaled.codebook import CodebookBlocks
 from custom_fp.scaled.search import search_of
+from custom_fp.scaled.tiles_on_cuda import run
 
 NOTHING = np.uint64(0)
 WHOLE = 1 << 14  # values of a tile that a warp would take long for: then the ends of a tensor are found first
@@ -84,6 +85,10 @@ def _run(kind: str, x: Tensor, layout: Layout, to: tuple[Any, ...], parameters: 
     if layout.scales == 1 and n > WHOLE:
         ends = _ends(kind, x)
         launch(f"{kind}_whole", x, blocks(n, 4), source, *to, np.int64(n), address(ends), *parameters)
+        return
+    if width := run(layout):
+        sizes = np.int64(n), np.int32(width)
+        launch(f"{kind}_runs", x, blocks(n, 8), source, *to, *sizes, *parameters)
         return
     sizes = layout.planes, layout.rows, layout.columns, layout.height, layout.width
     threads = layout.scales * (1 if layout.width == 1 else 32)

@@ -23,6 +23,8 @@ WHOLE = (
     1 << 14
 )  # values of a block that a warp would take long for: then its largest magnitude is found first
 
+RUNS, GROUP = (16, 32, 64, 128), 128  # GROUP: elements that share random words
+
 
 class CudaTiles(Tiles):
     def quantize(self, x: Tensor, fmt: BlockFormat, rule: Rule, out: Tensor, axis: int | None = None) -> None:
@@ -55,11 +57,16 @@ class CudaTiles(Tiles):
     ) -> None:
         *tensor_scale, fmt, out = rest
         if codes.numel():
-            layout = fmt.layout(codes.shape, axis)
+            layout, n = fmt.layout(codes.shape, axis), codes.numel()
             to = address(scales_), address(codes), address(out)
-            t = address(tensor_scale[0]) if tensor_scale else NOTHING
-            how = *_sizes(layout), address(_scaling(fmt, str(codes.device))), t
-            launch("scaled_decode", codes, _grid(layout), *to, *how)
+            how = (
+                address(_scaling(fmt, str(codes.device))),
+                address(tensor_scale[0]) if tensor_scale else NOTHING,
+            )
+            if width := run(layout):
+                launch("scaled_decode_runs", codes, blocks(n, 8), *to, np.int64(n), np.int32(width), *how)
+            else:
+                launch("scaled_decode", codes, _grid(layout), *to, *_sizes(layout), *how)
 
 
 def _run(
@@ -67,12 +74,23 @@ def _run(
 ) -> None:
     scaling = _scaling(fmt, str(x.device))
     how = address(scaling), NOTHING if t is None else address(t), *told(rule)
-    if layout.scales == 1 and x.numel() > WHOLE and fmt.rule != "4over6":
+    n, width = x.numel(), run(layout)
+    is_dealt = not rule.is_stochastic or rule.flat[3] % GROUP == 0
+    if width and is_dealt and fmt.rule != "4over6":
+        sizes = np.int64(n), np.int32(width)
+        launch(f"scaled_runs_{way(rule)}", x, blocks(n, 8), address(x), *to, *sizes, *how)
+    elif layout.scales == 1 and n > WHOLE and fmt.rule != "4over6":
         largest = x.abs().amax()
-        whole = np.int64(x.numel()), address(largest)
-        launch(f"scaled_whole_{way(rule)}", x, blocks(x.numel(), 4), address(x), *to, *whole, *how)
+        whole = np.int64(n), address(largest)
+        launch(f"scaled_whole_{way(rule)}", x, blocks(n, 4), address(x), *to, *whole, *how)
     else:
         launch(f"scaled_tiles_{way(rule)}", x, _grid(layout), address(x), *to, *_sizes(layout), *how)
+
+
+def run(layout: Layout) -> int:
+    """Of blocks that are so many neighbours in memory, one after the other, which kernels named _runs deal; else 0."""
+    rows = layout.as_rows
+    return rows.width if rows.planes == rows.rows == 1 and rows.width in RUNS else 0
 
 
 def _sizes(layout: Layout) -> tuple[np.int64, ...]:

@@ -251,6 +251,9 @@ static u32 shuffled(u32 value, u32 from, u32 mask, int line, bool* inside);
 static u32 shfl_bfly(const Thread& thread, bool& inside, u32 a, u32 by, u32, u32 mask, int line) {
     return shuffled(a, (thread.tid_x % 32) ^ by, mask, line, &inside);
 }
+static u32 shfl_idx(const Thread& thread, bool& inside, u32 a, u32 from, u32, u32 mask, int line) {
+    return shuffled(a, from % 32, mask, line, &inside);
+}
 static u32 shfl_down(const Thread& thread, bool& inside, u32 a, u32 by, u32, u32 mask, int line) {
     return shuffled(a, thread.tid_x % 32 + by, mask, line, &inside);
 }

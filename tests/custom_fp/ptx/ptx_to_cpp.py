@@ -21,6 +21,7 @@ _HOW = {
     "wide",
     "rzi",
     "bfly",
+    "idx",
     "down",
 }  # what is part of a function's name; `rn`, `sync`, `uni` are not
 _KINDS = {*_BYTES, "s8", "b8", "s16", "b16", "pred"}

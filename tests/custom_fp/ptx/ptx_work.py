@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import custom_fp
@@ -101,12 +102,23 @@ def scaled(x: Tensor, out: Tensor, case: Callable[..., Case]) -> Iterator[Case]:
     for name, way in product(("nvfp4", "fp8_tensor"), WAYS):
         rule = Rule(rounding=OTHER[way], seed=1)
         yield case(f"{name}, {rule.rounding}", tiles.quantize, x, custom_fp.parse(name), rule, out)
-    nvfp4 = custom_fp.parse("nvfp4")
-    yield case("nvfp4", tiles.decode, *custom_fp.encode(x, nvfp4), nvfp4, out)
-    for name in ("nf4_b64", "dynamic_tree"):
-        yield case(name, on_cuda.codebook.quantize, x, custom_fp.parse(name), Rule(), out)
-    for name in ("int4_affine_b32", "int8_affine"):
-        yield case(name, on_cuda.affine.quantize, x, custom_fp.parse(name), Rule(), out)
+    nvfp4, rows, across = custom_fp.parse("nvfp4"), x.view(-1, 1 << 8), out.view(-1, 1 << 8)
+    for way in WAYS:
+        rule = Rule(rounding=OTHER[way], seed=1)
+        said = f"nvfp4, {rule.rounding}, along the first axis"
+        yield case(said, tiles.quantize, rows, nvfp4, rule, across, 0)
+    for axis, said in ((None, "nvfp4"), (0, "nvfp4, along the first axis")):
+        decode = partial(tiles.decode, axis=axis)
+        yield case(said, decode, *custom_fp.encode(rows, nvfp4, axis=axis), nvfp4, across)
+    for kind, names in (
+        ("codebook", ("nf4_b64", "dynamic_tree")),
+        ("affine", ("int4_affine_b32", "int8_affine")),
+    ):
+        quantize = getattr(on_cuda, kind).quantize
+        for name in names:
+            yield case(name, quantize, x, custom_fp.parse(name), Rule(), out)
+        fmt = custom_fp.parse(names[0])
+        yield case(f"{fmt}, along the first axis", quantize, rows, fmt, Rule(), across, 0)
 
 
 def products() -> Iterator[Case]:

@@ -1,9 +1,8 @@
-// Codebooks and affine integers on a GPU: scaled/codebook.h and scaled/affine.h say what is computed. Part of
-// custom_fp.cu.
-//
-// A tensor is `planes` matrices of `rows` times `columns`, each cut in tiles of `height` times `width`
-// (formats/layout.py), in that order. A warp works on a tile; where tiles are one column wide, a thread does, whose
-// neighbours have the columns beside it; of a tile that is the whole tensor the ends are given.
+// Codebooks and affine integers on a GPU: scaled/codebook.h and scaled/affine.h say what is computed, dealt.cuh who does
+// it; of a tile that is the whole tensor the ends are given. Part of custom_fp.cu.
+
+// What does not draw.
+struct Nothing {};
 
 struct CodebookKind {
     CodebookTables t;
@@ -11,16 +10,19 @@ struct CodebookKind {
         u32 largest;
     };
     typedef float Scale;
+    typedef Nothing Drawn;
+    CFP_MEMBER Drawn draw(i64, int) const { return {}; }
+    CFP_MEMBER u32 random(Drawn, int) const { return 0; }
 
     CFP_MEMBER Ends none() const { return {0}; }
     CFP_MEMBER void meet(Ends& ends, float x) const { join(ends, {to_bits(x) & 0x7fffffffu}); }
     CFP_MEMBER void join(Ends& ends, const Ends& other) const {
         ends.largest = ends.largest > other.largest ? ends.largest : other.largest;
     }
-    CFP_MEMBER Ends of_lane(const Ends& ends, int apart) const {
-        return {static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(ends.largest), apart))};
-    }
+    CFP_MEMBER Ends either(bool first, const Ends& a, const Ends& b) const { return {first ? a.largest : b.largest}; }
+    CFP_MEMBER Ends of_other(const Ends& ends, int apart) const { return {xor_lane(ends.largest, apart)}; }
     CFP_MEMBER Scale scale(const Ends& ends) const { return codebook_scale(ends.largest); }
+    CFP_MEMBER Scale of_lane(Scale scale, int lane) const { return ::of_lane(scale, lane); }
     CFP_MEMBER i32 place(float x, Scale scale) const {
         return codebook_place(scale != scale ? -1.0f : x / (scale > 0.0f ? scale : 1.0f), t);
     }
@@ -37,6 +39,9 @@ struct AffineKind {
         float low, high;
     };
     typedef AffineScale Scale;
+    typedef Nothing Drawn;
+    CFP_MEMBER Drawn draw(i64, int) const { return {}; }
+    CFP_MEMBER u32 random(Drawn, int) const { return 0; }
 
     CFP_MEMBER Ends none() const { return {0, 0.0f, 0.0f}; }
     CFP_MEMBER void meet(Ends& ends, float x) const { join(ends, {to_bits(x) & 0x7fffffffu, x, x}); }
@@ -45,12 +50,16 @@ struct AffineKind {
         ends.low = other.low < ends.low ? other.low : ends.low;
         ends.high = other.high > ends.high ? other.high : ends.high;
     }
-    CFP_MEMBER Ends of_lane(const Ends& ends, int apart) const {
-        return {static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(ends.largest), apart)),
-                from_bits(static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(to_bits(ends.low)), apart))),
-                from_bits(static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(to_bits(ends.high)), apart)))};
+    CFP_MEMBER Ends either(bool first, const Ends& a, const Ends& b) const {  // a choice of whole structures lies in memory
+        return {first ? a.largest : b.largest, first ? a.low : b.low, first ? a.high : b.high};
+    }
+    CFP_MEMBER Ends of_other(const Ends& ends, int apart) const {
+        return {xor_lane(ends.largest, apart), xor_lane(ends.low, apart), xor_lane(ends.high, apart)};
     }
     CFP_MEMBER Scale scale(const Ends& ends) const { return affine_scale(ends.low, ends.high, ends.largest, levels); }
+    CFP_MEMBER Scale of_lane(const Scale& of, int lane) const {
+        return {::of_lane(of.scale, lane), ::of_lane(of.inverse, lane), ::of_lane(of.zero, lane)};
+    }
     CFP_MEMBER float value(float x, const Scale& of) const { return (affine_code(x, of, levels) - of.zero) * of.scale; }
     CFP_MEMBER i32 code(float x, const Scale& of) const {
         return of.scale == of.scale ? static_cast<i32>(affine_code(x, of, levels)) : 0;
@@ -66,7 +75,7 @@ struct Written {
     float* scales;
     u8* zeros;
 
-    template <class Kind> CFP_MEMBER void element(i64 at, float x, const typename Kind::Scale& scale, const Kind& kind) const {
+    template <class Kind> CFP_MEMBER void element(i64 at, float x, const typename Kind::Scale& scale, const Kind& kind, u32) const {
         if (out)
             out[at] = canonical(kind.value(x, scale));
         else
@@ -81,28 +90,14 @@ struct Written {
 template <class Kind>
 CFP_FN void tiles(const Kind& kind, const float* x, const Written& to, i64 planes, i64 rows, i64 columns, i64 height,
                   i64 width) {
-    const i64 across = (columns + width - 1) / width, down = (rows + height - 1) / height, all = planes * down * across;
-    const bool alone = width == 1 || blockDim.x < 32;  // a thread a tile
-    const int lanes = alone ? 1 : 32, lane = alone ? 0 : threadIdx.x % 32;
-    for (i64 number = thread_index() / lanes; number < all; number += thread_count() / lanes) {
-        const i64 band = number / across, plane = band / down;
-        const i64 row = (band - plane * down) * height, column = (number - band * across) * width;
-        const i64 high = rows - row < height ? rows - row : height, wide = columns - column < width ? columns - column : width;
-        const i64 first = (plane * rows + row) * columns + column;
-        const auto place = [&](i64 e) {
-            return first + (high == 1 ? e : wide == 1 ? e * columns : e / wide * columns + e % wide);
-        };
-        typename Kind::Ends ends = kind.none();
-        for (i64 e = lane; e < high * wide; e += lanes) kind.meet(ends, x[place(e)]);
-        if (!alone)
-            for (int apart = 16; apart; apart /= 2) kind.join(ends, kind.of_lane(ends, apart));
-        const typename Kind::Scale scale = kind.scale(ends);
+    each_tile(planes, rows, columns, height, width, [&](const Tile& tile, i64 number, int lane, int lanes) {
+        const typename Kind::Scale scale = kind.scale(ends_of(kind, x, tile, lane, lanes));
         if (lane == 0) to.block(number, scale, kind);
-        for (i64 e = lane; e < high * wide; e += lanes) {
-            const i64 at = place(e);
-            to.element(at, x[at], scale, kind);
+        for (i64 e = lane; e < tile.size(); e += lanes) {
+            const i64 at = tile.place(e);
+            to.element(at, x[at], scale, kind, 0);
         }
-    }
+    });
 }
 
 // ends: largest, and of affine integers low and high, as they are in memory
@@ -110,7 +105,7 @@ template <class Kind>
 CFP_FN void whole(const Kind& kind, const float* x, const Written& to, i64 n, const typename Kind::Ends* ends) {
     const typename Kind::Scale scale = kind.scale(*ends);
     if (thread_index() == 0) to.block(0, scale, kind);
-    for (i64 i = thread_index(); i < n; i += thread_count()) to.element(i, x[i], scale, kind);
+    for (i64 i = thread_index(); i < n; i += thread_count()) to.element(i, x[i], scale, kind, 0);
 }
 
 #define CFP_CODEBOOK                                                                                                \
@@ -131,6 +126,11 @@ extern "C" __global__ void codebook_whole(const float* x, float* out, u8* codes,
     const CodebookKind kind = CFP_KIND;
     whole(kind, x, {out, codes, scales, nullptr}, n, reinterpret_cast<const CodebookKind::Ends*>(ends));
 }
+extern "C" __global__ void codebook_runs(const float* x, float* out, u8* codes, float* scales, i64 n, int width,
+                                         CFP_CODEBOOK) {
+    const CodebookKind kind = CFP_KIND;
+    runs(kind, x, Written{out, codes, scales, nullptr}, n, width);
+}
 extern "C" __global__ void affine_tiles(const float* x, float* out, u8* codes, float* scales, u8* zeros, i64 planes,
                                         i64 rows, i64 columns, i64 height, i64 width, float levels) {
     const AffineKind kind = {levels};
@@ -140,4 +140,9 @@ extern "C" __global__ void affine_whole(const float* x, float* out, u8* codes, f
                                         const u32* ends, float levels) {
     const AffineKind kind = {levels};
     whole(kind, x, {out, codes, scales, zeros}, n, reinterpret_cast<const AffineKind::Ends*>(ends));
+}
+extern "C" __global__ void affine_runs(const float* x, float* out, u8* codes, float* scales, u8* zeros, i64 n, int width,
+                                       float levels) {
+    const AffineKind kind = {levels};
+    runs(kind, x, Written{out, codes, scales, zeros}, n, width);
 }

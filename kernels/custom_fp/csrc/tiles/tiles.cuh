@@ -1,7 +1,8 @@
-// Scaled formats on a GPU: tiles.h has the arithmetic, formats/block.py the definition. Part of custom_fp.cu.
+// Scaled formats on a GPU: tiles.h has the arithmetic, formats/block.py the definition, scaled/dealt.cuh who does what.
+// Part of custom_fp.cu.
 //
-// Tiles are dealt to warps, or threads, as in scaled/scaled.cuh. f: in memory, for it is as large as sixteen numbers. t:
-// the scale of the tensor, null where there is none. Written are values, or, where `out` is null, codes and scales.
+// f: in memory, for it is as large as sixteen numbers. t: the scale of the tensor, null where there is none. Written are
+// values, or, where `out` is null, codes and scales.
 
 template <Mode mode> struct ScaledKind {
     Scaling f;
@@ -10,6 +11,16 @@ template <Mode mode> struct ScaledKind {
     u32 mask;
     Rounder<float> scale_rounder, rounder;
     Coder scale_coder, coder;
+    struct Ends {
+        u32 largest;
+    };
+    struct Scale {
+        u32 code;
+        float value, times;  // times: what elements are multiplied by
+    };
+    struct Drawn {
+        Words upper, lower;
+    };
 
     CFP_MEMBER ScaledKind(const Scaling& f, const float* t, How how, u64 seed, u64 index, u32 mask)
         : f(f), t(t ? *t : 1.0f), seed(seed), index(index), mask(mask),
@@ -17,152 +28,176 @@ template <Mode mode> struct ScaledKind {
           rounder(make_rounder<float>(unpack_spec(f.element), how.mode, saturate)), scale_coder(make_coder(unpack_spec(f.scale))),
           coder(make_coder(unpack_spec(f.element))) {}
 
-    CFP_MEMBER u32 code(u32 amax, float times) const {
-        return block_scale(amax, t, times, f, scale_rounder, scale_coder);
+    CFP_MEMBER Ends none() const { return {0}; }
+    CFP_MEMBER void meet(Ends& ends, float x) const { join(ends, {to_bits(x) & 0x7fffffffu}); }
+    CFP_MEMBER void join(Ends& ends, const Ends& other) const { ends.largest = larger(ends.largest, other.largest); }
+    CFP_MEMBER Ends either(bool first, const Ends& a, const Ends& b) const { return {first ? a.largest : b.largest}; }
+    CFP_MEMBER Ends of_other(const Ends& ends, int apart) const { return {xor_lane(ends.largest, apart)}; }
+    CFP_MEMBER Scale scale(const Ends& ends, float times = 1.0f) const {
+        return of_code(block_scale(ends.largest, t, times, f, scale_rounder, scale_coder));
     }
-    CFP_MEMBER float scale(u32 code) const { return scale_value(code, f, scale_coder); }
+    CFP_MEMBER Scale of_code(u32 code) const {
+        const float value = scale_value(code, f, scale_coder);
+        return {code, value, scale_reciprocal(value, t)};
+    }
+    CFP_MEMBER Scale of_lane(const Scale& of, int lane) const {  // its code stays where it was found
+        return {0, ::of_lane(of.value, lane), ::of_lane(of.times, lane)};
+    }
 
-    CFP_MEMBER float element(float x, float r, i64 at) const {
-        const u32 random = mode == stochastic ? random_of(index + static_cast<u64>(at), 0, seed, mask) : 0;
-        const float e = round<mode>(hold(x * r, f.least, f.most), rounder, random);
+    // Of a lane's values in a group, whose first `index` is.
+    CFP_MEMBER Drawn draw(i64 group_index, int lane) const {
+        if constexpr (mode != stochastic) return {};
+        const u64 here = index / group + static_cast<u64>(group_index);
+        return {random_words(here, lane, 0, 0, seed), second_words(here, lane, 0, seed, mask)};
+    }
+    CFP_MEMBER u32 random(const Drawn& drawn, int place) const {
+        if constexpr (mode != stochastic) return 0;
+        return (half_of(drawn.upper.w[place / 2], place) << 16 | half_of(drawn.lower.w[place / 2], place)) & mask;
+    }
+    CFP_MEMBER u32 random_at(i64 at) const {
+        return mode == stochastic ? random_of(index + static_cast<u64>(at), 0, seed, mask) : 0;
+    }
+
+    CFP_MEMBER float rounded(float x, float times, u32 random) const {
+        const float e = round<mode>(hold(x * times, f.least, f.most), rounder, random);
         return f.is_integer ? hold(e, f.least, f.most) + 0.0f : e;
     }
+};
 
-    CFP_MEMBER void write_scale(void* scales, i64 number, u32 code) const {
-        if (f.kind == float_scale)
-            static_cast<u32*>(scales)[number] = code;
+template <class Kind> struct ScaledTo {
+    float* out;
+    u8* codes;
+    void* scales;
+
+    CFP_MEMBER void block(i64 number, const typename Kind::Scale& scale, const Kind& kind) const {
+        if (!scales) return;
+        if (kind.f.kind == float_scale)
+            static_cast<u32*>(scales)[number] = scale.code;
         else
-            static_cast<u8*>(scales)[number] = static_cast<u8>(code);
+            static_cast<u8*>(scales)[number] = static_cast<u8>(scale.code);
     }
-
-    CFP_MEMBER void write(float* out, u8* codes, i64 at, float x, float scale, float r) const {
-        const float e = element(x, r, at);
+    CFP_MEMBER void element(i64 at, float x, const typename Kind::Scale& scale, const Kind& kind, u32 random) const {
+        const float e = kind.rounded(x, scale.times, random);
         if (out)
-            out[at] = canonical(e * (scale * t));
-        else if (scale != scale)
+            out[at] = canonical(e * (scale.value * kind.t));
+        else if (scale.value != scale.value)
             codes[at] = 0;
         else
-            codes[at] = static_cast<u8>(f.is_integer ? encode_integer(e, f) : encode(e, coder));
+            codes[at] = static_cast<u8>(kind.f.is_integer ? encode_integer(e, kind.f) : encode(e, kind.coder));
     }
 };
 
-CFP_FN double of_lane(double x, int apart) {
-    const u64 bits = to_bits(x);
-    const u32 low = static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(bits), apart));
-    const u32 high = static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(bits >> 32), apart));
-    return from_bits(static_cast<u64>(high) << 32 | low);
-}
-
-// One of the tiles.
-struct Tile {
-    i64 first, high, wide, columns, width;
-    CFP_MEMBER i64 place(i64 e) const {
-        return first + (high == 1 ? e : wide == 1 ? e * columns : e / wide * columns + e % wide);
-    }
-};
-
-// The sum of squared errors under a scale: eight sums over every eighth element of the whole tile, then pairwise. Every
-// eight lanes of a warp do the same; a thread alone does all eight.
-template <class Kind> CFP_FN double squared_error(const Kind& kind, const float* x, const Tile& tile, float scale, bool alone) {
-    const float r = scale_reciprocal(scale, kind.t);
-    double sums[8];
-    for (int j = 0; j < (alone ? 8 : 1); ++j) {
+// The sum of squared errors under a scale: eight sums over every eighth element of the whole tile, then pairwise, 4 apart
+// first. Every eight lanes of a warp do the same; a thread alone does all eight.
+template <class Kind>
+CFP_FN double squared_error(const Kind& kind, const float* x, const Tile& tile, const typename Kind::Scale& scale, bool alone) {
+    const auto eighth = [&](i64 from) {
         double sum = 0.0;
-        for (i64 e = alone ? j : threadIdx.x % 8; e < tile.high * tile.width; e += 8) {
+        for (i64 e = from; e < tile.high * tile.width; e += 8) {
             const i64 row = e / tile.width, column = e - row * tile.width;
             if (column >= tile.wide) continue;
             const i64 at = tile.first + row * tile.columns + column;
-            const double error = static_cast<double>(kind.element(x[at], r, at) * (scale * kind.t) - x[at]);
+            const float value = kind.rounded(x[at], scale.times, kind.random_at(at)) * (scale.value * kind.t);
+            const double error = static_cast<double>(value - x[at]);
             sum += error * error;
         }
-        sums[j] = sum;
+        return sum;
+    };
+    if (!alone) {
+        double sum = eighth(threadIdx.x % 8);
+        for (int apart = 4; apart; apart /= 2) sum += xor_lane(sum, apart);
+        return sum;
     }
-    if (alone) {
-        for (int j = 0; j < 4; ++j) sums[j] += sums[j + 4];
-        return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+    double even = 0.0, odd = 0.0;
+#pragma unroll 1
+    for (int j = 0; j < 4; ++j) {
+        const double pair = eighth(j) + eighth(j + 4), before = even;
+        even = odd;
+        odd = before + pair;
     }
-    double sum = sums[0];
-    for (int apart = 4; apart; apart /= 2) sum += of_lane(sum, apart);
-    return sum;
-}
-
-// each(tile, number, lane, lanes, alone)
-template <class Each>
-CFP_FN void each_tile(i64 planes, i64 rows, i64 columns, i64 height, i64 width, const Each& each) {
-    const i64 across = (columns + width - 1) / width, down = (rows + height - 1) / height, all = planes * down * across;
-    const bool alone = width == 1 || blockDim.x < 32;
-    const int lanes = alone ? 1 : 32, lane = alone ? 0 : threadIdx.x % 32;
-    for (i64 number = thread_index() / lanes; number < all; number += thread_count() / lanes) {
-        const i64 band = number / across, plane = band / down;
-        const i64 row = (band - plane * down) * height, column = (number - band * across) * width;
-        const Tile tile = {(plane * rows + row) * columns + column, rows - row < height ? rows - row : height,
-                           columns - column < width ? columns - column : width, columns, width};
-        each(tile, number, lane, lanes, alone);
-    }
+    return even + odd;
 }
 
 template <Mode mode>
-CFP_FN void scaled_tiles(const float* x, float* out, u8* codes, void* scales, i64 planes, i64 rows, i64 columns,
-                         i64 height, i64 width, const Scaling* f, const float* t, How how, u64 seed, u64 index, u32 mask) {
-    const ScaledKind<mode> kind(*f, t, how, seed, index, mask);
-    each_tile(planes, rows, columns, height, width, [&](const Tile& tile, i64 number, int lane, int lanes, bool alone) {
-        const i64 size = tile.high * tile.wide;
-        u32 amax = 0;
-        for (i64 e = lane; e < size; e += lanes) amax = larger(amax, to_bits(x[tile.place(e)]) & 0x7fffffffu);
-        if (!alone)
-            for (int apart = 16; apart; apart /= 2)
-                amax = larger(amax, static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(amax), apart)));
-        u32 code = kind.code(amax, 1.0f);
+CFP_FN void scaled_tiles(const float* x, const ScaledTo<ScaledKind<mode>>& to, i64 planes, i64 rows, i64 columns, i64 height,
+                         i64 width, const ScaledKind<mode>& kind) {
+    each_tile(planes, rows, columns, height, width, [&](const Tile& tile, i64 number, int lane, int lanes) {
+        const auto ends = ends_of(kind, x, tile, lane, lanes);
+        auto scale = kind.scale(ends);
         if (kind.f.rule == four_over_six) {
-            const u32 other = kind.code(amax, 1.5f);
-            const double at_6 = squared_error(kind, x, tile, kind.scale(code), alone);
-            if (squared_error(kind, x, tile, kind.scale(other), alone) < at_6) code = other;
+            const auto other = kind.scale(ends, 1.5f);
+            const double at_6 = squared_error(kind, x, tile, scale, lanes == 1);
+            if (squared_error(kind, x, tile, other, lanes == 1) < at_6) scale = other;
         }
-        const float scale = kind.scale(code), r = scale_reciprocal(scale, kind.t);
-        if (lane == 0 && scales) kind.write_scale(scales, number, code);
-        for (i64 e = lane; e < size; e += lanes) {
+        if (lane == 0) to.block(number, scale, kind);
+        for (i64 e = lane; e < tile.size(); e += lanes) {
             const i64 at = tile.place(e);
-            kind.write(out, codes, at, x[at], scale, r);
+            to.element(at, x[at], scale, kind, kind.random_at(at));
         }
     });
 }
 
 // A tensor that is one block, whose largest magnitude is given.
 template <Mode mode>
-CFP_FN void scaled_whole(const float* x, float* out, u8* codes, void* scales, i64 n, const u32* amax, const Scaling* f,
-                         const float* t, How how, u64 seed, u64 index, u32 mask) {
-    const ScaledKind<mode> kind(*f, t, how, seed, index, mask);
-    const u32 code = kind.code(*amax & 0x7fffffffu, 1.0f);
-    const float scale = kind.scale(code), r = scale_reciprocal(scale, kind.t);
-    if (thread_index() == 0 && scales) kind.write_scale(scales, 0, code);
-    for (i64 i = thread_index(); i < n; i += thread_count()) kind.write(out, codes, i, x[i], scale, r);
+CFP_FN void scaled_whole(const float* x, const ScaledTo<ScaledKind<mode>>& to, i64 n, const u32* amax, const ScaledKind<mode>& kind) {
+    const auto scale = kind.scale({*amax & 0x7fffffffu});
+    if (thread_index() == 0) to.block(0, scale, kind);
+    for (i64 i = thread_index(); i < n; i += thread_count()) to.element(i, x[i], scale, kind, kind.random_at(i));
+}
+
+template <class Kind> CFP_FN float scaled_value(u8 code, const Kind& kind, float factor) {
+    return canonical((kind.f.is_integer ? decode_integer(code, kind.f) : decode(code, kind.coder)) * factor);
+}
+
+template <class Kind> CFP_FN float scale_at(const void* scales, i64 number, const Kind& kind) {
+    const u32 code = kind.f.kind == float_scale ? static_cast<const u32*>(scales)[number] : static_cast<const u8*>(scales)[number];
+    return scale_value(code, kind.f, kind.scale_coder) * kind.t;
 }
 
 extern "C" __global__ void scaled_decode(const void* scales, const u8* codes, float* out, i64 planes, i64 rows,
                                          i64 columns, i64 height, i64 width, const Scaling* f, const float* t) {
     const ScaledKind<nearest_even> kind(*f, t, How(0), 0, 0, 0);
-    each_tile(planes, rows, columns, height, width, [&](const Tile& tile, i64 number, int lane, int lanes, bool) {
-        const u32 code = kind.f.kind == float_scale ? static_cast<const u32*>(scales)[number]
-                                                    : static_cast<const u8*>(scales)[number];
-        const float factor = kind.scale(code) * kind.t;
-        for (i64 e = lane; e < tile.high * tile.wide; e += lanes) {
+    each_tile(planes, rows, columns, height, width, [&](const Tile& tile, i64 number, int lane, int lanes) {
+        const float factor = scale_at(scales, number, kind);
+        for (i64 e = lane; e < tile.size(); e += lanes) {
             const i64 at = tile.place(e);
-            const float element = kind.f.is_integer ? decode_integer(codes[at], kind.f) : decode(codes[at], kind.coder);
-            out[at] = canonical(element * factor);
+            out[at] = scaled_value(codes[at], kind, factor);
         }
     });
+}
+
+// Of runs; a thread has 8 values of one.
+extern "C" __global__ void scaled_decode_runs(const void* scales, const u8* codes, float* out, i64 n, int width,
+                                              const Scaling* f, const float* t) {
+    const ScaledKind<nearest_even> kind(*f, t, How(0), 0, 0, 0);
+    const bool wide = aligned(out);
+    for (i64 i = 8 * thread_index(); i < n; i += 8 * thread_count()) {
+        const float factor = scale_at(scales, i / width, kind);
+        float v[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = i + j < n ? scaled_value(codes[i + j], kind, factor) : 0.0f;
+        store4(out, i, n, wide, v);
+        store4(out, i + 4, n, wide, v + 4);
+    }
 }
 
 #define CFP_SCALED(mode)                                                                                              \
     extern "C" __global__ void scaled_tiles_##mode(const float* x, float* out, u8* codes, void* scales, i64 planes,   \
                                                    i64 rows, i64 columns, i64 height, i64 width, const Scaling* f,    \
                                                    const float* t, int how, u64 seed, u64 index, u32 mask) {          \
-        scaled_tiles<mode>(x, out, codes, scales, planes, rows, columns, height, width, f, t, How(how), seed, index,  \
-                           mask);                                                                                     \
+        const ScaledKind<mode> kind(*f, t, How(how), seed, index, mask);                                              \
+        scaled_tiles<mode>(x, {out, codes, scales}, planes, rows, columns, height, width, kind);                      \
+    }                                                                                                                 \
+    extern "C" __global__ void scaled_runs_##mode(const float* x, float* out, u8* codes, void* scales, i64 n,         \
+                                                  int width, const Scaling* f, const float* t, int how, u64 seed,     \
+                                                  u64 index, u32 mask) {                                              \
+        const ScaledKind<mode> kind(*f, t, How(how), seed, index, mask);                                              \
+        runs(kind, x, ScaledTo<ScaledKind<mode>>{out, codes, scales}, n, width);                                      \
     }                                                                                                                 \
     extern "C" __global__ void scaled_whole_##mode(const float* x, float* out, u8* codes, void* scales, i64 n,        \
                                                    const u32* amax, const Scaling* f, const float* t, int how,        \
                                                    u64 seed, u64 index, u32 mask) {                                   \
-        scaled_whole<mode>(x, out, codes, scales, n, amax, f, t, How(how), seed, index, mask);                        \
+        const ScaledKind<mode> kind(*f, t, How(how), seed, index, mask);                                              \
+        scaled_whole<mode>(x, {out, codes, scales}, n, amax, kind);                                                   \
     }
 CFP_EVERY_WAY(CFP_SCALED)
