@@ -129,7 +129,7 @@ def test_an_ingredient_that_the_baseline_has_too_is_its_own_as_well():
             {"roundng": 1},
             "nvfp4: unknown ingredient 'roundng' (did you mean 'rounding'?); it has format, weight_format",
         ),
-        ({"rounding": "up"}, "choose one of nearest_even, stochastic"),
+        ({"rounding": "up"}, "choose one of nearest_even, toward_zero, stochastic"),
     ],
 )
 def test_arguments_of_apply_recipe_are_checked(said, message):

@@ -198,14 +198,31 @@ def test_the_first_and_the_last_layers():
 
 
 @pytest.mark.parametrize(
+    "word", ["toward_zero", "nearest_away", "toward_positive", "toward_negative", "to_odd"]
+)
+@pytest.mark.parametrize("fmt", ["e3m1", "nvfp4", "int8_channel", "hif8"])
+def test_a_rule_takes_every_rounding_in_training_and_evaluated(fmt, word):
+    model = placed(
+        nn.Linear(32, 8, bias=False), {"modules": "*", "role": "weight", "format": fmt, "rounding": word}
+    )
+    x, weight = torch.randn(4, 32), model.weight.detach()
+    weight.copy_(torch.arange(256).view(8, 32) / 127 - 1)
+    wanted = x @ custom_fp.quantize(weight, fmt, rounding=word, axis=1).T
+    for training in (True, False):
+        assert torch.equal(model.train(training)(x), wanted)
+    assert word == "nearest_away" or not torch.equal(wanted, x @ custom_fp.quantize(weight, fmt, axis=1).T)
+
+
+@pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ({"rounding": "stochastik"}, "rounding=stochastik: choose one of nearest_even, stochastic, stochastic_1 .. "),
+        ({"rounding": "stochastik"}, "rounding=stochastik: choose one of nearest_even, toward_zero, stochastic, stoch"),
         ({"hadamard": 12}, "hadamard=12: must be a power of two, such as 16"),
         ({"hadamard": 16, "role": "result"}, "hadamard=16: transforms what products read: input, weight, output_gra"),
         ({"hadamard": 16, "format": "fp32"}, "hadamard=16: format=fp32 rounds nothing"),
-        ({"hadamard": 16, "aps": True}, "aps=true goes with neither rounding=stochastic nor hadamard"),
+        ({"hadamard": 16, "aps": True}, "aps=true rounds to nearest even and goes with no other rounding"),
         ({"role": "parameter", "rounding": "stochastic"}, "parameter takes nearest_even; of weights type precision.up"),
+        ({"role": "accumulator", "rounding": "to_odd"}, "takes nearest_even; of sums type format=fp16-to_odd"),
         ({"last": -1}, "last=-1: must be how many layers, such as 2, or a share below 1, such as 0.15"),
         ({"first": 1.5}, "first=1.5: must be how many layers"),
         ({"role": []}, "role=[]: choose one or some of input, weight"),

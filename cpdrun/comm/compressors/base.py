@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cpdrun.comm.sums.draw import Draw
 
-ROUNDINGS = ("nearest_even", "stochastic")
+OF_LEVELS = ("nearest_even", "stochastic")  # that no format has
 
 
 class Compressor(ABC):
@@ -39,12 +39,12 @@ class Compressor(ABC):
         """(W, n) float32."""
 
 
-def check_rounding(key: str, rounding: str) -> None:
-    """nearest_even, stochastic or stochastic_N of `custom_fp`. Raises ValueError."""
+def check_rounding(key: str, rounding: str, allowed: Sequence[str] = OF_LEVELS) -> None:
+    """One of `custom_fp`, of these. Raises ValueError."""
     try:
-        read_rounding(rounding, ROUNDINGS)
+        read_rounding(rounding, allowed)
     except ValueError:
-        raise ValueError(f"{key} must be one of {words(ROUNDINGS)}, not {rounding}") from None
+        raise ValueError(f"{key} must be one of {words(allowed)}, not {rounding}") from None
 
 
 def check_whole(key: str, value: int, most: int) -> None:

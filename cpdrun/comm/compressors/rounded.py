@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import custom_fp
 import torch
 from custom_fp.formats.names import parse
-from custom_fp.rule import is_stochastic
+from custom_fp.rule import Rounding, is_stochastic
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor, check_rounding
@@ -23,13 +23,13 @@ class Rounded(Compressor):
     """
 
     def __init__(self, format: str, aps: bool, rounding: str):
-        check_rounding("compressor.rounding", rounding)
+        check_rounding("compressor.rounding", rounding, tuple(Rounding))
         self.format, self.aps, self.rounding = parse(format), aps, rounding
         self.format.check_flat()
         self.lossless = self.format.is_fp32 and not aps
         if aps and self.format.has_scales:
             raise ValueError(f"compressor: {format} has scales of its own: it takes aps=false")
-        if is_stochastic(rounding) and self.format.has_scales:
+        if rounding != "nearest_even" and not self.format.takes_rounding:
             raise ValueError(
                 f"compressor: {format} rounds to nearest only: it takes compressor.rounding=nearest_even"
             )
@@ -40,14 +40,7 @@ class Rounded(Compressor):
     def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
         shift_W = self._shifts(x_Wxn) if self.aps else None
         scaled_Wxn = x_Wxn if shift_W is None else self._scaled(x_Wxn, shift_W)
-        if is_stochastic(self.rounding):
-            seeds = [Draw(key).seed() for key in keys]
-            rows = [
-                custom_fp.quantize(x_n, self.format, rounding=self.rounding, seed=seed)
-                for x_n, seed in zip(scaled_Wxn, seeds, strict=True)
-            ]
-            scaled_Wxn = torch.stack(rows)
-        packed_WxM = self._pack(scaled_Wxn)
+        packed_WxM = self._pack(scaled_Wxn, keys)
         if shift_W is None:
             return packed_WxM
         head_Wx2 = shift_W.to(torch.int16)[:, None].contiguous().view(torch.uint8)
@@ -81,13 +74,18 @@ class Rounded(Compressor):
         ceiling_W = exponent_W - (mantissa_W == 0.5).int()
         return torch.where(size_W == 0, 0, self.format.emax - ceiling_W)
 
-    def _pack(self, x_Wxn: Tensor) -> Tensor:
-        """Each row as `custom_fp.pack` has it; all at once where a format's values stand alone."""
-        if self.format.has_scales:
-            return torch.stack([custom_fp.pack(x_n, self.format) for x_n in x_Wxn])
+    def _pack(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
+        """Each row as `custom_fp.pack` has it; all at once where a format's values stand alone, and none draws."""
+        draws = is_stochastic(self.rounding)
+        if draws or self.format.has_scales:
+            seeds = [Draw(key).seed() if draws else None for key in keys]
+            rows = zip(x_Wxn, seeds, strict=True)
+            return torch.stack(
+                [custom_fp.pack(x_n, self.format, rounding=self.rounding, seed=seed) for x_n, seed in rows]
+            )
         W, n = x_Wxn.shape
         filled = torch.nn.functional.pad(x_Wxn, (0, -n % 8))
-        return custom_fp.pack(filled.contiguous(), self.format).view(W, -1)
+        return custom_fp.pack(filled.contiguous(), self.format, rounding=self.rounding).view(W, -1)
 
     def _unpack(self, data_WxM: Tensor, n: int) -> Tensor:
         if self.format.has_scales:

@@ -43,9 +43,8 @@ from custom_fp.layers.products import ROLES as OF_PRODUCTS
 from custom_fp.recipe.layers import Layer, layers_of
 from custom_fp.recipe.placement import Placement
 from custom_fp.recipe.reading import format_named, one_of, one_rounding, read_rules, short_form
-from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.rounding import NEAREST, Rounding
 from custom_fp.recipe.rules import Rule, Rules
-from custom_fp.rule import is_stochastic
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -105,7 +104,7 @@ class Formats(Precision):
         self.rounds_products = all_rules.of_any([*OF_PRODUCTS, "accumulator"])
         delayed = [r.typed for r in self.typed if r.rounding is not None and r.rounding.history is not None]
         self.remembers = " and ".join(delayed)
-        _check_keeping(all_rules, master_weights, is_stochastic(update_rounding) or kahan_weights)
+        _check_keeping(all_rules, master_weights, update_rounding, kahan_weights)
         self.weights = Float32Weights()
         self.statistics: list[Tensor] = []  # running statistics, and how each is rounded
         self.of_statistics: list[Rounding | None] = []
@@ -216,11 +215,12 @@ def _held(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
 
 
-def _check_keeping(rules: Rules, master_weights: bool, makes_up: bool) -> None:
+def _check_keeping(rules: Rules, master_weights: bool, update_rounding: str, kahan: bool) -> None:
     of_weights = [r for r in rules.rules if "parameter" in r.roles and r.rounding is not None]
-    if makes_up and (master_weights or not of_weights):
+    if (update_rounding != NEAREST or kahan) and (master_weights or not of_weights):
+        word = "stochastic" if update_rounding == NEAREST else update_rounding
         raise ValueError(
-            "precision.update_rounding=stochastic and precision.kahan_weights=true are for weights of a format "
+            f"precision.update_rounding={word} and precision.kahan_weights=true are for weights of a format "
             "without a float32 copy: set precision.weights and precision.master_weights=false"
         )
     for rule in of_weights if not master_weights else ():

@@ -14,6 +14,7 @@ from custom_fp.layers.products import OPERANDS
 from custom_fp.recipe.layers import ROLES
 from custom_fp.recipe.rounding import NEAREST, Rounding
 from custom_fp.recipe.rules import Rule
+from custom_fp.rule import Rounding as Word
 from custom_fp.rule import is_stochastic, read_rounding, words
 from custom_fp.words import did_you_mean
 
@@ -25,7 +26,6 @@ SHORT_FORMS = {  # keys, and their roles in rules for all modules
     "errors": "error",
     "accumulator": "accumulator",
 }
-ROUNDINGS = ("nearest_even", "stochastic")
 READ = tuple(dict.fromkeys(role for roles in OPERANDS.values() for role in roles))  # by products
 MOST_TRANSFORMED = 1 << 15
 MOST_REMEMBERED = 1 << 16
@@ -94,16 +94,18 @@ def short_form(typed: str, key: str, name: str, aps: bool, kahan: bool) -> Rule 
 def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rounding | None:
     aps, kahan = (_flag(f"{typed}.{key}", given.get(key, False)) for key in ("aps", "kahan"))
     word = NEAREST if given.get("rounding") is None else one_rounding(f"{typed}.rounding", given["rounding"])
-    draws = is_stochastic(word)
     size = _transform(f"{typed}.hadamard", given.get("hadamard"))
     for role in roles:
         found = rounding_to(typed, role, given["format"], aps=aps, kahan=kahan)
-        if draws and role in ("accumulator", "parameter"):
-            of_weights = (
-                "; of weights type precision.update_rounding=stochastic" if role == "parameter" else ""
+        if word != NEAREST and role in ("accumulator", "parameter"):
+            instead = f"format=fp16-{word}, a rounding in its name"
+            if role == "parameter":
+                instead = f"precision.update_rounding={word}"
+            of_role = "weights" if role == "parameter" else "sums"
+            raise ValueError(
+                f"{typed}.rounding={word}: {role} takes nearest_even; of {of_role} type {instead}"
             )
-            raise ValueError(f"{typed}.rounding={word}: {role} takes nearest_even{of_weights}")
-        if draws and found is not None and not parse(found.format).takes_rounding:
+        if word != NEAREST and found is not None and not parse(found.format).takes_rounding:
             raise ValueError(f"{typed}.rounding={word}: {found.format} rounds to nearest only")
         if size is not None and role not in READ:
             raise ValueError(
@@ -112,10 +114,12 @@ def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rou
     history = _history(typed, roles, given)
     if history is not None and size is not None:
         raise ValueError(f"{typed}: history={history} is of the tensor as it is; it goes without hadamard")
-    if aps and (draws or size is not None):
-        raise ValueError(f"{typed}: aps=true goes with neither rounding=stochastic nor hadamard")
+    if aps and (word != NEAREST or size is not None):
+        raise ValueError(
+            f"{typed}: aps=true rounds to nearest even and goes with no other rounding, nor hadamard"
+        )
     if found is None:
-        if draws or size is not None:
+        if word != NEAREST or size is not None:
             key = f"hadamard={size}" if size is not None else f"rounding={word}"
             raise ValueError(f"{typed}.{key}: format=fp32 rounds nothing")
         return None
@@ -174,7 +178,7 @@ def one_of(key: str, value: Any, allowed: Iterable[str]) -> str:
     return value
 
 
-def one_rounding(key: str, value: Any, allowed: Sequence[str] = ROUNDINGS) -> str:
+def one_rounding(key: str, value: Any, allowed: Sequence[str] = tuple(Word)) -> str:
     """One of `allowed`, or stochastic_N where that has stochastic."""
     try:
         read_rounding(value, allowed)

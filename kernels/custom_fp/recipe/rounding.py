@@ -22,9 +22,9 @@ SIGNS = 0
 class Rounding:
     """To a format, or of a sum by an accumulator of this name; the gradient passes straight through.
 
-    aps: shifted to fill its format (`tensor_aps.py`). kahan: of sums, that carry their error along. word: nearest_even,
-    stochastic or stochastic_N, as custom_fp.rule has them: drawn from torch's default generator where a layer is
-    trained, nearest even where it is evaluated. hadamard: size of the random Hadamard transform along the dimension
+    aps: shifted to fill its format (`tensor_aps.py`). kahan: of sums, that carry their error along. word: a rounding
+    of custom_fp.rule; stochastic and stochastic_N draw from torch's default generator where a layer is trained, and are
+    nearest even where it is evaluated. hadamard: size of the random Hadamard transform along the dimension
     that a product sums over. history: steps whose largest values give the scale, which `delayed.py` keeps.
 
     What is NaN, inf, -0, subnormal or past the largest value becomes what `custom_fp.quantize` and `custom_fp.hadamard`
@@ -70,6 +70,6 @@ class Rounding:
         return is_stochastic(self.word)
 
     def __str__(self) -> str:
-        how = [self.word] if self.is_stochastic else []
+        how = [self.word] if self.word != NEAREST else []
         how += [f"hadamard {self.hadamard}"] if self.hadamard is not None else []
         return f"{self.format} ({', '.join(how)})" if how else self.format

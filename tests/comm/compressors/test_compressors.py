@@ -6,6 +6,7 @@ from fractions import Fraction
 import custom_fp
 import pytest
 import torch
+from custom_fp.rule import Rounding
 
 from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
 from cpdrun.comm.compressors.min_max import MinMax
@@ -14,12 +15,15 @@ from cpdrun.comm.compressors.random_k import RandomK
 from cpdrun.comm.compressors.rounded import Rounded
 from cpdrun.comm.compressors.sign import Sign
 from cpdrun.comm.compressors.top_k import TopK, largest
+from cpdrun.comm.sums.draw import Draw
 
 COMPRESSORS = {
     "fp32": Rounded("fp32", False, "nearest_even"),
     "e4m3": Rounded("e4m3", True, "nearest_even"),
     "e5m2 stochastic": Rounded("e5m2", False, "stochastic"),
     "e3m0": Rounded("e3m0", True, "stochastic"),
+    "e3m2 to odd": Rounded("e3m2", True, "to_odd"),
+    "mxfp8 stochastic": Rounded("mxfp8_e4m3", False, "stochastic"),
     "8 levels": MinMax(3, "stochastic"),
     "8 bits": MinMax(8, "nearest_even"),
     "top-k": TopK(0.1, "e4m3", True, "nearest_even"),
@@ -95,6 +99,16 @@ def test_rounding_to_a_format_is_custom_fp_s_scaled_by_a_power_of_two() -> None:
     for row, got in zip(x, received, strict=True):
         shift = 7 - math.ceil(math.log2(row.abs().max()))  # e4m3's emax is 7
         assert torch.equal(got, custom_fp.quantize(row * 2.0**shift, "e4m3") * 2.0**-shift)
+
+
+@pytest.mark.parametrize("rounding", list(Rounding))
+def test_every_rounding_of_custom_fp_is_taken(rounding: str) -> None:
+    x, keys = rows(2, 100)
+    for name in ("e4m3", "mxfp8_e4m3", "posit8"):
+        c = Rounded(name, False, rounding)
+        received = c.decompress(c.compress(x, keys), 100)
+        for row, got, key in zip(x, received, keys, strict=True):
+            assert torch.equal(got, custom_fp.quantize(row, name, rounding=rounding, seed=Draw(key).seed()))
 
 
 def test_min_max_keeps_both_ends_and_errs_by_half_a_step() -> None:
@@ -218,7 +232,11 @@ def test_a_scaled_sign_keeps_what_its_paper_says() -> None:
         (lambda: QSGD(0, True), "compressor.levels must be a whole number between 1 and 32767"),
         (lambda: Sign(2), "compressor.bits must be 1, not 2"),
         (lambda: QSGD(2.5, True), "compressor.levels must be a whole number"),
-        (lambda: Rounded("mxfp8_e4m3", False, "stochastic"), "it takes compressor.rounding=nearest_even"),
+        (lambda: Rounded("dynamic_tree", False, "to_odd"), "it takes compressor.rounding=nearest_even"),
+        (
+            lambda: Rounded("e4m3", False, "up"),
+            "compressor.rounding must be one of nearest_even, toward_zero, stoch",
+        ),
         (lambda: Rounded("e9m9", False, "nearest_even"), "e9m9"),
     ],
 )
