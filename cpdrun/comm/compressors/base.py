@@ -69,5 +69,5 @@ def uniforms(like_Wxn: Tensor, keys: Sequence[tuple], rounding: str = "stochasti
 
 def of_bits(uniform: Tensor, rounding: str) -> Tensor:
     """Uniform numbers in [0, 1), cut off after the N bits of stochastic_N."""
-    _, _, bits = read_rounding(rounding, ROUNDINGS)
+    _, _, bits = read_rounding(rounding, OF_LEVELS)
     return uniform if bits is None else torch.floor(uniform * 2.0**bits) * 2.0**-bits
