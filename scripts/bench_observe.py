@@ -23,7 +23,7 @@ import yaml
 
 from cpdrun.record import RunDir
 from cpdrun.sweep import plan
-from cpdrun.train.observe.observation import Observation
+from cpdrun.train.observe.seen.observation import Observation
 from cpdrun.train.rank import run_rank
 
 EXPERIMENTS = (

@@ -2,7 +2,7 @@
 
 An answer is {"role": {role: {"all": figures, "layers": {name: figures}}}, "said": [what was not seen, a sentence each]}
 of the roles gradient, weight, update, activation and output_gradient; figures are numbers by name (underflow, snr_db,
-cosine ...), null where there is none. cpdrun.train.observe.effects says what each of them is.
+cosine ...), null where there is none. cpdrun.train.observe.judged.effects says what each of them is.
 """
 
 import hashlib

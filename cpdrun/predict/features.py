@@ -1,6 +1,6 @@
 """The few numbers that the model looks at, each a loss: what a format takes from the tensors of an observed run.
 
-All are of effects alone (cpdrun.train.observe.effects), never of how training ended. `x` are shares or ratios; a share
+All are of effects alone (cpdrun.train.observe.judged.effects), never of how training ended. `x` are shares or ratios; a share
 of nothing lost is as good as one of FLOOR, for no outcome tells them apart.
 
 `of layers`: log10 of the odds of d = 1 - cos, d / (1 - d): what of a step goes elsewhere. The cosine is that of the

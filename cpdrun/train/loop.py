@@ -16,7 +16,7 @@ from cpdrun.optim.groups import trainable
 from cpdrun.record import Best, Ending, EpochRow, Result
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.base import Learner
-from cpdrun.train.observe.observer import Observer
+from cpdrun.train.observe.seen.observer import Observer
 from cpdrun.train.preflight.operations import step_operations
 from cpdrun.train.ranks import pulse
 from cpdrun.train.ranks.vote import Vote, Wish

@@ -18,8 +18,8 @@ from cpdrun.report.plots.tensor_ranges import draw
 from cpdrun.report.read.observed import read_observed
 from cpdrun.report.read.reader import read_study
 from cpdrun.sweep import plan
-from cpdrun.train.observe.observation import Observation, Seen
-from cpdrun.train.observe.tables import tables
+from cpdrun.train.observe.seen.observation import Observation, Seen
+from cpdrun.train.observe.seen.tables import tables
 
 
 @pytest.fixture

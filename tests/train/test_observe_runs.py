@@ -18,13 +18,13 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import run_name
 from cpdrun.record import RunDir, read_json
 from cpdrun.sweep import plan
-from cpdrun.train.observe import samples
 from cpdrun.train.observe.__main__ import main
-from cpdrun.train.observe.effects import effects
-from cpdrun.train.observe.modules import Watched, modules_of
-from cpdrun.train.observe.observation import ROLES, Observation
-from cpdrun.train.observe.observer import OWN_WEIGHTS, Observer, steps_to_see
-from cpdrun.train.observe.tally import of_values, tally
+from cpdrun.train.observe.judged.effects import effects
+from cpdrun.train.observe.judged.tally import of_values, tally
+from cpdrun.train.observe.seen import samples
+from cpdrun.train.observe.seen.modules import Watched, modules_of
+from cpdrun.train.observe.seen.observation import ROLES, Observation
+from cpdrun.train.observe.seen.observer import OWN_WEIGHTS, Observer, steps_to_see
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 WHOLE = "features.0.0.weight"  # a layer that its sample has as a whole

@@ -18,10 +18,10 @@ from custom_fp import Format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpdrun.train.observe import cells
-from cpdrun.train.observe import tables as of_tables
-from cpdrun.train.observe.observation import Seen
-from cpdrun.train.observe.tally import of_values, tally
+from cpdrun.train.observe.judged.tally import of_values, tally
+from cpdrun.train.observe.seen import cells
+from cpdrun.train.observe.seen import tables as of_tables
+from cpdrun.train.observe.seen.observation import Seen
 
 FORMATS = (
     "e5m2",

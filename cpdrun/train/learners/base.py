@@ -19,7 +19,7 @@ from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.gradients import Gradients
-from cpdrun.train.observe.observer import Observer
+from cpdrun.train.observe.seen.observer import Observer
 from cpdrun.train.precision.base import Precision
 
 

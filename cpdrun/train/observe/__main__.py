@@ -12,8 +12,8 @@ from pathlib import Path
 
 from cpdrun.record import RunDir, read_json, write_json
 from cpdrun.train.instantiate import BuildError
-from cpdrun.train.observe.effects import effects
-from cpdrun.train.observe.observation import Observation
+from cpdrun.train.observe.judged.effects import effects
+from cpdrun.train.observe.seen.observation import Observation
 
 
 def main(argv: list[str] | None = None) -> int:

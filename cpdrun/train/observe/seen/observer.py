@@ -16,9 +16,9 @@ from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.record import RunDir
 from cpdrun.train.build import Parts
-from cpdrun.train.observe.look import Look
-from cpdrun.train.observe.modules import Watched, modules_of
-from cpdrun.train.observe.observation import Observation, merged
+from cpdrun.train.observe.seen.look import Look
+from cpdrun.train.observe.seen.modules import Watched, modules_of
+from cpdrun.train.observe.seen.observation import Observation, merged
 
 OWN_WEIGHTS = "gradient, weight, update: each worker has weights of its own: not seen"
 

@@ -21,8 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cpdrun.train.observe import cells
-from cpdrun.train.observe.cells import BIAS, CELLS, DROPPED, FIELD_BITS, SPACINGS, lasts, roundings, split
+from cpdrun.train.observe.seen import cells
+from cpdrun.train.observe.seen.cells import (
+    BIAS,
+    CELLS,
+    DROPPED,
+    FIELD_BITS,
+    SPACINGS,
+    lasts,
+    roundings,
+    split,
+)
 
 OF_BINADE = ("count", "magnitude", "square")
 OF_SPACING = ("error", "squared_error", "product", "up", "last", "up_error", "last_error")

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.workers import Workers
-from cpdrun.train.observe import samples
-from cpdrun.train.observe.observation import Seen
-from cpdrun.train.observe.tables import tables
+from cpdrun.train.observe.seen import samples
+from cpdrun.train.observe.seen.observation import Seen
+from cpdrun.train.observe.seen.tables import tables
 
 
 class Look:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from custom_fp import Format
 
-from cpdrun.train.observe.additive import Additive
-from cpdrun.train.observe.observation import Seen
-from cpdrun.train.observe.tables import COLUMNS, OF_SPACING, SPACINGS
+from cpdrun.train.observe.judged.additive import Additive
+from cpdrun.train.observe.seen.observation import Seen
+from cpdrun.train.observe.seen.tables import COLUMNS, OF_SPACING, SPACINGS
 
 NO_ERROR_DB = 200.0
 """Signal to noise where nothing is lost: more than float32 can tell."""

@@ -29,12 +29,12 @@ from custom_fp.recipe.rules import Rules
 from torch import Tensor
 
 from cpdrun.train.instantiate import part as made
-from cpdrun.train.observe.gradients import loss_shift
-from cpdrun.train.observe.modules import SeenLayer
-from cpdrun.train.observe.observation import Observation, Seen
-from cpdrun.train.observe.part import Judge, Part
-from cpdrun.train.observe.samples import RUN
-from cpdrun.train.observe.tally import Tally, of_values, tally
+from cpdrun.train.observe.judged.gradients import loss_shift
+from cpdrun.train.observe.judged.part import Judge, Part
+from cpdrun.train.observe.judged.tally import Tally, of_values, tally
+from cpdrun.train.observe.seen.modules import SeenLayer
+from cpdrun.train.observe.seen.observation import Observation, Seen
+from cpdrun.train.observe.seen.samples import RUN
 from cpdrun.train.precision.formats import Formats
 from cpdrun.train.precision.loss_scale import DynamicLossScale, loss_scale_of
 

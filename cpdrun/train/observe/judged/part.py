@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from cpdrun.train.observe.observation import Seen
-from cpdrun.train.observe.sums import Summed
-from cpdrun.train.observe.tally import Tally
+from cpdrun.train.observe.judged.sums import Summed
+from cpdrun.train.observe.judged.tally import Tally
+from cpdrun.train.observe.seen.observation import Seen
 
 Judge = Callable[[int, Mapping[str, Seen]], "list[Part]"]
 """Of the layers of a role in one step."""

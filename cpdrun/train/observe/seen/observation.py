@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from cpdrun.record import OBSERVED_LAYOUT, write_bytes
-from cpdrun.train.observe.tables import COLUMNS
+from cpdrun.train.observe.seen.tables import COLUMNS
 
 ROLES = ("gradient", "weight", "update", "activation", "output_gradient")
 

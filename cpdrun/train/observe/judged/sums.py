@@ -27,7 +27,7 @@ from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.sums.summations import summation_of
 from cpdrun.comm.sums.summations.base import Layers
 from cpdrun.comm.workers import Workers
-from cpdrun.train.observe.additive import Additive
+from cpdrun.train.observe.judged.additive import Additive
 
 
 @dataclass(frozen=True)

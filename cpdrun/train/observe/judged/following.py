@@ -32,7 +32,7 @@ from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.sums.summations import summation_of
 from cpdrun.comm.sums.summations.base import Layers
 from cpdrun.comm.workers import Workers
-from cpdrun.train.observe.sums import SeenShifts
+from cpdrun.train.observe.judged.sums import SeenShifts
 
 
 @dataclass

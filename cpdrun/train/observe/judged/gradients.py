@@ -19,11 +19,11 @@ from cpdrun.comm.sums.feedback import ErrorFeedback
 from cpdrun.comm.sums.scaling import ScalingRule
 from cpdrun.comm.sums.sum import FP32, Sum
 from cpdrun.train.instantiate import part as made
-from cpdrun.train.observe.following import Following
-from cpdrun.train.observe.observation import Observation, Seen
-from cpdrun.train.observe.part import Part
-from cpdrun.train.observe.sums import first_shifts, summed
-from cpdrun.train.observe.tally import Tally, of_values, tally
+from cpdrun.train.observe.judged.following import Following
+from cpdrun.train.observe.judged.part import Part
+from cpdrun.train.observe.judged.sums import first_shifts, summed
+from cpdrun.train.observe.judged.tally import Tally, of_values, tally
+from cpdrun.train.observe.seen.observation import Observation, Seen
 from cpdrun.train.precision.loss_scale import log2_of
 
 SUMS_HERE = ("AllReduceSync", "decoded", "ShardedSync")

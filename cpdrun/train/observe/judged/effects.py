@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from cpdrun.train.observe import computed
-from cpdrun.train.observe.gradients import Gradients
-from cpdrun.train.observe.observation import Observation, Seen
-from cpdrun.train.observe.part import Judge, Part, figures
+from cpdrun.train.observe.judged import computed
+from cpdrun.train.observe.judged.gradients import Gradients
+from cpdrun.train.observe.judged.part import Judge, Part, figures
+from cpdrun.train.observe.seen.observation import Observation, Seen
 
 FIGURES = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth", "update_lost")
 

@@ -1,0 +1,1 @@
+"""What any format, scaling and order would have made of what was seen."""

@@ -1,0 +1,1 @@
+"""What is looked at in a run: its tensors' elements, counted and sampled, and the file of them."""
