@@ -28,8 +28,8 @@ from cpdrun.config.keys import get_key, has_key
 from cpdrun.launch import Display, Job, LaunchOptions, Session
 from cpdrun.predict.effects import ask as ask_effects
 from cpdrun.predict.features import features, shown, strictness
-from cpdrun.report.read.learnt import worst
 from cpdrun.report.read.metric import Metric
+from cpdrun.report.read.runs.learnt import worst
 from cpdrun.search.observed import Subject, observations, subjects
 from cpdrun.search.question import Question, ask
 from cpdrun.search.results import Results

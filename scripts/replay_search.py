@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
 from cpdrun.report.read.metric import Metric
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results

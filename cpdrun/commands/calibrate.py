@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _methods(configs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The first config that has each compressor, by what a report will call it."""
     from cpdrun.config.keys import flatten
-    from cpdrun.report.read.method import method_of
+    from cpdrun.report.read.axes.method import method_of
 
     found: dict[str, dict[str, Any]] = {}
     for config in configs:

@@ -103,7 +103,7 @@ def _launch(
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.record import cancellation, forget
     from cpdrun.report.read.collect import collect
-    from cpdrun.report.read.ignored import ignored
+    from cpdrun.report.read.runs.ignored import ignored
     from cpdrun.shell.terminal import Terminal
     from cpdrun.sweep import write_manifest
 

@@ -19,7 +19,7 @@ from cpdrun.predict.features import strictness
 from cpdrun.predict.forecast import Forecast, Subject, foretell
 from cpdrun.predict.model import fitted
 from cpdrun.record import RunDir, read_config
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.study import Study
 from cpdrun.report.why.standing import Standing

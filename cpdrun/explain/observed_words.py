@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from cpdrun.explain.counted import ROLES, Counted, Effect, Figures, damage, number, worst_layers
 from cpdrun.explain.explanation import OBSERVED, Mend
 from cpdrun.explain.mends import GRADIENT, UPDATE, Turned
-from cpdrun.report.read.words import plain
+from cpdrun.report.read.axes.words import plain
 from cpdrun.report.why.words import share
 
 NAMES = {

@@ -14,8 +14,8 @@ from cpdrun.explain.mends import of_products, of_sums
 from cpdrun.predict.effects import NoEffectsError
 from cpdrun.record import RunDir, State, SweepDir, garbage, read_config, state_of
 from cpdrun.report.errors import ReportError
-from cpdrun.report.read.history import rows_of
 from cpdrun.report.read.reader import read_study
+from cpdrun.report.read.runs.history import rows_of
 from cpdrun.report.read.study import Study
 from cpdrun.report.why.beside import Beside, beside, is_mend
 from cpdrun.report.why.reason import Reason, reason

@@ -13,8 +13,8 @@ from cpdrun.explain.explanation import Mend
 from cpdrun.explain.mends import GRADIENT
 from cpdrun.predict.effects import is_observed
 from cpdrun.record import Ending, Result, RunDir, State
-from cpdrun.report.read import formats
-from cpdrun.report.read.history import rows_of
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.runs.history import rows_of
 from cpdrun.report.read.study import Study
 from cpdrun.report.why import words as said
 from cpdrun.report.why.chain import chain, together

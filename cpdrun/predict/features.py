@@ -1,7 +1,7 @@
 """The few numbers that the model looks at, each a loss: what a format takes from the tensors of an observed run.
 
-All are of effects alone (cpdrun.train.observe.judged.effects), never of how training ended. `x` are shares or ratios; a share
-of nothing lost is as good as one of FLOOR, for no outcome tells them apart.
+All are of effects alone (cpdrun.train.observe.judged.effects), never of how training ended. `x` are shares or ratios; a
+share of nothing lost is as good as one of FLOOR, for no outcome tells them apart.
 
 `of layers`: log10 of the odds of d = 1 - cos, d / (1 - d): what of a step goes elsewhere. The cosine is that of the
     workers' summed gradient with the exact one, times those of what its products read with what they should read:
@@ -25,8 +25,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from cpdrun.report.read.learnt import guess
 from cpdrun.report.read.metric import Metric
+from cpdrun.report.read.runs.learnt import guess
 
 FLOOR = 1e-4  # of shares
 CERTAIN = 0.999  # a share above it is as bad as one of 1

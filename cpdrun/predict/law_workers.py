@@ -13,7 +13,7 @@ import numpy as np
 from custom_fp.formats.scalar import Format
 
 from cpdrun.predict.law_read import Row, Study, number
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
 from cpdrun.report.read.collect import identity
 from cpdrun.report.read.metric import Metric
 from cpdrun.stats.chain_law import ChainLaw, HeldOutWorkers, Sums, hold_out_most_workers, tolerated

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from cpdrun.report import best_of
 from cpdrun.report.completeness import mixture
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.axes.words import axis_text, axis_title
 from cpdrun.report.read.collect import identity
-from cpdrun.report.read.group import Facet
+from cpdrun.report.read.groups.group import Facet
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import axis_text, axis_title
 from cpdrun.report.tables import Shown
 from cpdrun.report.verdict import is_open, named, sentence, smallest_within, some, tolerance
 

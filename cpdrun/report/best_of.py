@@ -17,12 +17,19 @@ from typing import Any
 
 import pandas as pd
 
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.axes.words import (
+    axis_text,
+    axis_title,
+    short_titles,
+    tried_text,
+    tuned_text,
+    values_text,
+)
 from cpdrun.report.read.collect import FORMAT, identity
-from cpdrun.report.read.compare import Difference, difference
-from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.groups.compare import Difference, difference
+from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import axis_text, axis_title, short_titles, tried_text, tuned_text, values_text
 from cpdrun.report.tables import Shown, column
 from cpdrun.report.verdict import is_within, named, tolerance
 from cpdrun.stats.tuning import choose, edges

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from cpdrun.record import NewerRecordError, State, SweepDir, described, differ, processors, read_manifest
+from cpdrun.report.read.axes.formats import bits
 from cpdrun.report.read.collect import CODE, DATA, SEED, UNREADABLE, finished, sweep_names
-from cpdrun.report.read.formats import bits
-from cpdrun.report.read.ignored import ignored
+from cpdrun.report.read.runs.ignored import ignored
 from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import some
 

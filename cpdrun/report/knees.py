@@ -8,8 +8,8 @@ from typing import Any
 from cpdrun.report.cost.axes import COSTS, Cost
 from cpdrun.report.cost.front import front, knee
 from cpdrun.report.methods.compared import label
-from cpdrun.report.read.compare import difference
-from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.groups.compare import difference
+from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import some
 

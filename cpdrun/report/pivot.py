@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pandas as pd
 
 from cpdrun.report.errors import ReportUsageError
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.axes.words import axis_text, axis_title
 from cpdrun.report.read.collect import CORE_AXES, FORMAT, identity
-from cpdrun.report.read.group import Group
+from cpdrun.report.read.groups.group import Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import axis_text, axis_title
 from cpdrun.report.tables import Shown, column
 
 

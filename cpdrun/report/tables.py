@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cpdrun.report.cost.axes import bit_operations, show_bytes, show_count, show_transistors, transistors
-from cpdrun.report.read.certified import MARKS
+from cpdrun.report.read.axes.words import SWEEP, axis_text, axis_title
 from cpdrun.report.read.collect import FORMAT, SEED, finished
-from cpdrun.report.read.group import Group
+from cpdrun.report.read.groups.certified import MARKS
+from cpdrun.report.read.groups.group import Group
+from cpdrun.report.read.groups.tuned import USE
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.tuned import USE
-from cpdrun.report.read.words import SWEEP, axis_text, axis_title
 from cpdrun.stats.intervals import is_zero, mean_interval
 
 # what a worker keeps in memory, by its heading

@@ -8,9 +8,9 @@ nothing to compare with: then there is no answer.
 
 import math
 
-from cpdrun.report.read import formats
-from cpdrun.report.read.compare import Difference
-from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.groups.compare import Difference
+from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.study import Study
 from cpdrun.stats.anytime import Verdict
 from cpdrun.stats.intervals import is_zero

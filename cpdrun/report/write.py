@@ -18,10 +18,10 @@ from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.methods import compared, crossover, words
 from cpdrun.report.page import html, markup, pictures
 from cpdrun.report.page.table_files import TABLES
+from cpdrun.report.read.axes.words import plain
 from cpdrun.report.read.collect import sweep_names
 from cpdrun.report.read.reader import read_study
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import plain
 from cpdrun.report.why import groups
 
 DEFAULT_PICTURES = ("png", "svg")

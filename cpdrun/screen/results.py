@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.record import Ending, Result
-from cpdrun.report.read.learnt import worst
 from cpdrun.report.read.metric import Metric
+from cpdrun.report.read.runs.learnt import worst
 from cpdrun.screen.allocation import Step
 from cpdrun.screen.question import Question
 from cpdrun.stats.screening import Effects, effects

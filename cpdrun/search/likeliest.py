@@ -36,7 +36,7 @@ from typing import Any
 from custom_fp import Format
 
 from cpdrun.record import EpochRow
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
 from cpdrun.search.schedule import Candidate
 
 LARGEST = 10  # scales of a Laplace distribution in the largest of e^10 = 22,000 values

@@ -9,9 +9,9 @@ from cpdrun.config.script import SCRIPT, direction_of, is_script, judged_by
 from cpdrun.predict.features import strictness
 from cpdrun.record import Ending, Result, RunDir
 from cpdrun.record.measure import ERROR, MEASURES
-from cpdrun.report.read.learnt import learnt, worst
+from cpdrun.report.read.groups.tuned import FAILURES
 from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.tuned import FAILURES
+from cpdrun.report.read.runs.learnt import learnt, worst
 from cpdrun.search.likeliest import Gradients, likeliest_first
 from cpdrun.search.observed import with_chances
 from cpdrun.search.question import Question

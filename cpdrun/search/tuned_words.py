@@ -4,7 +4,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from cpdrun.report.read.words import at_text, axis_text, choice_text, seeds_text, short_titles, tried_text
+from cpdrun.report.read.axes.words import (
+    at_text,
+    axis_text,
+    choice_text,
+    seeds_text,
+    short_titles,
+    tried_text,
+)
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Standing
 from cpdrun.search.start import recorded

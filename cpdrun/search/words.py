@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cpdrun.record import json_text
-from cpdrun.report.read.certified import MARKS
+from cpdrun.report.read.groups.certified import MARKS
 from cpdrun.report.read.metric import Metric
 from cpdrun.search import tuned_words
 from cpdrun.search.question import Question

@@ -9,8 +9,8 @@ from cpdrun.record import Best, Ending, LoggedRow, Result, SweepDir, write_json
 from cpdrun.record.measure import MEASURES
 from cpdrun.report.errors import ReportUsageError
 from cpdrun.report.read.collect import collect
-from cpdrun.report.read.ignored import ignored
 from cpdrun.report.read.reader import read_study
+from cpdrun.report.read.runs.ignored import ignored
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
 from cpdrun.sweep import plan

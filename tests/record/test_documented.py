@@ -24,7 +24,7 @@ from cpdrun.record import (
     write_run,
 )
 from cpdrun.record.measure import KNOWN
-from cpdrun.report.read.grouping import _FIGURES
+from cpdrun.report.read.groups.grouping import _FIGURES
 from cpdrun.search.question import ask
 from cpdrun.sweep import write_manifest
 

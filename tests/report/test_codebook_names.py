@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
 from cpdrun.report.read.collect import other_axes
 from cpdrun.report.tables import _whole_if_possible
 

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from cpdrun.record import write_json
-from cpdrun.report.read import collect, formats
+from cpdrun.report.read import collect
+from cpdrun.report.read.axes import formats
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -13,7 +13,7 @@ from cpdrun.config.keys import flatten
 from cpdrun.record import write_run
 from cpdrun.report.costmodel import PATTERNS, network, network_names
 from cpdrun.report.look.style import METHODS, method_looks
-from cpdrun.report.read.method import Method, method_of
+from cpdrun.report.read.axes.method import Method, method_of
 from cpdrun.sweep import plan
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from cpdrun.report.read.words import hybrid
+from cpdrun.report.read.axes.words import hybrid
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 from made_up import Sweep, fill_digits
 
-from cpdrun.report.read.compare import difference
+from cpdrun.report.read.groups.compare import difference
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.reader import read_study
 

@@ -7,8 +7,8 @@ import pytest
 from made_up import Sweep
 
 from cpdrun.comm.sums.orders import order_named
-from cpdrun.report.read.history import rows_of
 from cpdrun.report.read.reader import read_study
+from cpdrun.report.read.runs.history import rows_of
 from cpdrun.report.why import words
 from cpdrun.report.why.beside import beside, is_mend
 from cpdrun.report.why.chain import chain, group_size

@@ -20,10 +20,10 @@ import pandas as pd
 
 from cpdrun.report.claims.claim import Ask, Claim
 from cpdrun.report.claims.pairs import Pair, Sources, comparisons
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
 from cpdrun.report.read.collect import CASE, SEED
-from cpdrun.report.read.learnt import CLASSES_IF_UNKNOWN, learnt, worst
 from cpdrun.report.read.metric import Metric
+from cpdrun.report.read.runs.learnt import CLASSES_IF_UNKNOWN, learnt, worst
 from cpdrun.stats import anytime, quantified
 from cpdrun.stats.anytime import Verdict
 from cpdrun.stats.intervals import is_zero

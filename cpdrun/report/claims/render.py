@@ -9,9 +9,9 @@ from rich.console import Console
 from cpdrun.report.claims.claim import Paper
 from cpdrun.report.claims.judgement import MOST_SEEDS, NOT_ASKED, Finding, Judgement
 from cpdrun.report.page.markup import encodable, escape_markdown
-from cpdrun.report.read.certified import MARKS
+from cpdrun.report.read.axes.words import plain
+from cpdrun.report.read.groups.certified import MARKS
 from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.words import plain
 from cpdrun.stats.anytime import Verdict, critical_t, pairs_needed
 
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow", NOT_ASKED: "dim"}

@@ -58,7 +58,7 @@ def shades(count: int) -> list[str]:
     return [to_hex(colormaps["viridis"](0.15 + 0.6 * i / max(count - 1, 1))) for i in range(count)]
 
 
-# how workers exchange, by the family's name (cpdrun.report.read.method): Okabe and Ito's colours again, and two of
+# how workers exchange, by the family's name (cpdrun.report.read.axes.method): Okabe and Ito's colours again, and two of
 # Tol's; no marker occurs twice
 METHODS = {
     look.label: look

@@ -1,13 +1,13 @@
 """Methods side by side: the groups of a study that differ in how workers exchange, one against another; and which sends
 least for the same result."""
 
+from cpdrun.report.read.axes.method import GOSSIP, WITH_APS, WITHOUT_APS
+from cpdrun.report.read.axes.words import axis_text, short_titles
 from cpdrun.report.read.collect import CASE, FORMAT
-from cpdrun.report.read.compare import Difference, difference
-from cpdrun.report.read.group import Facet, Group
-from cpdrun.report.read.grouping import make_facets
-from cpdrun.report.read.method import GOSSIP, WITH_APS, WITHOUT_APS
+from cpdrun.report.read.groups.compare import Difference, difference
+from cpdrun.report.read.groups.group import Facet, Group
+from cpdrun.report.read.groups.grouping import make_facets
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import axis_text, short_titles
 from cpdrun.report.tables import show_bits
 from cpdrun.report.verdict import is_within, tolerance
 from cpdrun.stats.anytime import Verdict

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from cpdrun.report.methods.crossover import MARGIN, Cell, Crossover, Panel
-from cpdrun.report.read.certified import MARKS
+from cpdrun.report.read.groups.certified import MARKS
 from cpdrun.report.read.study import Study
 from cpdrun.report.tables import BITS_A_PARAMETER, Shown, show_bits
 from cpdrun.report.verdict import tolerance

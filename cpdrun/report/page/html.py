@@ -16,11 +16,11 @@ import pandas as pd
 
 from cpdrun.report import plots, tables
 from cpdrun.report.look import style, svg
+from cpdrun.report.read.axes.words import SWEEP, axis_text, axis_title
 from cpdrun.report.read.collect import CORE_AXES, SEED, config_keys, identity
-from cpdrun.report.read.group import Group
+from cpdrun.report.read.groups.group import Group
+from cpdrun.report.read.groups.tuned import USE
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.tuned import USE
-from cpdrun.report.read.words import SWEEP, axis_text, axis_title
 
 # Colours of the pictures that follow the page's theme, as page.css defines them.
 _THEME = {

@@ -11,7 +11,7 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, panel
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import tolerance
 

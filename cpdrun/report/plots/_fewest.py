@@ -4,7 +4,7 @@ import math
 
 from matplotlib.axes import Axes
 
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
 from cpdrun.report.read.study import Study
 
 _APART = 2  # rows between the largest format tried and the row of those that needed more

@@ -11,8 +11,8 @@ from cpdrun.report.cost.front import front
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, Look, ink
 from cpdrun.report.methods.compared import label
 from cpdrun.report.plots._metric_axis import MetricAxis, apart
-from cpdrun.report.read.group import Group
-from cpdrun.report.read.words import short
+from cpdrun.report.read.axes.words import short
+from cpdrun.report.read.groups.group import Group
 from cpdrun.stats.anytime import Verdict
 
 LEGEND_COLUMNS = 4

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from cpdrun.report.look.hover import hover
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, RC, Look, ink
-from cpdrun.report.read.group import Group
+from cpdrun.report.read.groups.group import Group
 from cpdrun.report.read.study import Study
 
 Point = tuple[float, float]

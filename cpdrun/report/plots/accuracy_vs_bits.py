@@ -14,10 +14,10 @@ from cpdrun.report.look.style import COLUMN_IN, FP32
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.read import formats
-from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.axes.words import short
+from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import short
 
 TITLE = "Accuracy against bits"
 ALT = "The metric of each format, fewest bits on the left, a line for each way of scaling; fp32 as a band."

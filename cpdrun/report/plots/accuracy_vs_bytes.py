@@ -17,9 +17,9 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._costs import ring
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.axes.words import short
+from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import short
 
 TITLE = "Accuracy against bytes on the wire"
 ALT = (

@@ -13,8 +13,8 @@ from cpdrun.report.look.hover import hover
 from cpdrun.report.look.style import COLUMN_IN, NAME
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
-from cpdrun.report.read.certified import MARKS
-from cpdrun.report.read.group import Facet
+from cpdrun.report.read.groups.certified import MARKS
+from cpdrun.report.read.groups.group import Facet
 from cpdrun.report.read.study import Study
 
 TITLE = "Evidence against pairs of runs"

@@ -22,10 +22,10 @@ from cpdrun.report.look.hover import hover
 from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
-from cpdrun.report.read import formats
-from cpdrun.report.read.group import Facet, Group
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.axes.words import plain, short
+from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import plain, short
 
 TITLE = "Why: the gradients' exponents"
 ALT = (

@@ -18,10 +18,10 @@ from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import BitsAxis
 from cpdrun.report.plots._grid import caption, grid, title
+from cpdrun.report.read.axes.words import axis_text
 from cpdrun.report.read.collect import identity
-from cpdrun.report.read.group import Facet
+from cpdrun.report.read.groups.group import Facet
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import axis_text
 from cpdrun.report.verdict import smallest_within
 
 TITLE = "Fewest bits against the longest chain of additions"

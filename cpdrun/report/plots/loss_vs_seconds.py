@@ -14,7 +14,7 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, legend, panel, rows_of_legend
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.read.group import Facet
+from cpdrun.report.read.groups.group import Facet
 from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import tolerance
 

@@ -15,11 +15,11 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import BitsAxis
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.axes.words import short
 from cpdrun.report.read.collect import identity
-from cpdrun.report.read.group import Facet
+from cpdrun.report.read.groups.group import Facet
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import short
 from cpdrun.report.verdict import smallest_within
 
 TITLE = "Fewest bits against workers"

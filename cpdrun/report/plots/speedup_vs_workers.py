@@ -22,10 +22,10 @@ from cpdrun.report.look.style import COLUMN_IN, FP32, HEADING, NAME, Look, shade
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
 from cpdrun.report.read.calibrated import calibration_of, known_networks
 from cpdrun.report.read.collect import FORMAT
-from cpdrun.report.read.group import Facet
+from cpdrun.report.read.groups.group import Facet
 from cpdrun.report.read.study import Study
 
 TITLE = "Predicted speed-up against workers"

@@ -24,11 +24,11 @@ from cpdrun.report.look.hover import hover
 from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, WITHOUT_APS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
-from cpdrun.report.read import formats
-from cpdrun.report.read.group import Group
-from cpdrun.report.read.observed import Look, Observed, read_observed
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.axes.words import short
+from cpdrun.report.read.groups.group import Group
+from cpdrun.report.read.runs.observed import Look, Observed, read_observed
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import short
 from cpdrun.report.why.chain import together
 from cpdrun.report.why.standing import row_of
 

@@ -13,10 +13,10 @@ from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, ink, shades
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.read import formats
-from cpdrun.report.read.group import Group
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.axes.words import short
+from cpdrun.report.read.groups.group import Group
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import short
 from cpdrun.stats.intervals import mean_interval
 
 TITLE = "Training curves"

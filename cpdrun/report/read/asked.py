@@ -10,11 +10,11 @@ import pandas as pd
 
 from cpdrun.record import SweepDir, read_manifest
 from cpdrun.report.errors import ReportUsageError
-from cpdrun.report.read import formats
-from cpdrun.report.read.certified import Family, Started
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.axes.words import axis_text
 from cpdrun.report.read.collect import config_keys
+from cpdrun.report.read.groups.certified import Family, Started
 from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.words import axis_text
 
 CONFIDENCE = 95.0  # per cent, where nobody asked for another
 

@@ -38,7 +38,7 @@ from cpdrun.record import (
     state_of,
 )
 from cpdrun.record.measure import BEST, known_measure
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
 
 UNREADABLE = "unreadable"  # in place of a State
 _HASH = re.compile(r"-([0-9a-f]{10})$")

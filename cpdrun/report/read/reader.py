@@ -10,8 +10,9 @@ from cpdrun.record.measure import MEASURES, known_judge, known_measure
 from cpdrun.report.costmodel import Network
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.read.asked import CONFIDENCE, asked, baseline_of
-from cpdrun.report.read.bits_axis import bits_axis
-from cpdrun.report.read.choices import with_choices
+from cpdrun.report.read.axes.bits_axis import bits_axis
+from cpdrun.report.read.axes.choices import with_choices
+from cpdrun.report.read.axes.words import SWEEP
 from cpdrun.report.read.collect import (
     CORE_AXES,
     SEED,
@@ -22,11 +23,10 @@ from cpdrun.report.read.collect import (
     sweep_names,
     why_none,
 )
-from cpdrun.report.read.grouping import facet_axes, hopeless, make_groups
+from cpdrun.report.read.groups.grouping import facet_axes, hopeless, make_groups
+from cpdrun.report.read.groups.tuned import Tuned, read_tuned
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.tuned import Tuned, read_tuned
-from cpdrun.report.read.words import SWEEP
 
 
 def read_study(

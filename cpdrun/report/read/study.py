@@ -9,17 +9,17 @@ import pandas as pd
 from cpdrun.record import EpochRow
 from cpdrun.report.costmodel import Network
 from cpdrun.report.look.style import Look, looks
-from cpdrun.report.read.bits_axis import BitsAxis
-from cpdrun.report.read.certified import Family, Judged, judge_chains
+from cpdrun.report.read.axes.bits_axis import BitsAxis
+from cpdrun.report.read.axes.words import axis_text, axis_title, is_strategy
 from cpdrun.report.read.collect import CASE
-from cpdrun.report.read.compare import Difference, difference
-from cpdrun.report.read.group import Facet, Group
-from cpdrun.report.read.grouping import make_facets
-from cpdrun.report.read.history import rows_of, unit_of
-from cpdrun.report.read.learnt import CLASSES_IF_UNKNOWN, guess, learnt
+from cpdrun.report.read.groups.certified import Family, Judged, judge_chains
+from cpdrun.report.read.groups.compare import Difference, difference
+from cpdrun.report.read.groups.group import Facet, Group
+from cpdrun.report.read.groups.grouping import make_facets
+from cpdrun.report.read.groups.tuned import Tuned
 from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.tuned import Tuned
-from cpdrun.report.read.words import axis_text, axis_title, is_strategy
+from cpdrun.report.read.runs.history import rows_of, unit_of
+from cpdrun.report.read.runs.learnt import CLASSES_IF_UNKNOWN, guess, learnt
 from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
 
 

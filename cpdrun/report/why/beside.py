@@ -13,9 +13,9 @@ from typing import Any
 
 from cpdrun.config.overrides import typed_form
 from cpdrun.record import RunDir, State
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
 from cpdrun.report.read.collect import CASE, CORE_AXES, SEED, config_keys, identity, may_be_axis
-from cpdrun.report.read.history import rows_of
+from cpdrun.report.read.runs.history import rows_of
 from cpdrun.report.read.study import Study
 from cpdrun.report.why.knobs import FORMAT, knob
 from cpdrun.report.why.seen import Seen, seen

@@ -1,9 +1,9 @@
 """Why each group that is worse than its baseline is: what the page has in its section of that name."""
 
-from cpdrun.report.read.group import Group
-from cpdrun.report.read.history import rows_of
+from cpdrun.report.read.axes.words import axis_text, axis_title, plain
+from cpdrun.report.read.groups.group import Group
+from cpdrun.report.read.runs.history import rows_of
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import axis_text, axis_title, plain
 from cpdrun.report.tables import Shown
 from cpdrun.report.why import words
 from cpdrun.report.why.beside import beside, is_mend

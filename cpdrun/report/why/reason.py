@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
 from cpdrun.report.why.seen import Layer, Seen
 
 MATTERS = 0.05  # of ||S||: below, a sum is not what spoils a run (e4m3 with APS, 8 workers: 0.056, and equal to fp32)

@@ -8,8 +8,8 @@ from typing import Any
 
 from cpdrun.record import RunDir, State
 from cpdrun.report.read.collect import SEED, identity
-from cpdrun.report.read.group import Facet, Group
-from cpdrun.report.read.history import rows_of
+from cpdrun.report.read.groups.group import Facet, Group
+from cpdrun.report.read.runs.history import rows_of
 from cpdrun.report.read.study import Study
 from cpdrun.report.why.knobs import is_of_sums
 

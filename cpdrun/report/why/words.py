@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping
 
+from cpdrun.report.read.axes.words import plain
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.study import Study
-from cpdrun.report.read.words import plain
 from cpdrun.report.why.beside import Beside
 from cpdrun.report.why.reason import Cause, Reason, reach
 from cpdrun.report.why.seen import Layer, Moment

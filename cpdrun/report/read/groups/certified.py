@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from cpdrun.config.identity import run_name
 from cpdrun.record import RunDir, read_config
-from cpdrun.report.read import formats
-from cpdrun.report.read.group import Group
-from cpdrun.report.read.learnt import worst
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.groups.group import Group
 from cpdrun.report.read.metric import Metric
+from cpdrun.report.read.runs.learnt import worst
 from cpdrun.stats.anytime import Judgement, Verdict, differences, shares, trace
 from cpdrun.stats.chain import portions, settle
 

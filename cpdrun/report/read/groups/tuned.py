@@ -15,10 +15,10 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.record import State, SweepDir, read_manifest
+from cpdrun.report.read.axes.words import at_text, choice_text, plain
 from cpdrun.report.read.collect import CORE_AXES, SEED, config_keys, identity, other_axes, sweep_names
-from cpdrun.report.read.group import Group
+from cpdrun.report.read.groups.group import Group
 from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.words import at_text, choice_text, plain
 from cpdrun.stats.tuning import choose
 
 USE = "run:use"  # column: what a run of a search that tunes serves for

@@ -6,12 +6,12 @@ from functools import cached_property
 from typing import Any
 
 from cpdrun.record import RunDir
-from cpdrun.report.read import formats
-from cpdrun.report.read.bits_axis import BitsAxis
+from cpdrun.report.read.axes import formats
+from cpdrun.report.read.axes.bits_axis import BitsAxis
+from cpdrun.report.read.axes.formats import Choice
+from cpdrun.report.read.axes.method import WITH_APS, WITHOUT_APS, Method
+from cpdrun.report.read.axes.words import axis_text, axis_title, is_scaling, plain
 from cpdrun.report.read.collect import CASE
-from cpdrun.report.read.formats import Choice
-from cpdrun.report.read.method import WITH_APS, WITHOUT_APS, Method
-from cpdrun.report.read.words import axis_text, axis_title, is_scaling, plain
 from cpdrun.stats.intervals import mean_interval
 
 

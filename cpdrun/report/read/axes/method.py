@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpdrun.report.costmodel import compressor_key
-from cpdrun.report.read import formats
+from cpdrun.report.read.axes import formats
 
 WITH_APS, WITHOUT_APS = "with APS", "without APS"
 LOCAL, SHARDED, GOSSIP = "local steps", "sharded", "gossip"

@@ -1,0 +1,1 @@
+"""What runs differ in: axes, choices, formats and methods, and their words."""

@@ -1,0 +1,1 @@
+"""Runs that differ in their seed alone, what they are compared with, and how sure that is."""
