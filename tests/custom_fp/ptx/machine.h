@@ -248,6 +248,15 @@ template <class To, class From> Bits<To> cvt_rzi(Bits<From> a) {
 static void barrier(int line);
 static u32 shuffled(u32 value, u32 from, u32 mask, int line, bool* inside);
 
+template <class T> u32 prmt(u32 a, u32 b, u32 which) {
+    const u64 bytes = u64(b) << 32 | a;
+    u32 result = 0;
+    for (int i = 0; i < 4; ++i) {
+        const u32 one = which >> 4 * i & 15, byte = bytes >> 8 * (one & 7) & 0xff;
+        result |= (one & 8 ? (byte & 0x80 ? 0xff : 0) : byte) << 8 * i;
+    }
+    return result;
+}
 static u32 shfl_bfly(const Thread& thread, bool& inside, u32 a, u32 by, u32, u32 mask, int line) {
     return shuffled(a, (thread.tid_x % 32) ^ by, mask, line, &inside);
 }

@@ -28,7 +28,14 @@ SOME = {  # a kernel of each kind, each rounding once
         "pack_nearest_even",
         "accumulate_toward_zero",
     ),
-    *("accumulate_packed_toward_zero", "matmul_kahan", "scaled_tiles_stochastic", "hadamard", "add_at_once"),
+    *(
+        "accumulate_packed_toward_zero",
+        "matmul_kahan",
+        "scaled_tiles_stochastic",
+        "scaled_runs_stochastic",
+        "hadamard",
+        "add_at_once",
+    ),
 }
 
 

@@ -52,7 +52,7 @@ template <Mode mode> struct ScaledKind {
     }
     CFP_MEMBER u32 random(const Drawn& drawn, int place) const {
         if constexpr (mode != stochastic) return 0;
-        return (half_of(drawn.upper.w[place / 2], place) << 16 | half_of(drawn.lower.w[place / 2], place)) & mask;
+        return shaped(half_of(drawn.upper.w[place / 2], place) << 16 | half_of(drawn.lower.w[place / 2], place), mask);
     }
     CFP_MEMBER u32 random_at(i64 at) const {
         return mode == stochastic ? random_of(index + static_cast<u64>(at), 0, seed, mask) : 0;
