@@ -189,6 +189,11 @@ class _Run:
             found = make(Kind.ITE, [make(Kind.FP_LEQ, [x, lowest]), bottom, found])
             none = self.t.mk_bv_value(self.t.mk_bv_sort(32), 0)
             return make(Kind.ITE, [make(Kind.FP_IS_NAN, [x]), none, found])
+        if (to, of) == ("f64", "f32") or (to == "f32" and of == "s32" and words[1] == "rn"):
+            nearest = self.t.mk_rm_value(RoundingMode.RNE)  # read by the second alone: the first is exact
+            kind = Kind.FP_TO_FP_FROM_FP if of == "f32" else Kind.FP_TO_FP_FROM_SBV
+            value = self.float(source, 32) if of == "f32" else self.word(source, 32)
+            return self.bits_of(make(kind, [nearest, value], list(_FLOAT[wide])), wide)
         raise NotImplementedError(".".join(words))
 
     # values
@@ -200,6 +205,8 @@ class _Run:
         return self.t.mk_bv_value(self.t.mk_bv_sort(bits), value % 2**bits)
 
     def truth(self, text: str, negated: bool = False) -> Term:
+        if not text.startswith("%"):
+            return self.t.mk_false() if int(text) == 0 else self.t.mk_true()
         value = self.registers[text]
         return self.t.mk_term(Kind.NOT, [value]) if negated else value
 

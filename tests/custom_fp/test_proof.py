@@ -23,7 +23,7 @@ def prove():
         yield prove
     finally:
         sys.path.remove(str(SCRIPTS))
-        for name in ("prove", "ptx_terms", "bit_words"):
+        for name in ("prove", "exact_rounding", "ptx_terms", "bit_words"):
             sys.modules.pop(name, None)
 
 
@@ -40,7 +40,13 @@ def text(prove, header):
         pytest.skip(f"no NVRTC library: {error}")
 
 
-@pytest.mark.parametrize("name", ["nearest_even", "to_odd_otherwise", "decode", "encode", "round_and_encode"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("nearest_even", "to_odd_otherwise", "decode", "encode", "round_and_encode"),
+        *("stochastic_N", "stochastic_fast_N", "stochastic_even_N", "stochastic_odd_N"),
+    ],
+)
 def test_a_property_holds_of_every_input(prove, text, name):
     assert prove.counterexample(prove.PROPERTIES[name], text, *FEW) is None
 
