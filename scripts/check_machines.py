@@ -20,6 +20,7 @@ import torch
 from custom_fp.accumulators.machines import MACHINES
 
 OPERANDS = {"mi100_fp16": ("fp16", "fp16"), "mi100_bf16": ("bf16", "bf16"), "mi100_fp32": ("fp32", "fp32")}
+SMALLEST = np.float32(2.0**-126)  # a normal float32
 _libm = ctypes.CDLL("libm.so.6")
 _libm.fmaf.argtypes, _libm.fmaf.restype = [ctypes.c_float] * 3, ctypes.c_float
 
@@ -66,13 +67,60 @@ def to_format(x: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
     return np.where(np.abs(result) > fmt.max, np.copysign(np.inf, result), result)
 
 
-def in_trees(a_MxK: np.ndarray, b_KxN: np.ndarray, block: int) -> np.ndarray:
+def joined(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
+    """Blocks cut off at their own place, in parts where split, then added to the partial sum, both rounded down
+    at the larger of the two places; float32."""
+    emin_a, emin_b = (fmt.emin for fmt in how.operands)
+    acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]))
+    for start in range(0, a_MxK.shape[1], how.block):
+        at = slice(start, start + how.block)
+        parts = []
+        for first in range(how.split):
+            a, b = a_MxK[:, at][:, first :: how.split].T, b_KxN[at][first :: how.split]
+            products = [np.multiply.outer(x, y) for x, y in zip(a, b, strict=True)]
+            common = np.max(
+                [np.add.outer(exponents(x, emin_a), exponents(y, emin_b)) for x, y in zip(a, b, strict=True)],
+                axis=0,
+            )
+            digits = np.sum([np.trunc(np.ldexp(p, how.width - common)) for p in products], axis=0)
+            parts.append((np.ldexp(digits, common - how.width), common))
+        top = np.max([common for _, common in parts], axis=0)
+        total = np.sum([down(value, top - how.width) for value, _ in parts], axis=0)
+        largest = np.maximum(top, exponents(acc, how.sum.emin))
+        seen = exponents(acc, how.sum.emin) >= largest - how.join[1] - 1
+        kept = acc if how.split == 1 else np.where(seen, acc, 0.0)
+        exact = down(total, largest - how.join[0]) + down(kept, largest - how.join[1])
+        overflows = [
+            np.where(np.abs(p) >= 2.0**128, np.copysign(np.inf, p), 0.0)
+            for p in all_products(a_MxK, b_KxN, at)
+        ]
+        past = np.sum(overflows, axis=0)
+        plain = acc + np.sum(all_products(a_MxK, b_KxN, at), axis=0)
+        acc = np.where(np.isfinite(plain), np.where(past == 0, exact + 0.0, past), plain)
+        acc = acc.astype(np.float32).astype(np.float64)
+    return acc.astype(np.float32)
+
+
+def all_products(a_MxK: np.ndarray, b_KxN: np.ndarray, at: slice) -> list[np.ndarray]:
+    return [np.multiply.outer(x, y) for x, y in zip(a_MxK[:, at].T, b_KxN[at], strict=True)]
+
+
+def down(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    return np.ldexp(np.floor(np.ldexp(x, -unit)), unit)
+
+
+def flushed(x: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(x) < SMALLEST, np.copysign(np.float32(0), x), x)
+
+
+def in_trees(a_MxK: np.ndarray, b_KxN: np.ndarray, block: int, keep=lambda x: x) -> np.ndarray:
+    """keep: of every result what is left."""
     acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]), dtype=np.float32)
     for start in range(0, a_MxK.shape[1], block):
-        level = [np.multiply.outer(a_MxK[:, k], b_KxN[k]) for k in range(start, start + block)]
+        level = [keep(np.multiply.outer(a_MxK[:, k], b_KxN[k])) for k in range(start, start + block)]
         while len(level) > 1:
-            level = [x + y for x, y in list(pairwise(level))[::2]]
-        acc = acc + level[0]
+            level = [keep(x + y) for x, y in list(pairwise(level))[::2]]
+        acc = keep(acc + level[0])
     return acc
 
 
@@ -88,8 +136,14 @@ def fused(a_MxK: np.ndarray, b_KxN: np.ndarray) -> np.ndarray:
 
 def model(a: np.ndarray, b: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
     with np.errstate(all="ignore"):
+        if how.flush:
+            a, b = (
+                np.where(np.abs(x) < 2.0**fmt.emin, np.float32(0), x)
+                for x, fmt in zip((a, b), how.operands, strict=True)
+            )
+            return in_trees(a, b, how.block, flushed)
         if how.width is not None:
-            return aligned(a.astype(np.float64), b.astype(np.float64), how)
+            return (joined if how.join else aligned)(a.astype(np.float64), b.astype(np.float64), how)
         return in_trees(a, b, how.block) if how.order == "pairwise" else fused(a, b)
 
 

@@ -58,6 +58,14 @@ SCALED = [
     "int8_channel",
 ]
 DOTS = ["h100_fp8", "v100_fp16", "a100_bf16", "fp32-fused", "fp16-stochastic", "fp16-nearest_away"]
+DOTS += [
+    "mi250_bf16",
+    "mi300_bf16",
+    "mi300_fp8",
+    "posit16-exact",
+    "takum8-fused-stochastic",
+    "e4m3fnuz-toward_zero-fused",
+]
 TABLES = ["posit8", "takum12", "p3109_k8p3se", "hif8"]
 NEAREST = [
     "nf4_b64",

@@ -1,4 +1,5 @@
-"""`cpdrun vectors`: what a number format makes of chosen inputs, for those who build it in hardware or software."""
+"""`cpdrun vectors`: what a number format makes of inputs, or an accumulator of vectors, for those who build it in
+hardware or software."""
 
 import argparse
 import contextlib
@@ -32,13 +33,14 @@ class NoVectorsError(UserError):
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     vectors = commands.add_parser(
         "vectors",
-        help="known answers of a number format: inputs, codes, values",
+        help="known answers of a number format or an accumulator: inputs, codes, values",
         description="Write inputs and what the format makes of them, by its definition: every value and boundary "
         "between neighbours with the float32 numbers beside it, zeros, subnormals, infinities, NaN, what is past the "
-        "largest value, and some at random. Of formats with scales whole blocks.",
+        "largest value, and some at random. Of formats with scales whole blocks. Of an accumulator dot products: "
+        "ends of blocks, products far apart, what cancels, subnormals, infinities, NaN.",
         epilog="Example: cpdrun vectors e4m3fn --rounding nearest_even,toward_zero --out e4m3fn.csv",
     )
-    listed = "a number format; cpdrun formats lists them"
+    listed = "a number format (cpdrun formats lists them), or an accumulator (docs/accumulators.md)"
     complete_by("formats", vectors.add_argument("name", metavar="NAME", help=listed))
     vectors.add_argument(
         "--rounding",
@@ -54,6 +56,13 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         metavar="O,O",
         help="infinity (default), saturate, propagate",
     )
+    vectors.add_argument(
+        "--operands",
+        type=several,
+        metavar="F[,F]",
+        help="formats of an accumulator's two vectors; default: its machine's, else that of its sums. A NAME that "
+        "is a format is then the accumulator",
+    )
     many = f"inputs at random; {VALUES}, and {BLOCKS} blocks of a format with scales"
     vectors.add_argument("--count", type=count, metavar="N", help=many)
     vectors.add_argument(
@@ -65,22 +74,81 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.commands.formats import named
+    from custom_fp.accumulator import is_name
 
-    fmt, out = named(arguments.name), arguments.out
-    _check(fmt, arguments)
+    out = arguments.out
+    _check_file(arguments)
+    if arguments.operands is not None or is_name(arguments.name):
+        request = _request_of_sums(arguments)
+    else:
+        request = _request_of_format(arguments)
     with tempfile.TemporaryDirectory(prefix="cpdrun-") as folder, writing(out or "the vectors"):
         asked, made = Path(folder) / "request.json", Path(folder) / "vectors"
-        asked.write_text(json.dumps(_request(fmt, arguments)), encoding="utf-8")
-        _compute(fmt, asked, made)
+        asked.write_text(json.dumps(request), encoding="utf-8")
+        _compute(arguments.name, asked, made)
         if out is None:
             with made.open(encoding="utf-8") as file, contextlib.suppress(BrokenPipeError):
                 shutil.copyfileobj(file, sys.stdout)
             return OK
         with made.open("rb") as file, out.open("wb") as copy:
             shutil.copyfileobj(file, copy)
-    print(f"{out}: known answers of {fmt.name}")
+    print(f"{out}: known answers of {arguments.name}")
     return OK
+
+
+def _request_of_format(arguments: argparse.Namespace) -> dict[str, Any]:
+    from cpdrun.commands.formats import named
+
+    fmt = named(arguments.name)
+    _check(fmt, arguments)
+    return _request(fmt, arguments)
+
+
+def _request_of_sums(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of an accumulator. Raises UserError for what is none, for one that draws, and for other operands."""
+    from custom_fp.accumulator import Accumulator
+
+    import cpdrun
+
+    for words, usual in (("rounding", ["nearest_even"]), ("overflow", ["infinity"])):
+        if getattr(arguments, words) != usual:
+            raise UserError(f"--{words}: an accumulator says in its name how it rounds")
+    try:
+        how = Accumulator.parse(arguments.name)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if how.is_stochastic:
+        raise UserError(f"{arguments.name} draws: known answers are of accumulators that do not")
+    given = arguments.operands or [fmt.name for fmt in how.operands or (how.sum,)]
+    formats = [_operand(name) for name in (given * 2)[:2] if len(given) <= 2]
+    if not formats:
+        raise UserError(f"--operands {','.join(given)}: one format is needed, or two")
+    random = VALUES if arguments.count is None else arguments.count
+    operands = [fmt.name for fmt in formats]
+    command = ["cpdrun", "vectors", arguments.name, "--operands", ",".join(operands)]
+    return {
+        "accumulator": arguments.name,
+        "operands": operands,
+        "count": random,
+        "seed": arguments.seed,
+        "as_csv": arguments.out is not None and arguments.out.suffix == CSV,
+        "made_by": f"cpdrun {cpdrun.__version__}",
+        "command": shlex.join([*command, "--count", str(random), "--seed", str(arguments.seed)]),
+    }
+
+
+def _operand(name: str) -> "NumberFormat":
+    from custom_fp.formats.scalar import Format
+    from custom_fp.formats.tabulated import Tabulated
+
+    from cpdrun.commands.formats import named
+
+    fmt = named(name)
+    if not isinstance(fmt, Format | Tabulated) or not fmt.max or not fmt.is_signed:
+        raise UserError(
+            f"--operands {name}: a format with a sign and without scales is needed, such as e4m3fn"
+        )
+    return fmt
 
 
 def _check(fmt: "NumberFormat", arguments: argparse.Namespace) -> None:
@@ -101,6 +169,9 @@ def _check(fmt: "NumberFormat", arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--overflow: elements of {fmt.name} stop at their largest value, and its blocks do not overflow"
         )
+
+
+def _check_file(arguments: argparse.Namespace) -> None:
     if arguments.seed >= 2**64:
         raise UserError(f"--seed {arguments.seed}: must be below 2**64")
     if arguments.out is not None and arguments.out.suffix not in (LINES, CSV):
@@ -129,7 +200,7 @@ def _request(fmt: "NumberFormat", arguments: argparse.Namespace) -> dict[str, An
     }
 
 
-def _compute(fmt: "NumberFormat", asked: Path, made: Path) -> None:
+def _compute(name: str, asked: Path, made: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", MODULE, str(asked), str(made)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -141,4 +212,4 @@ def _compute(fmt: "NumberFormat", asked: Path, made: Path) -> None:
     )
     if done.returncode:
         said = done.stdout.strip().splitlines() or ["no output"]
-        raise NoVectorsError(f"the known answers of {fmt.name} cannot be had: {said[-1]}")
+        raise NoVectorsError(f"the known answers of {name} cannot be had: {said[-1]}")

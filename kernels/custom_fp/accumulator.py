@@ -25,15 +25,17 @@ from custom_fp.formats.names import read as read_format
 from custom_fp.formats.names import spelled as spelled_format
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
+from custom_fp.formats.tabulated import Tabulated
 from custom_fp.rule import Overflow, Rounding, Rule, read_rounding
 from custom_fp.words import did_you_mean
 
-EXACT = "exact"
+EXACT, FP32 = "exact", Format(8, 23)
 MOST_TERMS, MOST_DIGITS = 1 << 16, 40  # of a block: 64-bit integers hold sums of so many such terms
 _WORD = re.compile(r"-(?=[a-z])")  # a bias is a hyphen and digits
 WORDS = (
-    "fused or product_FORMAT, of_FORMAT or of_FORMAT_FORMAT, block_TERMS, width_BITS, pairwise or exact, a rounding "
-    "(toward_zero, stochastic_8), saturate or propagate, kahan, chunk_TERMS or chunk_TERMS_FORMAT"
+    "fused or product_FORMAT, of_FORMAT or of_FORMAT_FORMAT, block_TERMS, width_BITS, join_BITS_BITS, split_PARTS, "
+    "flush, pairwise or exact, a rounding (toward_zero, stochastic_8), saturate or propagate, kahan, chunk_TERMS or "
+    "chunk_TERMS_FORMAT"
 )
 LOOKS_LIKE = "a machine (h100_fp8, a100_bf16), a format and how it sums (fp32-fused, e8m13-block_32-width_13)"
 
@@ -56,19 +58,28 @@ class Order(StrEnum):
 class Accumulator:
     """Equal ones are one value, and it can be a key. Raises ValueError for parts that do not go together.
 
-    sum        format of partial sums, eXmY
+    sum        format of partial sums: eXmY of any family, or a table (posit16, takum8, lns4_3, hif8, p3109_k8p3se), but
+               for width. One without a sign takes what is below zero as custom_fp.quantize does, and one without a -0
+               has +0. posit16-exact is a quire: all products exactly, one rounding at the end
     product    format that each product is rounded to first, or "exact"; None: `sum` where terms are added one by one or
                in trees, exact in blocks and in exact sums
-    operands   formats of the two factors, whose subnormals have the smallest normal exponent where blocks are aligned;
-               nothing is rounded to them. None: fp32
+    operands   formats of the two factors, whose subnormals have the smallest normal exponent where blocks are aligned,
+               and are zero where flushed; nothing is rounded to them. None: fp32
     block      terms that are added to acc in one rounding, sum(acc + p_1 + ... + p_block); the last may be short
     width      such a block's terms, acc among them, are cut off (toward zero) below 2**(E - width), E the largest of
                their exponents; an exact product's is the sum of its factors' (not normalised), that of zero is -126 (a
                factor's, acc's). None: nothing is cut off
+    join       (bits, bits of acc): acc is not aligned with the block's terms, but with what they add up to, E being the
+               larger of its exponent and their largest: both are rounded down, to multiples of 2**(E - bits). A product
+               of 2**128 or more is infinity. None: acc is one of the terms
+    split      terms k, k + split ... are aligned to an exponent of their own, and these sums to the largest, rounded
+               down below 2**(E - width), before acc joins; acc is then 0 where it is below 2**(E - bits of acc - 1)
+    flush      subnormals are zero: +0 for factors, -0 too; of their sign where a product, not an exact one, or a sum is
+               rounded to one
     order      see `Order`
     rounding   of sums and products, a word of `Rounding`
     overflow   a word of `Overflow`, of sums and products. With infinity, what toward_zero cuts off beyond the largest
-               value is infinity, too (custom_fp.quantize has the largest value there)
+               value is infinity, too (custom_fp.quantize has the largest value there, and here tables have)
     kahan      additions carry their error along, as in custom_fp.accumulate
     chunk      after so many terms acc is added to a total, and is +0 again; None: there is none
     total      format of that total, whose additions round to nearest even
@@ -83,17 +94,20 @@ class Accumulator:
         "any": "custom_fp.accumulators.reference",
     }
 
-    sum: Format | str = "fp32"
-    product: Format | str | None = None
+    sum: Format | Tabulated | str = "fp32"
+    product: Format | Tabulated | str | None = None
     operands: tuple[Format, Format] | tuple[str, str] | str | None = None
     block: int = 1
     width: int | None = None
+    join: tuple[int, int] | None = None
+    split: int = 1
+    flush: bool = False
     order: Order | str = Order.SEQUENTIAL
     rounding: str = "nearest_even"
     overflow: str = "infinity"
     kahan: bool = False
     chunk: int | None = None
-    total: Format | str = "fp32"
+    total: Format | Tabulated | str = "fp32"
     rule: Rule = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -115,24 +129,39 @@ class Accumulator:
             given = (self.operands,) * 2 if isinstance(self.operands, str | Format) else tuple(self.operands)
             if len(given) != 2:
                 raise ValueError(f"operands is {self.operands!r}; one format is needed, or two")
-            fix("operands", tuple(_scalar("operands", name, any_zero=True) for name in given))
+            fix("operands", tuple(_scalar("operands", name, kinds=Format) for name in given))
         self._check_together()
 
     def _check_numbers(self) -> None:
-        for what, least, most in (("block", 1, MOST_TERMS), ("width", 1, MOST_DIGITS), ("chunk", 1, 1 << 31)):
+        limits = {"block": MOST_TERMS, "width": MOST_DIGITS, "split": MOST_TERMS, "chunk": 1 << 31}
+        for what, most in limits.items():
             value = getattr(self, what)
-            if value is None and what != "block":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise ValueError(f"{what} is {value!r}; allowed: {least}..{most}")
+            if (value is not None or what in ("block", "split")) and not _counts(value, most):
+                raise ValueError(f"{what} is {value!r}; allowed: 1..{most}")
+        if self.join is not None:
+            object.__setattr__(self, "join", tuple(self.join))
+            if len(self.join) != 2 or not all(_counts(bits, MOST_DIGITS) for bits in self.join):
+                raise ValueError(f"join is {self.join}; two numbers are needed, of 1..{MOST_DIGITS}")
+            if self.join[1] > self.join[0]:
+                raise ValueError(f"join is {self.join}; the second is not to be above the first")
 
     def _check_together(self) -> None:
         if self.width is not None and self.product != EXACT:
             raise ValueError(f"width={self.width} aligns exact products; leave product={self.product} out")
         if self.width is not None and self.order is not Order.SEQUENTIAL:
             raise ValueError(f"width={self.width} goes with order=sequential, not {self.order}")
-        if self.operands is not None and self.width is None:
-            raise ValueError("operands says how products are aligned; it goes with width")
+        if self.width is not None and not isinstance(self.sum, Format):
+            raise ValueError(f"width={self.width} aligns binary floating point; sum={self.sum} is a table")
+        if self.operands is not None and self.width is None and not self.flush:
+            raise ValueError(
+                "operands says how products are aligned, or flushed; it goes with width, or flush"
+            )
+        if (self.join is not None or self.split > 1) and self.width is None:
+            raise ValueError("join and split say how products are aligned; they go with width")
+        if self.split > 1 and (self.join is None or self.block % self.split):
+            raise ValueError(f"split={self.split} goes with join, and divides block={self.block}")
+        if self.flush:
+            self._check_flush()
         if self.order is Order.EXACT and self.block > 1:
             raise ValueError(f"order=exact adds all terms at once; leave block={self.block} out")
         one_by_one = self.order is Order.SEQUENTIAL and self.block == 1 and self.width is None
@@ -142,6 +171,15 @@ class Accumulator:
             raise ValueError(f"chunk={self.chunk} must be a multiple of block={self.block}")
         if self.chunk is None and not self.total.is_fp32:
             raise ValueError(f"total={self.total} goes with chunk")
+
+    def _check_flush(self) -> None:
+        if self.width is not None or self.order is Order.EXACT:
+            raise ValueError(
+                "flush goes with terms that are added one by one, in trees or in blocks, without width"
+            )
+        for fmt in (self.sum, self.product, *(self.operands or ())):
+            if fmt != EXACT and (not isinstance(fmt, Format) or fmt.smallest_normal is None):
+                raise ValueError(f"flush is of binary floating point with normal values; {fmt} is none")
 
     @classmethod
     def parse(cls, name: str | Accumulator) -> Accumulator:
@@ -165,6 +203,9 @@ class Accumulator:
             words.append("_".join(["of", *dict.fromkeys(fmt.name for fmt in self.operands)]))
         words += [f"block_{self.block}"] if self.block > 1 else []
         words += [f"width_{self.width}"] if self.width is not None else []
+        words += [f"join_{self.join[0]}_{self.join[1]}"] if self.join is not None else []
+        words += [f"split_{self.split}"] if self.split > 1 else []
+        words += ["flush"] if self.flush else []
         words += [str(self.order)] if self.order is not Order.SEQUENTIAL else []
         words += [self.rounding] if self.rounding != Rounding.NEAREST_EVEN else []
         words += [self.overflow] if self.rule.overflow is not Overflow.INFINITY else []
@@ -189,13 +230,20 @@ class Accumulator:
 
     @cached_property
     def flat(self) -> tuple[int, ...]:
-        """(sum, product, total, order, block, width, emin of the factors, kahan, chunk), as the kernels take them: see
-        `Summing` in csrc/accumulators/dot.h."""
-        emins = [fmt.emin for fmt in self.operands or (Format(8, 23),) * 2]
-        product = 0 if self.product == EXACT else self.product.spec
+        """(sum, product, total, order, block, width, emin of the factors, kahan, chunk, flush, join, split), as
+        the kernels take them: see `Summing` in csrc/accumulators/dot.h."""
+        emins = [fmt.emin for fmt in self.operands or (FP32,) * 2]
+        specs = [getattr(fmt, "spec", FP32.spec) for fmt in self.roundings]
+        specs[1] *= self.product != EXACT
         width, chunk = -1 if self.width is None else self.width, self.chunk or 0
-        order = list(Order).index(self.order)
-        return (self.sum.spec, product, self.total.spec, order, self.block, width, *emins, self.kahan, chunk)
+        order, join = list(Order).index(self.order), self.join or (0, 0)
+        ways = order, self.block, width, *emins, self.kahan, chunk
+        return (*specs, *ways, self.flush, *join, self.split)
+
+    @property
+    def roundings(self) -> tuple[Format | Tabulated, ...]:
+        """What sums, products and the total are rounded to; of exact products fp32 stands for nothing."""
+        return self.sum, FP32 if self.product == EXACT else self.product, self.total
 
     def __str__(self) -> str:
         return self.name
@@ -236,14 +284,19 @@ def near(name: str) -> str:
     return did_you_mean(name, MACHINES)
 
 
-def _scalar(what: str, fmt: Any, any_zero: bool = False) -> Format:
+def _scalar(what: str, fmt: Any, kinds: type = Format | Tabulated) -> Format | Tabulated:
     try:
-        found = Format.parse(fmt)
+        found = read_format(fmt)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
-    if not (any_zero or found.has_negative_zero):  # nor has a format without a sign
-        raise ValueError(f"{what} is {found}; a format with a sign and a -0 is needed")
+    if not isinstance(found, kinds):
+        allowed = "eXmY" if kinds is Format else "eXmY, or a table such as posit16"
+        raise ValueError(f"{what} is {found}; allowed: {allowed}")
     return found
+
+
+def _counts(value: Any, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
 def _order(word: Any) -> Order:
@@ -274,14 +327,19 @@ def _parsed(name: str) -> Accumulator:
 def _part(word: str) -> dict[str, Any]:
     """What a word of a spelling says."""
     key, _, value = word.partition("_")
-    if word in ("fused", "kahan", "saturate", "propagate", "pairwise", "exact"):
+    if word in ("fused", "kahan", "flush", "saturate", "propagate", "pairwise", "exact"):
         return {
             "fused": {"product": EXACT},
             "kahan": {"kahan": True},
+            "flush": {"flush": True},
             "saturate": {"overflow": word},
             "propagate": {"overflow": word},
         }.get(word, {"order": word})
-    if key in ("block", "width", "chunk") and (found := re.fullmatch(r"(\d{1,10})(?:_(.+))?", value)):
+    if key == "join" and (found := re.fullmatch(r"(\d{1,10})_(\d{1,10})", value)):
+        return {"join": (int(found[1]), int(found[2]))}
+    if key in ("block", "width", "split", "chunk") and (
+        found := re.fullmatch(r"(\d{1,10})(?:_(.+))?", value)
+    ):
         if key == "chunk" and found[2]:
             return {"chunk": int(found[1]), "total": found[2]}
         if not found[2]:
@@ -300,6 +358,9 @@ def _part(word: str) -> dict[str, Any]:
             "of",
             "block",
             "width",
+            "join",
+            "split",
+            "flush",
             "pairwise",
             "exact",
             "saturate",

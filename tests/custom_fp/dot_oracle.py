@@ -6,12 +6,14 @@ nothing can round unseen. Random words alone are custom_fp's own.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import count
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.formats.scalar import Format
+from custom_fp.formats.tabulated import Tabulated
 from oracle import largest, overflowed, quantum_of
 
 
@@ -20,6 +22,9 @@ def dot(
 ) -> float:
     """word: the random bits of a stream."""
     numbers = count()
+    if how.flush:
+        of = how.operands or (Format(8, 23), Format(8, 23))
+        a, b = ([0.0 if abs(v) < 2.0**f.emin else v for v in x] for x, f in zip((a, b), of, strict=True))
 
     def product(k: int) -> float:
         exact = a[k] * b[k]
@@ -66,8 +71,57 @@ def add(*values: float) -> Fraction | float:
     return total
 
 
-def to(x: Fraction | float, fmt: Format, how: Accumulator, word: int) -> float:
+def to(x: Fraction | float, fmt: Format | Tabulated, how: Accumulator, word: int) -> float:
     """x by the accumulator's rounding to a format."""
+    if isinstance(fmt, Tabulated):
+        return to_table(x, fmt, how, word)
+    y = to_number(x, fmt, how, word)
+    if math.copysign(1.0, y) < 0 and not fmt.is_signed and y != 0:
+        is_number = x not in (math.inf, -math.inf)
+        stays = is_number and how.rounding in ("toward_zero", "toward_positive")
+        return 0.0 if stays or how.overflow != "infinity" or not fmt.has_nan else math.nan
+    if y == 0 and not fmt.has_negative_zero:
+        return 0.0
+    return math.copysign(0.0, y) if how.flush and abs(y) < 2.0**fmt.emin else y
+
+
+def to_table(x: Fraction | float, fmt: Tabulated, how: Accumulator, word: int) -> float:
+    """Among the values, and the boundaries between them, that the format says it has."""
+    if isinstance(x, float) and math.isnan(x):
+        return math.nan if fmt.has_nan else math.inf if fmt.has_inf else fmt.max
+    half = fmt.negative if math.copysign(1.0, x) < 0 else fmt.positive
+    every, sign = half.magnitudes, half.sign
+    largest = sign * every[-1] if len(every) > 1 else half.zero
+    infinite = sign * math.inf if half.inf_code is not None else math.nan if fmt.has_nan else largest
+    if x in (math.inf, -math.inf):
+        stays = how.overflow == "saturate" or (how.overflow == "propagate" and half.inf_code is None)
+        return largest if stays else infinite
+    magnitude = abs(Fraction(x))
+    at = bisect(every, magnitude) - 1
+    above = every[at + 1] if at + 1 < len(every) else half.beyond
+    if above is not None and magnitude >= above:
+        at += 1
+    elif above is not None and magnitude > every[at]:
+        boundary, away = half.boundaries[at], "toward_positive" if sign > 0 else "toward_negative"
+        distance = (magnitude - Fraction(every[at])) / (Fraction(above) - Fraction(every[at]))
+        bits = how.rule.bits
+        at += {
+            "nearest_even": magnitude > boundary or (magnitude == boundary and half.ties_up[at]),
+            "nearest_away": magnitude >= boundary,
+            "toward_zero": False,
+            "toward_positive": how.rounding == away,
+            "toward_negative": how.rounding == away,
+            "to_odd": fmt.is_even(half.codes[min(at, len(every) - 1)]),
+        }.get(how.rounding, distance + Fraction(word >> 32 - bits, 2**bits) >= 1)
+    if at < len(every):
+        return sign * every[at] if at else half.zero
+    towards = "toward_negative" if sign > 0 else "toward_positive"
+    stays = how.overflow != "infinity" or how.rounding in ("toward_zero", towards)
+    stays = stays or (how.rounding == "to_odd" and not fmt.is_even(half.codes[-1]))
+    return largest if stays else infinite
+
+
+def to_number(x: Fraction | float, fmt: Format, how: Accumulator, word: int) -> float:
     if isinstance(x, float) and math.isnan(x):
         return math.nan if fmt.has_nan else math.inf if fmt.has_inf else float(largest(fmt))
     sign = math.copysign(1.0, x)
@@ -131,10 +185,28 @@ def aligned(acc: float, factors: list[tuple[float, float]], how: Accumulator) ->
     products = [x * y for x, y in factors]
     if not all(map(math.isfinite, (acc, *products))):
         return add(acc, *products)
+    past = [math.copysign(math.inf, x) for x in products if how.join and abs(x) >= 2.0**128]
+    if past:
+        return add(*past)
     of_a, of_b = how.operands or (Format(8, 23), Format(8, 23))
     exponents = [exponent(x, of_a) + exponent(y, of_b) for x, y in factors]
-    lowest = Fraction(2) ** (max(exponent(acc, how.sum), *exponents) - how.width)
-    return Fraction(sum(math.trunc(Fraction(x) / lowest) for x in (acc, *products))) * lowest or 0.0
+    of_acc = exponent(acc, how.sum)
+    if how.join is None:
+        lowest = Fraction(2) ** (max(of_acc, *exponents) - how.width)
+        return Fraction(sum(math.trunc(Fraction(x) / lowest) for x in (acc, *products))) * lowest or 0.0
+    top, total = max(exponents), Fraction(0)
+    for part in range(min(how.split, len(products))):
+        chosen = range(part, len(products), how.split)
+        lowest = Fraction(2) ** (max(exponents[k] for k in chosen) - how.width)
+        together = sum(math.trunc(Fraction(products[k]) / lowest) for k in chosen) * lowest
+        total += down(together, top - how.width)
+    largest = max(top, of_acc)
+    kept = acc if how.split == 1 or of_acc >= largest - how.join[1] - 1 else 0.0
+    return down(total, largest - how.join[0]) + down(Fraction(kept), largest - how.join[1]) or 0.0
+
+
+def down(x: Fraction, unit: int) -> Fraction:
+    return math.floor(x / Fraction(2) ** unit) * Fraction(2) ** unit
 
 
 def exponent(x: float, fmt: Format) -> int:

@@ -236,6 +236,11 @@ def test_hadamard(launched, size, shape):
         "e4m3-block_4-pairwise-stochastic",
         "h100_fp16",
         "deepseek_v3",
+        "mi250_fp16",
+        "mi300_fp8",
+        "posit16-exact",
+        "posit8-product_e4m3fnuz-pairwise-stochastic",
+        "ue5m6-fused-toward_zero-chunk_5_takum8",
     ],
 )
 def test_accumulators(launched, name):

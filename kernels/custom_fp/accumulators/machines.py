@@ -11,8 +11,8 @@ Sources:
   DeepSeek  DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), 3.3.2: FP8 products on Hopper keep about 14
             bits, so that partial sums go to float32 registers after every 128 terms (the scales of blocks apart).
 
-What they leave out: CDNA 2 flushes subnormal operands and sums to zero, CDNA 3 cuts off in three places, some of them
-downwards; Blackwell's instructions with block scales add the scales' exponents before they align. None is here.
+What they leave out: Blackwell's instructions with block scales add the scales' exponents before they align; CDNA 3's of
+k = 4 (4x4x4, 16x16x4, 32x32x4) take blocks of 4 where these take 8.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ def _tensor_core(of: str, terms: int, width: int, sum_: str = "fp32") -> str:
     """A fused block of products and the partial sum: cut off where it is float32, to nearest where fp16."""
     rounding = "" if sum_ == "fp16" else f"-{_RZ}"
     return f"{sum_}-of_{of}-block_{terms}-width_{width}{rounding}"
+
+
+def _matrix_core(of: str, terms: int, split: int = 1) -> str:
+    """CDNA 3: products cut off at their largest exponent, in halves of even and odd terms where split; what they
+    add up to and the partial sum rounded down at theirs; to nearest at last."""
+    halves = f"-split_{split}" if split > 1 else ""
+    return f"fp32-of_{of}-block_{terms}-width_24-join_31_24{halves}"
 
 
 # Of machines that sum alike the first gives the name.
@@ -85,4 +92,24 @@ MACHINES: dict[str, Machine] = {
     "mi100_fp16": Machine("fp32-block_4-pairwise", f"CDNA 1, trees of four float32 terms; {_MMA}"),
     "mi100_bf16": Machine("fp32-block_2-pairwise", f"CDNA 1, pairs of float32 terms; {_MMA}"),
     "mi100_fp32": Machine("fp32-fused", f"CDNA 1 to 3, a fused multiply-add a term; {_MMA}"),
+    "mi250_fp16": Machine(
+        "fp32-of_fp16-block_4-flush-pairwise", f"CDNA 2, CDNA 1's without subnormals; {_MMA}"
+    ),
+    "mi250_bf16": Machine(
+        "fp32-of_bf16-block_4-flush-pairwise", f"CDNA 2, the instructions called bf16_1k; {_MMA}"
+    ),
+    "mi250_bf16_of_cdna1": Machine(
+        "fp32-of_bf16-block_2-flush-pairwise", f"CDNA 2, CDNA 1's instructions; {_MMA}"
+    ),
+    "mi300_fp16": Machine(_matrix_core("fp16", 8), f"CDNA 3, k = 8 and 16; {_MMA}"),
+    "mi300_bf16": Machine(_matrix_core("bf16", 8), f"CDNA 3, k = 8 and 16; {_MMA}"),
+    "mi300_xf32": Machine(_matrix_core("tf32", 4), f"CDNA 3; {_MMA}"),
+    "mi300_fp8": Machine(_matrix_core("e4m3fnuz", 16, 2), f"CDNA 3, e4m3fnuz (fp8); {_MMA}"),
+    "mi300_fp8_e5m2": Machine(_matrix_core("e5m2fnuz", 16, 2), f"CDNA 3, e5m2fnuz (bf8); {_MMA}"),
+    "mi300_fp8_e5m2_by_e4m3": Machine(
+        _matrix_core("e5m2fnuz_e4m3fnuz", 16, 2), f"CDNA 3, bf8 by fp8; {_MMA}"
+    ),
+    "mi300_fp8_e4m3_by_e5m2": Machine(
+        _matrix_core("e4m3fnuz_e5m2fnuz", 16, 2), f"CDNA 3, fp8 by bf8; {_MMA}"
+    ),
 }

@@ -9,6 +9,7 @@ from torch import Tensor, get_num_threads
 
 from custom_fp import _accumulators
 from custom_fp.accumulator import Accumulator
+from custom_fp.accumulators.tables import tables
 from custom_fp.rule import Rule
 
 
@@ -17,7 +18,10 @@ def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> N
     mode, overflow, seed, _, mask = rule.flat
     addresses = a.data_ptr(), b.data_ptr(), out.data_ptr()
     sizes = batch, rows, a.shape[-1], columns, a.shape[0] == 1, b.shape[0] == 1
-    _accumulators.dot(*addresses, *sizes, *how.flat, mode, overflow, seed, mask, get_num_threads())
+    of_tables = [0 if table is None else table.data_ptr() for table in tables(how, rule, out)]
+    _accumulators.dot(
+        *addresses, *sizes, *of_tables, *how.flat, mode, overflow, seed, mask, get_num_threads()
+    )
 
 
 def add_at_once(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:

@@ -18,7 +18,16 @@ from torch import Tensor
 
 from custom_fp.accumulator import EXACT, Accumulator, Order
 from custom_fp.formats.scalar import Format
-from custom_fp.reference import add_to_odd, infinite, power_of_two, random_words, round_to_format, write
+from custom_fp.formats.tabulated import Tabulated
+from custom_fp.reference import (
+    INFINITY,
+    add_to_odd,
+    infinite,
+    power_of_two,
+    random_words,
+    round_to_format,
+    write,
+)
 from custom_fp.rule import Overflow, Rounding, Rule
 
 ROW = 128
@@ -38,7 +47,9 @@ def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> N
 
 class Dot:
     def __init__(self, a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor):
-        self.a, self.b, self.how, self.rule, self.out = a, b, how, rule, out
+        self.how, self.rule, self.out = how, rule, out
+        of = how.operands or (_FP32, _FP32)
+        self.a, self.b = (flushed(x, fmt) for x, fmt in zip((a, b), of, strict=True)) if how.flush else (a, b)
         self.sums = 0  # roundings of them, so far
 
     def result(self) -> Tensor:
@@ -88,19 +99,23 @@ class Dot:
         self.sums += 1
         return self.to(x, self.how.sum, 2 * self.sums - 1)
 
-    def to(self, x: Tensor, fmt: Format, stream: int) -> Tensor:
+    def to(self, x: Tensor, fmt: Format | Tabulated, stream: int) -> Tensor:
         random = None
         if self.rule.is_stochastic:
             batch, rows, columns = self.out.shape
             wide = -(-columns // ROW) * ROW
             words = random_words(batch * rows * wide, stream, self.rule.seed, x.device)
             random = words.view(batch, rows, wide)[..., :columns]
-        result = round_to_format(x, fmt, self.rule, random)
-        if self.rule.rounding is not Rounding.TOWARD_ZERO or self.rule.overflow is not Overflow.INFINITY:
+        result = self.past_the_largest(x, round_to_format(x, fmt, self.rule, random), fmt)
+        return flushed(result, fmt, sign=result) if self.how.flush else result
+
+    def past_the_largest(self, x: Tensor, result: Tensor, fmt: Format | Tabulated) -> Tensor:
+        """What x is rounded to; infinity where it is past the largest value when it is cut off, too."""
+        cuts = self.rule.rounding is Rounding.TOWARD_ZERO and self.rule.overflow is Overflow.INFINITY
+        if isinstance(fmt, Tabulated) or not cuts:
             return result
-        binade = max(fmt.emax, fmt.emin)
-        step = 2.0 ** (binade - fmt.mantissa_bits)  # to where the next value would be
-        beyond = (x.abs() >= fmt.max + step) & x.isfinite()  # cut off, it is past the largest value still
+        step = 2.0 ** (max(fmt.emax, fmt.emin) - fmt.mantissa_bits)  # to where the next value would be
+        beyond = (x.abs() >= fmt.max + step) & x.isfinite() & (fmt.is_signed | (x > 0))
         there = torch.copysign(torch.full_like(x, infinite(fmt, self.rule)), x)
         return torch.where(beyond, there, result)
 
@@ -135,26 +150,70 @@ class Dot:
 
     def aligned(self, acc: Tensor, terms: range) -> Tensor:
         """Q of the sum of acc and exact products, each cut off below 2**(E - width); a sum of zero is +0."""
-        width, of = self.how.width, self.how.operands or (_FP32, _FP32)
-        a_digits, a_unit, a_exponent = digits(self.a[:, :, terms.start : terms.stop], of[0])
-        b_digits, b_unit, b_exponent = digits(self.b[:, terms.start : terms.stop], of[1])
-        c_digits, c_unit, c_exponent = digits(acc, self.how.sum)
-        largest, plain = c_exponent, acc
-        for i in range(len(terms)):
-            largest = torch.maximum(largest, a_exponent[:, :, i, None] + b_exponent[:, i, None])
-            plain = plain + self.term(
-                terms[i]
-            )  # infinite or NaN where a term is: finite ones stay below 2**300
-        total = _cut(c_digits, c_unit - (largest - width))
-        for i in range(len(terms)):
-            product = a_digits[:, :, i, None] * b_digits[:, i, None]
-            unit = a_unit[:, :, i, None] + b_unit[:, i, None]
-            total = total + _cut(product, unit - (largest - width))
-        wide = total.abs() >= 1 << 53  # float64 holds the others; of these eight digits become the last one
-        inexact = (wide & ((total & 0xFF) != 0)).long()
-        value = torch.where(wide, (total >> 8) | inexact, total).double()
-        value = value * power_of_two(largest - width + 8 * wide.long())
+        plain, past = acc, torch.zeros_like(acc)
+        for k in terms:
+            plain = plain + self.term(k)  # infinite or NaN where a term is: finite ones stay below 2**300
+            if self.how.join:
+                past = past + torch.where(self.term(k).abs() >= 2.0**128, self.term(k) * INFINITY, 0.0)
+        plain = torch.where(plain.isfinite() & (past != 0), past, plain)
+        value = self.joined(acc, terms) if self.how.join else self.together(acc, terms)
         return self.rounded(torch.where(plain.isfinite(), value, plain)) + 0.0
+
+    def together(self, acc: Tensor, terms: range) -> Tensor:
+        significand, unit, exponent = digits(acc, self.how.sum)
+        largest = torch.maximum(exponent, self.largest(terms))
+        total = _cut(significand, unit - (largest - self.how.width)) + self.cut_off(terms, largest)
+        return to_odd(total, largest - self.how.width)
+
+    def joined(self, acc: Tensor, terms: range) -> Tensor:
+        """The terms, in parts where they are split, and then acc beside what they add up to."""
+        (bits, bits_of_acc), split, top = self.how.join, self.how.split, self.largest(terms)
+        total = torch.zeros_like(top)
+        for part in [terms[i::split] for i in range(min(split, len(terms)))]:
+            largest = self.largest(part)
+            total = total + _lowered(self.cut_off(part, largest), largest - top)
+        significand, unit, exponent = digits(acc, self.how.sum)
+        largest = torch.maximum(top, exponent)
+        kept = _lowered(significand, unit - (largest - bits_of_acc)) << bits - bits_of_acc
+        if split > 1:
+            kept = torch.where(exponent >= largest - bits_of_acc - 1, kept, 0)
+        return to_odd(_lowered(total, top - self.how.width - largest + bits) + kept, largest - bits)
+
+    def factors(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Product k as s 2**u, and the exponent that it is aligned by."""
+        of = self.how.operands or (_FP32, _FP32)
+        a_digits, a_unit, a_exponent = digits(self.a[:, :, k, None], of[0])
+        b_digits, b_unit, b_exponent = digits(self.b[:, k, None, :], of[1])
+        return a_digits * b_digits, a_unit + b_unit, a_exponent + b_exponent
+
+    def largest(self, terms: range) -> Tensor:
+        """The largest exponent of products; of none that of two zeros."""
+        found = torch.full(self.out.shape, 2 * ZERO, device=self.out.device)
+        for k in terms:
+            found = torch.maximum(found, self.factors(k)[2])
+        return found
+
+    def cut_off(self, terms: range, largest: Tensor) -> Tensor:
+        """The sum of products in units of 2**(largest - width), each cut off."""
+        total = torch.zeros_like(largest)
+        for k in terms:
+            significand, unit, _ = self.factors(k)
+            total = total + _cut(significand, unit - (largest - self.how.width))
+        return total
+
+
+def flushed(x: Tensor, fmt: Format, sign: Tensor | None = None) -> Tensor:
+    """Zero where x is below the smallest normal value, +0 where no sign is given."""
+    zero = torch.zeros_like(x)
+    return torch.where(x.abs() < fmt.smallest_normal, zero if sign is None else torch.copysign(zero, sign), x)
+
+
+def to_odd(whole: Tensor, unit: Tensor) -> Tensor:
+    """whole * 2**unit, rounded to odd: float64 holds what has 53 digits, of the others eight become the last one."""
+    wide = whole.abs() >= 1 << 53
+    inexact = (wide & ((whole & 0xFF) != 0)).long()
+    value = torch.where(wide, (whole >> 8) | inexact, whole).double()
+    return value * power_of_two(unit + 8 * wide.long())
 
 
 def add_at_once(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:
@@ -194,6 +253,11 @@ def _cut(significand: Tensor, shift: Tensor) -> Tensor:
     left = magnitude << shift.clamp(0, 38)
     right = magnitude >> (-shift).clamp(0, 62)
     return torch.where(shift > 0, left, right) * significand.sign()
+
+
+def _lowered(whole: Tensor, shift: Tensor) -> Tensor:
+    """floor(s 2**shift)"""
+    return torch.where(shift > 0, whole << shift.clamp(0, 38), whole >> (-shift).clamp(0, 62))
 
 
 def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:

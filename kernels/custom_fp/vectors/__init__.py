@@ -9,6 +9,7 @@ other one is a vector:
     formats without scales      input, code, value; `random`, the 32 random bits, where rounding is stochastic
     formats with scales         a whole tensor of one block, or two where the tensor has a scale: inputs, codes, scales,
                                 zero_points, tensor_scale, values, random
+    accumulators                two vectors and their dot product: a, b, result; codes (dots.py)
 
 Numbers are the bits of float32, codes and scales those of their formats, in hexadecimal digits. NaN is 7fc00000.
 """

@@ -6,14 +6,17 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
+from inspect import cleandoc
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+from custom_fp.accumulator import Accumulator
 from custom_fp.backends import only_reference
 from custom_fp.facts import definition, facts
 from custom_fp.formats.names import read, spelled
 from custom_fp.formats.protocol import NumberFormat
+from custom_fp.vectors import dots
 from custom_fp.vectors.answers import Row, rows, rules, shape_of
 from custom_fp.vectors.inputs import corners
 
@@ -21,16 +24,31 @@ from custom_fp.vectors.inputs import corners
 def main(asked: str, out: str) -> None:
     only_reference()
     request = json.loads(Path(asked).read_text(encoding="utf-8"))
-    fmt = read(request["format"])
-    every = rows(
-        fmt,
-        rules(request["roundings"], request["overflows"], request["seed"]),
-        request["count"],
-        request["seed"],
-    )
+    head, every = (of_accumulator if "accumulator" in request else of_format)(request)
     write = write_csv if request["as_csv"] else write_lines
     with Path(out).open("w", encoding="utf-8", newline="") as file:
-        write(file, header(fmt, request), every)
+        write(file, head, every)
+
+
+def of_format(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Row]]:
+    fmt = read(request["format"])
+    asked = rules(request["roundings"], request["overflows"], request["seed"])
+    return header(fmt, request), rows(fmt, asked, request["count"], request["seed"])
+
+
+def of_accumulator(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Row]]:
+    how = Accumulator.parse(request["accumulator"])
+    operands = [read(name) for name in request["operands"]]
+    head = {
+        "made_by": request["made_by"],
+        "command": request["command"],
+        "seed": request["seed"],
+        "accumulator": {"name": how.name, "in_words": how.spelling, "terms": dots.depth_of(how)},
+        "formats": dict(zip(("a", "b"), map(facts, operands), strict=True))
+        | {"result": facts(dots.result_format(how))},
+        "definition": cleandoc(Accumulator.__doc__ or ""),
+    }
+    return head, dots.rows(how, operands, request["count"], request["seed"])
 
 
 def header(fmt: NumberFormat, request: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +87,7 @@ def write_csv(file: TextIO, head: dict[str, Any], every: Iterator[Row]) -> None:
 
 def _columns(row: Row) -> list[str]:
     names = list(row)
-    if "random" not in names:
+    if "rounding" in names and "random" not in names:
         names.insert(names.index("rounding") + 1, "random")
     return names
 

@@ -23,8 +23,9 @@ template <Mode mode> class Rows {
 
 public:
     Rows(const Summing& s, int64_t depth) : s_(s), depth_(depth), dot_(s) {
-        if (AlignedRows::allowed(s)) aligned_ = std::make_unique<AlignedRows>(s, depth);
         if (ExactRows<mode>::allowed(s)) exact_ = std::make_unique<ExactRows<mode>>(s, depth);
+        if (!is_usual(s)) return;
+        if (AlignedRows::allowed(s)) aligned_ = std::make_unique<AlignedRows>(s, depth);
         if (!PanelRows<FloatSums>::allowed(s)) return;
         if (FloatSums::allowed(s))
             floats_ = std::make_unique<PanelRows<FloatSums>>(s);
@@ -40,7 +41,7 @@ public:
     void row(const float* a, const float* b_Kx64, float* out, u64 element, int64_t width) {
         if (aligned_ && aligned_->row(a, b_Kx64, out)) return;
         if (exact_ && exact_->row(a, out)) return;
-        if (fused_row(s_, a, b_Kx64, out, depth_)) return;
+        if (is_usual(s_) && fused_row(s_, a, b_Kx64, out, depth_)) return;
         if (floats_) return floats_->row(a, b_Kx64, out, depth_, element);
         if (panels_) return panels_->row(a, b_Kx64, out, depth_, element);
         for (int64_t j = 0; j < width; ++j) out[j] = dot_(a, 1, b_Kx64 + j, panel, depth_, element + static_cast<u64>(j));

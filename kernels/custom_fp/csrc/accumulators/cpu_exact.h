@@ -12,22 +12,23 @@ namespace {
 
 template <Mode mode> class ExactRows {
     const Summing& s_;
-    const Rounder<double> sum_, total_;
+    const Quantizer<mode> sum_;
+    const Quantizer<nearest_even> total_;
     const int64_t depth_;
     Facts columns_;
     std::vector<double> b_;  // the panel, widened
 
 public:
-    // Of whole sums, and of blocks with the partial sum, which draw nothing here.
+    // Of whole sums, and of blocks with the partial sum, which draw nothing here. A table's values need not be multiples of
+    // what the products are.
     static bool allowed(const Summing& s) {
         const bool blocks = s.order == sequential && s.block > 1;
+        if (s.flush || (blocks && !is_usual(s))) return false;
         return s.product == 0 && s.width < 0 && s.mode != stochastic && (s.order == exact_order || blocks);
     }
 
     ExactRows(const Summing& s, int64_t depth)
-        : s_(s), sum_(overflowing_rounder<double>(s.sum, s.mode, s.overflow)),
-          total_(make_rounder<double>(unpack_spec(s.total), nearest_even, infinity)), depth_(depth),
-          b_(static_cast<size_t>(depth) * panel) {}
+        : s_(s), sum_(make_quantizer<mode>(s, s.sum, s.sum_table)), total_(quantizer_of_total(s)), depth_(depth), b_(static_cast<size_t>(depth) * panel) {}
 
     void columns(const float* b_Kx64) {
         columns_ = facts_of(b_Kx64, depth_ * panel);
@@ -65,15 +66,22 @@ private:
                     const double* b = b_.data() + k * panel;
                     for (int j = 0; j < panel; ++j) add_product(whole[j], x, b[j]);
                 }
-                for (int j = 0; j < panel; ++j) acc[j] = round<mode>(scaled(whole[j], unit), sum_, 0);
+                round_all(whole, unit, acc);
                 for (int j = 0; j < panel; ++j)
                     if (!is_finite(acc[j])) return false;
             }
             for (int j = 0; j < panel && s_.chunk; ++j)
-                total[j] = round<nearest_even>(add_to_odd(total[j], acc[j]), total_, 0);
+                total[j] = total_(add_to_odd(total[j], acc[j]), 0);
         }
         for (int j = 0; j < panel; ++j) out[j] = canonical(static_cast<float>(s_.chunk ? total[j] : acc[j]));
         return true;
+    }
+
+    template <class Whole> void round_all(const Whole* whole, double unit, double* acc) const {
+        if (is_usual(s_))  // in a loop that compilers vectorise
+            for (int j = 0; j < panel; ++j) acc[j] = round<mode>(scaled(whole[j], unit), sum_.rounder, 0);
+        else
+            for (int j = 0; j < panel; ++j) acc[j] = sum_(scaled(whole[j], unit), 0);
     }
 
     static CFP_MEMBER void add_product(double& whole, double x, double y) {

@@ -14,14 +14,16 @@ CFP_FN void dot_products(const float* a, const float* b, float* out, i64 batch, 
     }
 }
 
-#define CFP_DOT(which)                                                                                             \
-    extern "C" __global__ void dot_##which(const float* a, const float* b, float* out, i64 batch, i64 M, i64 K,    \
-                                          i64 N, i64 a_step, i64 b_step, u32 sum, u32 product, u32 total,          \
-                                          int order, int block, int width, int emin_a, int emin_b, int kahan,      \
-                                          i64 chunk, int packed_how, u64 seed, u32 mask) {                         \
-        const How how(packed_how);                                                                                 \
-        const Summing summing = {sum,    product, total, order,    block,        width, emin_a,                    \
-                                 emin_b, kahan,   chunk, how.mode, how.overflow, seed,  mask};                     \
-        dot_products<which>(a, b, out, batch, M, K, N, a_step, b_step, summing);                                   \
+#define CFP_DOT(which)                                                                                               \
+    extern "C" __global__ void dot_##which(                                                                          \
+        const float* a, const float* b, float* out, i64 batch, i64 M, i64 K, i64 N, i64 a_step, i64 b_step,          \
+        const i32* sum_table, const i32* product_table, const i32* total_table, u32 sum, u32 product, u32 total,     \
+        int order, int block, int width, int emin_a, int emin_b, int kahan, i64 chunk, int flush, int join,          \
+        int join_acc, int split, int packed_how, u64 seed, u32 mask) {                                               \
+        const How how(packed_how);                                                                                   \
+        const Summing summing = {sum,    product, total, order, block, width,    emin_a,                             \
+                                 emin_b, kahan,   chunk, flush, join,  join_acc, split,                              \
+                                 sum_table, product_table, total_table, how.mode, how.overflow, seed, mask};         \
+        dot_products<which>(a, b, out, batch, M, K, N, a_step, b_step, summing);                                     \
     }
 CFP_EVERY_WAY(CFP_DOT)

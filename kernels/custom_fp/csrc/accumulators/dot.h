@@ -4,6 +4,7 @@
 
 #include "custom_fp.h"
 #include "philox.h"
+#include "tabulated/tabulated.h"
 
 namespace custom_fp {
 
@@ -16,10 +17,21 @@ struct Summing {
     int emin_a, emin_b;       // of the factors' formats
     int kahan;
     i64 chunk;                // 0: none
+    int flush;
+    int join, join_acc;       // join 0: acc is aligned with the terms
+    int split;
+    // of formats that are a table, whose spec is float32's; null: none
+    const i32 *sum_table, *product_table, *total_table;
     int mode, overflow;
     u64 seed;
     u32 mask;
 };
+
+// Whether there is nothing of all that; products and sums of binary formats with a sign and a -0.
+CFP_FN bool is_usual(const Summing& s) {
+    const u32 specs = s.sum | s.product | s.total, unusual = 1u << 31 | 1u << 15;
+    return !(specs & unusual) && !s.flush && !s.join && !s.sum_table && !s.product_table && !s.total_table;
+}
 
 constexpr int zero_exponent = -126;  // of a factor, or a partial sum, that is zero
 constexpr i64 random_row = 128;      // columns of a row of random words: a multiple of so many
@@ -139,17 +151,65 @@ template <class F> CFP_FN Rounder<F> overflowing_rounder(u32 spec, int mode, int
     return r;
 }
 
+CFP_FN double magnitude_of(double x) { return from_bits(to_bits(x) & ~Bits<double>::sign); }
+CFP_FN float magnitude_of(float x) { return from_bits(to_bits(x) & 0x7fffffffu); }
+
+// What rounds to one format, of any kind.
+template <Mode mode> struct Quantizer {
+    Rounder<double> rounder;
+    const i32* table;
+    double smallest;  // what is less becomes zero; 0: nothing does
+
+    CFP_MEMBER double operator()(double x, u32 random) const {
+        if (table) return in_table(x, random);
+        double y = round<mode>(x, rounder, random);
+        if (!rounder.is_plain) y = settled(x, y);
+        return magnitude_of(y) < smallest ? from_bits(to_bits(y) & Bits<double>::sign) : y;
+    }
+
+private:
+    CFP_MEMBER double in_table(double x, u32 random) const {
+        const Table t = open_table(table);
+        return static_cast<double>(mode == stochastic ? value_in(x, t, random) : value_in(to_odd_float32(x), t, 0));
+    }
+    // As `settle` does, but what x is counts: finite numbers may overflow where one toward zero does not.
+    CFP_MEMBER double settled(double x, double y) const {
+        const u64 bits = to_bits(y);
+        if (!(bits >> 63)) return y;
+        if (bits << 1 == 0) return 0.0;
+        if (rounder.is_signed) return y;
+        const bool is_infinite = (to_bits(x) & ~Bits<double>::sign) == Bits<double>::infinity;
+        return static_cast<double>(from_bits(is_infinite ? rounder.below_zero_infinity : rounder.below_zero));
+    }
+};
+
+template <Mode mode> CFP_FN Quantizer<mode> make_quantizer(const Summing& s, u32 spec, const i32* table) {
+    return {overflowing_rounder<double>(spec, s.mode, s.overflow), table,
+            s.flush ? power_of_two<double>(unpack_spec(spec).emin) : 0.0};
+}
+
+CFP_FN Quantizer<nearest_even> quantizer_of_total(const Summing& s) {
+    return {make_rounder<double>(unpack_spec(s.total), nearest_even, infinity), s.total_table, 0.0};
+}
+
+// floor(s 2^shift), for shifts to the left that fit
+CFP_FN i64 lowered(i64 s, int shift) { return shift >= 0 ? s << shift : s >> (shift < -62 ? 62 : -shift); }
+
 // mode: template_of(mode, overflow, true) of the Summing
 template <Mode mode> class Dot {
     const Summing& s_;
-    const Rounder<double> sum_, product_, total_;
+    const Quantizer<mode> sum_, product_;
+    const Quantizer<nearest_even> total_;
     const int emin_;
+    const float smallest_a_, smallest_b_;  // of factors, as a Quantizer's
 
 public:
     CFP_MEMBER explicit Dot(const Summing& s)
-        : s_(s), sum_(overflowing_rounder<double>(s.sum, s.mode, s.overflow)),
-          product_(overflowing_rounder<double>(s.product ? s.product : s.sum, s.mode, s.overflow)),
-          total_(make_rounder<double>(unpack_spec(s.total), nearest_even, infinity)), emin_(unpack_spec(s.sum).emin) {}
+        : s_(s), sum_(make_quantizer<mode>(s, s.sum, s.sum_table)),
+          product_(make_quantizer<mode>(s, s.product ? s.product : s.sum, s.product_table)),
+          total_(quantizer_of_total(s)), emin_(unpack_spec(s.sum).emin),
+          smallest_a_(s.flush ? power_of_two<float>(s.emin_a) : 0.0f),
+          smallest_b_(s.flush ? power_of_two<float>(s.emin_b) : 0.0f) {}
 
     // a[k * a_step], b[k * b_step]; element: its number among random words
     CFP_MEMBER float operator()(const float* a, i64 a_step, const float* b, i64 b_step, i64 depth, u64 element) const {
@@ -159,7 +219,7 @@ public:
         double total = 0;
         for (i64 begin = 0; begin < depth; begin += s_.chunk) {
             const i64 end = depth - begin < s_.chunk ? depth : begin + s_.chunk;
-            total = round<nearest_even>(add_to_odd(total, segment(call, begin, end, sums)), total_, 0);
+            total = total_(add_to_odd(total, segment(call, begin, end, sums)), 0);
         }
         return canonical(static_cast<float>(total));
     }
@@ -169,20 +229,25 @@ private:
         const float *a, *b;
         i64 a_step, b_step;
         u64 element;
+
+        CFP_MEMBER float x(i64 k) const { return a[k * a_step]; }
+        CFP_MEMBER float y(i64 k) const { return b[k * b_step]; }
     };
 
     CFP_MEMBER u32 random(const Call& call, u32 stream) const {
         return mode == stochastic ? bits_of_element(call.element, stream, s_.seed, s_.mask) : 0;
     }
     CFP_MEMBER double rounded(double x, const Call& call, u32& sums) const {
-        return round<mode>(x, sum_, random(call, 2 * sums++ + 1));
+        return sum_(x, random(call, 2 * sums++ + 1));
     }
     CFP_MEMBER double exact_term(const Call& call, i64 k) const {
-        return static_cast<double>(call.a[k * call.a_step]) * static_cast<double>(call.b[k * call.b_step]);
+        const float x = call.x(k), y = call.y(k);
+        return static_cast<double>(magnitude_of(x) < smallest_a_ ? 0.0f : x) *
+               static_cast<double>(magnitude_of(y) < smallest_b_ ? 0.0f : y);
     }
     CFP_MEMBER double term(const Call& call, i64 k) const {
         const double product = exact_term(call, k);
-        return s_.product ? round<mode>(product, product_, random(call, static_cast<u32>(2 * k))) : product;
+        return s_.product ? product_(product, random(call, static_cast<u32>(2 * k))) : product;
     }
 
     CFP_MEMBER double segment(const Call& call, i64 begin, i64 end, u32& sums) const {
@@ -247,23 +312,64 @@ private:
         return acc;
     }
 
+    // the exponent that product k is aligned by
+    CFP_MEMBER int exponent(const Call& call, i64 k) const {
+        return digits_of(call.x(k), s_.emin_a).exponent + digits_of(call.y(k), s_.emin_b).exponent;
+    }
+    // product k in units of 2^unit, cut off
+    CFP_MEMBER i64 cut_product(const Call& call, i64 k, int unit) const {
+        const Digits x = digits_of(call.x(k), s_.emin_a), y = digits_of(call.y(k), s_.emin_b);
+        return cut(x.significand * y.significand, x.unit + y.unit - unit);
+    }
+
     CFP_MEMBER double aligned(const Call& call, double acc, i64 begin, i64 end, u32& sums) const {
-        const Digits c = digits_of(static_cast<float>(acc), emin_);
-        int largest = c.exponent;
-        double plain = acc;
+        double plain = acc, past = 0;  // past: of products that float32 does not reach
         for (i64 k = begin; k < end; ++k) {
-            const float x = call.a[k * call.a_step], y = call.b[k * call.b_step];
-            const int exponent = digits_of(x, s_.emin_a).exponent + digits_of(y, s_.emin_b).exponent;
-            largest = exponent > largest ? exponent : largest;
-            plain += exact_term(call, k);
+            const double product = exact_term(call, k);
+            plain += product;
+            if (s_.join && magnitude_of(product) >= power_of_two<double>(128))
+                past += from_bits((to_bits(product) & Bits<double>::sign) | Bits<double>::infinity);
         }
         if (!is_finite(plain)) return rounded(plain, call, sums);
+        if (past != 0) return rounded(past, call, sums);
+        const Digits c = digits_of(static_cast<float>(acc), emin_);
+        return s_.join ? joined(call, c, begin, end, sums) : together(call, c, begin, end, sums);
+    }
+
+    // acc and the terms by one exponent
+    CFP_MEMBER double together(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
+        int largest = c.exponent;
+        for (i64 k = begin; k < end; ++k) {
+            const int e = exponent(call, k);
+            largest = e > largest ? e : largest;
+        }
         const int unit = largest - s_.width;
         i64 sum = cut(c.significand, c.unit - unit);
+        for (i64 k = begin; k < end; ++k) sum += cut_product(call, k, unit);
+        return rounded(odd_double(sum, unit), call, sums) + 0.0;
+    }
+
+    // terms by theirs, what they add up to and acc by theirs
+    CFP_MEMBER double joined(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
+        i64 sum = 0;
+        int top = 2 * zero_exponent;
         for (i64 k = begin; k < end; ++k) {
-            const Digits x = digits_of(call.a[k * call.a_step], s_.emin_a), y = digits_of(call.b[k * call.b_step], s_.emin_b);
-            sum += cut(x.significand * y.significand, x.unit + y.unit - unit);
+            const int e = exponent(call, k);
+            top = e > top ? e : top;
         }
+        for (i64 first = begin; first < begin + s_.split && first < end; ++first) {
+            int largest = 2 * zero_exponent;
+            for (i64 k = first; k < end; k += s_.split) {
+                const int e = exponent(call, k);
+                largest = e > largest ? e : largest;
+            }
+            i64 part = 0;
+            for (i64 k = first; k < end; k += s_.split) part += cut_product(call, k, largest - s_.width);
+            sum += lowered(part, largest - top);
+        }
+        const int largest = top > c.exponent ? top : c.exponent, unit = largest - s_.join, last = largest - s_.join_acc;
+        sum = lowered(sum, top - s_.width - unit);
+        if (s_.split == 1 || c.exponent >= last - 1) sum += lowered(c.significand, c.unit - last) << (last - unit);
         return rounded(odd_double(sum, unit), call, sums) + 0.0;
     }
 };

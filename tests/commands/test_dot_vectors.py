@@ -1,0 +1,96 @@
+"""`cpdrun vectors ACCUMULATOR`, read by a reader of its own: codes by the meaning of their fields, dot products in
+rationals (dot_oracle.py)."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from custom_fp import Accumulator
+
+from cpdrun.cli import main
+
+sys.path.append(str(Path(__file__).parents[1] / "custom_fp"))
+import dot_oracle
+
+CASES = {
+    "zeros",
+    "one term",
+    "sums of ones",
+    "far apart",
+    "cancelled",
+    "ends of the range",
+    "not finite",
+    "random",
+}
+
+
+def number(code, fmt):
+    """A code of binary floating point by what `facts` says of it."""
+    e, m = fmt["exponent_bits"], fmt["mantissa_bits"]
+    if fmt["family"] == "fnuz" and code == 1 << (e + m):
+        return math.nan
+    sign, field, mantissa = -1.0 if code >> (e + m) else 1.0, code >> m & 2**e - 1, code & 2**m - 1
+    if fmt["family"] == "ieee" and field == 2**e - 1:
+        return math.nan if mantissa else sign * math.inf
+    if fmt["family"] == "fn" and fmt["has_nan"] and field == 2**e - 1 and mantissa == 2**m - 1:
+        return math.nan
+    return sign * math.ldexp(mantissa + (1 << m) * (field > 0), max(field, 1) - fmt["bias"] - m)
+
+
+def same(x, y):
+    return (x != x and y != y) or (x == y and math.copysign(1, x) == math.copysign(1, y))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["h100_fp8"],
+        ["mi300_fp8_e5m2"],
+        ["mi250_fp16"],
+        ["e5m7-of_fp16-block_3-width_9-chunk_6_bf16"],
+        ["fp16", "--operands", "e4m3fn,e5m2"],
+        ["e4m3fnuz-exact"],
+    ],
+    ids=str,
+)
+def test_answers_are_what_rationals_say(words, capsys):
+    assert main(["vectors", *words, "--count", "20", "--seed", "3"]) == 0
+    head, *rows = map(json.loads, capsys.readouterr().out.splitlines())
+    how, formats = Accumulator.parse(head["accumulator"]["in_words"]), head["formats"]
+    assert how.name == head["accumulator"]["name"] and head["definition"].startswith("Equal ones")
+    step = max(1, len(rows) // 60)
+    for row in [*rows[::step], *rows[-20:]]:
+        assert len(row["a"]) == len(row["b"]) == head["accumulator"]["terms"]
+        a, b = ([number(int(code, 16), formats[side]) for code in row[side]] for side in "ab")
+        got, want = number(int(row["result"], 16), formats["result"]), dot_oracle.dot(a, b, how)
+        assert same(got, want), (row, got, want)
+    assert {row["case"] for row in rows} >= CASES
+    results = {row["result"] for row in rows}
+    assert len(results) > 20 and sum(row["case"] == "random" for row in rows) == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["h100_fp9"], "unknown format 'h100_fp9'"),
+        (["h100_fp9-fused"], "unknown accumulator"),
+        (["fp16-stochastic"], "draws"),
+        (["fp16-fused", "--operands", "mxfp8_e4m3"], "without scales"),
+        (["fp16-fused", "--operands", "e4m3,e4m3,e4m3"], "one format is needed, or two"),
+        (["fp16-fused", "--rounding", "toward_zero"], "says in its name how it rounds"),
+    ],
+    ids=str,
+)
+def test_what_has_no_answers_is_said(words, says, capsys):
+    assert main(["vectors", *words]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+
+
+def test_a_table_of_commas(tmp_path):
+    file = tmp_path / "quire.csv"
+    assert main(["vectors", "posit8-exact", "--count", "5", "--out", str(file)]) == 0
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    assert lines[0] == "case,a,b,result" and len(lines[1].split(",")[1].split()) == 16
