@@ -7,6 +7,9 @@ would follow the largest, with the float32 numbers beside them, and zeros, subno
 (custom_fp/vectors/inputs.py). Between those no rounding changes. torch, ml_dtypes and gfloat are asked where installed;
 QPyTorch where Python finds it (PYTHONPATH=<an unpacked qtorch 0.3.0>, which it compiles itself), CPD where --cpd names
 a copy of github.com/drcut/CPD: its cast is compiled by g++ in a temporary folder, CUDA's words defined away.
+
+--blocks N asks of N * 2**24 float32 numbers more, evenly spread blocks of them; 256 are all 2**32. torch and ml_dtypes
+take about 7 s of one core a block, half an hour for all. gfloat is left out of it, being far slower.
 """
 
 import argparse
@@ -149,6 +152,17 @@ def boundaries(fmt: Format) -> Tensor:
     return torch.tensor(list(inputs(fmt, []))).to(torch.int32).view(torch.float32)
 
 
+def counted(blocks: int, fmt: Format, overflow: str, cast: Cast) -> int:
+    """How many differ of so many evenly spread blocks of 2**24 float32 numbers; 256 are all."""
+    wrong = 0
+    for block in range(blocks):
+        first = (block * 256 // blocks << 24) - (1 << 31)
+        for start in range(first, first + (1 << 24), 1 << 20):
+            x = torch.arange(start, start + (1 << 20)).to(torch.int32).view(torch.float32)
+            wrong += int(differing(x, fmt, overflow, cast)[0].sum())
+    return wrong
+
+
 def differing(x: Tensor, fmt: Format, overflow: str, cast: Cast) -> tuple[Tensor, Tensor, Tensor]:
     """Where results differ, ours, theirs; any NaN is as good as another."""
     ours, theirs = custom_fp.quantize(x, fmt, overflow=overflow), cast(x)
@@ -186,19 +200,27 @@ def _number(value: Tensor) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cpd", type=Path, help="a copy of github.com/drcut/CPD")
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        default=0,
+        choices=range(257),
+        metavar="N",
+        help="blocks of 2**24 float32 numbers",
+    )
     parser.add_argument("--output", type=Path, help="write the table to this file as well")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        lines = list(table(options.cpd, Path(folder)))
+        lines = list(table(options.cpd, Path(folder), options.blocks))
     if options.output:
         options.output.write_text("\n".join(lines) + "\n")
 
 
-def table(cpd: Path | None, folder: Path) -> Iterator[str]:
+def table(cpd: Path | None, folder: Path, blocks: int = 0) -> Iterator[str]:
     head = [
         "# Where others round otherwise",
         "",
-        f"`python scripts/compare_formats.py{' --cpd CPD' if cpd else ''}`",
+        f"`python scripts/compare_formats.py{' --cpd CPD' if cpd else ''}{f' --blocks {blocks}' if blocks else ''}`",
         "",
         "To nearest even; how many inputs differ, a NaN being as good as another, and the first of each kind.",
         f"custom_fp's backend: {custom_fp.backend()}. {_versions()}",
@@ -206,6 +228,9 @@ def table(cpd: Path | None, folder: Path) -> Iterator[str]:
         "| library | its format | here | of 65,536 float16 | of float32 boundaries | where |",
         "| --- | --- | --- | ---: | ---: | --- |",
     ]
+    if blocks:
+        head[-2] = head[-2].replace("| where", f"| of {blocks << 24:,} float32 | where")
+        head[-1] = head[-1].removesuffix("--- |") + "---: | --- |"
     for line in head:
         print(line)
         yield line
@@ -215,6 +240,8 @@ def table(cpd: Path | None, folder: Path) -> Iterator[str]:
         wrong, ours, theirs = differing(edges, fmt, overflow, cast)
         ours_called = f"{fmt}{', saturate' if overflow == 'saturate' else ''}"
         counts = f"{few:,} | {int(wrong.sum()):,} of {edges.numel():,}"
+        if blocks:
+            counts += " | " + ("-" if library == "gfloat" else f"{counted(blocks, fmt, overflow, cast):,}")
         row = f"| {library} | {theirs_called} | {ours_called} | {counts} | "
         row += f"{where(edges, wrong, ours, theirs, fmt) or 'nowhere'} |"
         print(row, flush=True)
