@@ -3,6 +3,9 @@
     python scripts/exhaustive.py                       # e5m2 e4m3 e4m3fn e3m0; minutes a format
     python scripts/exhaustive.py --output results/reference/numerics/exhaustive.md e3m2
 
+Scalar formats of every family (e4m3fnuz, e4m3fo, ue5m3), in any rounding that draws nothing (--rounding to_odd); tables
+(posits, P3109 ...) are scripts/check_tables.py's.
+
 The reference (kernels/custom_fp/reference.py) works in float64 with torch's own operations and shares no line with
 the compiled kernels. Exit status 1 if a single result differs.
 """
@@ -16,19 +19,21 @@ import custom_fp
 import torch
 from custom_fp import reference
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rule
+from custom_fp.rule import Overflow, Rounding, Rule
 
+DRAWING_NOTHING = [str(word) for word in Rounding if word is not Rounding.STOCHASTIC]
 CHUNK = 1 << 15  # small enough for the reference to stay in the cache
 
 
-def differences(fmt: Format, overflow: str) -> int:
+def differences(fmt: Format, rounding: str, overflow: str) -> int:
     """How many of all float32 inputs the two round differently."""
+    rule = Rule(rounding, overflow)
     expected, got = torch.empty(CHUNK), torch.empty(CHUNK)
     wrong = 0
     for start in range(-(2**31), 2**31, CHUNK):
         x = torch.arange(start, start + CHUNK, dtype=torch.int64).to(torch.int32).view(torch.float32)
-        custom_fp.quantize(x, fmt, overflow=overflow, out=got)
-        reference.quantize(x, fmt, Rule(overflow=overflow), expected)
+        custom_fp.quantize(x, fmt, rounding=rounding, overflow=overflow, out=got)
+        reference.quantize(x, fmt, rule, expected)
         if not torch.equal(got.view(torch.int32), expected.view(torch.int32)):
             wrong += int((got.view(torch.int32) != expected.view(torch.int32)).sum())
     return wrong
@@ -37,12 +42,13 @@ def differences(fmt: Format, overflow: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("formats", nargs="*", default=["e5m2", "e4m3", "e4m3fn", "e3m0"])
-    parser.add_argument("--overflow", default="infinity", choices=["infinity", "saturate"])
+    parser.add_argument("--overflow", default="infinity", choices=[*map(str, Overflow)])
+    parser.add_argument("--rounding", default="nearest_even", choices=DRAWING_NOTHING)
     parser.add_argument("--output", type=Path, help="write the table to this file as well")
     options = parser.parse_args()
 
     rows = [
-        f"quantize(nearest_even, {options.overflow}), backend {custom_fp.backend()}, against the reference, "
+        f"quantize({options.rounding}, {options.overflow}), backend {custom_fp.backend()}, against the reference, "
         "on all 2**32 float32 inputs:",
         "",
         "| format | inputs | different | seconds |",
@@ -52,7 +58,7 @@ def main() -> int:
     total = 0
     for name in options.formats:
         started = time.monotonic()
-        wrong = differences(Format.parse(name), options.overflow)
+        wrong = differences(Format.parse(name), options.rounding, options.overflow)
         total += wrong
         rows.append(f"| {name} | {2**32} | {wrong} | {time.monotonic() - started:.0f} |")
         print(rows[-1], flush=True)

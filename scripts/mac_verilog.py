@@ -8,6 +8,8 @@ the largest value becomes infinity, inf and NaN go on (IEEE 754-2019). Where eve
 value of the accumulator, the first Q is no rounding and has none. That is what custom_fp.matmul computes, of which an
 accumulator is the emulation: the product is rounded, then the sum; a fused unit rounds once, and is another one.
 
+Formats without a -0 (fnuz) or a sign (ue5m3), tables, and other roundings have no units here: ValueError.
+
 The design is the textbook's (Ercegovac and Lang, Digital Arithmetic, 2004, chapter 8): significands with their hidden
 bit, subnormals made normal by counting leading zeros, the smaller operand of a sum shifted to the larger one with
 guard, round and sticky bit, one carry-propagating addition, normalised, rounded by an increment that may carry into
@@ -95,6 +97,8 @@ def _signed_product(bits_a: int, bits_b: int) -> list[str]:
 
 def _parts(x: str, fmt: Format) -> list[str]:
     """Of the code x: sign, f (1 for subnormals), significand with its hidden bit, inf, nan."""
+    if fmt.exponent_bits is None or not (fmt.is_signed and fmt.has_negative_zero):
+        raise ValueError(f"{fmt}: units are of formats with a sign and a -0, such as e4m3 or e4m3fn")
     e, m = fmt.exponent_bits, fmt.mantissa_bits
     field, mantissa = f"{x}[{m + e - 1}:{m}]", f"{x}[{m - 1}:0]"
     upper = f"{x}[{m + e - 1}:{m + 1}], " if e > 1 else ""

@@ -23,8 +23,8 @@ from functools import partial
 
 import custom_fp
 import torch
-from custom_fp import Format
 from custom_fp.formats.names import parse
+from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
 from cpdrun.comm.sums import codec
@@ -72,10 +72,10 @@ class Gathered:
 class Gather:
     """Of weights of these workers, or of their differences. Raises ValueError for a format with scales of its own."""
 
-    def __init__(self, fmt: Format | str, workers: Workers, *, scaled: bool, differences: bool = False):
+    def __init__(self, fmt: NumberFormat | str, workers: Workers, *, scaled: bool, differences: bool = False):
         self.fmt, self.workers, self.differences = gather_format(fmt), workers, differences
         self.how = Sum(self.fmt)
-        self.shifts = Shifts(APS() if scaled and self.fmt.exponent_bits < KEEPS_RANGE else None)
+        self.shifts = Shifts(APS() if scaled and not _keeps_range(self.fmt) else None)
 
     def run(self, weights: Weights) -> Gathered:
         """Collective. Raises RankLost where another rank is gone."""
@@ -146,10 +146,14 @@ class Gather:
         return layout.gathered_bytes
 
 
-def gather_format(fmt: Format | str) -> Format:
+def _keeps_range(fmt: NumberFormat) -> bool:
+    return fmt.exponent_bits is not None and fmt.exponent_bits >= KEEPS_RANGE
+
+
+def gather_format(fmt: NumberFormat | str) -> NumberFormat:
     """Raises ValueError for a name that is none, and for formats with scales of their own."""
     found = parse(fmt)
-    if not isinstance(found, Format):
+    if found.has_scales:
         raise ValueError(
             f"gather={found}: weights are gathered in a format without scales of its own, such as bf16 or e4m3, which "
             "aps=true gives one scale a layer"

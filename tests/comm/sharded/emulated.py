@@ -7,7 +7,7 @@ from typing import Any
 import custom_fp
 import torch
 import torch.nn.functional as F
-from custom_fp import Format
+from custom_fp.formats.names import parse
 from sharded_nets import a_net, batch
 from torch import Tensor, nn
 
@@ -16,10 +16,10 @@ from cpdrun.comm import emulate_all_reduce
 
 def scaled(x: Tensor, fmt: str, scale: bool) -> Tensor:
     """Q(x 2^s) 2^-s in float64, where nothing but Q rounds."""
-    parsed = Format.parse(fmt)
+    parsed = parse(fmt)
     largest = x.abs().max().item()
     s = 0
-    if scale and parsed.exponent_bits < 8 and largest > 0:
+    if scale and (parsed.exponent_bits or 0) < 8 and largest > 0:
         mantissa, exponent = math.frexp(largest)
         s = parsed.emax - (exponent - (mantissa == 0.5))
     return (custom_fp.quantize(x.double() * 2.0**s, fmt).double() * 2.0**-s).float()
