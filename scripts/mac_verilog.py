@@ -8,7 +8,7 @@ the largest value becomes infinity, inf and NaN go on (IEEE 754-2019). Where eve
 value of the accumulator, the first Q is no rounding and has none. That is what custom_fp.matmul computes, of which an
 accumulator is the emulation: the product is rounded, then the sum; a fused unit rounds once, and is another one.
 
-Formats without a -0 (fnuz) or a sign (ue5m3), tables, and other roundings have no units here: ValueError.
+Operands without a -0 (fnuz) or a sign (ue5m3) have no units here, a ValueError; nor have tables, and other roundings.
 
 The design is the textbook's (Ercegovac and Lang, Digital Arithmetic, 2004, chapter 8): significands with their hidden
 bit, subnormals made normal by counting leading zeros, the smaller operand of a sum shifted to the larger one with
