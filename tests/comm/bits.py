@@ -1,4 +1,4 @@
-"""Comparing float32 tensors bit for bit."""
+"""float32 tensors to reduce, and comparing them bit for bit."""
 
 from collections.abc import Sequence
 
@@ -23,3 +23,7 @@ def reduce(
     """The mean gradient, given workers[i][p]: the gradient of this rank's i-th worker for parameter p."""
     stacks = [torch.stack(gradients) for gradients in zip(*workers, strict=True)]
     return sync.reduce_stacked(stacks, step=step, epoch=epoch)
+
+
+def large(rank: int) -> torch.Tensor:
+    return torch.randn(100_003, generator=torch.Generator().manual_seed(rank)) * 1e-4
