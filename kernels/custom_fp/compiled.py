@@ -27,7 +27,7 @@ PARTS = {  # of the kernels' names, by how they start: what custom_fp.cu calls t
     "accumulate_": "ACCUMULATE",
     "quantize_": "QUANTIZE",
     "pack_": "PACK",
-    **dict.fromkeys(("scale_", "max_magnitude_"), "ELEMENTS"),
+    **dict.fromkeys(("scale_", "max_magnitude_", "put_"), "ELEMENTS"),
     **dict.fromkeys(("encode_", "decode_", "unpack"), "CODES"),
     "dot_": "DOT",
     "add_at_once": "AT_ONCE",

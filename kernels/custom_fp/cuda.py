@@ -26,6 +26,7 @@ KERNELS = (
     *(f"{kind}_{size}" for kind in ("encode", "decode") for size in (1, 4, 8)),
     *(
         "scale_f32",
+        "put_addresses",
         "max_magnitude_f32",
         "max_magnitude_f64",
         "unpack",
@@ -47,6 +48,7 @@ KERNELS = (
     *("table_unpack", "table_matmul"),
 )
 _THREADS = 256
+FEW = 480  # tensors whose addresses a kernel takes with its arguments
 HADAMARD_TILE = 4096  # values in a thread block's memory, as hadamard.cuh has it
 
 
@@ -74,12 +76,21 @@ def blocks(n: int, per_thread: int) -> tuple[int]:
     return (max(1, min(-(-n // (_THREADS * per_thread)), 1 << 12)),)
 
 
-def addresses(tensors: Sequence[Tensor]) -> Tensor:
-    """Addresses of tensors as an array on their device, copied without a wait: from memory that is pinned, which torch
-    does not give to others before the stream has come past the copy."""
-    here = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
-    device = tensors[0].device
-    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
+def addresses(tensors: Sequence[Tensor]) -> tuple[np.ndarray, Tensor | None]:
+    """Where tensors are, as a kernel takes it (`Addresses` in csrc/custom_fp.cu): an array, given by value. Of more than
+    fit there, a table on the device, which has to live until the kernel is launched. Kernels fill it from arguments of
+    theirs: nothing waits, nothing is copied from the host, and a CUDA graph holds all of it."""
+    given = np.zeros(FEW + 1, dtype=np.uint64)
+    if len(tensors) <= FEW:
+        given[: len(tensors)] = [tensor.data_ptr() for tensor in tensors]
+        return given, None
+    table = torch.empty(len(tensors), dtype=torch.int64, device=tensors[0].device)
+    for start in range(0, len(tensors), FEW):
+        some, _ = addresses(tensors[start : start + FEW])
+        part = table[start : start + FEW]
+        launch("put_addresses", table, (1,), some, address(part), np.int64(len(part)))
+    given[FEW] = address(table)
+    return given, table
 
 
 def _clamp(shift: int) -> np.int32:
@@ -132,7 +143,7 @@ def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, 
     if any(tensor.dtype is torch.float64 for tensor in tensors):
         reference.accumulate(tensors, fmt, kahan, rule, out)
     elif out.numel():
-        _accumulate("accumulate", tensors, fmt, out.numel(), 4, kahan, rule, out)
+        _accumulate("accumulate", tensors, fmt, out.numel(), 8 if rule.is_stochastic else 4, kahan, rule, out)
 
 
 def accumulate_packed(
@@ -152,8 +163,8 @@ def _accumulate(
     rule: Rule,
     out: Tensor,
 ) -> None:
-    table, (how, *random) = addresses(terms), told(rule)
-    args = (address(table), np.int32(len(terms)), address(out), np.int64(n), np.uint32(fmt.spec))
+    (given, _table), (how, *random) = addresses(terms), told(rule)
+    args = (given, np.int32(len(terms)), address(out), np.int64(n), np.uint32(fmt.spec))
     launch(f"{kernel}_{way(rule, fmt)}", out, blocks(n, per_thread), *args, how, np.int32(kahan), *random)
 
 

@@ -23,6 +23,7 @@ static void __syncthreads() {}
 static unsigned long long __shfl_down_sync(unsigned, unsigned long long, int) { return 0; }
 static int __shfl_xor_sync(unsigned, int value, int) { return value; }
 static int __shfl_sync(unsigned, int value, int) { return value; }
+static void* __cvta_global_to_generic(unsigned long long address) { return reinterpret_cast<void*>(address); }
 static void atomicMax(unsigned long long* at, unsigned long long value) { *at = value > *at ? value : *at; }
 
 // A GPU's conversion of float64 to float32: a NaN loses its sign and payload to this pattern (PTX ISA, cvt).

@@ -5,7 +5,7 @@ bit. No GPU is needed; that a GPU's compiler and hardware keep to the same arith
 import math
 import shutil
 import subprocess
-from ctypes import CDLL, c_float, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
+from ctypes import CDLL, Structure, c_float, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
 from pathlib import Path
 
 import custom_fp
@@ -47,6 +47,16 @@ def address(tensor):
     return c_void_p(tensor.data_ptr())
 
 
+class Addresses(Structure):
+    """As custom_fp.cu has it: 480 addresses, and that of a table where there are more."""
+
+    _fields_ = [("first", c_ulonglong * 480), ("table", c_ulonglong)]
+
+
+def addresses(tensors):
+    return Addresses((c_ulonglong * 480)(*(tensor.data_ptr() for tensor in tensors)))
+
+
 def as_drawn(rounding):
     return c_ulonglong(SEED), c_ulonglong(OFFSET), c_uint(Rule(rounding).flat[-1])
 
@@ -76,10 +86,9 @@ def test_quantize_and_accumulate(kernels, name, rounding, overflow):
         getattr(kernels, f"quantize_{Rule(rounding).rounding}_f32")(address(terms[0]), *common, *drawn)
         expected = custom_fp.quantize(terms[0], fmt, **rule)
         assert torch.equal(out.view(torch.int32), expected.view(torch.int32))
-        table = torch.tensor([term.data_ptr() for term in terms])
         for kahan in (False, True):
             kernel = getattr(kernels, f"accumulate_{Rule(rounding).rounding}")
-            kernel(address(table), c_int(len(terms)), *common, c_int(kahan), *drawn)
+            kernel(addresses(terms), c_int(len(terms)), *common, c_int(kahan), *drawn)
             expected = custom_fp.accumulate(list(terms), fmt, kahan=kahan, **rule)
             assert torch.equal(out.view(torch.int32), expected.view(torch.int32)), kahan
 
@@ -131,7 +140,7 @@ def test_kernels_that_are_shared(launched, kernels, name, rounding, overflow):
         data = torch.zeros(custom_fp.packed_size(n, fmt), dtype=torch.uint8)
         how = as_how(rounding, overflow), *as_drawn(rounding)
         for shift in (0, -140):
-            for thread in [*range(256), *range(256)]:
+            for thread in 3 * [*range(256)]:
                 kernels.be_thread(thread, 256)
                 pack = getattr(kernels, f"pack_{cuda.way(rule, fmt)}")
                 pack(address(terms[0]), address(data), c_longlong(n), c_uint(fmt.spec), c_int(shift), *how)
@@ -166,8 +175,9 @@ def test_pack(kernels, name, rounding, overflow):
         for shift in (0, 5, -140):
             data = torch.zeros(custom_fp.packed_size(n, fmt), dtype=torch.uint8)
             common = (address(data), c_longlong(n), c_uint(fmt.spec), c_int(shift), how)
-            # twice: in the second turn a thread finds what those after it put into shared memory
-            for thread in [*range(256), *range(256)]:
+            # three times: in the next turn a thread finds what those after it put into shared memory, random bits
+            # and then codes
+            for thread in 3 * [*range(256)]:
                 kernels.be_thread(thread, 256)
                 getattr(kernels, f"pack_{Rule(rounding).rounding}")(address(x), *common, *drawn)
             assert torch.equal(data, custom_fp.pack(x, fmt, shift=shift, **rule)), shift
@@ -191,7 +201,12 @@ def launched(kernels, monkeypatch):
         ran.append(name)
         kernels.be_thread(0, 1)
         wide = {("i", 4): c_int, ("i", 8): c_longlong, ("u", 4): c_uint}
-        converted = [wide.get((a.dtype.kind, a.itemsize), kinds.get(a.dtype.kind))(a.item()) for a in args]
+        converted = [
+            wide.get((a.dtype.kind, a.itemsize), kinds.get(a.dtype.kind))(a.item())
+            if a.ndim == 0
+            else Addresses.from_buffer_copy(a)
+            for a in args
+        ]
         getattr(kernels, name)(*converted)
 
     monkeypatch.setattr(cuda, "launch", launch)
@@ -403,8 +418,8 @@ def test_packed_tables(kernels, name, rounding):
         assert same_bits(back, custom_fp.unpack(data, fmt, n, shift=-shift))
     if fmt.code_bits == 16:  # 8 codes are one access, of one thread: others' bytes are not there when it adds
         kernels.be_thread(0, 256)
-        total, table = torch.zeros(16, dtype=torch.uint8), torch.tensor([data.data_ptr()] * 3)
+        total = torch.zeros(16, dtype=torch.uint8)
         out = address(total), c_longlong(8), words, nearest, c_int(1)
-        getattr(kernels, f"table_accumulate_packed_{way}")(address(table), c_int(3), *out, *drawn)
+        getattr(kernels, f"table_accumulate_packed_{way}")(addresses([data] * 3), c_int(3), *out, *drawn)
         expected = custom_fp.accumulate_packed([data[:16]] * 3, fmt, 8, kahan=True, **told)
         assert torch.equal(total, expected)

@@ -210,6 +210,30 @@ def test_runs_on_torchs_current_stream():
     assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("terms", [8, 500])  # more than a kernel takes with its arguments, too
+def test_a_cuda_graph_holds_sums(terms):
+    g = torch.Generator().manual_seed(2)
+    first, second = torch.randn(2, terms, 1000, generator=g)
+    x = first.cuda()
+    data = [custom_fp.pack(row, "e4m3") for row in x]
+
+    def sums():
+        total = custom_fp.accumulate(list(x), "e4m3", kahan=True)
+        packed = custom_fp.accumulate_packed(data, "e4m3", 1000, rounding="stochastic", seed=1)
+        return total, packed, custom_fp.accumulate(list(x), "posit8")
+
+    expected = sums()  # compiles the kernels
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = sums()
+    graph.replay()
+    assert all(map(torch.equal, held, expected))
+    x.copy_(second)
+    graph.replay()
+    assert equal_bits(held[0], custom_fp.accumulate(list(second), "e4m3", kahan=True))
+
+
 def test_gradients_compile_and_vmap():
     x = torch.randn(8, 16, device="cuda", requires_grad=True)
     w = torch.randn(16, 4, device="cuda", requires_grad=True)

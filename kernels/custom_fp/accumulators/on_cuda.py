@@ -37,7 +37,7 @@ def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> N
 
 def add_at_once(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:
     if n := out.numel():
-        terms = addresses(tensors)
+        terms, _table = addresses(tensors)
         aligned = np.int32(-1 if width is None else width)
-        to = address(terms), np.int32(len(tensors)), address(out), np.int64(n)
+        to = terms, np.int32(len(tensors)), address(out), np.int64(n)
         launch("add_at_once", out, blocks(n, 1), *to, aligned, np.int32(emin))

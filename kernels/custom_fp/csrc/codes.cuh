@@ -48,26 +48,67 @@ CFP_FN void copy_bytes(u8* to, const u8* from, i64 size) {
     for (i64 i = 16 * words + threadIdx.x; i < size; i += threads) to[i] = from[i];
 }
 
-CFP_FN void join_codes(const u32 codes[8], u8* bytes, int k) {
+// 8 codes of k bits, and the k bytes of them that a thread has in shared memory, in words as wide as k lets them be.
+template <class Word> CFP_FN void join_words(const u32 codes[8], Word* words, int k) {
+    constexpr int size = 8 * sizeof(Word);
     u64 pending = 0;
     int bits = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         pending |= static_cast<u64>(codes[j]) << bits;
-        for (bits += k; bits >= 8; bits -= 8, pending >>= 8) *bytes++ = static_cast<u8>(pending);
+        for (bits += k; bits >= size; bits -= size, pending >>= size) *words++ = static_cast<Word>(pending);
     }
 }
 
-CFP_FN void split_codes(const u8* bytes, u32 codes[8], int k) {
+CFP_FN void join_codes(const u32 codes[8], u8* bytes, int k) {
+    if (k % 4 == 0)
+        join_words(codes, reinterpret_cast<u32*>(bytes), k);
+    else if (k % 2 == 0)
+        join_words(codes, reinterpret_cast<unsigned short*>(bytes), k);
+    else
+        join_words(codes, bytes, k);
+}
+
+template <class Word> CFP_FN void split_words(const Word* words, u32 codes[8], int k) {
+    constexpr int size = 8 * sizeof(Word);
     u64 pending = 0;
     int bits = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        for (; bits < k; bits += 8) pending |= static_cast<u64>(*bytes++) << bits;
+        for (; bits < k; bits += size) pending |= static_cast<u64>(*words++) << bits;
         codes[j] = static_cast<u32>(pending & ((1ull << k) - 1));
         pending >>= k;
         bits -= k;
     }
+}
+
+CFP_FN void split_codes(const u8* bytes, u32 codes[8], int k) {
+    if (k % 4 == 0)
+        split_words(reinterpret_cast<const u32*>(bytes), codes, k);
+    else if (k % 2 == 0)
+        split_words(reinterpret_cast<const unsigned short*>(bytes), codes, k);
+    else
+        split_words(bytes, codes, k);
+}
+
+// The random bits of a thread's 8 elements, of the thread block's 2048 from the one of index `first` on. Neighbours lie in
+// several lanes (philox.h): each is drawn once, by some thread, and passes through `words`, of shared memory.
+CFP_FN void draw_block(u32 random[8], u32* words, u64 first, u32 stream, u64 seed, u32 mask) {
+    const i32 past = static_cast<i32>(first % group);
+    const i32 lanes = 16 * ((past + threads * codes_per_thread + group - 1) / group);
+    for (i32 t = threadIdx.x; t < lanes; t += threads) {
+        u32 drawn[8];
+        draw_lane(drawn, first / group + t / 16, t % 16, stream, seed, mask);
+#pragma unroll
+        for (i32 place = 0; place < 8; ++place) {
+            const i32 at = t / 16 * group + 16 * place + t % 16 - past;
+            if (at >= 0 && at < threads * codes_per_thread) words[at] = drawn[place];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < 8; ++j) random[j] = words[8 * threadIdx.x + j];
+    __syncthreads();
 }
 
 // bytes of the codes first..first + 2047 that exist, in whole groups of 8
@@ -85,6 +126,7 @@ template <Mode mode> CFP_FN float settled(float value, const Rounder<float>& r) 
 template <Mode mode>
 CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, How how, u64 seed, u64 index, u32 mask) {
     __shared__ __align__(16) u8 staged[threads * 32];
+    __shared__ __align__(16) u32 words[mode == stochastic ? threads * codes_per_thread : 1];
     const Spec spec = unpack_spec(packed_spec);
     const int k = spec.bits;
     const Rounder<double> rounder = make_rounder<double>(spec, how.mode, how.overflow);
@@ -95,15 +137,15 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, H
     for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
         const i64 i = first + threadIdx.x * 8;
         float v[8];
-        u32 codes[8], random[4] = {0, 0, 0, 0};
+        u32 codes[8], random[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        if (mode == stochastic) draw_block(random, words, index + static_cast<u64>(first), 0, seed, mask);
         load4(x, i, n, aligned(x), v);
         load4(x, i + 4, n, aligned(x), v + 4);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            draw<mode>(random, index + static_cast<u64>(i + j), 0, false, seed, mask);
             codes[j] = directly     ? round_and_encode(v[j], narrow, coder)
-                       : shift == 0 ? encode(settled<mode>(round<mode>(v[j], narrow, random[0]), narrow), coder)
-                                    : encode(settled<mode>(CFP_CAST(round<mode>(v[j] * power, rounder, random[0])), narrow), coder);
+                       : shift == 0 ? encode(settled<mode>(round<mode>(v[j], narrow, random[j]), narrow), coder)
+                                    : encode(settled<mode>(CFP_CAST(round<mode>(v[j] * power, rounder, random[j])), narrow), coder);
             if (i + j >= n) codes[j] = 0;
         }
         join_codes(codes, staged + threadIdx.x * k, k);
@@ -157,29 +199,36 @@ extern "C" __global__ void unpack(const u8* bytes, float* out, i64 n, u32 packed
 }
 #endif
 
-// `bytes`: addresses of `tensors` payloads of n codes each
+// `bytes`: `tensors` payloads of n codes each
 template <Mode mode>
-CFP_FN void accumulate_packed(const u8* const* bytes, int tensors, u8* out, i64 n, u32 packed_spec, How how, bool kahan,
+CFP_FN void accumulate_packed(const Addresses& bytes, int tensors, u8* out, i64 n, u32 packed_spec, How how, bool kahan,
                               u64 seed, u64 index, u32 mask) {
     __shared__ __align__(16) u8 staged[threads * 32];
     const Spec spec = unpack_spec(packed_spec);
     const int k = spec.bits;
+    __shared__ __align__(16) u32 words[mode == stochastic ? threads * codes_per_thread : 1];
     const Coder coder = make_coder(spec);
     const Arithmetic<mode> arithmetic(spec, how);
-    u32 random[4] = {0, 0, 0, 0};
+    u32 random[4][8] = {};
     for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
         const i64 i = first + threadIdx.x * 8, size = bytes_of_block(first, n, k);
         float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0}, c[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         u32 codes[8];
         for (int r = 0; r < tensors; ++r) {
-            copy_bytes(staged, bytes[r] + first / 8 * k, size);
+            copy_bytes(staged, bytes.of<u8>(r) + first / 8 * k, size);
             __syncthreads();
+            if (mode == stochastic) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    if (j == 0 || kahan)
+                        draw_block(random[j], words, index + static_cast<u64>(first), static_cast<u32>(4 * r + j), seed, mask);
+            }
             if (i < n) {
                 split_codes(staged + threadIdx.x * k, codes, k);
 #pragma unroll
                 for (int j = 0; j < 8; ++j) {
-                    draw<mode>(random, index + static_cast<u64>(i + j), r, kahan, seed, mask);
-                    arithmetic.add(acc[j], c[j], decode(codes[j], coder), kahan, true, random);
+                    const u32 own[4] = {random[0][j], random[1][j], random[2][j], random[3][j]};
+                    arithmetic.add(acc[j], c[j], decode(codes[j], coder), kahan, true, own);
                 }
             }
             __syncthreads();
@@ -193,9 +242,8 @@ CFP_FN void accumulate_packed(const u8* const* bytes, int tensors, u8* out, i64 
 }
 
 #define CFP_ACCUMULATE_PACKED(mode)                                                                              \
-    extern "C" __global__ void accumulate_packed_##mode(const u8* const* bytes, int tensors, u8* out, i64 n,     \
-                                                        u32 spec, int how, int kahan, u64 seed, u64 index,       \
-                                                        u32 mask) {                                              \
+    extern "C" __global__ void accumulate_packed_##mode(Addresses bytes, int tensors, u8* out, i64 n, u32 spec,  \
+                                                        int how, int kahan, u64 seed, u64 index, u32 mask) {     \
         accumulate_packed<mode>(bytes, tensors, out, n, spec, How(how), kahan != 0, seed, index, mask);          \
     }
 #if !defined CFP_SOME || defined CFP_ONLY_ACCUMULATE_PACKED

@@ -54,6 +54,17 @@ struct How {
     CFP_MEMBER explicit How(int how) : mode(how >> 8), overflow(how & 0xff) {}
 };
 
+// Where `tensors` arrays are, given with a kernel's arguments; where there are more than `few`, from a table in memory, that
+// put_addresses has filled: nothing is copied from the host, so that a CUDA graph may hold it. cuda.py has it, too.
+struct Addresses {
+    static constexpr int few = 480;  // arguments are 4 KB at most
+    u64 first[few];
+    const u64* table;
+    template <class T> CFP_MEMBER const T* of(int r) const {
+        return static_cast<const T*>(__cvta_global_to_generic(table ? table[r] : first[r]));
+    }
+};
+
 CFP_FN i64 thread_index() { return static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; }
 CFP_FN i64 thread_count() { return static_cast<i64>(gridDim.x) * blockDim.x; }
 
@@ -75,6 +86,12 @@ CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, How how) {
     }
 }
 
+#if !defined CFP_SOME || defined CFP_ONLY_ELEMENTS
+extern "C" __global__ void put_addresses(Addresses some, u64* table, i64 n) {
+    for (i64 r = thread_index(); r < n; r += thread_count()) table[r] = some.first[r];
+}
+#endif
+
 // Half 1 of a lane's random words: nothing where none of its bits count.
 CFP_FN Words second_words(u64 group_index, u32 lane, u32 stream, u64 seed, u32 mask) {
     if (counted(mask) & 0xffffu) return random_words(group_index, lane, stream, 1, seed);
@@ -95,25 +112,39 @@ CFP_FN u32 random_of(u64 index, u32 stream, u64 seed, u32 mask) {
     return shaped(half_of(upper, place) << 16 | half_of(lower, place), mask);
 }
 
-// A thread takes one lane of a group of 128 elements, and so uses all of two counters' words (philox.h). The lanes of a
-// warp are neighbours in memory. `index`: of the first element.
-template <class F>
-CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, How how, u64 seed, u64 index, u32 mask) {
-    const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), stochastic, how.overflow);
+// Those of the 8 elements of a lane in a group of 128: all of two counters' words (philox.h).
+CFP_FN void draw_lane(u32 random[8], u64 group_index, u32 lane, u32 stream, u64 seed, u32 mask) {
+    const Words upper = random_words(group_index, lane, stream, 0, seed);
+    const Words lower = second_words(group_index, lane, stream, seed, mask);
+#pragma unroll
+    for (u32 place = 0; place < 8; ++place)
+        random[place] = shaped(half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place), mask);
+}
+
+// Calls body(group, lane, i) for all that a thread takes of n elements, the first of an `index`: one lane of a group at a
+// time, whose elements are i, i + 16 ... i + 112, as far as they are in 0..n-1. The lanes of a warp are neighbours in memory.
+template <class Body> CFP_FN void for_lanes(i64 n, u64 index, const Body& body) {
     const u64 first_group = index / group;
     const i64 groups = static_cast<i64>((index + n - 1) / group - first_group) + 1;
     for (i64 t = thread_index(); t < groups * 16; t += thread_count()) {
         const u64 here = first_group + static_cast<u64>(t / 16);
         const u32 lane = static_cast<u32>(t % 16);
-        const Words upper = random_words(here, lane, 0, 0, seed), lower = second_words(here, lane, 0, seed, mask);
-#pragma unroll
-        for (u32 place = 0; place < 8; ++place) {
-            const i64 i = static_cast<i64>(here * group + 16 * place + lane - index);
-            if (i < 0 || i >= n) continue;
-            const u32 random = half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place);
-            out[i] = settle(to_float32(round<stochastic>(x[i], rounder, shaped(random, mask))), rounder);
-        }
+        body(here, lane, static_cast<i64>(here * group + lane - index));
     }
+}
+
+template <class F>
+CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, How how, u64 seed, u64 index, u32 mask) {
+    const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), stochastic, how.overflow);
+    for_lanes(n, index, [&](u64 here, u32 lane, i64 first) {
+        u32 random[8];
+        draw_lane(random, here, lane, 0, seed, mask);
+#pragma unroll
+        for (int place = 0; place < 8; ++place) {
+            const i64 i = first + 16 * place;
+            if (i >= 0 && i < n) out[i] = settle(to_float32(round<stochastic>(x[i], rounder, random[place])), rounder);
+        }
+    });
 }
 
 #define CFP_QUANTIZE_FROM(mode, F, suffix)                                                                         \
@@ -210,40 +241,61 @@ template <Mode mode> struct Arithmetic {
     }
 };
 
-// The random bits of the element of an index in step r: a word a rounding.
-template <Mode mode> CFP_FN void draw(u32 random[4], u64 index, int r, bool kahan, u64 seed,
-                                      u32 mask) {
-    const int words = mode == stochastic ? (kahan ? 4 : 1) : 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-        if (j < words) random[j] = random_of(index, static_cast<u32>(4 * r + j), seed, mask);
-}
-
-// `x`: addresses of `tensors` arrays of n elements each
 template <Mode mode>
-CFP_FN void accumulate(const float* const* x, int tensors, float* out, i64 n, u32 spec, How how, bool kahan, u64 seed,
-                       u64 index, u32 mask) {
+CFP_FN void accumulate(const Addresses& x, int tensors, float* out, i64 n, u32 spec, How how, bool kahan) {
     const Arithmetic<mode> arithmetic(unpack_spec(spec), how);
-    u32 random[4] = {0, 0, 0, 0};
+    const u32 no_random[4] = {0, 0, 0, 0};
     for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
         float acc[4] = {0, 0, 0, 0}, c[4] = {0, 0, 0, 0}, g[4];
         for (int r = 0; r < tensors; ++r) {
-            load4(x[r], i, n, aligned(x[r]), g);
+            const float* const term = x.of<float>(r);
+            load4(term, i, n, aligned(term), g);
 #pragma unroll  // else acc and c lie in local memory
-            for (int j = 0; j < 4; ++j) {
-                draw<mode>(random, index + static_cast<u64>(i + j), r, kahan, seed, mask);
-                arithmetic.add(acc[j], c[j], g[j], kahan, false, random);
-            }
+            for (int j = 0; j < 4; ++j) arithmetic.add(acc[j], c[j], g[j], kahan, false, no_random);
         }
         for (int j = 0; j < 4; ++j) acc[j] = canonical(acc[j]);
         store4(out, i, n, aligned(out), acc);
     }
 }
 
+// As quantize_randomly: a lane a thread.
+template <bool kahan>
+CFP_FN void accumulate_randomly(const Addresses& x, int tensors, float* out, i64 n, u32 spec, How how, u64 seed, u64 index,
+                                u32 mask) {
+    const Arithmetic<stochastic> arithmetic(unpack_spec(spec), how);
+    for_lanes(n, index, [&](u64 here, u32 lane, i64 first) {
+        float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0}, c[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        for (int r = 0; r < tensors; ++r) {
+            const float* const term = x.of<float>(r);
+            u32 random[kahan ? 4 : 1][8];
+#pragma unroll
+            for (int j = 0; j < (kahan ? 4 : 1); ++j)
+                draw_lane(random[j], here, lane, static_cast<u32>(4 * r + j), seed, mask);
+#pragma unroll
+            for (int place = 0; place < 8; ++place) {
+                const i64 i = first + 16 * place;
+                const u32 own[4] = {random[0][place], random[kahan ? 1 : 0][place], random[kahan ? 2 : 0][place],
+                                    random[kahan ? 3 : 0][place]};
+                arithmetic.add(acc[place], c[place], i >= 0 && i < n ? term[i] : 0.0f, kahan, false, own);
+            }
+        }
+#pragma unroll
+        for (int place = 0; place < 8; ++place) {
+            const i64 i = first + 16 * place;
+            if (i >= 0 && i < n) out[i] = canonical(acc[place]);
+        }
+    });
+}
+
 #define CFP_ACCUMULATE(mode)                                                                                       \
-    extern "C" __global__ void accumulate_##mode(const float* const* x, int tensors, float* out, i64 n, u32 spec,  \
-                                                 int how, int kahan, u64 seed, u64 index, u32 mask) {              \
-        accumulate<mode>(x, tensors, out, n, spec, How(how), kahan != 0, seed, index, mask);                       \
+    extern "C" __global__ void accumulate_##mode(Addresses x, int tensors, float* out, i64 n, u32 spec, int how,   \
+                                                 int kahan, u64 seed, u64 index, u32 mask) {                       \
+        if constexpr (mode != stochastic)                                                                          \
+            accumulate<mode>(x, tensors, out, n, spec, How(how), kahan != 0);                                      \
+        else if (kahan)                                                                                            \
+            accumulate_randomly<true>(x, tensors, out, n, spec, How(how), seed, index, mask);                      \
+        else                                                                                                       \
+            accumulate_randomly<false>(x, tensors, out, n, spec, How(how), seed, index, mask);                     \
     }
 #if !defined CFP_SOME || defined CFP_ONLY_ACCUMULATE
 CFP_EVERY_WAY(CFP_ACCUMULATE)

@@ -83,8 +83,8 @@ def accumulate(tensors: Sequence[Tensor], fmt: Tabulated, kahan: bool, rule: Rul
     if _wide(*tensors):
         reference.accumulate(tensors, fmt, kahan, rule, out)
     elif n := out.numel():
-        terms = addresses(tensors)
-        to = address(terms), np.int32(len(tensors)), address(out), np.int64(n), _table(fmt, rule, out)
+        terms, _table_of_them = addresses(tensors)
+        to = terms, np.int32(len(tensors)), address(out), np.int64(n), _table(fmt, rule, out)
         launch(f"table_accumulate_{_way(rule)}", out, blocks(n, 1), *to, np.int32(kahan), *_drawn(rule))
 
 
@@ -92,8 +92,8 @@ def accumulate_packed(
     payloads: Sequence[Tensor], fmt: Tabulated, n: int, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
     if n:
-        terms = addresses(payloads)
-        to = address(terms), np.int32(len(payloads)), address(out), np.int64(n)
+        terms, _table_of_them = addresses(payloads)
+        to = terms, np.int32(len(payloads)), address(out), np.int64(n)
         tables = _table(fmt, rule, out), _nearest(fmt, out)
         name = f"table_accumulate_packed_{_way(rule)}"
         launch(name, out, blocks(n, 8), *to, *tables, np.int32(kahan), *_drawn(rule))

@@ -186,8 +186,10 @@ class _Writer:
         """The memory that is a space's own. What a generic address may reach beside global memory is the frame, where
         a kernel has one, or shared memory."""
         if space == "param":
-            index = re.search(r"_param_(\d+)", where)
-            start, size = f"thread.arguments[{index[1]}]", self.parameters[int(index[1])].size
+            index = re.search(r"_param_(\d+)", where)  # else a place in what is given by value: one structure
+            structures = [place for place, one in enumerate(self.parameters) if one.kind == "b8"]
+            place = int(index[1]) if index else structures[0]
+            start, size = f"thread.arguments[{place}]", self.parameters[place].size
         elif space == "shared" or (space == "generic" and not self.frame):
             start, size = "reinterpret_cast<u64>(thread.shared)", "SHARED"
         elif self.frame:

@@ -138,30 +138,30 @@ CFP_FN void table_add(float& acc, float& c, float g, bool kahan, const Table& t,
     acc = total;
 }
 
-// `x`: addresses of `tensors` arrays of n elements each
+// `x`: `tensors` arrays of n elements each
 template <class Exact>
-CFP_FN void table_accumulate(const float* const* x, int tensors, float* out, i64 n, const i32* words, bool kahan, u64 seed,
+CFP_FN void table_accumulate(const Addresses& x, int tensors, float* out, i64 n, const i32* words, bool kahan, u64 seed,
                              u64 index, u32 mask) {
     const Table t = open_table(words);
     for (i64 i = thread_index(); i < n; i += thread_count()) {
         float acc = 0, c = 0;
         for (int r = 0; r < tensors; ++r)
-            table_add<Exact>(acc, c, x[r][i], kahan, t, index + static_cast<u64>(i), r, seed, mask);
+            table_add<Exact>(acc, c, x.of<float>(r)[i], kahan, t, index + static_cast<u64>(i), r, seed, mask);
         out[i] = acc;
     }
 }
-extern "C" __global__ void table_accumulate_plain(const float* const* x, int tensors, float* out, i64 n, const i32* words,
+extern "C" __global__ void table_accumulate_plain(Addresses x, int tensors, float* out, i64 n, const i32* words,
                                                   int kahan, u64 seed, u64 index, u32 mask) {
     table_accumulate<float>(x, tensors, out, n, words, kahan != 0, seed, index, mask);
 }
-extern "C" __global__ void table_accumulate_drawn(const float* const* x, int tensors, float* out, i64 n, const i32* words,
+extern "C" __global__ void table_accumulate_drawn(Addresses x, int tensors, float* out, i64 n, const i32* words,
                                                   int kahan, u64 seed, u64 index, u32 mask) {
     table_accumulate<double>(x, tensors, out, n, words, kahan != 0, seed, index, mask);
 }
 
-// `bytes`: addresses of `tensors` payloads of n codes each
+// `bytes`: `tensors` payloads of n codes each
 template <class Exact>
-CFP_FN void table_accumulate_packed(const u8* const* bytes, int tensors, u8* out, i64 n, const i32* words,
+CFP_FN void table_accumulate_packed(const Addresses& bytes, int tensors, u8* out, i64 n, const i32* words,
                                     const i32* nearest, bool kahan, u64 seed, u64 index, u32 mask) {
     __shared__ __align__(16) u8 staged[threads * 16];
     const Table t = open_table(words), to_codes = open_table(nearest);
@@ -171,7 +171,7 @@ CFP_FN void table_accumulate_packed(const u8* const* bytes, int tensors, u8* out
         float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0}, c[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         u32 codes[8];
         for (int r = 0; r < tensors; ++r) {
-            copy_bytes(staged, bytes[r] + first / 8 * k, size);
+            copy_bytes(staged, bytes.of<u8>(r) + first / 8 * k, size);
             __syncthreads();
             if (i < n) {
                 split_codes(staged + threadIdx.x * k, codes, k);
@@ -188,12 +188,12 @@ CFP_FN void table_accumulate_packed(const u8* const* bytes, int tensors, u8* out
         __syncthreads();
     }
 }
-extern "C" __global__ void table_accumulate_packed_plain(const u8* const* bytes, int tensors, u8* out, i64 n,
+extern "C" __global__ void table_accumulate_packed_plain(Addresses bytes, int tensors, u8* out, i64 n,
                                                          const i32* words, const i32* nearest, int kahan, u64 seed,
                                                          u64 index, u32 mask) {
     table_accumulate_packed<float>(bytes, tensors, out, n, words, nearest, kahan != 0, seed, index, mask);
 }
-extern "C" __global__ void table_accumulate_packed_drawn(const u8* const* bytes, int tensors, u8* out, i64 n,
+extern "C" __global__ void table_accumulate_packed_drawn(Addresses bytes, int tensors, u8* out, i64 n,
                                                          const i32* words, const i32* nearest, int kahan, u64 seed,
                                                          u64 index, u32 mask) {
     table_accumulate_packed<double>(bytes, tensors, out, n, words, nearest, kahan != 0, seed, index, mask);
