@@ -30,6 +30,7 @@ SOME = {  # a kernel of each kind, each rounding once
     ),
     *(
         "accumulate_packed_toward_zero",
+        "put_addresses",
         "matmul_kahan",
         "scaled_tiles_stochastic",
         "scaled_runs_stochastic",
