@@ -77,9 +77,11 @@ def blocks(n: int, per_thread: int) -> tuple[int]:
 
 
 def addresses(tensors: Sequence[Tensor]) -> tuple[np.ndarray, Tensor | None]:
-    """Where tensors are, as a kernel takes it (`Addresses` in csrc/custom_fp.cu): an array, given by value. Of more
-    than fit there, a table on the device, which has to live until the kernel is launched. Kernels fill it from arguments of
-    theirs: nothing waits, nothing is copied from the host, and a CUDA graph holds all of it."""
+    """Where tensors are, as a kernel takes it (`Addresses` in csrc/custom_fp.cu): an array, given by value.
+
+    Of more than fit there, a table on the device, which has to live until the kernel is launched. Kernels fill it
+    from arguments of theirs: nothing waits, nothing is copied from the host, and a CUDA graph holds all of it.
+    """
     given = np.zeros(FEW + 1, dtype=np.uint64)
     if len(tensors) <= FEW:
         given[: len(tensors)] = [tensor.data_ptr() for tensor in tensors]
