@@ -71,6 +71,37 @@ WORDS = [
     "p3109_k8p4uf-exact",
     "fp16-chunk_4_posit16",
 ]
+QUICK = [  # of csrc/accumulators/cpu_quick.h, in float32 and in float64
+    *(
+        "fp16-pairwise",
+        "bf16-chunk_4",
+        "e4m3fn-saturate",
+        "bf16-saturate-pairwise",
+        "fp16-fused",
+        "bf16-fused-pairwise",
+    ),
+    *("e8m22-pairwise", "e8m13-fused", "fp32-saturate-kahan", "fp16-chunk_7", "fp32-pairwise", "fp32-kahan"),
+    *(
+        "fp16-toward_zero",
+        "bf16-fused-toward_zero",
+        "fp32-pairwise-toward_zero",
+        "e4m3fn-saturate-toward_zero",
+    ),
+    *(
+        "fp16-stochastic_8",
+        "fp16-stochastic_12",
+        "fp16-stochastic_13",
+        "bf16-stochastic-pairwise",
+        "e4m3-stochastic",
+    ),
+    *(
+        "e8m20-stochastic",
+        "e8m21-fused-stochastic",
+        "e5m2-block_4-pairwise-stochastic_5-saturate",
+        "fp16-stochastic_3-kahan",
+        *("fp16-stochastic_fast_4", "e4m3-stochastic_even_6"),  # which are none of them
+    ),
+]
 ALL = WORDS + [name for name in MACHINES if Accumulator.parse(name).name == name]
 
 
@@ -160,6 +191,23 @@ def test_sums_at_the_edges_of_the_fast_way():
         a[5, :] = 2.0**-9
         b = a.t().contiguous() * torch.tensor([1.0, 1.0, -1.0, 2.0, 1.0, 0.0])
         assert same_bits(custom_fp.matmul(a, b, accumulator=name), by_reference(a, b, how)), name
+
+
+@pytest.mark.parametrize("isa", native._accumulators.isas())
+def test_quick_sums_give_up_where_they_must(isa):
+    """Rows that no quick way takes and rows that it must not trust, among others that it takes: sums past the largest
+    value and past float32's, infinities, NaN, -0, subnormals, products of more digits than float32 has."""
+    native._accumulators.use_isa(isa)
+    for name in QUICK:
+        how = Accumulator.parse(name)
+        a, b = operands(how, (1.0, 2.0**-30, 2.0**7, 2.0**60, 2.0**-120, 1.0, 1.0, 1.0, 1.0), columns=70)
+        a[5, 4], a[6, 4], a[7] = math.inf, math.nan, -0.0
+        a[8] = torch.randn(37, generator=torch.Generator().manual_seed(2))
+        a = torch.cat([a, torch.full((2, 37), how.sum.max), torch.full((1, 37), 3.0e38)])
+        for depth in (1, 5, 37):  # a tree of one term, odd trees
+            x, y = a[:, :depth].contiguous(), b[:depth].contiguous()
+            got = custom_fp.matmul(x, y, accumulator=how, seed=SEED)
+            assert same_bits(got, by_reference(x, y, how)), (name, depth)
 
 
 def test_a_plain_format_is_what_it_was():

@@ -7,11 +7,11 @@
 // Each row takes down what it met and says whether it can be trusted; dot.h does the others again.
 #pragma once
 
-#include <cfenv>
 #include <cmath>
 #include <vector>
 
 #include "cpu/facts.h"
+#include "cpu/fp_environment.h"
 #include "accumulators/kernels.h"
 #include "cpu/lanes.h"
 
@@ -140,14 +140,6 @@ __attribute__((noinline)) void add_blocks(const float* a, const i32* a_exponents
     for (int v = 0; v < 4; ++v) store(sums + v * lanes, acc[v]);
     met_by_all = met;
 }
-
-class RoundingDirection {
-    int saved_;
-
-public:
-    explicit RoundingDirection(int direction) : saved_(std::fegetround()) { std::fesetround(direction); }
-    ~RoundingDirection() { std::fesetround(saved_); }
-};
 
 class AlignedRows {
     const Summing& s_;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <tuple>
+#include <type_traits>
 
 #include "accumulators/cpu_aligned.h"
 #include "accumulators/cpu_exact.h"
@@ -13,38 +15,58 @@ namespace {
 
 // What a row is tried by, before dot.h does it result by result.
 template <Mode mode> class Rows {
+    template <class Sums> using Panels = std::unique_ptr<PanelRows<Sums>>;
+    template <class V> using Quick = std::conditional_t<mode == nearest_even, NearSums<V, false>, CutSums<V, mode == stochastic>>;
+    template <class V> using QuickOfExact = std::conditional_t<mode == nearest_even, NearSums<V, true>, Quick<V>>;
     const Summing& s_;
     const int64_t depth_;
     const Dot<mode> dot_;
+    Facts columns_;
     std::unique_ptr<AlignedRows> aligned_;
     std::unique_ptr<ExactRows<mode>> exact_;
-    std::unique_ptr<PanelRows<FloatSums>> floats_;
-    std::unique_ptr<PanelRows<GeneralSums<mode>>> panels_;
+    // in this order
+    std::tuple<Panels<FloatSums>, Panels<Quick<FloatLanes>>, Panels<QuickOfExact<FloatLanes>>, Panels<Quick<DoubleLanes>>,
+               Panels<QuickOfExact<DoubleLanes>>> quick_;
+    Panels<GeneralSums<mode>> panels_;
+
+    template <class Rows> static void make(std::unique_ptr<Rows>& rows, const Summing& s) {
+        if (Rows::allowed(s)) rows = std::make_unique<Rows>(s);
+    }
 
 public:
     Rows(const Summing& s, int64_t depth) : s_(s), depth_(depth), dot_(s) {
         if (ExactRows<mode>::allowed(s)) exact_ = std::make_unique<ExactRows<mode>>(s, depth);
         if (!is_usual(s)) return;
         if (AlignedRows::allowed(s)) aligned_ = std::make_unique<AlignedRows>(s, depth);
-        if (!PanelRows<FloatSums>::allowed(s)) return;
-        if (FloatSums::allowed(s))
-            floats_ = std::make_unique<PanelRows<FloatSums>>(s);
-        else
-            panels_ = std::make_unique<PanelRows<GeneralSums<mode>>>(s);
+        std::apply([&](auto&... rows) { (make(rows, s), ...); }, quick_);
+        make(panels_, s);
     }
 
     void columns(const float* b_Kx64) {
         if (aligned_) aligned_->columns(b_Kx64);
         if (exact_) exact_->columns(b_Kx64);
+        if (panels_) columns_ = facts_of(b_Kx64, depth_ * panel);
     }
 
     void row(const float* a, const float* b_Kx64, float* out, u64 element, int64_t width) {
         if (aligned_ && aligned_->row(a, b_Kx64, out)) return;
         if (exact_ && exact_->row(a, out)) return;
         if (is_usual(s_) && fused_row(s_, a, b_Kx64, out, depth_)) return;
-        if (floats_) return floats_->row(a, b_Kx64, out, depth_, element);
-        if (panels_) return panels_->row(a, b_Kx64, out, depth_, element);
+        if (panels_) return by_panels(a, b_Kx64, out, element);
         for (int64_t j = 0; j < width; ++j) out[j] = dot_(a, 1, b_Kx64 + j, panel, depth_, element + static_cast<u64>(j));
+    }
+
+private:
+    void by_panels(const float* a, const float* b_Kx64, float* out, u64 element) {
+        const Facts facts = facts_of(a, depth_);
+        bool tried = false, done = false;
+        const auto attempt = [&](auto& rows) {
+            if (tried || !rows || !rows->takes(facts, columns_)) return;
+            tried = true;
+            done = rows->row(a, b_Kx64, out, depth_, element);
+        };
+        std::apply([&](auto&... rows) { (attempt(rows), ...); }, quick_);
+        if (!done) panels_->row(a, b_Kx64, out, depth_, element);
     }
 };
 

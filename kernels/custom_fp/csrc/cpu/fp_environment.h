@@ -19,4 +19,16 @@ public:
     FpEnvironment& operator=(const FpEnvironment&) = delete;
 };
 
+// The direction that operations round in, for the life of an object. Compilers take it to be to nearest and move
+// operations past it: what is to be rounded so stands in a function that is not inlined.
+class RoundingDirection {
+    int saved_;
+
+public:
+    explicit RoundingDirection(int direction) : saved_(std::fegetround()) { std::fesetround(direction); }
+    ~RoundingDirection() { std::fesetround(saved_); }
+    RoundingDirection(const RoundingDirection&) = delete;
+    RoundingDirection& operator=(const RoundingDirection&) = delete;
+};
+
 }  // namespace custom_fp
