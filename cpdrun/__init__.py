@@ -1,16 +1,27 @@
 """cpdrun: how many bits does this training run need?
 
-Start at :mod:`cpdrun.cli` and follow it downwards. Importing this package imports nothing else.
+Start at :mod:`cpdrun.cli` and follow it downwards; from Python, at :mod:`cpdrun.api`, whose functions are here too:
+`cpdrun.sweep(exp="digits_bits", format=["fp32", "e4m3"])`. Importing this package imports nothing else.
 """
+
+# packages, and functions: cpdrun.shell.called
+_PACKAGES = ("attach", "sweep", "search", "predict", "report", "screen", "explain")
+_FUNCTIONS = (
+    *("status", "logs", "cancel", "work", "calibrate", "formats", "vectors", "doctor"),
+    *("load", "plot", "plots", "Answer"),
+)
+_ERRORS = ("UserError", "Stopped")
 
 
 def __getattr__(name: str) -> object:
-    """`attach` and `__version__`, looked up when asked for: every process of a run imports this package."""
-    if name == "attach":
-        # by its name: of all that lies in this package only a script's own line leads there
+    """Looked up when asked for: every process of a run imports this package."""
+    if name in _PACKAGES or name in _FUNCTIONS or name in _ERRORS:
+        # by their names: nothing of what lies in this package leads there
         from importlib import import_module
 
-        return import_module("cpdrun.attach")
+        if name in _PACKAGES:
+            return import_module(f"cpdrun.{name}")
+        return getattr(import_module("cpdrun.api" if name in _FUNCTIONS else "cpdrun.errors"), name)
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version
@@ -19,3 +30,7 @@ def __getattr__(name: str) -> object:
         return version("cpdrun")
     except PackageNotFoundError:  # run from a source tree that was never installed
         return "0+unknown"
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PACKAGES, *_FUNCTIONS, *_ERRORS, "__version__"})

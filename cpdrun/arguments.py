@@ -2,6 +2,22 @@
 
 import argparse
 from pathlib import Path
+from typing import NoReturn
+
+from cpdrun.errors import MistypedError
+
+AS_JSON = "one JSON document on stdout, for programs (docs/json.md); words go to stderr"
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises MistypedError where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise MistypedError(message, f"{self.format_usage()}{self.prog}: ")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help=AS_JSON)
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:

@@ -1,7 +1,8 @@
 """The command line: reads what was typed, hands it to its command, and tells a user's mistake in a line.
 
-Exit codes: 0 all done, 1 some run failed, 2 usage or configuration error, 130 interrupted. What is imported at the top,
-here and in commands/, costs every call.
+Exit codes: 0 all done, 1 some run failed, 2 usage or configuration error, 130 interrupted. With --json one document
+goes to stdout, in any case (`cpdrun.shell.telling`). What is imported at the top, here and in commands/, costs every
+call.
 """
 
 import argparse
@@ -12,8 +13,9 @@ import threading
 from collections.abc import Sequence
 from importlib import import_module
 
-from cpdrun.arguments import Version, with_words_after_options
-from cpdrun.errors import INTERRUPTED, UserError
+from cpdrun.arguments import Parser, Version, with_words_after_options
+from cpdrun.errors import INTERRUPTED, USAGE, MistypedError, UserError
+from cpdrun.shell.telling import Telling, print_document
 from cpdrun.shell.visible import visible_line
 
 # as a user meets them
@@ -36,31 +38,57 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _read(argv)
+    typed = sys.argv[1:] if argv is None else list(argv)
+    try:
+        arguments = read(typed)
+    except MistypedError as error:
+        print(f"{error.usage}error: {visible_line(error.lines[0])}", file=sys.stderr)
+        if "--json" in typed:
+            print_document(Telling(typed[0], as_json=True).document(USAGE, error))
+        raise SystemExit(USAGE) from None
+    telling = arguments.telling = Telling(arguments.command, as_json=arguments.json)
+    code, error = _run(arguments)
+    if error is not None:
+        tell(error)
+    if arguments.json:
+        print_document(telling.document(code, error))
+    return code
+
+
+def _run(arguments: argparse.Namespace) -> tuple[int, UserError | None]:
     try:
         _end_as_by_ctrl_c("SIGTERM", "SIGHUP")
-        return arguments.run(arguments)
+        return arguments.run(arguments), None
     except KeyboardInterrupt:
         # where it came while a text was executed (a dataclass's methods), `python -m` would end by SIGINT all the same
         eval("0")
-        return INTERRUPTED
+        return INTERRUPTED, None
     except UserError as error:
-        tell(error)
-        return error.exit_code
+        return error.exit_code, error
 
 
 def tell(error: UserError) -> None:
     """Each line of it on stderr, and its consequence behind the last."""
-    lines = [f"error: {visible_line(line)}" for line in error.lines]
-    if error.consequence:
-        lines = [line if line.endswith((".", "?", "!")) else f"{line}." for line in lines]
-        lines[-1] += f" {error.consequence}"
-    print("\n".join(lines), file=sys.stderr)
+    print("\n".join(f"error: {visible_line(line)}" for line in error.told()), file=sys.stderr)
 
 
-def _read(argv: Sequence[str] | None) -> argparse.Namespace:
-    """What was typed, and the `run` of its command. Exits with 2, and a usage line, on what cannot be read."""
-    parser = argparse.ArgumentParser(
+def read(typed: Sequence[str]) -> argparse.Namespace:
+    """What was typed, with the `run` of its command. Raises MistypedError for what cannot be read."""
+    parser, _ = _parser()
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    return with_words_after_options(parser, *parser.parse_known_args(typed))
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Of each command."""
+    return _parser()[1]
+
+
+def _parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+    parser = Parser(
         prog="cpdrun",
         description="How many bits does this training run need?",
         epilog="Start with: cpdrun sweep exp=digits_bits, then cpdrun report",
@@ -69,12 +97,8 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in COMMANDS:
         command = import_module(f"cpdrun.commands.{name}")
-        command.add(commands).set_defaults(run=command.run)
-    if "_ARGCOMPLETE" in os.environ:
-        import argcomplete
-
-        argcomplete.autocomplete(parser)
-    return with_words_after_options(parser, *parser.parse_known_args(argv))
+        command.add(commands).set_defaults(run=command.run, command=name)
+    return parser, commands.choices
 
 
 def _end_as_by_ctrl_c(*names: str) -> None:

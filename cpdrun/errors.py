@@ -20,6 +20,28 @@ class UserError(Exception):
     def lines(self) -> list[str]:
         return [str(problem) for problem in self.args]
 
+    def __str__(self) -> str:
+        """As it is told: its lines, the consequence behind the last."""
+        return "\n".join(self.told())
+
+    def told(self) -> list[str]:
+        if not self.consequence:
+            return self.lines
+        *before, last = (line if line.endswith((".", "?", "!")) else f"{line}." for line in self.lines)
+        return [*before, f"{last} {self.consequence}"]
+
+
+class MistypedError(UserError):
+    """Words of a command line that cannot be read: `usage`, how they could be."""
+
+    def __init__(self, problem: str, usage: str) -> None:
+        super().__init__(problem)
+        self.usage = usage
+
+
+class Stopped(KeyboardInterrupt):
+    """Stopped by Ctrl-C, or from another shell: what ran has saved, and the same call goes on from there."""
+
 
 class CannotWriteError(UserError):
     """A file or folder of the record cannot be written."""

@@ -177,7 +177,7 @@ def test_a_sweep_its_report_and_the_sweep_again(cpdrun, tmp_path):
 
     status = cpdrun("status")
     assert status.returncode == 0 and "digits_bits: 3 done" in status.stdout
-    rows = json.loads(cpdrun("status", "digits_bits", "--json").stdout)
+    rows = json.loads(cpdrun("status", "digits_bits", "--json").stdout)["sweeps"][0]["runs"]
     assert [row["state"] for row in rows] == ["done"] * 3 and rows[0]["epoch"] == rows[0]["epochs"] == 1
     assert cpdrun("logs", "fp32").returncode == 0
     ambiguous = cpdrun("logs", "e4m3")

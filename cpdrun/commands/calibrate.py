@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from cpdrun.arguments import add_overrides, positive, several
+from cpdrun.arguments import add_json, add_overrides, positive, several
 from cpdrun.errors import OK, UserError
 
 
@@ -23,6 +23,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     calibrate.add_argument("--algorithm", choices=["direct", "ring", "tree"], default="direct")
     calibrate.add_argument("--overlap", action="store_true", help="as DDP overlaps with the backward pass")
     calibrate.add_argument("--repeats", type=positive, default=9, metavar="R", help="of every measurement")
+    add_json(calibrate)
     return calibrate
 
 
@@ -30,7 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
     from cpdrun.config.script import is_script
     from cpdrun.launch.machine.calibration import calibrate
     from cpdrun.report.costmodel import forecast, network, print_forecast, read_calibration
-    from cpdrun.shell.terminal import Terminal
     from cpdrun.sweep import plan
 
     sweep = plan(arguments.overrides, arguments.config_dir)
@@ -49,9 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not networks:
         measured = calibration.network
         networks = {"as measured": measured} if measured else {"10gbit": network("10gbit")}
+    telling, facts = arguments.telling, []
     for name, link in networks.items():
         rows = list(forecast(calibration, link, algorithm=arguments.algorithm, overlap=arguments.overlap))
-        print_forecast(Terminal(), f"{name}, {arguments.algorithm}", rows)
+        print_forecast(telling.console, f"{name}, {arguments.algorithm}", rows)
+        facts += [{"network": name, "algorithm": arguments.algorithm, **row.facts()} for row in rows]
+    telling.tell({"calibration": str(path), "measured": calibration.as_json(), "forecast": facts})
     return OK
 
 

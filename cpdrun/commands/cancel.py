@@ -2,14 +2,14 @@
 
 import argparse
 
-from cpdrun.arguments import add_names
+from cpdrun.arguments import add_json, add_names
 from cpdrun.errors import OK
-from cpdrun.shell.visible import visible
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     cancel = commands.add_parser("cancel", help="stop a sweep or a run; it can be resumed")
     add_names(cancel, "+", "name of a sweep or run")
+    add_json(cancel)
     return cancel
 
 
@@ -17,11 +17,17 @@ def run(arguments: argparse.Namespace) -> int:
     from cpdrun.launch.cancel import cancel_run, cancel_sweep
     from cpdrun.record import find_sweeps_or_runs
 
+    telling = arguments.telling
+    found: dict[str, list] = {"sweeps": [], "runs": []}
+    telling.tell(found)
     sweeps, runs = find_sweeps_or_runs(arguments.names)
     for sweep in sweeps:
         asked, waiting = cancel_sweep(sweep)
+        found["sweeps"].append({"sweep": str(sweep.path), "asked": asked, "withdrawn": waiting})
         queue = f", {waiting} taken out of the queue" if waiting else ""
-        print(f"{visible(sweep.name)}: {asked} running runs asked to save and stop{queue}")
+        telling.say(f"{sweep.name}: {asked} running runs asked to save and stop{queue}")
     for run in runs:
-        print(f"{visible(run.name)}: {'asked to save and stop' if cancel_run(run) else 'is not running'}")
+        was_asked = cancel_run(run)
+        found["runs"].append({"run": run.name, "asked": was_asked})
+        telling.say(f"{run.name}: {'asked to save and stop' if was_asked else 'is not running'}")
     return OK

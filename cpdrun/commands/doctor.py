@@ -1,8 +1,10 @@
 """`cpdrun doctor`: what this machine has, what it lacks, and what mends it."""
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
+from cpdrun.arguments import add_json
 from cpdrun.errors import UserError
 
 
@@ -12,15 +14,17 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "names", nargs="*", metavar="results_dir=PATH", help="where results are to be written"
     )
     doctor.add_argument("--results-dir", type=Path, metavar="DIR", help="the same")
+    add_json(doctor)
     return doctor
 
 
 def run(arguments: argparse.Namespace) -> int:
     from cpdrun.launch.machine.doctor import examine, print_findings
     from cpdrun.record import split_results_dir
-    from cpdrun.shell.terminal import Terminal
 
     results_dir, unknown = split_results_dir(arguments.names)
     if unknown:
         raise UserError(f"cannot read {unknown[0]!r}; doctor takes results_dir=PATH alone")
-    return print_findings(Terminal(), examine(arguments.results_dir or results_dir))
+    findings = examine(arguments.results_dir or results_dir)
+    arguments.telling.tell({"findings": [asdict(finding) for finding in findings]})
+    return print_findings(arguments.telling.console, findings)

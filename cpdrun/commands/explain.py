@@ -2,7 +2,7 @@
 
 import argparse
 
-from cpdrun.arguments import add_names
+from cpdrun.arguments import add_json, add_names
 from cpdrun.errors import OK, UserError
 
 
@@ -13,14 +13,13 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         description="Why a run is worse than its baseline: which layers lose what, when, and what would mend it.",
     )
     add_names(explain, "+", "name of a run, or a part of it that no other has")
-    explain.add_argument("--json", action="store_true", help="for programs")
+    add_json(explain)
     return explain
 
 
 def run(arguments: argparse.Namespace) -> int:
     from cpdrun.explain.run import explain, worst_of
-    from cpdrun.record import find_sweeps_or_runs, json_text
-    from cpdrun.shell.visible import visible_line
+    from cpdrun.record import find_sweeps_or_runs
 
     sweeps, runs = find_sweeps_or_runs(arguments.names)
     if sweeps:
@@ -34,9 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(runs) != 1:
         raise UserError(f"explain takes the name of one run, not of {len(runs)}")
     found = explain(runs[0])
-    if arguments.json:
-        print(json_text(found.as_json()))
-        return OK
+    arguments.telling.tell(found.as_json())
     for line in found.sentences:
-        print(visible_line(line))
+        arguments.telling.say(line)
     return OK

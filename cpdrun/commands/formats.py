@@ -5,14 +5,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cpdrun.arguments import complete_by
+from cpdrun.arguments import add_json, complete_by
 from cpdrun.errors import OK, UserError
-from cpdrun.record import json_text
 
 if TYPE_CHECKING:
     from custom_fp.facts import Facts
     from custom_fp.formats.protocol import NumberFormat
     from rich.console import Console
+
+    from cpdrun.shell.telling import Telling
 
 TABLE_BITS, MOST_TABLE_BITS = 8, 16  # of codes whose values are shown, and with --values
 MOST_NAMED = 6
@@ -32,24 +33,22 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     formats.add_argument(
         "--values", action="store_true", help="the values of 9 to 16 bits too, those of up to 8 come without"
     )
-    formats.add_argument("--json", action="store_true", help="for programs; infinities and NaN are texts")
+    add_json(formats)
     return formats
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.shell.terminal import Terminal
-
     if arguments.name is None:
         if arguments.values:
             raise UserError("--values is of one format: cpdrun formats NAME --values")
-        _list(Terminal(), arguments.json)
+        _list(arguments.telling)
         return OK
     fmt = named(arguments.name)
     if arguments.values and not _values(fmt, MOST_TABLE_BITS):
         why = f"has {fmt.code_bits} bits" if fmt.code_bits > MOST_TABLE_BITS else "has none to show"
         raise UserError(f"--values: {fmt.name} {why}; tables of values stop at {MOST_TABLE_BITS} bits")
     values = _values(fmt, MOST_TABLE_BITS if arguments.values else TABLE_BITS)
-    _show(Terminal(), fmt, values, arguments.json)
+    _show(arguments.telling, fmt, values)
     return OK
 
 
@@ -73,7 +72,7 @@ def _values(fmt: "NumberFormat", bits: int) -> Sequence[float]:
 # ---- all of them
 
 
-def _list(console: "Console", as_json: bool) -> None:
+def _list(telling: "Telling") -> None:
     from custom_fp.facts import facts, listed
     from custom_fp.formats.names import KINDS
 
@@ -82,9 +81,10 @@ def _list(console: "Console", as_json: bool) -> None:
         {"kind": name, "looks_like": kind.LOOKS_LIKE, "examples": list(kind.EXAMPLES), "for": kind.PURPOSE}
         for name, kind in KINDS.items()
     ]
-    if as_json:
-        print(json_text({"kinds": kinds, "formats": every}))
+    telling.tell({"kinds": kinds, "formats": every})
+    if telling.as_json:
         return
+    console = telling.console
     rows = [(each["kind"], each["looks_like"], each["for"]) for each in kinds]
     own = (
         "any",
@@ -145,16 +145,17 @@ def _print_table(console: "Console", headings: Sequence[str], rows: Sequence[Seq
 # ---- one
 
 
-def _show(console: "Console", fmt: "NumberFormat", values: Sequence[float], as_json: bool) -> None:
+def _show(telling: "Telling", fmt: "NumberFormat", values: Sequence[float]) -> None:
     from custom_fp.facts import facts, written
 
     from cpdrun.config.uses import uses
 
     known, used = facts(fmt), uses(fmt)
-    if as_json:
-        table = [written(value) for value in values] or None
-        print(json_text({**known, "used_in": used, "values": table}))
+    table = [written(value) for value in values] or None
+    telling.tell({**known, "used_in": used, "values": table}, "format")
+    if telling.as_json:
         return
+    console = telling.console
     _print_table(console, ("", ""), [row for row in _rows(known, used) if row[1]])
     if values:
         element = (

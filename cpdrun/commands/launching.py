@@ -1,18 +1,18 @@
 """What the commands that train runs have in common: options, and the look at runs before they start."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import count, positive
 from cpdrun.errors import UserError, before_a_start
-from cpdrun.shell.visible import visible_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cpdrun.launch import LaunchOptions, Session
     from cpdrun.record import SweepDir
+    from cpdrun.shell.telling import Telling
 
 
 def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
@@ -39,18 +39,14 @@ def words_of(arguments: argparse.Namespace) -> list[str]:
     return [*arguments.overrides, *([f"launcher={arguments.launcher}"] if arguments.launcher else [])]
 
 
-def _say(line: str) -> None:
-    print(visible_line(line), flush=True)
-
-
 def may_start(
     session: "Session",
     sweep: "SweepDir",
     configs: Sequence[Mapping[str, Any]],
     options: "LaunchOptions",
     cancelled_before: int | None,
-    config_dir: "Path | None" = None,
-    say: Callable[[str], None] = _say,
+    config_dir: "Path | None",
+    telling: "Telling",
 ) -> bool:
     """Whether runs of these configs may start; what their users should know is said. False where `sweep` was cancelled
     meanwhile. Raises UserError for what keeps them from being trained."""
@@ -64,8 +60,8 @@ def may_start(
                 problems[-1] += f". Without it: {twin(configs[0].get('exp'), config_dir)}"
             raise UserError(*problems)
     for note in notes:
-        say(f"note: {note}")
+        telling.note(note)
     if cancellation(sweep) != cancelled_before:
-        say("Cancelled from another shell. Nothing was started.")
+        telling.say("Cancelled from another shell. Nothing was started.")
         return False
     return True

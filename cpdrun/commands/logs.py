@@ -2,10 +2,16 @@
 
 import argparse
 import sys
+from typing import TYPE_CHECKING, Any
 
-from cpdrun.arguments import add_names, count
-from cpdrun.errors import OK
+from cpdrun.arguments import add_json, add_names, count
+from cpdrun.errors import OK, UserError
 from cpdrun.shell.visible import visible_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cpdrun.record import RunDir
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -13,13 +19,21 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     add_names(logs, "+", "name of a run, or a part of it that no other has")
     logs.add_argument("--rank", type=count, metavar="K", help="of this process of the run")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    add_json(logs)
     return logs
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.launch.progress.logs import lines
+    from cpdrun.launch.progress.logs import lines, log_of
     from cpdrun.record import find_runs
 
+    telling = arguments.telling
+    if arguments.follow and telling.as_json:
+        raise UserError("--json is one document; --follow goes on: type one of the two")
+    if telling.as_json:
+        found = [(run, log_of(run, arguments.rank)) for run in find_runs(arguments.names)]
+        telling.tell({"runs": [_facts(run, log) for run, log in found]})
+        return OK
     try:
         for run in find_runs(arguments.names):
             for line in lines(run, arguments.rank, follow=arguments.follow):
@@ -27,3 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:  # `cpdrun logs RUN | head`
         sys.stderr.close()
     return OK
+
+
+def _facts(run: "RunDir", log: "Path") -> dict[str, Any]:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return {"run": run.name, "log": str(log), "lines": text.splitlines()}

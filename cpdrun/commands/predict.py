@@ -3,13 +3,12 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from cpdrun.arguments import add_overrides, positive
+from cpdrun.arguments import add_json, add_overrides, positive
 from cpdrun.commands.launching import add_options, may_start, options_of
 from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, writing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from rich.console import Console
 
@@ -36,9 +35,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     steps = "observe the first N steps alone, of a run of so many"
     predict.add_argument("--steps", type=positive, metavar="N", help=steps)
     predict.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop")
-    predict.add_argument(
-        "--json", action="store_true", help="what is predicted, for programs; progress goes to stderr"
-    )
+    add_json(predict)
     law = "fit laws of loss and of workers to finished runs of these sweeps, or of committed references"
     predict.add_argument("--law", nargs="+", metavar="SWEEP", help=law)
     at = "where to ask them: world_size=1024, or parameters=1e9,data=2e10, or model.width=512,max_steps=5000"
@@ -48,8 +45,6 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.shell.terminal import Terminal
-
     if arguments.law:
         return _laws(arguments)
     if arguments.at:
@@ -58,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             "say what to predict: cpdrun predict exp=NAME, such as exp=digits_bits, or cpdrun predict RUN"
         )
-    console = _aside() if arguments.json else Terminal()
+    console = arguments.telling.console
     if "=" not in arguments.overrides[0]:
         return _of_run(arguments, console)
     from cpdrun.launch import Session
@@ -70,18 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _laws(arguments: argparse.Namespace) -> int:
     """Nothing is trained: the runs are there."""
     from cpdrun.predict.law import laws
-    from cpdrun.record import json_text
-    from cpdrun.shell.terminal import Terminal
 
     if arguments.overrides or arguments.steps or arguments.dry_run:
         raise UserError("--law is of finished runs: it takes sweeps, --at and --json alone")
     said = laws(arguments.law, arguments.at)
-    if arguments.json:
-        print(json_text(said.facts))
-        return OK
-    console = Terminal()
+    arguments.telling.tell({**said.facts, "says": said.sentences}, "law")
     for line in said.sentences:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        arguments.telling.console.print(line, soft_wrap=True, markup=False, highlight=False)
     return OK
 
 
@@ -108,13 +98,13 @@ def _of_experiment(
         soft_wrap=True,
     )
     for note in filter(None, (each.note for each in found)):
-        console.print(f"note: {note}", soft_wrap=True, markup=False)
+        arguments.telling.note(note)
     missing = [each for each in found if not each.is_there]
     if arguments.dry_run:
         _say_what_would_be(console, found, arguments)
         return OK
     if missing:
-        code = _train(session, question, missing, options, console, arguments.config_dir)
+        code = _train(session, question, missing, options, arguments)
         if code != OK:
             return code
     for each in found:
@@ -149,7 +139,6 @@ def _say(
 ) -> None:
     """The answers come last, where they are seen."""
     from cpdrun.predict.words import facts, sentences, table
-    from cpdrun.record import json_text
 
     found = table(predicted)
     if not console.is_terminal:  # a file has room
@@ -159,23 +148,21 @@ def _say(
     console.print(found)
     for line in sentences(predicted, said):
         console.print(line, soft_wrap=True, markup=False)
-    if arguments.json:
-        print(json_text(facts(predicted, said)))
+    telling = arguments.telling
+    telling.tell({"dry_run": False, **facts(predicted, said), "notes": telling.notes})
 
 
 def _say_what_would_be(
     console: "Console", found: "Sequence[Observation]", arguments: argparse.Namespace
 ) -> None:
-    from cpdrun.record import json_text
-
     for each in found:
         how = "is there, observed" if each.is_there else "would be trained, observed"
         console.print(f"{each.folder.path} {how}", soft_wrap=True, markup=False)
-    if arguments.json:
-        runs = [
-            {"run": str(each.folder.path), "is_there": each.is_there, "serves": each.serves} for each in found
-        ]
-        print(json_text({"runs": runs}))
+    runs = [
+        {"run": str(each.folder.path), "is_there": each.is_there, "serves": list(each.serves)}
+        for each in found
+    ]
+    arguments.telling.tell({"dry_run": True, "runs": runs, "notes": arguments.telling.notes})
 
 
 def _train(
@@ -183,42 +170,35 @@ def _train(
     question: "Question",
     missing: "Sequence[Observation]",
     options: "LaunchOptions",
-    console: "Console",
-    config_dir: "Path | None",
+    arguments: argparse.Namespace,
 ) -> int:
     """Train the observed runs, those that a sweep can use in its folder and list. The exit code."""
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.record import cancellation
     from cpdrun.sweep import write_manifest
 
-    def say(line: str) -> None:
-        console.print(line, soft_wrap=True, markup=False)
-
+    telling, config_dir = arguments.telling, arguments.config_dir
     configs = [each.run.config for each in missing]
     code = OK
     for directory in dict.fromkeys(each.sweep for each in missing):
         here = [each for each in missing if each.sweep == directory]
         cancelled_before = cancellation(directory)
-        if not may_start(session, directory, configs, options, cancelled_before, config_dir, say):
+        if not may_start(session, directory, configs, options, cancelled_before, config_dir, telling):
             return INTERRUPTED
         if directory == question.directory:
             with writing(directory.path):
                 write_manifest(question.as_plan([each.run for each in here]))
         jobs = [Job(each.folder, each.run.config, each.run.overrides) for each in here]
-        display = Display(console, axes_of(question.directory) if directory.manifest.exists() else ())
+        display = Display(
+            telling.progress, axes_of(question.directory) if directory.manifest.exists() else ()
+        )
         with writing(directory.path):
             summary = session.launch(
                 directory, jobs, configs[0]["launcher"], options, display, cancelled_before
             )
-        print_summary(console, summary)
+        print_summary(telling.progress, summary)
         code = max(code, summary.exit_code)
     if code == OK and (lost := [each for each in missing if not each.is_there]):
-        say(f"error: {lost[0].folder.path} ended without an observation")
+        telling.note(f"{lost[0].folder.path} ended without an observation", kind="error")
         return FAILED
     return code
-
-
-def _aside() -> "Console":
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)

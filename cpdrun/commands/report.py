@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from cpdrun.arguments import add_names, several
+from cpdrun.arguments import add_json, add_names, several
 from cpdrun.errors import OK, UserError
 
 FORMATS = "tables and pictures to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv,html)"
@@ -42,21 +42,16 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     claims = (
         "what papers claim, judged by the runs here or by the committed references: certified, refuted, open"
     )
-    report.add_argument("--json", action="store_true", help="what was found, for programs, in place of text")
+    add_json(report)
     report.add_argument("--claims", action="store_true", help=claims)
     return report
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from cpdrun.record import find_sweeps, json_text
+    from cpdrun.record import find_sweeps
     from cpdrun.report import write_report
-    from cpdrun.shell.terminal import Terminal
 
     if arguments.claims:
-        if arguments.json:
-            raise UserError("--json says what one report found; --claims writes a page: type one of the two")
         return _claims(arguments)
     made = write_report(
         find_sweeps(arguments.names),
@@ -70,10 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         export_to=arguments.to,
         costs=arguments.costs,
         baseline=None if arguments.baseline is None else _baseline(arguments.baseline),
-        console=Console(quiet=True) if arguments.json else Terminal(),
+        console=arguments.telling.console,
     )
-    if arguments.json:
-        print(json_text(made.as_json()))
+    arguments.telling.tell(made.as_json())
     return OK
 
 
@@ -96,10 +90,11 @@ def _baseline(words: list[str]) -> dict[str, Any]:
 def _claims(arguments: argparse.Namespace) -> int:
     from cpdrun.record import split_results_dir
     from cpdrun.report.claims import write_claims
-    from cpdrun.shell.terminal import Terminal
 
     results_dir, names = split_results_dir(arguments.names)
     if names:
         raise UserError(f"--claims judges all claims; it takes results_dir=PATH alone, not {names[0]!r}")
-    write_claims(results_dir, ci=95 if arguments.ci is None else arguments.ci, console=Terminal())
+    telling, ci = arguments.telling, 95 if arguments.ci is None else arguments.ci
+    judged = write_claims(results_dir, ci=ci, console=telling.console)
+    telling.tell({"ci": ci, "claims": [each.facts() for each in judged]}, "claims")
     return OK

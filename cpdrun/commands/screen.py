@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from cpdrun.arguments import add_overrides
+from cpdrun.arguments import add_json, add_overrides
 from cpdrun.commands.launching import add_options, may_start, options_of, words_of
 from cpdrun.errors import FAILED, INTERRUPTED, OK, before_a_start, writing
 
@@ -30,9 +30,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     screen.add_argument(
         "--dry-run", action="store_true", help="say which factors and how many runs, and stop"
     )
-    screen.add_argument(
-        "--json", action="store_true", help="what was found, for programs; progress goes to stderr"
-    )
+    add_json(screen)
     add_options(screen, "slurm, or pull, which leaves the runs to `cpdrun work`")
     return screen
 
@@ -48,7 +46,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     from cpdrun.record import State
     from cpdrun.screen.question import ask
     from cpdrun.screen.results import Round, read
-    from cpdrun.screen.words import as_json, asked_lines
+    from cpdrun.screen.words import asked_lines, facts
     from cpdrun.sweep import listed
     from cpdrun.sweep.standing import standing
 
@@ -57,7 +55,8 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
             session.warm_up()  # importing torch takes longer than planning
         question = ask(words_of(arguments), arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
-    console, rounds = _console(arguments.json), []
+    telling, rounds = arguments.telling, []
+    console = telling.console
     while True:
         for line in asked_lines(question):
             console.print(line, soft_wrap=True, markup=False)
@@ -67,20 +66,19 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
             f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run", soft_wrap=True, markup=False
         )
         for text in found.odd.values():  # a record that cannot be read is neither trained again nor counted
-            console.print(f"error: {text}", soft_wrap=True, markup=False)
+            telling.note(text, kind="error")
+        telling.tell({**facts(question, rounds, None, None), "dry_run": arguments.dry_run})
         if arguments.dry_run:
-            if arguments.json:
-                print(as_json(question, [], None, None))
             return OK
-        code = _launch(session, question, to_run, options, console, arguments)
+        code = _launch(session, question, to_run, options, arguments)
         if code == INTERRUPTED:
             return code
         if (learnt := read(question)) is None:
-            return _unfinished(question, rounds, console, arguments.json) or code
+            return _unfinished(question, console) or code
         rounds.append(Round(question, learnt))
         further = _further(rounds, console)
         if further is None:
-            return _tell(rounds, console, arguments.json) or code
+            return _tell(rounds, arguments) or code
         question = further
 
 
@@ -101,7 +99,6 @@ def _launch(
     question: "Question",
     to_run: "list[PlannedRun]",
     options: "LaunchOptions",
-    console: "Console",
     arguments: argparse.Namespace,
 ) -> int:
     from cpdrun.launch import Display, Job, axes_of, print_summary
@@ -109,25 +106,22 @@ def _launch(
     from cpdrun.screen.certify import write_rows
     from cpdrun.sweep import write_manifest
 
-    directory = question.directory
+    directory, telling = question.directory, arguments.telling
     if not to_run:
         return OK
     cancelled_before = cancellation(directory)
     configs = [run.config for run in to_run] + question.later_configs()
 
-    def say(line: str) -> None:
-        console.print(line, soft_wrap=True, markup=False)
-
-    if not may_start(session, directory, configs, options, cancelled_before, arguments.config_dir, say):
+    if not may_start(session, directory, configs, options, cancelled_before, arguments.config_dir, telling):
         return INTERRUPTED
     with before_a_start(), writing(directory.path):
         write_manifest(question.plan)
         write_rows(question)
     jobs = [Job(directory.run(run.name), run.config, run.overrides) for run in to_run]
-    display = Display(console, axes_of(directory))
+    display = Display(telling.progress, axes_of(directory))
     with writing(directory.path):  # a full disk, as a rule
         summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, cancelled_before)
-    print_summary(console, summary)
+    print_summary(telling.progress, summary)
     return INTERRUPTED if summary.interrupted else summary.exit_code
 
 
@@ -140,23 +134,21 @@ def _chosen(rounds: "list[Round]") -> "Allocation | None":
     return allocate(costs_of(question), steps, found.tolerance, question.settings.confidence)
 
 
-def _unfinished(question: "Question", rounds: "list[Round]", console: "Console", is_json: bool) -> int:
+def _unfinished(question: "Question", console: "Console") -> int:
     from cpdrun.screen.results import missing
-    from cpdrun.screen.words import as_json
 
     console.print(
         f"{missing(question)} runs have no result yet: effects are of the whole design. Type it again."
     )
-    if is_json:
-        print(as_json(question, rounds, None, None))
     return FAILED
 
 
-def _tell(rounds: "list[Round]", console: "Console", is_json: bool) -> int:
+def _tell(rounds: "list[Round]", arguments: argparse.Namespace) -> int:
     """The allocation, and how it is certified."""
     from cpdrun.screen.certify import write_allocation
-    from cpdrun.screen.words import allocation_lines, as_json
+    from cpdrun.screen.words import allocation_lines, facts
 
+    console = arguments.telling.console
     question, chosen = rounds[-1].question, _chosen(rounds)
     for line in allocation_lines(rounds, chosen):
         console.print(line, soft_wrap=True, markup=False)
@@ -165,14 +157,5 @@ def _tell(rounds: "list[Round]", console: "Console", is_json: bool) -> int:
         with writing(question.directory.path):
             command = write_allocation(rounds, chosen)
         console.print(f"To certify it: {command}", soft_wrap=True, markup=False)
-    if is_json:
-        print(as_json(question, rounds, chosen, command))
+    arguments.telling.tell({**facts(question, rounds, chosen, command), "dry_run": False})
     return OK
-
-
-def _console(is_aside: bool) -> "Console":
-    from rich.console import Console
-
-    from cpdrun.shell.terminal import Terminal
-
-    return Console(stderr=True, highlight=False) if is_aside else Terminal()

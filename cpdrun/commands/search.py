@@ -3,16 +3,14 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from cpdrun.arguments import add_overrides
+from cpdrun.arguments import add_json, add_overrides
 from cpdrun.commands.launching import add_options, may_start, options_of, words_of
 from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, writing
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
 
-    from cpdrun.launch import LaunchOptions, Session
+    from cpdrun.launch import LaunchOptions, Session, Summary
     from cpdrun.search.results import Results
 
 
@@ -31,9 +29,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     search.add_argument(
         "--dry-run", action="store_true", help="say what is known and what it may cost, and stop"
     )
-    search.add_argument(
-        "--json", action="store_true", help="what was found, for programs; progress goes to stderr"
-    )
+    add_json(search)
     search.add_argument("--report", action="store_true", help="write tables, pictures and the page as well")
     add_options(search, "or slurm, which gets rounds of runs")
     return search
@@ -63,19 +59,17 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         question = ask(words, arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
         results = Results(question)
-    console = _console(arguments.json)
+    console = arguments.telling.console
+    code, forecast, summaries = OK, [], []
     _say_what_is_asked(console, results)
     if not arguments.dry_run:
         with writing(question.directory.path):
             write_question(question.directory, asked(results))
     if arguments.dry_run:
-        _dry_run(console, results, options)
-        code = OK
+        forecast, code = _dry_run(console, results, options), OK
     elif Driver(results).asks(1, ahead=False):
-        code = _launch(session, results, options, console, arguments.config_dir)
-    else:
-        code = OK
-    _say_what_was_found(console, results, arguments, code)
+        code, summaries = _launch(session, results, options, arguments)
+    _say_what_was_found(results, arguments, code, forecast, summaries)
     return code
 
 
@@ -96,11 +90,16 @@ def _say_what_is_asked(console: "Console", results: "Results") -> None:
 
 
 def _say_what_was_found(
-    console: "Console", results: "Results", arguments: argparse.Namespace, code: int
+    results: "Results",
+    arguments: argparse.Namespace,
+    code: int,
+    forecast: list[str],
+    summaries: "list[Summary]",
 ) -> None:
     """The answers come last, where they are seen. Raises what kept the report from being written, after them."""
-    from cpdrun.search.words import as_json, sentences, table
+    from cpdrun.search.words import facts, sentences, table
 
+    console, telling = arguments.telling.console, arguments.telling
     report, trouble = "", None
     try:
         report = _report(arguments, code, results)
@@ -111,8 +110,12 @@ def _say_what_was_found(
         console.print(table(results))
     for line in filter(None, [report, *lines[chains:], *lines[:chains]]):
         console.print(line, soft_wrap=True)
-    if arguments.json:
-        print(as_json(results))
+    went = {
+        "dry_run": arguments.dry_run,
+        "forecast": forecast,
+        "summaries": [summary.facts() for summary in summaries],
+    }
+    telling.tell({**facts(results), **went, "notes": telling.notes})
     if trouble is not None:
         raise trouble
 
@@ -136,46 +139,36 @@ def _report(arguments: argparse.Namespace, code: int, results: "Results") -> str
     return f"Tables and pictures: open {page}; beside it {', '.join(pictures)}"
 
 
-def _dry_run(console: "Console", results: "Results", options: "LaunchOptions") -> None:
+def _dry_run(console: "Console", results: "Results", options: "LaunchOptions") -> list[str]:
     from cpdrun.search.drive import at_once
     from cpdrun.search.forecast import forecast
 
     launcher = next(iter(results.question.cells.values()))[0].config["launcher"]
-    for line in forecast(results, at_once(results, launcher, options)):
+    lines = list(forecast(results, at_once(results, launcher, options)))
+    for line in lines:
         console.print(line, soft_wrap=True)
+    return lines
 
 
 def _launch(
     session: "Session",
     results: "Results",
     options: "LaunchOptions",
-    console: "Console",
-    config_dir: "Path | None",
-) -> int:
-    """Look whether the cells can be trained, then search."""
+    arguments: argparse.Namespace,
+) -> "tuple[int, list[Summary]]":
+    """Look whether the cells can be trained, then search: the exit code, and how each round went."""
     from cpdrun.launch import axes_of, print_summary
     from cpdrun.record import cancellation
     from cpdrun.search.drive import SearchDisplay, search
 
-    def say(line: str) -> None:
-        console.print(line, soft_wrap=True, markup=False)
-
-    question = results.question
+    question, telling, config_dir = results.question, arguments.telling, arguments.config_dir
     configs = [cell[0].config for cell in question.cells.values()]
     cancelled_before = cancellation(question.directory)
-    if not may_start(session, question.directory, configs, options, cancelled_before, config_dir, say):
-        return INTERRUPTED
-    display = SearchDisplay(console, axes_of(question.directory), results)
+    if not may_start(session, question.directory, configs, options, cancelled_before, config_dir, telling):
+        return INTERRUPTED, []
+    display = SearchDisplay(telling.progress, axes_of(question.directory), results)
     with writing(question.directory.path):  # a full disk, as a rule
         summaries = search(session, results, configs[0]["launcher"], options, display, cancelled_before)
     for summary in summaries:
-        print_summary(console, summary)
-    return max((summary.exit_code for summary in summaries), default=FAILED)
-
-
-def _console(is_aside: bool) -> "Console":
-    from rich.console import Console
-
-    from cpdrun.shell.terminal import Terminal
-
-    return Console(stderr=True, highlight=False) if is_aside else Terminal()
+        print_summary(telling.progress, summary)
+    return max((summary.exit_code for summary in summaries), default=FAILED), summaries

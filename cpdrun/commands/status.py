@@ -2,27 +2,28 @@
 
 import argparse
 
-from cpdrun.arguments import add_names
-from cpdrun.errors import OK
+from cpdrun.arguments import add_json, add_names
+from cpdrun.errors import OK, UserError
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="how far a sweep is")
     add_names(status, "*", "name or folder of a sweep (default: the latest)")
     status.add_argument("--watch", action="store_true", help="keep showing it until nothing runs")
-    status.add_argument("--json", action="store_true", help="for programs")
+    add_json(status)
     return status
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.launch.progress.status import as_json, print_status, sweep_status
+    from cpdrun.launch.progress.status import facts, print_status
     from cpdrun.record import find_sweeps
-    from cpdrun.shell.terminal import Terminal
 
+    telling = arguments.telling
+    if arguments.watch and arguments.json:
+        raise UserError("--json is one document; --watch goes on: type one of the two")
     sweeps = find_sweeps(arguments.names)
-    if arguments.json:
-        print(as_json([row for sweep in sweeps for row in sweep_status(sweep)]))
-        return OK
-    for sweep in sweeps:
-        print_status(Terminal(), sweep, watch=arguments.watch)
+    telling.tell({"sweeps": [facts(sweep) for sweep in sweeps]})
+    if not telling.as_json:
+        for sweep in sweeps:
+            print_status(telling.console, sweep, watch=arguments.watch)
     return OK

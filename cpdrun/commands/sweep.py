@@ -1,17 +1,16 @@
 """`cpdrun sweep`: train every combination of an experiment's axes."""
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
-from cpdrun.arguments import add_overrides
+from cpdrun.arguments import add_json, add_overrides
 from cpdrun.commands.launching import add_options, may_start, options_of, words_of
 from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, writing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cpdrun.launch import LaunchOptions, Session
+    from cpdrun.launch import LaunchOptions, Session, Summary
     from cpdrun.sweep import Plan, PlannedRun
     from cpdrun.sweep.standing import Standing
 
@@ -26,7 +25,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     )
     add_overrides(sweep, "exp=NAME, key=value, or key=a,b,c for an axis")
     sweep.add_argument("--dry-run", action="store_true", help="say what would be run, and stop")
-    sweep.add_argument("--json", action="store_true", help="with --dry-run: the same for programs")
+    add_json(sweep)
     add_options(sweep, "slurm, or pull, which leaves the runs to `cpdrun work`")
     rerun = "only failed runs; also those of other code or data than now; or all from the start"
     sweep.add_argument("--rerun", choices=["failed", "changed", "all"], help=rerun)
@@ -46,19 +45,21 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     from cpdrun.record import State
     from cpdrun.record.fingerprint import of_other_code
     from cpdrun.sweep import listed, plan, write_manifest
-    from cpdrun.sweep.dry_run import as_json, print_dry_run
+    from cpdrun.sweep.dry_run import facts, print_dry_run
     from cpdrun.sweep.standing import standing
 
-    options = options_of(arguments)
+    options, telling = options_of(arguments), arguments.telling
+
+    def say_how_many(runs: int) -> None:
+        telling.aside(f"planning {runs:,} runs ...")
+
     with before_a_start():
-        if arguments.json and not arguments.dry_run:
-            raise UserError("--json is for --dry-run; of a sweep that runs, `cpdrun status --json` tells")
         if not arguments.overrides:
             raise UserError(_which_experiment(arguments.config_dir))
         if not arguments.dry_run:
             session.warm_up()  # importing torch takes longer than planning
         words, imports = words_of(arguments), not arguments.dry_run
-        sweep = plan(words, arguments.config_dir, imports=imports, on_many=_say_how_many)
+        sweep = plan(words, arguments.config_dir, imports=imports, on_many=say_how_many)
         listed(sweep.directory)
 
     found = standing(sweep)
@@ -66,28 +67,34 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     wanted = {"failed": {State.FAILED}, "all": set(State), "changed": not_done, None: not_done}
     again = set(found.changed) if arguments.rerun == "changed" else set()
     to_run = [r for r in sweep.runs if found.states.get(r.name) in wanted[arguments.rerun] or r.name in again]
-    if arguments.json:
-        print(as_json(sweep, found, to_run, options))
-        return OK
-    print(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run", flush=True)
+    telling.say(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run")
     if found.changed and not arguments.rerun:
-        print(of_other_code(found.changed), flush=True)
+        telling.say(of_other_code(found.changed))
     for note in _notes(sweep, found, to_run, options):
-        print(f"note: {note}", file=sys.stderr)
+        telling.note(note)
     odd = [text for name, text in found.odd.items() if arguments.rerun != "all" or name not in found.states]
     for text in odd:
-        print(f"error: {text}", file=sys.stderr)
+        telling.note(text, kind="error")
+    planned = facts(sweep, found, to_run, options)
+    telling.tell({**planned, "dry_run": arguments.dry_run, "summary": None, "notes": telling.notes})
     if arguments.dry_run:
-        print_dry_run(sweep, found, to_run, options, arguments.config_dir)
+        if not telling.as_json:
+            print_dry_run(sweep, found, to_run, options, arguments.config_dir)
         return OK
     if not to_run:
         if sweep.question:
             with writing(sweep.directory.path):
                 write_manifest(sweep)
-        print(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
+        telling.say(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
         return FAILED if odd else OK
     anew = {r.name for r in to_run} if arguments.rerun == "all" else again
-    return _launch(session, sweep, to_run, anew, options, arguments.config_dir) or (FAILED if odd else OK)
+    summary = _launch(session, sweep, to_run, anew, options, arguments)
+    if summary is None:
+        return INTERRUPTED
+    after = facts(sweep, standing(sweep), to_run, options)
+    kept = {key: planned[key] for key in ("to_run", "seconds", "scripts", "problem")}
+    telling.tell({**after, **kept, "dry_run": False, "summary": summary.facts(), "notes": telling.notes})
+    return summary.exit_code or (FAILED if odd else OK)
 
 
 def _launch(
@@ -96,38 +103,41 @@ def _launch(
     to_run: "list[PlannedRun]",
     anew: set[str],
     options: "LaunchOptions",
-    config_dir: "Path | None",
-) -> int:
-    """Look whether `to_run` can be trained, then train them, those of `anew` from the start."""
+    arguments: argparse.Namespace,
+) -> "Summary | None":
+    """Look whether `to_run` can be trained, then train them, those of `anew` from the start. None where the sweep was
+    cancelled before it began."""
     from cpdrun.config.script import is_script
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.record import cancellation, forget
     from cpdrun.report.read.collect import collect
     from cpdrun.report.read.runs.ignored import ignored
-    from cpdrun.shell.terminal import Terminal
     from cpdrun.sweep import write_manifest
 
+    telling = arguments.telling
     cancelled_before = cancellation(sweep.directory)
     jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
     configs = [run.config for run in to_run]
-    if not may_start(session, sweep.directory, configs, options, cancelled_before, config_dir):
-        return INTERRUPTED
+    if not may_start(
+        session, sweep.directory, configs, options, cancelled_before, arguments.config_dir, telling
+    ):
+        return None
     with before_a_start(), writing(sweep.directory.path):
         write_manifest(sweep)
         for job in jobs:
             if job.run.name in anew:
                 forget(job.run)
-    console, launcher = Terminal(), to_run[0].config["launcher"]
-    display = Display(console, axes_of(sweep.directory))
+    launcher = to_run[0].config["launcher"]
+    display = Display(telling.progress, axes_of(sweep.directory))
     with writing(sweep.directory.path):  # a full disk, as a rule
         summary = session.launch(sweep.directory, jobs, launcher, options, display, cancelled_before)
-    print_summary(console, summary)
+    print_summary(telling.progress, summary)
     if options.wait and is_script(configs[0]):
         for line in ignored(collect([sweep.directory])):
-            print(f"note: {line}", file=sys.stderr)
+            telling.note(line)
     if summary.exit_code == OK and options.wait:
-        print(f"For the report: cpdrun report {sweep.directory.path}")
-    return summary.exit_code
+        telling.say(f"For the report: cpdrun report {sweep.directory.path}")
+    return summary
 
 
 def _notes(
@@ -150,7 +160,3 @@ def _which_experiment(config_dir: "Path | None") -> str:
     with Composer(config_dir) as composer:
         names = ", ".join(composer.groups()["exp"])
     return f"say what to run: cpdrun sweep exp=NAME, or key=value for one run of the defaults; experiments: {names}"
-
-
-def _say_how_many(runs: int) -> None:
-    print(f"planning {runs:,} runs ...", file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpdrun.arguments import complete_by, count, several
+from cpdrun.arguments import add_json, complete_by, count, several
 from cpdrun.errors import FAILED, OK, UserError, writing
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     )
     file = f"a {CSV} file, or {LINES} with a JSON object a line; default: those lines on the screen"
     vectors.add_argument("--out", type=Path, metavar="FILE", help=file)
+    add_json(vectors)
     return vectors
 
 
@@ -86,14 +87,25 @@ def run(arguments: argparse.Namespace) -> int:
         asked, made = Path(folder) / "request.json", Path(folder) / "vectors"
         asked.write_text(json.dumps(request), encoding="utf-8")
         _compute(arguments.name, asked, made)
+        arguments.telling.tell(_facts(made, out))
+        if out is None and arguments.telling.as_json:
+            return OK
         if out is None:
             with made.open(encoding="utf-8") as file, contextlib.suppress(BrokenPipeError):
                 shutil.copyfileobj(file, sys.stdout)
             return OK
         with made.open("rb") as file, out.open("wb") as copy:
             shutil.copyfileobj(file, copy)
-    print(f"{out}: known answers of {arguments.name}")
+    arguments.telling.say(f"{out}: known answers of {arguments.name}")
     return OK
+
+
+def _facts(made: Path, out: Path | None) -> dict[str, Any]:
+    """The lines that were made, or the file that they went to."""
+    if out is not None:
+        return {"file": str(out), "about": None, "vectors": None}
+    about, *lines = made.read_text(encoding="utf-8").splitlines()
+    return {"file": None, "about": json.loads(about), "vectors": [json.loads(line) for line in lines]}
 
 
 def _request_of_format(arguments: argparse.Namespace) -> dict[str, Any]:

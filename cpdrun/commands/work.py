@@ -1,16 +1,14 @@
 """`cpdrun work`: take the runs of a sweep that wait, until none is left."""
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
-from cpdrun.arguments import complete_by
+from cpdrun.arguments import add_json, complete_by
 from cpdrun.commands.launching import add_options, may_start, options_of
 from cpdrun.errors import FAILED, INTERRUPTED, OK
-from cpdrun.shell.visible import visible_line
 
 if TYPE_CHECKING:
-    from cpdrun.launch import Session
+    from cpdrun.launch import Session, Summary
     from cpdrun.record import SweepDir
 
 
@@ -28,6 +26,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     complete_by("sweeps", work.add_argument("names", nargs="+", metavar="SWEEP", help=text))
     add_options(work)
     work.add_argument("--rerun", choices=["failed"], help="take failed runs too, each once")
+    add_json(work)
     return work
 
 
@@ -38,10 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     with Composer() as composer:
         launcher = composer.file("launcher", "local")
-    code = OK
+    code, went = OK, []
+    arguments.telling.tell({"sweeps": went, "notes": arguments.telling.notes})
     with Session() as session:
         for sweep in find_sweeps(arguments.names):
-            worked = _work(sweep, launcher, arguments, session)
+            worked, summary = _work(sweep, launcher, arguments, session)
+            went.append({"sweep": str(sweep.path), "summary": summary and summary.facts()})
             if worked == INTERRUPTED:
                 return INTERRUPTED
             code = code or worked
@@ -50,27 +51,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _work(
     sweep: "SweepDir", launcher: dict[str, Any], arguments: argparse.Namespace, session: "Session"
-) -> int:
-    """Take what is left of one sweep."""
+) -> "tuple[int, Summary | None]":
+    """Take what is left of one sweep: the exit code, and how it went, if there was anything to do."""
     from cpdrun.launch import Display, axes_of, print_summary
     from cpdrun.launch.pull import Pool
     from cpdrun.record import cancellation
-    from cpdrun.shell.terminal import Terminal
 
-    options, console = options_of(arguments), Terminal()
+    options, telling = options_of(arguments), arguments.telling
     cancelled_before = cancellation(sweep)
     pool = Pool(sweep, failed=arguments.rerun == "failed")
-    code = OK
+    code, summary = OK, None
     if jobs := pool.take():
         configs = [{**job.config, "launcher": launcher} for job in jobs]
-        if not may_start(session, sweep, configs, options, cancelled_before):
-            return INTERRUPTED
-        display = Display(console, axes_of(sweep))
+        if not may_start(session, sweep, configs, options, cancelled_before, None, telling):
+            return INTERRUPTED, None
+        display = Display(telling.progress, axes_of(sweep))
         summary = session.launch(sweep, jobs, launcher, options, display, cancelled_before, more=pool.take)
-        print_summary(console, summary)
+        print_summary(telling.progress, summary)
         code = summary.exit_code
     else:
-        print(f"{visible_line(sweep.name)}: nothing is left to do")
+        telling.say(f"{sweep.name}: nothing is left to do")
     for reason in pool.unreadable.values():
-        print(f"error: {visible_line(reason)}", file=sys.stderr)
-    return code or (FAILED if pool.unreadable else OK)
+        telling.note(reason, kind="error")
+    return code or (FAILED if pool.unreadable else OK), summary

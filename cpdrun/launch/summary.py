@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from cpdrun.errors import FAILED, INTERRUPTED, OK
 from cpdrun.launch.base import Event, Job
@@ -26,6 +27,11 @@ class Summary:
         if self.failed:
             return FAILED
         return INTERRUPTED if self.interrupted else OK
+
+    def facts(self) -> dict[str, Any]:
+        """For programs; of runs that were handed to a scheduler nothing is known yet."""
+        failed = [{"run": run.name, "reason": reason} for run, reason in self.failed]
+        return {**vars(self), "failed": failed}
 
 
 class Tally:

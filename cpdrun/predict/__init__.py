@@ -5,3 +5,7 @@ features.py makes a few numbers of it; model.py, fitted on recorded sweeps (scri
 that training with it misses the tolerance; forecast.py puts them together for the candidates of an experiment, and
 words.py says it. Nothing here imports torch, and nothing is certified by it: a search is for that.
 """
+
+from cpdrun.shell.called import is_function_too
+
+is_function_too(__name__)

@@ -5,5 +5,8 @@ Importing this package imports pandas and matplotlib: import it where a report i
 
 from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.write import Report, write_report
+from cpdrun.shell.called import is_function_too
 
 __all__ = ["Report", "ReportError", "ReportUsageError", "write_report"]
+
+is_function_too(__name__)

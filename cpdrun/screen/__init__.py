@@ -4,3 +4,7 @@ settings (the block `screen:`) and layers (what the model has) make groups and f
 design over them; results reads what they left; allocation chooses; words says it, and experiment writes it down for a
 search.
 """
+
+from cpdrun.shell.called import is_function_too
+
+is_function_too(__name__)

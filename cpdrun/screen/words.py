@@ -11,7 +11,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.record import json_text
 from cpdrun.screen.allocation import Allocation, Costs
 from cpdrun.screen.question import Question
 from cpdrun.screen.results import Found, Round
@@ -172,12 +171,12 @@ def costs_of(question: Question) -> Costs:
     return Costs(question.settings, question.groups, question.factors, question.layers)
 
 
-def as_json(
+def facts(
     question: Question, rounds: Sequence[Round], chosen: Allocation | None, command: str | None
-) -> str:
+) -> dict[str, Any]:
     """For programs; differences in the metric's own unit, more being worse. `question`: the round that was reached."""
     found = rounds[-1].found if rounds else None
-    facts: dict[str, Any] = {
+    return {
         "sweep": str(question.directory.path),
         "factors": [f.name for f in question.factors],
         "round": question.number,
@@ -191,7 +190,6 @@ def as_json(
         "allocation": chosen and allocation_facts(question, chosen),
         "certify": command,
     }
-    return json_text(facts)
 
 
 def round_facts(rounds: Sequence[Round]) -> dict[str, Any]:

@@ -6,3 +6,7 @@ how every candidate stands and which runs would settle most; tune.py, pure, with
 certified, and arms.py plans the runs of those; words.py says it; drive.py asks the launcher for those runs. Nothing is
 remembered beside the run folders: a search that is typed again goes on from them.
 """
+
+from cpdrun.shell.called import is_function_too
+
+is_function_too(__name__)

@@ -11,7 +11,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.record import json_text
 from cpdrun.report.read.groups.certified import MARKS
 from cpdrun.report.read.metric import Metric
 from cpdrun.search import tuned_words
@@ -201,10 +200,10 @@ def _row(results: Results, candidate: Candidate, judgement: Judgement, width: Wi
     return candidate.label, *chosen, f"{candidate.bits:g}", str(judgement.pairs), shown, mark
 
 
-def as_json(results: Results) -> str:
+def facts(results: Results) -> dict[str, Any]:
     """The same for programs; differences in the metric's unit, null where there is no end."""
     chains = [_chain_facts(results, standing) for standing in results.standings()]
-    facts = {
+    found = {
         "sweep": str(results.question.directory.path),
         "metric": results.metric.name,
         "tolerance": results.tolerance,
@@ -214,8 +213,8 @@ def as_json(results: Results) -> str:
         "says": sentences(results),
     }
     if results.question.tuning:
-        facts["tune"] = tuned_words.question_facts(results)
-    return json_text(facts)
+        found["tune"] = tuned_words.question_facts(results)
+    return found
 
 
 def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:

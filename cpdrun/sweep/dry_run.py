@@ -16,7 +16,7 @@ from cpdrun.launch import Job, LaunchError, LaunchOptions
 from cpdrun.launch.executors import make_executor, own_class, would_write
 from cpdrun.launch.progress.display import duration
 from cpdrun.launch.progress.status import estimate_seconds
-from cpdrun.record import State, json_text
+from cpdrun.record import State
 from cpdrun.shell.terminal import Terminal
 from cpdrun.shell.visible import visible_line
 from cpdrun.sweep.asked import CASE
@@ -62,8 +62,11 @@ def print_dry_run(
         console.print(table)
 
 
-def as_json(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options: LaunchOptions) -> str:
-    """The same for programs: counts, every run with its state and overrides, what is missing, scripts by path."""
+def facts(
+    sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options: LaunchOptions
+) -> dict[str, Any]:
+    """The same for programs: counts, every run with its state, overrides and what it measured, what is missing, scripts
+    by path."""
     wanted = {run.name for run in to_run}
     runs = [
         {
@@ -72,12 +75,13 @@ def as_json(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options:
             "to_run": run.name in wanted,
             "problem": found.odd.get(run.name),
             "overrides": run.overrides,
+            **_measured(sweep, run, found),
         }
         for run in sweep.runs
     ]
     slots = _at_once(sweep, to_run, options) or 1
     scripts, problem = _scripts(sweep, to_run, options)
-    facts = {
+    return {
         "sweep": str(sweep.directory.path),
         "plan": sweep.describe(),
         "done": found.count(State.DONE),
@@ -88,7 +92,13 @@ def as_json(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options:
         "problem": problem,
         "runs": runs,
     }
-    return json_text(facts)
+
+
+def _measured(sweep: Plan, run: PlannedRun, found: Standing) -> dict[str, Any]:
+    done = sweep.directory.run(run.name).result() if found.states.get(run.name) is State.DONE else None
+    if done is None:
+        return {"status": None, "metrics": {}}
+    return {"status": str(done.status), "metrics": done.metrics}
 
 
 def _width(console: Terminal, table: Table) -> int:

@@ -10,6 +10,7 @@ import pytest
 import cpdrun
 from cpdrun.cli import main
 from cpdrun.record import SweepDir, append_json_line, json_text, write_text
+from cpdrun.shell.telling import schema_name
 
 COSTS = "bytes,kept,bitops,area"
 NOTHING = {"test_accuracy": None, "test_loss": None}
@@ -97,10 +98,15 @@ def test_a_command_prints_strict_json_or_one_line_that_says_why_not(sweeps, caps
     places = {"SWEEP": str(sweep), "RUN": str(sweep / "runs" / "b")}
     code = main([*(places.get(word, word) for word in typed), "--json"])
     said = capsys.readouterr()
+    document = _strict(said.out)
+    kind = {"predict": "law" if "--law" in typed else "predict"}.get(typed[0], typed[0])
+    assert document["exit_code"] == code
     if code == 0:
-        assert _strict(said.out) is not None
+        assert document["schema"] == schema_name(kind)
     else:
-        assert said.out == "" and re.fullmatch(r"error: [^\n]+\n", said.err), said.err
+        (line,) = document["lines"]
+        assert document["schema"] == schema_name("error") and document["command"] == typed[0]
+        assert said.err == f"error: {line}\n"
 
 
 def test_what_is_not_finite_is_null():
@@ -118,4 +124,4 @@ def test_no_command_writes_json_for_programs_another_way():
         if re.search(r"(print|return) ?\(?json\.dumps\(", path.read_text(encoding="utf-8"))
         and "indent=" in path.read_text(encoding="utf-8")
     }
-    assert others <= {"record/files.py", "commands/formats.py"}
+    assert others <= {"record/files.py"}

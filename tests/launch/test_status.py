@@ -18,9 +18,9 @@ from cpdrun.launch.base import Event, Job
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
 from cpdrun.launch.progress import logs, status
 from cpdrun.launch.progress.display import Display, _result, print_summary
-from cpdrun.launch.progress.status import as_json, estimate_seconds, print_status, run_status, sweep_status
+from cpdrun.launch.progress.status import estimate_seconds, facts, print_status, run_status, sweep_status
 from cpdrun.launch.summary import Summary
-from cpdrun.record import Ending, Outcome, Result, State, SweepDir, cancellation, write_json
+from cpdrun.record import Ending, Outcome, Result, State, SweepDir, cancellation, json_text, write_json
 from cpdrun.sweep import plan
 
 
@@ -61,7 +61,7 @@ def test_json_and_table_say_the_same(mixed, sweep):
     out = io.StringIO()
     print_status(Console(file=out, width=140), sweep, watch=False)
     assert "2 done, 1 failed, 1 pending" in out.getvalue()
-    rows = json.loads(as_json(sweep_status(sweep)))
+    rows = facts(sweep)["runs"]
     assert {row["name"]: row["state"] for row in rows}["failed"] == "failed"
     assert "the weights are sour" in out.getvalue()
 
@@ -176,7 +176,7 @@ def test_an_odd_run_has_its_line_and_the_others_theirs(job, local, sweep, damage
     lines = out.getvalue().splitlines()
     assert any(line.startswith("one ") for line in lines)
     assert next(line for line in lines if line.startswith("other ")).split()[1:4] == ["done", "1/1", "50.0"]
-    json.loads(as_json(sweep_status(sweep)))
+    json.loads(json_text(facts(sweep)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not read")

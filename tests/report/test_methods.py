@@ -287,8 +287,6 @@ def test_as_json_for_programs(calibrated, capsys):
     ] == pytest.approx(32)
     assert {row["network"] for row in said["crossover"]} == {"1gbit", "400gbit"}
     assert any(file.endswith("crossover.csv") for file in said["files"])
-    assert main(["report", "--json", "--claims"]) == 2
-    assert "--claims" in capsys.readouterr().err
 
 
 def test_400_gbit_is_a_network_like_the_others():

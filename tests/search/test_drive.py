@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import math
 import random
 import re
@@ -20,7 +19,7 @@ from cpdrun.search.drive import at_once
 from cpdrun.search.forecast import forecast
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
-from cpdrun.search.words import as_json, candidates_text, report_command, sentences, table
+from cpdrun.search.words import candidates_text, facts, report_command, sentences, table
 
 TYPED = [
     "format=fp32,e4m3,e3m2,e3m0,e2m0",
@@ -32,7 +31,7 @@ TYPED = [
 
 
 def answers(results):
-    return [chain["smallest"] for chain in json.loads(as_json(results))["chains"]]
+    return [chain["smallest"] for chain in facts(results)["chains"]]
 
 
 def names(results):

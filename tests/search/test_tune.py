@@ -1,7 +1,6 @@
 """A search that tunes: what is chosen, on which seeds, and that nothing of it reaches the pairs."""
 
 import io
-import json
 import math
 import random
 from dataclasses import replace
@@ -19,7 +18,7 @@ from cpdrun.search.question import ask
 from cpdrun.search.schedule import Ended, stand, wanted
 from cpdrun.search.settings import settings
 from cpdrun.search.tune import Tuning
-from cpdrun.search.words import as_json, sentences, table
+from cpdrun.search.words import facts, sentences, table
 from cpdrun.stats.anytime import Verdict
 from cpdrun.stats.tuning import FIRST_SEED, choose
 from cpdrun.sweep import plan
@@ -51,7 +50,7 @@ def go(go):
 
 
 def chosen(results):
-    (found,) = json.loads(as_json(results))["chains"]
+    (found,) = facts(results)["chains"]
     rows = [(found["baseline_tuned"], "fp32"), *((c["tuned"], c["candidate"]) for c in found["candidates"])]
     return {label.split()[0]: tuned and tuned["values"]["optim.lr"] for tuned, label in rows}
 
@@ -87,7 +86,7 @@ def test_one_value_is_the_search_with_that_value_typed(go):
     tuned, typed = go("search.tune.optim.lr=.1"), go("optim.lr=.1", folder="there")
     names = [sorted(p.name for p in r.question.directory.runs_folder.iterdir()) for r in (tuned, typed)]
     assert names[0] == names[1]
-    told = [[chain["candidates"] for chain in json.loads(as_json(r))["chains"]] for r in (tuned, typed)]
+    told = [[chain["candidates"] for chain in facts(r)["chains"]] for r in (tuned, typed)]
     assert [{**row, "tuned": None} for row in told[0][0]] == [{**row, "tuned": None} for row in told[1][0]]
     assert "nothing was chosen" in " ".join(sentences(tuned))
 
@@ -231,7 +230,7 @@ def test_several_keys_are_their_product():
 
 def test_without_tune_there_is_nothing_of_it(go):
     results = go()
-    told = json.loads(as_json(results))
+    told = facts(results)
     assert "tune" not in told and not any("tuned" in row for row in told["chains"][0]["candidates"])
     assert "tune" not in yaml.safe_load(results.question.directory.manifest.read_text())["search"]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +18,7 @@ from cpdrun.launch.progress.axes import IN_NAMES, values_in
 from cpdrun.launch.summary import Summary
 from cpdrun.record import Progress, Result, RunDir
 from cpdrun.record.measure import ACCURACY
+from cpdrun.shell.terminal import live
 from cpdrun.shell.visible import visible, visible_line
 
 REFRESH_S = 0.5
@@ -41,9 +41,7 @@ class Display:
         self._began = time.monotonic()
         self._started: dict[str, float] = {}
         self._refreshed = 0.0
-        self._live = (
-            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        )
+        self._live = live(console)
 
     def __enter__(self) -> "Display":
         if self._live is not None:

@@ -16,7 +16,7 @@ from cpdrun.launch.base import LaunchError
 from cpdrun.launch.executors import schedulers
 from cpdrun.launch.progress.axes import IN_NAMES, axes_of, headings, values_of
 from cpdrun.launch.progress.display import duration
-from cpdrun.record import Ending, Progress, RunDir, State, SweepDir, Where, garbage, json_text, state_of
+from cpdrun.record import Ending, Progress, RunDir, State, SweepDir, Where, garbage, state_of
 from cpdrun.shell.visible import visible
 
 WATCH_S = 2.0
@@ -144,9 +144,15 @@ def _in_queue(sweep: SweepDir) -> bool:
         return True
 
 
-def as_json(rows: list[RunStatus]) -> str:
-    """The rows as a JSON list, for programs."""
-    return json_text([asdict(row) for row in rows])
+def facts(sweep: SweepDir) -> dict[str, Any]:
+    """The same for programs: how many runs are in each state, and every one."""
+    rows = sweep_status(sweep)
+    counts = Counter(row.state for row in rows)
+    return {
+        "sweep": str(sweep.path),
+        "counts": {str(state): counts[state] for state in State},
+        "runs": [asdict(row) for row in rows],
+    }
 
 
 def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: int | None = None) -> Group:

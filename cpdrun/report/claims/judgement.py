@@ -69,6 +69,29 @@ class Judgement:
     verdict: str  # a Verdict, or NOT_ASKED
     findings: list[Finding]
 
+    def facts(self) -> dict[str, Any]:
+        """For programs; figures in shown units."""
+        return {
+            "claim": self.claim.name,
+            "paper": self.claim.paper.arxiv,
+            "says": self.claim.says,
+            "verdict": str(self.verdict),
+            "findings": [
+                {
+                    "cell": finding.cell,
+                    "verdict": str(finding.verdict),
+                    "source": finding.source,
+                    "seeds": finding.seeds,
+                    "value": finding.value,
+                    "low": finding.low,
+                    "high": finding.high,
+                    "more": finding.more,
+                    "why": finding.why,
+                }
+                for finding in self.findings
+            ],
+        }
+
 
 def judge(claim: Claim, sources: Sources, ci: float = 95) -> Judgement:
     """What the runs say about `claim`, at a confidence of `ci` per cent for the claim as a whole."""

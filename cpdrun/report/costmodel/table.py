@@ -1,7 +1,8 @@
 """The forecast in words and numbers: step time and speed-up against workers, a column for each format."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +21,11 @@ class Forecast:
     workers: int
     cost: StepCost
     speedup: float
+
+    def facts(self) -> dict[str, Any]:
+        """For programs, seconds of a step."""
+        cost = {**asdict(self.cost), "total_s": self.cost.total_s}
+        return {"format": self.format, "workers": self.workers, **cost, "speedup": self.speedup}
 
 
 def forecast(

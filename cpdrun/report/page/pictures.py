@@ -20,19 +20,37 @@ KINDS = ("png", "svg", "pdf")
 def draw(study: Study) -> tuple[dict[str, Figure], list[str]]:
     """Every plot that the runs allow, by name, and one line for each that they do not."""
     figures, reasons = {}, []
-    with _style():
-        for plot in plots.available():
-            part = study if plot.of_cases is None else study.of_facets(has_cases=plot.of_cases)
-            if not part.groups:
-                continue
-            try:
-                figure = figures[plot.name] = plot.draw(part)
-            except plots.NotDrawnError as reason:
-                reasons.append(f"no {plot.name}: {reason}")
-                continue
-            figure.draw_without_rendering()  # lays it out, once for all kinds of file
-            figure.set_layout_engine("none")
+    for plot in plots.available():
+        try:
+            figure = _drawn(study, plot)
+        except plots.NotDrawnError as reason:
+            reasons.append(f"no {plot.name}: {reason}")
+            continue
+        if figure is not None:
+            figures[plot.name] = figure
     return figures, reasons
+
+
+def draw_one(study: Study, name: str) -> Figure:
+    """The plot of that name. Raises NotDrawnError where the runs do not allow it."""
+    plot = next(plot for plot in plots.available() if plot.name == name)
+    figure = _drawn(study, plot)
+    if figure is None:
+        kind = "named cases" if plot.of_cases else "runs that are no named cases"
+        raise plots.NotDrawnError(f"it is of {kind}, and here are none")
+    return figure
+
+
+def _drawn(study: Study, plot: plots.Plot) -> Figure | None:
+    """None where the plot is of runs of another kind."""
+    part = study if plot.of_cases is None else study.of_facets(has_cases=plot.of_cases)
+    if not part.groups:
+        return None
+    with _style():
+        figure = plot.draw(part)
+        figure.draw_without_rendering()  # lays it out, once for all kinds of file
+        figure.set_layout_engine("none")
+    return figure
 
 
 def render(figures: dict[str, Figure]) -> dict[str, str]:

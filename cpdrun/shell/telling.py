@@ -1,0 +1,135 @@
+"""What a command tells: words for people as it goes, and one document for programs at its end.
+
+    {"schema": "cpdrun.sweep/1", "exit_code": 0, ...}
+
+docs/json.md says what the documents hold, cpdrun/schemas/*.json says it to programs. All of them are written here, and
+only here: `--json` prints one on stdout, where then nothing else goes, and a call from Python (`cpdrun.api`) is handed
+the same one.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from cpdrun.errors import UserError
+from cpdrun.shell.visible import visible_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ERROR = "error"
+VERSIONS = {
+    "sweep": 1,
+    "search": 1,
+    "next": 1,
+    "screen": 1,
+    "predict": 1,
+    "law": 1,
+    "report": 1,
+    "claims": 1,
+    "explain": 1,
+    "status": 1,
+    "logs": 1,
+    "cancel": 1,
+    "work": 1,
+    "calibrate": 1,
+    "formats": 1,
+    "format": 1,
+    "vectors": 1,
+    "doctor": 1,
+    ERROR: 1,
+}
+"""Of each kind of document. A version rises when a key changes its meaning or goes; new keys come without."""
+
+
+class Telling:
+    """Of one call of a command. `words` and `progress`: where its answer goes, in words, and what it says meanwhile; by
+    default both to stdout, or to stderr beside a document."""
+
+    def __init__(
+        self,
+        command: str,
+        *,
+        as_json: bool = False,
+        words: "Console | None" = None,
+        progress: "Console | None" = None,
+    ) -> None:
+        self.command = command
+        self.as_json = as_json
+        self.notes: list[str] = []
+        self._words = words
+        self._progress = progress
+        self._facts: dict[str, Any] | None = None
+        self._kind = command
+
+    @cached_property
+    def console(self) -> "Console":
+        from rich.console import Console
+
+        from cpdrun.shell.terminal import Terminal
+
+        if self._words is not None:
+            return self._words
+        return Console(stderr=True, highlight=False) if self.as_json else Terminal()
+
+    @property
+    def progress(self) -> "Console":
+        """For the live table of runs, and how they went."""
+        return self.console if self._progress is None else self._progress
+
+    def say(self, line: str) -> None:
+        """A line as it is: no markup, no wrapping."""
+        if self._words is not None:
+            self._words.print(visible_line(line), soft_wrap=True, markup=False, highlight=False)
+        else:
+            print(visible_line(line), file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def note(self, line: str, kind: str = "note") -> None:
+        """What a user should know besides; the document has it too, as `notes`."""
+        self.notes.append(line)
+        self.aside(f"{kind}: {line}")
+
+    def aside(self, line: str) -> None:
+        """A line that is no part of what was asked for: to stderr in any case."""
+        if self._progress is not None:
+            self._progress.print(visible_line(line), soft_wrap=True, markup=False, highlight=False)
+        else:
+            print(visible_line(line), file=sys.stderr, flush=True)
+
+    def tell(self, facts: Mapping[str, Any], kind: str | None = None) -> None:
+        """Plain data for programs; told again, it takes the place of what was told before."""
+        self._facts, self._kind = dict(facts), kind or self.command
+
+    def document(self, exit_code: int, error: UserError | None = None) -> dict[str, Any]:
+        """All that was told, under the name of its schema; of a call that failed before it told anything the error."""
+        failed = None if error is None else {"lines": error.told()}
+        if self._facts is None:
+            lines = ["interrupted"] if failed is None else failed["lines"]
+            return {
+                "schema": schema_name(ERROR),
+                "exit_code": exit_code,
+                "command": self.command,
+                "lines": lines,
+            }
+        found = {"schema": schema_name(self._kind), "exit_code": exit_code, **self._facts}
+        return found if failed is None else found | {ERROR: failed}
+
+
+def print_document(document: Mapping[str, Any]) -> None:
+    from cpdrun.record import json_text
+
+    print(json_text(dict(document)), flush=True)
+
+
+def schema_name(kind: str) -> str:
+    return f"cpdrun.{kind}/{VERSIONS[kind]}"
+
+
+def schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema of this kind of document, in the version that is written."""
+    from importlib.resources import files
+
+    text = files("cpdrun").joinpath("schemas", f"{kind}-{VERSIONS[kind]}.json").read_text(encoding="utf-8")
+    return json.loads(text)
