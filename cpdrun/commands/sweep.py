@@ -26,6 +26,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     add_overrides(sweep, "exp=NAME, key=value, or key=a,b,c for an axis")
     sweep.add_argument("--dry-run", action="store_true", help="say what would be run, and stop")
     add_json(sweep)
+    show = "with --dry-run: the whole config of the first run, as it would be read"
+    sweep.add_argument("--show", action="store_true", help=show)
     add_options(sweep, "slurm, or pull, which leaves the runs to `cpdrun work`")
     rerun = "only failed runs; also those of other code or data than now; or all from the start"
     sweep.add_argument("--rerun", choices=["failed", "changed", "all"], help=rerun)
@@ -45,7 +47,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     from cpdrun.record import State
     from cpdrun.record.fingerprint import of_other_code
     from cpdrun.sweep import listed, plan, write_manifest
-    from cpdrun.sweep.dry_run import facts, print_dry_run
+    from cpdrun.sweep.dry_run import facts, print_config, print_dry_run
     from cpdrun.sweep.standing import standing
 
     options, telling = options_of(arguments), arguments.telling
@@ -54,6 +56,10 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
         telling.aside(f"planning {runs:,} runs ...")
 
     with before_a_start():
+        if arguments.show and (arguments.json or not arguments.dry_run):
+            raise UserError(
+                "--show is for --dry-run, and yaml; of a run that was started, config.yaml in its folder tells"
+            )
         if not arguments.overrides:
             raise UserError(_which_experiment(arguments.config_dir))
         if not arguments.dry_run:
@@ -67,6 +73,9 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     wanted = {"failed": {State.FAILED}, "all": set(State), "changed": not_done, None: not_done}
     again = set(found.changed) if arguments.rerun == "changed" else set()
     to_run = [r for r in sweep.runs if found.states.get(r.name) in wanted[arguments.rerun] or r.name in again]
+    if arguments.show:
+        print_config(sweep.runs[0], len(sweep.runs))
+        return OK
     telling.say(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run")
     if found.changed and not arguments.rerun:
         telling.say(of_other_code(found.changed))

@@ -9,6 +9,9 @@ import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +33,27 @@ ROOT, SCRIPT_ROOT = "config", "script"  # what a run is: of cpdrun's own loop, o
 BASE = "any_run"  # which both have
 EXPERIMENT = "exp"
 NO_GROUPS = ("hydra", "claims")  # folders beside the groups: Hydra's own, and what papers claim
+ENTRY_POINTS = ("cpdrun.experiments", "cpdrun.recipes", "cpdrun.launchers")  # of installed packages with yaml
 NONE_CHOSEN = "None"  # null, as a choice of a group that may have none
 RECIPE = "recipe"
 MAY_BE_NONE = (RECIPE,)
 MOST_REFERENCES = 8  # from one to the next; more go round in a circle, which OmegaConf reports
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
+
+
+@cache
+def installed() -> tuple[str, ...]:
+    """The packages of yaml, with folders as in conf/, that installed distributions name in their entry points. What has
+    the name of a file of ours is not seen. Raises ConfigError for one that cannot be imported."""
+    found = dict.fromkeys(entry.value for group in ENTRY_POINTS for entry in entry_points(group=group))
+    for package in found:
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise ConfigError(
+                f"entry point {package}: {error}; reinstall or remove the package it is of"
+            ) from None
+    return tuple(found)
 
 
 @dataclass
@@ -82,9 +101,14 @@ class Composer:
             _check_bounds(self._user_dir)
         self._open.enter_context(initialize_config_module(CONF_MODULE, version_base="1.3"))
         self.loader = GlobalHydra.instance().config_loader()
+        search_path = self.loader.get_search_path()
         if self._user_dir is not None:  # hydra.searchpath would put it behind ours
-            search_path = self.loader.get_search_path()
             search_path.prepend("user", f"file://{self._user_dir.resolve()}")
+        for package in installed():
+            search_path.append(
+                "installed", f"pkg://{package}", anchor="main"
+            )  # behind ours; Hydra wants its own last
+        if self._user_dir is not None or installed():
             self.loader.repository.initialize_sources(search_path)
         _read_each_file_once(self.loader.repository, self._known.files)
         return self

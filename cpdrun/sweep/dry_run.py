@@ -6,11 +6,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
 from custom_fp.formats.names import is_own
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.config.compose import CONF_MODULE, EXPERIMENT
+from cpdrun.config.compose import CONF_MODULE, EXPERIMENT, installed
 from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.launch import Job, LaunchError, LaunchOptions
 from cpdrun.launch.executors import make_executor, own_class, would_write
@@ -62,6 +63,12 @@ def print_dry_run(
         console.print(table)
 
 
+def print_config(run: PlannedRun, of: int) -> None:
+    """What RUN/config.yaml will hold, on stdout as yaml."""
+    print(f"# {visible_line(run.name)}, the first of {of}")
+    print(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), end="")
+
+
 def facts(
     sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> dict[str, Any]:
@@ -109,9 +116,10 @@ def _purpose(exp: str | None, config_dir: Path | None) -> Iterator[str]:
     """What the experiment's yaml says of itself, in the comment below its command."""
     if exp is None:
         return
-    name = f"{exp}.yaml"
-    own = config_dir / EXPERIMENT / name if config_dir is not None else None
-    source = own if own is not None and own.exists() else files(CONF_MODULE).joinpath(EXPERIMENT, name)
+    folders = [config_dir] if config_dir is not None else []
+    folders += [files(package) for package in (CONF_MODULE, *installed())]
+    places = (folder.joinpath(EXPERIMENT, f"{exp}.yaml") for folder in folders)
+    source = next(place for place in places if place.is_file())
     for line in source.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             return

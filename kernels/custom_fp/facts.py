@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from inspect import cleandoc
 from typing import Any
 
-from custom_fp.formats.names import KINDS, parse
+from custom_fp.formats.names import KINDS, installed, parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import FAMILIES
 from custom_fp.formats.synonyms import SYNONYMS
@@ -22,8 +22,10 @@ Facts = dict[str, Any]
 
 
 def listed() -> list[NumberFormat]:
-    """Of every kind its examples."""
-    return [parse(name) for kind in KINDS.values() for name in kind.EXAMPLES]
+    """Of every kind its examples, and the formats of installed packages."""
+    return [parse(name) for kind in KINDS.values() for name in kind.EXAMPLES] + [
+        parse(name) for name in installed()
+    ]
 
 
 def near(name: str) -> str:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
 from pathlib import Path
 from pkgutil import walk_packages
@@ -45,6 +46,7 @@ def parse(name: str | NumberFormat) -> NumberFormat:
     mxfp8_e4m3, nvfp4 ...      `BlockFormat`
     posit8, p3109_k8p3se ...   `Tabulated`, of the kinds in by_table/
     package.module.NAME        a format in a module of the user's own, on Python's path or in the working folder
+    a name of one's own        that an installed package has in its entry points, group `cpdrun.formats`
 
     Raises ValueError, which tells what is allowed.
     """
@@ -59,6 +61,12 @@ def is_own(name: object) -> bool:
     """Whether `name` is that of a format in a module of the user's own, which `parse` would import and so run. This
     imports nothing: who reads names that others wrote asks here first."""
     return isinstance(name, str) and _PATH.fullmatch(name) is not None
+
+
+@cache
+def installed() -> dict[str, EntryPoint]:
+    """The formats of installed packages, by name: entry points of the group `cpdrun.formats`. Ours go before."""
+    return {entry.name: entry for entry in entry_points(group="cpdrun.formats")}
 
 
 @cache
@@ -92,6 +100,8 @@ def _parse(name: str) -> NumberFormat:
     known = _known(name)
     if known is not None:
         return known
+    if name in installed():
+        return _imported(installed()[name].value.replace(":", "."))
     if (instead := meant(name)) is not None and _known(instead.split(" or ")[0]) is not None:
         raise ValueError(f"unknown format {name!r} (did you mean {instead!r}?)")
     if is_own(name):
@@ -100,7 +110,7 @@ def _parse(name: str) -> NumberFormat:
 
 
 def _unknown(name: object) -> ValueError:
-    looks = ", ".join(kind.LOOKS_LIKE for kind in KINDS.values())
+    looks = ", ".join([*(kind.LOOKS_LIKE for kind in KINDS.values()), *installed()])
     return ValueError(f"unknown format {name!r}; allowed: {looks}, package.module.NAME of your own")
 
 

@@ -1,4 +1,5 @@
-"""Recipes as they are written: conf/recipe/NAME.yaml, or a file of one's own.
+"""Recipes as they are written: conf/recipe/NAME.yaml, or a file of one's own, or recipe/NAME.yaml in a package that an
+installed distribution names in its entry points, group `cpdrun.recipes`.
 
 defaults: [nvfp4, _self_]          all that another recipe says, but for what stands here
 ingredients: {format: nvfp4, ...}  what may be said anew; the recipe refers to it: ${ingredients.format}
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from importlib import resources
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +32,28 @@ def load(recipe: str) -> Any:
         if not file.is_file():
             raise ValueError(f"recipe {recipe}: there is no such file")
     else:
-        # data, of the same distribution; nothing there is run
-        folder = resources.files("cpdrun.conf") / "recipe"
-        names = sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
-        if recipe not in names:
-            raise ValueError(
-                f"unknown recipe {recipe!r}{did_you_mean(recipe, names)}; there are: {', '.join(names)}"
-            )
-        file = folder / f"{recipe}.yaml"
+        files = _by_name()
+        if recipe not in files:
+            near = did_you_mean(recipe, files)
+            raise ValueError(f"unknown recipe {recipe!r}{near}; there are: {', '.join(sorted(files))}")
+        file = files[recipe]
     try:
         return _with_defaults(recipe, yaml.safe_load(file.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"recipe {recipe}: {' '.join(str(error).split())}") from None
+
+
+def _by_name() -> dict[str, Any]:
+    """Ours go before those of installed packages. Data: of ours nothing is run."""
+    packages = [entry.value for entry in entry_points(group="cpdrun.recipes")]
+    folders = [resources.files(package) / "recipe" for package in (*packages, "cpdrun.conf")]
+    return {
+        file.name.removesuffix(".yaml"): file
+        for folder in folders
+        if folder.is_dir()
+        for file in folder.iterdir()
+        if file.name.endswith(".yaml")
+    }
 
 
 def _with_defaults(recipe: str, given: Any) -> Any:
