@@ -33,6 +33,8 @@ COMMANDS = (
     "calibrate",
     "formats",
     "vectors",
+    "init",
+    "schema",
     "doctor",
 )
 

@@ -1,4 +1,4 @@
-"""examples/own_project as its README has it: a copy in a folder of its own, with the installed command."""
+"""The project that `cpdrun init` writes, as its README has it, with the installed command."""
 
 import csv
 import os
@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cpdrun.cli import main
 from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError
 from cpdrun.record import RunDir, SweepDir, read_json, write_text
 from cpdrun.sweep import plan
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_project"
 SHORT = ("seed=0", "format=fp32,e3m0", "aps=true,false", "epochs=1", "device=cpu")
 
 
 @pytest.fixture
 def project(tmp_path) -> Path:
-    return shutil.copytree(EXAMPLE, tmp_path / "project")
+    assert main(["init", str(tmp_path / "project")]) == 0
+    return tmp_path / "project"
 
 
 def cpdrun(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
@@ -53,6 +54,14 @@ def test_sweep_and_report_on_a_model_and_data_of_ones_own(project):
         }
     assert "balanced accuracy" in reported.stdout
     assert "waves.network.Conv1d" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_what_is_there_is_not_written_over(project, capsys):
+    network = project / "waves" / "network.py"
+    network.write_text("# mine\n")
+    assert main(["init", str(project)]) == 2
+    assert "is not empty; name a folder that does not exist yet" in capsys.readouterr().err
+    assert network.read_text() == "# mine\n"
 
 
 def test_changed_code_is_noticed_when_the_command_is_typed_again(project):

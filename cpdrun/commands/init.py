@@ -1,0 +1,30 @@
+"""`cpdrun init`: a project of one's own that runs."""
+
+import argparse
+from pathlib import Path
+
+from cpdrun.errors import OK
+
+
+def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    init = commands.add_parser(
+        "init",
+        help="write a project of one's own: a model, a dataset, a task and an experiment that runs",
+        description="Write a project of one's own into a new folder: a model, a dataset and a task, each a class in a "
+        "file, the yaml that names them, and an experiment, which runs as it stands. Change what is not yours.",
+    )
+    init.add_argument("folder", type=Path, metavar="DIR", help="where to; made, must not hold anything")
+    return init
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from cpdrun.config.compose import Composer
+    from cpdrun.config.json_schema import experiment_schema, schema_text
+    from cpdrun.starter import write
+
+    with Composer() as composer:
+        schema = schema_text(experiment_schema(composer))
+    for path in write(arguments.folder, schema):
+        print(path)
+    print(f"\nNow: cd {arguments.folder} && cpdrun sweep --config-dir conf exp=mine, then cpdrun report")
+    return OK

@@ -1,0 +1,51 @@
+"""The JSON Schema for editors: every experiment of ours passes, slips do not, and it says what conf/ says."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from cpdrun.cli import main
+from cpdrun.config.compose import Composer
+from cpdrun.config.json_schema import experiment_schema
+
+EXPERIMENTS = sorted((Path(__file__).parents[2] / "conf/exp").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def validator():
+    with Composer() as composer:
+        schema = experiment_schema(composer)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_our_experiments_pass(path, validator):
+    validator.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "slip", [{"epoch": 3}, {"epochs": [3]}, {"defaults": "model"}, {"sweep": ["format"]}]
+)
+def test_slips_do_not(slip, validator):
+    assert list(validator.iter_errors(slip))
+
+
+def test_a_reference_stands_in_for_a_value(validator):
+    validator.validate({"epochs": "${optim.epochs}", "label_smoothing": "${x}"})
+
+
+def test_it_has_the_comments_and_the_choices(capsys):
+    assert main(["schema"]) == 0
+    known = json.loads(capsys.readouterr().out)["properties"]
+    assert known["epochs"]["description"].startswith("passes over the training set")
+    assert known["epochs"]["default"] == 15
+    assert (
+        "from a guess's to a perfect one by then" in known["give_up_after"]["description"]
+    )  # of its second line
+    assert "glob patterns" in known["full_precision"]["properties"]["layers"]["description"]
+    assert "digits" in known["data"]["anyOf"][1]["enum"]
+    assert "tolerance" in known["search"]["properties"]
