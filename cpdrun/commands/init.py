@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from cpdrun.arguments import add_json
 from cpdrun.errors import OK
 
 
@@ -14,6 +15,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "file, the yaml that names them, and an experiment, which runs as it stands. Change what is not yours.",
     )
     init.add_argument("folder", type=Path, metavar="DIR", help="where to; made, must not hold anything")
+    add_json(init)
     return init
 
 
@@ -24,7 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     with Composer() as composer:
         schema = schema_text(experiment_schema(composer))
-    for path in write(arguments.folder, schema):
-        print(path)
-    print(f"\nNow: cd {arguments.folder} && cpdrun sweep --config-dir conf exp=mine, then cpdrun report")
+    files = write(arguments.folder, schema)
+    arguments.telling.tell({"folder": str(arguments.folder), "files": [str(file) for file in files]})
+    for file in files:
+        arguments.telling.say(str(file))
+    arguments.telling.say(
+        f"Now: cd {arguments.folder} && cpdrun sweep --config-dir conf exp=mine, then cpdrun report"
+    )
     return OK

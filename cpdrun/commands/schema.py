@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from cpdrun.arguments import add_json
 from cpdrun.errors import OK
 
 
@@ -17,6 +18,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     schema.add_argument(
         "--config-dir", type=Path, metavar="DIR", help="a folder of your own yaml beside conf/"
     )
+    add_json(schema)
     return schema
 
 
@@ -25,5 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     from cpdrun.config.json_schema import experiment_schema, schema_text
 
     with Composer(arguments.config_dir) as composer:
-        print(schema_text(experiment_schema(composer)), end="")
+        schema = experiment_schema(composer)
+    arguments.telling.tell({"experiment": schema})
+    if not arguments.json:
+        print(schema_text(schema), end="")
     return OK

@@ -39,6 +39,8 @@ VERSIONS = {
     "format": 1,
     "vectors": 1,
     "doctor": 1,
+    "init": 1,
+    "schema": 1,
     ERROR: 1,
 }
 """Of each kind of document. A version rises when a key changes its meaning or goes; new keys come without."""
