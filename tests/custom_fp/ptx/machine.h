@@ -204,16 +204,6 @@ template <class T> Bits<T> bfi(Bits<T> a, Bits<T> b, u32 at, u32 length) {
     const Bits<T> field = shl<Bits<T>>(length >= width<T> ? ~Bits<T>(0) : (Bits<T>(1) << length) - 1, at);
     return (b & ~field) | (shl<Bits<T>>(a, at) & field);
 }
-// Four of the eight bytes of b and a, each by a digit of `which`; its highest bit asks for the byte's sign instead.
-template <class T> Bits<T> prmt(Bits<T> a, Bits<T> b, u32 which) {
-    const u64 both = static_cast<u64>(b) << 32 | a;
-    u32 result = 0;
-    for (int at = 0; at < 4; ++at, which >>= 4) {
-        const u32 byte = both >> 8 * (which & 7) & 0xff;
-        result |= (which & 8 ? byte >> 7 ? 0xffu : 0u : byte) << 8 * at;
-    }
-    return result;
-}
 template <class T> Bits<T> selp(Bits<T> a, Bits<T> b, bool chosen) { return chosen ? a : b; }
 
 // ---- comparisons ------------------------------------------------------------------------------------------------------
