@@ -21,6 +21,7 @@ from cpdrun.shell.visible import visible_line
 # as a user meets them
 COMMANDS = (
     "search",
+    "next",
     "screen",
     "sweep",
     "predict",

@@ -29,6 +29,7 @@ from cpdrun.api.read import load, plot, plots
 __all__ = [  # noqa: RUF022 (as a user meets them)
     "sweep",
     "search",
+    "next",
     "screen",
     "predict",
     "report",
@@ -63,6 +64,14 @@ def search(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **ke
     settings of the search are keys: `search={"tolerance": 1}`.
     """
     return call("search", (*words, *overrides), keywords, quiet=quiet)
+
+
+def next(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:
+    """What a search would run next, how long it takes, and what it would settle; starts nothing (`cpdrun next`).
+
+    Options: budget, config_dir.
+    """
+    return call("next", (*words, *overrides), keywords, quiet=quiet)
 
 
 def screen(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:

@@ -1,0 +1,96 @@
+"""`cpdrun next`: what a search would run next, and what it would settle."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpdrun.arguments import add_json, add_overrides
+from cpdrun.errors import OK, UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from cpdrun.search.next import Next
+
+OF_PLACE = ("seed", "name", "results_dir")  # keys that a search draws, or that the folder says
+
+
+def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    following = commands.add_parser(
+        "next",
+        help="what a search would run next, and what it would settle",
+        description="Look at what is recorded and say which runs a search would ask for now, in their order, how long "
+        "they take, which candidate each says something of and how sure that stands. Nothing is started.",
+        epilog="Example: cpdrun next exp=digits_search --budget 2h, or of a sweep that is there: cpdrun next NAME",
+    )
+    add_overrides(following, "exp=NAME, key=value, search.key=value; or first the name or folder of a sweep")
+    budget = "what further runs may take: N of them, or core time T such as 2h or 90min"
+    following.add_argument("--budget", metavar="T|N", help=budget)
+    add_json(following)
+    return following
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from cpdrun.search import next as following
+    from cpdrun.search.question import ask
+    from cpdrun.search.results import Results
+    from cpdrun.search.settings import budget
+
+    if not arguments.overrides:
+        raise UserError("say of what: cpdrun next exp=NAME, such as exp=digits_search, or cpdrun next SWEEP")
+    words = _words(arguments.overrides)
+    limit = budget(arguments.budget)
+    results = Results(ask(words, arguments.config_dir, imports=False))
+    found = following.look(results, limit)
+    telling = arguments.telling
+    telling.tell(following.facts(found, words))
+    console = telling.console
+    if found.runs:
+        console.print(_table(found))
+    for line in following.says(found):
+        console.print(line, soft_wrap=True, markup=False)
+    if (typed := following.command(found, words)) is not None:
+        console.print(f"To run them: {typed}", soft_wrap=True, markup=False)
+    return OK
+
+
+def _words(typed: list[str]) -> list[str]:
+    """As they are; of a sweep that is there those that made it. Raises UserError where its list does not say."""
+    if "=" in typed[0]:
+        return typed
+    from cpdrun.record import find_sweeps, read_manifest
+
+    name, *more = typed
+    folders = [word for word in more if word.startswith("results_dir=")]
+    [sweep] = find_sweeps([name, *folders])
+    try:
+        manifest = read_manifest(sweep)
+    except (OSError, ValueError):
+        manifest = None
+    made_by = manifest.get("overrides") if isinstance(manifest, Mapping) else None
+    if not isinstance(made_by, list):
+        raise UserError(f"{sweep.manifest} does not say what made its runs; type it: cpdrun next exp=NAME")
+    others = {*OF_PLACE, *(word.split("=")[0] for word in more)}
+    kept = [str(word) for word in made_by if str(word).lstrip("+").split("=")[0] not in others]
+    where = [f"name={sweep.name}", f"results_dir={Path(sweep.path).parent}"]
+    return [*kept, *where, *(word for word in more if word not in folders)]
+
+
+def _table(found: "Next") -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    from cpdrun.launch.progress.display import duration
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for heading in ("", "run", "seed", "takes", "says something of", "within the budget"):
+        if heading != "within the budget" or found.budget is not None:
+            table.add_column(heading, no_wrap=heading != "says something of")
+    for number, run in enumerate(found.runs, 1):
+        time = "not known" if run.seconds is None else duration(run.seconds)
+        of = ", ".join(run.candidates) + (" (ahead)" if run.is_ahead else "")
+        cells = [str(number), run.label, str(run.ask[1]), time, of]
+        fits = {True: "yes", False: "no", None: "not known"}[run.fits]
+        table.add_row(*map(Text, cells if found.budget is None else [*cells, fits]))
+    return table
