@@ -34,7 +34,9 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     report.add_argument(
         "--network", "--networks", type=several, default=[], metavar="N,N", help=networks, dest="networks"
     )
-    report.add_argument("--to", type=several, default=[], metavar="TOOL", help="export: tensorboard, mlflow")
+    report.add_argument(
+        "--to", type=several, default=[], metavar="TOOL", help="export: tensorboard, mlflow, wandb"
+    )
     costs = "costs whose Pareto front is put into words: bytes, kept, bitops, area (default: all that differ)"
     report.add_argument(
         "--cost", "--costs", type=several, default=[], metavar="C,C", help=costs, dest="costs"

@@ -79,8 +79,8 @@ def write_report(
     name axes for one more table, pivot.*; `networks` are those of the predicted speed-up and of the
     predicted step times, by name or as yaml files (default: all that have names, and the one that was calibrated).
     `costs` are those whose Pareto front is put into words (bytes, kept, bitops, area; default: all that differ).
-    `export_to` names tools whose files are written too (tensorboard, mlflow). `baseline` holds the values that name
-    what the rest is compared with, by their keys: {"format": "bf16"}; by default those that a search of these runs
+    `export_to` names tools whose files are written too (tensorboard, mlflow, wandb). `baseline` holds the values that
+    name what the rest is compared with, by their keys: {"format": "bf16"}; by default those that a search of these runs
     asked for, or else fp32.
     Raises ReportError where there is nothing to report or the question cannot be put.
     """

@@ -1,6 +1,9 @@
-"""What TensorBoard and MLflow read back."""
+"""What TensorBoard, MLflow and Weights & Biases read back."""
 
+import json
+import struct
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -67,13 +70,51 @@ def test_mlflow(trained, report, monkeypatch):
     ]
 
 
+def wandb_records(file: Path) -> list:
+    """LevelDB's log format: blocks of 32 KiB; a record's parts have a checksum, a length and say which they are."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, parts, records = file.read_bytes(), 7, [], []
+    while at < len(data):
+        if 32768 - at % 32768 < 7:  # padding
+            at += 32768 - at % 32768
+            continue
+        length, part = struct.unpack_from("<HB", data, at + 4)
+        parts.append(data[at + 7 : at + 7 + length])
+        at += 7 + length
+        if part in (1, 4):  # whole, or the last part
+            records.append(Record.FromString(b"".join(parts)))
+            parts = []
+    return records
+
+
+def test_wandb(trained, report):
+    pytest.importorskip("wandb", reason="needs the extra `wandb`")
+    for _ in range(2):  # a second export replaces the first
+        made = report(trained, export_to=["wandb"])
+    files = sorted((made.folder / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(files) == 2
+    found = {}
+    for file in files:
+        records = wandb_records(file)
+        run = next(record.run for record in records if record.HasField("run"))
+        rows = [record.history.item for record in records if record.HasField("history")]
+        history = [{".".join(x.nested_key) or x.key: json.loads(x.value_json) for x in row} for row in rows]
+        found[run.display_name] = {x.key: json.loads(x.value_json) for x in run.config.update}, history
+    config, history = found["run1"]
+    assert config["format"] == "e3m0" and config["a b$<>'"] == "50%_of_data"
+    assert [(row["_step"], row["test_accuracy"]) for row in history] == [
+        (i, pytest.approx(0.3 * i + 0.01)) for i in (1, 2, 3)
+    ]
+
+
 def test_an_unknown_tool_is_refused_before_anything_is_written(trained, report):
-    with pytest.raises(ReportUsageError, match=r"mlflow, tensorboard"):
+    with pytest.raises(ReportUsageError, match=r"mlflow, tensorboard, wandb"):
         report(trained, export_to=["excel"])
     assert not trained.dir.report.exists()
 
 
-@pytest.mark.parametrize("tool", ["tensorboard", "mlflow"])
+@pytest.mark.parametrize("tool", ["tensorboard", "mlflow", "wandb"])
 def test_a_missing_package_is_named_with_the_extra(trained, report, monkeypatch, tool):
     for name in [name for name in sys.modules if name.split(".")[0] == tool]:
         monkeypatch.delitem(sys.modules, name)
