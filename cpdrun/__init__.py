@@ -7,7 +7,19 @@ Start at :mod:`cpdrun.cli` and follow it downwards; from Python, at :mod:`cpdrun
 # packages, and functions: cpdrun.shell.called
 _PACKAGES = ("attach", "sweep", "search", "predict", "report", "screen", "explain")
 _FUNCTIONS = (
-    *("next", "status", "logs", "cancel", "work", "calibrate", "formats", "vectors", "doctor"),
+    *(
+        "next",
+        "status",
+        "logs",
+        "cancel",
+        "work",
+        "calibrate",
+        "formats",
+        "vectors",
+        "init",
+        "schema",
+        "doctor",
+    ),
     *("load", "plot", "plots", "Answer"),
 )
 _ERRORS = ("UserError", "Stopped")

@@ -20,6 +20,7 @@ ones skipped, the same errors.
 """
 
 from collections.abc import Iterable
+from os import PathLike
 from typing import Any
 
 from cpdrun.api.answer import Answer
@@ -41,6 +42,8 @@ __all__ = [  # noqa: RUF022 (as a user meets them)
     "calibrate",
     "formats",
     "vectors",
+    "init",
+    "schema",
     "doctor",
     "load",
     "plot",
@@ -148,6 +151,16 @@ def vectors(name: str, **keywords: Any) -> Answer:
     Options: rounding, overflow, count, seed, out.
     """
     return call("vectors", (name,), keywords, quiet=True)
+
+
+def init(folder: str | PathLike[str], **keywords: Any) -> Answer:
+    """Write a project of one's own that runs into `folder` (`cpdrun init`)."""
+    return call("init", (str(folder),), keywords, quiet=True)
+
+
+def schema(**keywords: Any) -> Answer:
+    """The JSON Schema of an experiment's yaml, for editors (`cpdrun schema`). Option: config_dir."""
+    return call("schema", (), keywords, quiet=True)
 
 
 def doctor(**keywords: Any) -> Answer:

@@ -29,6 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
     with Composer(arguments.config_dir) as composer:
         schema = experiment_schema(composer)
     arguments.telling.tell({"experiment": schema})
-    if not arguments.json:
+    if not arguments.telling.as_json:
         print(schema_text(schema), end="")
     return OK

@@ -56,7 +56,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
         telling.aside(f"planning {runs:,} runs ...")
 
     with before_a_start():
-        if arguments.show and (arguments.json or not arguments.dry_run):
+        if arguments.show and (telling.as_json or not arguments.dry_run):
             raise UserError(
                 "--show is for --dry-run, and yaml; of a run that was started, config.yaml in its folder tells"
             )

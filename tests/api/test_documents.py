@@ -1,0 +1,97 @@
+"""What commands print with --json is what their schemas say, of one small sweep and of what needs none."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import cpdrun
+from cpdrun.cli import COMMANDS, main
+from cpdrun.shell.telling import VERSIONS, schema, schema_name
+
+SMALL = ("exp=digits_bits", "format=fp32,e4m3", "aps=false", "epochs=1", "model.width=4", "device=cpu")
+DOCS = Path(__file__).parents[2] / "docs" / "json.md"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A sweep of two runs."""
+    folder = tmp_path_factory.mktemp("results")
+    cpdrun.sweep(*SMALL, seed=0, jobs=2, results_dir=folder, quiet=True)
+    return folder
+
+
+def told(capsys, *typed):
+    code = main([*typed, "--json"])
+    document = json.loads(capsys.readouterr().out)
+    kind = document["schema"].partition(".")[2].partition("/")[0]
+    jsonschema.validate(document, schema(kind), cls=jsonschema.Draft202012Validator)
+    assert document["exit_code"] == code
+    return document
+
+
+def test_each_kind_has_a_schema_that_is_one_and_a_word_in_the_docs():
+    text = DOCS.read_text(encoding="utf-8")
+    for kind in VERSIONS:
+        jsonschema.Draft202012Validator.check_schema(schema(kind))
+        assert schema(kind)["properties"]["schema"]["const"] == schema_name(kind)
+        assert f"`cpdrun.{kind}/" in text
+    assert {path.name for path in Path(cpdrun.__file__).parent.joinpath("schemas").iterdir()} == {
+        f"{kind}-{version}.json" for kind, version in VERSIONS.items()
+    }
+    assert set(COMMANDS) <= set(VERSIONS)
+
+
+def test_commands_on_a_sweep(folder, capsys):
+    sweep = str(folder / "digits_bits")
+    again = told(capsys, "sweep", *SMALL, "seed=0", f"results_dir={folder}")
+    assert again["summary"] is None and [run["status"] for run in again["runs"]] == ["finished"] * 2
+    planned = told(capsys, "sweep", *SMALL, "seed=0,1", f"results_dir={folder}", "--dry-run")
+    assert (planned["done"], planned["to_run"]) == (2, 2)
+    assert told(capsys, "search", *SMALL, f"results_dir={folder}", "--dry-run")["runs"] == 2
+    assert told(capsys, "next", sweep, "--budget", "3")["fit"] == 3
+    assert told(capsys, "predict", *SMALL, f"results_dir={folder}", "--dry-run")["dry_run"]
+    assert told(capsys, "report", sweep, "--format", "csv")["table"]
+    (standing,) = told(capsys, "status", sweep)["sweeps"]
+    assert standing["counts"]["done"] == 2
+    run = str(next((folder / "digits_bits" / "runs").iterdir()))
+    assert told(capsys, "logs", run)["runs"][0]["lines"]
+    assert told(capsys, "explain", run)
+    assert told(capsys, "cancel", sweep)["sweeps"][0]["asked"] == 0
+    assert told(capsys, "work", sweep)["sweeps"][0]["summary"] is None
+
+
+def test_commands_that_need_no_sweep(capsys, tmp_path):
+    assert told(capsys, "init", str(tmp_path / "mine"))["files"]
+    assert told(capsys, "schema")["experiment"]
+    assert told(capsys, "formats")["formats"]
+    assert told(capsys, "formats", "e2m1fn")["values"]
+    assert told(capsys, "vectors", "e2m1fn", "--count", "1")["vectors"]
+    assert told(capsys, "doctor", "--results-dir", str(tmp_path))["findings"]
+    assert told(capsys, "report", f"results_dir={tmp_path}", "--claims")["claims"]
+    assert told(capsys, "screen", "exp=digits_screen_small", f"results_dir={tmp_path}", "--dry-run")[
+        "factors"
+    ]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("sweep", "exp=digits_bits", "frmat=e4m3"),
+        ("status", "nothing"),
+        ("logs", "-f", "x"),
+        ("status", "--watch"),
+    ],
+    ids=" ".join,
+)
+def test_an_error_is_a_document_too(capsys, typed):
+    assert told(capsys, *typed)["schema"] == "cpdrun.error/1"
+
+
+def test_words_that_cannot_be_read_are_a_document_too(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", "--jobs", "0", "--json"])
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and "usage:" in said.err
+    assert json.loads(said.out)["lines"] == ["argument --jobs: must be a whole number, at least 1, not '0'"]
