@@ -1,6 +1,7 @@
 """Runs as a DataFrame and plots as figures: what a report is made of, for those who make their own."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def plot(names: Names, name: str, *, results_dir: str | Path | None = None, **qu
     and baseline, as of `cpdrun.report`. Raises UserError for another name, and where the runs do not hold what the
     picture needs; NotFoundError; ReportError where no run has finished.
     """
-    from cpdrun.report.page.pictures import draw_one
+    from cpdrun.report.page.pictures import draw_one, png
     from cpdrun.report.plots import NotDrawnError
     from cpdrun.report.read.reader import read_study
 
@@ -47,9 +48,11 @@ def plot(names: Names, name: str, *, results_dir: str | Path | None = None, **qu
         raise UserError(f"cpdrun.plot takes metric, ci, tolerance and baseline, not {unknown[0]!r}")
     study = read_study(_sweeps(names, results_dir), **question)
     try:
-        return draw_one(study, name)
+        figure = draw_one(study, name)
     except NotDrawnError as reason:
         raise UserError(f"no {name}: {reason}") from None
+    figure._repr_png_ = partial(png, figure)  # notebooks show figures of pyplot by themselves, and no others
+    return figure
 
 
 def plots() -> list[str]:

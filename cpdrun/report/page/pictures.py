@@ -41,6 +41,13 @@ def draw_one(study: Study, name: str) -> Figure:
     return figure
 
 
+def png(figure: Figure) -> bytes:
+    content = io.BytesIO()
+    with _style():
+        figure.savefig(content, format="png", dpi=style.PNG_DPI)
+    return content.getvalue()
+
+
 def _drawn(study: Study, plot: plots.Plot) -> Figure | None:
     """None where the plot is of runs of another kind."""
     part = study if plot.of_cases is None else study.of_facets(has_cases=plot.of_cases)

@@ -1,0 +1,145 @@
+"""cpdrun called from Python: in a kernel of a notebook, from a script, and from the page that documents it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.figure
+import pytest
+
+import cpdrun
+from cpdrun.cli import main
+from cpdrun.record import NotFoundError
+
+SMALL = {"exp": "digits_bits", "seed": 0, "epochs": 1, "model": {"width": 4}, "device": "cpu"}
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What a first call says."""
+    folder = tmp_path_factory.mktemp("called")
+    return cpdrun.sweep(**SMALL, format=["e4m3", "fp32"], aps=False, jobs=2, results_dir=folder, quiet=True)
+
+
+def test_a_sweep_is_a_value(found):
+    assert found.is_ok and found.kind == "sweep" and found["summary"]["done"] == 2
+    assert found.says == ["format(2) = 2 -> 2 runs", "2 done"]
+    assert found.table["metrics.test_accuracy"].between(0, 1).all()
+    assert "format(2)" in repr(found) and "<table" in found._repr_html_()
+    runs = found.load()
+    assert sorted(runs["format"]) == ["e4m3", "fp32"] and (runs["run:state"] == "done").all()
+    assert runs.equals(cpdrun.load(str(found.path)))
+
+
+def test_the_command_line_finds_these_runs_done(found, capsys):
+    typed = ["exp=digits_bits", "seed=0", "epochs=1", "model.width=4", "device=cpu", "format=e4m3,fp32"]
+    assert main(["sweep", *typed, "aps=false", f"results_dir={found.path.parent}"]) == 0
+    assert "2 done, 0 to run" in capsys.readouterr().out
+
+
+def test_quiet_says_nothing_and_a_second_call_trains_nothing(found, capfd):
+    again = cpdrun.sweep(
+        **SMALL, format=["e4m3", "fp32"], aps=False, results_dir=found.path.parent, quiet=True
+    )
+    assert again["summary"] is None and again["done"] == 2
+    assert capfd.readouterr() == ("", "")
+
+
+def test_others_of_the_same_runs(found):
+    assert list(cpdrun.status(str(found.path)).table["state"]) == ["done", "done"]
+    following = cpdrun.next(str(found.path), budget=2)
+    assert following["fit"] == 2 and following.says
+    made = cpdrun.report(str(found.path), format="csv")
+    assert len(made["table"]) == 2 and all(Path(file).exists() for file in made["files"])
+
+
+def test_a_plot_is_a_figure_of_its_own(found):
+    figure = found.plot("accuracy_vs_bits")
+    assert isinstance(figure, matplotlib.figure.Figure)
+    with pytest.raises(cpdrun.UserError, match=r"no plot 'acuracy_vs_bits'.*did you mean 'accuracy_vs_bits'"):
+        cpdrun.plot(found.path, "acuracy_vs_bits")
+    with pytest.raises(cpdrun.UserError, match="no min_bits_vs_workers: "):
+        cpdrun.plot(found.path, "min_bits_vs_workers")
+
+
+def test_a_mistake_raises_what_the_command_says(tmp_path, capsys):
+    with pytest.raises(cpdrun.UserError) as caught:
+        cpdrun.sweep(exp="digits_bits", frmat="e4m3", results_dir=tmp_path)
+    assert str(caught.value) == "unknown key 'frmat' (did you mean 'format'?). Nothing was started."
+    assert main(["sweep", "exp=digits_bits", "frmat=e4m3"]) == 2
+    assert capsys.readouterr().err.endswith(f"error: {caught.value}\n")
+    with pytest.raises(NotFoundError):
+        cpdrun.load("nothing", results_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_packages_are_functions_whoever_imports_them_first():
+    code = "import cpdrun.sweep, cpdrun, sys; assert callable(cpdrun.sweep); from cpdrun.sweep import plan; print(plan)"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    assert set(cpdrun.api.__all__) <= set(dir(cpdrun))
+    assert all(callable(getattr(cpdrun, name)) for name in cpdrun.api.__all__)
+
+
+def test_importing_it_imports_nothing_of_weight():
+    code = "import cpdrun, sys; print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    heavy = {"torch", "numpy", "pandas", "rich", "hydra", "matplotlib", "yaml", "argparse"}
+    assert not heavy & {name.partition(".")[0] for name in said.split()}
+
+
+CELL = """
+import asyncio
+assert asyncio.get_event_loop().is_running()
+import torch
+torch.set_num_threads(2)
+torch.randn(400, 400) @ torch.randn(400, 400)      # an OpenMP region, after which a fork would hang
+import cpdrun
+found = cpdrun.sweep(exp="digits_bits", format=["e4m3", "fp32"], aps=False, seed=0, epochs=1,
+                     model={"width": 4}, device="cpu", jobs=2)
+found
+"""
+
+
+def test_in_the_kernel_of_a_notebook(tmp_path, monkeypatch):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "none"))
+    cells = [
+        CELL,
+        "found.plot('accuracy_vs_bits')",
+        "import cpdrun\ntry: cpdrun.sweep(exp='digits_bits', frmat=1)\nexcept cpdrun.UserError as e: print(e)",
+    ]
+    page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(
+        page, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [cell["outputs"] for cell in page.cells]
+    (answer,) = [each for each in outputs[0] if each["output_type"] == "execute_result"]
+    assert "2 done" in answer["data"]["text/plain"] and "<table" in answer["data"]["text/html"]
+    assert [each["output_type"] for each in outputs[0]].count("display_data") == 1, (
+        "one live table, in one place"
+    )
+    assert "2 done in" in "".join(each.get("text", "") for each in outputs[0])
+    assert "image/png" in outputs[1][-1]["data"]
+    assert "did you mean 'format'" in outputs[2][0]["text"]
+
+
+def test_the_page_runs(tmp_path):
+    """Its first example, as it stands, in a folder of its own; with a smaller model."""
+    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+    code = code.replace("epochs=1", "epochs=1, model={'width': 4}, device='cpu'")
+    script = tmp_path / "page.py"
+    script.write_text(f"{code}\nassert found.exit_code == 0 and len(runs) == 2 and figure.axes\n")
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        env={**os.environ},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "start convnet-e4m3" in done.stderr and done.stdout == ""
