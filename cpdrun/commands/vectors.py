@@ -87,7 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
         asked, made = Path(folder) / "request.json", Path(folder) / "vectors"
         asked.write_text(json.dumps(request), encoding="utf-8")
         _compute(arguments.name, asked, made)
-        arguments.telling.tell(_facts(made, out))
+        if out is not None or arguments.telling.as_json:
+            arguments.telling.tell(_facts(made, out))
         if out is None and arguments.telling.as_json:
             return OK
         if out is None:
