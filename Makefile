@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-rest test-launch lint wheel clean
+.PHONY: demo test test-rest test-launch lint wheel docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/cpdrun search exp=digits_search --report
@@ -27,6 +27,10 @@ lint: $(INSTALLED)
 # One for other machines of this Python, in dist/: no compiler is needed there. What `make` has compiled is used.
 wheel: $(INSTALLED)
 	$(BIN)/python scripts/wheel.py dist
+
+# build/docs/index.html; needs no network, and ends at the first warning: a link or anchor that leads nowhere is one.
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs -b html . build/docs
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
