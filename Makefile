@@ -23,6 +23,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 # One for other machines of this Python, in dist/: no compiler is needed there. What `make` has compiled is used.
 wheel: $(INSTALLED)
@@ -33,7 +34,7 @@ docs: $(INSTALLED)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs -b html . build/docs
 
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
 
 # Installed anew when what is compiled or declared changes, and when a file has come, gone or moved: Python files are
 # used in place, but the installation knows each by its path.

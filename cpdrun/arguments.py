@@ -42,7 +42,7 @@ def complete_by(name: str, argument: argparse.Action) -> None:
 
         return getattr(completion, name)(**words)
 
-    argument.completer = completer
+    argument.completer = completer  # type: ignore[attr-defined]  # argcomplete looks there
 
 
 def with_words_after_options(
@@ -50,9 +50,10 @@ def with_words_after_options(
 ) -> argparse.Namespace:
     """argparse takes a command's words together, before its options or after them; people type both."""
     words = next((vars(arguments)[name] for name in ("overrides", "names") if name in arguments), None)
-    if rest and (words is None or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
+    if words is None or any(word.startswith("-") for word in rest):
+        if rest:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    else:
         words += rest
     return arguments
 

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from cpdrun.arguments import Parser, Version, with_words_after_options
@@ -50,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_document(Telling(typed[0], as_json=True).document(USAGE, error))
         raise SystemExit(USAGE) from None
     telling = arguments.telling = Telling(arguments.command, as_json=arguments.json)
-    code, error = _run(arguments)
-    if error is not None:
-        tell(error)
+    code, failure = _run(arguments)
+    if failure is not None:
+        tell(failure)
     if arguments.json:
-        print_document(telling.document(code, error))
+        print_document(telling.document(code, failure))
     return code
 
 
@@ -85,12 +85,12 @@ def read(typed: Sequence[str]) -> argparse.Namespace:
     return with_words_after_options(parser, *parser.parse_known_args(typed))
 
 
-def parsers() -> dict[str, argparse.ArgumentParser]:
+def parsers() -> Mapping[str, argparse.ArgumentParser]:
     """Of each command."""
     return _parser()[1]
 
 
-def _parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+def _parser() -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
     parser = Parser(
         prog="cpdrun",
         description="How many bits does this training run need?",

@@ -51,7 +51,8 @@ def plot(names: Names, name: str, *, results_dir: str | Path | None = None, **qu
         figure = draw_one(study, name)
     except NotDrawnError as reason:
         raise UserError(f"no {name}: {reason}") from None
-    figure._repr_png_ = partial(png, figure)  # notebooks show figures of pyplot by themselves, and no others
+    # notebooks show figures of pyplot by themselves, and no others
+    figure._repr_png_ = partial(png, figure)  # type: ignore[attr-defined]
     return figure
 
 

@@ -18,7 +18,8 @@ def typed(parser: argparse.ArgumentParser, words: Sequence[str], keywords: Mappi
     command does not know, as far as its options tell: keys of the configuration are looked at by the command."""
     options = _options(parser)
     positional = next((action.dest for action in parser._actions if not action.option_strings), None)
-    keys, found = [], []
+    keys: list[str] = []
+    found: list[str] = []
     for name, value in keywords.items():
         if name in options:
             found += _option(name, options[name], value)

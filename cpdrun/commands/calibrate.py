@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         config, path, nproc=arguments.nproc, formats=formats, methods=methods, repeats=arguments.repeats
     )
     calibration = read_calibration(path)
+    assert calibration is not None  # it was just written
     if not networks:
         measured = calibration.network
         networks = {"as measured": measured} if measured else {"10gbit": network("10gbit")}

@@ -86,7 +86,7 @@ def _list(telling: "Telling") -> None:
         return
     console = telling.console
     rows = [(each["kind"], each["looks_like"], each["for"]) for each in kinds]
-    own = (
+    own: tuple[str, ...] = (
         "any",
         "package.module.NAME",
         "one of your own: a value under custom_fp.NumberFormat in a module of yours",
@@ -126,7 +126,7 @@ def number(value: float | None) -> str:
     return f"{value:.6g}"
 
 
-def _print_table(console: "Console", headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_table(console: "Console", headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """headings: empty ones are not shown."""
     from rich.table import Table
     from rich.text import Text

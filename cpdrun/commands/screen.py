@@ -1,7 +1,7 @@
 """`cpdrun screen`: which layers and roles need high bits, and the fewest bits that follow."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import add_json, add_overrides
 from cpdrun.commands.launching import add_options, may_start, options_of, words_of
@@ -55,7 +55,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
             session.warm_up()  # importing torch takes longer than planning
         question = ask(words_of(arguments), arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
-    telling, rounds = arguments.telling, []
+    telling, rounds = arguments.telling, list[Any]()
     console = telling.console
     while True:
         for line in asked_lines(question):

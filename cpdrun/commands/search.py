@@ -1,7 +1,7 @@
 """`cpdrun search`: the smallest format that is as good as the baseline, certified, for few runs."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import add_json, add_overrides
 from cpdrun.commands.launching import add_options, may_start, options_of, words_of
@@ -60,7 +60,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         listed(question.directory)
         results = Results(question)
     console = arguments.telling.console
-    code, forecast, summaries = OK, [], []
+    code, forecast, summaries = OK, list[Any](), list[Any]()
     _say_what_is_asked(console, results)
     if not arguments.dry_run:
         with writing(question.directory.path):

@@ -132,7 +132,7 @@ def _request_of_sums(arguments: argparse.Namespace) -> dict[str, Any]:
         raise UserError(str(error)) from None
     if how.is_stochastic:
         raise UserError(f"{arguments.name} draws: known answers are of accumulators that do not")
-    given = arguments.operands or [fmt.name for fmt in how.operands or (how.sum,)]
+    given = arguments.operands or [str(fmt) for fmt in how.operands or (how.sum,)]
     formats = [_operand(name) for name in (given * 2)[:2] if len(given) <= 2]
     if not formats:
         raise UserError(f"--operands {','.join(given)}: one format is needed, or two")

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     with Composer() as composer:
         launcher = composer.file("launcher", "local")
-    code, went = OK, []
+    code, went = OK, list[dict[str, Any]]()
     arguments.telling.tell({"sweeps": went, "notes": arguments.telling.notes})
     with Session() as session:
         for sweep in find_sweeps(arguments.names):

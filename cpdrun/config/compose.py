@@ -100,17 +100,16 @@ class Composer:
         if self._user_dir is not None:
             _check_bounds(self._user_dir)
         self._open.enter_context(initialize_config_module(CONF_MODULE, version_base="1.3"))
-        self.loader = GlobalHydra.instance().config_loader()
-        search_path = self.loader.get_search_path()
+        self.loader: Any = GlobalHydra.instance().config_loader()
+        loader: Any = self.loader  # of which Hydra's types tell less than there is
+        search_path = loader.get_search_path()
         if self._user_dir is not None:  # hydra.searchpath would put it behind ours
             search_path.prepend("user", f"file://{self._user_dir.resolve()}")
         for package in installed():
-            search_path.append(
-                "installed", f"pkg://{package}", anchor="main"
-            )  # behind ours; Hydra wants its own last
+            search_path.append("installed", f"pkg://{package}", anchor="main")  # Hydra wants its own last
         if self._user_dir is not None or installed():
-            self.loader.repository.initialize_sources(search_path)
-        _read_each_file_once(self.loader.repository, self._known.files)
+            loader.repository.initialize_sources(search_path)
+        _read_each_file_once(loader.repository, self._known.files)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -155,7 +154,7 @@ class Composer:
         bodies = self._known.bodies
         if (group, choice) not in bodies:
             found = self.loader.repository.load_config(f"{group}/{choice}").config
-            bodies[group, choice] = OmegaConf.to_container(found, resolve=False)
+            bodies[group, choice] = _plain(found)
         return copied(bodies[group, choice])
 
     def body(self, experiment: str) -> dict[str, Any]:
@@ -253,7 +252,11 @@ class Composer:
         ) as error:
             silent = "a value holds ${ and is no interpolation: write ${key}"  # OmegaConf has no words for it
             raise ConfigError(" ".join(str(error).split()) or silent) from None
-        return _laid_out(OmegaConf.to_container(config, resolve=False))
+        return _laid_out(_plain(config))
+
+
+def _plain(config: Any, *, resolve: bool = False) -> Any:
+    return OmegaConf.to_container(config, resolve=resolve)
 
 
 def _laid_out(config: dict[str, Any]) -> dict[str, Any]:
@@ -331,7 +334,7 @@ def resolve(config: dict[str, Any]) -> dict[str, Any]:
     except _Demanding:  # OmegaConf can all of it, and takes 10 ms a run
         pass
     try:
-        return OmegaConf.to_container(OmegaConf.create(config), resolve=True)
+        return _plain(OmegaConf.create(config), resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from None
 

@@ -38,7 +38,7 @@ NOT_IDENTITY = (
 NOT_IDENTITY_OF_SCRIPTS = (*(key for key in NOT_IDENTITY if key != "nproc"), "script.grace_s")
 READ_BY_PRODUCTS = ("input", "weight", "output_gradient")
 # keys that a run may leave as they are: there they are no part of it, so that a new one renames nothing
-UNUSED = {
+UNUSED: dict[str, Any] = {
     "parameter_groups": [],
     "max_steps": None,
     "give_up_after": None,

@@ -49,8 +49,8 @@ def spell_out(
     usual = dict(flatten(plain))
     if other := [key for key in said if key not in usual or said[key] != usual[key]]:
         given = f"precision.{other[0]}={typed_form(said[other[0]])}"
-        chosen = composer.choice(PRECISION, choices)
-        given = given if chosen in (None, PLAIN) else f"precision={chosen}"
+        of_precision = composer.choice(PRECISION, choices)
+        given = given if of_precision in (None, PLAIN) else f"precision={of_precision}"
         raise ConfigError(
             f"recipe={name} says what is rounded, and so does {given}: take one of them; what a recipe says is "
             "changed by recipe.KEY=VALUE"

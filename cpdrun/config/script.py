@@ -260,7 +260,7 @@ def _find_module(name: str, folder: Path) -> Path:
             missing = ".".join(parts[: depth + 1])
             raise ConfigError(f"script='-m {name}': no module {missing!r} is found from {folder}")
         places = spec.submodule_search_locations
-    if spec.submodule_search_locations:
+    if spec is not None and spec.submodule_search_locations:
         spec = PathFinder.find_spec(f"{name}.__main__", spec.submodule_search_locations)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise ConfigError(f"script='-m {name}': a package without __main__.py, or no Python source")

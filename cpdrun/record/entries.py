@@ -58,7 +58,7 @@ class Entry:
         if not isinstance(value, dict):
             return None
         taken = {}
-        for name, kind, default in _fields(cls):
+        for name, kind, default in _fields(cls):  # type: ignore[arg-type]
             given = value.get(cls.KEYS.get(name, name), MISSING)
             if given is not MISSING and _is(kind, given):
                 taken[name] = _as(kind, given)
@@ -122,7 +122,7 @@ class Result(Entry):
         if version.newer(value):
             return None
         said = value["measures"].items() if isinstance(value.get("measures"), dict) else ()
-        measures = {key: found for key, one in said if (found := Measure.from_json(one)) is not None}
+        measures = {key: measure for key, one in said if (measure := Measure.from_json(one)) is not None}
         found = super().read(
             {version.KEY: 1, **value, "measures": measures, "best": Best.read(value.get("best"))}
         )
@@ -250,7 +250,7 @@ def _metrics_apart(cls: type[Entry], value: Any) -> Any:
     """A line whose metrics stand in it under their own names, with them in a mapping of their own."""
     if not isinstance(value, dict):
         return None
-    own = {name for name, _, _ in _fields(cls)} - {"metrics"}
+    own = {name for name, _, _ in _fields(cls)} - {"metrics"}  # type: ignore[arg-type]
     metrics = {key: n for key, n in value.items() if key not in own and _is(float | None, n)}
     return {**value, "metrics": metrics}
 

@@ -26,11 +26,12 @@ def find_sweeps(words: Sequence[str]) -> list[SweepDir]:
                 f"no sweep in {results_dir}/ yet; run one first: cpdrun sweep exp=digits_bits"
             )
         return [max(known, key=lambda sweep: sweep.runs_folder.stat().st_mtime)]
-    sweeps = [_sweep(name, results_dir) for name in names]
-    for name, sweep in zip(names, sweeps, strict=True):
-        if sweep is None:
+    sweeps = []
+    for name in names:
+        if (sweep := _sweep(name, results_dir)) is None:
             there = ", ".join(sweep.name for sweep in known) or "none"
             raise NotFoundError(f"no sweep {name!r}; in {results_dir}/ there are: {there}")
+        sweeps.append(sweep)
     return sweeps
 
 

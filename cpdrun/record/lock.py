@@ -20,7 +20,7 @@ from cpdrun.record.layout import RunDir
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 CLAIM_PATIENCE_S = 0.5  # a look by is_claimed holds the lock for microseconds; a real holder, for much longer
 HEARTBEAT_S = 15.0

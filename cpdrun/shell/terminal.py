@@ -43,9 +43,9 @@ class NotebookLive:
         self._shown = display({"text/plain": ""}, raw=True, display_id=True)
 
     def update(self, renderable: RenderableType, *, refresh: bool = True) -> None:
-        drawn = Console(file=io.StringIO(), width=self._width, force_jupyter=False, force_terminal=False)
-        drawn.print(renderable)
-        text = drawn.file.getvalue()
+        drawn = io.StringIO()
+        Console(file=drawn, width=self._width, force_jupyter=False, force_terminal=False).print(renderable)
+        text = drawn.getvalue()
         page = f'<pre style="line-height:1.2">{html.escape(text)}</pre>'
         self._shown.update({"text/plain": text, "text/html": page}, raw=True)
 

@@ -169,7 +169,8 @@ class ChainLaw:
         finite = np.where(np.isinf(bits), 999.0, bits)[1:]
         tail = (50 - ci / 2) / 100
         low, high = (float(np.quantile(finite, q, method="inverted_cdf")) for q in (tail, 1 - tail))
-        return Needed(bits[0], *(math.inf if end == 999 else end for end in (low, high)), by=every[0][1])
+        low, high = (math.inf if end == 999 else end for end in (low, high))
+        return Needed(bits[0], low, high, by=every[0][1])
 
     def _fewest(self, theta: Array, chain: float, most: float) -> tuple[float, tuple[int, int] | None]:
         found: list[tuple[float, tuple[int, int]]] = []

@@ -217,7 +217,7 @@ def _error(of: Design, y_NxS: np.ndarray, contrasts: np.ndarray) -> tuple[float,
         words = f"Student's t of {degrees} degrees of freedom: {seeds} seeds as blocks"
         return 2 * noise / math.sqrt(n * seeds), degrees, words
     others = np.delete(contrasts, of._constant)
-    return lenth(others), len(others) / 3, f"Lenth's method over {len(others)} contrasts: one seed"
+    return lenth(others.tolist()), len(others) / 3, f"Lenth's method over {len(others)} contrasts: one seed"
 
 
 def _above(larger: float, smaller: float, error: float, degrees: float) -> float:

@@ -116,7 +116,7 @@ def _purpose(exp: str | None, config_dir: Path | None) -> Iterator[str]:
     """What the experiment's yaml says of itself, in the comment below its command."""
     if exp is None:
         return
-    folders = [config_dir] if config_dir is not None else []
+    folders: list[Any] = [config_dir] if config_dir is not None else []
     folders += [files(package) for package in (CONF_MODULE, *installed())]
     places = (folder.joinpath(EXPERIMENT, f"{exp}.yaml") for folder in folders)
     source = next(place for place in places if place.is_file())

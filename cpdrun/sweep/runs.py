@@ -164,7 +164,7 @@ def _config(
 ) -> dict[str, Any]:
     """The defaults and the experiment under the choices of the case, of the words typed and of the point, in this
     order; then the single values in the same order."""
-    case = asked.cases.get(point.get(CASE), {})
+    case = asked.cases.get(point[CASE], {}) if CASE in point else {}
     of_case, of_point = ({k: str(v) for k, v in values.items() if k in groups} for values in (case, point))
     choices = {**of_case, **asked.choices, **of_point}
     config = composer.compose(with_short_form(composer, choices))
