@@ -18,6 +18,17 @@ from cpdrun.stats.intervals import is_zero
 _ROUNDING = 1e-12  # a gap of exactly the tolerance is within, rounding aside
 
 
+def standing(study: Study) -> list[str]:
+    """How many of those compared are settled, in a sentence; nothing where none is compared."""
+    verdicts = [judged.verdict for judged in study.judged.values()]
+    if not verdicts:
+        return []
+    certified, refuted, unsettled = map(verdicts.count, (Verdict.CERTIFIED, Verdict.REFUTED, Verdict.OPEN))
+    within = f"{certified} are certified to be at most {tolerance(study)} worse"
+    compared = f"Of {len(verdicts)} compared with {study.baseline_name}"
+    return [f"{compared}, {within}, {refuted} are refuted, and {unsettled} are open (at {study.ci:g} %)."]
+
+
 def smallest_within(study: Study, facet: Facet, strategy: str) -> tuple[Group, Difference] | None:
     """The group with fewest bits whose mean is within tolerance of fp32's; of equal bits the best one."""
     near = [

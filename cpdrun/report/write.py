@@ -22,6 +22,7 @@ from cpdrun.report.read.axes.words import plain
 from cpdrun.report.read.collect import sweep_names
 from cpdrun.report.read.reader import read_study
 from cpdrun.report.read.study import Study
+from cpdrun.report.verdict import standing
 from cpdrun.report.why import groups
 
 DEFAULT_PICTURES = ("png", "svg")
@@ -95,8 +96,8 @@ def write_report(
         baseline=baseline,
     )
     pivoted = pivot.complete(study, rows, cols) if rows or cols else None
-    (answer, matrix), notes = answers.answer(study), completeness.notes(study, sweeps)
-    answer += [*knees.sentences(study, costs), *compared.fewest(study)]
+    (first, matrix), notes = answers.answer(study), completeness.notes(study, sweeps)
+    answer = [*first, *knees.sentences(study, costs), *compared.fewest(study)]
     best = best_of.shown(study)
     _print(console, study, answer, [each for each in (matrix, best) if each is not None], notes)
 
@@ -126,14 +127,13 @@ def write_report(
                 folder / "report.html",
                 html.page(
                     study,
-                    answer,
+                    first,
                     matrix,
                     notes,
                     reasons,
                     rendered,
                     best,
-                    fastest[:2] if fastest else None,
-                    groups.shown(study),
+                    *_answers_by_question(study, costs, fastest),
                 ),
             )
             files.append(folder / "report.html")
@@ -186,6 +186,22 @@ def _folder(sweeps: Sequence[SweepDir], study: Study) -> Path:
     if len(once) > 1:
         folder = SweepDir(once[0].path.parent / "+".join(sweep.name for sweep in once)).report
     return folder if study.is_default_metric else folder / re.sub(r"[^\w-]", "_", study.metric.name)[:100]
+
+
+def _answers_by_question(
+    study: Study, costs: Sequence[str], fastest: "Fastest | None"
+) -> tuple[dict[str, list[str]], dict[str, tuple[str, tables.Shown]]]:
+    """What the page says, and the table it has, beside the pictures of a question (plots.QUESTIONS)."""
+    why = groups.shown(study)
+    said = {
+        "sure": standing(study),
+        "workers": answers.reorder(study),
+        "cost": [*knees.sentences(study, costs), *compared.fewest(study)],
+        "time": fastest[0] if fastest else [],
+        "why": why[0] if why else [],
+    }
+    shown = {"time": ("Fastest by network", fastest[1])} if fastest else {}
+    return said, shown | ({"why": ("What each lost", why[1])} if why else {})
 
 
 def _print(

@@ -52,13 +52,23 @@ class Browser:
             self.events.append(answer)
 
     def open(self, path: Path) -> None:
-        self.call("Page.navigate", url=path.as_uri())
+        self.navigate(path.as_uri())
+
+    def navigate(self, address: str) -> None:
+        self._load("Page.navigate", url=address)
+
+    def reload(self) -> None:
+        self._load("Page.reload")
+
+    def _load(self, method: str, **parameters: Any) -> None:
+        self.events = [event for event in self.events if event.get("method") != "Page.loadEventFired"]
+        self.call(method, **parameters)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._receive(30))
 
     def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression on the page."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """The value of a JavaScript expression on the page; of a promise what it holds in the end."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 

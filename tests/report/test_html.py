@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+from importlib.resources import files
 
 import browser
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from cpdrun.report import write_report
 from cpdrun.report.look.style import contrast
+from cpdrun.report.plots import QUESTIONS
 
 PROGRAM = browser.find()
 needs_browser = pytest.mark.skipif(
@@ -198,9 +200,9 @@ def test_a_keyboard_reaches_everything_in_few_named_stops(rich_page):
     assert all(stops)
     pictures = page.run("document.querySelectorAll('figure svg').length")
     headings = page.run("document.querySelectorAll('#means th').length")
-    assert (
-        pictures >= 2 and len(stops) <= 1 + pictures + 1 + headings + 3
-    )  # skip, pictures, table, its head, folded
+    filters = page.run("document.querySelectorAll('#filters summary, #filters button').length")
+    # skip, pictures, table, its head, folded
+    assert pictures >= 2 and len(stops) <= 1 + filters + pictures + 1 + headings + 3
     assert page.run("document.querySelector('a').textContent") == "To the table"
     page.run("document.querySelector('a').click()")
     assert page.run("location.hash") == "#table"
@@ -239,3 +241,140 @@ def test_two_panels_stay_legible_on_a_phone(rich_page):
     page.call("Emulation.clearDeviceMetricsOverride")
     assert min(scales) >= 1.2  # letters of 7 points are 8.4 pixels or more
     assert overflow <= 375  # the picture is scrolled within its frame, the page is not
+
+
+@pytest.fixture(scope="module")
+def digits_file(tmp_path_factory):
+    """The page on the sweep of the prototype, made once."""
+    sweep = fill_digits(Sweep(tmp_path_factory.mktemp("results") / "digits_bits"))
+    write_report([sweep.dir], formats=["html"], console=Console(file=io.StringIO()))
+    return sweep.dir.report / "report.html"
+
+
+@pytest.fixture
+def digits_page(chromium, digits_file):
+    chromium.events.clear()
+    chromium.open(digits_file)
+    return chromium
+
+
+SHOWN = "[...document.querySelectorAll('#means tbody tr')].filter(r => !r.hidden).map(r => r.cells[0].textContent)"
+POINTS = """[...document.querySelectorAll('.point[data-group]')].filter(p => !p.classList.contains('out'))
+    .map(p => p.dataset.tip)"""
+
+
+def tick(page, axis: str, value: str) -> None:
+    page.run(f"""document.querySelector('.axis[data-axis="{axis}"] input[value="{value}"]').click()""")
+
+
+@needs_browser
+def test_filters_hold_for_table_runs_and_pictures_and_stand_in_the_address(digits_page):
+    page = digits_page
+    assert page.run("document.querySelector('#filters output').textContent") == "13 of 13 rows"
+    tick(page, "format", "e4m3")
+    tick(page, "format", "e3m0")
+    assert sorted(page.run(SHOWN)) == ["e3m0", "e3m0", "e4m3", "e4m3"]
+    tick(page, "APS", "yes")
+    assert sorted(page.run(SHOWN)) == ["e3m0", "e4m3"]
+    assert page.run("document.querySelector('#filters output').textContent") == "2 of 13 rows"
+    runs = page.run("[...document.querySelectorAll('#runs tbody tr')].filter(r => !r.hidden).length")
+    assert runs == 2 * 3
+    left = page.run(POINTS)
+    assert left and all(text.startswith(("e3m0 with APS", "e4m3 with APS")) for text in left)
+    assert page.run("document.querySelectorAll('g[data-group]:not(.point).out').length") > 5
+    page.click("#means th:nth-child(1) button")
+    address = page.run("location.href")
+    assert "by.format=e4m3" in address and "by.APS=yes" in address and "sort=0%2Cascending" in address
+    page.navigate("about:blank")
+    page.navigate(address)
+    assert page.run(SHOWN) == ["e3m0", "e4m3"]
+    assert page.run("document.querySelector('#means th').ariaSort") == "ascending"
+    page.run("document.querySelector('#filters button').click()")
+    page.run("new Promise(done => setTimeout(done, 50))")
+    assert len(page.run(SHOWN)) == 13
+    assert page.run("location.hash") == "#sort=0%2Cascending"
+    assert page.complaints() == []
+
+
+@needs_browser
+def test_typed_words_filter_rows_and_a_hostile_address_does_nothing(digits_page):
+    page = digits_page
+    page.run("document.querySelector('#filters input[type=search]').focus()")
+    page.call("Input.insertText", text="E3M Yes")
+    assert sorted(page.run(SHOWN)) == ["e3m0", "e3m2", "e3m4"]
+    assert "words=E3M+Yes" in page.run("location.hash")
+    for fragment in ("by.format=<img src=x>", "sort=item", "sort=99,up", "by.nothing=1", "words=%00"):
+        page.run(f"location.hash = {fragment!r}")
+        page.run("dispatchEvent(new HashChangeEvent('hashchange'))")
+    assert page.run("document.querySelectorAll('img').length") == 0
+    assert page.complaints() == []
+
+
+@needs_browser
+def test_without_scripts_all_is_there_and_no_form(digits_page):
+    page = digits_page
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    page.reload()
+    page.call("Emulation.setScriptExecutionDisabled", value=False)  # what is loaded stays as it is
+    text = page.run("document.body.innerText")
+    assert "Show all" not in text and "How many bits are enough?" in text
+    assert len(page.run(SHOWN)) == 13
+
+
+@needs_browser
+def test_print_has_all_rows_and_no_filters(digits_page):
+    page = digits_page
+    tick(page, "format", "e4m3")
+    page.call("Emulation.setEmulatedMedia", media="print")
+    heights = page.run("[...document.querySelectorAll('#means tbody tr')].map(r => r.offsetHeight)")
+    form = page.run("document.getElementById('filters').offsetHeight")
+    faded = page.run(
+        "[...document.querySelectorAll('.out')].filter(p => getComputedStyle(p).opacity < 1).length"
+    )
+    page.call("Emulation.setEmulatedMedia", media="")
+    assert len(heights) == 13 and min(heights) > 0 and form == 0 and faded == 0
+
+
+@needs_browser
+def test_questions_come_in_the_order_a_reader_asks(rich_page):
+    asked = rich_page.run("[...document.querySelectorAll('section h2')].map(h => h.textContent)")
+    known = [question for question in QUESTIONS.values() if question in asked]
+    assert asked == known and asked[0] == "How many bits are enough?" and "How did they train?" in asked
+    bare = rich_page.run(
+        "[...document.querySelectorAll('figure')].filter(f => !f.querySelector('figcaption').textContent).length"
+    )
+    assert bare == 0
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_axe_finds_nothing(rich_page, scheme, width):
+    pytest.importorskip(
+        "axe_playwright_python", reason="axe-core comes with the dev dependency axe-playwright-python"
+    )
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+    page = rich_page
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    page.call(
+        "Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=False
+    )
+    page.run("document.querySelectorAll('details').forEach(d => d.open = d.closest('form') === null)")
+    page.run(axe + "; 0")
+    found = page.run(
+        "axe.run(document, {resultTypes: ['violations']}).then(r => r.violations"
+        ".map(v => [v.id, v.help, v.nodes.slice(0, 3).map(n => n.html.slice(0, 200) + n.failureSummary)]))"
+    )
+    checked = page.run("axe.run().then(r => r.passes.length)")
+    open_ones = []
+    for axis in page.run("[...document.querySelectorAll('.axis')].map(d => d.dataset.axis)"):
+        page.run(f"document.querySelector('.axis[data-axis=\"{axis}\"]').open = true")
+        open_ones += page.run(
+            "axe.run('#filters', {resultTypes: ['violations']}).then(r => r.violations.map(v => [v.id, v.help]))"
+        )
+        page.run(f"document.querySelector('.axis[data-axis=\"{axis}\"]').open = false")
+    overflow = page.run("document.documentElement.scrollWidth")
+    page.call("Emulation.clearDeviceMetricsOverride")
+    page.call("Emulation.setEmulatedMedia", media="", features=[])
+    assert checked > 20 and found == [] and open_ones == []
+    assert overflow <= width

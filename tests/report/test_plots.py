@@ -229,6 +229,7 @@ def test_every_plot_states_its_title_and_what_it_shows():
     found = {plot.name: plot for plot in plots.available()}
     assert set(found) == set(plots.names())
     assert len({plot.title for plot in found.values()}) == len(found)
+    assert {plot.question for plot in found.values()} == set(plots.QUESTIONS) - {""}
     for plot in found.values():
         assert plot.alt.endswith(".") and len(plot.alt) > len(plot.title)
 
@@ -242,7 +243,11 @@ def test_a_new_plot_is_one_file(digits, report, tmp_path, monkeypatch):
     made = report(digits, formats=["html", "svg"])
     monkeypatch.delitem(sys.modules, "cpdrun.report.plots.own")
     text = (made.folder / "report.html").read_text()
-    assert "<h2>My &lt;own&gt;</h2>" in text and 'aria-label="Nothing, &quot;as yet&quot;."' in text
+    assert (
+        "<h3>My &lt;own&gt;</h3>" in text
+        and "Other pictures" in text
+        and 'aria-label="Nothing, &quot;as yet&quot;."' in text
+    )
     assert (made.folder / "own.svg").exists()
 
 

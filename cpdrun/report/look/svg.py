@@ -3,11 +3,11 @@
 import html
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from matplotlib.figure import Figure
 
-from cpdrun.report.look.hover import MARK, text_of
+from cpdrun.report.look.hover import MARK, PART, text_of, texts_of
 
 _LEAST_PX_PER_PT = 1.25  # on a phone: letters of 7 pt are then 9 px, and a wide picture is scrolled
 _PX_PER_PT = 2.4  # on a page, where a picture made for a paper's column would be small
@@ -22,11 +22,12 @@ def render(figure: Figure) -> str:
 
 def standalone(rendered: str) -> str:
     """A file of its own; browsers show a point's <title> after a moment."""
-    return _resolve(rendered, lambda text: f"<g><title>{html.escape(text)}</title>")
+    return _resolve(rendered, lambda text: f"<g><title>{html.escape(text)}</title>", lambda texts: "<g>")
 
 
-def inline(rendered: str, prefix: str, description: str) -> str:
-    """For a page: no XML head, ids that no other picture has, points as class `point` with `data-tip`.
+def inline(rendered: str, prefix: str, description: str, groups: Mapping[str, int]) -> str:
+    """For a page: no XML head, ids that no other picture has, points as class `point` with `data-tip`; what stands for
+    one of `groups`, or goes with some, has their numbers as `data-group`.
 
     A picture is one stop of the tabulator; the page's script moves on from point to point with the arrow keys.
     """
@@ -34,9 +35,10 @@ def inline(rendered: str, prefix: str, description: str) -> str:
 
     def point(tip: str) -> str:
         text, stop = html.escape(tip), next(first, "-1")
-        return f'<g class="point" tabindex="{stop}" role="img" aria-label="{text}" data-tip="{text}">'
+        row = _numbers([tip], groups)
+        return f'<g class="point" tabindex="{stop}" role="img" aria-label="{text}" data-tip="{text}"{row}>'
 
-    text = _resolve(rendered, point)
+    text = _resolve(rendered, point, lambda texts: f"<g{_numbers(texts, groups)}>")
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
@@ -46,5 +48,11 @@ def inline(rendered: str, prefix: str, description: str) -> str:
     return text.replace("<svg", opening, 1)
 
 
-def _resolve(text: str, group: Callable[[str], str]) -> str:
-    return re.sub(rf'<g id="({MARK}[0-9a-f]+)">', lambda match: group(text_of(match[1])), text)
+def _resolve(text: str, point: Callable[[str], str], part: Callable[[list[str]], str]) -> str:
+    text = re.sub(rf'<g id="({MARK}[0-9a-f]+)">', lambda match: point(text_of(match[1])), text)
+    return re.sub(rf'<g id="({PART}[0-9a-f]*)">', lambda match: part(texts_of(match[1])), text)
+
+
+def _numbers(texts: list[str], groups: Mapping[str, int]) -> str:
+    numbers = [str(groups[text]) for text in texts if text in groups]
+    return f' data-group="{" ".join(numbers)}"' if numbers else ""

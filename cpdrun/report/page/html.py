@@ -7,7 +7,7 @@ page's own, and nothing be loaded.
 import base64
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -16,6 +16,7 @@ import pandas as pd
 
 from cpdrun.report import plots, tables
 from cpdrun.report.look import style, svg
+from cpdrun.report.page import filters
 from cpdrun.report.read.axes.words import SWEEP, axis_text, axis_title
 from cpdrun.report.read.collect import CORE_AXES, SEED, config_keys, identity
 from cpdrun.report.read.groups.group import Group
@@ -47,16 +48,17 @@ def page(
     reasons: list[str],
     pictures: dict[str, str],
     best: tables.Shown | None = None,
-    fastest: tuple[list[str], tables.Shown] | None = None,
-    why: tuple[list[str], tables.Shown] | None = None,
+    said: Mapping[str, list[str]] | None = None,
+    tables_of: Mapping[str, tuple[str, tables.Shown]] | None = None,
 ) -> str:
     """The page's text. `answer`, `notes` and `reasons` (why a plot is missing) are sentences; `matrix`, the answers of
-    many combinations of axes; `best`, each format at the best of what was tuned; `fastest`,
-    which method is predicted to be fastest on which network, in sentences and as a table; `why`, what the groups that
-    are worse lost, so too.
+    many combinations of axes; `best`, each format at the best of what was tuned; `said`, the sentences that answer
+    each of plots.QUESTIONS; `tables_of`, the table that answers one, with its heading.
 
     `pictures` holds the SVGs of `svg.render` by the name of their plot.
     """
+    said, tables_of = said or {}, tables_of or {}
+    means = tables.full(study)
     css, script = _asset("page.css"), _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
@@ -68,18 +70,17 @@ def page(
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title><style>{css}{_colors(pictures)}</style></head><body>",
-        '<a class="skip" href="#table">To the table</a><main>',
+        '<a class="skip" href="#table">To the table</a><main tabindex="-1">',
         f"<h1>{escape(title)}</h1>",
         *(f'<p class="answer">{escape(line)}</p>' for line in answer),
         *([_table("answers", "Answers", matrix.header, matrix.rows)] if matrix is not None else []),
         *([_table("best", "Each at its best", best.header, best.rows)] if best is not None else []),
         *(f'<p class="note">{escape(line)}</p>' for line in notes),
-        *(_picture(plot, pictures[plot.name]) for plot in plots.available() if plot.name in pictures),
-        *_said_and_table("Why", "why", "Why", why),
-        *_said_and_table("Fastest by network", "fastest", "Step times", fastest),
+        filters.form(means, len(study.groups)),
+        *_questions(study, pictures, said, tables_of),
         *(f'<p class="reason">{escape(line)}</p>' for line in reasons),
         '<h2 id="table" tabindex="-1">Table</h2>',
-        _means(study),
+        _means(study, means),
         "<h2>Runs</h2>",
         _runs(study),
         f'</main><div id="tip" role="status"></div><script>{script}</script></body></html>',
@@ -87,29 +88,42 @@ def page(
     return "\n".join(parts) + "\n"
 
 
-def _said_and_table(
-    heading: str, name: str, title: str, shown: tuple[list[str], tables.Shown] | None
-) -> list[str]:
-    """A section of sentences and a table; nothing where there is none."""
-    if shown is None:
-        return []
-    said, table = shown
-    lines = [f"<p>{escape(line)}</p>" for line in said]
-    return [f"<h2>{escape(heading)}</h2>", *lines, _table(name, title, table.header, table.rows)]
+def _questions(
+    study: Study,
+    pictures: dict[str, str],
+    said: Mapping[str, list[str]],
+    tables_of: Mapping[str, tuple[str, tables.Shown]],
+) -> Iterator[str]:
+    """A section for each question that something here answers: its sentences, its table, its pictures."""
+    drawn = [plot for plot in plots.available() if plot.name in pictures]
+    groups = filters.groups(study)
+    for question, asked in plots.QUESTIONS.items():
+        parts = [f'<p class="said">{escape(line)}</p>' for line in said.get(question, [])]
+        if question in tables_of:
+            title, table = tables_of[question]
+            parts += [f"<h3>{escape(title)}</h3>", _table(question, title, table.header, table.rows)]
+        parts += [_picture(plot, pictures[plot.name], groups) for plot in drawn if plot.question == question]
+        if parts:
+            yield f'<section><h2 id="{question or "others"}">{escape(asked)}</h2>'
+            yield from parts
+            yield "</section>"
 
 
 def _asset(name: str) -> str:
     return (files("cpdrun.report.page") / name).read_text(encoding="utf-8")
 
 
-def _picture(plot: plots.Plot, rendered: str) -> str:
-    text = svg.inline(rendered, prefix=plot.name, description=plot.alt)
+def _picture(plot: plots.Plot, rendered: str, groups: Mapping[str, int]) -> str:
+    text = svg.inline(rendered, prefix=plot.name, description=plot.alt, groups=groups)
     text = _TEXT.sub(lambda found: _variable("t", found, 'style="fill: '), text)
     text = _MARK.sub(lambda found: f"fill: var(--s-{found[1][1:]}); stroke: var(--s-{found[1][1:]})", text)
     text = _STROKE.sub(lambda found: _variable("s", found, "stroke: "), text)
     for color, variable in _THEME.items():
         text = text.replace(f": {color}", f": var({variable})")
-    return f"<h2>{escape(plot.title)}</h2><figure>{text}</figure>"
+    caption = (
+        f'<figcaption aria-hidden="true">{escape(plot.alt)}</figcaption>'  # the picture's own name says it
+    )
+    return f'<h3>{escape(plot.title)}</h3><figure><div class="picture">{text}</div>{caption}</figure>'
 
 
 def _variable(kind: str, found: re.Match[str], before: str) -> str:
@@ -129,15 +143,14 @@ def _colors(pictures: dict[str, str]) -> str:
     return f":root{{{light}}}@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}"
 
 
-def _means(study: Study) -> str:
-    shown = tables.full(study)
+def _means(study: Study, shown: tables.Shown) -> str:
     sizes = tables.size_counts(study).values()
     values = [
         _sort_values(study, group, shown.n_labels, [counts[i] for counts in sizes])
         for i, group in enumerate(study.groups)
     ]
     classes = ["fp32" if group.is_baseline else "" for group in study.groups]
-    return _table("means", "Means", shown.header, shown.rows, values, classes)
+    return _table("means", "Means", shown.header, shown.rows, values, classes, list(range(len(classes))))
 
 
 def _sort_values(study: Study, group: Group, n_labels: int, sizes: list[float]) -> list[Any]:
@@ -169,9 +182,10 @@ def _runs(study: Study) -> str:
     rows = [[_cell(value) for value in row] for row in runs[names].itertuples(index=False, name=None)]
     common = [key for key in config_keys(runs) if key not in columns]
     same = [column for column in environment if column not in columns]
+    table = _table("runs", "Runs", header, rows, groups=filters.groups_of(study, runs))
     return "\n".join(
         [
-            f"<details><summary>{len(runs)} runs</summary>{_table('runs', 'Runs', header, rows)}</details>",
+            f"<details><summary>{len(runs)} runs</summary>{table}</details>",
             f"<details><summary>Configuration of all runs</summary>{_listing('Configuration', runs, common)}</details>",
             f"<details><summary>Versions and machine</summary>{_listing('Versions', runs, same)}</details>",
         ]
@@ -200,8 +214,10 @@ def _table(
     rows: list[list[str]],
     values: list[list[Any]] | None = None,
     classes: list[str] | None = None,
+    groups: list[int | None] | None = None,
 ) -> str:
-    """A sortable table; `values` has a cell's sort value where it is not its text (None)."""
+    """A sortable table; `values` has a cell's sort value where it is not its text (None), `groups` the number of the
+    group that a row is of."""
     head = "".join(f'<th scope="col"><button type="button">{escape(text)}</button></th>' for text in header)
     body = []
     for i, row in enumerate(rows):
@@ -213,6 +229,7 @@ def _table(
             for text, key in zip(row, keys, strict=True)
         ]
         mark = f' class="{classes[i]}"' if classes and classes[i] else ""
+        mark += f' data-group="{groups[i]}"' if groups and groups[i] is not None else ""
         body.append(f"<tr{mark}>{''.join(cells)}</tr>")
     table = f'<table id="{name}"><thead><tr>{head}</tr></thead>'
     scrolled = f'<div class="wide" tabindex="0" role="region" aria-label="{title}">'

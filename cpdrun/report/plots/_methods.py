@@ -39,8 +39,8 @@ def panel(
     chosen = [trained[i] for i in front([(cost(group), sign * group.mean) for group in trained])]
     for here, there in pairwise(chosen):
         corner = (cost(there), axis.y(here))  # between two costs the smaller one is what can be had
-        axis.segment((cost(here), axis.y(here)), corner, _FRONT)
-        axis.segment(corner, (cost(there), axis.y(there)), _FRONT)
+        axis.segment((cost(here), axis.y(here)), corner, _FRONT, (here, there))
+        axis.segment(corner, (cost(there), axis.y(there)), _FRONT, (here, there))
     for group in groups:
         look = FP32 if group is against else looks[group.method.family]
         judged = study.judged.get(group)

@@ -4,6 +4,7 @@ Runs train about as well as fp32 or not at all: on one scale from 0 to 100 % the
 their error bars, cannot be seen.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from matplotlib.axes import Axes
@@ -12,7 +13,7 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
-from cpdrun.report.look.hover import hover
+from cpdrun.report.look.hover import hover, part_of
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, RC, Look, ink
 from cpdrun.report.read.groups.group import Group
 from cpdrun.report.read.study import Study
@@ -56,7 +57,7 @@ class MetricAxis:
 
     def point(self, x: float, group: Group, look: Look, filled: bool = True) -> None:
         mean, low, high = span(self.study, group)
-        line, _, _ = self.at(mean).errorbar(
+        line, caps, bars = self.at(mean).errorbar(
             x,
             mean,
             yerr=[[mean - low], [high - mean]] if high > low else None,
@@ -67,17 +68,22 @@ class MetricAxis:
             elinewidth=0.9,
             zorder=4,
         )
-        hover(line, self.study.describe(group))
+        text = self.study.describe(group)
+        hover(line, text)
+        for artist in (*caps, *bars):
+            part_of(artist, text)
 
-    def segment(self, here: Point, there: Point, look: Look) -> None:
-        """A straight line between two points, also from one part of a broken axis to the other."""
+    def segment(self, here: Point, there: Point, look: Look, of: Sequence[Group] = ()) -> None:
+        """A straight line between two points `of` groups, also from one part of a broken axis to the other."""
         a, b = self.at(here[1]), self.at(there[1])
         if a is b:
-            a.plot(*zip(here, there, strict=True), color=look.color, linestyle=look.dash, zorder=3)
+            (line,) = a.plot(*zip(here, there, strict=True), color=look.color, linestyle=look.dash, zorder=3)
+            part_of(line, *map(self.study.describe, of))
             return
         width = RC["lines.linewidth"]
         across = {"color": look.color, "linestyle": look.dash, "linewidth": width, "alpha": 0.55}
-        a.figure.add_artist(ConnectionPatch(here, there, "data", "data", axesA=a, axesB=b, **across))
+        patch = ConnectionPatch(here, there, "data", "data", axesA=a, axesB=b, **across)
+        part_of(a.figure.add_artist(patch), *map(self.study.describe, of))
 
     def write(self, x: float, group: Group, text: str, color: str, above: bool, row: int = 0) -> None:
         """Text at the end of a point's error bar, or where that leaves the picture; `row` lines further out."""
@@ -85,7 +91,7 @@ class MetricAxis:
         axes = self.at(mean)
         bottom, top = axes.get_ylim()
         room = 0.1 * (top - bottom)
-        axes.annotate(
+        figure = axes.annotate(
             text,
             (x, min(high, top - room) if above else max(low, bottom + room)),
             xytext=(0, (3 + 1.2 * FIGURE_SIZE * row) * (1 if above else -1)),
@@ -97,6 +103,7 @@ class MetricAxis:
             path_effects=_HALO,
             zorder=5,
         )
+        part_of(figure, self.study.describe(group))
 
     def names(self, x: float, names: list[tuple[float, Look]]) -> None:
         """The lines' names, right-aligned at x, each at its y, moved apart where they would overlap."""

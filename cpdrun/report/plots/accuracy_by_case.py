@@ -13,6 +13,7 @@ from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.study import Study
 
 TITLE = "Accuracy of each case"
+QUESTION = "enough"
 ALT = "The metric of each named case, a row each, with its interval; fp32 as a band."
 
 OF_CASES = True

@@ -7,6 +7,7 @@ from cpdrun.report.plots._costs import drawn
 from cpdrun.report.read.study import Study
 
 TITLE = "Area of a multiply-accumulate unit"
+QUESTION = "cost"
 ALT = (
     "The metric of each format or recipe against the transistors of the unit that multiplies and accumulates; "
     "a line through those that no other beats in both, its knee ringed."

@@ -7,6 +7,7 @@ from cpdrun.report.plots._costs import drawn
 from cpdrun.report.read.study import Study
 
 TITLE = "Bit operations of a step"
+QUESTION = "cost"
 ALT = (
     "The metric of each format or recipe against the bit operations of a step; "
     "a line through those that no other beats in both, its knee ringed."

@@ -20,6 +20,7 @@ from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.study import Study
 
 TITLE = "Accuracy against bits"
+QUESTION = "enough"
 ALT = "The metric of each format, fewest bits on the left, a line for each way of scaling; fp32 as a band."
 
 DIVERGED = "\N{MULTIPLICATION SIGN}"
@@ -100,7 +101,7 @@ def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float]) -> Non
     look = study.looks[groups[0].strategy]
     for here, there in pairwise(best.values()):
         points = [(_x(study, group, slots), axis.y(group)) for group in (here, there)]
-        axis.segment(*points, look)
+        axis.segment(*points, look, (here, there))
     for group in groups:
         on_line = group is best[formats.bits(group.format)]
         axis.point(_x(study, group, slots), group, look, filled=on_line)

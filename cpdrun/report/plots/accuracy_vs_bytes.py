@@ -22,6 +22,7 @@ from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.study import Study
 
 TITLE = "Accuracy against bytes on the wire"
+QUESTION = "cost"
 ALT = (
     "The metric of each format against the bytes that a worker sends a step; a line through those that "
     "no other beats in both."
@@ -84,8 +85,8 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
     on_front = [trained[i] for i in front([(group.wire_bytes, sign * group.mean) for group in trained])]
     for here, there in pairwise(on_front):
         corner = (there.wire_bytes, axis.y(here))  # between two sizes the smaller one is what can be had
-        axis.segment((here.wire_bytes, axis.y(here)), corner, _FRONT)
-        axis.segment(corner, (there.wire_bytes, axis.y(there)), _FRONT)
+        axis.segment((here.wire_bytes, axis.y(here)), corner, _FRONT, (here, there))
+        axis.segment(corner, (there.wire_bytes, axis.y(there)), _FRONT, (here, there))
     low, high = min(g.wire_bytes for g in groups), max(g.wire_bytes for g in groups)
     for group in groups:
         look = FP32 if group.is_baseline else study.looks[group.strategy]

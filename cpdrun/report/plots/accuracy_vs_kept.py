@@ -7,6 +7,7 @@ from cpdrun.report.plots._costs import drawn
 from cpdrun.report.read.study import Study
 
 TITLE = "What a worker keeps"
+QUESTION = "cost"
 ALT = (
     "The metric of each format or recipe against the bytes that a worker keeps; "
     "a line through those that no other beats in both, its knee ringed."

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cpdrun.report.look.hover import hover
+from cpdrun.report.look.hover import hover, part_of
 from cpdrun.report.look.style import COLUMN_IN, NAME
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
@@ -18,6 +18,7 @@ from cpdrun.report.read.groups.group import Facet
 from cpdrun.report.read.study import Study
 
 TITLE = "Evidence against pairs of runs"
+QUESTION = "sure"
 ALT = "The evidence that each format is within the tolerance, or is not, against the pairs of runs it took."
 
 FEWEST_PAIRS = 4  # of the longest line: fewer draw nothing that a table does not say
@@ -56,10 +57,11 @@ def _panel(axes: Axes, study: Study, facet: Facet) -> None:
         (end,) = axes.plot(pairs[-1], heights[-1], color=look.color, marker=look.marker, linestyle="")
         for artist in (line, end):
             hover(artist, study.describe(group))
-        axes.annotate(
+        name = axes.annotate(
             f"{group.name} {MARKS[judged.verdict]}", (pairs[-1], heights[-1]), (3, 0),
             textcoords="offset points", va="center", color=look.ink, **NAME,
         )  # fmt: skip
+        part_of(name, study.describe(group))
     certify = min(study.judged[group].enough[0] for group in groups)
     refute = min(study.judged[group].enough[1] for group in groups)
     for height in (certify, -refute):

@@ -28,6 +28,7 @@ from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.study import Study
 
 TITLE = "Why: the gradients' exponents"
+QUESTION = "why"
 ALT = (
     "The powers of two that each layer's gradients span, epoch by epoch, beside the range of each "
     "format, and the share that each lost as too small."

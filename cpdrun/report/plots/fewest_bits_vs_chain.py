@@ -25,6 +25,7 @@ from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import smallest_within
 
 TITLE = "Fewest bits against the longest chain of additions"
+QUESTION = "workers"
 ALT = (
     "The fewest bits that are enough, against the longest chain of rounded additions that a gradient "
     "passes, a point for each number of workers and order."

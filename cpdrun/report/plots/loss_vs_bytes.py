@@ -21,6 +21,7 @@ from cpdrun.report.tables import show_bits, show_bytes
 from cpdrun.report.verdict import tolerance
 
 TITLE = "What a worker sends, by method"
+QUESTION = "cost"
 ALT = (
     "The metric of each method against the bits that a worker sends for each parameter and step; a line through those "
     "that no other beats in both."

@@ -19,6 +19,7 @@ from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import tolerance
 
 TITLE = "Predicted seconds of a step, by method"
+QUESTION = "time"
 ALT = "The metric of each method against the predicted time of a step, a panel for each network."
 OF_CASES = None  # of cases and of axes alike
 

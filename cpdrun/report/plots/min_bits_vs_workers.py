@@ -23,6 +23,7 @@ from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import smallest_within
 
 TITLE = "Fewest bits against workers"
+QUESTION = "workers"
 ALT = "The fewest bits that are enough, against the number of workers, a line for each way of scaling."
 
 # The facets that differ in their number of workers alone, by what they share.

@@ -29,6 +29,7 @@ from cpdrun.report.read.groups.group import Facet
 from cpdrun.report.read.study import Study
 
 TITLE = "Predicted speed-up against workers"
+QUESTION = "time"
 ALT = "Predicted speed-up against workers, a panel for each network and a line for each format."
 
 WORKERS = [2**i for i in range(11)]

@@ -33,6 +33,7 @@ from cpdrun.report.why.chain import together
 from cpdrun.report.why.standing import row_of
 
 TITLE = "Why: the exponents of every tensor"
+QUESTION = "why"
 ALT = (
     "The share of gradients, weights, activations, output gradients and updates in each power of two, beside the range "
     "of their format, as they are and scaled."

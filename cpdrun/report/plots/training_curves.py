@@ -8,7 +8,7 @@ from collections import defaultdict
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.look.hover import hover
+from cpdrun.report.look.hover import hover, part_of
 from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, ink, shades
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
@@ -20,6 +20,7 @@ from cpdrun.report.read.study import Study
 from cpdrun.stats.intervals import mean_interval
 
 TITLE = "Training curves"
+QUESTION = "training"
 ALT = (
     "The metric after each epoch, a panel for each way of scaling and a line for each format; fp32 in "
     "every panel."
@@ -82,11 +83,12 @@ def _panel(
         means = [mean_interval(values, study.ci)[0] for values in curves[group].values()]
         color = FP32.color if group.is_baseline else colors[group.format]
         low, high = [min(v) for v in curves[group].values()], [max(v) for v in curves[group].values()]
-        axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
+        band = axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
         (line,) = axes.plot(
             epochs, means, color=color, linewidth=1.1, dashes=(3, 1) if group.is_baseline else ()
         )
         hover(line, study.describe(group))
+        part_of(band, study.describe(group))
         ends.append((means[-1], short(group.name), color))
     axes.set_xlabel(study.counted_in)
     axes.xaxis.get_major_locator().set_params(integer=True)
