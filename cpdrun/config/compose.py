@@ -45,7 +45,8 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 def installed() -> tuple[str, ...]:
     """The packages of yaml, with folders as in conf/, that installed distributions name in their entry points. What has
     the name of a file of ours is not seen. Raises ConfigError for one that cannot be imported."""
-    found = dict.fromkeys(entry.value for group in ENTRY_POINTS for entry in entry_points(group=group))
+    every = entry_points()  # which reads a file a distribution
+    found = dict.fromkeys(entry.value for group in ENTRY_POINTS for entry in every.select(group=group))
     for package in found:
         try:
             import_module(package)
