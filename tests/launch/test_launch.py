@@ -243,7 +243,9 @@ def test_results_that_became_read_only_are_one_clear_line_and_can_be_looked_at(l
         process = launcher(jobs={"a": {}, "b": {}})
         _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 2
-        assert err == f"error: cannot write {sweep.run('b').path}: Read-only file system. Nothing was started.\n"
+        assert (
+            err == f"error: cannot write {sweep.run('b').path}: Read-only file system. Nothing was started.\n"
+        )
         assert [(row.name, row.state) for row in sweep_status(sweep)] == [("a", State.DONE)]
     finally:
         wait_for(lambda: not processes_of(sweep.path), "the end of every process")
