@@ -21,11 +21,12 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     from cpdrun.config.compose import Composer
-    from cpdrun.config.json_schema import experiment_schema, schema_text
+    from cpdrun.config.json_schema import experiment_schema
+    from cpdrun.record import json_text
     from cpdrun.starter import write
 
     with Composer() as composer:
-        schema = schema_text(experiment_schema(composer))
+        schema = json_text(experiment_schema(composer))
     files = write(arguments.folder, schema)
     arguments.telling.tell({"folder": str(arguments.folder), "files": [str(file) for file in files]})
     for file in files:

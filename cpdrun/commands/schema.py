@@ -24,11 +24,12 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     from cpdrun.config.compose import Composer
-    from cpdrun.config.json_schema import experiment_schema, schema_text
+    from cpdrun.config.json_schema import experiment_schema
+    from cpdrun.record import json_text
 
     with Composer(arguments.config_dir) as composer:
         schema = experiment_schema(composer)
     arguments.telling.tell({"experiment": schema})
     if not arguments.telling.as_json:
-        print(schema_text(schema), end="")
+        print(json_text(schema))
     return OK

@@ -4,7 +4,6 @@ Everything is read off conf/: keys and their defaults from what is composed, wha
 it, choices from the files of a group. It is looser than `cpdrun sweep --dry-run`, which has the last word.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from importlib.resources import files
@@ -18,10 +17,6 @@ REFERENCE = {"type": "string", "pattern": r"\$\{.+\}"}  # to another key, which 
 OWN_KEYS = ("sweep", "search", "screen")  # sections that say what is asked, whose keys are other keys, too
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z_]\w*):(?P<value>[^#]*)(?:#(?P<comment>.*))?$")
 _MORE = re.compile(r"^ *#(?P<comment>.*)$")
-
-
-def schema_text(schema: Schema) -> str:
-    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 def experiment_schema(composer: Composer) -> Schema:

@@ -143,9 +143,8 @@ def test_a_baseline_that_diverged_is_nothing_to_compare_with(here, capsys):
         for words in ([*TYPED, f"results_dir={folder}"], [str(run.path), "format=e3m0"]):
             assert main(["predict", *words, "--json"]) == 1
             said = capsys.readouterr()
-            assert (
-                said.out == "" and "diverged: what it saw is of a training that fails by itself" in said.err
-            )
+            assert json.loads(said.out)["schema"] == "cpdrun.error/1"
+            assert "diverged: what it saw is of a training that fails by itself" in said.err
     finally:
         run.done.write_text(kept)
 
