@@ -47,18 +47,21 @@ def integer_add(bits: int) -> str:
 
 def multiply(a: Format, b: Format, accumulator: Format) -> str:
     """Module `unit`: codes a and b of their formats -> code r of Q(a b)."""
+    _refuse_others(a, b, accumulator)
     lines = [*_product("a", a, "b", b, accumulator), "assign r = q;"]
     return _module([("a", a.bits, ""), ("b", b.bits, "")], ("r", accumulator.bits, ""), lines)
 
 
 def add(accumulator: Format) -> str:
     """Module `unit`: codes c and d -> code r of Q(c + d)."""
+    _refuse_others(accumulator)
     size = accumulator.bits
     return _module([("c", size, ""), ("d", size, "")], ("r", size, ""), _sum("c", "d", accumulator))
 
 
 def mac(a: Format, b: Format, accumulator: Format) -> str:
     """Module `unit`: codes a, b and c -> code r of Q(c + Q(a b))."""
+    _refuse_others(a, b, accumulator)
     lines = [*_product("a", a, "b", b, accumulator), *_sum("c", "q", accumulator)]
     inputs = [("a", a.bits, ""), ("b", b.bits, ""), ("c", accumulator.bits, "")]
     return _module(inputs, ("r", accumulator.bits, ""), lines)
@@ -71,6 +74,13 @@ def is_exact(a: Format, b: Format, accumulator: Format) -> bool:
     return (
         fits and quantum >= accumulator.emin - accumulator.mantissa_bits and a.max * b.max <= accumulator.max
     )
+
+
+def _refuse_others(*formats: object) -> None:
+    for fmt in formats:
+        is_binary = isinstance(fmt, Format) and fmt.exponent_bits is not None
+        if not (is_binary and fmt.is_signed and fmt.has_negative_zero):
+            raise ValueError(f"{fmt}: units are of formats with a sign and a -0, such as e4m3 or e4m3fn")
 
 
 def _module(inputs: list[tuple[str, int, str]], output: tuple[str, int, str], lines: list[str]) -> str:
@@ -97,8 +107,6 @@ def _signed_product(bits_a: int, bits_b: int) -> list[str]:
 
 def _parts(x: str, fmt: Format) -> list[str]:
     """Of the code x: sign, f (1 for subnormals), significand with its hidden bit, inf, nan."""
-    if fmt.exponent_bits is None or not (fmt.is_signed and fmt.has_negative_zero):
-        raise ValueError(f"{fmt}: units are of formats with a sign and a -0, such as e4m3 or e4m3fn")
     e, m = fmt.exponent_bits, fmt.mantissa_bits
     field, mantissa = f"{x}[{m + e - 1}:{m}]", f"{x}[{m - 1}:0]"
     upper = f"{x}[{m + e - 1}:{m + 1}], " if e > 1 else ""

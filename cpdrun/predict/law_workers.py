@@ -93,15 +93,23 @@ def _rows(study: Study, notes: list[str]) -> tuple[list[tuple], list[dict[str, A
     baselines = {
         _key(row, [*shared, "seed"]): row for row in study.rows if formats.is_baseline(row.get("format"))
     }
-    rows, cells, remedied, alone = [], {}, 0, 0
+    rows, cells, remedied, alone, chainless = [], {}, 0, 0, set()
     for row in study.rows:
         fmt = formats.parse(row.get("format"))
-        if not isinstance(fmt, Format) or fmt.is_fp32 or not row.get("aps"):
+        is_reduced = isinstance(fmt, Format) and not fmt.is_fp32 and row.get("aps")
+        if not is_reduced or not isinstance(row.get("world_size"), int):
             continue
         if row.get("sync.rounding", "nearest_even") != "nearest_even" or row.get("sync.kahan"):
             remedied += 1
             continue
-        made = _row(row, fmt, baselines.get(_key(row, [*shared, "seed"])))
+        try:
+            chain = longest_run(
+                str(row.get("sync.order")), row["world_size"], row.get("sync.group_size", "auto")
+            )
+        except ValueError:
+            chainless.add(str(row.get("sync.order")))
+            continue
+        made = _row(row, fmt, chain, baselines.get(_key(row, [*shared, "seed"])))
         if made is None:
             alone += 1
             continue
@@ -113,9 +121,12 @@ def _rows(study: Study, notes: list[str]) -> tuple[list[tuple], list[dict[str, A
     notes += [
         f"{remedied} runs left out: stochastic rounding or Kahan, which have capacities of their own"
     ] * bool(remedied)
-    notes += [f"{alone} runs left out: no fp32 beside them that learnt, or no order that is known"] * bool(
-        alone
-    )
+    if chainless:
+        notes.append(
+            f"runs left out: of a sum by {', '.join(sorted(chainless))}, which is no chain of rounded additions"
+        )
+    if alone:
+        notes.append(f"{alone} runs left out: no fp32 beside them that learnt")
     least = -Metric(ACCURACY.removeprefix("metric:")).default_tolerance
     return rows, [
         {
@@ -128,13 +139,9 @@ def _rows(study: Study, notes: list[str]) -> tuple[list[tuple], list[dict[str, A
     ]
 
 
-def _row(row: Row, fmt: Format, baseline: Row | None) -> tuple[tuple, float] | None:
+def _row(row: Row, fmt: Format, chain: int, baseline: Row | None) -> tuple[tuple, float] | None:
     """chain, workers, E, m, excess, ceiling, and the difference of accuracy."""
-    if baseline is None or not isinstance(row.get("world_size"), int):
-        return None
-    try:
-        chain = longest_run(str(row.get("sync.order")), row["world_size"], row.get("sync.group_size", "auto"))
-    except ValueError:
+    if baseline is None:
         return None
     usual, classes = number(baseline.get(LOSS)), number(row.get("num_classes"))
     ceiling = math.log(math.log(classes) / usual) if classes > 1 and usual > 0 else math.nan

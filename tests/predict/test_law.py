@@ -14,7 +14,7 @@ from cpdrun.comm.sums.orders.rank import Rank
 from cpdrun.comm.sums.orders.tree import Tree
 from cpdrun.errors import UserError
 from cpdrun.predict import law, law_loss, law_words, law_workers
-from cpdrun.predict.law_read import element_and_block, read, rounded
+from cpdrun.predict.law_read import Study, element_and_block, read, rounded
 from cpdrun.record import SweepDir, write_json, write_text
 from cpdrun.report.claims.values import references
 
@@ -228,6 +228,25 @@ def test_longest_run_is_that_of_the_orders_themselves(workers):
     if workers % 4 == 0:
         cut = Hierarchical(4).cuts(workers)
         assert law_workers.longest_run("hierarchical", workers, 4) == max(max(map(len, g)) - 1 for g in cut)
+
+
+def test_an_order_without_a_chain_is_named_among_what_was_left_out():
+    run = {
+        "aps": True,
+        "world_size": 8,
+        "metric:train_loss": 0.1,
+        "metric:test_accuracy": 0.9,
+        "num_classes": 10,
+    }
+    rows = [
+        {**run, "format": fmt, "sync.order": order, "seed": 0}
+        for fmt in ("fp32", "e3m1")
+        for order in ("tree", "exact", "aligned_3")
+    ]
+    notes = []
+    kept, _ = law_workers._rows(Study("made", "runs made up", rows, ["format", "aps", "sync.order"]), notes)
+    assert [row[0] for row in kept] == [1]
+    assert notes == ["runs left out: of a sum by aligned_3, exact, which is no chain of rounded additions"]
 
 
 def test_an_order_that_is_none():

@@ -45,6 +45,24 @@ def test_a_netlist_is_computed_for_many_inputs_at_once(tmp_path):
     assert (Netlist(file)(a=a, c=c) == want).all()
 
 
+@pytest.mark.parametrize(
+    "name", ["posit8", "lns4_3", "hif8", "p3109_k8p4se", "e4m3fnuz", "ue5m3", "int8_row"]
+)
+def test_other_formats_have_no_unit(name):
+    from custom_fp.formats.names import parse
+    from mac_verilog import add, mac, multiply
+
+    fmt, fp32 = parse(name), Format.parse("fp32")
+    for unit, operands in (
+        (mac, (fmt, fmt, fp32)),
+        (mac, (fp32, fp32, fmt)),
+        (multiply, (fmt, fmt, fp32)),
+        (add, (fmt,)),
+    ):
+        with pytest.raises(ValueError, match="units are of formats with a sign and a -0"):
+            unit(*operands)
+
+
 def test_which_products_are_exact():
     from mac_verilog import is_exact
 
