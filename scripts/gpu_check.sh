@@ -1,51 +1,65 @@
 #!/usr/bin/env bash
-# What only a GPU can show: equality of CPU and GPU bit for bit, and how fast the kernels are there.
+# What only a GPU can show: equality of CPU and GPU bit for bit, and how fast the kernels are there. Ten minutes at most.
 #
 #     scripts/gpu_check.sh [FOLDER_OF_WHEELS]
 #
 # Installs this checkout into the Python that runs (PYTHON=..., default python3) without asking any index; torch, CuPy,
 # scikit-build-core, nanobind, cmake and ninja are expected there. Wheels in the folder (hydra-core, omegaconf,
 # antlr4-python3-runtime ...) are installed first. Then: all kernels compiled, pytest -m gpu, the benchmarks, and one table
-# at the end, in results/reference/numerics/gpu_check.md too.
+# at the end, in results/reference/numerics/gpu_check.md too. A step that fails, or is not done by its share of TOTAL_S=600
+# seconds, is told, and the others still run; the exit code is 1 then, and 2 where there is no GPU.
 set -u -o pipefail
 cd "$(dirname "$0")/.."
 PYTHON="${PYTHON:-python3}"
+TOTAL_S="${TOTAL_S:-600}"
 WHEELS="${1:-}"
-declare -a NAMES RESULTS
+TABLE=results/reference/numerics
+ROWS=""
 FAILED=0
+SAID="$(mktemp)"
+trap 'rm -f "$SAID"' EXIT
 
-step() {  # step NAME COMMAND...: runs it, notes how it ended
-    local name="$1"
-    shift
-    echo "== $name: $*"
-    local started=$SECONDS result=ok
-    "$@" || { result="FAILED (exit $?)"; FAILED=1; }
-    NAMES+=("$name")
-    RESULTS+=("$result, $((SECONDS - started)) s")
+DEVICE="$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name(), "torch", torch.__version__)' 2>"$SAID")" || {
+    echo "error: no GPU that $PYTHON's torch can use: $(tail -n 1 "$SAID")" >&2
+    exit 2
 }
 
-install_wheels() { "$PYTHON" -m pip install --quiet --no-index --no-deps "$WHEELS"/*.whl; }
+step() {  # step NAME PERCENT COMMAND...: ended before that much of the time is over; notes how
+    local name="$1" left=$((TOTAL_S * $2 / 100 - SECONDS)) started=$SECONDS result=ok code=0
+    shift 2
+    echo "== $name: $*"
+    if [ "$left" -le 0 ]; then
+        result="FAILED: no time was left for it"
+    else
+        timeout --kill-after=5 "$left" "$@" 2>&1 | tee "$SAID" || code=${PIPESTATUS[0]}
+        [ "$code" = 0 ] || result="FAILED (exit $code): $(grep . "$SAID" | tail -n 1 | tr '|`' '/ ' | cut -c 1-160)"
+        [ "$code" = 124 ] || [ "$code" = 137 ] && result="FAILED: not done after $left s"
+    fi
+    [ "$result" = ok ] || FAILED=1
+    echo "-- $name: $result"
+    ROWS+="| $name | $result | $((SECONDS - started)) |"$'\n'
+}
 
-[ -n "$WHEELS" ] && step "wheels" install_wheels
-step "install" "$PYTHON" -m pip install --quiet --no-build-isolation --no-deps .
-step "device" "$PYTHON" -c 'import torch, cupy, custom_fp
+[ -n "$WHEELS" ] && step "wheels" 5 "$PYTHON" -m pip install --quiet --no-index --no-deps "$WHEELS"/*.whl
+step "install" 35 "$PYTHON" -m pip install --quiet --no-build-isolation --no-deps .
+step "device" 38 "$PYTHON" -c 'import torch, cupy, custom_fp
 print(torch.cuda.get_device_name(), "torch", torch.__version__, "CuPy", cupy.__version__, "backend", custom_fp.backend("cuda"))
 assert custom_fp.backend("cuda") == "cuda"'
-step "compile all kernels" "$PYTHON" -c 'from custom_fp import compiled, cuda
+step "compile all kernels" 55 "$PYTHON" -c 'from concurrent.futures import ThreadPoolExecutor
+import torch
 import cupy
+from custom_fp import compiled, cuda
 capability = int(cupy.cuda.Device().compute_capability)
-for part in dict.fromkeys(map(compiled.part_of, cuda.KERNELS)): compiled.binary(part, capability)'
+with ThreadPoolExecutor() as pool:
+    list(pool.map(lambda part: compiled.binary(part, capability), dict.fromkeys(map(compiled.part_of, cuda.KERNELS))))'
 # Only files with such tests, and no ini options: the machine need not have every plugin and oracle of the dev extra.
 mapfile -t GPU_TESTS < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
-step "tests" "$PYTHON" -m pytest -o addopts= -m gpu -q -ra -p no:cacheprovider "${GPU_TESTS[@]}"
-step "benchmark, GPU" "$PYTHON" scripts/bench_numerics.py --device cuda --log2n 26 --output results/reference/numerics/bench_gpu.md
-step "benchmark, CPU" "$PYTHON" scripts/bench_numerics.py --output results/reference/numerics/bench_gpu_machine_cpu.md
-step "step time" "$PYTHON" scripts/bench_step.py --device cuda
+step "tests" 80 "$PYTHON" -m pytest -o addopts= -m gpu -q -ra -p no:cacheprovider "${GPU_TESTS[@]}"
+step "benchmark, GPU" 90 "$PYTHON" scripts/bench_numerics.py --device cuda --log2n 26 --output $TABLE/bench_gpu.md
+step "step time" 94 "$PYTHON" scripts/bench_step.py --device cuda
+step "benchmark, CPU" 99 "$PYTHON" scripts/bench_numerics.py --log2n 22 --repeats 5 --output $TABLE/bench_gpu_machine_cpu.md
 
 echo
-{
-    printf '# scripts/gpu_check.sh\n\n%s\n\n| step | result |\n| --- | --- |\n' \
-        "$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name(), "torch", torch.__version__)'), $(git rev-parse --short HEAD)"
-    for i in "${!NAMES[@]}"; do printf '| %s | %s |\n' "${NAMES[$i]}" "${RESULTS[$i]}"; done
-} | tee results/reference/numerics/gpu_check.md
+printf '# scripts/gpu_check.sh\n\n%s, commit %s, %s s\n\n| step | result | seconds |\n| --- | --- | ---: |\n%s' \
+    "$DEVICE" "$(git rev-parse --short HEAD)" $SECONDS "$ROWS" | tee $TABLE/gpu_check.md
 exit $FAILED
