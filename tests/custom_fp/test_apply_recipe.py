@@ -123,6 +123,10 @@ def test_a_mapping_a_list_and_a_file(tmp_path):
         ),
         ([{"modules": "*", "role": "weight", "format": "e9m9"}], "recipe.rules[0].format=e9m9: "),
         (
+            [{"modules": "*", "role": "weight", "format": "nvfp4", "rounding": "stochastic_bad"}],
+            "(did you mean 'stochastic'?)",
+        ),
+        (
             [{"modules": "*", "role": "input", "format": "nvfp4", "hadamard": 16}],
             "transforms input of forward and not",
         ),
