@@ -38,7 +38,7 @@ html_copy_source = html_show_sourcelink = False
 html_show_sphinx = html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["tables.css"]
-autodoc_default_options = {"members": False}
+html_js_files = ["reachable.js"]
 autodoc_typehints = "none"
 python_use_unqualified_type_names = True
 # Tables of results/reference have no title, or start at any level; docs/experiments.md links them.

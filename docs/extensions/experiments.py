@@ -1,5 +1,6 @@
-"""What was measured, from results/reference as it lies there: a section a folder, with its pages and pictures."""
+"""What was measured, from results/reference as it lies there: the state of the papers' claims, then a section a folder."""
 
+import re
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -7,22 +8,49 @@ from sphinx.application import Sphinx
 PAGE = "docs/experiments"
 
 
+def _moved(text: str, folder: str) -> str:
+    """`text` of a page in `folder`, its links as they are from elsewhere."""
+    return re.sub(r"\]\((?![a-z]+:|#)", f"]({folder}/", text)
+
+
+def _is_prose(block: str) -> bool:
+    return len(block) > 80 and not block.startswith(("#", "!", "|", "-", "    "))
+
+
+def claims(reference: Path, link: str) -> str:
+    """The tables of claims.md, a paper each, without what each claim rests on in detail."""
+    head, *papers = (reference / "claims.md").read_text(encoding="utf-8").split("\n## ")
+    counted = re.search(r"^\d+ claims: .*$", head, re.MULTILINE)
+    assert counted, "claims.md does not count its claims"
+    text = ["## The papers' claims", "", f"{counted[0]} ([each with its comparisons]({link}/claims.md)).", ""]
+    for paper in papers:
+        title, table = paper.split("\n### ")[0].split("\n", 1)
+        text += [f"**{title}**", "", _moved(table.strip(), link), ""]
+    return "\n".join(text)
+
+
 def sections(reference: Path, link: str) -> str:
     """link: from the page to the folder `reference`."""
     text = []
     for folder in sorted(path for path in reference.iterdir() if path.is_dir()):
-        pages = sorted(folder.glob("*.md"), key=lambda page: (page.name != "README.md", page.name))
-        names = {"README.md": "what it showed"}
-        links = [f"[{names.get(page.name, page.stem)}]({link}/{folder.name}/{page.name})" for page in pages]
-        text += [f"## {folder.name}", "", " · ".join(links), ""]
+        at = f"{link}/{folder.name}"
+        text += [f"## {folder.name}", ""]
+        readme = folder / "README.md"
+        if readme.exists():
+            blocks = readme.read_text(encoding="utf-8").split("\n\n")
+            text += [_moved(next(block for block in blocks if _is_prose(block)), at), ""]
+        names = {"README.md": "all of it"}
+        pages = sorted(folder.glob("*.md"), key=lambda page: (page != readme, page.name))
+        text += [" · ".join(f"[{names.get(page.name, page.stem)}]({at}/{page.name})" for page in pages), ""]
         pictures = sorted(folder.glob("*.png"))
-        text += [f"![{folder.name}: {shown.stem}]({link}/{folder.name}/{shown.name})\n" for shown in pictures]
+        text += [f"![{folder.name}: {shown.stem}]({at}/{shown.name})\n" for shown in pictures]
     return "\n".join(text)
 
 
 def _append(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname == PAGE:
-        source[0] += "\n" + sections(Path(app.srcdir) / "results" / "reference", "../results/reference")
+        reference, link = Path(app.srcdir) / "results" / "reference", "../results/reference"
+        source[0] += "\n".join(["", claims(reference, link), sections(reference, link)])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
