@@ -1,17 +1,36 @@
-"""The documentation site: built as `make docs` builds it; every link inside it leads to a page, an anchor or a file."""
+"""The documentation site: built as `make docs` builds it; every link inside it leads to a page, an anchor or a file.
+
+In a real browser: main pages on a phone do not scroll sideways, and axe finds nothing on them.
+"""
 
 import importlib.util
 import os
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import browser
+import custom_fp
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 MISSING = [name for name in ("sphinx", "myst_parser", "furo") if importlib.util.find_spec(name) is None]
+needs_sphinx = pytest.mark.skipif(
+    bool(MISSING), reason=f"pip install 'cpdrun[docs]': {', '.join(MISSING)} missing"
+)
+CHROMIUM = browser.find()
+# a table, wide commands, Python, pictures, the docstrings' lists
+LOOKED_AT = (
+    "README",
+    "docs/index",
+    "docs/tutorial",
+    "docs/screen",
+    "docs/other_tools",
+    "docs/reference/comm",
+)
 
 
 class Page(HTMLParser):
@@ -34,23 +53,29 @@ class Page(HTMLParser):
         self.links += [str(given[name]) for name in ("href", "src") if given.get(name)]
 
 
-@pytest.mark.skipif(bool(MISSING), reason=f"pip install 'cpdrun[docs]': {', '.join(MISSING)} missing")
-def test_the_site_is_built_without_a_warning_and_its_links_lead_somewhere(tmp_path):
-    site = tmp_path / "site"
-    words = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-b", "html"]
-    built = subprocess.run(
-        [*words, "-d", str(tmp_path / "doctrees"), ".", str(site)],
+def build(site: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    words = [sys.executable, "-m", "sphinx", "-q", "-c", "docs", "-b", "html"]
+    return subprocess.run(
+        [*words, *options, "-d", str(site.parent / "doctrees"), ".", str(site)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+@needs_sphinx
+def test_the_site_is_built_without_a_warning_and_its_links_lead_somewhere(tmp_path):
+    site = tmp_path / "site"
+    built = build(site, "-W", "--keep-going")
     assert built.returncode == 0, built.stdout + built.stderr
     pages = {path: Page(path) for path in site.rglob("*.html")}
     for page in (REPOSITORY / "docs").rglob("*.md"):
         assert (site / page.relative_to(REPOSITORY)).with_suffix(".html") in pages, (
             f"{page.name} is on no page"
         )
+    documented = pages[site / "docs" / "reference" / "custom_fp.html"].anchors
+    assert {f"custom_fp.{name}" for name in custom_fp.__all__} <= documented
     wrong, inside = [], 0
     for path, page in pages.items():
         for link in page.links:
@@ -67,3 +92,34 @@ def test_the_site_is_built_without_a_warning_and_its_links_lead_somewhere(tmp_pa
                 wrong.append(f"{path.relative_to(site)}: no {parts.fragment} in {parts.path}")
     assert inside > 1000
     assert not wrong, "\n".join(wrong[:30])
+
+
+@needs_sphinx
+@pytest.mark.skipif(
+    CHROMIUM is None, reason="no headless Chromium (Debian: apt-get install chromium-headless-shell)"
+)
+def test_on_a_phone_nothing_scrolls_sideways_and_axe_finds_nothing(tmp_path):
+    pytest.importorskip(
+        "axe_playwright_python", reason="axe-core comes with the dev dependency axe-playwright-python"
+    )
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+    site = tmp_path / "site"
+    # only these pages: links to the others are not followed here
+    built = build(site, "-D", "include_patterns=" + ",".join(f"{name}.md" for name in LOOKED_AT))
+    assert built.returncode == 0, built.stderr
+    wrong = []
+    with browser.start(CHROMIUM) as page:
+        page.call(
+            "Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True
+        )
+        for name in LOOKED_AT:
+            page.open(site / f"{name}.html")
+            page.run(axe + "; 0")
+            checked, found = page.run(
+                "axe.run().then(r => [r.passes.length, r.violations.map(v => [v.id, v.nodes[0].html.slice(0, 200)])])"
+            )
+            assert checked > 10
+            wrong += [(name, *violation) for violation in found]
+            if (wide := page.run("document.documentElement.scrollWidth")) > 390:
+                wrong.append((name, "scrolls sideways", wide))
+    assert wrong == []

@@ -1,4 +1,4 @@
-"""What was measured, from results/reference as it lies there: the state of the papers' claims, then a section a folder."""
+"""What was measured, from results/reference as it lies there: the papers' claims, then a section a folder."""
 
 import re
 from pathlib import Path
