@@ -44,6 +44,7 @@ NOT_OF_SCRIPTS = (
 SEARCH = "search"  # what `cpdrun search` is asked: no part of any run
 SCREEN = "screen"  # and `cpdrun screen`
 TUNE = "search.tune."  # and the key of a run's config that it tunes
+BASELINE = "search.baseline."  # and a key of a run's config, or a group, that says which cell it is
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,11 @@ def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[
     if t.adds or t.key in groups or has_key(base, t.key) or t.key.startswith(TUNE):
         return
     known = _known(base, groups)
+    if t.key.startswith(BASELINE):
+        key = t.key.removeprefix(BASELINE)
+        if key in groups or has_key(base, key):
+            return
+        known += [BASELINE + each for each in known]
     section = t.key.split(".")[0]
     near = did_you_mean(t.key, known)
     if section == INGREDIENTS:

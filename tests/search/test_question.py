@@ -46,6 +46,12 @@ def test_a_baseline_that_no_axis_names_is_planned_beside_them():
     assert (config["format"], config["aps"]) == ("bf16", False)
 
 
+def test_a_baseline_may_be_of_a_recipe_whatever_the_experiment_says_of_it():
+    words = ["exp=digits_bits", "format=fp32", "recipe=nvfp4", "ingredients.rounding=stochastic,nearest_even"]
+    question = ask([*words, "search.baseline.recipe=bf16", "search.most_seeds=3"])
+    assert question.baseline == {"recipe": "bf16"} and len(question.chains) == 2
+
+
 def test_other_axes_make_chains_each_with_a_baseline_of_its_own():
     question = ask(["format=fp32,e4m3", "aps=false", "world_size=4,8", "search.most_seeds=3"])
     assert [chain.label for chain in question.chains] == ["without APS, workers 4", "without APS, workers 8"]
@@ -75,6 +81,7 @@ def test_each_named_case_is_a_chain_against_the_one_named_fp32():
     [
         (["exp=digits_bits", "seed=0,1"], "a search draws its seeds"),
         (["exp=digits_bits", "search.tolerence=1"], "did you mean 'search.tolerance'"),
+        (["exp=digits_bits", "search.baseline.recip=bf16"], "did you mean 'search.baseline.recipe'"),
         (["exp=digits_bits", "search.tolerance=0"], "must be a number above 0"),
         (["exp=digits_bits", "search.tolerance=1,2"], "one value of each"),
         (["exp=digits_bits", "search.confidence=100"], "from 50 to below 100"),
