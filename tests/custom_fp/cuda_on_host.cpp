@@ -2,6 +2,7 @@
 // the few names of CUDA that they use; shared memory is one thread block's, barriers do nothing.
 #define __global__
 #define __shared__ static
+#define __launch_bounds__(...)
 #define __align__(bytes)
 
 struct alignas(16) float4 {

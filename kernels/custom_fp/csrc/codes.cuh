@@ -129,10 +129,8 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, H
     __shared__ __align__(16) u32 words[mode == stochastic ? threads * codes_per_thread : 1];
     const Spec spec = unpack_spec(packed_spec);
     const int k = spec.bits;
-    const Rounder<double> rounder = make_rounder<double>(spec, how.mode, how.overflow);
-    const Rounder<float> narrow = make_rounder<float>(spec, how.mode, how.overflow);
+    const Rounder<float> rounder = make_rounder<float>(spec, how.mode, how.overflow);
     const Coder coder = make_coder(spec);
-    const double power = power_of_two<double>(shift);
     const bool directly = mode == nearest_even && shift == 0 && how.overflow == infinity;
     for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
         const i64 i = first + threadIdx.x * 8;
@@ -141,12 +139,23 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, H
         if (mode == stochastic) draw_block(random, words, index + static_cast<u64>(first), 0, seed, mask);
         load4(x, i, n, aligned(x), v);
         load4(x, i + 4, n, aligned(x), v + 4);
+        const auto make_codes = [&](const auto& rounded) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            codes[j] = directly     ? round_and_encode(v[j], narrow, coder)
-                       : shift == 0 ? encode(settled<mode>(round<mode>(v[j], narrow, random[j]), narrow), coder)
-                                    : encode(settled<mode>(CFP_CAST(round<mode>(v[j] * power, rounder, random[j])), narrow), coder);
-            if (i + j >= n) codes[j] = 0;
+            for (int j = 0; j < 8; ++j)
+                codes[j] = i + j < n ? encode(settled<mode>(rounded(v[j], random[j]), rounder), coder) : 0;
+        };
+        if (directly) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) codes[j] = i + j < n ? round_and_encode(v[j], rounder, coder) : 0;
+        } else if (shift == 0) {
+            make_codes([&](float x, u32 random) { return round<mode>(x, rounder, random); });
+        } else if (mode != stochastic && is_narrow(spec)) {
+            const PowerOfTwo power(shift);
+            make_codes([&](float x, u32) { return round<mode>(power.times_to_odd(x), rounder, 0); });
+        } else {
+            const Rounder<double> wide = make_rounder<double>(spec, how.mode, how.overflow);
+            const double power = power_of_two<double>(shift);
+            make_codes([&](float x, u32 random) { return CFP_CAST(round<mode>(x * power, wide, random)); });
         }
         join_codes(codes, staged + threadIdx.x * k, k);
         __syncthreads();
@@ -168,7 +177,7 @@ CFP_EVERY_WAY(CFP_PACK)
 template <int most, class Value>
 CFP_FN void unpack_codes(const u8* bytes, float* out, i64 n, int k, int shift, const Value& value) {
     __shared__ __align__(16) u8 staged[threads * most];
-    const double power = power_of_two<double>(shift);
+    const PowerOfTwo power(shift);
     for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
         copy_bytes(staged, bytes + first / 8 * k, bytes_of_block(first, n, k));
         __syncthreads();
@@ -179,7 +188,7 @@ CFP_FN void unpack_codes(const u8* bytes, float* out, i64 n, int k, int shift, c
             split_codes(staged + threadIdx.x * k, codes, k);
             for (int j = 0; j < 8; ++j) {
                 v[j] = value(codes[j]);
-                if (shift != 0) v[j] = scale(v[j], power);
+                if (shift != 0) v[j] = power.times(v[j]);
             }
             store4(out, i, n, aligned(out), v);
             store4(out, i + 4, n, aligned(out), v + 4);
@@ -199,52 +208,68 @@ extern "C" __global__ void unpack(const u8* bytes, float* out, i64 n, u32 packed
 }
 #endif
 
+struct Coded {
+    int k;
+    Coder coder;
+    CFP_MEMBER float value(u32 code) const { return decode(code, coder); }
+    CFP_MEMBER u32 code(float value) const { return encode(canonical(value), coder); }
+};
+
+// Shared memory of accumulate_packed: it has one of them, of codes of k bits at most.
+template <bool draws, int most> struct Staged {
+    __align__(16) u8 bytes[threads * most];
+    __align__(16) u32 words[draws ? threads * codes_per_thread : 1];
+};
+
 // `bytes`: `tensors` payloads of n codes each
-template <Mode mode>
-CFP_FN void accumulate_packed(const Addresses& bytes, int tensors, u8* out, i64 n, u32 packed_spec, How how, bool kahan,
-                              u64 seed, u64 index, u32 mask) {
-    __shared__ __align__(16) u8 staged[threads * 32];
-    const Spec spec = unpack_spec(packed_spec);
-    const int k = spec.bits;
-    __shared__ __align__(16) u32 words[mode == stochastic ? threads * codes_per_thread : 1];
-    const Coder coder = make_coder(spec);
-    const Arithmetic<mode> arithmetic(spec, how);
+template <bool draws, int most, class Any, class Codes>
+CFP_FN void accumulate_packed(Staged<draws, most>& staged, const Any& arithmetic, const Codes& how, const Addresses& bytes,
+                              int tensors, u8* out, i64 n, bool kahan, u64 seed, u64 index, u32 mask) {
+    const int k = how.k;
     u32 random[4][8] = {};
     for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
         const i64 i = first + threadIdx.x * 8, size = bytes_of_block(first, n, k);
         float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0}, c[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         u32 codes[8];
         for (int r = 0; r < tensors; ++r) {
-            copy_bytes(staged, bytes.of<u8>(r) + first / 8 * k, size);
+            copy_bytes(staged.bytes, bytes.of<u8>(r) + first / 8 * k, size);
             __syncthreads();
-            if (mode == stochastic) {
+            if (draws) {
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
                     if (j == 0 || kahan)
-                        draw_block(random[j], words, index + static_cast<u64>(first), static_cast<u32>(4 * r + j), seed, mask);
+                        draw_block(random[j], staged.words, index + static_cast<u64>(first), static_cast<u32>(4 * r + j),
+                                   seed, mask);
             }
             if (i < n) {
-                split_codes(staged + threadIdx.x * k, codes, k);
+                split_codes(staged.bytes + threadIdx.x * k, codes, k);
 #pragma unroll
                 for (int j = 0; j < 8; ++j) {
                     const u32 own[4] = {random[0][j], random[1][j], random[2][j], random[3][j]};
-                    arithmetic.add(acc[j], c[j], decode(codes[j], coder), kahan, true, own);
+                    arithmetic.add(acc[j], c[j], how.value(codes[j]), kahan, true, own);
                 }
             }
             __syncthreads();
         }
-        for (int j = 0; j < 8; ++j) codes[j] = i + j < n ? encode(canonical(acc[j]), coder) : 0;
-        join_codes(codes, staged + threadIdx.x * k, k);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) codes[j] = i + j < n ? how.code(acc[j]) : 0;
+        join_codes(codes, staged.bytes + threadIdx.x * k, k);
         __syncthreads();
-        copy_bytes(out + first / 8 * k, staged, size);
+        copy_bytes(out + first / 8 * k, staged.bytes, size);
         __syncthreads();
     }
 }
 
-#define CFP_ACCUMULATE_PACKED(mode)                                                                              \
-    extern "C" __global__ void accumulate_packed_##mode(Addresses bytes, int tensors, u8* out, i64 n, u32 spec,  \
-                                                        int how, int kahan, u64 seed, u64 index, u32 mask) {     \
-        accumulate_packed<mode>(bytes, tensors, out, n, spec, How(how), kahan != 0, seed, index, mask);          \
+#define CFP_ACCUMULATE_PACKED(mode)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                                                             \
+        accumulate_packed_##mode(Addresses bytes, int tensors, u8* out, i64 n, u32 packed_spec, int how, int kahan,      \
+                                 u64 seed, u64 index, u32 mask) {                                                        \
+        __shared__ Staged<mode == stochastic, 32> staged;                                                                \
+        const Spec spec = unpack_spec(packed_spec);                                                                      \
+        with_arithmetic<mode>(spec, How(how), [&](const auto& arithmetic) {                                              \
+            accumulate_packed(staged, arithmetic, Coded{spec.bits, make_coder(spec)}, bytes, tensors, out, n, kahan != 0, \
+                              seed, index, mask);                                                                        \
+        });                                                                                                              \
     }
 #if !defined CFP_SOME || defined CFP_ONLY_ACCUMULATE_PACKED
 CFP_EVERY_WAY(CFP_ACCUMULATE_PACKED)

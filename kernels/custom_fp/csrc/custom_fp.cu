@@ -5,6 +5,7 @@
 #include "accumulators/dot.h"
 #include "custom_fp.h"
 #include "hadamard.h"
+#include "narrow.h"
 #include "philox.h"
 #include "scaled/affine.h"
 #include "scaled/codebook.h"
@@ -133,16 +134,27 @@ template <class Body> CFP_FN void for_lanes(i64 n, u64 index, const Body& body) 
     }
 }
 
+// Those elements. All of them before the first is stored: `out` may be x, so that no compiler would load past a store.
+template <class F> CFP_FN void load_lane(const F* x, i64 first, i64 n, F v[8]) {
+#pragma unroll
+    for (int place = 0; place < 8; ++place) {
+        const i64 i = first + 16 * place;
+        v[place] = i >= 0 && i < n ? x[i] : F(0);
+    }
+}
+
 template <class F>
 CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, How how, u64 seed, u64 index, u32 mask) {
     const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), stochastic, how.overflow);
     for_lanes(n, index, [&](u64 here, u32 lane, i64 first) {
+        F v[8];
         u32 random[8];
+        load_lane(x, first, n, v);
         draw_lane(random, here, lane, 0, seed, mask);
 #pragma unroll
         for (int place = 0; place < 8; ++place) {
             const i64 i = first + 16 * place;
-            if (i >= 0 && i < n) out[i] = settle(to_float32(round<stochastic>(x[i], rounder, random[place])), rounder);
+            if (i >= 0 && i < n) out[i] = settle(to_float32(round<stochastic>(v[place], rounder, random[place])), rounder);
         }
     });
 }
@@ -162,12 +174,12 @@ CFP_EVERY_WAY(CFP_QUANTIZE)
 
 #if !defined CFP_SOME || defined CFP_ONLY_ELEMENTS
 extern "C" __global__ void scale_f32(const float* x, float* out, i64 n, int shift) {
-    const double power = power_of_two<double>(shift);
+    const PowerOfTwo power(shift);
     const bool wide = aligned(x) && aligned(out);
     float v[4];
     for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
         load4(x, i, n, wide, v);
-        for (int j = 0; j < 4; ++j) v[j] = scale(v[j], power);
+        for (int j = 0; j < 4; ++j) v[j] = power.times(v[j]);
         store4(out, i, n, wide, v);
     }
 }
@@ -199,51 +211,83 @@ extern "C" __global__ void max_magnitude_f64(const double* x, i64 n, u64* larges
 
 // ---- sums ------------------------------------------------------------------------------------------------------
 
-// Rounded sums and products: NearRounder where it may, else through float64.
-template <Mode mode> struct Arithmetic {
-    bool by_near, is_float32, is_signed;
-    NearRounder near;
-    Rounder<double> wide;
+// acc = Q(acc + g), or Kahan's form of it. sum(a, b, member, random): Q(a + b); member: a and b are values of the format,
+// here: g is one.
+template <class Sum>
+CFP_FN void add_rounded(float& acc, float& c, float g, bool kahan, bool member, const u32 random[4], const Sum& sum) {
+    if (!kahan) {
+        acc = sum(acc, g, member, random[0]);
+        return;
+    }
+    const float y = sum(g, -c, member, random[0]), t = sum(acc, y, true, random[1]);
+    const float lost = sum(sum(t, -acc, true, random[2]), -y, true, random[3]);
+    c = (to_bits(t) & 0x7fffffffu) < 0x7f800000u ? lost : 0.0f;
+    acc = t;
+}
+
+// Rounded sums and products. Exact: float for formats that are narrow and nothing drawn, else double.
+template <Mode mode, class Exact> struct Arithmetic;
+
+template <Mode mode> struct Arithmetic<mode, double> {
+    bool is_float32, is_signed;
+    Rounder<double> rounder;
 
     CFP_MEMBER Arithmetic(const Spec& s, How how)
-        : by_near(mode == nearest_even && NearRounder::checkable(s)),
-          is_float32(mode == nearest_even && how.overflow == infinity && s.bits == 32), is_signed(s.is_signed),
-          near(make_near_rounder(s, how.overflow)), wide(make_rounder<double>(s, how.mode, how.overflow)) {}
+        : is_float32(mode == nearest_even && how.overflow == infinity && s.bits == 32), is_signed(s.is_signed),
+          rounder(make_rounder<double>(s, how.mode, how.overflow)) {}
 
     CFP_MEMBER float rounded(double exact, u32 random) const {
-        const float value = CFP_CAST(round<mode>(exact, wide, random));
-        return (mode == nearest_even || mode == toward_zero) && is_signed ? value : settle(value, wide);
+        const float value = CFP_CAST(round<mode>(exact, rounder, random));
+        return (mode == nearest_even || mode == toward_zero) && is_signed ? value : settle(value, rounder);
     }
-
-    // Q(a + b); `member`: both are values of the format
-    CFP_MEMBER float sum(float a, float b, bool member, u32 random) const {
+    CFP_MEMBER float sum(float a, float b, bool, u32 random) const {
         if (is_float32) return a + b;
-        if (by_near) return round_near_checked(member ? a + b : add_to_odd(a, b), near);
         return rounded(add_to_odd(static_cast<double>(a), static_cast<double>(b)), random);
     }
-
     CFP_MEMBER float product(float a, float b) const {
         if (is_float32) return a * b;
-        if (by_near) return multiply_near_checked(a, b, near);
         return rounded(static_cast<double>(a) * static_cast<double>(b), 0);
     }
-
-    // acc = Q(acc + g), or Kahan's form of it; member: g is a value of the format
     CFP_MEMBER void add(float& acc, float& c, float g, bool kahan, bool member, const u32 random[4]) const {
-        if (!kahan) {
-            acc = sum(acc, g, member, random[0]);
-            return;
-        }
-        const float y = sum(g, -c, member, random[0]), t = sum(acc, y, true, random[1]);
-        const float lost = sum(sum(t, -acc, true, random[2]), -y, true, random[3]);
-        c = (to_bits(t) & 0x7fffffffu) < 0x7f800000u ? lost : 0.0f;
-        acc = t;
+        add_rounded(acc, c, g, kahan, member, random, [&](auto... x) { return sum(x...); });
     }
 };
 
-template <Mode mode>
-CFP_FN void accumulate(const Addresses& x, int tensors, float* out, i64 n, u32 spec, How how, bool kahan) {
-    const Arithmetic<mode> arithmetic(unpack_spec(spec), how);
+template <Mode mode> struct Arithmetic<mode, float> {
+    bool by_near, is_signed;
+    NearRounder near;
+    Rounder<float> rounder;
+
+    CFP_MEMBER Arithmetic(const Spec& s, How how)
+        : by_near(mode == nearest_even && NearRounder::checkable(s)), is_signed(s.is_signed),
+          near(make_near_rounder(s, how.overflow)), rounder(make_rounder<float>(s, how.mode, how.overflow)) {}
+
+    CFP_MEMBER float rounded(float to_odd) const {
+        const float value = round<mode>(to_odd, rounder, 0);
+        return (mode == nearest_even || mode == toward_zero) && is_signed ? value : settle(value, rounder);
+    }
+    CFP_MEMBER float sum(float a, float b, bool member, u32) const {
+        if (by_near) return round_near_checked(member ? a + b : add_to_odd(a, b), near);
+        return rounded(add_to_odd_narrow(a, b));
+    }
+    CFP_MEMBER float product(float a, float b) const {
+        return by_near ? multiply_near_checked(a, b, near) : rounded(multiply_to_odd_narrow(a, b));
+    }
+    CFP_MEMBER void add(float& acc, float& c, float g, bool kahan, bool member, const u32 random[4]) const {
+        add_rounded(acc, c, g, kahan, member, random, [&](auto... x) { return sum(x...); });
+    }
+};
+
+// body(arithmetic) of the format
+template <Mode mode, class Body> CFP_FN void with_arithmetic(const Spec& spec, How how, const Body& body) {
+    if (mode != stochastic && is_narrow(spec))
+        body(Arithmetic<mode == stochastic ? otherwise : mode, float>(spec, how));
+    else
+        body(Arithmetic<mode, double>(spec, how));
+}
+
+template <class Any>
+CFP_FN void accumulate(const Any& arithmetic, const Addresses& x, int tensors, float* out, i64 n, bool kahan) {
     const u32 no_random[4] = {0, 0, 0, 0};
     for (i64 i = 4 * thread_index(); i < n; i += 4 * thread_count()) {
         float acc[4] = {0, 0, 0, 0}, c[4] = {0, 0, 0, 0}, g[4];
@@ -259,24 +303,22 @@ CFP_FN void accumulate(const Addresses& x, int tensors, float* out, i64 n, u32 s
 }
 
 // As quantize_randomly: a lane a thread.
-template <bool kahan>
-CFP_FN void accumulate_randomly(const Addresses& x, int tensors, float* out, i64 n, u32 spec, How how, u64 seed, u64 index,
-                                u32 mask) {
-    const Arithmetic<stochastic> arithmetic(unpack_spec(spec), how);
+template <bool kahan, class Any>
+CFP_FN void accumulate_randomly(const Any& arithmetic, const Addresses& x, int tensors, float* out, i64 n, u64 seed,
+                                u64 index, u32 mask) {
     for_lanes(n, index, [&](u64 here, u32 lane, i64 first) {
-        float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0}, c[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0}, c[8] = {0, 0, 0, 0, 0, 0, 0, 0}, g[8];
         for (int r = 0; r < tensors; ++r) {
-            const float* const term = x.of<float>(r);
             u32 random[kahan ? 4 : 1][8];
+            load_lane(x.of<float>(r), first, n, g);
 #pragma unroll
             for (int j = 0; j < (kahan ? 4 : 1); ++j)
                 draw_lane(random[j], here, lane, static_cast<u32>(4 * r + j), seed, mask);
 #pragma unroll
             for (int place = 0; place < 8; ++place) {
-                const i64 i = first + 16 * place;
                 const u32 own[4] = {random[0][place], random[kahan ? 1 : 0][place], random[kahan ? 2 : 0][place],
                                     random[kahan ? 3 : 0][place]};
-                arithmetic.add(acc[place], c[place], i >= 0 && i < n ? term[i] : 0.0f, kahan, false, own);
+                arithmetic.add(acc[place], c[place], g[place], kahan, false, own);
             }
         }
 #pragma unroll
@@ -287,15 +329,19 @@ CFP_FN void accumulate_randomly(const Addresses& x, int tensors, float* out, i64
     });
 }
 
+// Two blocks an SM: by itself NVRTC takes so many registers for the 8 elements of a thread that there is room for one.
 #define CFP_ACCUMULATE(mode)                                                                                       \
-    extern "C" __global__ void accumulate_##mode(Addresses x, int tensors, float* out, i64 n, u32 spec, int how,   \
-                                                 int kahan, u64 seed, u64 index, u32 mask) {                       \
-        if constexpr (mode != stochastic)                                                                          \
-            accumulate<mode>(x, tensors, out, n, spec, How(how), kahan != 0);                                      \
-        else if (kahan)                                                                                            \
-            accumulate_randomly<true>(x, tensors, out, n, spec, How(how), seed, index, mask);                      \
-        else                                                                                                       \
-            accumulate_randomly<false>(x, tensors, out, n, spec, How(how), seed, index, mask);                     \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                           \
+        accumulate_##mode(Addresses x, int tensors, float* out, i64 n, u32 spec, int how, int kahan, u64 seed,     \
+                          u64 index, u32 mask) {                                                                   \
+        with_arithmetic<mode>(unpack_spec(spec), How(how), [&](const auto& arithmetic) {                           \
+            if constexpr (mode != stochastic)                                                                      \
+                accumulate(arithmetic, x, tensors, out, n, kahan != 0);                                            \
+            else if (kahan)                                                                                        \
+                accumulate_randomly<true>(arithmetic, x, tensors, out, n, seed, index, mask);                      \
+            else                                                                                                   \
+                accumulate_randomly<false>(arithmetic, x, tensors, out, n, seed, index, mask);                     \
+        });                                                                                                        \
     }
 #if !defined CFP_SOME || defined CFP_ONLY_ACCUMULATE
 CFP_EVERY_WAY(CFP_ACCUMULATE)

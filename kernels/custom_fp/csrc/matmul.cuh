@@ -1,15 +1,18 @@
 // The CUDA matrix product; part of custom_fp.cu, whose Arithmetic it uses.
 #pragma once
 
+struct MatmulTiles {
+    static constexpr int tile = 64, depth = 16;
+    float a[depth][tile + 4], b[depth][tile + 4];
+};
+
 // out[z] (MxN) = a[z] (MxK) b[z] (KxN), each partial sum rounded, k ascending. A block of 16 x 16 threads makes 64 x 64
 // results, 4 x 4 a thread, from tiles of 16 k in shared memory. a_step, b_step: elements from one matrix of the batch
 // to the next, 0 where all share one.
-template <bool kahan>
-CFP_FN void matmul(const float* a, const float* b, float* out, i64 M, i64 K, i64 N, i64 a_step, i64 b_step, u32 spec) {
-    constexpr int tile = 64, depth = 16;
-    __shared__ float a_tile[depth][tile + 4], b_tile[depth][tile + 4];
-    const Spec format = unpack_spec(spec);
-    const Arithmetic<nearest_even> arithmetic(format, How(nearest_even << 8 | infinity));
+template <bool kahan, class Any>
+CFP_FN void matmul(const Any& arithmetic, MatmulTiles& tiles, const float* a, const float* b, float* out, i64 M, i64 K, i64 N, i64 a_step,
+                   i64 b_step, bool is_plain) {
+    constexpr int tile = MatmulTiles::tile, depth = MatmulTiles::depth;
     const u32 no_random[4] = {0, 0, 0, 0};
     const i64 columns = (N + tile - 1) / tile;
     const i64 row = blockIdx.x / columns * tile, column = blockIdx.x % columns * tile;
@@ -21,11 +24,11 @@ CFP_FN void matmul(const float* a, const float* b, float* out, i64 M, i64 K, i64
     for (i64 start = 0; start < K; start += depth) {
         for (int t = threadIdx.x; t < depth * tile; t += 256) {
             const int k = t % depth, i = t / depth;
-            a_tile[k][i] = row + i < M && start + k < K ? a[(row + i) * K + start + k] : 0.0f;
+            tiles.a[k][i] = row + i < M && start + k < K ? a[(row + i) * K + start + k] : 0.0f;
         }
         for (int t = threadIdx.x; t < depth * tile; t += 256) {
             const int k = t / tile, j = t % tile;
-            b_tile[k][j] = column + j < N && start + k < K ? b[(start + k) * N + column + j] : 0.0f;
+            tiles.b[k][j] = column + j < N && start + k < K ? b[(start + k) * N + column + j] : 0.0f;
         }
         __syncthreads();
         const int deep = K - start < depth ? static_cast<int>(K - start) : depth;
@@ -34,7 +37,7 @@ CFP_FN void matmul(const float* a, const float* b, float* out, i64 M, i64 K, i64
             for (int i = 0; i < 4; ++i)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    const float term = arithmetic.product(a_tile[k][4 * y + i], b_tile[k][x + 16 * j]);
+                    const float term = arithmetic.product(tiles.a[k][4 * y + i], tiles.b[k][x + 16 * j]);
                     arithmetic.add(acc[i][j], c[i][j], term, kahan, true, no_random);
                 }
         __syncthreads();
@@ -42,13 +45,17 @@ CFP_FN void matmul(const float* a, const float* b, float* out, i64 M, i64 K, i64
     for (int i = 0; i < 4; ++i)
         for (int j = 0; j < 4; ++j)
             if (row + 4 * y + i < M && column + x + 16 * j < N)
-                out[(row + 4 * y + i) * N + column + x + 16 * j] = canonical(format.is_plain ? acc[i][j] : acc[i][j] + 0.0f);
+                out[(row + 4 * y + i) * N + column + x + 16 * j] = canonical(is_plain ? acc[i][j] : acc[i][j] + 0.0f);
 }
-extern "C" __global__ void matmul_plain(const float* a, const float* b, float* out, i64 M, i64 K, i64 N, i64 a_step,
-                                        i64 b_step, u32 spec) {
-    matmul<false>(a, b, out, M, K, N, a_step, b_step, spec);
-}
-extern "C" __global__ void matmul_kahan(const float* a, const float* b, float* out, i64 M, i64 K, i64 N, i64 a_step,
-                                        i64 b_step, u32 spec) {
-    matmul<true>(a, b, out, M, K, N, a_step, b_step, spec);
-}
+
+#define CFP_MATMUL(name, kahan)                                                                                       \
+    extern "C" __global__ void name(const float* a, const float* b, float* out, i64 M, i64 K, i64 N, i64 a_step,      \
+                                    i64 b_step, u32 packed_spec) {                                                    \
+        __shared__ MatmulTiles tiles;                                                                                 \
+        const Spec spec = unpack_spec(packed_spec);                                                                   \
+        with_arithmetic<nearest_even>(spec, How(nearest_even << 8 | infinity), [&](const auto& arithmetic) {          \
+            matmul<kahan>(arithmetic, tiles, a, b, out, M, K, N, a_step, b_step, spec.is_plain != 0);                 \
+        });                                                                                                           \
+    }
+CFP_MATMUL(matmul_plain, false)
+CFP_MATMUL(matmul_kahan, true)

@@ -22,7 +22,9 @@ HERE = Path(__file__).parent
 COMPILER = ["g++", "-std=c++17", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
 THREADS = 256
 NUMBERS = {"int": np.int32, "u32": np.uint32, "i64": np.int64, "u64": np.uint64, "float": np.float32}
-_PROTOTYPE = re.compile(r'extern "C" __global__ void (\w+)\((.*?)\)\s*\{', re.S)
+_PROTOTYPE = re.compile(
+    r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\((.*?)\)\s*\{', re.S
+)
 STRIDING = re.compile(r"(?!matmul)")  # kernels whose grid may be any; matmul's says which product is whose
 
 

@@ -1,0 +1,59 @@
+// float32 where float64 would do, of which some GPUs have two lanes for 128: exact sums, products, and products with powers
+// of two, all rounded to odd in float32. Rounding that again is rounding the exact number once where the format has two
+// digits fewer (Boldo, Melquiond 2008) and its smallest step is 2^-147 or more: 21 mantissa bits; and where nothing is
+// drawn, for which these are too few digits. What passes float32's largest number becomes that, which is odd; infinity
+// comes of infinity alone.
+#pragma once
+
+#include "custom_fp.h"
+#include "tabulated/tabulated.h"
+
+namespace custom_fp {
+
+CFP_FN bool is_narrow(const Spec& s) { return s.mantissa_bits <= 21; }
+
+CFP_FN float absolute(float x) { return from_bits(to_bits(x) & 0x7fffffffu); }
+
+// Dekker's Fast2Sum, of the larger and the smaller: as many additions as Knuth's TwoSum with the comparison, and its error
+// is -infinity, no NaN, where the sum leaves float32.
+CFP_FN float add_to_odd_narrow(float a, float b) {
+    const bool swapped = absolute(b) > absolute(a);
+    const float large = swapped ? b : a, small = swapped ? a : b, sum = large + small;
+    return make_odd(sum, small - (sum - large));
+}
+
+// The error of small products is no float32.
+CFP_FN float multiply_to_odd_narrow(float a, float b) {
+    const float product = a * b;
+    if (absolute(product) < 0x1p-100f && a != 0.0f && b != 0.0f)
+        return to_odd_float32(static_cast<double>(a) * static_cast<double>(b));
+    return make_odd(product, fused_multiply_add(a, b, -product));
+}
+
+// 2^shift in three factors. Only the last can round a product that does not become zero anyway: it is 2^-126 where the
+// others are below 1.
+struct PowerOfTwo {
+    float factors[3], inverses[3];
+
+    CFP_MEMBER explicit PowerOfTwo(int shift) {
+#pragma unroll
+        for (int i = 2; i >= 0; --i) {
+            const int part = shift < -126 ? -126 : shift > 126 ? 126 : shift;
+            factors[i] = power_of_two<float>(part);
+            inverses[i] = power_of_two<float>(-part);
+            shift -= part;
+        }
+    }
+    CFP_MEMBER float product(float x) const { return x * factors[0] * factors[1] * factors[2]; }
+
+    // x * 2^shift in one rounding
+    CFP_MEMBER float times(float x) const { return canonical(product(x)); }
+
+    CFP_MEMBER float times_to_odd(float x) const {
+        const float near = product(x), back = absolute(near * inverses[2] * inverses[1] * inverses[0]);
+        const u32 less = static_cast<u32>(back < absolute(x)), beyond = static_cast<u32>(back > absolute(x));
+        return from_bits((to_bits(near) - beyond) | less | beyond);
+    }
+};
+
+}  // namespace custom_fp
