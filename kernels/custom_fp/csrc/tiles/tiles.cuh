@@ -142,7 +142,21 @@ template <Mode mode>
 CFP_FN void scaled_whole(const float* x, const ScaledTo<ScaledKind<mode>>& to, i64 n, const u32* amax, const ScaledKind<mode>& kind) {
     const auto scale = kind.scale({*amax & 0x7fffffffu});
     if (thread_index() == 0) to.block(0, scale, kind);
-    for (i64 i = thread_index(); i < n; i += thread_count()) to.element(i, x[i], scale, kind, kind.random_at(i));
+    if constexpr (mode != stochastic) {
+        for (i64 i = thread_index(); i < n; i += thread_count()) to.element(i, x[i], scale, kind, 0);
+        return;
+    }
+    for_lanes(n, kind.index, [&](u64 here, u32 lane, i64 from) {
+        float v[8];
+        u32 random[8];
+        load_lane(x, from, n, v);
+        draw_lane(random, here, lane, 0, kind.seed, kind.mask);
+#pragma unroll
+        for (int place = 0; place < 8; ++place) {
+            const i64 i = from + 16 * place;
+            if (i >= 0 && i < n) to.element(i, v[place], scale, kind, random[place]);
+        }
+    });
 }
 
 template <class Kind> CFP_FN float scaled_value(u8 code, const Kind& kind, float factor) {
