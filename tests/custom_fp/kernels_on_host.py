@@ -16,7 +16,6 @@ HERE = Path(__file__).parent
 CSRC = Path(custom_fp.__file__).parent / "csrc"
 OPTIONS = [
     "-std=c++17",
-    "-O2",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-strict-aliasing",
@@ -28,13 +27,15 @@ ROUNDINGS = ["nearest_even", "toward_zero", "stochastic", "stochastic_5", "stoch
 SEED, OFFSET = 77, 1001
 
 
-def compiled_library(source: str, folder: Path) -> Path:
+def compiled_library(source: str, folder: Path, level: str = "-O0") -> Path:
     """Of a C++ file that lies here and includes csrc; skips the test where there is no compiler."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("needs a C++ compiler")
     library = folder / "library.so"
-    subprocess.run([compiler, *OPTIONS, f"-I{CSRC}", str(HERE / source), "-o", str(library)], check=True)
+    subprocess.run(
+        [compiler, *OPTIONS, level, f"-I{CSRC}", str(HERE / source), "-o", str(library)], check=True
+    )
     return library
 
 

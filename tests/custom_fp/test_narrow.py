@@ -10,7 +10,7 @@ from kernels_on_host import compiled_library
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory):
-    library = CDLL(str(compiled_library("narrow_on_host.cpp", tmp_path_factory.mktemp("narrow"))))
+    library = CDLL(str(compiled_library("narrow_on_host.cpp", tmp_path_factory.mktemp("narrow"), "-O2")))
     library.wrong_powers.restype = library.wrong_pairs.restype = c_longlong
     return library
 

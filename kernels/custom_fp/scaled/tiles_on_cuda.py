@@ -82,7 +82,8 @@ def _run(
     elif layout.scales == 1 and n > WHOLE and fmt.rule != "4over6":
         largest = x.abs().amax()
         whole = np.int64(n), address(largest)
-        launch(f"scaled_whole_{way(rule)}", x, blocks(n, 8 if rule.is_stochastic else 4), address(x), *to, *whole, *how)
+        grid = blocks(n, 8 if rule.is_stochastic else 4)
+        launch(f"scaled_whole_{way(rule)}", x, grid, address(x), *to, *whole, *how)
     else:
         launch(f"scaled_tiles_{way(rule)}", x, _grid(layout), address(x), *to, *_sizes(layout), *how)
 
