@@ -1,0 +1,278 @@
+"""Every command line that README.md, docs/ and the other pages show is typed, page by page, from its top to its end.
+
+What takes minutes is shortened by words that SHORTER appends; what cannot be run here stands in NOT_RUN, and its
+options are read. A line that is in neither is typed as it stands.
+"""
+
+import re
+import shlex
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+from documented_lines import PAGES, REFERENCES, REPOSITORY, commands, commands_in_text
+from typed_line import type_line
+
+from cpdrun.cli import COMMANDS, parsers, read
+from cpdrun.errors import MistypedError
+from cpdrun.record import write_run
+
+STARTER = REPOSITORY / "cpdrun" / "starter" / "project"
+# A script of a reader: it takes the arguments that the pages give it, and prints what their patterns look for.
+SCRIPT = """
+import argparse
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--seed", type=int, default=0)
+args = parser.parse_args()
+dist.init_process_group("gloo")
+torch.manual_seed(args.seed)
+x = torch.randn(64, 16)
+y = x @ torch.randn(16, 16)
+model = DistributedDataParallel(torch.nn.Linear(16, 16))
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+for epoch in range(2):
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+    print(f"epoch {epoch + 1}: val loss {loss.item():.4f}", flush=True)
+dist.destroy_process_group()
+"""
+FORMATS = "import custom_fp\n\nFLAT4 = custom_fp.Codebook('flat4', tuple(i / 7 - 1 for i in range(15)))\n"
+
+TINY = "epochs=1 model.width=4"  # a run of a second
+FEW = f"{TINY} seed=0 format=fp32,e3m0"  # of 39 runs 3
+# the line: (what is appended, why); of one page alone as "PAGE: line"
+SHORTER = {
+    "cpdrun sweep exp=digits_bits": (FEW, "39 runs, two minutes"),
+    "cpdrun predict exp=digits_bits": (TINY, "one run, of 15 epochs"),
+    "cpdrun search exp=digits_search --report": (f"{TINY} --budget 2", "41 runs, two minutes"),
+    "README.md: cpdrun search exp=digits_search --report": ("--dry-run", "docs/tutorial.md runs it"),
+    "cpdrun search exp=digits_search search.start=widest": ("--dry-run", "as many"),
+    "cpdrun search exp=digits_search search.tune.optim.lr=.05,.1,.2": ("--dry-run", "as many again"),
+    "cpdrun search exp=digits_recipes recipe=bf16,mxfp8,nvfp4": (
+        "--dry-run",
+        "13 runs; tests/search trains such",
+    ),
+    "cpdrun search exp=digits_recipes recipe=nvfp4 ingredients.rounding=stochastic,nearest_even "
+    "search.baseline.recipe=bf16": ("--dry-run", "as many"),
+    "cpdrun search script=train.py script_args='--seed {seed}' script.metrics.val_loss='val loss ([0-9.]+)' "
+    "format=fp32,e4m3,e3m0 aps=true": ("--dry-run", "docs/scripts.md runs the script"),
+    "cpdrun sweep script=train.py format=fp32,e3m0 aps=true,false": ("--dry-run", "docs/scripts.md runs it"),
+    "cpdrun sweep script=train.py script_args='--lr 3e-4 --seed {seed}' format=fp32,e4m3,e3m0 aps=true,false "
+    "seed=0,1,2 script.metrics.val_loss='val loss ([0-9.]+)' script.metrics.epoch='epoch ([0-9]+)'": (
+        "format=fp32,e3m0 aps=true seed=0",
+        "15 runs",
+    ),
+    "cpdrun sweep script=train.py recipe=bf16,nvfp4": ("--dry-run", "docs/scripts.md runs the script"),
+    "cpdrun sweep --config-dir conf exp=mine": ("epochs=1 seed=0 format=fp32,e3m0", "10 runs of 12 epochs"),
+    "cpdrun screen exp=digits_screen_small": ("--dry-run", "80 runs; tests/screen trains one"),
+    "cpdrun screen --config-dir conf exp=mine screen.low.gradient=e2m1 screen.seeds=3": (
+        "--dry-run",
+        "72 runs",
+    ),
+    "cpdrun screen exp=gpt_plain_screen_small screen.low.weight='[e4m0,e2m1b6fn]'": (
+        "--dry-run",
+        "of minutes",
+    ),
+    "cpdrun sweep exp=digits_recipes": ("--dry-run", "36 runs; README.md runs of it"),
+    "cpdrun sweep exp=digits_recipes recipe=nvfp4 ingredients.rounding=stochastic,nearest_even "
+    "ingredients.hadamard=16,null": ("--dry-run", "16 runs"),
+    "cpdrun sweep exp=digits_bits format=fp32 precision.accumulator=fp16,h100_fp8,deepseek_v3": (
+        "--dry-run",
+        "9 runs of minutes; tests/train trains such",
+    ),
+    "cpdrun sweep exp=digits_bits format=fp32,mypackage.formats.FLAT4 aps=false": (
+        f"{TINY} seed=0",
+        "6 runs",
+    ),
+    "cpdrun sweep --config-dir conf exp=digits_recipes recipe=bf16,mine": (
+        "--dry-run",
+        "8 runs, as any recipe's",
+    ),
+    "cpdrun sweep exp=digits_bits --launcher slurm --max-parallel 8": (
+        "--dry-run",
+        "no sbatch here: tests/launch/test_slurm.py",
+    ),
+    "cpdrun sweep exp=digits_bits --launcher pull --no-wait": (FEW, "39 runs"),
+    "cpdrun calibrate exp=digits_bits --network 1gbit": (f"{TINY} --formats e3m0 --repeats 1", "20 seconds"),
+}
+PLACEHOLDERS = {"RUN": "convnet-e3m0-aps-w8-s0", "SWEEP": "digits_workers"}
+# pages that begin where a sweep has been run: of these, its records
+AFTER_A_SWEEP = {"docs/json.md": "digits_bits", "docs/reading_the_report.md": "digits_bits"}
+# a line that begins so, or such a line of one page as "PAGE: line", is not run: (why, what tests it)
+NOT_RUN = {
+    "git clone": ("it asks the network", ""),
+    "pip ": ("it asks the network", "tests/test_wheel.py"),
+    "apt-get ": ("it asks the network", ""),
+    "source ": ("it changes the shell it is typed in", ""),
+    "make demo": ("it installs, and searches for minutes", "tests/search/test_drive.py"),
+    "make test": ("this is it", ""),
+    "make lint": ("it is run beside the tests", ""),
+    "make docs": ("it is a test", "tests/test_docs.py"),
+    "make wheel": ("it is a test", "tests/test_wheel.py"),
+    "chrt -r 5 python scripts/": ("it measures for minutes, on a machine that does nothing else", ""),
+    "python scripts/synthesise.py": ("half an hour of Yosys", "tests/report/test_synthesis.py"),
+    "python scripts/simulate_search.py": ("hours", "tests/stats/test_simulation.py"),
+    "python scripts/soak_elastic.py": ("hours", "tests/launch/test_elastic.py"),
+    "PYTHONPATH=qtorch": ("it needs other libraries, downloaded", "tests/custom_fp/test_outside_oracles.py"),
+    "cpdrun search --config-dir results/digits_screen_small/screen": (
+        "it needs a screen of 80 runs",
+        "tests/screen/test_screen.py::test_the_command_finds_what_was_planted_and_its_search_can_be_typed",
+    ),
+    "docs/slurm.md: cpdrun status --watch": ("README.md has it", "tests/launch/test_status.py"),
+    "cpdrun work ": ("it takes what waits, as any launch", "tests/launch/test_work.py"),
+    "docs/tutorial.md: cpdrun sweep --config-dir conf exp=mine": ("README.md has it", ""),
+    "docs/tutorial.md: cpdrun report": ("README.md has it", ""),
+    "cpdrun/starter/project/README.md: cpdrun sweep --config-dir conf exp=mine": (
+        "another test types it",
+        "tests/examples/test_own_project.py::test_sweep_and_report_on_a_model_and_data_of_ones_own",
+    ),
+    "cpdrun/starter/project/README.md: cpdrun report": (
+        "another test types it",
+        "tests/examples/test_own_project.py::test_sweep_and_report_on_a_model_and_data_of_ones_own",
+    ),
+    "docs/tutorial.md: cpdrun doctor": ("README.md has it", "tests/launch/test_doctor.py"),
+    "README.md: cpdrun screen exp=digits_screen_small": (
+        "docs/screen.md has it",
+        "tests/screen/test_screen.py",
+    ),
+    "docs/reading_the_report.md: cpdrun explain RUN": (
+        "README.md explains one",
+        "tests/explain/test_explain.py",
+    ),
+}
+
+
+@cache
+def documented() -> list[tuple[str, str]]:
+    return [(page, line) for page in PAGES for block in commands(page) for line in block]
+
+
+def not_run(page: str, line: str) -> tuple[str, str] | None:
+    """Why, and what tests it."""
+    if page.startswith(REFERENCES) and re.fullmatch(r"cpdrun sweep exp=\w+|cpdrun report .*", line):
+        return "its runs took minutes to hours", "tests/exp/test_experiments.py"
+    found = (
+        reason for start, reason in NOT_RUN.items() if line.startswith(start) or start == f"{page}: {line}"
+    )
+    return next(found, None)
+
+
+def shortened(page: str, line: str) -> str:
+    if page.startswith(REFERENCES):
+        return f"{line} --dry-run"
+    more, _ = SHORTER.get(f"{page}: {line}") or SHORTER.get(line) or ("", "")
+    for word, meant in PLACEHOLDERS.items():
+        line = re.sub(rf"\b{word}\b", meant, line)
+    return f"{line} {more}".rstrip()
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A reader's: what `cpdrun init` writes, with a script, a recipe and a format beside it."""
+    folder = tmp_path / "reader"
+    shutil.copytree(STARTER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "conf" / "recipe").mkdir()
+    shutil.copy(REPOSITORY / "conf" / "recipe" / "mxfp8.yaml", folder / "conf" / "recipe" / "mine.yaml")
+    (folder / "mypackage").mkdir()
+    (folder / "mypackage" / "formats.py").write_text(FORMATS)
+    return folder
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_what_a_page_has_one_type_is_obeyed(page, folder):
+    if page in AFTER_A_SWEEP:
+        for fmt, bits, seed in (("fp32", 32, 0), ("fp32", 32, 1), ("e3m0", 4, 0), ("e3m0", 4, 1)):
+            metrics = {"test_accuracy": 0.9 + seed / 100 - 1 / (10 * bits)}
+            write_run(
+                folder / "results" / AFTER_A_SWEEP[page], format=fmt, bits=bits, seed=seed, metrics=metrics
+            )
+    once = set[str]()
+    for block in commands(page):
+        here = folder
+        for line in block:
+            if not_run(page, line):
+                continue
+            if line.startswith("cd "):
+                here = here / line.removeprefix("cd ")
+                assert here.is_dir(), f"{line}: there is no such folder"
+                continue
+            typed = shortened(page, line)
+            if typed in once and "--dry-run" in typed:
+                continue
+            ended = type_line(typed, here)
+            told = f"{typed}\n{ended.said[-1500:]}\n{ended.complained[-1500:]}"
+            assert ended.code == 0 and "Traceback" not in ended.complained, told
+            if file := re.search(r"--out (\S+)", typed):
+                assert (here / file[1]).stat().st_size > 1000, told
+            else:
+                assert ended.said.strip(), told
+            if typed in once and "cpdrun sweep " in typed:
+                assert "Nothing to do" in ended.said, told
+            once.add(typed)
+
+
+@pytest.mark.parametrize("line", sorted({line for page, line in documented() if not_run(page, line)}))
+def test_what_is_not_run_is_there(line):
+    words = shlex.split(line.partition(" > ")[0])
+    if words[0] == "cpdrun":
+        read(words[1:])
+        experiments = [word.removeprefix("exp=") for word in words if word.startswith("exp=")]
+        for name in experiments if "--config-dir" not in words else ():
+            assert (REPOSITORY / "conf" / "exp" / f"{name}.yaml").is_file()
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    if scripts := [word for word in words if word.startswith("scripts/")]:
+        source = (REPOSITORY / scripts[0]).read_text()
+        assert [word for word in words if word.startswith("--") and f'"{word}"' not in source] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_named_in_the_text_have_those_options(page):
+    for command in commands_in_text(page):
+        program, *words = command.split()
+        options = [word for word in words if word.startswith("--")]
+        if program == "cpdrun" and words and words[0] != "--version":
+            assert words[0] in COMMANDS, command
+            assert [
+                o for o in options if not re.search(rf"{o}\b", parsers()[words[0]].format_help())
+            ] == [], command
+        if script := re.search(r"\bscripts/\w+\.\w+", command):
+            source = (REPOSITORY / script[0]).read_text()
+            assert [option for option in options if f'"{option}"' not in source] == [], command
+        if program == "make" and words:
+            assert re.search(rf"^{words[0]}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE), command
+
+
+def test_an_option_that_is_mistyped_would_be_found():
+    with pytest.raises(MistypedError):
+        read(["report", "--fromat", "md"])
+
+
+def test_every_exception_is_of_a_line_that_is_there_and_names_a_test_that_is():
+    pairs = documented()
+    lines = [line for _, line in pairs]
+    assert len(lines) > 100 and len({page for page, _ in pairs}) > 20
+    known = {*lines, *(f"{page}: {line}" for page, line in pairs)}
+    assert [start for start in NOT_RUN if not any(line.startswith(start) for line in known)] == []
+    assert not {page for page in AFTER_A_SWEEP if page not in PAGES}
+    assert [line for line in SHORTER if line not in known] == []
+    assert [word for word in PLACEHOLDERS if not any(re.search(rf"\b{word}\b", line) for line in lines)] == []
+    for _, test in NOT_RUN.values():
+        path, _, name = test.partition("::")
+        assert not path or (REPOSITORY / path).is_file(), test
+        assert not name or f"def {name}(" in (REPOSITORY / path).read_text(), test
+    others = [
+        line for page, line in pairs if not line.startswith(("cpdrun ", "cd ")) and not not_run(page, line)
+    ]
+    assert others == [], "only cpdrun is typed: say in NOT_RUN why the others are not"

@@ -1,0 +1,111 @@
+"""Every block of Python that the pages show is executed: one that is whole as it stands, a fragment behind what its
+reader has by then (GIVEN), on two ranks."""
+
+import ast
+import multiprocessing
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from documented_lines import PAGES, REPOSITORY, snippets
+
+PAGES_WITH_SNIPPETS = [page for page in PAGES if snippets(page)]
+# executed elsewhere
+ELSEWHERE = {"docs/api.md": "tests/api/test_calls.py::test_the_page_runs"}
+WHOLE = {"docs/tutorial.md"}  # needs nothing
+ALTERNATIVES = {"README.md", "docs/recipes.md"}  # each statement is of a model of its own
+MODEL = """
+import torch, cpdrun, custom_fp
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+sharded_model = fully_shard(torch.nn.Linear(64, 64))
+"""
+# of a fragment: what its reader has by then
+GIVEN = {
+    "README.md": f"""{MODEL}
+import cpdrun.comm
+ddp_model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+from cpdrun.comm import ddp_hook
+epoch, loss = 1, 0.5
+{SHARDED}""",
+    "kernels/custom_fp/README.md": f"""{MODEL}
+x, g, w, a, b, g0, g1, g2 = torch.randn(8, 128, 128).unbind()
+network = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+""",
+    "docs/accumulators.md": f"{MODEL}\na, b = torch.randn(2, 64, 64).unbind()\n",
+    "docs/recipes.md": MODEL,
+    "docs/record.md": """
+from pathlib import Path
+Path("theirs.csv").write_text("fmt,bits,seed,acc,loss\\naf4,4.5,0,.9,.3\\nfp32,32,0,.95,.2\\n")
+""",
+    "docs/scripts.md": f"""{MODEL}
+import cpdrun.comm
+from torch.distributed.fsdp import fully_shard
+model.layers = [model[0], model[2]]
+run = cpdrun.attach(model, optimizer)
+batch_of = lambda w: torch.randn(4, 64)
+loss = lambda model, batch: model(batch).square().mean()
+""",
+    "docs/sharded.md": f"{MODEL}\nimport cpdrun.comm\n{SHARDED}",
+}
+# and what is done behind it, to see that it took hold
+BEHIND = """
+if "ddp_model" in globals():
+    ddp_model(torch.randn(4, 64)).square().mean().backward()
+    assert all(p.grad.isfinite().all() for p in ddp_model.parameters())
+"""
+_context = multiprocessing.get_context("forkserver")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES_WITH_SNIPPETS if page not in ELSEWHERE])
+def test_the_python_of_a_page_runs(page, tmp_path):
+    ranks = 2 if page in GIVEN else 1
+    said = [tmp_path / f"rank{rank}.log" for rank in range(ranks)]
+    processes = [
+        _context.Process(target=_execute, args=(page, tmp_path, rank, said[rank])) for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(200)
+        if process.is_alive():
+            process.kill()
+    assert [process.exitcode for process in processes] == [0] * ranks, "\n".join(
+        path.read_text()[-2000:] for path in said
+    )
+
+
+def _execute(page: str, folder: Path, rank: int, said: Path) -> None:
+    import torch.distributed as dist
+
+    (folder / str(rank)).mkdir()
+    os.chdir(folder / str(rank))
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with said.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if page in GIVEN:
+        store = dist.FileStore(str(folder / "store"), 2)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    for number, code in enumerate(snippets(page)):
+        statements = ast.parse(code).body
+        parts = [[each] for each in statements] if page in ALTERNATIVES else [statements]
+        names = {"__name__": "snippet"}
+        for part in parts:
+            exec(compile(GIVEN.get(page, ""), "given", "exec"), names)
+            exec(compile(ast.Module(part, []), f"{page}, block {number}", "exec"), names)
+            exec(compile(BEHIND, "behind", "exec"), names)
+    sys.stdout.flush()
+    os._exit(0)  # DDP's hooks outlive an ordinary end
+
+
+def test_every_page_with_python_is_whole_or_has_what_it_needs():
+    assert sorted(PAGES_WITH_SNIPPETS) == sorted({*GIVEN, *ELSEWHERE, *WHOLE})
+    for test in ELSEWHERE.values():
+        path, _, name = test.partition("::")
+        assert re.search(rf"^def {name}\(", (REPOSITORY / path).read_text(), re.MULTILINE)
