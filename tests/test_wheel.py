@@ -60,10 +60,12 @@ def type_in(bare: dict[str, str], folder: Path, *words: str) -> str:
 
 def test_the_wheel_runs_on_other_machines_and_has_what_it_needs(wheel):
     assert "manylinux" in wheel.name
+    assert ("-cp312-abi3-" in wheel.name) == (sys.version_info >= (3, 12))
     names = zipfile.ZipFile(wheel).namelist()
     for needed in (
         "cpdrun/py.typed",
         "custom_fp/py.typed",
+        "custom_fp/__init__.pyi",
         "cpdrun/conf/config.yaml",
         "custom_fp/csrc/custom_fp.cu",
         "cpdrun/predict/fitted.json",

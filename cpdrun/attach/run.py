@@ -25,11 +25,13 @@ from cpdrun.errors import UserError
 class Run(Protocol):
     """What `cpdrun.attach` gives, inside a run and outside of one."""
 
-    workers: range
-    """Those that this process plays: of N, numbered from 0. Outside of a run one, by its rank."""
+    @property
+    def workers(self) -> range:
+        """Those that this process plays: of N, numbered from 0. Outside of a run one, by its rank."""
 
-    checkpoint_dir: Path | None
-    """A folder of the run for the script's own checkpoints, the same when it is started again; None outside."""
+    @property
+    def checkpoint_dir(self) -> Path | None:
+        """A folder of the run for the script's own checkpoints, the same when it is started again; None outside."""
 
     def log(self, **values: float) -> None:
         """One row of the run's record: epoch=1 or step=100, and metrics by their names."""

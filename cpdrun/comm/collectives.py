@@ -82,8 +82,10 @@ def all_reduce_coalesced(
     **knobs: Any,
 ) -> list[Tensor]:
     """`all_reduce` of several tensors in one exchange; with APS each has a shift of its own."""
-    new = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
-    sums = [torch.empty_like(tensor, **new) for tensor in tensors]
+    sums = [
+        torch.empty_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
+        for tensor in tensors
+    ]
     _Asked(fmt, compressor, aps, seed, knobs).between(tensors, sums, group)
     return sums
 
@@ -141,10 +143,19 @@ class _Asked:
         if self.compressor is not None:
             _check_forgets(self.knobs.get("error_feedback", False))
             knobs = self.knobs | {"error_feedback": False}
-            shared = {"world_size": workers.world_size, "scaling": rule, "seed": self.seed, "group": workers}
-            sync = compressing(self.compressor, self.fmt, names=names, knobs=knobs, **shared)
+            sync = compressing(
+                self.compressor,
+                self.fmt,
+                names=names,
+                world_size=workers.world_size,
+                knobs=knobs,
+                scaling=rule,
+                seed=self.seed,
+                group=workers,
+            )
             sync.reduce_layers(range(len(names)), stacks, step=0, epoch=0, out=out)
             return
+        assert self.fmt is not None  # check_asked
         how = Sum.of(self.fmt, **self.knobs)
         _check_forgets(how.error_feedback)
         summation = summation_of(how, workers, Shifts(rule))

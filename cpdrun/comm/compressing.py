@@ -45,7 +45,7 @@ def compressing(
     Raises ValueError for a compressor that nobody knows, for a keyword that it does not take, and for a format or a
     scaling rule that do not fit it.
     """
-    given = {
+    given: dict[str, Any] = {
         "parameter_names": names,
         "world_size": world_size,
         "seed": seed,
@@ -56,8 +56,8 @@ def compressing(
     if compressor == POWER_SGD:
         defaults = _defaults("sync", POWER_SGD)
         if isinstance(fmt, Sum):  # it has knobs of its own; what it remembers is of roundings, not of factors
-            own = [knob.name for knob in fields(Sum)[1:] if knob.name != "error_feedback"]
-            defaults |= {name: getattr(fmt, name) for name in own}
+            remembered = [knob.name for knob in fields(Sum)[1:] if knob.name != "error_feedback"]
+            defaults |= {name: getattr(fmt, name) for name in remembered}
         settings = _settled(POWER_SGD, defaults, knobs)
         return PowerSGDSync(format=fmt or "fp32", **settings, **given)
     of_sync = _defaults("sync", "compressed") | {"compressor": None}
@@ -76,7 +76,7 @@ def check_asked(fmt: Any, compressor: Any) -> None:
         raise TypeError("fmt is missing: give a format, such as 'e4m3', or compressor=, such as 'top_k'")
 
 
-def named(name: str, fmt: NumberFormat | str, aps: bool, **knobs: Any) -> Compressor:
+def named(name: str, fmt: Sum | NumberFormat | str, aps: bool, **knobs: Any) -> Compressor:
     """Of conf/compressor. Raises ValueError."""
     if name not in _names():
         known = ", ".join([*_names(), POWER_SGD])

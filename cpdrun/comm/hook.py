@@ -57,7 +57,7 @@ class HookState:
         self.step = state["step"]
         self._thread.submit(self.sync.load_state_dict, state["sync"]).result()
 
-    def names_of(self, parameters: Sequence[nn.Parameter]) -> list[str]:
+    def names_of(self, parameters: Sequence[Tensor]) -> list[str]:
         """Of some of the model's parameters."""
         return [self.sync.names[self._index[id(parameter)]] for parameter in parameters]
 
@@ -92,10 +92,10 @@ class HookState:
     def submit(self, work: Callable[[], Tensor], device: torch.device) -> TensorFuture:
         """Runs the work after all earlier work; what it raises is raised by DDP's backward."""
         if device.type == "cuda":
-            future = torch.futures.Future(devices=[device])
-            future.set_result(work())
-            return future
-        future = torch.futures.Future()
+            done: TensorFuture = torch.futures.Future(devices=[device])
+            done.set_result(work())
+            return done
+        future: TensorFuture = torch.futures.Future()
 
         def complete() -> None:
             try:
@@ -140,7 +140,7 @@ def ddp_hook(
     layers = tuple(full_precision_layers)
 
     def make(names: Sequence[str], world_size: int, group: dist.ProcessGroup) -> AllReduceSync | Compressing:
-        shared = {"world_size": world_size, "scaling": rule, "seed": seed, "group": group}
+        shared: dict[str, Any] = {"world_size": world_size, "scaling": rule, "seed": seed, "group": group}
         if compressor is not None:
             return compressing(
                 compressor, fmt, names=names, knobs=knobs, full_precision_layers=layers, **shared
@@ -161,8 +161,8 @@ def hook_of(
     model = getattr(model, "_orig_mod", model)
     _check_kind(model)
     module = model.module if isinstance(model, DistributedDataParallel) else model
-    names, parameters = zip(*module.named_parameters(), strict=True)
-    names = [unwrapped_name(name) for name in names]
+    given, parameters = zip(*module.named_parameters(), strict=True)
+    names = [unwrapped_name(name) for name in given]
     group = _group_of(model, group)
     return HookState(make(names, dist.get_world_size(group), group), parameters), _exchange_bucket
 
@@ -194,7 +194,7 @@ def _check_kind(model: nn.Module) -> None:
 def _group_of(model: nn.Module, given: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """The group to exchange in: the given one, or a new one of the same ranks in the same order as DDP's."""
     if not isinstance(model, DistributedDataParallel):
-        return given or dist.new_group()
+        return given or _joined(dist.new_group())
     ranks = dist.get_process_group_ranks(model.process_group)
     if given is not None:
         if (others := dist.get_process_group_ranks(given)) != ranks:
@@ -202,8 +202,14 @@ def _group_of(model: nn.Module, given: dist.ProcessGroup | None) -> dist.Process
         return given
     backend = None if model.process_group is dist.group.WORLD else dist.get_backend(model.process_group)
     # where torch has such groups, it takes this
-    unsorted = {} if ranks == sorted(ranks) else {"sort_ranks": False}
-    return dist.new_group(ranks, backend=backend, use_local_synchronization=True, **unsorted)
+    unsorted: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
+    return _joined(dist.new_group(ranks, backend=backend, use_local_synchronization=True, **unsorted))
+
+
+def _joined(group: dist.ProcessGroup | int) -> dist.ProcessGroup:
+    """torch gives a number to a rank that is not of the group."""
+    assert not isinstance(group, int)
+    return group
 
 
 def _exchange_bucket(state: HookState, bucket: dist.GradBucket) -> TensorFuture:

@@ -41,6 +41,6 @@ class FullPrecision:
     def covers(self, parameter: int, epoch: int) -> bool:
         """Whether a parameter's gradient is exchanged in fp32 in epoch `epoch` (from 0)."""
         at_an_end = epoch < self.first_epochs or (
-            self.last_epochs > 0 and epoch >= self.epochs - self.last_epochs
+            self.epochs is not None and self.last_epochs > 0 and epoch >= self.epochs - self.last_epochs
         )
         return at_an_end or self.names[parameter] in self.always

@@ -8,6 +8,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+import torch
+
 from custom_fp.formats.names import KINDS
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
@@ -27,9 +29,18 @@ def check_knows(operator: str, kind: type[NumberFormat]) -> None:
         raise ValueError(f"{operator} is not defined for a {kind.__name__}; allowed: {', '.join(allowed)}")
 
 
-def backend(device: str = "cpu") -> str:
-    """Which code runs for tensors on `device` ("cpu" or "cuda"): "native", "cuda" or "reference"."""
-    return _backend(Format, str(device).split(":")[0]).__name__.rpartition(".")[2]
+def backend(device: str | torch.device = "cpu") -> str:
+    """Which code runs for tensors on `device`, as torch has it ("cpu", "cuda:1"): "native", "cuda" or "reference".
+
+    Raises ValueError for what torch knows no device by: the name of a format is none.
+    """
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"{device!r} is no device; allowed: torch's, such as 'cpu', 'cuda' or 'cuda:1'"
+        ) from None
+    return _backend(Format, kind).__name__.rpartition(".")[2]
 
 
 def only_reference() -> None:

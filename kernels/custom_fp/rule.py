@@ -119,7 +119,7 @@ def read_rounding(
     if found is None or found[2] is None or Rounding.STOCHASTIC not in allowed or refused:
         if word not in allowed:
             raise ValueError(f"rounding is {word!r}; allowed: {words(allowed)}")
-        return Rounding(word), Form.CUT, None
+        return Rounding(str(word)), Form.CUT, None
     form, bits = Form(found[1] or ""), int(found[2])
     if not 1 <= bits <= form.most_bits or word != form.word(bits):
         raise ValueError(f"rounding is {word!r}; allowed: {_bits_of(form)}, the number of random bits")

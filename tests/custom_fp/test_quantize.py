@@ -262,3 +262,16 @@ assert custom_fp.backend() == "reference"
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
     assert custom_fp.backend() == "native"
+
+
+@pytest.mark.parametrize("device", ["e4m3", "", "gpu", None, Format.parse("e4m3")])
+def test_what_is_no_device_has_no_backend(device):
+    with pytest.raises(
+        ValueError, match=r"is no device; allowed: torch's, such as 'cpu', 'cuda' or 'cuda:1'"
+    ):
+        custom_fp.backend(device)
+
+
+def test_a_device_is_named_as_torch_names_it():
+    assert custom_fp.backend("cpu:0") == custom_fp.backend(torch.device("cpu")) == "native"
+    assert custom_fp.backend("meta") == "reference"

@@ -26,12 +26,12 @@ class Patterns:
 
     def row(self, line: str) -> LoggedRow | None:
         """The metrics of a line; the last match of each pattern in it counts. None where there are none."""
-        values = {
+        values: dict[str, float | None] = {
             name: value
             for name, patterns in self._patterns.items()
             if (value := _value(patterns, line)) is not None
         }
-        self._places |= {name: values.pop(name) for name in PLACES if name in values}
+        self._places |= {name: place for name in PLACES if (place := values.pop(name, None)) is not None}
         if not values:
             return None
         step = self._places.get("step")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 ENDED = "cpdrun/ended"
 LOOK_S = 0.1
-WELL, STOPPED = b"well", b"stopped"
+WELL, STOPPED = "well", "stopped"
 
 
 def all_ended(well: bool, patience_s: float, beat: Callable[[], None]) -> bool:
@@ -25,4 +25,4 @@ def all_ended(well: bool, patience_s: float, beat: Callable[[], None]) -> bool:
     while not ended.check(keys):
         time.sleep(LOOK_S)
         beat()
-    return all(ended.get(key) == WELL for key in keys)
+    return all(ended.get(key) == WELL.encode() for key in keys)

@@ -164,10 +164,11 @@ class Gossip(ABC):
 
     def weighted_sum(self, worker: int, rows: Mapping[int, Tensor]) -> Tensor:
         """sum_j W[worker][j] rows[j] (D,), over the worker and its neighbours in this round, by their numbers."""
-        total = None
+        total: Tensor | None = None
         for j in sorted([worker, *self.round.neighbours[worker]]):
             weight = float(self.round.matrix_NxN[worker, j])
             total = rows[j] * weight if total is None else total.add_(rows[j], alpha=weight)
+        assert total is not None  # the worker itself is one of them
         return total
 
     def _count(self, message: int) -> None:

@@ -3,7 +3,6 @@
 Legend: B samples, M workers, F features at the seam.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ class Seam(torch.autograd.Function):
     def forward(
         ctx: Any, workers: ModelWorkers, fmt: NumberFormat, samples: int, *features: Tensor
     ) -> Tensor:
-        ctx.rows: Sequence[slice] = [workers.slices(samples)[m] for m in workers.mine]
+        ctx.rows = [workers.slices(samples)[m] for m in workers.mine]
         return workers.gather(features, samples, fmt, dim=0)
 
     @staticmethod

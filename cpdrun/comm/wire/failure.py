@@ -97,6 +97,6 @@ def hang_up(peers: Sequence[int], group: dist.ProcessGroup | None) -> None:
         return
     for peer in peers:
         with suppress(RuntimeError):  # that is what it is for, or the connection is closed already
-            dist.irecv(torch.empty(1, dtype=torch.uint8), peer, group, Tag.HANG_UP).wait(
-                timedelta(milliseconds=1)
-            )
+            work = dist.irecv(torch.empty(1, dtype=torch.uint8), peer, group, Tag.HANG_UP)
+            assert work is not None  # this rank is of the group
+            work.wait(timedelta(milliseconds=1))

@@ -38,7 +38,8 @@ class Piece:
 def deal(pieces: Iterable[Piece], ranks: int) -> tuple[tuple[Piece, ...], ...]:
     """The pieces of each owner, one after the other in a message to it: the largest is dealt first, each to the owner
     with the least so far."""
-    loads, dealt = [0] * ranks, [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    dealt: list[list[Piece]] = [[] for _ in range(ranks)]
     for piece in sorted(pieces, key=lambda piece: -piece.numel):
         owner = loads.index(min(loads))
         loads[owner] += piece.numel

@@ -13,6 +13,12 @@ Letter = tuple[int, Tensor]
 """A rank of the group, and the bytes to send to it, or memory for those that it sends."""
 
 
+def under_way(work: dist.Work | None) -> dist.Work:
+    """torch gives None to a rank that is not of the group: it exchanges nothing."""
+    assert work is not None
+    return work
+
+
 class Post:
     """Ranks are counted within the group; receives are to be posted before sends."""
 
@@ -23,10 +29,10 @@ class Post:
         self._address = [dist.get_global_rank(group, r) if group else r for r in range(self.ranks)]
 
     def receive(self, rank: int, into: Tensor, tag: Tag) -> dist.Work:
-        return dist.irecv(into, self._address[rank], self.group, tag)
+        return under_way(dist.irecv(into, self._address[rank], self.group, tag))
 
     def send(self, rank: int, data: Tensor, tag: Tag) -> dist.Work:
-        return dist.isend(data, self._address[rank], self.group, tag)
+        return under_way(dist.isend(data, self._address[rank], self.group, tag))
 
     def exchange(self, receives: Sequence[Letter], sends: Sequence[Letter], tag: Tag) -> None:
         """All of them, then waits. Of two ranks' letters to each other the first meets the first; none may be empty.

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.wire.layout import Layout
-from cpdrun.comm.wire.post import Post
+from cpdrun.comm.wire.post import Post, under_way
 from cpdrun.comm.wire.tags import Tag
 
 
@@ -128,7 +128,8 @@ class Collectives(Transport):
 
     def send_to_owners(self, segment: int) -> None:
         incoming, outgoing = self._incoming[segment], self._outgoing[segment]
-        self._scatter.append(dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True))
+        work = dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True)
+        self._scatter.append(under_way(work))
 
     def wait_for_workers(self, segment: int) -> Tensor:
         self._scatter[segment].wait()
@@ -136,7 +137,8 @@ class Collectives(Transport):
 
     def send_to_all(self, segment: int) -> None:
         sums, own = self._sums[segment].view(-1), self.own_sum(segment)
-        self._gather.append(dist.all_gather_into_tensor(sums, own, group=self.group, async_op=True))
+        work = dist.all_gather_into_tensor(sums, own, group=self.group, async_op=True)
+        self._gather.append(under_way(work))
 
     def wait_for_sums(self, segment: int) -> Tensor:
         self._gather[segment].wait()

@@ -131,6 +131,7 @@ def _results(folder: Path) -> Finding:
             "results", "broken", f"{there}: {error.strerror}", "results_dir=PATH names another folder"
         )
     free_gb = shutil.disk_usage(there).free / 1e9
-    state = "ok" if free_gb >= FREE_GB_WANTED else "broken"
-    mend = "" if state == "ok" else "results_dir=PATH names another folder"
-    return Finding("results", state, f"{folder.absolute()}, {free_gb:.0f} GB free", mend)
+    text = f"{folder.absolute()}, {free_gb:.0f} GB free"
+    if free_gb >= FREE_GB_WANTED:
+        return Finding("results", "ok", text)
+    return Finding("results", "broken", text, "results_dir=PATH names another folder")

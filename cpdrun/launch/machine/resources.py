@@ -63,7 +63,7 @@ class Slots:
         wanted = min(wanted, self.count)
         if wanted > len(self._free):
             return None
-        taken = []
+        taken: list[str] = []
         while len(taken) < wanted:
             left, mine = Counter(self._free), Counter(taken)
             name = max(left, key=lambda name: (-mine[name], left[name]))

@@ -95,7 +95,9 @@ def requeue(run: RunDir, outcome: Outcome) -> int:
     if outcome.started is None or run.saved_at() < outcome.started:  # without an attempt there is no start
         print("not requeued: the time limit came before a first checkpoint; raise launcher.time", flush=True)
         return 1
-    return subprocess.run(["scontrol", "requeue", element_name()], check=False).returncode
+    name = element_name()
+    assert name is not None  # SIGUSR1, after which an element is requeued, is Slurm's
+    return subprocess.run(["scontrol", "requeue", name], check=False).returncode
 
 
 def main(argv: list[str]) -> int:

@@ -89,10 +89,12 @@ def kinds(products: dict[str, Any] | None) -> list[tuple[str, str, str, float]]:
     """Both operands, accumulator and multiply-accumulates of each kind of product that a record names."""
     found = (products or {}).get("by_format")
     rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
-    read = [
-        (*(row.get(key) for key in ("a", "b", "accumulator")), _positive(row.get("macs"))) for row in rows
+    read = [(row.get("a"), row.get("b"), row.get("accumulator"), _positive(row.get("macs"))) for row in rows]
+    return [
+        (a, b, accumulator, macs)
+        for a, b, accumulator, macs in read
+        if isinstance(a, str) and isinstance(b, str) and isinstance(accumulator, str) and macs > 0
     ]
-    return [row for row in read if all(isinstance(name, str) for name in row[:3]) and row[3] > 0]
 
 
 def _positive(value: Any) -> float:
@@ -119,7 +121,8 @@ def _bit_operations(groups: Sequence[Group]) -> Found:
 
 
 def _area(groups: Sequence[Group]) -> Found:
-    known, missing = {}, {}
+    known: dict[Group, float] = {}
+    missing: dict[area.Unit, None] = {}
     for group in groups:
         count, lacks = transistors(group)
         missing |= dict.fromkeys(lacks)

@@ -22,7 +22,8 @@ def front(points: Sequence[Point]) -> list[int]:
     A point is beaten by one with no more cost and no less quality, unless they are the same in both.
     """
     order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
-    best, chosen = float("-inf"), []
+    best = float("-inf")
+    chosen: list[int] = []
     for i in order:
         if points[i][1] > best or (chosen and points[i] == points[chosen[-1]]):
             best = points[i][1]

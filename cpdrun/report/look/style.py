@@ -32,7 +32,8 @@ WITH_APS = Look("with APS", "#0072B2", "o", "solid")
 WITHOUT_APS = Look("without APS", "#D55E00", "s", (0, (4, 1.5)))
 
 
-_OTHERS = (  # scaling rules beyond the two, in the order in which a study names them
+# scaling rules beyond the two, in the order in which a study names them
+_OTHERS: tuple[tuple[str, str, str | tuple], ...] = (
     ("#009E73", "^", "solid"),
     ("#CC79A7", "v", (0, (6, 1, 1, 1))),
     ("#E69F00", "P", (0, (2, 1))),
@@ -46,7 +47,10 @@ def looks(strategies: Iterable[str]) -> dict[str, Look]:
     """The look of each of a study's strategies, by its name; plain last."""
     names, usual = set(strategies), {look.label: look for look in (WITH_APS, WITHOUT_APS)}
     others = cycle(_OTHERS)
-    rules = {name: Look(name, *next(others)) for name in sorted(names - usual.keys())}
+    rules = {}
+    for name in sorted(names - usual.keys()):
+        color, marker, dash = next(others)
+        rules[name] = Look(name, color, marker, dash)
     return {name: look for name, look in (rules | usual).items() if name in names}
 
 

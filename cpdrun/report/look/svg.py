@@ -42,7 +42,9 @@ def inline(rendered: str, prefix: str, description: str, groups: Mapping[str, in
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
-    width_pt = float(re.search(r'width="([0-9.]+)pt"', text)[1])
+    width = re.search(r'width="([0-9.]+)pt"', text)
+    assert width is not None  # matplotlib writes it
+    width_pt = float(width[1])
     size = f"max-width: {_PX_PER_PT * width_pt:.0f}px; min-width: {_LEAST_PX_PER_PT * width_pt:.0f}px"
     opening = f'<svg role="group" aria-label="{html.escape(description)}" style="{size}"'
     return text.replace("<svg", opening, 1)

@@ -78,6 +78,7 @@ from custom_fp.formats.scale import (
 POWERS = ("floor", "ceil", "nearest", "even", "rceil")  # rules for scales that are powers of two
 RULES = (*POWERS, "amax", "4over6")
 BLOCK = 32
+_BY_SCALE: Any = None  # the rule where none is given
 
 _NV = {"block": 16, "scale": "e4m3fn", "rule": "amax", "tensor_scale": "fp32"}
 _FP32 = {"block": None, "scale": "fp32", "rule": "amax"}
@@ -142,7 +143,7 @@ class BlockFormat(NumberFormat):
     element: Format | Integer | None
     block: Block = BLOCK
     scale: str = "e8m0"
-    rule: str | None = None
+    rule: str = _BY_SCALE
     tensor_scale: str | None = None
     margin: int = 0
 
@@ -164,7 +165,7 @@ class BlockFormat(NumberFormat):
         put("scale", ScaleFormat.parse(self.scale).name)
         if isinstance(self.block, list):
             put("block", tuple(self.block))
-        if self.rule is None:
+        if self.rule is _BY_SCALE:
             put("rule", "floor" if self.scale == "e8m0" else "amax")
         for problem in self._problems():
             raise ValueError(f"block format {self.name!r} {problem}")
@@ -229,7 +230,7 @@ class BlockFormat(NumberFormat):
     @cached_property
     def least(self) -> float:
         """Of an element."""
-        return self.of.least if self.is_integer else -self.of.max
+        return self.of.least if isinstance(self.of, Integer) else -self.of.max
 
     @cached_property
     def target(self) -> float:
@@ -258,7 +259,7 @@ class BlockFormat(NumberFormat):
             self.is_integer,
             float(self.least),
             float(of.max),
-            of.unit if self.is_integer else 1.0,
+            of.unit if isinstance(of, Integer) else 1.0,
             0 if scale.is_power_of_two else 1 if scale.magnitudes else 2,
             scale.magnitudes.spec if scale.magnitudes else of.spec,
             0x7FC00000 if scale.nan_code is None else scale.nan_code,
@@ -323,8 +324,15 @@ def _named(name: str) -> BlockFormat | None:
             if key in given:
                 raise ValueError(f"no format {name!r}: it says {key} twice")
             given[key] = value
-    values = {"block": BLOCK, "scale": "e8m0", "rule": None, "tensor_scale": None, "margin": 0, **BASES[base]}
-    if given.get("scale", values["scale"]) != "e8m0" and values["rule"] is None:
+    values = {
+        "block": BLOCK,
+        "scale": "e8m0",
+        "rule": _BY_SCALE,
+        "tensor_scale": None,
+        "margin": 0,
+        **BASES[base],
+    }
+    if given.get("scale", values["scale"]) != "e8m0" and values["rule"] is _BY_SCALE:
         values["rule"] = "amax"
     if given.get("scale") in ("e8m0", "fp32"):
         values["tensor_scale"] = None

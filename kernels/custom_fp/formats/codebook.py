@@ -102,7 +102,7 @@ class Codebook(NumberFormat):
     @cached_property
     def sorted_codes(self) -> tuple[int, ...]:
         """A code for each distinct value, ascending by value."""
-        first = {}
+        first: dict[float, int] = {}
         for code, value in enumerate(self.values):
             first.setdefault(value, code)
         return tuple(first[value] for value in sorted(first))

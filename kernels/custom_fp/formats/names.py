@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -26,7 +26,7 @@ for _file in (f"{_HERE}scalar", *sorted(_files)):  # floating point comes first 
 
 def _kinds(under: type[NumberFormat] = NumberFormat) -> dict[str, type[NumberFormat]]:
     """Every class that formats are of, those of a common base, as `Tabulated` is, in its place."""
-    found = {}
+    found: dict[str, type[NumberFormat]] = {}
     for kind in under.__subclasses__():
         found |= _kinds(kind) if isabstract(kind) else {kind.__name__: kind}
     return found
@@ -77,6 +77,7 @@ def spelled(fmt: NumberFormat) -> str:
             return fmt.name
     except ValueError:
         pass
+    assert is_dataclass(fmt)
     return json.dumps(
         [type(fmt).__name__, {f.name: getattr(fmt, f.name) for f in fields(fmt) if f.init}], default=str
     )

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import custom_fp
 from custom_fp.formats.layout import Block, Layout, cut
@@ -36,37 +36,76 @@ class NumberFormat(ABC):
     """By type of device a module, or module:object, with the functions that compute: what operators/table.py calls.
     "any" serves every device and defines the results."""
 
-    name: str
-    """The one name of this format in records and messages; `parse` reads it back, but for a table of one's own."""
+    if TYPE_CHECKING:  # read only: a kind has a fact as a field, as a property, or once for all its formats
 
-    code_bits: int
-    """Of each value's code."""
+        @property
+        def name(self) -> str: ...
 
-    scale_bits: int = 0
-    """Of each scale that stands beside the codes; 0: there are none."""
+        @property
+        def code_bits(self) -> int: ...
 
-    block: Block | None = 1
-    """Values that share a scale: so many along an axis, 1 where there are none; None: the whole tensor. See layout.py
-    for tiles, rows and columns."""
+        @property
+        def scale_bits(self) -> int: ...
 
-    has_tensor_scale: bool = False
-    """Whether a float32 scale of the whole tensor stands beside those of its blocks."""
+        @property
+        def block(self) -> Block | None: ...
 
-    has_zero_point: bool = False
-    """Whether a byte for each block stands beside its scale, the code of zero."""
+        @property
+        def has_tensor_scale(self) -> bool: ...
 
-    exponent_bits: int | None
-    """Of a binary floating-point format; None for any other."""
+        @property
+        def has_zero_point(self) -> bool: ...
 
-    has_inf: bool
-    has_nan: bool
-    """Whether a NaN that is rounded to the format stays one."""
+        @property
+        def exponent_bits(self) -> int | None: ...
 
-    has_negative_zero: bool
-    is_signed: bool
+        @property
+        def has_inf(self) -> bool: ...
 
-    is_fp32: bool = False
-    """Whether this is float32 itself, so that rounding to it changes no float32."""
+        @property
+        def has_nan(self) -> bool: ...
+
+        @property
+        def has_negative_zero(self) -> bool: ...
+
+        @property
+        def is_signed(self) -> bool: ...
+
+        @property
+        def is_fp32(self) -> bool: ...
+
+    else:
+        name: str
+        """The one name of this format in records and messages; `parse` reads it back, but for a table of one's own."""
+
+        code_bits: int
+        """Of each value's code."""
+
+        scale_bits: int = 0
+        """Of each scale that stands beside the codes; 0: there are none."""
+
+        block: Block | None = 1
+        """Values that share a scale: so many along an axis, 1 where there are none; None: the whole tensor. See
+        layout.py for tiles, rows and columns."""
+
+        has_tensor_scale: bool = False
+        """Whether a float32 scale of the whole tensor stands beside those of its blocks."""
+
+        has_zero_point: bool = False
+        """Whether a byte for each block stands beside its scale, the code of zero."""
+
+        exponent_bits: int | None
+        """Of a binary floating-point format; None for any other."""
+
+        has_inf: bool
+        has_nan: bool
+        """Whether a NaN that is rounded to the format stays one."""
+
+        has_negative_zero: bool
+        is_signed: bool
+
+        is_fp32: bool = False
+        """Whether this is float32 itself, so that rounding to it changes no float32."""
 
     @classmethod
     @abstractmethod

@@ -32,7 +32,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from custom_fp.formats.protocol import NumberFormat
 
@@ -46,6 +46,10 @@ _NAME = re.compile(r"(u?)e(\d+)m(\d+)(?:b(-?\d+))?(fnuz|fn|fo)?")
 _ALLOWED = (
     "e<1..8>m<0..23>, then b<bias> and fn, fo or fnuz as options (e5m2, e4m3fn, e4m3b11fnuz), u in front for no sign "
     "(ue4m3fn), or " + ", ".join(ALIASES)
+)
+
+_BY_WIDTHS: Any = (
+    None  # the bias where none is given: 2**(exponent_bits - 1) - 1, without the - 1 of family fnuz
 )
 
 # quantize adds 2**(emin - m + 23) to float32 values, which has to be a float32 itself.
@@ -70,7 +74,7 @@ class Format(NumberFormat):
     BACKENDS: ClassVar = {"cpu": "custom_fp.native", "cuda": "custom_fp.cuda", "any": "custom_fp.reference"}
     exponent_bits: int
     mantissa_bits: int
-    bias: int | None = None  # None: 2**(exponent_bits - 1) - 1, and without the - 1 of family fnuz
+    bias: int = _BY_WIDTHS
     family: str = "ieee"
     is_signed: bool = True
     name: str = field(init=False, repr=False, compare=False)  # the alias where there is one
@@ -89,7 +93,7 @@ class Format(NumberFormat):
             raise ValueError("family fnuz needs a sign bit; without one take ieee, fn, fo")
         if self.family == "fo" and self._is_mx_without_nan:
             object.__setattr__(self, "family", "fn")
-        if self.bias is None:
+        if self.bias is _BY_WIDTHS:
             object.__setattr__(self, "bias", self.default_bias)
         sign, suffix = "" if self.is_signed else "u", "" if self.family == "ieee" else self.family
         fields = f"{sign}e{self.exponent_bits}m{self.mantissa_bits}"
@@ -171,7 +175,8 @@ class Format(NumberFormat):
         """The code that NaN is written as (positive, quiet); others of family ieee are read as NaN too."""
         if not self.has_nan:
             return None
-        return self.inf_code | 1 << (self.mantissa_bits - 1) if self.has_inf else self.max_code + 1
+        infinity = self.inf_code
+        return self.max_code + 1 if infinity is None else infinity | 1 << (self.mantissa_bits - 1)
 
     @cached_property
     def emin(self) -> int:
@@ -251,6 +256,6 @@ def _named(name: str) -> Format | None:
     unsigned, exponent_bits, mantissa_bits, bias, family = match.groups()
     try:
         widths = int(exponent_bits), int(mantissa_bits)
-        return Format(*widths, int(bias) if bias else None, family or "ieee", not unsigned)
+        return Format(*widths, int(bias) if bias else _BY_WIDTHS, family or "ieee", not unsigned)
     except ValueError as error:
         raise ValueError(f"no format {name!r}: {error}") from None

@@ -40,7 +40,7 @@ class ScaleFormat:
 
     @classmethod
     def parse(cls, name: str | ScaleFormat) -> ScaleFormat:
-        if isinstance(name, cls):
+        if isinstance(name, ScaleFormat):
             return name
         if (known := ALIASES.get(name, name)) not in SCALES:
             raise ValueError(f"scales in {name!r}; allowed: {', '.join((*SCALES, *ALIASES))}")
@@ -52,6 +52,7 @@ class ScaleFormat:
 
 def _of(name: str, magnitudes: Format) -> ScaleFormat:
     smallest, largest = magnitudes.smallest_subnormal, magnitudes.max
+    assert smallest is not None
     return ScaleFormat(name, 8, smallest, largest, magnitudes.nan_code, magnitudes)
 
 

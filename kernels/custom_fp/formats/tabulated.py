@@ -26,11 +26,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from bisect import bisect
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from custom_fp.formats.protocol import NumberFormat
 
@@ -72,8 +73,14 @@ class Tabulated(NumberFormat):
     tapered: ClassVar[bool] = False
     """Whether precision is best somewhere in the middle of the range: `emax` is then where that ends."""
 
-    beyond: Number | None = None
-    """The value that would follow the largest; what rounds to it overflows. None: nothing finite does."""
+    if TYPE_CHECKING:  # read only, as NumberFormat's
+
+        @property
+        def beyond(self) -> Number | None: ...
+
+    else:
+        beyond: Number | None = None
+        """The value that would follow the largest; what rounds to it overflows. None: nothing finite does."""
 
     @abstractmethod
     def value_of(self, code: int) -> Number:
@@ -82,7 +89,9 @@ class Tabulated(NumberFormat):
     def boundary(self, low: int, high: int | None) -> Number:
         """The magnitude where rounding to nearest goes over from a code to the one of the next larger magnitude; None:
         to `beyond`."""
-        below, above = abs(self._exact[low]), abs(self.beyond if high is None else self._exact[high])
+        end = self.beyond if high is None else self._exact[high]
+        assert end is not None  # `_half` asks for it where there is one
+        below, above = magnitude(self._exact[low]), magnitude(end)
         if isinstance(below, float) and isinstance(above, float) and (below + above) - above == below:
             return (below + above) / 2  # an exact sum
         return (Fraction(below) + Fraction(above)) / 2
@@ -99,7 +108,7 @@ class Tabulated(NumberFormat):
 
     @cached_property
     def _held(self) -> list[float | None]:
-        return [held(abs(value)) if _is_finite(value) else None for value in self._exact]
+        return [held(magnitude(value)) if _is_finite(value) else None for value in self._exact]
 
     @cached_property
     def positive(self) -> Half:
@@ -123,8 +132,8 @@ class Tabulated(NumberFormat):
     def _half(self, sign: float, codes: list[int]) -> Half:
         """Of each magnitude the first code."""
         # sorted, not hashed: the hashes of powers of two are 61 numbers
-        everything = [abs(self._exact[code]) for code in codes]
-        order = sorted(range(len(codes)), key=everything.__getitem__)
+        everything = [magnitude(self._exact[code]) for code in codes]
+        order = sorted(range(len(codes)), key=lambda i: everything[i])
         order = [i for j, i in enumerate(order) if j == 0 or everything[i] != everything[order[j - 1]]]
         if not order or everything[order[0]] != 0:
             raise ValueError(f"{self.name} has no zero; tables have one")
@@ -154,7 +163,7 @@ class Tabulated(NumberFormat):
             -0.0 if _is_minus(self._exact[found[0]]) else 0.0,
         )
 
-    def _code_where(self, is_it) -> int | None:
+    def _code_where(self, is_it: Callable[[Number], bool]) -> int | None:
         return next((code for code, value in enumerate(self._exact) if is_it(value)), None)
 
     @cached_property
@@ -225,7 +234,7 @@ class Tabulated(NumberFormat):
             return float(value)
         if at is None:
             every = (self.negative if value < 0 else self.positive).magnitudes
-            place = bisect(every, abs(value))
+            place = bisect(every, magnitude(value))
             around = every[max(1, place - 1) : place + 1] or every[-1:]
             at = min(around, key=lambda v: abs(Fraction(v) - abs(Fraction(value))))
         return -at if _is_minus(value) else at
@@ -237,7 +246,13 @@ def _even(boundary: Number) -> float:
         return math.inf
     if boundary < _SMALLEST:
         return float(round(Fraction(boundary) / Fraction(2 * _TINIEST)) * 2 * _TINIEST)
-    return held(boundary)
+    found = held(boundary)
+    assert found is not None  # a normal number up to the largest
+    return found
+
+
+def magnitude(value: Number) -> Number:
+    return math.fabs(value) if isinstance(value, float) else abs(value)
 
 
 def held(magnitude: Number) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,8 +91,9 @@ def check_bytes(
         )
 
 
-def check_matrices(a: object, b: object) -> None:
-    for x in (a, b):
+def check_matrices(a: Tensor, b: Tensor) -> None:
+    given: tuple[object, ...] = a, b
+    for x in given:
         if not isinstance(x, Tensor) or x.dtype not in (torch.float32, *_NARROW):
             raise TypeError(f"matmul takes float32, float16 or bfloat16 tensors; got {kind(x)}")
         if x.dim() < 2:
@@ -201,7 +203,7 @@ def deliver(result: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def check_seed(seed: object) -> int | None:
+def check_seed(seed: Any) -> int | None:
     """A seed as an int64, which operators take: 64 bits, with or without a sign, as torch.manual_seed takes them."""
     if seed is None:
         return None

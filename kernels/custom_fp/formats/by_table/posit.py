@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated, power
+from custom_fp.formats.tabulated import Number, Tabulated, magnitude, power
 
 _NAME = re.compile(r"posit([1-9]\d?)(?:es(\d))?")
 
@@ -48,7 +48,8 @@ class Posit(Tabulated):
         return _value(code, self.code_bits, self.es)
 
     def boundary(self, low: int, high: int | None) -> Number:
-        return abs(_value(2 * min(low, high) + 1, self.code_bits + 1, self.es)) if low else 0.0
+        assert high is not None  # nothing is beyond
+        return magnitude(_value(2 * min(low, high) + 1, self.code_bits + 1, self.es)) if low else 0.0
 
 
 def _value(code: int, n: int, es: int) -> Number:

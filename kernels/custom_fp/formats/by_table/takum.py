@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated, power
+from custom_fp.formats.tabulated import Number, Tabulated, magnitude, power
 
 _NAME = re.compile(r"takum([1-9]\d?)")
 
@@ -46,7 +46,8 @@ class Takum(Tabulated):
         return _value(code, self.code_bits)
 
     def boundary(self, low: int, high: int | None) -> Number:
-        return abs(_value(2 * min(low, high) + 1, self.code_bits + 1)) if low else 0.0
+        assert high is not None  # nothing is beyond
+        return magnitude(_value(2 * min(low, high) + 1, self.code_bits + 1)) if low else 0.0
 
 
 def _value(code: int, n: int) -> Number:

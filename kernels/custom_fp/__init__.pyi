@@ -1,0 +1,35 @@
+"""What a checker reads of custom_fp/__init__.py, whose names are loaded when they are used (`_HOME` there)."""
+
+from custom_fp.accumulator import Accumulator as Accumulator
+from custom_fp.formats.affine import Affine as Affine
+from custom_fp.formats.block import BlockFormat as BlockFormat
+from custom_fp.formats.codebook import Codebook as Codebook
+from custom_fp.formats.names import is_own as is_own
+from custom_fp.formats.names import parse as parse
+from custom_fp.formats.protocol import NumberFormat as NumberFormat
+from custom_fp.formats.scalar import Format as Format
+from custom_fp.layers.modules import QuantConv1d as QuantConv1d
+from custom_fp.layers.modules import QuantConv2d as QuantConv2d
+from custom_fp.layers.modules import QuantConv3d as QuantConv3d
+from custom_fp.layers.modules import Quantizer as Quantizer
+from custom_fp.layers.modules import QuantLinear as QuantLinear
+from custom_fp.layers.modules import quantize_model as quantize_model
+from custom_fp.layers.modules import quantize_model_ as quantize_model_
+from custom_fp.ops import accumulate as accumulate
+from custom_fp.ops import accumulate_packed as accumulate_packed
+from custom_fp.ops import backend as backend
+from custom_fp.ops import decode as decode
+from custom_fp.ops import encode as encode
+from custom_fp.ops import hadamard as hadamard
+from custom_fp.ops import matmul as matmul
+from custom_fp.ops import max_exponent as max_exponent
+from custom_fp.ops import pack as pack
+from custom_fp.ops import packed_size as packed_size
+from custom_fp.ops import quantize as quantize
+from custom_fp.ops import quantize_rows as quantize_rows
+from custom_fp.ops import scale_pow2 as scale_pow2
+from custom_fp.ops import unpack as unpack
+from custom_fp.recipe.apply import apply_recipe as apply_recipe
+from custom_fp.rule import Overflow as Overflow
+from custom_fp.rule import Rounding as Rounding
+from custom_fp.rule import Rule as Rule
