@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-TYPED = ["search", "exp=digits_search", "aps=true"]  # what docs/tutorial.md types first
+TYPED = ["search", "exp=digits_search", "aps=true"]  # half of the demo's question
 KERNELS = """
 import torch, custom_fp, custom_fp.backends
 assert custom_fp.backend() == "native", custom_fp.backend()

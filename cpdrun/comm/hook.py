@@ -101,7 +101,7 @@ class HookState:
             try:
                 future.set_result(work())
             except BaseException as error:
-                future.set_exception(error)
+                future.set_exception(error)  # type: ignore[arg-type]  # torch types it as a result
 
         self._thread.submit(complete)
         return future
