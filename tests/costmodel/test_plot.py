@@ -19,7 +19,7 @@ from cpdrun.report.costmodel import (
     print_forecast,
     speedup,
 )
-from cpdrun.report.look.hover import MARK, text_of
+from cpdrun.report.look.hover import MARK, texts_of
 from cpdrun.report.plots import NotDrawnError, speedup_vs_workers
 from cpdrun.report.read.reader import read_study
 
@@ -48,7 +48,7 @@ def sweep(tmp_path):
 
 def labels(figure) -> list[str]:
     marks = [artist.get_gid() for axes in figure.axes for artist in axes.lines if (artist.get_gid() or "")]
-    return [text_of(mark) for mark in marks if mark.startswith(MARK)]
+    return [texts_of(mark)[0] for mark in marks if mark.startswith(MARK)]
 
 
 def test_each_calibrated_format_of_the_study_is_a_line_in_a_panel_for_each_network(sweep):

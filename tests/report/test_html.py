@@ -282,6 +282,8 @@ def test_filters_hold_for_table_runs_and_pictures_and_stand_in_the_address(digit
     left = page.run(POINTS)
     assert left and all(text.startswith(("e3m0 with APS", "e4m3 with APS")) for text in left)
     assert page.run("document.querySelectorAll('g[data-group]:not(.point).out').length") > 5
+    names = "['[data-names]', '[data-names].out'].map(found => document.querySelectorAll(found).length)"
+    assert page.run(names) == [2, 1]  # with and without APS
     page.click("#means th:nth-child(1) button")
     address = page.run("location.href")
     assert "by.format=e4m3" in address and "by.APS=yes" in address and "sort=0%2Cascending" in address
@@ -331,8 +333,13 @@ def test_print_has_all_rows_and_no_filters(digits_page):
     faded = page.run(
         "[...document.querySelectorAll('.out')].filter(p => getComputedStyle(p).opacity < 1).length"
     )
+    folded = page.run(
+        "[...document.querySelectorAll('details:not([open]) > :not(summary)')].filter(e => !e.closest('form'))"
+        ".map(e => e.checkVisibility({contentVisibilityAuto: true}) ? e.offsetHeight : 0)"
+    )
     page.call("Emulation.setEmulatedMedia", media="")
     assert len(heights) == 13 and min(heights) > 0 and form == 0 and faded == 0
+    assert folded and min(folded) > 0
 
 
 @needs_browser

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from matplotlib.figure import Figure
 
-from cpdrun.report.look.hover import MARK, PART, text_of, texts_of
+from cpdrun.report.look.hover import MARK, NAME, PART, texts_of
 
 _LEAST_PX_PER_PT = 1.25  # on a phone: letters of 7 pt are then 9 px, and a wide picture is scrolled
 _PX_PER_PT = 2.4  # on a page, where a picture made for a paper's column would be small
@@ -22,23 +22,25 @@ def render(figure: Figure) -> str:
 
 def standalone(rendered: str) -> str:
     """A file of its own; browsers show a point's <title> after a moment."""
-    return _resolve(rendered, lambda text: f"<g><title>{html.escape(text)}</title>", lambda texts: "<g>")
+    return _resolve(
+        rendered, lambda tip, of: f"<g><title>{html.escape(tip)}</title>", lambda texts, kind: "<g>"
+    )
 
 
 def inline(rendered: str, prefix: str, description: str, groups: Mapping[str, int]) -> str:
     """For a page: no XML head, ids that no other picture has, points as class `point` with `data-tip`; what stands for
-    one of `groups`, or goes with some, has their numbers as `data-group`.
+    one of `groups`, or goes with some, has their numbers as `data-group`, what names some as `data-names`.
 
     A picture is one stop of the tabulator; the page's script moves on from point to point with the arrow keys.
     """
     first = iter(("0",))
 
-    def point(tip: str) -> str:
+    def point(tip: str, of: str) -> str:
         text, stop = html.escape(tip), next(first, "-1")
-        row = _numbers([tip], groups)
+        row = _numbers("data-group", [of], groups)
         return f'<g class="point" tabindex="{stop}" role="img" aria-label="{text}" data-tip="{text}"{row}>'
 
-    text = _resolve(rendered, point, lambda texts: f"<g{_numbers(texts, groups)}>")
+    text = _resolve(rendered, point, lambda texts, kind: f"<g{_numbers(kind, texts, groups)}>")
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
@@ -50,11 +52,12 @@ def inline(rendered: str, prefix: str, description: str, groups: Mapping[str, in
     return text.replace("<svg", opening, 1)
 
 
-def _resolve(text: str, point: Callable[[str], str], part: Callable[[list[str]], str]) -> str:
-    text = re.sub(rf'<g id="({MARK}[0-9a-f]+)">', lambda match: point(text_of(match[1])), text)
-    return re.sub(rf'<g id="({PART}[0-9a-f]*)">', lambda match: part(texts_of(match[1])), text)
+def _resolve(text: str, point: Callable[[str, str], str], part: Callable[[list[str], str], str]) -> str:
+    text = re.sub(rf'<g id="({MARK}[0-9a-f]+)">', lambda match: point(*texts_of(match[1])), text)
+    text = re.sub(rf'<g id="({PART}[0-9a-f]*)">', lambda match: part(texts_of(match[1]), "data-group"), text)
+    return re.sub(rf'<g id="({NAME}[0-9a-f]*)">', lambda match: part(texts_of(match[1]), "data-names"), text)
 
 
-def _numbers(texts: list[str], groups: Mapping[str, int]) -> str:
+def _numbers(attribute: str, texts: list[str], groups: Mapping[str, int]) -> str:
     numbers = [str(groups[text]) for text in texts if text in groups]
-    return f' data-group="{" ".join(numbers)}"' if numbers else ""
+    return f' {attribute}="{" ".join(numbers)}"' if numbers else ""

@@ -5,6 +5,7 @@ const axes = [...filters.querySelectorAll(".axis")].map((box) => ({
   box, name: box.dataset.axis, column: Number(box.dataset.column), ticks: [...box.querySelectorAll("input")],
 }));
 const grouped = [...document.querySelectorAll("figure [data-group]")];
+const naming = [...document.querySelectorAll("figure [data-names]")];
 const isState = () => location.hash.includes("=");
 const remember = () => {
   const state = new URLSearchParams();
@@ -34,6 +35,7 @@ const filter = () => {
   for (const part of grouped) {
     part.classList.toggle("out", !part.dataset.group.split(" ").every((group) => shown.has(group)));
   }
+  for (const name of naming) name.classList.toggle("out", !name.dataset.names.split(" ").some((group) => shown.has(group)));
   for (const picture of document.querySelectorAll("figure svg")) stop(picture);
   filters.querySelector("output").textContent = `${shown.size} of ${means.tBodies[0].rows.length} rows`;
   filters.classList.toggle("active", isFiltered);

@@ -13,7 +13,7 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
-from cpdrun.report.look.hover import hover, part_of
+from cpdrun.report.look.hover import hover, name_of, part_of
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, RC, Look, ink
 from cpdrun.report.read.groups.group import Group
 from cpdrun.report.read.study import Study
@@ -105,16 +105,16 @@ class MetricAxis:
         )
         part_of(figure, self.study.describe(group))
 
-    def names(self, x: float, names: list[tuple[float, Look]]) -> None:
-        """The lines' names, right-aligned at x, each at its y, moved apart where they would overlap."""
+    def names(self, x: float, names: list[tuple[float, Look, Sequence[Group]]]) -> None:
+        """The names of groups' lines, right-aligned at x, each at its y, moved apart where they would overlap."""
         for axes, height in zip(self.parts, self.heights, strict=True):
-            here = [(y, look) for y, look in names if self.at(y) is axes]
+            here = sorted((name for name in names if self.at(name[0]) is axes), key=lambda name: -name[0])
             low, high = axes.get_ylim()
             least = 0.07 * (high - low) * sum(self.heights) / height
-            for y, (_, look) in zip(
-                apart([y for y, _ in here], least, low + least / 2), _descending(here), strict=True
-            ):
-                axes.text(x, y, look.label, ha="right", va="center", color=look.ink, **NAME)
+            heights = apart([y for y, _, _ in here], least, low + least / 2)
+            for y, (_, look, groups) in zip(heights, here, strict=True):
+                name = axes.text(x, y, look.label, ha="right", va="center", color=look.ink, **NAME)
+                name_of(name, *map(self.study.describe, groups))
 
 
 def apart(heights: list[float], least: float, floor: float) -> list[float]:
@@ -184,7 +184,3 @@ def _mark_break(upper: Axes, lower: Axes) -> None:
     stroke = {"marker": [(-1, -0.6), (1, 0.6)], "markersize": 6, "markeredgewidth": 0.7, "color": "black"}
     upper.plot([0], [0], transform=upper.transAxes, linestyle="none", clip_on=False, **stroke)
     lower.plot([0], [1], transform=lower.transAxes, linestyle="none", clip_on=False, **stroke)
-
-
-def _descending(names: list[tuple[float, Look]]) -> list[tuple[float, Look]]:
-    return sorted(names, key=lambda name: -name[0])

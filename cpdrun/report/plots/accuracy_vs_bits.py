@@ -81,10 +81,10 @@ def _panel(axis: MetricAxis, facet: Facet, slots: dict[str, float], width_in: fl
     names = []
     if facet.baseline is not None:
         axis.band(facet.baseline, (-0.4, last + 0.6))
-        names.append((axis.y(facet.baseline), replace(FP32, label=axis.study.baseline_name)))
+        names.append((axis.y(facet.baseline), replace(FP32, label=axis.study.baseline_name), ()))
     for name, groups in reversed(facet.strategies.items()):  # what APS does lies on top
         _line(axis, groups, slots)
-        names.append((axis.y(groups[0]), axis.study.looks[name]))
+        names.append((axis.y(groups[0]), axis.study.looks[name], groups))
     if len(slots) <= _MOST_SLOTS_UPRIGHT:
         _figures(axis, facet, slots)
     axis.names(-0.5, names)

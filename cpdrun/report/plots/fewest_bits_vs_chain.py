@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from cpdrun.report.answers import ORDER, needed_bits
-from cpdrun.report.look.hover import hover
+from cpdrun.report.look.hover import hover, part_of
 from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import BitsAxis
@@ -139,8 +139,8 @@ def _panel(axes: Axes, points: list[Point], colors: dict[str, str], axis: BitsAx
 def _point(axes: Axes, point: Point, x: float, height: float, color: str) -> None:
     face, marker = "white" if math.isinf(point.bits) else color, _MARKERS.get(point.order, "o")
     (mark,) = axes.plot([x], [height], marker, color=color, markerfacecolor=face, markersize=4.5, zorder=4)
-    hover(mark, f"chain {point.chain:.0f}, {point.order}: {point.text}")
-    axes.annotate(
+    hover(mark, f"chain {point.chain:.0f}, {point.order}: {point.text}", of=point.text)
+    workers = axes.annotate(
         str(point.workers),
         (x, height),
         (0, 4),
@@ -149,6 +149,7 @@ def _point(axes: Axes, point: Point, x: float, height: float, color: str) -> Non
         fontsize=FIGURE_SIZE,
         color="#333333",
     )
+    part_of(workers, point.text)
 
 
 def _legend(axes: Axes, points: list[Point], colors: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.look.hover import hover
+from cpdrun.report.look.hover import hover, name_of, part_of
 from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, NAME
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import BitsAxis
@@ -82,7 +82,7 @@ def _panel(axes: Axes, study: Study, series: Series, axis: BitsAxis) -> None:
             if one is not None:
                 offset = (0, 4 if place == 0 else -4)
                 text = {"ha": "center", "va": "bottom" if place == 0 else "top", "fontsize": FIGURE_SIZE}
-                axes.annotate(
+                figure = axes.annotate(
                     short(one[0].name),
                     (n, height),
                     offset,
@@ -90,7 +90,8 @@ def _panel(axes: Axes, study: Study, series: Series, axis: BitsAxis) -> None:
                     color=look.ink,
                     **text,
                 )
-        ends.append((heights[-1], look))
+                part_of(figure, study.describe(one[0]))
+        ends.append((heights[-1], look, [study.describe(one[0]) for one in found if one is not None]))
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(series), [str(n) for n in sorted(series)])
     axes.minorticks_off()
@@ -98,13 +99,16 @@ def _panel(axes: Axes, study: Study, series: Series, axis: BitsAxis) -> None:
     axes.set_xlabel("workers")
     axis.apply(axes)
     ends.sort(key=lambda end: -end[0])
-    for y, (_, look) in zip(
-        apart([y for y, _ in ends], 0.09 * (axes.get_ylim()[1] - axes.get_ylim()[0]), 0.0), ends, strict=True
+    for y, (_, look, of) in zip(
+        apart([y for y, _, _ in ends], 0.09 * (axes.get_ylim()[1] - axes.get_ylim()[0]), 0.0),
+        ends,
+        strict=True,
     ):
-        axes.annotate(
+        name = axes.annotate(
             look.label, (1.0, y), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
             va="center", color=look.ink, annotation_clip=False, **NAME,
         )  # fmt: skip
+        name_of(name, *of)
 
 
 def _bits(name: object) -> int:

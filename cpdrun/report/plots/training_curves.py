@@ -28,6 +28,7 @@ ALT = (
 
 Curve = dict[int, list[float]]  # epoch, or step -> the value of each seed, in shown units
 _MOST_NAMES = 14
+End = tuple[float, str, str, str]
 
 
 def draw(study: Study) -> Figure:
@@ -73,9 +74,9 @@ def _colors(study: Study) -> dict:
 
 def _panel(
     axes: Axes, study: Study, groups: list[Group | None], curves: dict[Group, Curve], colors: dict
-) -> list[tuple[float, str, str]]:
-    """Draw the groups that have a curve; gives height, format and colour of each line's end, highest first."""
-    ends: list[tuple[float, str, str]] = []
+) -> list[End]:
+    """Draw the groups that have a curve; gives height, format, colour and words of each line's end, highest first."""
+    ends: list[End] = []
     for group in groups:
         if group is None or not curves[group]:
             continue
@@ -87,22 +88,23 @@ def _panel(
         (line,) = axes.plot(
             epochs, means, color=color, linewidth=1.1, dashes=(3, 1) if group.is_baseline else ()
         )
-        hover(line, study.describe(group))
-        part_of(band, study.describe(group))
-        ends.append((means[-1], short(group.name), color))
+        text = study.describe(group)
+        hover(line, text)
+        part_of(band, text)
+        ends.append((means[-1], short(group.name), color, text))
     axes.set_xlabel(study.counted_in)
     axes.xaxis.get_major_locator().set_params(integer=True)
     return sorted(ends, reverse=True)
 
 
-def _name(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
+def _name(axes: Axes, ends: list[End]) -> None:
     """Each line's format at its right end."""
     if len(ends) > _MOST_NAMES:
         return
     low, high = axes.get_ylim()
-    heights = apart([y for y, _, _ in ends], 0.06 * (high - low), low)
-    for height, (_, name, color) in zip(heights, ends, strict=True):
-        axes.annotate(
+    heights = apart([y for y, *_ in ends], 0.06 * (high - low), low)
+    for height, (_, name, color, text) in zip(heights, ends, strict=True):
+        written = axes.annotate(
             name,
             (1.0, height),
             xycoords=("axes fraction", "data"),
@@ -113,3 +115,4 @@ def _name(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
             annotation_clip=False,
             **NAME,
         )
+        part_of(written, text)
