@@ -8,6 +8,7 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 
 from cpdrun.report.cost.front import front
+from cpdrun.report.look.hover import part_of
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, Look, ink
 from cpdrun.report.methods.compared import label
 from cpdrun.report.plots._metric_axis import MetricAxis, apart
@@ -69,12 +70,13 @@ def _name_points(
         heights = [float(to_axes((cost(group), axis.y(group)))[1]) for group in here]
         for group, y in zip(here, apart(heights, least, 0.0), strict=True):
             look = FP32 if group is against else looks[group.method.family]
-            axes.annotate(
+            name = axes.annotate(
                 short(label(axis.study, group), 26), (cost(group), axis.y(group)), (1.03, y),
                 xycoords="data", textcoords="axes fraction", va="center", fontsize=FIGURE_SIZE + 0.5,
                 color=ink(look.color), annotation_clip=False,
                 arrowprops={"arrowstyle": "-", "color": look.color, "linewidth": 0.35, "alpha": 0.5, "shrinkB": 2},
             )  # fmt: skip
+            part_of(name, axis.study.describe(group))
 
 
 def legend(axes: Axes, looks: list[Look]) -> None:

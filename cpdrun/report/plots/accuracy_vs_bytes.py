@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from cpdrun.report.cost.axes import COSTS, show_bytes
 from cpdrun.report.cost.front import front
 from cpdrun.report.knees import front_of
+from cpdrun.report.look.hover import name_of
 from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, Look
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._costs import ring
@@ -99,11 +100,12 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
     top = (
         0.14 if study.metric.higher_is_better else 0.94
     )  # away from fp32, which sends most and is among the best
-    for i, look in enumerate(study.looks[name] for name in facet.strategies):
-        axes = axis.parts[0]
-        axes.text(
+    for i, (strategy, of) in enumerate(facet.strategies.items()):
+        axes, look = axis.parts[0], study.looks[strategy]
+        name = axes.text(
             0.98, top - 0.08 * i, look.label, transform=axes.transAxes, ha="right", color=look.ink, **NAME
         )
+        name_of(name, *map(study.describe, of))
     axes = axis.parts[-1]
     axes.set_xscale("log")
     room = max((high / low) ** 0.08, 1.1)
