@@ -4,7 +4,8 @@
 
 The model knows nothing of custom_fp's kernels or its reference: numpy's integers and float64 for aligned blocks, which
 hold every sum of these machines exactly, float32 itself for trees, and the C library's fmaf. Operands are every code of
-the machine's formats, evenly, values spread over many exponents, and normal ones. Exits with 1 where a result differs.
+the machine's formats, evenly, values spread over many exponents, and normal ones. Of formats with scales it is given
+codes and scales, as custom_fp.encode has them, where the machine finds both in values. Exits with 1 where a result differs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import sys
+from dataclasses import dataclass
 from itertools import pairwise
 
 import custom_fp
@@ -23,6 +25,47 @@ OPERANDS = {"mi100_fp16": ("fp16", "fp16"), "mi100_bf16": ("bf16", "bf16"), "mi1
 SMALLEST = np.float32(2.0**-126)  # a normal float32
 _libm = ctypes.CDLL("libm.so.6")
 _libm.fmaf.argtypes, _libm.fmaf.restype = [ctypes.c_float] * 3, ctypes.c_float
+
+
+@dataclass
+class Scaled:
+    """Values, and as codes and scales: code times the block's scale, exponents of codes and of scales, all of the shape of
+    the values; the tensor's scale."""
+
+    values: torch.Tensor
+    units: np.ndarray
+    exponents: np.ndarray
+    scales: np.ndarray
+    of_tensor: float
+
+    @classmethod
+    def of(cls, encoded: tuple[torch.Tensor, ...], fmt: custom_fp.BlockFormat, axis: int) -> Scaled:
+        codes, scales, *of_tensor = encoded
+        values = custom_fp.decode(encoded, fmt, axis=axis)
+        elements = custom_fp.decode(codes, fmt.of).double().numpy()
+        if fmt.scale == "e8m0":
+            exponent = scales.numpy().astype(np.int64) - 127
+            scale = np.ldexp(1.0, exponent)
+        else:
+            scale = custom_fp.decode(scales, fmt.scale).double().numpy()
+            exponent = np.maximum(np.frexp(scale)[1] - 1, -6)
+        scale, exponent = (np.repeat(x, fmt.block, axis) for x in (scale, exponent))
+        of_codes = np.where(elements == 0, -126, np.maximum(np.frexp(elements)[1] - 1, fmt.of.emin))
+        return cls(values, elements * scale, of_codes + exponent, exponent, *of_tensor or [1.0])
+
+
+def scaled(a: Scaled, b: Scaled, how: custom_fp.Accumulator) -> np.ndarray:
+    """Blocks of products under scales, or of groups of them, and the partial sum, cut off at a common place; float32."""
+    acc = np.zeros((a.units.shape[0], b.units.shape[1]))
+    for start in range(0, a.units.shape[1], how.block):
+        terms = [(acc, exponents(acc, how.sum.emin))]
+        for k in range(start, start + how.block, how.group):
+            value = a.units[:, k : k + how.group] @ b.units[k : k + how.group]  # exact in float64
+            of_a, of_b = (a.scales, b.scales) if how.group > 1 else (a.exponents, b.exponents)
+            terms.append((value, np.add.outer(of_a[:, k], of_b[k])))
+        acc = cut_off(terms, how)
+    alpha = np.float32(a.of_tensor) * np.float32(b.of_tensor)
+    return acc.astype(np.float32) * alpha
 
 
 def aligned(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
@@ -37,20 +80,25 @@ def aligned(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) ->
             for a, b in zip(a_MxK[:, at].T, b_KxN[at], strict=True)
         ]
         terms.append((acc, exponents(acc, how.sum.emin)))
-        common = np.max([exponent for _, exponent in terms], axis=0)
-        whole = np.zeros(acc.shape, dtype=np.int64)
-        for value, _ in terms:
-            whole += np.trunc(np.ldexp(value, how.width - common)).astype(np.int64)
-        plain = np.sum(
-            [value for value, _ in terms], axis=0
-        )  # infinite, or NaN, where a term is: no sum overflows
-        exact = np.ldexp(whole.astype(np.float64), common - how.width)
-        acc = to_format(np.where(np.isfinite(plain), exact, plain), how)
+        acc = cut_off(terms, how)
         if how.chunk and (start + how.block) % how.chunk == 0:
             total, acc = (total + acc).astype(np.float32).astype(np.float64), np.zeros_like(acc)
     if how.chunk:
         acc = (total + acc).astype(np.float32)
     return acc.astype(np.float32)
+
+
+def cut_off(terms: list[tuple[np.ndarray, np.ndarray]], how: custom_fp.Accumulator) -> np.ndarray:
+    """Their sum, of values and the exponents that they are aligned by."""
+    common = np.max([exponent for _, exponent in terms], axis=0)
+    whole = np.zeros(common.shape, dtype=np.int64)
+    for value, _ in terms:
+        whole += np.trunc(np.ldexp(value, how.width - common)).astype(np.int64)
+    plain = np.sum(
+        [value for value, _ in terms], axis=0
+    )  # infinite, or NaN, where a term is: no sum overflows
+    exact = np.ldexp(whole.astype(np.float64), common - how.width)
+    return to_format(np.where(np.isfinite(plain), exact, plain), how)
 
 
 def exponents(x: np.ndarray, emin: int) -> np.ndarray:
@@ -134,6 +182,27 @@ def fused(a_MxK: np.ndarray, b_KxN: np.ndarray) -> np.ndarray:
     return np.array([[dot(a, b) for b in b_KxN.T] for a in a_MxK], dtype=np.float32)
 
 
+def scaled_operand(
+    fmt: custom_fp.BlockFormat, shape: tuple[int, int], axis: int, kind: str, g: torch.Generator
+) -> Scaled:
+    """As rounding to nearest even leaves them: of random codes each block's first is the largest."""
+    encoded = custom_fp.encode(operand(custom_fp.Format(8, 23), shape, "spread", g), fmt, axis=axis)
+    if kind != "codes":
+        spread = 2.0 ** torch.randint(-14, 4, shape, generator=g) if kind == "spread" else 1.0
+        return Scaled.of(
+            custom_fp.encode(torch.randn(shape, generator=g) * spread, fmt, axis=axis), fmt, axis
+        )
+    _, scales, *of_tensor = encoded
+    codes = custom_fp.encode(operand(fmt.of, shape, kind, g), fmt.of)
+    codes[(slice(None),) * axis + (slice(None, None, fmt.block),)] = custom_fp.encode(
+        torch.tensor(fmt.of.max), fmt.of
+    )
+    first, last = (1, 126) if fmt.scale != "e8m0" else (int(torch.randint(0, 100, (), generator=g)), 150)
+    scales = torch.randint(first, last + 1, scales.shape, generator=g).to(torch.uint8)
+    scales.view(-1)[0] = last  # the tensor's largest
+    return Scaled.of((codes, scales, *of_tensor), fmt, axis)
+
+
 def model(a: np.ndarray, b: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
     with np.errstate(all="ignore"):
         if how.flush:
@@ -161,18 +230,22 @@ def operand(fmt: custom_fp.Format, shape: tuple[int, int], kind: str, g: torch.G
 def differences(name: str, cases: int, seed: int) -> tuple[int, int]:
     """How many dot products were compared, and how many differ."""
     how = custom_fp.Accumulator.parse(name)
-    formats = [custom_fp.Format.parse(f) for f in OPERANDS.get(name) or how.operands]
+    formats = [custom_fp.parse(f) for f in OPERANDS.get(name) or how.operands]
     depth = how.chunk * 2 + how.block if how.chunk else 3 * how.block if how.width else 4 * how.block
     rows, done, wrong = 128, 0, 0
     g = torch.Generator().manual_seed(seed)
     while done < cases:
         for kind in ("codes", "spread", "normal"):
-            a, b = (
-                operand(fmt, shape, kind, g)
-                for fmt, shape in zip(formats, ((rows, depth), (depth, rows)), strict=True)
-            )
-            got = custom_fp.matmul(a, b, accumulator=name)
-            want = torch.from_numpy(model(a.numpy(), b.numpy(), how))
+            shapes = (rows, depth), (depth, rows)
+            if how.scales:
+                a, b = (scaled_operand(fmt, shapes[i], 1 - i, kind, g) for i, fmt in enumerate(formats))
+                got = custom_fp.matmul(a.values, b.values, accumulator=name)
+                with np.errstate(all="ignore"):
+                    want = torch.from_numpy(scaled(a, b, how))
+            else:
+                a, b = (operand(fmt, shape, kind, g) for fmt, shape in zip(formats, shapes, strict=True))
+                got = custom_fp.matmul(a, b, accumulator=name)
+                want = torch.from_numpy(model(a.numpy(), b.numpy(), how))
             same = got.view(torch.int32) == want.view(torch.int32)
             wrong += int((~(same | (got.isnan() & want.isnan()))).sum())
             done += rows * rows

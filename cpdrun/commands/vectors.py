@@ -17,6 +17,7 @@ from cpdrun.arguments import add_json, complete_by, count, several
 from cpdrun.errors import FAILED, OK, UserError, writing
 
 if TYPE_CHECKING:
+    from custom_fp.accumulator import Accumulator
     from custom_fp.formats.protocol import NumberFormat
 
 MODULE = "custom_fp.vectors"  # imports torch
@@ -132,13 +133,11 @@ def _request_of_sums(arguments: argparse.Namespace) -> dict[str, Any]:
         raise UserError(str(error)) from None
     if how.is_stochastic:
         raise UserError(f"{arguments.name} draws: known answers are of accumulators that do not")
-    given = arguments.operands or [str(fmt) for fmt in how.operands or (how.sum,)]
-    formats = [_operand(name) for name in (given * 2)[:2] if len(given) <= 2]
-    if not formats:
-        raise UserError(f"--operands {','.join(given)}: one format is needed, or two")
+    formats = _operands(how, arguments.operands)
     random = VALUES if arguments.count is None else arguments.count
     operands = [fmt.name for fmt in formats]
-    command = ["cpdrun", "vectors", arguments.name, "--operands", ",".join(operands)]
+    command = ["cpdrun", "vectors", arguments.name]
+    command += [] if how.scales else ["--operands", ",".join(operands)]
     return {
         "accumulator": arguments.name,
         "operands": operands,
@@ -148,6 +147,18 @@ def _request_of_sums(arguments: argparse.Namespace) -> dict[str, Any]:
         "made_by": f"cpdrun {cpdrun.__version__}",
         "command": shlex.join([*command, "--count", str(random), "--seed", str(arguments.seed)]),
     }
+
+
+def _operands(how: "Accumulator", asked: list[str] | None) -> list["NumberFormat"]:
+    """As asked, else the accumulator's own, which alone may have scales."""
+    if how.scales:
+        if asked is not None:
+            raise UserError(f"--operands {','.join(asked)}: {how} says in its name what its operands are")
+        return list(how.operands)
+    given = asked or [str(fmt) for fmt in how.operands or (how.sum,)]
+    if len(given) > 2:
+        raise UserError(f"--operands {','.join(given)}: one format is needed, or two")
+    return [_operand(name) for name in (given * 2)[:2]]
 
 
 def _operand(name: str) -> "NumberFormat":

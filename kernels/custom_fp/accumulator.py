@@ -20,23 +20,20 @@ from enum import StrEnum
 from functools import cache, cached_property
 from typing import Any, ClassVar
 
+from custom_fp.accumulators import block_scales, words
 from custom_fp.accumulators.machines import MACHINES
+from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.names import read as read_format
 from custom_fp.formats.names import spelled as spelled_format
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
-from custom_fp.rule import Overflow, Rounding, Rule, read_rounding
+from custom_fp.rule import Overflow, Rounding, Rule
 from custom_fp.words import did_you_mean
 
-EXACT, FP32 = "exact", Format(8, 23)
+EXACT, FP32 = words.EXACT, Format(8, 23)
 MOST_TERMS, MOST_DIGITS = 1 << 16, 40  # of a block: 64-bit integers hold sums of so many such terms
 _WORD = re.compile(r"-(?=[a-z])")  # a bias is a hyphen and digits
-WORDS = (
-    "fused or product_FORMAT, of_FORMAT or of_FORMAT_FORMAT, block_TERMS, width_BITS, join_BITS_BITS, split_PARTS, "
-    "flush, pairwise or exact, a rounding (toward_zero, stochastic_8), saturate or propagate, kahan, chunk_TERMS or "
-    "chunk_TERMS_FORMAT"
-)
 LOOKS_LIKE = "a machine (h100_fp8, a100_bf16), a format and how it sums (fp32-fused, e8m13-block_32-width_13)"
 
 
@@ -64,7 +61,10 @@ class Accumulator:
     product    format that each product is rounded to first, or "exact"; None: `sum` where terms are added one by one or
                in trees, exact in blocks and in exact sums
     operands   formats of the two factors, whose subnormals have the smallest normal exponent where blocks are aligned,
-               and are zero where flushed; nothing is rounded to them. None: fp32
+               and are zero where flushed; nothing is rounded to them. None: fp32. With scales (mxfp8_e4m3, nvfp4) the
+               codes and scales of their values are found again, along the terms; a code, a zero too, then has its
+               exponent and that of its scale. ValueError for other values. Scales of the whole tensor multiply the
+               result, which is rounded to nearest even once more
     block      terms that are added to acc in one rounding, sum(acc + p_1 + ... + p_block); the last may be short
     width      such a block's terms, acc among them, are cut off (toward zero) below 2**(E - width), E the largest of
                their exponents; an exact product's is the sum of its factors' (not normalised), that of zero is -126 (a
@@ -74,6 +74,8 @@ class Accumulator:
                of 2**128 or more is infinity. None: acc is one of the terms
     split      terms k, k + split ... are aligned to an exponent of their own, and these sums to the largest, rounded
                down below 2**(E - width), before acc joins; acc is then 0 where it is below 2**(E - bits of acc - 1)
+    group      so many exact products under one scale of either operand are one term, whose exponent is that of both
+               scales together; e2m1fn alone (mxfp4, nvfp4)
     flush      subnormals are zero: +0 for factors, -0 too; of their sign where a product, not an exact one, or a sum is
                rounded to one
     order      see `Order`
@@ -101,6 +103,7 @@ class Accumulator:
     width: int | None = None
     join: tuple[int, int] | None = None
     split: int = 1
+    group: int = 1
     flush: bool = False
     order: Order | str = Order.SEQUENTIAL
     rounding: str = "nearest_even"
@@ -126,17 +129,24 @@ class Accumulator:
         elif self.product != EXACT:
             fix("product", _scalar("product", self.product))
         if self.operands is not None:
-            given = (self.operands,) * 2 if isinstance(self.operands, str | Format) else tuple(self.operands)
+            one = isinstance(self.operands, str | NumberFormat)
+            given = (self.operands,) * 2 if one else tuple(self.operands)
             if len(given) != 2:
                 raise ValueError(f"operands is {self.operands!r}; one format is needed, or two")
-            fix("operands", tuple(_scalar("operands", name, kinds=Format) for name in given))
+            fix("operands", tuple(_scalar("operands", name, kinds=Format | BlockFormat) for name in given))
         self._check_together()
 
     def _check_numbers(self) -> None:
-        limits = {"block": MOST_TERMS, "width": MOST_DIGITS, "split": MOST_TERMS, "chunk": 1 << 31}
+        limits = {
+            "block": MOST_TERMS,
+            "width": MOST_DIGITS,
+            "split": MOST_TERMS,
+            "group": MOST_TERMS,
+            "chunk": 1 << 31,
+        }
         for what, most in limits.items():
             value = getattr(self, what)
-            if (value is not None or what in ("block", "split")) and not _counts(value, most):
+            if (value is not None or what in ("block", "split", "group")) and not _counts(value, most):
                 raise ValueError(f"{what} is {value!r}; allowed: 1..{most}")
         if self.join is not None:
             object.__setattr__(self, "join", tuple(self.join))
@@ -160,6 +170,9 @@ class Accumulator:
             raise ValueError("join and split say how products are aligned; they go with width")
         if self.split > 1 and (self.join is None or self.block % self.split):
             raise ValueError(f"split={self.split} goes with join, and divides block={self.block}")
+        aligned = self.width is not None and self.join is None
+        if problem := block_scales.problem(self.operands or (), self.group, self.block, aligned):
+            raise ValueError(problem)
         if self.flush:
             self._check_flush()
         if self.order is Order.EXACT and self.block > 1:
@@ -195,24 +208,25 @@ class Accumulator:
     def spelling(self) -> str:
         """In words; those that change nothing are left out. It has no character that a command line or a file name
         would take for another thing."""
-        words = [self.sum.name]
+        said = [self.sum.name]
         default = replace(self, product=None).product
         if self.product != default:
-            words.append("fused" if self.product == EXACT else f"product_{self.product}")
+            said.append("fused" if self.product == EXACT else f"product_{self.product}")
         if self.operands:
-            words.append("_".join(["of", *dict.fromkeys(fmt.name for fmt in self.operands)]))
-        words += [f"block_{self.block}"] if self.block > 1 else []
-        words += [f"width_{self.width}"] if self.width is not None else []
-        words += [f"join_{self.join[0]}_{self.join[1]}"] if self.join is not None else []
-        words += [f"split_{self.split}"] if self.split > 1 else []
-        words += ["flush"] if self.flush else []
-        words += [str(self.order)] if self.order is not Order.SEQUENTIAL else []
-        words += [self.rounding] if self.rounding != Rounding.NEAREST_EVEN else []
-        words += [self.overflow] if self.rule.overflow is not Overflow.INFINITY else []
-        words += ["kahan"] if self.kahan else []
+            said.append("_".join(["of", *dict.fromkeys(fmt.name for fmt in self.operands)]))
+        said += [f"block_{self.block}"] if self.block > 1 else []
+        said += [f"width_{self.width}"] if self.width is not None else []
+        said += [f"join_{self.join[0]}_{self.join[1]}"] if self.join is not None else []
+        said += [f"split_{self.split}"] if self.split > 1 else []
+        said += [f"group_{self.group}"] if self.group > 1 else []
+        said += ["flush"] if self.flush else []
+        said += [str(self.order)] if self.order is not Order.SEQUENTIAL else []
+        said += [self.rounding] if self.rounding != Rounding.NEAREST_EVEN else []
+        said += [self.overflow] if self.rule.overflow is not Overflow.INFINITY else []
+        said += ["kahan"] if self.kahan else []
         if self.chunk is not None:
-            words.append(f"chunk_{self.chunk}" + ("" if self.total.is_fp32 else f"_{self.total}"))
-        return "-".join(words)
+            said.append(f"chunk_{self.chunk}" + ("" if self.total.is_fp32 else f"_{self.total}"))
+        return "-".join(said)
 
     @cached_property
     def is_plain(self) -> bool:
@@ -229,16 +243,28 @@ class Accumulator:
         return replace(self, rounding="nearest_even") if self.is_stochastic else self
 
     @cached_property
+    def elements(self) -> tuple[Format, Format]:
+        """The formats of the factors, of those with scales their codes'."""
+        a, b = self.operands or (FP32, FP32)
+        return block_scales.elements_of(a), block_scales.elements_of(b)
+
+    @cached_property
+    def scales(self) -> int:
+        """Terms under one scale; 0: there are none."""
+        first = (self.operands or (FP32,))[0]
+        return block_scales.size_of(first) if first.has_scales else 0
+
+    @cached_property
     def flat(self) -> tuple[int, ...]:
-        """(sum, product, total, order, block, width, emin of the factors, kahan, chunk, flush, join, split), as
-        the kernels take them: see `Summing` in csrc/accumulators/dot.h."""
-        emins = [fmt.emin for fmt in self.operands or (FP32,) * 2]
+        """(sum, product, total, order, block, width, emin of the factors, kahan, chunk, flush, join, split, group,
+        scales), as the kernels take them: see `Summing` in csrc/accumulators/dot.h."""
+        emins = [fmt.emin for fmt in self.elements]
         specs = [getattr(fmt, "spec", FP32.spec) for fmt in self.roundings]
         specs[1] *= self.product != EXACT
         width, chunk = -1 if self.width is None else self.width, self.chunk or 0
         order, join = list(Order).index(self.order), self.join or (0, 0)
         ways = order, self.block, width, *emins, self.kahan, chunk
-        return (*specs, *ways, self.flush, *join, self.split)
+        return (*specs, *ways, self.flush, *join, self.split, self.group, self.scales)
 
     @property
     def roundings(self) -> tuple[Format | Tabulated, ...]:
@@ -290,7 +316,9 @@ def _scalar(what: str, fmt: Any, kinds: type = Format | Tabulated) -> Format | T
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
     if not isinstance(found, kinds):
-        allowed = "eXmY" if kinds is Format else "eXmY, or a table such as posit16"
+        allowed = (
+            "eXmY, or a table such as posit16" if kinds == Format | Tabulated else "eXmY, mxfp8_e4m3, nvfp4"
+        )
         raise ValueError(f"{what} is {found}; allowed: {allowed}")
     return found
 
@@ -311,64 +339,17 @@ def _parsed(name: str) -> Accumulator:
     text = MACHINES[name].text if name in MACHINES else name
     if not isinstance(text, str):
         raise ValueError(f"unknown accumulator {name!r}; allowed: {LOOKS_LIKE}")
-    first, *words = _WORD.split(text)
+    first, *rest = _WORD.split(text)
     parts: dict[str, Any] = {}
     try:
-        for word in words:
-            for key, value in _part(word).items():
+        for word in rest:
+            for key, value in words.part(word).items():
                 if key in parts:
                     raise ValueError(f"{word!r} says {key} again")
                 parts[key] = value
         return Accumulator(first, **parts)
     except ValueError as error:
         raise ValueError(f"unknown accumulator {name!r}: {error}") from None
-
-
-def _part(word: str) -> dict[str, Any]:
-    """What a word of a spelling says."""
-    key, _, value = word.partition("_")
-    if word in ("fused", "kahan", "flush", "saturate", "propagate", "pairwise", "exact"):
-        return {
-            "fused": {"product": EXACT},
-            "kahan": {"kahan": True},
-            "flush": {"flush": True},
-            "saturate": {"overflow": word},
-            "propagate": {"overflow": word},
-        }.get(word, {"order": word})
-    if key == "join" and (found := re.fullmatch(r"(\d{1,10})_(\d{1,10})", value)):
-        return {"join": (int(found[1]), int(found[2]))}
-    if key in ("block", "width", "split", "chunk") and (
-        found := re.fullmatch(r"(\d{1,10})(?:_(.+))?", value)
-    ):
-        if key == "chunk" and found[2]:
-            return {"chunk": int(found[1]), "total": found[2]}
-        if not found[2]:
-            return {key: int(found[1])}
-    if key == "product" and value:
-        return {"product": value}
-    if key == "of" and value:
-        given = value.split("_")
-        return {"operands": tuple(given) if len(given) > 1 else value}
-    try:
-        return {"rounding": word} if read_rounding(word) else {}
-    except ValueError:
-        known = (
-            "fused",
-            "product",
-            "of",
-            "block",
-            "width",
-            "join",
-            "split",
-            "flush",
-            "pairwise",
-            "exact",
-            "saturate",
-            "kahan",
-            "chunk",
-            *Rounding,
-        )
-        raise ValueError(f"{word!r} is no word of it{did_you_mean(word, known)}; allowed: {WORDS}") from None
 
 
 _NAMES: dict[Accumulator, str] = {}

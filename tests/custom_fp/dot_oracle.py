@@ -18,9 +18,13 @@ from oracle import largest, overflowed, quantum_of
 
 
 def dot(
-    a: Sequence[float], b: Sequence[float], how: Accumulator, word: Callable[[int], int] = lambda _: 0
+    a: Sequence[float],
+    b: Sequence[float],
+    how: Accumulator,
+    word: Callable[[int], int] = lambda _: 0,
+    scales: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> float:
-    """word: the random bits of a stream."""
+    """word: the random bits of a stream. scales: their exponents, of each block of a, and of b."""
     numbers = count()
     if how.flush:
         of = how.operands or (Format(8, 23), Format(8, 23))
@@ -34,15 +38,15 @@ def dot(
         return to(x, how.sum, how, word(2 * next(numbers) + 1))
 
     if how.chunk is None:
-        return segment(range(len(a)), a, b, how, product, rounded)
+        return segment(range(len(a)), a, b, how, product, rounded, scales)
     total = 0.0
     for start in range(0, len(a), how.chunk):
-        part = segment(range(start, min(len(a), start + how.chunk)), a, b, how, product, rounded)
+        part = segment(range(start, min(len(a), start + how.chunk)), a, b, how, product, rounded, scales)
         total = to(add(total, part), how.total, Accumulator("fp32"), 0)
     return total
 
 
-def segment(terms, a, b, how, product, rounded) -> float:
+def segment(terms, a, b, how, product, rounded, scales) -> float:
     if how.order == "exact":
         return rounded(add(*map(product, terms)))
     if how.order == "pairwise" and how.block == 1:
@@ -55,7 +59,8 @@ def segment(terms, a, b, how, product, rounded) -> float:
         if how.order == "pairwise":
             acc = rounded(add(acc, tree(list(map(product, block)), rounded)))
         elif how.width is not None:
-            acc = rounded(aligned(acc, [(a[k], b[k]) for k in block], how)) + 0.0  # never -0
+            of_terms = [[of[k // how.scales] if of else 0 for of in scales] for k in block]
+            acc = rounded(aligned(acc, [(a[k], b[k]) for k in block], how, of_terms)) + 0.0  # never -0
         else:
             acc = rounded(add(acc, *map(product, block)))
     return acc
@@ -181,15 +186,23 @@ def compensated(values: Iterator[float], rounded: Callable) -> float:
     return acc
 
 
-def aligned(acc: float, factors: list[tuple[float, float]], how: Accumulator) -> Fraction | float:
+def aligned(
+    acc: float, factors: list[tuple[float, float]], how: Accumulator, scales: list[list[int]]
+) -> Fraction | float:
     products = [x * y for x, y in factors]
     if not all(map(math.isfinite, (acc, *products))):
         return add(acc, *products)
     past = [math.copysign(math.inf, x) for x in products if how.join and abs(x) >= 2.0**128]
     if past:
         return add(*past)
-    of_a, of_b = how.operands or (Format(8, 23), Format(8, 23))
-    exponents = [exponent(x, of_a) + exponent(y, of_b) for x, y in factors]
+    of_a, of_b = how.elements
+    exponents = [
+        exponent(x, of_a, i) + exponent(y, of_b, j) for (x, y), (i, j) in zip(factors, scales, strict=True)
+    ]
+    if how.group > 1:
+        starts = range(0, len(products), how.group)
+        exponents = [sum(scales[k]) for k in starts]
+        products = [sum(map(Fraction, products[k : k + how.group])) for k in starts]
     of_acc = exponent(acc, how.sum)
     if how.join is None:
         lowest = Fraction(2) ** (max(of_acc, *exponents) - how.width)
@@ -209,5 +222,6 @@ def down(x: Fraction, unit: int) -> Fraction:
     return math.floor(x / Fraction(2) ** unit) * Fraction(2) ** unit
 
 
-def exponent(x: float, fmt: Format) -> int:
-    return max(math.frexp(x)[1] - 1, fmt.emin) if x else -126
+def exponent(x: float, fmt: Format, scale: int = 0) -> int:
+    """Of a code, and of its scale."""
+    return max(math.frexp(x)[1] - 1, fmt.emin + scale) if x else scale - 126

@@ -11,8 +11,11 @@ Sources:
   DeepSeek  DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), 3.3.2: FP8 products on Hopper keep about 14
             bits, so that partial sums go to float32 registers after every 128 terms (the scales of blocks apart).
 
-What they leave out: Blackwell's instructions with block scales add the scales' exponents before they align; CDNA 3's of
-k = 4 (4x4x4, 16x16x4, 32x32x4) take blocks of 4 where these take 8.
+Blackwell's instructions with block scales (tcgen05, and mma of sm_120, which MMA-Sim has alike) take codes and scales
+apart; here they are found again in float32 values, of rounding to nearest even (block_scales.py, encodings.py). MMA-Sim
+has them of e4m3, e5m2 and e2m1: of e3m2 and e2m3 there is no machine here.
+
+What they leave out: CDNA 3's instructions of k = 4 (4x4x4, 16x16x4, 32x32x4) take blocks of 4 where these take 8.
 """
 
 from __future__ import annotations
@@ -36,6 +39,11 @@ def _tensor_core(of: str, terms: int, width: int, sum_: str = "fp32") -> str:
     """A fused block of products and the partial sum: cut off where it is float32, to nearest where fp16."""
     rounding = "" if sum_ == "fp16" else f"-{_RZ}"
     return f"{sum_}-of_{of}-block_{terms}-width_{width}{rounding}"
+
+
+def _of_groups(of: str) -> str:
+    """Sixteen products at a time exactly, aligned by their scales."""
+    return f"fp32-of_{of}-block_64-width_35-group_16-{_RZ}"
 
 
 def _matrix_core(of: str, terms: int, split: int = 1) -> str:
@@ -89,6 +97,20 @@ MACHINES: dict[str, Machine] = {
     "b200_fp8": Machine(_tensor_core("e4m3fn", 32, 25), f"Blackwell, tcgen05 k32 of e4m3; {_MMA}"),
     "b200_fp8_e5m2": Machine(_tensor_core("e5m2", 32, 25), f"Blackwell, tcgen05 k32 of e5m2; {_MMA}"),
     "b200_fp4": Machine(_tensor_core("e2m1fn", 32, 25), f"Blackwell, tcgen05 k32 of e2m1, no scales; {_MMA}"),
+    "b200_mxfp8": Machine(_tensor_core("mxfp8_e4m3", 32, 25), f"Blackwell, mxf8f6f4 of e4m3, ue8m0; {_MMA}"),
+    "b200_mxfp8_e5m2": Machine(
+        _tensor_core("mxfp8_e5m2", 32, 25), f"Blackwell, mxf8f6f4 of e5m2, ue8m0; {_MMA}"
+    ),
+    "b200_mxfp8_e5m2_by_e4m3": Machine(
+        _tensor_core("mxfp8_e5m2_mxfp8_e4m3", 32, 25), f"Blackwell, mxf8f6f4 of e5m2 by e4m3, ue8m0; {_MMA}"
+    ),
+    "b200_mxfp8_e4m3_by_e5m2": Machine(
+        _tensor_core("mxfp8_e4m3_mxfp8_e5m2", 32, 25), f"Blackwell, mxf8f6f4 of e4m3 by e5m2, ue8m0; {_MMA}"
+    ),
+    "b200_mxfp4": Machine(_of_groups("mxfp4"), f"Blackwell, mxf4nvf4 (mxf4) of e2m1, ue8m0 of 32; {_MMA}"),
+    "b200_nvfp4": Machine(
+        _of_groups("nvfp4"), f"Blackwell, mxf4nvf4 of e2m1, ue4m3 of 16, then the tensors' scales; {_MMA}"
+    ),
     "mi100_fp16": Machine("fp32-block_4-pairwise", f"CDNA 1, trees of four float32 terms; {_MMA}"),
     "mi100_bf16": Machine("fp32-block_2-pairwise", f"CDNA 1, pairs of float32 terms; {_MMA}"),
     "mi100_fp32": Machine("fp32-fused", f"CDNA 1 to 3, a fused multiply-add a term; {_MMA}"),

@@ -9,19 +9,23 @@ from torch import Tensor, get_num_threads
 
 from custom_fp import _accumulators
 from custom_fp.accumulator import Accumulator
+from custom_fp.accumulators.encodings import Operands, multiply
 from custom_fp.accumulators.tables import tables
 from custom_fp.rule import Rule
 
 
 def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
+    multiply(product, a, b, how, rule, out)
+
+
+def product(operands: Operands, how: Accumulator, rule: Rule, out: Tensor) -> None:
+    a, b, *scales = operands
     batch, rows, columns = out.shape
     mode, overflow, seed, _, mask = rule.flat
     addresses = a.data_ptr(), b.data_ptr(), out.data_ptr()
     sizes = batch, rows, a.shape[-1], columns, a.shape[0] == 1, b.shape[0] == 1
-    of_tables = [0 if table is None else table.data_ptr() for table in tables(how, rule, out)]
-    _accumulators.dot(
-        *addresses, *sizes, *of_tables, *how.flat, mode, overflow, seed, mask, get_num_threads()
-    )
+    others = [0 if x is None else x.data_ptr() for x in (*scales, *tables(how, rule, out))]
+    _accumulators.dot(*addresses, *sizes, *others, *how.flat, mode, overflow, seed, mask, get_num_threads())
 
 
 def add_at_once(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:

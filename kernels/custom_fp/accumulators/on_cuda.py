@@ -9,14 +9,20 @@ import numpy as np
 from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
+from custom_fp.accumulators.encodings import Operands, multiply
 from custom_fp.accumulators.tables import tables
 from custom_fp.cuda import address, addresses, blocks, launch, told, way
 from custom_fp.rule import Rule
 
-_TYPES = (*(np.uint32,) * 3, *(np.int32,) * 6, np.int64, *(np.int32,) * 4)  # of Accumulator.flat
+_TYPES = (*(np.uint32,) * 3, *(np.int32,) * 6, np.int64, *(np.int32,) * 6)  # of Accumulator.flat
 
 
 def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
+    multiply(product, a, b, how, rule, out)
+
+
+def product(operands: Operands, how: Accumulator, rule: Rule, out: Tensor) -> None:
+    a, b, *scales = operands
     batch, rows, columns = out.shape
     depth = a.shape[-1]
     if out.numel() == 0:
@@ -29,7 +35,7 @@ def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> N
         blocks(out.numel(), 1),
         *map(address, (a, b, out)),
         *map(np.int64, (batch, rows, depth, columns, *steps)),
-        *(np.uint64(0) if table is None else address(table) for table in tables(how, rule, out)),
+        *(np.uint64(0) if x is None else address(x) for x in (*scales, *tables(how, rule, out))),
         *(kind(value) for kind, value in zip(_TYPES, how.flat, strict=True)),
         *(told_how, seed, mask),
     )

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from custom_fp.accumulator import EXACT, Accumulator, Order
+from custom_fp.accumulators.block_scales import GROUP_DIGITS
+from custom_fp.accumulators.encodings import Operands, multiply
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
 from custom_fp.reference import (
@@ -36,20 +38,24 @@ ROW = 128
 ZERO = -126
 """The exponent of a factor, or a partial sum, that is zero."""
 
-_FP32 = Format(8, 23)
 _LIMB, _LIMBS, _LOWEST = 30, 22, -298  # of exact sums: 660 bits from the smallest product of two float32 on
 
 
 def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
     """(B or 1) x M x K times (B or 1) x K x N. rule: `how.rule`, with its seed."""
-    write(Dot(a, b, how, rule, out).result(), out)
+    multiply(product, a, b, how, rule, out)
+
+
+def product(operands: Operands, how: Accumulator, rule: Rule, out: Tensor) -> None:
+    write(Dot(operands, how, rule, out).result(), out)
 
 
 class Dot:
-    def __init__(self, a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor):
+    def __init__(self, operands: Operands, how: Accumulator, rule: Rule, out: Tensor):
         self.how, self.rule, self.out = how, rule, out
-        of = how.operands or (_FP32, _FP32)
-        self.a, self.b = (flushed(x, fmt) for x, fmt in zip((a, b), of, strict=True)) if how.flush else (a, b)
+        self.a, self.b, self.a_scales, self.b_scales = operands
+        if how.flush:
+            self.a, self.b = (flushed(x, fmt) for x, fmt in zip(operands[:2], how.elements, strict=True))
         self.sums = 0  # roundings of them, so far
 
     def result(self) -> Tensor:
@@ -160,9 +166,16 @@ class Dot:
         return self.rounded(torch.where(plain.isfinite(), value, plain)) + 0.0
 
     def together(self, acc: Tensor, terms: range) -> Tensor:
-        significand, unit, exponent = digits(acc, self.how.sum)
-        largest = torch.maximum(exponent, self.largest(terms))
-        total = _cut(significand, unit - (largest - self.how.width)) + self.cut_off(terms, largest)
+        significand, unit, exponent = digits(acc, self.how.sum.emin)
+        groups = terms[:: self.how.group]
+        largest = torch.maximum(exponent, self.largest(groups))
+        if self.how.group == 1:
+            total = self.cut_off(terms, largest)
+        else:
+            total = sum(
+                self.cut_group(range(k, min(k + self.how.group, terms.stop)), largest) for k in groups
+            )
+        total = total + _cut(significand, unit - (largest - self.how.width))
         return to_odd(total, largest - self.how.width)
 
     def joined(self, acc: Tensor, terms: range) -> Tensor:
@@ -172,7 +185,7 @@ class Dot:
         for part in [terms[i::split] for i in range(min(split, len(terms)))]:
             largest = self.largest(part)
             total = total + _lowered(self.cut_off(part, largest), largest - top)
-        significand, unit, exponent = digits(acc, self.how.sum)
+        significand, unit, exponent = digits(acc, self.how.sum.emin)
         largest = torch.maximum(top, exponent)
         kept = _lowered(significand, unit - (largest - bits_of_acc)) << bits - bits_of_acc
         if split > 1:
@@ -180,11 +193,20 @@ class Dot:
         return to_odd(_lowered(total, top - self.how.width - largest + bits) + kept, largest - bits)
 
     def factors(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Product k as s 2**u, and the exponent that it is aligned by."""
-        of = self.how.operands or (_FP32, _FP32)
-        a_digits, a_unit, a_exponent = digits(self.a[:, :, k, None], of[0])
-        b_digits, b_unit, b_exponent = digits(self.b[:, k, None, :], of[1])
-        return a_digits * b_digits, a_unit + b_unit, a_exponent + b_exponent
+        """Product k as s 2**u, and the exponent that it, or the group that begins with it, is aligned by."""
+        of_a, of_b = self.how.elements
+        a_scale, b_scale = self.scales_of(k)
+        a_digits, a_unit, a_exponent = digits(self.a[:, :, k, None], of_a.emin, a_scale)
+        b_digits, b_unit, b_exponent = digits(self.b[:, k, None, :], of_b.emin, b_scale)
+        exponent = a_exponent + b_exponent if self.how.group == 1 else a_scale + b_scale
+        return a_digits * b_digits, a_unit + b_unit, exponent
+
+    def scales_of(self, k: int) -> tuple[Tensor | int, Tensor | int]:
+        """The exponents of what both codes were multiplied by."""
+        if self.a_scales is None:
+            return 0, 0
+        at = k // self.how.scales
+        return self.a_scales[:, :, at, None].long(), self.b_scales[:, at, None, :].long()
 
     def largest(self, terms: range) -> Tensor:
         """The largest exponent of products; of none that of two zeros."""
@@ -200,6 +222,14 @@ class Dot:
             significand, unit, _ = self.factors(k)
             total = total + _cut(significand, unit - (largest - self.how.width))
         return total
+
+    def cut_group(self, terms: range, largest: Tensor) -> Tensor:
+        """The same of products that are added exactly first, all under the scales of the first."""
+        total, exact = torch.zeros_like(largest), sum(self.scales_of(terms.start)) - GROUP_DIGITS
+        for k in terms:
+            significand, unit, _ = self.factors(k)
+            total = total + _cut(significand, unit - exact)
+        return _cut(total, exact - (largest - self.how.width))
 
 
 def flushed(x: Tensor, fmt: Format, sign: Tensor | None = None) -> Tensor:
@@ -236,14 +266,15 @@ def add_at_once(tensors: Sequence[Tensor], width: int | None, emin: int, out: Te
     out.copy_(torch.where(plain.isfinite(), total + 0.0, plain))
 
 
-def digits(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
+def digits(x: Tensor, emin: int, scale: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """(s, u, e) of finite float32 values, int64: x = s 2**u with |s| < 2**24, and e its exponent, which is not below
-    that of a format's smallest normal value, but for zero's."""
+    that of the smallest normal value of x's format, but for zero's. scale: the exponent of what x's code was multiplied
+    by, which both move with."""
     x = x.double()
     exponent = torch.where(x == 0, ZERO, (torch.frexp(x).exponent.long() - 1).clamp(-200, 200))
     unit = exponent - 23
     significand = (x / power_of_two(unit)).nan_to_num(0, 0, 0).long()
-    pinned = torch.where(x == 0, ZERO, exponent.clamp(min=fmt.emin))
+    pinned = torch.where(x == 0, ZERO + scale, torch.maximum(exponent, torch.as_tensor(emin + scale)))
     return significand, unit, pinned
 
 

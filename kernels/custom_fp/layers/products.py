@@ -36,6 +36,7 @@ from custom_fp.backends import check_knows
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
+from custom_fp.layers import scaled_operands
 from custom_fp.ops import matmul, quantize
 
 PRODUCTS = FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = ("forward", "input_gradient", "weight_gradient")
@@ -52,6 +53,7 @@ OPERANDS = {  # of each product
     INPUT_GRADIENT: ("output_gradient", "weight"),
     WEIGHT_GRADIENT: ("output_gradient", "input"),
 }
+FACTORS = {**OPERANDS, WEIGHT_GRADIENT: ("input", "output_gradient")}  # as `Sums` multiplies them
 
 Round = Callable[[Tensor], Tensor]
 """Of any shape; straight through for the gradient. It may have `has_axis`, true where it is `along(x, axis)` that an
@@ -96,7 +98,9 @@ class Arithmetic:
     kahan: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        """Sets `evaluated`, what it is where a layer is evaluated: nothing is drawn there."""
+        """Sets `evaluated`, what it is where a layer is evaluated: nothing is drawn there. ValueError where operands
+        are not of the formats in which their product's accumulator finds scales."""
+        scaled_operands.check(self.accumulators, self.roundings, FACTORS)
         nearest = {key: getattr(rounding, "nearest", rounding) for key, rounding in self.roundings.items()}
         sums = {product: _without_draws(name) for product, name in self.accumulators.items()}
         draws = any(nearest[key] is not rounding for key, rounding in self.roundings.items())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from custom_fp.accumulator import Accumulator
+from custom_fp.accumulators.block_scales import elements_of, size_of
 from custom_fp.backends import only_reference
 from custom_fp.facts import definition, facts
 from custom_fp.formats.names import read, spelled
@@ -44,11 +45,19 @@ def of_accumulator(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Ro
         "command": request["command"],
         "seed": request["seed"],
         "accumulator": {"name": how.name, "in_words": how.spelling, "terms": dots.depth_of(how)},
-        "formats": dict(zip(("a", "b"), map(facts, operands), strict=True))
+        "formats": dict(zip(("a", "b"), map(facts, map(elements_of, operands)), strict=True))
         | {"result": facts(dots.result_format(how))},
+        **_scales(operands),
         "definition": cleandoc(Accumulator.__doc__ or ""),
     }
     return head, dots.rows(how, operands, request["count"], request["seed"])
+
+
+def _scales(operands: list[NumberFormat]) -> dict[str, Any]:
+    if not operands[0].has_scales:
+        return {}
+    each = [{"format": fmt.scale, "terms": size_of(fmt)} for fmt in operands]
+    return {"scales": dict(zip(("a", "b"), each, strict=True))}
 
 
 def header(fmt: NumberFormat, request: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A row has the codes of both vectors, in the order that they are summed in, and the code of the result in the format of
 sums, of the total where there are chunks. Vectors are of two blocks and a part of one; of all terms where it has none.
-Values are those that the factors' formats have.
+Values are those that the factors' formats have; of those with scales each vector's codes and the codes of its scales, and no scale of the tensor.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
-from custom_fp.accumulators import reference
+from custom_fp.accumulators import block_scales, reference
+from custom_fp.accumulators.encodings import Operands
 from custom_fp.backends import function
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
 from custom_fp.reference import random_words
+from custom_fp.vectors import scales
 
 INPUTS = 0xFFFFFFFD  # the stream of random inputs
 SHORT = 16  # terms, where there are no blocks
@@ -38,21 +40,38 @@ def depth_of(how: Accumulator) -> int:
 
 def rows(how: Accumulator, operands: Sequence[NumberFormat], count: int, seed: int) -> Iterator[Row]:
     """`count` of them at random."""
-    depth = depth_of(how)
-    cases = [*_zeros(depth), *_alone(operands, depth), *_far_apart(how, operands, depth)]
-    cases += [*_ends(operands, depth), *_not_finite(operands, depth)]
+    depth, elements = depth_of(how), [block_scales.elements_of(fmt) for fmt in operands]
+    cases = [*_zeros(depth), *_alone(elements, depth), *_far_apart(how, elements, depth)]
+    cases += [*_ends(elements, depth), *_not_finite(elements, depth)]
+    of_blocks: list[Tensor] = []
+    if how.scales:
+        blocks = -(-depth // how.scales)
+        more = list(scales.cases(how, operands, depth))
+        under = [([1.0] * blocks,) * 2] * len(cases) + [each for _, each in more]
+        cases += [case for case, _ in more]
+        drawn = scales.random_codes(operands, count, blocks, seed)
+        of_blocks = [
+            torch.cat([scales.codes([each[i] for each in under], fmt), random])
+            for i, (fmt, random) in enumerate(zip(operands, drawn, strict=True))
+        ]
     whats = [what for what, _, _ in cases]
     codes = [
         torch.cat([_codes([case[1 + i] for case in cases], fmt), random])
-        for i, (fmt, random) in enumerate(zip(operands, _random(operands, depth, count, seed), strict=True))
+        for i, (fmt, random) in enumerate(zip(elements, _random(elements, depth, count, seed), strict=True))
     ]
-    values = [_values(code, fmt) for code, fmt in zip(codes, operands, strict=True)]
+    values = [_values(code, fmt) for code, fmt in zip(codes, elements, strict=True)]
+    if how.scales:
+        vectors = scales.under(values, of_blocks, operands, how.scales)
+    else:
+        vectors = Operands(values[0][:, None, :], values[1][:, :, None])
     out = torch.empty(len(codes[0]), 1, 1)
-    reference.matmul(values[0][:, None, :], values[1][:, :, None], how, how.rule, out)
+    reference.product(vectors, how, how.rule, out)
     results = _codes(out[:, 0].tolist(), result_format(how))
+    columns = list(zip("ab", codes, (fmt.code_bits for fmt in elements), strict=True))
+    columns += zip(("a_scales", "b_scales")[: len(of_blocks)], of_blocks, (8,) * len(of_blocks), strict=True)
     for i, what in enumerate([*whats, *["random"] * count]):
-        a, b = (_hexes(code[i], fmt) for code, fmt in zip(codes, operands, strict=True))
-        yield {"case": what, "a": a, "b": b, "result": _hexes(results[i], result_format(how))[0]}
+        row: Row = {"case": what} | {name: _hexes(code[i], bits) for name, code, bits in columns}
+        yield row | {"result": _hexes(results[i], result_format(how).code_bits)[0]}
 
 
 # ---- cases
@@ -178,5 +197,5 @@ def _values(codes: Tensor, fmt: NumberFormat) -> Tensor:
     return out
 
 
-def _hexes(codes: Tensor, fmt: NumberFormat) -> list[str]:
-    return [f"{code:0{-(-fmt.code_bits // 4)}x}" for code in codes.tolist()]
+def _hexes(codes: Tensor, bits: int) -> list[str]:
+    return [f"{code:0{-(-bits // 4)}x}" for code in codes.tolist()]

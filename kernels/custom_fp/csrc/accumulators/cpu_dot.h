@@ -48,12 +48,13 @@ public:
         if (panels_) columns_ = facts_of(b_Kx64, depth_ * panel);
     }
 
-    void row(const float* a, const float* b_Kx64, float* out, u64 element, int64_t width) {
+    void row(const float* a, const float* b_Kx64, float* out, u64 element, const Scales& scales, int64_t width) {
         if (aligned_ && aligned_->row(a, b_Kx64, out)) return;
         if (exact_ && exact_->row(a, out)) return;
         if (is_usual(s_) && fused_row(s_, a, b_Kx64, out, depth_)) return;
         if (panels_) return by_panels(a, b_Kx64, out, element);
-        for (int64_t j = 0; j < width; ++j) out[j] = dot_(a, 1, b_Kx64 + j, panel, depth_, element + static_cast<u64>(j));
+        for (int64_t j = 0; j < width; ++j)
+            out[j] = dot_(a, 1, b_Kx64 + j, panel, depth_, element + static_cast<u64>(j), scales.from(0, j));
     }
 
 private:
@@ -72,7 +73,8 @@ private:
 
 template <Mode mode>
 void dot_rows_by(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
-                 int64_t first_row, const Summing& summing) {
+                 int64_t first_row, const Scales& scales, const Summing& summing) {
+    const int64_t parts = summing.scales ? (K + summing.scales - 1) / summing.scales : 0;  // scales of a row
     const int64_t wide = (N + random_row - 1) / random_row * random_row;
     std::vector<float> columns(static_cast<size_t>(K) * panel);
     Rows<mode> rows(summing, K);
@@ -85,15 +87,16 @@ void dot_rows_by(const float* a, const float* b, float* out, int64_t begin, int6
         }
         rows.columns(columns.data());
         for (int64_t i = begin; i < end; ++i) {
-            rows.row(a + i * K, columns.data(), row, static_cast<u64>((first_row + i) * wide + column), width);
+            rows.row(a + i * K, columns.data(), row, static_cast<u64>((first_row + i) * wide + column),
+                     scales.from(i * parts, column), width);
             std::memcpy(out + i * N + column, row, static_cast<size_t>(width) * sizeof(float));
         }
     }
 }
 
 void dot_rows(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
-              int64_t first_row, const Summing& summing) {
-    const auto by = [&](auto run) { run(a, b, out, begin, end, K, N, first_row, summing); };
+              int64_t first_row, const Scales& scales, const Summing& summing) {
+    const auto by = [&](auto run) { run(a, b, out, begin, end, K, N, first_row, scales, summing); };
     switch (template_of(summing.mode, summing.overflow, true)) {
         case nearest_even: return by(dot_rows_by<nearest_even>);
         case toward_zero: return by(dot_rows_by<toward_zero>);

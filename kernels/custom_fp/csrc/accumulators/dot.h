@@ -20,6 +20,7 @@ struct Summing {
     int flush;
     int join, join_acc;       // join 0: acc is aligned with the terms
     int split;
+    int group, scales;        // scales: terms under one scale; 0: there are none
     // of formats that are a table, whose spec is float32's; null: none
     const i32 *sum_table, *product_table, *total_table;
     int mode, overflow;
@@ -27,13 +28,23 @@ struct Summing {
     u32 mask;
 };
 
+// Exponents of the scales of one row of a, side by side, and of one column of b.
+struct Scales {
+    const i32 *a, *b;  // null: there are none
+    i64 b_step;
+
+    // those so far on
+    CFP_MEMBER Scales from(i64 of_a, i64 of_b) const { return a ? Scales{a + of_a, b + of_b, b_step} : *this; }
+};
+
 // Whether there is nothing of all that; products and sums of binary formats with a sign and a -0.
 CFP_FN bool is_usual(const Summing& s) {
     const u32 specs = s.sum | s.product | s.total, unusual = 1u << 31 | 1u << 15;
-    return !(specs & unusual) && !s.flush && !s.join && !s.sum_table && !s.product_table && !s.total_table;
+    return !(specs & unusual) && !s.flush && !s.join && !s.scales && !s.sum_table && !s.product_table && !s.total_table;
 }
 
 constexpr int zero_exponent = -126;  // of a factor, or a partial sum, that is zero
+constexpr int group_digits = 8;      // of products in a group, below the sum of their scales' exponents
 constexpr i64 random_row = 128;      // columns of a row of random words: a multiple of so many
 
 // sum() of double values that are multiples of 2^-298 below 2^256, exact: fixed point, two's complement (Kulisch).
@@ -109,12 +120,14 @@ struct Digits {
     int unit, exponent;
 };
 
-CFP_FN Digits digits_of(float x, int emin) {
+// scale: exponent of what a code was multiplied by; emin and zero_exponent are of codes
+CFP_FN Digits digits_of(float x, int emin, int scale = 0) {
     const u32 bits = to_bits(x), magnitude = bits & 0x7fffffffu, field = magnitude >> 23;
     const i64 significand = (magnitude & 0x7fffffu) | (field ? 0x800000u : 0);
     const int exponent = field ? static_cast<int>(field) - 127 : -126;  // no format's emin is below that
-    if (magnitude == 0) return {0, zero_exponent - 23, zero_exponent};
-    return {bits >> 31 ? -significand : significand, exponent - 23, exponent < emin ? emin : exponent};
+    const int least = emin + scale;
+    if (magnitude == 0) return {0, zero_exponent - 23, zero_exponent + scale};
+    return {bits >> 31 ? -significand : significand, exponent - 23, exponent < least ? least : exponent};
 }
 
 // trunc(s 2^shift), for shifts to the left that fit
@@ -212,8 +225,9 @@ public:
           smallest_b_(s.flush ? power_of_two<float>(s.emin_b) : 0.0f) {}
 
     // a[k * a_step], b[k * b_step]; element: its number among random words
-    CFP_MEMBER float operator()(const float* a, i64 a_step, const float* b, i64 b_step, i64 depth, u64 element) const {
-        const Call call = {a, b, a_step, b_step, element};
+    CFP_MEMBER float operator()(const float* a, i64 a_step, const float* b, i64 b_step, i64 depth, u64 element,
+                                const Scales& scales) const {
+        const Call call = {a, b, a_step, b_step, element, scales};
         u32 sums = 0;  // roundings of them, so far
         if (s_.chunk == 0) return canonical(static_cast<float>(segment(call, 0, depth, sums)));
         double total = 0;
@@ -229,6 +243,7 @@ private:
         const float *a, *b;
         i64 a_step, b_step;
         u64 element;
+        Scales scales;
 
         CFP_MEMBER float x(i64 k) const { return a[k * a_step]; }
         CFP_MEMBER float y(i64 k) const { return b[k * b_step]; }
@@ -312,14 +327,31 @@ private:
         return acc;
     }
 
-    // the exponent that product k is aligned by
+    // exponents of the scales that the factors of product k have
+    CFP_MEMBER int scale_a(const Call& call, i64 k) const { return s_.scales ? call.scales.a[k / s_.scales] : 0; }
+    CFP_MEMBER int scale_b(const Call& call, i64 k) const {
+        return s_.scales ? call.scales.b[k / s_.scales * call.scales.b_step] : 0;
+    }
+    CFP_MEMBER Digits digits_a(const Call& call, i64 k) const { return digits_of(call.x(k), s_.emin_a, scale_a(call, k)); }
+    CFP_MEMBER Digits digits_b(const Call& call, i64 k) const { return digits_of(call.y(k), s_.emin_b, scale_b(call, k)); }
+    // the exponent that product k is aligned by, or the group that begins with it
     CFP_MEMBER int exponent(const Call& call, i64 k) const {
-        return digits_of(call.x(k), s_.emin_a).exponent + digits_of(call.y(k), s_.emin_b).exponent;
+        if (s_.group > 1) return scale_a(call, k) + scale_b(call, k);
+        return digits_a(call, k).exponent + digits_b(call, k).exponent;
     }
     // product k in units of 2^unit, cut off
     CFP_MEMBER i64 cut_product(const Call& call, i64 k, int unit) const {
-        const Digits x = digits_of(call.x(k), s_.emin_a), y = digits_of(call.y(k), s_.emin_b);
+        const Digits x = digits_a(call, k), y = digits_b(call, k);
         return cut(x.significand * y.significand, x.unit + y.unit - unit);
+    }
+    // the products of the group that begins with k, added exactly
+    CFP_MEMBER i64 cut_group(const Call& call, i64 k, i64 end, int unit) const {
+        if (s_.group == 1) return cut_product(call, k, unit);
+        const int exact = exponent(call, k) - group_digits;
+        const i64 last = end - k < s_.group ? end : k + s_.group;
+        i64 sum = 0;
+        for (i64 i = k; i < last; ++i) sum += cut_product(call, i, exact);
+        return cut(sum, exact - unit);
     }
 
     CFP_MEMBER double aligned(const Call& call, double acc, i64 begin, i64 end, u32& sums) const {
@@ -339,13 +371,13 @@ private:
     // acc and the terms by one exponent
     CFP_MEMBER double together(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
         int largest = c.exponent;
-        for (i64 k = begin; k < end; ++k) {
+        for (i64 k = begin; k < end; k += s_.group) {
             const int e = exponent(call, k);
             largest = e > largest ? e : largest;
         }
         const int unit = largest - s_.width;
         i64 sum = cut(c.significand, c.unit - unit);
-        for (i64 k = begin; k < end; ++k) sum += cut_product(call, k, unit);
+        for (i64 k = begin; k < end; k += s_.group) sum += cut_group(call, k, end, unit);
         return rounded(odd_double(sum, unit), call, sums) + 0.0;
     }
 

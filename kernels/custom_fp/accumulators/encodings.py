@@ -1,0 +1,176 @@
+"""The codes and scales that float32 values of a format with scales are decoded from, found again for a product of
+matrices: see block_scales.py for the formats that let that be done.
+
+Values do not always say them: what is found gives every value back, bit by bit, and is what rounding to nearest even
+made, but for one thing. Of nvfp4 a tensor of a few blocks can have the same values under two scales of the tensor, next to
+each other, of which the one is taken that is nearest to the largest magnitude / (6 * 448). Rounded stochastically, blocks
+of nvfp4 without a code of .5, 1.5, 3 or 6 are found with a 6 where they had a 4, under a smaller scale, if there is one.
+
+A scale of the tensor is no part of the product: what is multiplied is code times scale of the block, and the sum is then
+multiplied by both tensors' scales, their product in float32 (alpha of a matrix product of cuBLAS), and rounded to nearest
+even.
+
+Legend: Z matrices of a batch, M rows, N columns, K terms, S = ceil(K / terms under one scale); B blocks of T elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from custom_fp.accumulator import Accumulator
+from custom_fp.formats.block import BlockFormat
+from custom_fp.formats.layout import Layout
+from custom_fp.formats.scalar import Format
+from custom_fp.operators import table as operators
+from custom_fp.rule import Rule
+from custom_fp.scaled import scales
+from custom_fp.scaled.blocks import from_blocks, to_blocks
+
+LARGEST_CODES = (6.0, 4.0, 3.0, 2.0, 1.5, 1.0, 0.5)
+"""Of a block of e2m1fn, the likeliest first: nearest even leaves one below 6 under the two smallest scales alone."""
+
+ULPS = (0, 1, -1, 2, -2, 3, -3)
+"""From the largest magnitude / (6 * 448), rounded thrice, to the tensor's scale."""
+
+
+class Operands(NamedTuple):
+    """What kernels multiply: float32 values, and, of operands with scales, exponents of those of every block (int32), of
+    a subnormal scale the smallest normal one's."""
+
+    a_ZxMxK: Tensor
+    b_ZxKxN: Tensor
+    a_scales_ZxMxS: Tensor | None = None
+    b_scales_ZxSxN: Tensor | None = None
+
+
+Product = Callable[[Operands, Accumulator, Rule, Tensor], None]
+
+
+class Found(NamedTuple):
+    values: Tensor
+    scales: Tensor
+    of_tensor: Tensor | None
+
+
+def multiply(product: Product, a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
+    """product of a (Z or 1, M, K) and b (Z or 1, K, N). Raises ValueError where one has no values of its format."""
+    if not how.scales:
+        product(Operands(a, b), how, rule, out)
+        return
+    of_a, of_b = (find(x, fmt, axis, how) for x, fmt, axis in zip((a, b), how.operands, (2, 1), strict=True))
+    product(Operands(of_a.values, of_b.values, of_a.scales, of_b.scales), how, rule, out)
+    of_tensors = [t for t in (of_a.of_tensor, of_b.of_tensor) if t is not None]
+    if of_tensors:
+        alpha = torch.stack(of_tensors).prod()
+        operators.quantize.compute(out.double() * alpha.double(), "fp32", out=out)
+
+
+def find(x: Tensor, fmt: BlockFormat, axis: int, how: Accumulator) -> Found:
+    layout = fmt.layout(x.shape, axis)
+    if x.numel() == 0:
+        return Found(x, torch.zeros(1, dtype=torch.int32, device=x.device), None)
+    found = (_of_powers if fmt.scaled_by.is_power_of_two else _of_digits)(x, fmt, layout, axis)
+    if found is None:
+        dimension = "last" if axis == 2 else "last but one"
+        raise ValueError(
+            f"accumulator {how} takes values of {fmt}, in blocks along the {dimension} dimension of its "
+            f"{'first' if axis == 2 else 'second'} operand, and was given others: round it first "
+            f"(a rule with format: {fmt}, or custom_fp.quantize(x, {fmt.name!r}, axis={axis - 3}))"
+        )
+    values, exponents_B, of_tensor = found
+    shared = exponents_B.view(layout.shape)
+    if fmt.has_tiles:  # a scale for each row, or column
+        across = 3 - axis
+        shared = shared.repeat_interleave(fmt.block[0], across).narrow(across, 0, x.shape[across])
+    return Found(values, shared.to(torch.int32).contiguous(), of_tensor)
+
+
+def _of_powers(x: Tensor, fmt: BlockFormat, layout: Layout, axis: int) -> tuple[Tensor, Tensor, None] | None:
+    if not _same(operators.quantize.compute(x, fmt, "nearest_even", "infinity", None, 0, axis), x):
+        return None
+    codes_B = scales.of_blocks(fmt, to_blocks(x, layout).abs().amax(1), None)
+    return x, torch.where(codes_B == fmt.scaled_by.nan_code, 0, codes_B.int() - 127), None
+
+
+def _of_digits(
+    x: Tensor, fmt: BlockFormat, layout: Layout, axis: int
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    x_BxT = to_blocks(x, layout)
+    is_nan_B = x_BxT.isnan().any(1)
+    finite_BxT = torch.where(is_nan_B[:, None], 0.0, x_BxT)
+    if not finite_BxT.isfinite().all():
+        return None
+    for near in _near(fmt, finite_BxT):
+        values_BxT = (
+            finite_BxT if near is None else _of_few_digits(finite_BxT.double() / near.double()).float()
+        )
+        scale_B = _scales(values_BxT, fmt)
+        if scale_B is None:
+            continue
+        for of_tensor in _around(near):
+            if _same(_decoded(values_BxT, scale_B, of_tensor), finite_BxT):
+                exponents_B = (torch.frexp(scale_B).exponent - 1).clamp(min=fmt.scaled_by.magnitudes.emin)
+                values_BxT = torch.where(is_nan_B[:, None], torch.nan, values_BxT)
+                values = from_blocks(values_BxT, layout).reshape(x.shape)
+                return (values, exponents_B, of_tensor) if _same(values.isnan(), x.isnan()) else None
+    return None
+
+
+def _near(fmt: BlockFormat, finite: Tensor) -> Iterator[Tensor | None]:
+    """The tensor's scale but for its last digits. Where elements were not rounded to nearest even the largest may be a
+    4."""
+    if not fmt.has_tensor_scale:
+        yield None
+        return
+    for code in LARGEST_CODES[:2]:
+        t = finite.abs().amax() / (code * fmt.largest_scale)
+        yield t.clamp(min=scales.SMALLEST_TENSOR_SCALE)
+
+
+def _around(near: Tensor | None) -> list[Tensor | None]:
+    if near is None:
+        return [None]
+    smallest = scales.SMALLEST_TENSOR_SCALE
+    every = [(near.view(torch.int32) + ulps).view(torch.float32) for ulps in ULPS]
+    return [t for t in every if t >= smallest]
+
+
+def _of_few_digits(x: Tensor) -> Tensor:
+    """To 8 digits: a code times a scale has 6 at most."""
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((mantissa * 256).round() / 256, exponent)
+
+
+def _scales(values_BxT: Tensor, fmt: BlockFormat) -> Tensor | None:
+    """The least scale of each block under which all of its values are those of codes; None where one has none."""
+    largest_B = values_BxT.abs().amax(1).double()
+    found_B = torch.where(largest_B == 0, fmt.scaled_by.smallest, 0.0).double()
+    for code in LARGEST_CODES:
+        left = (found_B == 0).nonzero()[:, 0]
+        if not len(left):
+            break
+        scale = largest_B[left] / code
+        codes = values_BxT[left].double() / scale[:, None]
+        fits = _is_of(scale, fmt.scaled_by.magnitudes) & _is_of(codes, fmt.of).all(1)
+        found_B[left] = torch.where(fits, scale, 0.0)
+    return found_B.float() if (found_B != 0).all() else None
+
+
+def _is_of(x: Tensor, fmt: Format) -> Tensor:
+    return operators.quantize.compute(x, fmt, "nearest_even", "saturate").double() == x
+
+
+def _decoded(values_BxT: Tensor, scale_B: Tensor, of_tensor: Tensor | None) -> Tensor:
+    """As custom_fp.decode has it: a code times the float32 product of both scales."""
+    if of_tensor is None:
+        return values_BxT
+    codes_BxT = (values_BxT.double() / scale_B.double()[:, None]).float()
+    return codes_BxT * (scale_B * of_tensor)[:, None]
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    return bool(((x == y) | (x.isnan() & y.isnan())).all())

@@ -1,0 +1,80 @@
+"""What each word of an accumulator's name says. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from custom_fp.formats.block import BlockFormat
+from custom_fp.formats.scalar import Format
+from custom_fp.rule import Rounding, read_rounding
+from custom_fp.words import did_you_mean
+
+EXACT = "exact"
+WORDS = (
+    "fused or product_FORMAT, of_FORMAT or of_FORMAT_FORMAT, block_TERMS, width_BITS, join_BITS_BITS, split_PARTS, "
+    "group_TERMS, flush, pairwise or exact, a rounding (toward_zero, stochastic_8), saturate or propagate, kahan, chunk_TERMS or "
+    "chunk_TERMS_FORMAT"
+)
+
+
+def part(word: str) -> dict[str, Any]:
+    """What a word of a spelling says."""
+    key, _, value = word.partition("_")
+    if word in ("fused", "kahan", "flush", "saturate", "propagate", "pairwise", "exact"):
+        return {
+            "fused": {"product": EXACT},
+            "kahan": {"kahan": True},
+            "flush": {"flush": True},
+            "saturate": {"overflow": word},
+            "propagate": {"overflow": word},
+        }.get(word, {"order": word})
+    if key == "join" and (found := re.fullmatch(r"(\d{1,10})_(\d{1,10})", value)):
+        return {"join": (int(found[1]), int(found[2]))}
+    if key in ("block", "width", "split", "group", "chunk") and (
+        found := re.fullmatch(r"(\d{1,10})(?:_(.+))?", value)
+    ):
+        if key == "chunk" and found[2]:
+            return {"chunk": int(found[1]), "total": found[2]}
+        if not found[2]:
+            return {key: int(found[1])}
+    if key == "product" and value:
+        return {"product": value}
+    if key == "of" and value:
+        return {"operands": _one_or_two(value)}
+    try:
+        return {"rounding": word} if read_rounding(word) else {}
+    except ValueError:
+        known = (
+            "fused",
+            "product",
+            "of",
+            "block",
+            "width",
+            "join",
+            "split",
+            "group",
+            "flush",
+            "pairwise",
+            "exact",
+            "saturate",
+            "kahan",
+            "chunk",
+            *Rounding,
+        )
+        raise ValueError(f"{word!r} is no word of it{did_you_mean(word, known)}; allowed: {WORDS}") from None
+
+
+def _one_or_two(value: str) -> tuple[str, ...] | str:
+    """Names of formats, joined by what some have in them, too."""
+    words = value.split("_")
+    cuts = [("_".join(words[:i]), "_".join(words[i:])) for i in range(1, len(words))]
+    two = [names for names in cuts if all(map(_is_operand, names))]
+    return value if _is_operand(value) or not cuts else two[0] if two else tuple(words)
+
+
+def _is_operand(name: str) -> bool:
+    try:
+        return Format.named(name) is not None or BlockFormat.named(name) is not None
+    except ValueError:  # of ours, but none that can be
+        return False
