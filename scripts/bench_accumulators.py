@@ -50,7 +50,10 @@ def row(name: str, size: int, repeat: int) -> dict[str, float | str]:
     of_machine = how.operands if isinstance(how, Accumulator) and how.operands else ("bf16", "bf16")
     formats = (of, of) if of else of_machine
     g = torch.Generator().manual_seed(0)
-    a, b = (custom_fp.quantize(torch.randn(size, size, generator=g), fmt) for fmt in formats)
+    a, b = (
+        custom_fp.quantize(torch.randn(size, size, generator=g), fmt, axis=1 - i)
+        for i, fmt in enumerate(formats)
+    )
     own, torchs = [], []
     for _ in range(repeat):
         torchs.append(least(lambda: torch.mm(a, b), 0.02))

@@ -5,7 +5,7 @@
 The model knows nothing of custom_fp's kernels or its reference: numpy's integers and float64 for aligned blocks, which
 hold every sum of these machines exactly, float32 itself for trees, and the C library's fmaf. Operands are every code of
 the machine's formats, evenly, values spread over many exponents, and normal ones. Of formats with scales it is given
-codes and scales, as custom_fp.encode has them, where the machine finds both in values. Exits with 1 where a result differs.
+codes and scales, where the machine finds both in values. Exits with 1 where a result differs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _libm.fmaf.argtypes, _libm.fmaf.restype = [ctypes.c_float] * 3, ctypes.c_float
 
 @dataclass
 class Scaled:
-    """Values, and as codes and scales: code times the block's scale, exponents of codes and of scales, all of the shape of
-    the values; the tensor's scale."""
+    """Values, and code times the block's scale, exponents of codes and of scales, each of the shape of the values; the
+    tensor's scale."""
 
     values: torch.Tensor
     units: np.ndarray
@@ -55,7 +55,7 @@ class Scaled:
 
 
 def scaled(a: Scaled, b: Scaled, how: custom_fp.Accumulator) -> np.ndarray:
-    """Blocks of products under scales, or of groups of them, and the partial sum, cut off at a common place; float32."""
+    """Blocks of products under scales, or of groups, and the partial sum, cut off at a common place; float32."""
     acc = np.zeros((a.units.shape[0], b.units.shape[1]))
     for start in range(0, a.units.shape[1], how.block):
         terms = [(acc, exponents(acc, how.sum.emin))]

@@ -62,6 +62,8 @@ DOTS += [
     "mi250_bf16",
     "mi300_bf16",
     "mi300_fp8",
+    "b200_mxfp8",
+    "b200_nvfp4",
     "posit16-exact",
     "takum8-fused-stochastic",
     "e4m3fnuz-toward_zero-fused",

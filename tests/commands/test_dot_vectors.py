@@ -39,6 +39,15 @@ def number(code, fmt):
     return sign * math.ldexp(mantissa + (1 << m) * (field > 0), max(field, 1) - fmt["bias"] - m)
 
 
+def scale(code, name):
+    """Its value and its exponent, of a subnormal one that of the smallest normal."""
+    if name == "e8m0":
+        return (math.nan, 0) if code == 255 else (2.0 ** (code - 127), code - 127)
+    field, mantissa = code >> 3, code & 7
+    value = math.ldexp(mantissa + 8 * (field > 0), max(field, 1) - 10)
+    return (math.nan, 0) if code == 127 else (value, max(field, 1) - 7)
+
+
 def same(x, y):
     return (x != x and y != y) or (x == y and math.copysign(1, x) == math.copysign(1, y))
 
@@ -52,6 +61,9 @@ def same(x, y):
         ["e5m7-of_fp16-block_3-width_9-chunk_6_bf16"],
         ["fp16", "--operands", "e4m3fn,e5m2"],
         ["e4m3fnuz-exact"],
+        ["b200_mxfp8_e5m2_by_e4m3"],
+        ["b200_mxfp4"],
+        ["b200_nvfp4"],
     ],
     ids=str,
 )
@@ -64,7 +76,14 @@ def test_answers_are_what_rationals_say(words, capsys):
     for row in [*rows[::step], *rows[-20:]]:
         assert len(row["a"]) == len(row["b"]) == head["accumulator"]["terms"]
         a, b = ([number(int(code, 16), formats[side]) for code in row[side]] for side in "ab")
-        got, want = number(int(row["result"], 16), formats["result"]), dot_oracle.dot(a, b, how)
+        exponents = []
+        for values, side in ((a, "a"), (b, "b")) if "scales" in head else ():
+            of = head["scales"][side]
+            scales = [scale(int(code, 16), of["format"]) for code in row[f"{side}_scales"]]
+            values[:] = [x * scales[k // of["terms"]][0] for k, x in enumerate(values)]
+            exponents.append([exponent for _, exponent in scales])
+        want = dot_oracle.dot(a, b, how, scales=tuple(exponents) or ((), ()))
+        got = number(int(row["result"], 16), formats["result"])
         assert same(got, want), (row, got, want)
     assert {row["case"] for row in rows} >= CASES
     results = {row["result"] for row in rows}
@@ -80,6 +99,7 @@ def test_answers_are_what_rationals_say(words, capsys):
         (["fp16-fused", "--operands", "mxfp8_e4m3"], "without scales"),
         (["fp16-fused", "--operands", "e4m3,e4m3,e4m3"], "one format is needed, or two"),
         (["fp16-fused", "--rounding", "toward_zero"], "says in its name how it rounds"),
+        (["b200_mxfp8", "--operands", "e4m3fn"], "says in its name what its operands are"),
     ],
     ids=str,
 )

@@ -34,6 +34,9 @@ def test_hadamard(launched, size, shape):
         "deepseek_v3",
         "mi250_fp16",
         "mi300_fp8",
+        "b200_mxfp8",
+        "b200_mxfp4",
+        "b200_nvfp4",
         "posit16-exact",
         "posit8-product_e4m3fnuz-pairwise-stochastic",
         "ue5m6-fused-toward_zero-chunk_5_takum8",
@@ -46,6 +49,10 @@ def test_accumulators(launched, name):
     g = torch.Generator().manual_seed(4)
     for a_shape, b_shape in (((2, 5, 37), (2, 37, 9)), ((1, 5, 37), (3, 37, 9)), ((2, 4, 0), (1, 0, 3))):
         a, b = torch.randn(a_shape, generator=g).bfloat16().float(), torch.randn(b_shape, generator=g)
+        if how.scales:
+            a, b = (
+                custom_fp.quantize(x, f, axis=i) for x, f, i in zip((a, b), how.operands, (2, 1), strict=True)
+            )
         out = torch.empty(max(a_shape[0], b_shape[0]), a_shape[1], b_shape[2])
         dots.matmul(a, b, how, custom_fp.Rule(how.rounding, seed=SEED), out)
         assert same_bits(out, custom_fp.matmul(a, b, accumulator=how, seed=SEED))

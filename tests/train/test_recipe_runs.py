@@ -71,6 +71,21 @@ def test_recipes_are_an_axis_of_bits_against_the_widest_or_the_one_asked_for():
     assert bits == {"bf16": 16, "mxfp8": 8.25, "nvfp4": 4.5, "mxfp4_hadamard_sr": 4.25, "fp8_tensorwise": 8}
 
 
+def test_mxfp8_is_trained_by_the_machine_that_multiplies_it(make_run, train_here):
+    typed = ("recipe=mxfp8", "format=fp32", "aps=false", "max_steps=3", "epochs=1")
+    run, other = (
+        make_run(*typed, "ingredients.format=mxfp8_e4m3", f"+recipe.accumulator={name}")
+        for name in ("b200_mxfp8", "fp32")
+    )
+    assert train_here(run) == train_here(other) == 0
+    done, of_other = read_json(run.done), read_json(other.done)
+    assert done["weights_sha256"] != of_other["weights_sha256"]
+    assert done["metrics"]["test_loss"] == pytest.approx(of_other["metrics"]["test_loss"], rel=1e-3)
+    (rounded_up,) = runs("recipe=mxfp8", "+recipe.accumulator=b200_mxfp8")
+    (problem,) = look([rounded_up.config])["problems"]
+    assert "takes the input in mxfp8_e4m3, and it is in mxfp8_e4m3_rceil" in problem
+
+
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8_delayed"])
 def test_draws_transforms_and_histories_are_the_same_for_any_split_and_after_a_stop(
     make_run, in_ranks, train_here, recipe

@@ -3,9 +3,10 @@
 A product of float32 values needs their scales again, for it aligns by codes and scales apart: a subnormal code, or a
 zero, counts by its scale, and a group of products by its scales alone. Float32 values say them where the format is
 
-    e8m0, floor      MX 1.0: its blocks' largest codes are of the largest exponent, however elements were rounded, or the
+    e8m0, floor      MX 1.0: a block's largest code is of the largest exponent, however elements were rounded, or its
                      scale is the smallest, so that rounding again finds the scale that was
-    e4m3fn, amax     NVFP4, of groups alone: the largest code is 6 (under a scale of 2**-8, 4 or 6; under 2**-9 any)
+    e4m3fn, amax     NVFP4, of groups alone: the largest code is 6 (under a scale of 2**-8 4 or 6, under 2**-9 any), if
+                     elements were rounded to nearest even
 
 and of no other: rceil, even ... put the largest code of some blocks at either end of a binade, 4over6 at 4 or at 6.
 """
@@ -19,17 +20,16 @@ from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.scalar import Format
 
 GROUP_DIGITS = 8
-"""e2m1 elements under scales in e8m0 or e4m3fn: products are multiples of 2**(e - 8), e the sum of the exponents of both
-scales, of a subnormal one the smallest normal one's."""
+"""e2m1 elements under scales in e8m0 or e4m3fn: products are multiples of 2**(e - 8), e the sum of both scales'
+exponents, of a subnormal one the smallest normal one's."""
 
 
 def problem(operands: Sequence[Any], group: int, block: int, aligned: bool) -> str | None:
     """What does not go together. aligned: with a width, and acc among the terms."""
     scaled = [fmt for fmt in operands if fmt.has_scales]
     if not scaled:
-        return f"group={group} adds products under one pair of scales; it goes with of_mxfp4, or of_nvfp4" * (
-            group > 1
-        )
+        alone = f"group={group} adds products under one pair of scales; it goes with of_mxfp4, or of_nvfp4"
+        return alone if group > 1 else None
     if len(scaled) < len(operands):
         return f"operands are {operands[0]} and {operands[1]}; both have scales, or neither"
     if not aligned:
@@ -47,14 +47,15 @@ def problem(operands: Sequence[Any], group: int, block: int, aligned: bool) -> s
 
 def _unknown_scales(fmt: BlockFormat, group: int) -> str | None:
     if not isinstance(fmt.of, Format) or size_of(fmt) is None:
-        return f"operands is {fmt}; of formats with scales those of floats in blocks along an axis, or square tiles, go"
+        return f"operands is {fmt}; allowed with scales: those of floats, in blocks along an axis or square tiles"
     if group > 1 and fmt.of.name != "e2m1fn":
         return f"group={group} adds products of e2m1fn exactly; {fmt} has elements of {fmt.of}"
     if (fmt.scale, fmt.rule, fmt.margin) == ("e8m0", "floor", 0):
         return None
     if (fmt.scale, fmt.rule, fmt.margin) == ("e4m3fn", "amax", 0):
         return None if group > 1 else f"scales of {fmt} have digits of their own; they go with group_16"
-    return f"operands is {fmt}, whose scales float32 values do not say; allowed: rule floor with e8m0 (mxfp8_e4m3), nvfp4"
+    known = "rule floor with e8m0 (mxfp8_e4m3), nvfp4"
+    return f"operands is {fmt}, whose scales float32 values do not say; allowed: {known}"
 
 
 def size_of(fmt: BlockFormat) -> int | None:

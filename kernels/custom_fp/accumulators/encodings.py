@@ -1,14 +1,13 @@
 """The codes and scales that float32 values of a format with scales are decoded from, found again for a product of
 matrices: see block_scales.py for the formats that let that be done.
 
-Values do not always say them: what is found gives every value back, bit by bit, and is what rounding to nearest even
-made, but for one thing. Of nvfp4 a tensor of a few blocks can have the same values under two scales of the tensor, next to
-each other, of which the one is taken that is nearest to the largest magnitude / (6 * 448). Rounded stochastically, blocks
-of nvfp4 without a code of .5, 1.5, 3 or 6 are found with a 6 where they had a 4, under a smaller scale, if there is one.
+Values do not always say them. What is found gives every value back, bit by bit, and is what rounding to nearest even
+made, but for one thing: a tensor of nvfp4 of a few blocks can have the same values under two scales of the tensor, next
+to each other; the one nearest to the largest magnitude / (6 * 448) is taken. Rounded stochastically, a block of nvfp4
+without a code of .5, 1.5, 3 or 6 is found with a 6 where it had a 4, under a smaller scale, if there is one.
 
-A scale of the tensor is no part of the product: what is multiplied is code times scale of the block, and the sum is then
-multiplied by both tensors' scales, their product in float32 (alpha of a matrix product of cuBLAS), and rounded to nearest
-even.
+A scale of the tensor is no part of the product: what is multiplied is code times scale of the block, and the sum is
+then multiplied by both tensors' scales, their product in float32 (alpha of cuBLAS), and rounded to nearest even.
 
 Legend: Z matrices of a batch, M rows, N columns, K terms, S = ceil(K / terms under one scale); B blocks of T elements.
 """
@@ -38,8 +37,8 @@ ULPS = (0, 1, -1, 2, -2, 3, -3)
 
 
 class Operands(NamedTuple):
-    """What kernels multiply: float32 values, and, of operands with scales, exponents of those of every block (int32), of
-    a subnormal scale the smallest normal one's."""
+    """What kernels multiply: float32 values, and, where operands have scales, the exponent of every block's (int32), of a
+    subnormal one the smallest normal one's."""
 
     a_ZxMxK: Tensor
     b_ZxKxN: Tensor
@@ -115,7 +114,7 @@ def _of_digits(
             if _same(_decoded(values_BxT, scale_B, of_tensor), finite_BxT):
                 exponents_B = (torch.frexp(scale_B).exponent - 1).clamp(min=fmt.scaled_by.magnitudes.emin)
                 values_BxT = torch.where(is_nan_B[:, None], torch.nan, values_BxT)
-                values = from_blocks(values_BxT, layout).reshape(x.shape)
+                values = from_blocks(values_BxT, layout).reshape(x.shape).contiguous()
                 return (values, exponents_B, of_tensor) if _same(values.isnan(), x.isnan()) else None
     return None
 

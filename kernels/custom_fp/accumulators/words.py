@@ -13,8 +13,8 @@ from custom_fp.words import did_you_mean
 EXACT = "exact"
 WORDS = (
     "fused or product_FORMAT, of_FORMAT or of_FORMAT_FORMAT, block_TERMS, width_BITS, join_BITS_BITS, split_PARTS, "
-    "group_TERMS, flush, pairwise or exact, a rounding (toward_zero, stochastic_8), saturate or propagate, kahan, chunk_TERMS or "
-    "chunk_TERMS_FORMAT"
+    "group_TERMS, flush, pairwise or exact, a rounding (toward_zero, stochastic_8), saturate or propagate, kahan, "
+    "chunk_TERMS or chunk_TERMS_FORMAT"
 )
 
 

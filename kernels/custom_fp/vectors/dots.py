@@ -2,7 +2,7 @@
 
 A row has the codes of both vectors, in the order that they are summed in, and the code of the result in the format of
 sums, of the total where there are chunks. Vectors are of two blocks and a part of one; of all terms where it has none.
-Values are those that the factors' formats have; of those with scales each vector's codes and the codes of its scales, and no scale of the tensor.
+Values are those that the factors' formats have; with scales, a row has the codes of those, too, and none of a tensor.
 """
 
 from __future__ import annotations

@@ -194,6 +194,10 @@ def dots(to: Compared, name: str) -> None:
     rule = replace(how.rule, seed=SEED)
     a, b = to.data(2, 7, 37, kind="normal"), to.data(1, 37, 9, kind="normal")
     a.view(-1)[3], b.view(-1)[5], b.view(-1)[7] = math.inf, math.nan, 2.0**-140
+    if how.scales:
+        a, b = (
+            custom_fp.quantize(x, f, axis=i) for x, f, i in zip((a, b), how.operands, (2, 1), strict=True)
+        )
     out, expected = to.empty(2, 7, 9), torch.empty(2, 7, 9)
     dots_native.matmul(a, b, how, rule, expected)
     to.equal(f"dot {name}", lambda: dots_on_cuda.matmul(a, b, how, rule, out), out, expected)
