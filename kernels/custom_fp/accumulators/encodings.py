@@ -37,8 +37,8 @@ ULPS = (0, 1, -1, 2, -2, 3, -3)
 
 
 class Operands(NamedTuple):
-    """What kernels multiply: float32 values, and, where operands have scales, the exponent of every block's (int32), of a
-    subnormal one the smallest normal one's."""
+    """What kernels multiply: float32 values, and, where operands have scales, the exponent of each block's (int32), of
+    a subnormal one the smallest normal one's."""
 
     a_ZxMxK: Tensor
     b_ZxKxN: Tensor
