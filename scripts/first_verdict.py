@@ -3,14 +3,13 @@
     python scripts/first_verdict.py dist/cpdrun-*.whl
     python scripts/first_verdict.py dist/cpdrun-*.whl --python python3.13 search exp=digits_search
 
-Prints how long each stage took, of that how long a processor computed, on how busy a machine, and the answer's last
-lines. Only the new environment is on the path while it runs; it and the runs (6 GB with torch for CUDA) are deleted at
-the end. The exit status is that of the first stage that failed.
+Prints how long each stage took, how busy the machine was before it, and the answer's last lines. Only the new
+environment is on the path while it runs; it and the runs (6 GB with torch for CUDA) are deleted at the end. The exit
+status is that of the first stage that failed.
 """
 
 import argparse
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -55,25 +54,18 @@ def stages(folder: Path, wheel: Path, python: str, typed: list[str]) -> int:
         ("verdict", [into / "bin/cpdrun", *typed], env),
     ]
     began = time.monotonic()
-    print(f"cpdrun {' '.join(typed)}, {os.cpu_count()} cores, {os.getloadavg()[0]:.1f} of them busy before")
+    print(f"cpdrun {' '.join(typed)}, {os.cpu_count()} cores")
     for stage, words, shell in todo:
-        start, computed_s = time.monotonic(), _computed_s()
+        start, load = time.monotonic(), os.getloadavg()[0]
         done = subprocess.run(words, cwd=folder, env=shell, capture_output=True, text=True, check=False)
-        took_s, computed_s = time.monotonic() - start, _computed_s() - computed_s
-        print(f"{stage:12} {took_s:6.1f} s, of a processor {computed_s:6.1f} s", flush=True)
+        print(f"{stage:12} {time.monotonic() - start:6.1f} s, load before {load:.1f}", flush=True)
         if done.returncode:
             print(done.stdout + done.stderr, file=sys.stderr)
             return done.returncode
         if stage in ("kernels", "verdict"):
             print(*(f"    {line}" for line in done.stdout.splitlines()[-6:]), sep="\n")
-    print(f"{'together':12} {time.monotonic() - began:6.1f} s, of a processor {_computed_s():6.1f} s")
+    print(f"{'together':12} {time.monotonic() - began:6.1f} s")
     return 0
-
-
-def _computed_s() -> float:
-    """Of all processes that were started here and have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":
