@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-rest test-launch lint wheel docs clean
+.PHONY: demo test test-rest test-launch lint wheel docs notebooks clean
 
 demo: $(INSTALLED)
 	$(BIN)/cpdrun search exp=digits_search --report
@@ -32,6 +32,10 @@ wheel: $(INSTALLED)
 # build/docs/index.html; needs no network, and ends at the first warning: a link or anchor that leads nowhere is one.
 docs: $(INSTALLED)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs -b html . build/docs
+
+# Executes those of docs/notebooks anew, outputs and all, one thread a kernel as in the tests.
+notebooks: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/notebooks.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

@@ -17,7 +17,7 @@ import custom_fp
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
-MISSING = [name for name in ("sphinx", "myst_parser", "furo") if importlib.util.find_spec(name) is None]
+MISSING = [name for name in ("sphinx", "myst_nb", "furo") if importlib.util.find_spec(name) is None]
 needs_sphinx = pytest.mark.skipif(
     bool(MISSING), reason=f"pip install 'cpdrun[docs]': {', '.join(MISSING)} missing"
 )
@@ -70,7 +70,7 @@ def test_the_site_is_built_without_a_warning_and_its_links_lead_somewhere(tmp_pa
     built = build(site, "-W", "--keep-going")
     assert built.returncode == 0, built.stdout + built.stderr
     pages = {path: Page(path) for path in site.rglob("*.html")}
-    for page in (REPOSITORY / "docs").rglob("*.md"):
+    for page in [*(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "docs").rglob("*.ipynb")]:
         assert (site / page.relative_to(REPOSITORY)).with_suffix(".html") in pages, (
             f"{page.name} is on no page"
         )

@@ -62,6 +62,31 @@ def test_commands_on_a_sweep(folder, capsys):
     assert told(capsys, "work", sweep)["sweeps"][0]["summary"] is None
 
 
+def test_a_search_that_trains(capsys, tmp_path):
+    """Its tolerance is so wide that three pairs settle it."""
+    typed = (
+        "exp=digits_search",
+        "format=fp32,e4m3",
+        "aps=false",
+        "world_size=2",
+        "batch_size=32",
+        "epochs=2",
+    )
+    settings = ("model.width=4", "device=cpu", "search.tolerance=20", f"results_dir={tmp_path}")
+    found = told(capsys, "search", *typed, *settings)
+    (chain,) = found["chains"]
+    assert chain["smallest"] == "e4m3 without APS" and chain["candidates"][0]["verdict"] == "certified"
+    assert found["runs"] == sum(summary["done"] for summary in found["summaries"]) >= 6
+
+
+def test_a_calibration(capsys, tmp_path):
+    found = told(
+        capsys, "calibrate", *SMALL, f"results_dir={tmp_path}", "--repeats", "1", "--network", "1gbit"
+    )
+    assert Path(found["calibration"]).exists() and {row["format"] for row in found["forecast"]} >= {"e4m3"}
+    assert all(row["total_s"] > 0 for row in found["forecast"])
+
+
 def test_commands_that_need_no_sweep(capsys, tmp_path):
     assert told(capsys, "init", str(tmp_path / "mine"))["files"]
     assert told(capsys, "schema")["experiment"]

@@ -117,6 +117,7 @@ NOT_RUN = {
     "make test": ("this is it", ""),
     "make lint": ("it is run beside the tests", ""),
     "make docs": ("it is a test", "tests/test_docs.py"),
+    "make notebooks": ("it is a test", "tests/test_notebooks.py"),
     "make wheel": ("it is a test", "tests/test_wheel.py"),
     "chrt -r 5 python scripts/": ("it measures for minutes, on a machine that does nothing else", ""),
     "python scripts/synthesise.py": ("half an hour of Yosys", "tests/report/test_synthesis.py"),

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from custom_fp.formats.names import parse
@@ -17,6 +18,7 @@ from cpdrun.predict import law, law_loss, law_words, law_workers
 from cpdrun.predict.law_read import Study, element_and_block, read, rounded
 from cpdrun.record import SweepDir, write_json, write_text
 from cpdrun.report.claims.values import references
+from cpdrun.shell.telling import schema
 
 FORMATS = {"fp32": None, "mxfp4_rceil": (2, 1, 32), "mxint4_b64": (0, 3, 64), "mxfp6_e2m3": (2, 3, 32)}
 
@@ -71,6 +73,12 @@ def typed(capsys, *words):
     return code, out, err
 
 
+def valid(out):
+    document = json.loads(out)
+    jsonschema.validate(document, schema("law"), cls=jsonschema.Draft202012Validator)
+    return document
+
+
 def test_sizes_and_formats_of_run_folders_and_a_size_beyond_them(tmp_path, capsys):
     made(tmp_path)
     code, out, _ = typed(
@@ -83,7 +91,7 @@ def test_sizes_and_formats_of_run_folders_and_a_size_beyond_them(tmp_path, capsy
         "--json",
     )
     assert code == 0
-    [found] = json.loads(out)["loss"]
+    [found] = valid(out)["loss"]
     assert (
         found["runs"] == 48 and found["unit"] == "tokens" and set(found["forms"]) == {"floating", "effective"}
     )
@@ -137,7 +145,7 @@ def test_a_reference_of_workers_is_fitted_tested_and_asked(capsys):
         capsys, "--law", str(references() / "digits_workers"), "--at", "world_size=1024", "--json"
     )
     assert code == 0
-    [found] = json.loads(out)["workers"]
+    [found] = valid(out)["workers"]
     b = found["law"]["parameters"]["b"]
     assert b["low"] < 1.07 < b["high"] and b["value"] == pytest.approx(
         1.07, abs=0.02

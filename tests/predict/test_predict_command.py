@@ -2,6 +2,7 @@
 
 import json
 
+import jsonschema
 import pytest
 import yaml
 
@@ -11,6 +12,7 @@ from cpdrun.predict.effects import ask as ask_effects
 from cpdrun.record import SweepDir
 from cpdrun.search.observed import observations, observed
 from cpdrun.search.question import ask
+from cpdrun.shell.telling import schema
 
 TYPED = [
     "model.width=4",
@@ -29,7 +31,9 @@ def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("predict")
     code, said = _typed("predict", *TYPED, f"results_dir={folder}", "--json", "--jobs", "1")
     assert code == 0
-    return folder, json.loads(said)
+    document = json.loads(said)
+    jsonschema.validate(document, schema("predict"), cls=jsonschema.Draft202012Validator)
+    return folder, document
 
 
 def _typed(*words):

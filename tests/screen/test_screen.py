@@ -6,6 +6,7 @@ import math
 import shlex
 from dataclasses import replace
 
+import jsonschema
 import numpy as np
 import pytest
 import yaml
@@ -28,6 +29,7 @@ from cpdrun.screen.question import ask
 from cpdrun.screen.results import read
 from cpdrun.screen.settings import settings
 from cpdrun.screen.words import verdict_lines
+from cpdrun.shell.telling import schema
 from cpdrun.stats.screening import Effect, Effects, Verdict
 from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.sweep import plan
@@ -304,6 +306,7 @@ def test_the_command_finds_what_was_planted_and_its_search_can_be_typed(here, qu
     assert main(["screen", *TYPED, "--json"]) == 0
     told, aside = capsys.readouterr()
     facts = json.loads(told)
+    jsonschema.validate(facts, schema("screen"), cls=jsonschema.Draft202012Validator)
     assert "24 done, 0 to run" in aside and "2 of 12 factors are sensitive" in aside
     first, second = facts["effects"][:2]
     assert (first["factor"], second["factor"]) == ("features.1.0 output_gradient", "classifier weight")

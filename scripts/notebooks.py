@@ -1,0 +1,147 @@
+"""Executes the notebooks of docs/notebooks anew and stores what came out: `make notebooks`, or by name.
+
+    python scripts/notebooks.py [NAME ...]
+
+Each runs in a kernel of this Python, in an empty folder that lies as docs/notebooks lies beside results/reference, and
+is written back only where every cell ended well and none wrote to stderr: a page shows no warnings. What the figures
+depend on (processor, versions) is stored with them. tests/test_notebooks.py executes them, too, and compares.
+"""
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+from cpdrun.record import processor
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+FOLDER = REPOSITORY / "docs" / "notebooks"
+CELL_SECONDS = 500
+KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+FIGURES_COME_FROM = ("torch", "numpy", "pandas", "matplotlib", "scikit-learn")
+NUMBER = re.compile(r"[−+-]?(\d[\d.,]*|\.\d+)(e[+-]?\d+)?")
+
+
+def notebooks() -> list[Path]:
+    return sorted(FOLDER.glob("*.ipynb"))
+
+
+def here() -> dict[str, str]:
+    """What decides the last digits of figures and the pixels of pictures."""
+    return {
+        "processor": " ".join(processor()),
+        **{name: version(name) for name in FIGURES_COME_FROM},
+    }
+
+
+def executed(path: Path, folder: Path) -> NotebookNode:
+    """The notebook with the outputs of its sources as they are now; `folder`: an empty one.
+
+    Raises nbclient's CellExecutionError where a cell fails.
+    """
+    page = nbformat.read(path, as_version=4)
+    for cell in page.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    home = folder / "docs" / "notebooks"
+    home.mkdir(parents=True)
+    (folder / "results").mkdir()
+    (folder / "results" / "reference").symlink_to(REPOSITORY / "results" / "reference")
+    # python3 may be another Python in the folders where Jupyter looks
+    kernel = AsyncKernelManager(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
+    client = NotebookClient(
+        page,
+        km=kernel,
+        timeout=CELL_SECONDS,
+        record_timing=False,
+        coalesce_streams=True,
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
+        resources={"metadata": {"path": str(home)}},
+    )
+    client.execute()
+    page.metadata = NotebookNode(KERNEL | {"made_with": here()})
+    return page
+
+
+def unwanted(page: NotebookNode) -> Iterator[str]:
+    """What a page must not show."""
+    for cell in code_cells(page):
+        for output in cell.outputs:
+            text = "".join(texts(output).values())
+            if output.get("name") == "stderr":
+                yield f"cell {cell.execution_count} wrote to stderr: {text.strip()[:300]}"
+            for place in (str(REPOSITORY), str(Path.home()), tempfile.gettempdir()):
+                if place in text:
+                    yield f"cell {cell.execution_count} shows a path of this machine: {place}"
+
+
+def stale(stored: NotebookNode, now: NotebookNode) -> Iterator[str]:
+    """Where the stored outputs are not those of the code as it is. Made with the same processor and versions they are
+    compared to the last digit and pixel, else all but the numbers."""
+    is_same_place = stored.metadata.get("made_with") == now.metadata["made_with"]
+    counts = [cell.execution_count for cell in code_cells(stored)]
+    if counts != list(range(1, len(counts) + 1)):
+        yield f"executed out of order: {counts}"
+    for before, after in zip(code_cells(stored), code_cells(now), strict=True):
+        if shown(before, exactly=is_same_place) != shown(after, exactly=is_same_place):
+            yield f"cell {after.execution_count} showed\n{_words(before)}\nand shows\n{_words(after)}"
+
+
+def code_cells(page: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in page.cells if cell.cell_type == "code"]
+
+
+def texts(output: NotebookNode) -> dict[str, str]:
+    if output.output_type == "stream":
+        return {output.name: output.text}
+    return {kind: text for kind, text in output.get("data", {}).items() if kind.startswith("text/")}
+
+
+def shown(cell: NotebookNode, *, exactly: bool) -> list[tuple[str, dict[str, str]]]:
+    """Each output's kind, and what is in it by media type."""
+    found = []
+    for output in cell.outputs:
+        everything = dict(output.get("data", {})) | texts(output)
+        if not exactly:
+            words = {kind: " ".join(NUMBER.sub("#", text).split()) for kind, text in texts(output).items()}
+            everything = {kind: words.get(kind, "") for kind in everything}
+        found.append((output.output_type, everything))
+    return found
+
+
+def _words(cell: NotebookNode) -> str:
+    lines = [texts(output).get("text/plain") or "".join(texts(output).values()) for output in cell.outputs]
+    return "\n".join(lines) or "nothing"
+
+
+def main() -> int:
+    known = {path.stem: path for path in notebooks()}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all by default")
+    names = parser.parse_args().names or list(known)
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"no notebook {unknown[0]!r}; there are: {', '.join(known)}")
+    code = 0
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            page = executed(known[name], Path(folder))
+        if problems := list(unwanted(page)):
+            code = 1
+            print(f"{name} is left as it was: {'; '.join(problems)}", file=sys.stderr)
+            continue
+        nbformat.write(page, known[name])
+        print(f"{name}: {known[name].stat().st_size:,} bytes")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
