@@ -155,7 +155,7 @@ struct CodedIn {
 };
 
 #define CFP_TABLE_ACCUMULATE_PACKED(way, draws)                                                                       \
-    extern "C" __global__ void __launch_bounds__(threads, draws ? 2 : 3)                                              \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                                                          \
         table_accumulate_packed_##way(Addresses bytes, int tensors, u8* out, i64 n, const i32* words,                 \
                                       const i32* nearest, int kahan, u64 seed, u64 index, u32 mask) {                 \
         __shared__ Staged<draws, 16> staged;                                                                          \
