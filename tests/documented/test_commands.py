@@ -102,7 +102,6 @@ SHORTER = {
         "no sbatch here: tests/launch/test_slurm.py",
     ),
     "cpdrun sweep exp=digits_bits --launcher pull --no-wait": (FEW, "39 runs"),
-    "cpdrun calibrate exp=digits_bits --network 1gbit": (f"{TINY} --formats e3m0 --repeats 1", "20 seconds"),
 }
 PLACEHOLDERS = {"RUN": "convnet-e3m0-aps-w8-s0", "SWEEP": "digits_workers"}
 # pages that begin where a sweep has been run: of these, its records
@@ -127,6 +126,15 @@ NOT_RUN = {
     "cpdrun search --config-dir results/digits_screen_small/screen": (
         "it needs a screen of 80 runs",
         "tests/screen/test_screen.py::test_the_command_finds_what_was_planted_and_its_search_can_be_typed",
+    ),
+    "cpdrun calibrate ": ("it measures for a quarter of a minute", "tests/costmodel/test_calibrate.py"),
+    "cpdrun vectors fp16 --operands e4m3fn,e5m2": (
+        "another test asks for these very answers",
+        "tests/commands/test_dot_vectors.py::test_answers_are_what_rationals_say",
+    ),
+    "cpdrun vectors e4m3fnuz --rounding to_odd": (
+        "docs/formats.md has others",
+        "tests/commands/test_vectors_command.py::test_kernels_give_the_known_codes_and_values",
     ),
     "docs/slurm.md: cpdrun status --watch": ("README.md has it", "tests/launch/test_status.py"),
     "cpdrun work ": ("it takes what waits, as any launch", "tests/launch/test_work.py"),
