@@ -89,6 +89,10 @@ SHORTER = {
         "--dry-run",
         "9 runs of minutes; tests/train trains such",
     ),
+    "cpdrun sweep exp=digits_recipes recipe=mxfp8 ingredients.format=mxfp8_e4m3 +recipe.accumulator=b200_mxfp8": (
+        "--dry-run",
+        "4 runs of minutes; tests/train trains such",
+    ),
     "cpdrun sweep exp=digits_bits format=fp32,mypackage.formats.FLAT4 aps=false": (
         f"{TINY} seed=0",
         "6 runs",
@@ -117,6 +121,10 @@ NOT_RUN = {
     "make lint": ("it is run beside the tests", ""),
     "make docs": ("it is a test", "tests/test_docs.py"),
     "make notebooks": ("it is a test", "tests/test_notebooks.py"),
+    "python scripts/first_verdict.py": (
+        "it installs from a package index, for minutes",
+        "tests/test_wheel.py",
+    ),
     "make wheel": ("it is a test", "tests/test_wheel.py"),
     "chrt -r 5 python scripts/": ("it measures for minutes, on a machine that does nothing else", ""),
     "python scripts/synthesise.py": ("half an hour of Yosys", "tests/report/test_synthesis.py"),
