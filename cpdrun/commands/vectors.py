@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cpdrun.arguments import add_json, complete_by, count, several
 from cpdrun.errors import FAILED, OK, UserError, writing
@@ -154,7 +154,7 @@ def _operands(how: "Accumulator", asked: list[str] | None) -> list["NumberFormat
     if how.scales:
         if asked is not None:
             raise UserError(f"--operands {','.join(asked)}: {how} says in its name what its operands are")
-        return list(how.operands)
+        return list(cast("tuple[NumberFormat, NumberFormat]", how.operands))  # read when it was made
     given = asked or [str(fmt) for fmt in how.operands or (how.sum,)]
     if len(given) > 2:
         raise UserError(f"--operands {','.join(given)}: one format is needed, or two")
