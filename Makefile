@@ -50,6 +50,7 @@ $(shell test "$(FILES)" = "$$(cat $(INSTALLED) 2>/dev/null)" || rm -f $(INSTALLE
 BUILD := 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
 
 $(INSTALLED): $(SOURCES)
+	@echo "Installing into .venv: torch and the tools of the tests, 7 GB; minutes, and little is printed"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(BUILD)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'

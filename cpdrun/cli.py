@@ -82,6 +82,13 @@ def read(typed: Sequence[str]) -> argparse.Namespace:
         import argcomplete
 
         argcomplete.autocomplete(parser)
+    if not typed:
+        parser.error("name a command; cpdrun --help says what each does")
+    if not typed[0].startswith("-") and typed[0] not in COMMANDS:
+        from custom_fp.words import did_you_mean
+
+        near = did_you_mean(typed[0], COMMANDS)
+        parser.error(f"no command {typed[0]!r}{near}; there are: {', '.join(COMMANDS)}")
     return with_words_after_options(parser, *parser.parse_known_args(typed))
 
 

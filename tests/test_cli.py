@@ -301,6 +301,33 @@ def test_a_mistake_gets_one_line_and_nothing_is_started(cpdrun, tmp_path, words,
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_an_experiment_of_ones_own_without_its_folder_is_told_the_option(cpdrun, tmp_path):
+    (tmp_path / "conf" / "exp").mkdir(parents=True)
+    (tmp_path / "conf" / "exp" / "mine.yaml").write_text("epochs: 1\n")
+    result = cpdrun("sweep", "exp=mine", "--dry-run")
+    assert result.returncode == 2
+    told = "error: unknown experiment 'mine': conf/exp/mine.yaml is read with --config-dir conf. Nothing was started.\n"
+    assert result.stderr == told
+    assert cpdrun("sweep", "exp=mine", "--dry-run", "--config-dir", "conf").returncode == 0
+
+
+def test_a_mistyped_command_is_told_the_nearest(cpdrun):
+    result = cpdrun("serach", "exp=digits_search")
+    assert result.returncode == 2
+    assert "error: no command 'serach' (did you mean 'search'?); there are: search, next, " in result.stderr
+    assert "cpdrun --help says what each does" in cpdrun().stderr
+
+
+def test_a_script_that_may_log_nothing_is_said_before_it_runs(cpdrun, tmp_path):
+    (tmp_path / "train.py").write_text("print('val loss 0.5')\n")
+    typed = ["sweep", "script=train.py", "format=e4m3", "--dry-run"]
+    said = "the script does not name cpdrun, so that nothing may be logged: say how it prints a metric"
+    assert said in cpdrun(*typed).stdout
+    assert said not in cpdrun(*typed, "script.metrics.val_loss=val loss ([0-9.]+)").stdout
+    (tmp_path / "train.py").write_text("import cpdrun\n")
+    assert said not in cpdrun(*typed).stdout
+
+
 def test_a_mistake_that_ends_in_a_question_keeps_its_mark(capsys):
     with pytest.raises(UserError) as caught, before_a_start():
         raise UserError("one thing", "sbatch is not here: is this a node that can submit to Slurm?")

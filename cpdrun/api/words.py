@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cpdrun.api.answer import Answer
 from cpdrun.arguments import several
 from cpdrun.config.errors import did_you_mean
 from cpdrun.config.overrides import typed_form
@@ -27,7 +28,12 @@ def typed(parser: argparse.ArgumentParser, words: Sequence[str], keywords: Mappi
             keys += _overrides(name, value)
         else:
             raise UserError(f"{parser.prog} has no option {name!r}{did_you_mean(name, list(options))}")
-    return [*map(str, words), *keys, *found]
+    return [*map(_word, words), *keys, *found]
+
+
+def _word(word: Any) -> str:
+    """An answer stands for the sweep that it is of."""
+    return str(word.path) if isinstance(word, Answer) else str(word)
 
 
 def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:

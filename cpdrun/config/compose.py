@@ -169,7 +169,7 @@ class Composer:
     def _cached(self, choices: Mapping[str, str]) -> dict[str, Any]:
         key = (self.root, *sorted(choices.items()))
         if key not in self._known.composed:
-            _check_choices(choices, self.groups())
+            _check_choices(choices, self.groups(), self._user_dir)
             config = self._compose(choices)
             without = self._leave_out(config, choices) if EXPERIMENT in choices else []
             self._known.composed[key] = config, without
@@ -271,12 +271,17 @@ def _laid_out(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _check_choices(choices: Mapping[str, str], groups: Mapping[str, list[str]]) -> None:
+def _check_choices(
+    choices: Mapping[str, str], groups: Mapping[str, list[str]], user_dir: Path | None
+) -> None:
     for group, choice in choices.items():
         if choice == NONE_CHOSEN and group in MAY_BE_NONE:
             continue
         if choice not in groups[group]:
             kind = "experiment" if group == EXPERIMENT else f"choice of {group}"
+            here = Path("conf", group, f"{choice}.yaml")  # as `cpdrun init` lays a project out
+            if user_dir is None and here.is_file():
+                raise ConfigError(f"unknown {kind} {str(choice)!r}: {here} is read with --config-dir conf")
             near = did_you_mean(str(choice), groups[group])
             raise ConfigError(f"unknown {kind} {str(choice)!r}{near}; there are: {', '.join(groups[group])}")
 

@@ -89,9 +89,22 @@ def _script_lines(
         else ""
     )
     yield f"  metrics: {', '.join([*sources, 'run.log()'])}{counts}"
+    if not sources and not _mentions_cpdrun(script):
+        yield (
+            "    the script does not name cpdrun, so that nothing may be logged: "
+            "say how it prints a metric, script.metrics.val_loss='val loss ([0-9.]+)'"
+        )
     scales = ["scaling"] if config["aps"] or "aps" in varies else []
     yield from _part_lines(["precision", "sync", *scales], config, varies, value)
     yield "  " + ", ".join(f"{key} {value(key)}" for key in ("device", "threads"))
+
+
+def _mentions_cpdrun(script: Mapping[str, Any]) -> bool:
+    """True of a module, `-m package.train`, whose text is not looked for."""
+    try:
+        return "cpdrun" in Path(script["work_dir"], script["path"]).read_text(errors="replace")
+    except OSError:
+        return True
 
 
 def bytes_lines(sweep: Plan) -> Iterator[str]:

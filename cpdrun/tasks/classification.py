@@ -81,6 +81,10 @@ class Classification(Task):
             return f"gives {described(logits)}; the loss takes one tensor (samples, classes, ...), or its `logits`"
         logits, y = self.compared(outputs, batch)
         K = logits.shape[1]
+        if K < 2 and isinstance(y, Tensor) and logits.dim() > y.dim() + 1:
+            return (
+                f"gives {described(logits)} for targets {described(y)}: classes are counted along dimension 1"
+            )
         if K < 2:
             return "has one output, of which every cross-entropy is 0: it needs one for each class"
         if self.num_classes not in (None, K):

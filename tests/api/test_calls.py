@@ -34,6 +34,10 @@ def test_a_sweep_is_a_value(found):
     assert runs.equals(cpdrun.load(str(found.path)))
 
 
+def test_an_answer_stands_for_its_sweep(found):
+    assert cpdrun.report(found, quiet=True)["table"] == cpdrun.report(str(found.path), quiet=True)["table"]
+
+
 def test_the_command_line_finds_these_runs_done(found, capsys):
     typed = ["exp=digits_bits", "seed=0", "epochs=1", "model.width=4", "device=cpu", "format=e4m3,fp32"]
     assert main(["sweep", *typed, "aps=false", f"results_dir={found.path.parent}"]) == 0

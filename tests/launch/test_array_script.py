@@ -37,6 +37,8 @@ def asked(text):
         (("device=cuda", "launcher.gres=gpu:a100:1"), {"gres": "gpu:a100:1"}),
         (("launcher.mem=null", "launcher.time=null"), {"mem": None, "time": None}),
         (("launcher.mem=3G", "launcher.time=02:30:00"), {"mem": "3G", "time": "02:30:00"}),
+        (("launcher.time=90",), {"time": "90"}),
+        (("launcher.time=2-12:00",), {"time": "2-12:00"}),
     ],
     ids=str,
 )
@@ -55,6 +57,7 @@ def test_an_array_asks_for_what_its_runs_use(typed, expected):
             "launcher._target_=cpdrun.launch.slurm.executor.Nothing",
             "launcher: cannot import cpdrun.launch.slurm.executor.Nothing",
         ),
+        ("launcher.time=1h", r"launcher.time=1h: Slurm takes minutes \(90\), HH:MM:SS"),
         ("launcher._target_=cpdrun.nowhere.Nothing", "launcher: cannot import cpdrun.nowhere.Nothing"),
     ],
 )

@@ -52,6 +52,15 @@ def test_it_finds_the_smallest_format_of_each_chain_and_says_so(go):
     assert results.runs == len(names(results)) <= 9 * 16 / 2
 
 
+def test_in_eighty_columns_no_name_and_no_figure_is_cut(go):
+    results, _, _ = go()
+    drawn = io.StringIO()
+    Console(file=drawn, width=80, force_terminal=False).print(table(results))
+    assert "…" not in drawn.getvalue()
+    for candidate in ("e4m3 without APS", "e3m2 without APS", "e3m0 with APS"):
+        assert candidate in drawn.getvalue()
+
+
 def test_its_manifest_lists_the_runs_that_were_asked_for_and_no_others(go):
     results, *_ = go()
     manifest = yaml.safe_load(results.question.directory.manifest.read_text())

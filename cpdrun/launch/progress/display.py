@@ -67,8 +67,9 @@ class Display:
         self._executed += not event.elsewhere
         status = event.outcome.status
         if self._live is None or not status.has_result:
-            took = time.monotonic() - self._started.get(name, time.monotonic())
-            how = f"{visible(_result(event))}  {duration(took)}  [{self._ended}/{self.total}]"
+            started = self._started.get(name)  # None: another process ran it
+            took = "" if started is None else f"  {duration(time.monotonic() - started)}"
+            how = f"{visible(_result(event))}{took}  [{self._ended}/{self.total}]"
             line = Text.assemble((status, STYLES.get(status, "red")), f" {self._called(event.job)}  {how}")
             self.console.print(line, highlight=False, soft_wrap=True)
 

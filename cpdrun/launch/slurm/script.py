@@ -1,5 +1,6 @@
 """The array script of a sweep: what stands in `results/<sweep>/array.sbatch`."""
 
+import re
 import shlex
 import sys
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from cpdrun.launch.base import Job, LaunchError
 from cpdrun.record import SweepDir
 
 AUTO = "auto"
+TIME = re.compile(
+    r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE
+)  # as sbatch takes it
 MEM_PER_CPU_GB = 2  # torch and a data loader's images, with room
 
 
@@ -34,6 +38,10 @@ class ArrayScript:
         for key, value in (*self.asked.items(), *(("sbatch", line) for line in self.more)):
             if not str(value).isprintable():  # the rest of a line that is broken would be a command
                 raise LaunchError(f"launcher.{key}={value!r}: no line breaks or control characters")
+        if (limit := self.asked["time"]) is not None and not TIME.fullmatch(str(limit)):
+            raise LaunchError(
+                f"launcher.time={limit}: Slurm takes minutes (90), HH:MM:SS (01:30:00) or D-HH:MM:SS (2-00:00:00)"
+            )
 
     def check(self, jobs: list[Job]) -> None:
         """Raises LaunchError for a run whose ranks the tasks cannot share."""

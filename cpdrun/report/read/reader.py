@@ -64,6 +64,7 @@ def read_study(
     axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
     against, along = baseline_of(shown, baseline, question), question.axis if baseline is None else None
     about, of = _about(metric, way, done), bits_axis(shown, axes, against, along)
+    share = _may_be_a_share(about, done)
     groups = tuned.with_values(make_groups(shown, axes, f"metric:{metric}", of))
     asked_tolerance = question.tolerance if metric == usual else None  # it is in the units of that metric
     usual_tolerance = about.default_tolerance if asked_tolerance is None else asked_tolerance
@@ -83,7 +84,7 @@ def read_study(
         facet_axes=facet_axes(groups, axes, of),
         networks=networks or {},
         is_default_metric=metric == usual,
-        question=[line for line in (said, *of.said, *started, *tuned.notes()) if line],
+        question=[line for line in (said, share, *of.said, *started, *tuned.notes()) if line],
         tuned=tuned,
         family=question.family,
     )
@@ -105,6 +106,21 @@ def _about(name: str, way: str | None, done: pd.DataFrame) -> Metric:
             f"is less of {name!r} better, or more? Its runs do not say; type --metric {name}:min or --metric {name}:max"
         )
     return about
+
+
+def _may_be_a_share(metric: Metric, done: pd.DataFrame) -> str | None:
+    """What a script calls an accuracy may be a fraction or in per cent: nobody said, and the tolerance hangs on it."""
+    values = done.get(f"metric:{metric.name}", pd.Series(dtype=float)).dropna()
+    if metric.is_fraction or not metric.higher_is_better or "acc" not in metric.name or values.empty:
+        return None
+    if not (
+        values.between(0, 1).all() and values.max() > 0.05
+    ):  # less: per cent, of runs that learnt nothing
+        return None
+    return (
+        f"{metric.name} lies between 0 and 1 and is taken as it stands, {metric.default_tolerance:g} of it as the "
+        f"usual tolerance; --metric {metric.name}:share reads it as a share, in points of a hundred"
+    )
 
 
 def _runs(sweeps: list[SweepDir], where: str) -> pd.DataFrame:

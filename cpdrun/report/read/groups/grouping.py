@@ -127,7 +127,8 @@ def _of_case(row: dict[str, Any]) -> formats.Choice | None:
 
 
 def hopeless(runs: pd.DataFrame) -> pd.DataFrame:
-    """Failed runs of which no other seed is done, running or still to come: they get a row without a value."""
+    """Failed runs of which no other seed is done, running or still to come: they get a row without a value. Where runs
+    of a script are done, those that failed with other patterns for its metrics were a first try, and get none."""
     readable = runs[runs["run:problem"].isna()]
     readable = readable.assign(**{key: readable.get(key) for key in CORE_AXES})
     keys = ["run:sweep", *CORE_AXES, *other_axes(readable)]
@@ -137,7 +138,14 @@ def hopeless(runs: pd.DataFrame) -> pd.DataFrame:
 
     failed = readable[readable["run:state"] == State.FAILED]
     others = {of(row) for row in readable[readable["run:state"] != State.FAILED].to_dict("records")}
-    return failed[[of(row) not in others for row in failed.to_dict("records")]]
+    patterns = [key for key in readable.columns if key.startswith("script.metric")]
+
+    def read_by(row: dict[str, Any]) -> tuple[str, ...]:
+        return tuple(identity(row[key]) for key in patterns)
+
+    done = {read_by(row) for row in readable[readable["run:state"] == State.DONE].to_dict("records")}
+    rows = failed.to_dict("records")
+    return failed[[of(row) not in others and (not done or read_by(row) in done) for row in rows]]
 
 
 def _value(row: dict[str, Any], metric: str) -> tuple[Any, float | None]:

@@ -1,0 +1,49 @@
+"""Reports of runs of a user's script: first tries, and what its accuracies are."""
+
+from cpdrun.report.answers import answer
+from cpdrun.report.completeness import notes
+from cpdrun.report.read.reader import read_study
+
+MORE = {"higher_is_better": True, "shown": "plain", "of_samples": False}
+
+
+def add(sweep, format, seed, accuracy, *, pattern="acc ([0-9.]+)", metric="val_acc", **how):
+    script = {"path": "train.py", "metrics": {metric: pattern}, "metric": None}
+    done = {"judged_by": metric, "measures": {metric: MORE}}
+    sweep.add(format, seed=seed, metrics={metric: accuracy}, done=done, script=script, world_size=1, **how)
+
+
+def trained(sweep, scale=1.0):
+    for seed in range(3):
+        add(sweep, "fp32", seed, scale * (0.95 + seed / 1000))
+        add(sweep, "e4m3", seed, scale * (0.94 + seed / 1000))
+    return sweep
+
+
+def test_a_first_try_with_another_pattern_is_no_row_and_no_axis(new_sweep):
+    sweep = trained(new_sweep())
+    for format in ("fp32", "e4m3"):
+        failed = {"status": None, "outcome": "failed", "name": f"first-{format}"}
+        add(sweep, format, 0, None, pattern="val loss ([0-9.]+)", metric="val_loss", **failed)
+    study = read_study([sweep.dir])
+    assert study.axes == [] and [len(group.values) for group in study.groups] == [3, 3]
+    assert "No finished run" not in " ".join(answer(study)[0])
+    assert any("first-fp32" in line for line in notes(study, [sweep.dir]))
+
+
+def test_a_format_that_always_fails_keeps_its_row(new_sweep):
+    sweep = trained(new_sweep())
+    add(sweep, "e3m0", 0, None, status=None, outcome="failed")
+    assert sorted(group.keys["format"] for group in read_study([sweep.dir]).groups) == [
+        "e3m0",
+        "e4m3",
+        "fp32",
+    ]
+
+
+def test_an_accuracy_between_0_and_1_is_said_to_be_taken_as_it_stands(new_sweep):
+    said = "val_acc lies between 0 and 1 and is taken as it stands, 0.05 of it as the usual tolerance"
+    assert any(line.startswith(said) for line in read_study([trained(new_sweep("a")).dir]).question)
+    shared = read_study([trained(new_sweep("b")).dir], metric="val_acc:share")
+    assert shared.metric.is_fraction and shared.tolerance == 0.5 and not shared.question
+    assert not read_study([trained(new_sweep("c"), scale=100).dir]).question
