@@ -157,6 +157,27 @@ def test_native_is_the_reference():
         assert want.isnan().any() and want.isfinite().any()
 
 
+def test_values_that_are_subnormal_in_float32_have_their_own_exponent():
+    """Under the smallest scale, beside factors that bring the product back."""
+    for name in ("b200_mxfp8", "b200_mxfp8_e5m2", "b200_mxfp4"):
+        how = Accumulator.parse(name)
+        a, b = spread(1, 5, 128) * 2.0**-126, spread(1, 128, 7, seed=1) * 2.0**100
+        a, b = (
+            custom_fp.quantize(x, f, axis=i) for x, f, i in zip((a, b), how.operands, (2, 1), strict=True)
+        )
+        assert ((a != 0) & (a.abs() < 2.0**-128)).any()
+        want = by_reference(a, b, how)
+        for isa in native._accumulators.isas():
+            native._accumulators.use_isa(isa)
+            assert same_bits(custom_fp.matmul(a, b, accumulator=how), want), (name, isa)
+        found_a, found_b = (
+            encodings.find(x, f, i, how) for x, f, i in zip((a, b), how.operands, (2, 1), strict=True)
+        )
+        scales = found_a.scales[0, 0].tolist(), found_b.scales[0, :, 0].tolist()
+        exact = dot_oracle.dot(a[0, 0].tolist(), b[0, :, 0].tolist(), how, scales=scales)
+        assert oracle.same(want[0, 0, 0].item(), exact)
+
+
 def test_scales_of_tensors_multiply_the_sum():
     a, b = spread(6, 160), spread(160, 5, seed=1)
     *of_a, t = custom_fp.encode(a, "nvfp4", axis=1)

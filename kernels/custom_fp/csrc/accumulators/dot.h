@@ -124,10 +124,12 @@ struct Digits {
 CFP_FN Digits digits_of(float x, int emin, int scale = 0) {
     const u32 bits = to_bits(x), magnitude = bits & 0x7fffffffu, field = magnitude >> 23;
     const i64 significand = (magnitude & 0x7fffffu) | (field ? 0x800000u : 0);
-    const int exponent = field ? static_cast<int>(field) - 127 : -126;  // no format's emin is below that
-    const int least = emin + scale;
+    const int least = emin + scale, unit = (field ? static_cast<int>(field) - 127 : -126) - 23;
     if (magnitude == 0) return {0, zero_exponent - 23, zero_exponent + scale};
-    return {bits >> 31 ? -significand : significand, exponent - 23, exponent < least ? least : exponent};
+    int exponent = unit + 23;  // without scales no emin is below that of a subnormal
+    if (!field && least < exponent)
+        for (u32 first = 0x800000u; !(magnitude & first); first >>= 1) --exponent;
+    return {bits >> 31 ? -significand : significand, unit, exponent < least ? least : exponent};
 }
 
 // trunc(s 2^shift), for shifts to the left that fit
