@@ -2,10 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+DEMO := .venv/.installed_to_run
+
+# Installed anew when what is compiled or declared changes, and when a file has come, gone or moved: Python files are
+# used in place, but the installation knows each by its path.
+SOURCES := pyproject.toml constraints.txt $(wildcard CMakeLists.txt kernels/custom_fp/CMakeLists.txt kernels/custom_fp/csrc/*)
+FILES := $(shell find cpdrun kernels/custom_fp conf -name '*.py' | LC_ALL=C sort | cksum)
+$(shell for stamp in $(INSTALLED) $(DEMO); do test "$(FILES)" = "$$(cat $$stamp 2>/dev/null)" || rm -f $$stamp; done)
 
 .PHONY: demo test test-rest test-launch lint wheel docs notebooks clean
 
-demo: $(INSTALLED)
+demo: $(or $(wildcard $(INSTALLED)),$(DEMO))
 	$(BIN)/cpdrun search exp=digits_search --report
 
 # Side by side, for the tests of the launcher mostly wait: for a signal to be obeyed, for the patience with a rank to
@@ -40,18 +47,20 @@ notebooks: $(INSTALLED)
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
 
-# Installed anew when what is compiled or declared changes, and when a file has come, gone or moved: Python files are
-# used in place, but the installation knows each by its path.
-SOURCES := pyproject.toml constraints.txt $(wildcard CMakeLists.txt kernels/custom_fp/CMakeLists.txt kernels/custom_fp/csrc/*)
-FILES := $(shell find cpdrun kernels/custom_fp conf -name '*.py' | LC_ALL=C sort | cksum)
-$(shell test "$(FILES)" = "$$(cat $(INSTALLED) 2>/dev/null)" || rm -f $(INSTALLED))
-
 # What builds stands in .venv, not in a folder of pip's own for each build: so only what changed is compiled again.
 BUILD := 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
 
-$(INSTALLED): $(SOURCES)
-	@echo "Installing into .venv: torch and the tools of the tests, 7 GB; minutes, and little is printed"
+define install
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(BUILD)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '$(1)'
 	echo '$(FILES)' > $@
+endef
+
+$(DEMO): $(SOURCES)
+	@echo "Installing into .venv: torch above all, 6 GB; minutes, and little is printed"
+	$(call install,.)
+
+$(INSTALLED): $(SOURCES)
+	@echo "Installing into .venv: torch and the tools of the tests, 7 GB; minutes, and little is printed"
+	$(call install,.[dev])

@@ -205,7 +205,8 @@ def main() -> int:
     checks = [lambda: p3109(options.most), lambda: p3109_stochastic(options.most), hifloat]
     checks += [lambda: posits(options.softposit)] if options.softposit else []
     checks += [lambda: takums(options.takum)] if options.takum else []
-    lines = ["| what | against | inputs | differences |", "| --- | --- | ---: | ---: |"]
+    lines = ["# Tables against other libraries", "", f"`{_command(options)}`", ""]
+    lines += ["| what | against | inputs | differences |", "| --- | --- | ---: | ---: |"]
     print("\n".join(lines))
     total = 0
     for check in checks:
@@ -220,6 +221,11 @@ def main() -> int:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text("\n".join(lines) + "\n")
     return int(total > 0)
+
+
+def _command(options: argparse.Namespace) -> str:
+    given = [f"--{name} lib{name}.so" for name in ("softposit", "takum") if getattr(options, name)]
+    return " ".join(["python scripts/check_tables.py", *given, f"--most {options.most}"])
 
 
 if __name__ == "__main__":
