@@ -102,6 +102,31 @@ QUICK = [  # of csrc/accumulators/cpu_quick.h, in float32 and in float64
         *("fp16-stochastic_fast_4", "e4m3-stochastic_even_6"),  # which are none of them
     ),
 ]
+ANCHORED = [  # of csrc/accumulators/cpu_anchored.h, in float32 and in float64
+    *(
+        "h100_fp8",
+        "deepseek_v3",
+        "h100_fp8_e5m2_by_e4m3",
+        "b200_fp8",
+        "h100_fp16",
+        "a100_bf16",
+        "v100_fp16",
+        "a100_tf32",
+    ),
+    *(
+        f"fp32-of_e4m3fn-block_{k}-width_{w}-toward_zero"
+        for k, w in ((3, 14), (32, 14), (32, 15), (33, 14), (1, 9), (7, 1))
+    ),
+    *(
+        f"e8m9-of_bf16-block_{k}-width_{w}-toward_zero-chunk_{2 * k}"
+        for k, w in ((5, 27), (32, 27), (4, 28), (6, 12))
+    ),
+    *(
+        "fp32-of_e2m1fn-block_6-width_9-toward_zero-chunk_12",
+        "bf16-of_e5m2-block_9-width_13-saturate-toward_zero",
+    ),
+    "fp16-of_e4m3fn-block_8-width_12-toward_zero",
+]
 OWN = {name: Accumulator.parse(name) for name in MACHINES}  # test_block_scales.py has those with scales
 ALL = WORDS + [name for name, how in OWN.items() if how.name == name and not how.scales]
 
@@ -209,6 +234,26 @@ def test_quick_sums_give_up_where_they_must(isa):
             x, y = a[:, :depth].contiguous(), b[:depth].contiguous()
             got = custom_fp.matmul(x, y, accumulator=how, seed=SEED)
             assert same_bits(got, by_reference(x, y, how)), (name, depth)
+
+
+@pytest.mark.parametrize("isa", native._accumulators.isas())
+def test_blocks_on_an_anchor(isa):
+    """Blocks and widths at the ends of what csrc/accumulators/cpu_anchored.h takes, and past them, of rows it takes
+    among rows it must not: zeros of both signs, blocks of them, sums of the largest that cancel."""
+    native._accumulators.use_isa(isa)
+    for name in ANCHORED:
+        how = Accumulator.parse(name)
+        largest = Format.parse(how.operands[0]).max if how.operands[0].emin > -100 else 2.0**40
+        a, b = operands(how, (1.0,) * 5 + (2.0**-6, 1.0, 2.0**-20, 1.0, 1.0, 1.0), depth=67, columns=66)
+        a[1] = a[1].abs()
+        a[2], a[2, 1::2] = largest, -largest
+        a[3, 32:64], a[3, 5] = 0.0, -0.0
+        a[4], a[6] = largest, -a[6].abs()
+        a[8, ::7] = Format.parse(how.operands[0]).smallest_subnormal
+        a[9], a[10, 40:] = -0.0, largest
+        b[:, 0], b[:, 1], b[::2, 2], b[32:64, 3] = 1.0, -1.0, -0.0, 0.0
+        got = custom_fp.matmul(a, b, accumulator=how)
+        assert same_bits(got, by_reference(a, b, how)), name
 
 
 def test_a_plain_format_is_what_it_was():

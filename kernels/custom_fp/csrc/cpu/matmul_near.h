@@ -1,7 +1,11 @@
 // matmul to a format of at most 11 digits, nearest even, as few instructions as there can be: what one row and one panel
 // of columns are (Facts) says which of these can be left out.
 //
-//   acc = Q(acc + Q(a b)), Q(x) = (x + magic) - magic with magic = t 2^(23 - m), t = 1.5 2^max(exponent(x), emin)
+//   acc = Q(acc + Q(a b)), Q(x) = (x + y 2^(23 - m)) - y 2^(23 - m)
+//
+// y is 1.5 2^max(exponent(x), emin). The sum of two values needs no emin, for it is one if it is that small. Of a product of
+// 23 digits at most y is x itself, or 2^emin: y 2^(23 - m) is even then, so that ties go where they should. Where the sum is
+// of the next binade, x is so near to it (m < 11) that it is rounded to it anyhow.
 //
 // No sign is put back: a product that became +0 for -0 changes no sum, for acc is never -0; it starts as +0, and a sum of
 // two values of the format that is not zero is not rounded to zero.
@@ -24,7 +28,7 @@ CFP_FN FloatLanes fused(FloatLanes a, FloatLanes b, FloatLanes c) {  // a b + c
 #endif
 }
 
-enum Product { is_value, is_float, is_longer };  // of two factors: of the format; of float32, exactly; neither
+enum Product { is_value, is_normal, is_float, is_longer };  // of the format; not subnormal of it; of 23 digits; neither
 
 struct Way {
     Product product;
@@ -36,11 +40,13 @@ struct Way {
 struct NearMatmul {
     i32 smallest;           // t of the smallest normal value
     float scale;            // 2^(23 - m)
+    float least_normal;     // 2^emin
     int digits, emin, top;  // of values; the exponent of the largest
     i32 limit;              // t below it is of a sum that cannot overflow
 
     explicit NearMatmul(const Spec& s, const NearRounder& r)
         : smallest((s.emin + 127) << 23 | 0x00400000), scale(power_of_two<float>(23 - s.mantissa_bits)),
+          least_normal(power_of_two<float>(s.emin)),
           digits(s.mantissa_bits + 1), emin(s.emin), top((r.limit >> 23) - 127), limit(r.limit & 0x7f800000) {}
 
     // Which way a row goes; false: none of these.
@@ -51,7 +57,7 @@ struct NearMatmul {
         if (together <= digits && last >= emin - (digits - 1))
             way.product = is_value;
         else
-            way.product = together <= 24 && least >= -100 ? is_float : is_longer;
+            way.product = together > 23 || least < -100 ? is_longer : least < emin ? is_float : is_normal;
         // A step of rounding to nearest is at most twice its term, which may have been rounded up to twice itself.
         const double sum = 4.0 * static_cast<double>(a.largest) * static_cast<double>(b.largest) * static_cast<double>(depth);
         way.easy = sum < static_cast<double>(from_bits(static_cast<u32>(limit)));
@@ -64,13 +70,23 @@ CFP_FN FloatLanes exponent_and_half(FloatLanes x, IntLanes smallest) {
     return (FloatLanes)Integers<FloatLanes>::more(t, smallest);
 }
 
+// x, or `least` of its sign
+CFP_FN FloatLanes no_less(FloatLanes x, FloatLanes least) {
+#if defined(__AVX512F__)
+    return (FloatLanes)_mm512_range_ps((__m512)x, (__m512)least, 3);
+#else
+    const IntLanes magnitude = (IntLanes)((UintLanes)x & 0x7fffffffu);
+    return (FloatLanes)((UintLanes)Integers<FloatLanes>::more(magnitude, (IntLanes)least) | ((UintLanes)x & 0x80000000u));
+#endif
+}
+
 constexpr int rows_at_once = lanes == 16 ? 2 : 1;  // their sums do not wait for each other
 
 // R rows of a times a panel of b: 64 results each. False if they cannot be trusted.
 template <Product kind, bool easy, int R>
 bool near_rows(const float* a, const float* b_Kx64, float* out, int64_t K, const NearMatmul& r) {
     const IntLanes smallest = IntLanes{} + r.smallest;
-    const FloatLanes scale = r.scale - FloatLanes{};
+    const FloatLanes scale = r.scale - FloatLanes{}, scale_and_half = 1.5f * scale, least = r.least_normal - FloatLanes{};
     IntLanes seen = {};
     for (int column = 0; column < panel; column += 4 * lanes) {
         FloatLanes acc[R][4] = {};
@@ -82,14 +98,16 @@ bool near_rows(const float* a, const float* b_Kx64, float* out, int64_t K, const
                     FloatLanes sum;
                     if (kind == is_value) {
                         sum = fused(x, y, acc[i][v]);
+                    } else if (kind == is_longer) {
+                        const FloatLanes t = exponent_and_half(x * y, smallest);
+                        sum = acc[i][v] + fused(-t, scale, fused(x, y, t * scale));
                     } else {
-                        const FloatLanes product = x * y, t = exponent_and_half(product, smallest);
-                        const FloatLanes lifted = kind == is_float ? fused(t, scale, product) : fused(x, y, t * scale);
-                        sum = acc[i][v] + fused(-t, scale, lifted);
+                        const FloatLanes product = x * y, t = kind == is_normal ? product : no_less(product, least);
+                        sum = acc[i][v] + fused(-t, scale, fused(t, scale, product));
                     }
-                    const FloatLanes t = exponent_and_half(sum, smallest);
+                    const FloatLanes t = (FloatLanes)((UintLanes)sum & 0x7f800000u);
                     if (!easy) seen = Integers<FloatLanes>::more(seen, (IntLanes)t);
-                    acc[i][v] = fused(-t, scale, fused(t, scale, sum));
+                    acc[i][v] = fused(-t, scale_and_half, fused(t, scale_and_half, sum));
                 }
             }
         for (int i = 0; i < R; ++i)
@@ -104,6 +122,8 @@ template <int R>
 bool near_rows_of(const Way& way, const float* a, const float* b_Kx64, float* out, int64_t K, const NearMatmul& r) {
     if (way.product == is_value && way.easy) return near_rows<is_value, true, R>(a, b_Kx64, out, K, r);
     if (way.product == is_value) return near_rows<is_value, false, R>(a, b_Kx64, out, K, r);
+    if (way.product == is_normal && way.easy) return near_rows<is_normal, true, R>(a, b_Kx64, out, K, r);
+    if (way.product == is_normal) return near_rows<is_normal, false, R>(a, b_Kx64, out, K, r);
     if (way.product == is_float && way.easy) return near_rows<is_float, true, R>(a, b_Kx64, out, K, r);
     if (way.product == is_float) return near_rows<is_float, false, R>(a, b_Kx64, out, K, r);
     return near_rows<is_longer, false, R>(a, b_Kx64, out, K, r);
