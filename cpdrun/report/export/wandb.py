@@ -42,4 +42,7 @@ def write(study: Study, folder: Path) -> Path:
         ) as theirs:
             for epoch, metrics in epochs(run):
                 theirs.log(metrics, step=epoch)
+    # finish() leaves the writing to another process, which is waited for; a caller's own run goes on.
+    if wandb.run is None:
+        wandb.teardown()
     return made
