@@ -173,9 +173,8 @@ def table(results: Results) -> Table:
         found.add_column(tuned_words.title(results), no_wrap=True)
     for heading in ("bits", "pairs", f"difference{results.metric.points}"):
         found.add_column(heading, justify="right", no_wrap=True)
-    found.add_column(
-        "verdict"
-    )  # the one that is folded where all are too wide: the others would lose figures
+    # The one that is folded where all are too wide: the others would lose figures.
+    found.add_column("verdict")
     standings = results.standings()
     for name, label in tuned_words.baselines(results, standings).items() if results.question.tuning else ():
         found.add_row(label, tuned_words.in_short(results, name), "", "", "", "baseline")

@@ -11,9 +11,8 @@ from cpdrun.launch.base import Job, LaunchError
 from cpdrun.record import SweepDir
 
 AUTO = "auto"
-TIME = re.compile(
-    r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE
-)  # as sbatch takes it
+# As sbatch takes it.
+TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 MEM_PER_CPU_GB = 2  # torch and a data loader's images, with room
 
 

@@ -113,9 +113,8 @@ def _may_be_a_share(metric: Metric, done: pd.DataFrame) -> str | None:
     values = done.get(f"metric:{metric.name}", pd.Series(dtype=float)).dropna()
     if metric.is_fraction or not metric.higher_is_better or "acc" not in metric.name or values.empty:
         return None
-    if not (
-        values.between(0, 1).all() and values.max() > 0.05
-    ):  # less: per cent, of runs that learnt nothing
+    # Where the largest is less, it may be per cent, of runs that learnt nothing.
+    if not (values.between(0, 1).all() and values.max() > 0.05):
         return None
     return (
         f"{metric.name} lies between 0 and 1 and is taken as it stands, {metric.default_tolerance:g} of it as the "

@@ -48,9 +48,8 @@ _ALLOWED = (
     "(ue4m3fn), or " + ", ".join(ALIASES)
 )
 
-_BY_WIDTHS: Any = (
-    None  # the bias where none is given: 2**(exponent_bits - 1) - 1, without the - 1 of family fnuz
-)
+# The bias where none is given: 2**(exponent_bits - 1) - 1, without the - 1 of family fnuz.
+_BY_WIDTHS: Any = None
 
 # quantize adds 2**(emin - m + 23) to float32 values, which has to be a float32 itself.
 _EMIN_RANGE = (-126, 104)
