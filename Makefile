@@ -1,66 +1,87 @@
-# Two commands: `make demo` and `make test`. Each makes .venv first where there is none.
+# The two main commands are `make demo` and `make test`. Both install cpdrun into .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALLED := .venv/.installed
-DEMO := .venv/.installed_to_run
+LOG := .venv/install.log
 
-# Installed anew when what is compiled or declared changes, and when a file has come, gone or moved: Python files are
-# used in place, but the installation knows each by its path.
-SOURCES := pyproject.toml constraints.txt $(wildcard CMakeLists.txt kernels/custom_fp/CMakeLists.txt kernels/custom_fp/csrc/*)
-FILES := $(shell find cpdrun kernels/custom_fp conf -name '*.py' | LC_ALL=C sort | cksum)
-$(shell for stamp in $(INSTALLED) $(DEMO); do test "$(FILES)" = "$$(cat $$stamp 2>/dev/null)" || rm -f $$stamp; done)
+# Each stamp marks an installation: with the libraries that runs need, or with the development tools as well.
+RUNTIME := .venv/.installed_runtime
+DEV := .venv/.installed_dev
 
-.PHONY: demo test test-rest test-launch lint wheel docs notebooks clean
+REQUIREMENTS := pyproject.toml constraints.txt
+SOURCES := CMakeLists.txt $(shell find kernels/custom_fp/CMakeLists.txt kernels/custom_fp/csrc -type f)
+COMPILED := .venv/lib/python*/site-packages/custom_fp/_native.*
 
-demo: $(or $(wildcard $(INSTALLED)),$(DEMO))
+# An editable install records the path of each Python file, so cpdrun is installed again after a file was moved.
+FILES := build/python_files
+$(shell mkdir -p build; find cpdrun kernels/custom_fp conf -name '*.py' | LC_ALL=C sort >$(FILES).new; \
+	cmp -s $(FILES).new $(FILES) || cp $(FILES).new $(FILES))
+
+.PHONY: demo test test-rest test-launch venv lint wheel docs notebooks clean retry
+
+demo: $(RUNTIME)
+	@ls $(COMPILED) >/dev/null 2>&1 || echo '$(NOT_COMPILED)'
 	$(BIN)/cpdrun search exp=digits_search --report
 
-# Side by side, for the tests of the launcher mostly wait: for a signal to be obeyed, for the patience with a rank to
-# end. The others are one on each core, of one thread. What the launcher's tests say comes in one piece, at their end.
-test: $(INSTALLED)
+define NOT_COMPILED :=
+No C++ compiler or no Python headers were found, so the demo runs on the slow reference implementation. The results \
+are the same, but its runs take about four times as long (measured once). To compile the kernels, \
+install both (on Debian and Ubuntu: apt install g++ python3-dev) and run make demo again.
+endef
+
+# The tests of the launcher mostly wait, so they run at the same time as the others. Their output is printed at the end.
+test: $(DEV)
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-launch test-rest
 
-test-rest: $(INSTALLED)
+test-rest: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal --ignore tests/launch
 
-test-launch: $(INSTALLED)
-	@said=$$($(BIN)/python -m pytest -n 2 --dist loadfile tests/launch 2>&1); ended=$$?; echo "$$said"; exit $$ended
+test-launch: $(DEV)
+	@output=$$($(BIN)/python -m pytest -n 2 --dist loadfile tests/launch 2>&1); status=$$?; echo "$$output"; exit $$status
 
-lint: $(INSTALLED)
+venv: $(DEV)
+
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-# One for other machines of this Python, in dist/: no compiler is needed there. What `make` has compiled is used.
-wheel: $(INSTALLED)
+# Build a wheel in dist/ for other machines with this version of Python. It reuses what is compiled in build/.
+wheel: $(DEV)
 	$(BIN)/python scripts/wheel.py dist
 
-# build/docs/index.html; needs no network, and ends at the first warning: a link or anchor that leads nowhere is one.
-docs: $(INSTALLED)
+# Build the documentation in build/docs. A broken link is an error. No network is needed.
+docs: $(DEV)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs -b html . build/docs
 
-# Executes those of docs/notebooks anew, outputs and all, one thread a kernel as in the tests.
-notebooks: $(INSTALLED)
+# Run the notebooks in docs/notebooks again and store their outputs.
+notebooks: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/notebooks.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
 
-# What builds stands in .venv, not in a folder of pip's own for each build: so only what changed is compiled again.
-BUILD := 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
+# Print what a step does, run it, and end with one readable line if it fails: $(call step,DESCRIPTION,COMMAND).
+step = echo '$(1)'; $(2) || { echo 'error: this step failed: $(1). See the messages above and $(LOG).' >&2; exit 1; }
 
-define install
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(BUILD)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '$(1)'
-	echo '$(FILES)' > $@
-endef
+pip_install = $(BIN)/python -m pip install --log $(LOG) --constraint constraints.txt
+version_check = import sys; sys.version_info >= (3, 11) or sys.exit(f"This is Python {sys.version}")
+create_venv = $(PYTHON) -c '$(version_check)' && $(PYTHON) -m venv .venv
 
-$(DEMO): $(SOURCES)
-	@echo "Installing into .venv: torch above all, 6 GB; minutes, and little is printed"
-	$(call install,.)
+# The first command installs cpdrun without compiled code, for the sake of its requirements. The second command compiles
+# with the tools in .venv instead of a temporary copy of them, so that only changed sources are compiled again.
+build_tools := 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
+not_compiled := --config-settings wheel.cmake=false --config-settings wheel.py-api=py3
+install_requirements = $(pip_install) $(build_tools) $(not_compiled) --editable '.$(EXTRAS)'
+compile = $(pip_install) --verbose --no-deps --no-build-isolation --editable .
 
-$(INSTALLED): $(SOURCES)
-	@echo "Installing into .venv: torch and the tools of the tests, 7 GB; minutes, and little is printed"
-	$(call install,.[dev])
+$(RUNTIME): SIZE := download 3 GB, 6 GB on disk
+$(DEV): SIZE := download 3 GB, 7 GB on disk
+$(DEV): EXTRAS := [dev]
+
+# Without compiled code, look for a compiler each time.
+$(RUNTIME) $(DEV): $(REQUIREMENTS) $(SOURCES) $(FILES) $(if $(wildcard $(COMPILED)),,retry)
+	@$(if $(wildcard $(BIN)/pip),,$(call step,Step 1 of 3: create .venv with $(PYTHON) (3.11 or newer is needed),$(create_venv)))
+	@$(if $(filter $(REQUIREMENTS),$?),$(call step,Step 2 of 3: install PyTorch and other libraries ($(SIZE)),$(install_requirements)))
+	@$(call step,Step 3 of 3: compile the C++ kernels (up to five minutes the first time),$(compile))
+	@touch $(RUNTIME) $@

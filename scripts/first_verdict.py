@@ -1,11 +1,11 @@
-"""From nothing to a first verdict: a new environment, a wheel and what it needs from the package index, no compiler.
+"""Time a first verdict from nothing: a new environment, a wheel and its dependencies, a search. No compiler is used.
 
     python scripts/first_verdict.py dist/cpdrun-*.whl
     python scripts/first_verdict.py dist/cpdrun-*.whl --python python3.13 search exp=digits_search
 
-Prints how long each stage took, how busy the machine was before it, and the answer's last lines. Only the new
-environment is on the path while it runs; it and the runs (6 GB with torch for CUDA) are deleted at the end. The exit
-status is that of the first stage that failed.
+Prints the time of each stage, the machine's load before it, and the last lines of the answer. PATH contains only the
+new environment. The environment and the runs (6 GB with torch for CUDA) are deleted at the end. The exit status is
+that of the first stage that failed.
 """
 
 import argparse
@@ -16,17 +16,17 @@ import tempfile
 import time
 from pathlib import Path
 
-TYPED = ["search", "exp=digits_search", "aps=true"]  # half of the demo's question
-KERNELS = """
+HALF_OF_DEMO = ["search", "exp=digits_search", "aps=true"]
+COMPARE_KERNELS = """
 import torch, custom_fp, custom_fp.backends
 assert custom_fp.backend() == "native", custom_fp.backend()
 x = torch.arange(-(2**31), 2**31, 4099).to(torch.int32).view(torch.float32)
 names = "e4m3", "e5m2fnuz", "mxfp4", "posit8"
-fast = [custom_fp.quantize(x, name).view(torch.int32) for name in names]
+native = [custom_fp.quantize(x, name).view(torch.int32) for name in names]
 custom_fp.backends.only_reference()
-for name, native in zip(names, fast):
-    assert torch.equal(native, custom_fp.quantize(x, name).view(torch.int32)), name
-print(f"{x.numel()} values in {', '.join(names)}: native, and equal to the reference")
+for name, values in zip(names, native):
+    assert torch.equal(values, custom_fp.quantize(x, name).view(torch.int32)), name
+print(f"{x.numel()} values in {', '.join(names)}: the native kernels equal the reference")
 """
 
 
@@ -35,36 +35,39 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("typed", nargs="*", default=TYPED, help="what cpdrun is asked")
+    parser.add_argument(
+        "arguments", nargs="*", default=HALF_OF_DEMO, help="arguments of cpdrun; half of the demo if omitted"
+    )
     parser.add_argument("--python", default=sys.executable)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        return stages(Path(folder), given.wheel.resolve(), given.python, given.typed)
+        return run_stages(Path(folder), options.wheel.resolve(), options.python, options.arguments)
 
 
-def stages(folder: Path, wheel: Path, python: str, typed: list[str]) -> int:
-    into = folder / "venv"
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CC", "CXX")}
-    env = kept | {"PATH": str(into / "bin"), "HOME": str(folder)}
-    todo: list[tuple[str, list[str | Path], dict[str, str]]] = [
-        ("environment", [python, "-m", "venv", into], kept),
-        ("install", [into / "bin/python", "-m", "pip", "install", "--quiet", wheel], env),
-        ("kernels", [into / "bin/python", "-c", KERNELS], env),
-        ("formats", [into / "bin/cpdrun", "formats", "e4m3"], env),
-        ("verdict", [into / "bin/cpdrun", *typed], env),
+def run_stages(folder: Path, wheel: Path, python: str, arguments: list[str]) -> int:
+    """Install the wheel in a new environment in `folder` and run cpdrun there. Return the exit status."""
+    venv = folder / "venv"
+    base_env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CC", "CXX")}
+    venv_env = base_env | {"PATH": str(venv / "bin"), "HOME": str(folder)}
+    stages: list[tuple[str, list[str | Path], dict[str, str]]] = [
+        ("environment", [python, "-m", "venv", venv], base_env),
+        ("install", [venv / "bin/python", "-m", "pip", "install", "--quiet", wheel], venv_env),
+        ("kernels", [venv / "bin/python", "-c", COMPARE_KERNELS], venv_env),
+        ("formats", [venv / "bin/cpdrun", "formats", "e4m3"], venv_env),
+        ("verdict", [venv / "bin/cpdrun", *arguments], venv_env),
     ]
-    began = time.monotonic()
-    print(f"cpdrun {' '.join(typed)}, {os.cpu_count()} cores")
-    for stage, words, shell in todo:
+    first_start = time.monotonic()
+    print(f"cpdrun {' '.join(arguments)}, {os.cpu_count()} cores")
+    for stage, command, env in stages:
         start, load = time.monotonic(), os.getloadavg()[0]
-        done = subprocess.run(words, cwd=folder, env=shell, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
         print(f"{stage:12} {time.monotonic() - start:6.1f} s, load before {load:.1f}", flush=True)
         if done.returncode:
             print(done.stdout + done.stderr, file=sys.stderr)
             return done.returncode
         if stage in ("kernels", "verdict"):
             print(*(f"    {line}" for line in done.stdout.splitlines()[-6:]), sep="\n")
-    print(f"{'together':12} {time.monotonic() - began:6.1f} s")
+    print(f"{'total':12} {time.monotonic() - first_start:6.1f} s")
     return 0
 
 

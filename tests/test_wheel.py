@@ -1,4 +1,4 @@
-"""What `make wheel` makes, installed where there is no compiler: the kernels are there, and a sweep answers."""
+"""Install cpdrun as users do: the wheel of `make wheel` without a compiler, and the source without a compiler."""
 
 import os
 import subprocess
@@ -13,52 +13,80 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    into = tmp_path_factory.mktemp("dist")
-    made = subprocess.run(
-        [sys.executable, ROOT / "scripts/wheel.py", into],
+    output_dir = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/wheel.py", output_dir],
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
-    assert made.returncode == 0, made.stderr[-2000:]
-    return Path(made.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stderr[-2000:]
+    return Path(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def bare(wheel, tmp_path_factory) -> dict[str, str]:
-    """The environment of a shell with nothing on its path but a new Python that has the wheel in it.
+def create_venv(folder: Path) -> dict[str, str]:
+    """Create an environment that finds the libraries of the tests, but not their cpdrun, and has no compiler.
 
-    What cpdrun depends on is not installed anew (5 GB) but found in the environment of the tests, behind it.
+    The libraries are not installed again (5 GB): a .pth file adds the site-packages of the tests to the path.
+
+    Returns:
+        The environment variables of a shell whose PATH contains only the new environment.
     """
-    home = tmp_path_factory.mktemp("bare")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], check=True)
-    libraries = next((home / "venv/lib").glob("python*/site-packages"))
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", libraries, wheel],
-        check=True,
-    )
-    (home / "venv/bin/cpdrun").write_text(
-        f"#!{home}/venv/bin/python\nimport sys\nfrom cpdrun.cli import main\nsys.exit(main())\n"
-    )
-    (home / "venv/bin/cpdrun").chmod(0o755)
-    (libraries / "behind.pth").write_text(
-        "\n".join(path for path in sys.path if path.endswith("site-packages"))
-    )
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CC", "CXX")}
-    return kept | {"PATH": str(home / "venv/bin"), "HOME": str(home)}
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    libraries = [path for path in sys.path if path.endswith("site-packages")]
+    (site_packages(folder) / "libraries.pth").write_text("\n".join(libraries))
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CC", "CXX")}
+    return env | {"PATH": str(folder / "venv/bin"), "HOME": str(folder)}
 
 
-def type_in(bare: dict[str, str], folder: Path, *words: str) -> str:
-    program = Path(bare["PATH"]) / words[0]
+def site_packages(folder: Path) -> Path:
+    return next((folder / "venv/lib").glob("python*/site-packages"))
+
+
+def run(env: dict[str, str], folder: Path, program: str, *arguments: str) -> str:
+    """Run a program of the environment in a folder and return its output."""
     done = subprocess.run(
-        [program, *words[1:]], cwd=folder, env=bare, capture_output=True, text=True, timeout=280, check=False
+        [Path(env["PATH"]) / program, *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_the_wheel_runs_on_other_machines_and_has_what_it_needs(wheel):
+@pytest.fixture(scope="module")
+def wheel_env(wheel, tmp_path_factory) -> dict[str, str]:
+    """The environment variables of a shell in which only the wheel is installed."""
+    folder = tmp_path_factory.mktemp("bare")
+    env = create_venv(folder)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            site_packages(folder),
+            wheel,
+        ],
+        check=True,
+    )
+    command = folder / "venv/bin/cpdrun"
+    command.write_text(
+        f"#!{folder}/venv/bin/python\nimport sys\nfrom cpdrun.cli import main\nsys.exit(main())\n"
+    )
+    command.chmod(0o755)
+    return env
+
+
+def test_wheel_has_portable_tag_and_package_data(wheel):
     assert "manylinux" in wheel.name
     assert ("-cp312-abi3-" in wheel.name) == (sys.version_info >= (3, 12))
     names = zipfile.ZipFile(wheel).namelist()
@@ -75,40 +103,70 @@ def test_the_wheel_runs_on_other_machines_and_has_what_it_needs(wheel):
     assert not [name for name in names if name.startswith(("tests/", "results/", "scripts/"))]
 
 
-def test_the_kernels_are_those_of_the_wheel(bare, tmp_path):
+def test_installed_wheel_uses_its_own_kernels(wheel_env, tmp_path):
     code = "import custom_fp, custom_fp._native as n; print(custom_fp.backend(), n.__file__)"
-    backend, file = type_in(bare, tmp_path, "python", "-c", code).split()
-    assert backend == "native" and file.startswith(bare["HOME"])
+    backend, file = run(wheel_env, tmp_path, "python", "-c", code).split()
+    assert backend == "native" and file.startswith(wheel_env["HOME"])
 
 
-def test_a_sweep_and_its_report_without_a_compiler(bare, tmp_path):
-    type_in(
-        bare,
-        tmp_path,
-        "cpdrun",
-        "sweep",
-        "exp=digits_bits",
-        "format=fp32,e4m3",
-        "aps=true",
-        "seed=0",
-        "epochs=2",
-    )
-    assert "e4m3" in type_in(bare, tmp_path, "cpdrun", "report")
+def test_installed_wheel_sweeps_and_reports_without_compiler(wheel_env, tmp_path):
+    axes = ("format=fp32,e4m3", "aps=true", "seed=0", "epochs=2")
+    run(wheel_env, tmp_path, "cpdrun", "sweep", "exp=digits_bits", *axes)
+    assert "e4m3" in run(wheel_env, tmp_path, "cpdrun", "report")
     assert (tmp_path / "results/digits_bits/report/report.html").exists()
 
 
-def test_from_source_without_a_compiler_the_reference_is_installed(tmp_path):
-    words = (
+def test_source_without_compiler_builds_pure_wheel(tmp_path):
+    options = (
         f"--no-deps --no-build-isolation --wheel-dir {tmp_path} --config-settings build-dir={tmp_path}/build"
     )
-    made = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", ROOT, *words.split()],
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", ROOT, *options.split()],
         env=os.environ | {"CXX": "/no/compiler"},
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
-    assert made.returncode == 0, made.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-2000:]
     (pure,) = tmp_path.glob("cpdrun-*-py3-none-any.whl")
     assert not [name for name in zipfile.ZipFile(pure).namelist() if name.endswith(".so")]
+
+
+def test_editable_install_without_compiler_uses_reference(tmp_path):
+    env = create_venv(tmp_path)
+    pip = [sys.executable, "-m", "pip", "--python", tmp_path / "venv/bin/python", "install", "--no-deps"]
+    options = f"--no-build-isolation --config-settings build-dir={tmp_path}/build --editable {ROOT}"
+    done = subprocess.run(
+        [*pip, *options.split()],
+        env=os.environ | {"CXX": "/no/compiler"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    code = "import cpdrun, custom_fp; print(custom_fp.backend(), custom_fp.__file__, cpdrun.__file__)"
+    backend, *files = run(env | {"PYTHONWARNINGS": "ignore"}, tmp_path, "python", "-c", code).split()
+    assert backend == "reference"
+    assert files == [f"{ROOT}/kernels/custom_fp/__init__.py", f"{ROOT}/cpdrun/__init__.py"]
+
+
+def test_failed_install_step_ends_with_its_name(tmp_path):
+    for name in (
+        "Makefile",
+        "CMakeLists.txt",
+        "pyproject.toml",
+        "constraints.txt",
+        "kernels",
+        "cpdrun",
+        "conf",
+    ):
+        (tmp_path / name).symlink_to(ROOT / name)
+    make = ["make", "PYTHON=false", "demo"]
+    # `make test` hands its own flags to every program below it, and this make is not a part of it.
+    env = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    done = subprocess.run(make, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode
+    error = "error: this step failed: Step 1 of 3: create .venv with false (3.11 or newer is needed)."
+    assert done.stderr.startswith(error), done.stderr
