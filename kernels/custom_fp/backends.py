@@ -1,4 +1,8 @@
-"""Which code runs: of a format's BACKENDS the one for the tensor's device, "any" where that is not built or none is."""
+"""Select the code that computes an operator: a backend for the tensor's device, or the reference implementation.
+
+`BACKENDS` of each format class maps device types to modules. The key "any" names the reference implementation, which
+runs if the device has no backend or if its backend is not installed.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +21,26 @@ from custom_fp.formats.scalar import Format
 
 @cache
 def function(operator: str, kind: type[NumberFormat], device: str) -> Callable[..., Any]:
-    """What computes an operator with a kind of format on tensors of a device type."""
+    """Return the function that computes an operator for a class of formats and a device type."""
     return getattr(_backend(kind, device), operator)
 
 
 @cache
 def check_knows(operator: str, kind: type[NumberFormat]) -> None:
-    """Raises ValueError where an operator is not defined for a kind of format."""
+    """Raise ValueError if an operator is not defined for a class of formats."""
     if not hasattr(_backend(kind, "any"), operator):
         allowed = [k.LOOKS_LIKE for k in KINDS.values() if hasattr(_backend(k, "any"), operator)]
         raise ValueError(f"{operator} is not defined for a {kind.__name__}; allowed: {', '.join(allowed)}")
 
 
 def backend(device: str | torch.device = "cpu") -> str:
-    """Which code runs for tensors on `device`, as torch has it ("cpu", "cuda:1"): "native", "cuda" or "reference".
+    """Return which code runs for tensors on a device: "native", "cuda" or "reference".
 
-    Raises ValueError for what torch knows no device by: the name of a format is none.
+    Args:
+        device: a device as PyTorch names it, such as "cpu" or "cuda:1".
+
+    Raises:
+        ValueError: `device` is not a PyTorch device.
     """
     try:
         kind = torch.device(device).type
@@ -43,14 +51,22 @@ def backend(device: str | torch.device = "cpu") -> str:
     return _backend(Format, kind).__name__.rpartition(".")[2]
 
 
+def instruction_set() -> str | None:
+    """Return the instruction set of the CPU kernels: "baseline", "avx2" or "avx512"; None if the reference runs.
+
+    The environment variable CUSTOM_FP_ISA lowers it. The results are the same bits with each of them.
+    """
+    return import_module("custom_fp._native").isa() if backend("cpu") == "native" else None
+
+
 def only_reference() -> None:
-    """From here on this process computes everything by the definition."""
+    """Use the reference implementation for everything that this process computes from now on."""
     _built.update(dict.fromkeys(Format.BACKENDS, False), any=True)
     function.cache_clear()
     _backend.cache_clear()
 
 
-_built: dict[str, bool] = {}  # by device, as found, or as only_reference has it
+_built: dict[str, bool] = {}  # device type -> whether its backend is used
 
 
 @cache
@@ -60,20 +76,33 @@ def _backend(kind: type[NumberFormat], device: str) -> Any:
 
 
 def _is_built(device: str) -> bool:
-    """Warns once where it is not, and the slow reference runs."""
+    """Return whether the backend of a device type can be imported. Warn once if it cannot."""
     if device not in _built:
         _built[device] = _found(device)
     return _built[device]
 
 
+_FIXES = {
+    "cpu": "install a C++ compiler and Python's headers (on Debian and Ubuntu: apt install g++ python3-dev) and "
+    "install cpdrun again",
+    "cuda": "run pip install 'cpdrun[cuda13]' or pip install 'cpdrun[cuda12]'",
+}
+
+
 def _found(device: str) -> bool:
+    """Return whether the fast code for a device type can be imported. Warn if it cannot.
+
+    Raises:
+        ValueError: The environment variable CUSTOM_FP_ISA names an instruction set that this processor lacks.
+    """
     try:
         _resolve(Format.BACKENDS[device])
     except ImportError as error:
-        fix = "pip install ." if device == "cpu" else "pip install 'cpdrun[cuda13]' or 'cpdrun[cuda12]'"
+        if isinstance(error.__cause__, ValueError):  # the extension exists and refuses CUSTOM_FP_ISA
+            raise error.__cause__ from None
         warnings.warn(
-            f"custom_fp: no fast code for {device} tensors ({error}); the slow reference runs instead. "
-            f"To fix it: {fix}",
+            f"custom_fp has no compiled kernels for {device} tensors ({error}). Its reference implementation runs "
+            f"instead: the results are the same, but it is many times slower. To fix this, {_FIXES[device]}.",
             stacklevel=4,
         )
         return False
@@ -81,6 +110,6 @@ def _found(device: str) -> bool:
 
 
 def _resolve(where: str) -> Any:
-    """`package.module`, or `package.module:name` in it."""
+    """Import `package.module`, or return the object that `package.module:name` names."""
     module, _, name = where.partition(":")
     return getattr(import_module(module), name) if name else import_module(module)

@@ -74,12 +74,19 @@ def _module(part: tuple[str, ...], device: int) -> cupy.cuda.Module:
 
 
 def binary(part: tuple[str, ...], capability: int) -> bytes:
-    """Machine code for a compute capability (90: 9.0), or PTX where this NVRTC does not know it yet. From disk, where
-    some process has made it; of several that want it at once one compiles and the others wait."""
+    """Return a part of the kernels as machine code for a compute capability (90 is 9.0).
+
+    For a GPU that is newer than this NVRTC, the result is PTX, which the driver compiles. The result is kept on disk.
+    If several processes ask for it at once, one compiles and the others wait.
+
+    Raises:
+        RuntimeError: The GPU is older than any that this NVRTC knows.
+    """
     text, known = source(), [int(number) for number in nvrtc.getSupportedArchs()]
+    if capability < min(known):
+        raise RuntimeError(_too_old(capability, min(known), nvrtc.getVersion()[0]))
     is_known = capability in known
-    newest = max((number for number in known if number < capability), default=capability)
-    target = f"sm_{capability}" if is_known else f"compute_{newest}"
+    target = f"sm_{capability}" if is_known else f"compute_{max(n for n in known if n < capability)}"
     options = [f"--gpu-architecture={target}", "-w", *OPTIONS, *part]
     named = repr((options, nvrtc.getVersion(), text)).encode()
     kept = _folder() / f"custom_fp-{hashlib.sha256(named).hexdigest()[:32]}.{'cubin' if is_known else 'ptx'}"
@@ -96,6 +103,16 @@ def binary(part: tuple[str, ...], capability: int) -> bytes:
             return made
     except OSError:  # nowhere to keep it
         return compile_source(text, options)
+
+
+def _too_old(capability: int, oldest: int, cuda: int) -> str:
+    """Say which packages support a GPU that is older than this NVRTC knows."""
+    gpu, least = (f"compute capability {number // 10}.{number % 10}" for number in (capability, oldest))
+    return (
+        f"This GPU has {gpu}, and CUDA {cuda} needs at least {least}. Install CuPy and a PyTorch build for CUDA "
+        f"{cuda - 1}: pip uninstall cupy-cuda{cuda}x, then pip install cupy-cuda{cuda - 1}x and a torch wheel whose "
+        f"version ends in +cu{cuda - 1}N (such as +cu126 for CUDA 12.6)."
+    )
 
 
 def compile_source(text: str, options: list[str]) -> bytes:

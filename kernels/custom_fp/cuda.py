@@ -49,6 +49,7 @@ KERNELS = (
 )
 _THREADS = 256
 FEW = 480  # tensors whose addresses a kernel takes with its arguments
+_ADDRESSES = np.dtype([("first", np.uint64, FEW), ("table", np.uint64)])
 HADAMARD_TILE = 4096  # values in a thread block's memory, as hadamard.cuh has it
 
 
@@ -60,6 +61,10 @@ class _Stream:
 
 
 def launch(name: str, like: Tensor, grid: tuple[int, ...], *args: object) -> None:
+    """Launch a kernel on the device of `like`, on torch's current stream there.
+
+    The arguments are NumPy scalars and `addresses`, of the types that the kernel declares.
+    """
     device = like.device.index
     stream = _Stream(torch.cuda.current_stream(like.device).cuda_stream)
     with cupy.cuda.Device(device):
@@ -77,22 +82,29 @@ def blocks(n: int, per_thread: int) -> tuple[int]:
 
 
 def addresses(tensors: Sequence[Tensor]) -> tuple[np.ndarray, Tensor | None]:
-    """Where tensors are, as a kernel takes it (`Addresses` in csrc/custom_fp.cu): an array, given by value.
+    """Return the addresses of tensors as a kernel argument: the struct `Addresses` of csrc/custom_fp.cu, by value.
 
-    Of more than fit there, a table on the device, which has to live until the kernel is launched. Kernels fill it
-    from arguments of theirs: nothing waits, nothing is copied from the host, and a CUDA graph holds all of it.
+    CuPy passes a NumPy array by value only if its size is one, so the struct is one structured element.
+
+    Args:
+        tensors: tensors on one device. Up to FEW addresses fit in the struct. Of more, the struct holds the address of
+            a table in device memory. Kernels fill that table from arguments of their own, so nothing waits, nothing is
+            copied from the host, and a CUDA graph captures all of it.
+
+    Returns:
+        The struct, and the table if there is one. The caller keeps the table alive until it has launched its kernel.
     """
-    given = np.zeros(FEW + 1, dtype=np.uint64)
+    struct = np.zeros(1, _ADDRESSES)
     if len(tensors) <= FEW:
-        given[: len(tensors)] = [tensor.data_ptr() for tensor in tensors]
-        return given, None
+        struct["first"][0, : len(tensors)] = [tensor.data_ptr() for tensor in tensors]
+        return struct, None
     table = torch.empty(len(tensors), dtype=torch.int64, device=tensors[0].device)
     for start in range(0, len(tensors), FEW):
         some, _ = addresses(tensors[start : start + FEW])
         part = table[start : start + FEW]
         launch("put_addresses", table, (1,), some, address(part), np.int64(len(part)))
-    given[FEW] = address(table)
-    return given, table
+    struct["table"] = address(table)
+    return struct, table
 
 
 def _clamp(shift: int) -> np.int32:
@@ -165,8 +177,8 @@ def _accumulate(
     rule: Rule,
     out: Tensor,
 ) -> None:
-    (given, _table), (how, *random) = addresses(terms), told(rule)
-    args = (given, np.int32(len(terms)), address(out), np.int64(n), np.uint32(fmt.spec))
+    (struct, _table), (how, *random) = addresses(terms), told(rule)
+    args = (struct, np.int32(len(terms)), address(out), np.int64(n), np.uint32(fmt.spec))
     launch(f"{kernel}_{way(rule, fmt)}", out, blocks(n, per_thread), *args, how, np.int32(kahan), *random)
 
 

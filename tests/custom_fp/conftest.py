@@ -1,9 +1,13 @@
-"""The CUDA kernels on the CPU, as kernels_on_host.py has them."""
+"""Fixtures: the CUDA kernels, run on the CPU."""
 
+import sys
 from ctypes import CDLL, c_float, c_int, c_longlong, c_uint, c_ulonglong
+from pathlib import Path
 
 import pytest
 from kernels_on_host import Addresses, compiled_library
+
+sys.path.insert(0, str(Path(__file__).parent / "ptx"))  # cupy_launches.py is there, for scripts too
 
 
 @pytest.fixture(scope="session")
@@ -13,20 +17,22 @@ def kernels(tmp_path_factory):
 
 @pytest.fixture
 def launched(kernels, monkeypatch):
-    """What cuda.py and its neighbours launch runs here, one thread does it all: cuda, scaled.on_cuda, names of the
-    kernels that ran."""
+    """Run here, on one thread, what cuda.py and the on_cuda modules launch.
+
+    Yields the modules cuda and scaled.on_cuda, and a list of the names of the kernels that ran. The arguments pass
+    through cuda.launch and CuPy's own conversion; only the driver is replaced.
+    """
     cuda = pytest.importorskip("custom_fp.cuda", reason="needs CuPy")
-    from custom_fp.accumulators import on_cuda as dots
+    from cupy_launches import replaced_driver
     from custom_fp.scaled import on_cuda, tiles_on_cuda
-    from custom_fp.tabulated import on_cuda as tables_on_cuda
 
     kinds = {"u": c_ulonglong, "f": c_float}
+    wide = {("i", 4): c_int, ("i", 8): c_longlong, ("u", 4): c_uint}
     ran = []
 
-    def launch(name, like, grid, *args):
+    def run(name, grid, args):
         ran.append(name)
         kernels.be_thread(0, 1)
-        wide = {("i", 4): c_int, ("i", 8): c_longlong, ("u", 4): c_uint}
         converted = [
             wide.get((a.dtype.kind, a.itemsize), kinds.get(a.dtype.kind))(a.item())
             if a.ndim == 0
@@ -35,11 +41,7 @@ def launched(kernels, monkeypatch):
         ]
         getattr(kernels, name)(*converted)
 
-    for module in (on_cuda, tiles_on_cuda):  # kernels for runs are warps at work: ptx/ runs those
+    for module in (on_cuda, tiles_on_cuda):  # the kernels for runs need whole warps: ptx/ runs those
         monkeypatch.setattr(module, "run", lambda layout: 0)
-    monkeypatch.setattr(cuda, "launch", launch)
-    monkeypatch.setattr(on_cuda, "launch", launch)
-    monkeypatch.setattr(tiles_on_cuda, "launch", launch)
-    monkeypatch.setattr(dots, "launch", launch)
-    monkeypatch.setattr(tables_on_cuda, "launch", launch)
-    return cuda, on_cuda, ran
+    with replaced_driver(run):
+        yield cuda, on_cuda, ran

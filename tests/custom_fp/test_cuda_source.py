@@ -66,6 +66,14 @@ def test_one_compiles_and_all_others_read(tmp_path, monkeypatch):
     assert compiled.binary(part, 90) == found[0] and len(calls) == 3
 
 
+def test_a_gpu_that_nvrtc_does_not_know_names_the_packages(monkeypatch):
+    """A V100 has compute capability 7.0, which CUDA 13 no longer supports."""
+    monkeypatch.setattr(nvrtc, "getSupportedArchs", lambda: [75, 80, 90])
+    monkeypatch.setattr(nvrtc, "getVersion", lambda: (13, 0))
+    with pytest.raises(RuntimeError, match=r"7\.0.*CUDA 13 needs .*7\.5.*cupy-cuda12x and a torch.*\+cu12"):
+        compiled.binary(compiled.part_of("unpack"), 70)
+
+
 def test_a_launch_runs_on_torchs_stream(monkeypatch):
     class Stream:
         cuda_stream = 77

@@ -1,6 +1,7 @@
 """Format: names, properties and tables, against their definitions written out in rationals."""
 
 import math
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -109,15 +110,15 @@ def test_bad_names_say_what_is_allowed(name):
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("E4M3", "e4m3"),
-        ("fp8", "e4m3 or e5m2"),
+        ("E4M3", "e4m3fn"),
+        ("float8_e4m3", "e4m3"),
         ("bfloat16", "bf16"),
         ("torch.bfloat16", "bf16"),
-        ("float8_e4m3fn", "e4m3fn"),
         ("torch.float8_e5m2", "e5m2"),
         ("MXFP4", "mxfp4"),
         ("half", "fp16"),
         ("torch.float8_e4m3fnuz", "e4m3fnuz"),
+        ("torch.float8_e4m3fn", "e4m3fn"),
         ("float8_e4m3b11fnuz", "e4m3b11fnuz"),
     ],
 )
@@ -125,6 +126,15 @@ def test_other_libraries_names_and_capitals_are_told_ours(typed, meant):
     with pytest.raises(ValueError, match=f"unknown format '{typed}' .did you mean '{meant}'"):
         names.parse(typed)
     assert names.parse(meant.split(" or ")[0])
+
+
+def test_torchs_names_of_float8_are_taken():
+    for name, largest in (("e4m3fn", 448), ("e5m2", 57344), ("e4m3fnuz", 240), ("e5m2fnuz", 57344)):
+        fmt = names.parse(f"float8_{name}")
+        assert fmt.name == name and f"float8_{name}" in fmt.synonyms and fmt.max == largest
+    told = re.escape("unknown format 'fp8' (did you mean e4m3fn (hardware FP8, maximum 448) or e5m2?)")
+    with pytest.raises(ValueError, match=told):
+        names.parse("fp8")
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ WRONG = {
     "mxfp4_margin1": "margin=1 and rule=floor",
     "fp8_ceil": "does not say what shares a scale; allowed: fp8_tensor",
     "nvfp4_b0": "'b0' is none of the options",
-    "fp8": "did you mean 'e4m3 or e5m2'",
-    "int8": "did you mean 'mxint8",
+    "fp8": "did you mean e4m3fn (hardware FP8, maximum 448) or e5m2?",
+    "int8": "did you mean mxint8",
 }
 
 

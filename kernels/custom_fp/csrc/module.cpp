@@ -1,7 +1,6 @@
 // custom_fp._native: the CPU kernels behind addresses and sizes. Nothing here knows torch, so that one build serves
 // every torch. native.py checks shapes, dtypes and strides before it calls.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -231,7 +230,5 @@ NB_MODULE(_native, m) {
     m.def("hadamard", &custom_fp::bindings::hadamard);
     m.def("count_binades", &custom_fp::bindings::count_binades);
     m.def("count_disorder", &custom_fp::bindings::count_disorder);
-    m.def("isas", [] { return custom_fp::bindings::isa.names(); });
-    m.def("use_isa", [](const std::string& name) { custom_fp::bindings::isa.use(name); });
-    m.def("isa", [] { return custom_fp::bindings::isa.name(); });
+    custom_fp::bindings::isa.define(m);
 }

@@ -40,7 +40,7 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 def parse(name: str | NumberFormat) -> NumberFormat:
     """The format called `name`; a format is returned as it is.
 
-    e5m2, e4m3fn, bf16 ...     `Format`
+    e5m2, e4m3fn, bf16 ...     `Format`, by torch's names float8_e4m3fn and float8_e5m2 too
     dynamic_tree, nf4_b64 ...  `Codebook`
     int8_affine ...            `Affine`
     mxfp8_e4m3, nvfp4 ...      `BlockFormat`
@@ -103,8 +103,10 @@ def _parse(name: str) -> NumberFormat:
         return known
     if name in installed():
         return _imported(installed()[name].value.replace(":", "."))
-    if (instead := meant(name)) is not None and _known(instead.split(" or ")[0]) is not None:
-        raise ValueError(f"unknown format {name!r} (did you mean {instead!r}?)")
+    if (instead := meant(name)) is not None and _known(instead.split()[0]) is not None:
+        raise ValueError(
+            f"unknown format {name!r} (did you mean {instead if ' ' in instead else repr(instead)}?)"
+        )
     if is_own(name):
         return _imported(name)
     raise _unknown(name)

@@ -36,8 +36,10 @@ from typing import Any, ClassVar
 
 from custom_fp.formats.protocol import NumberFormat
 
-ALSO = {"ue4m3": "ue4m3fn", "ue5m3": "ue5m3fn"}
-"""Names that are read and not written."""
+ALSO = {"ue4m3": "ue4m3fn", "ue5m3": "ue5m3fn"} | {
+    f"float8_{name}": name for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")
+}
+"""Names that are read and not written: NVIDIA's and torch's."""
 ALIASES = {"fp32": "e8m23", "tf32": "e8m10", "bf16": "e8m7", "fp16": "e5m10"}
 FAMILIES = ("ieee", "fn", "fo", "fnuz")
 _SHORT = {long: alias for alias, long in ALIASES.items()}

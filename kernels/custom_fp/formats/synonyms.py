@@ -1,9 +1,11 @@
-"""What a name that is no format's was meant to be: other libraries' names, and capitals. Standard library only."""
+"""Find the format that is meant by another library's name or by capitals. Standard library only."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
+E4M3_NOTE = "e4m3 is IEEE-style (maximum 240); hardware FP8 is e4m3fn (448)"
 SYNONYMS = {
     "float32": "fp32",
     "float": "fp32",
@@ -13,8 +15,8 @@ SYNONYMS = {
     "bfloat": "bf16",
     "float16": "fp16",
     "half": "fp16",
-    "fp8": "e4m3 or e5m2",
-    "float8": "e4m3 or e5m2",
+    "fp8": "e4m3fn (hardware FP8, maximum 448) or e5m2",
+    "float8": "e4m3fn (hardware FP8, maximum 448) or e5m2",
     "fp6": "e3m2fn or e2m3fn",
     "float6": "e3m2fn or e2m3fn",
     "float4": "e2m1fn",
@@ -30,14 +32,24 @@ _MODULE = re.compile(r"(torch|np|numpy|jnp|ml_dtypes)\.")
 
 
 def meant(name: object) -> str | None:
-    """What to type for `name` (E4M3: 'e4m3', float8_e4m3fn: 'e4m3fn', fp8: 'e4m3 or e5m2'); None where that is not
-    known, as of float8_e8m0fnu, which is a scale's format here."""
+    """Return what to type for `name`, or None if that is not known.
+
+    Several names are joined by " or ". E4M3 means e4m3fn, the format of hardware; float8_e4m3 is ml_dtypes' name for
+    the IEEE-style e4m3. float8_e8m0fnu is a format of scales here.
+    """
     if not isinstance(name, str):
         return None
     lower = name.strip().lower().replace("-", "_")
     if match := _PREFIX.fullmatch(lower):
         found = match["rest"]
+        if found == "e4m3" and "float8" not in lower:
+            found = "e4m3fn"
     else:
         bare = _MODULE.sub("", lower)
         found = SYNONYMS.get(bare, bare if bare != name else None)
     return found if found != name else None
+
+
+def naming_notes(names: Iterable[object]) -> list[str]:
+    """Return what a reader should know about the names of these formats: that e4m3 is not the FP8 of hardware."""
+    return [E4M3_NOTE] if any(isinstance(name, str) and name == "e4m3" for name in names) else []

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from custom_fp.layers.attachment import attach_
 from custom_fp.layers.modules import Quantized, project
 from custom_fp.layers.products import Arithmetic, Matrices, Sums
 
@@ -117,7 +117,7 @@ class _Replaced(TorchFunctionMode):
     """Within it, calls of scaled_dot_product_attention are `module`'s: by its arithmetic, or, if it has none, torch's
     own, whatever modules around it have."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: Any) -> None:
         super().__init__()
         self.module = module
 
@@ -133,32 +133,21 @@ class _Replaced(TorchFunctionMode):
         return attend(*args, **kwargs, scores=scores, values=values)
 
 
+class Attending:
+    """The forward of a user's module whose calls of scaled_dot_product_attention are replaced."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with _Replaced(self):
+            return super().forward(*args, **kwargs)
+
+
 def attend_by_(module: nn.Module) -> Attention:
-    """The attention that calls of scaled_dot_product_attention in the module's forward compute by from here on, at
-    first torch's. The module stays the same object and gets a class of its own, named as its was."""
+    """Replace scaled_dot_product_attention in the module's forward, and return the arithmetic of the replacement, which
+    is torch's own at first. The module stays the same object."""
     if "attention_products" not in module.__dict__:
-        module.__class__ = _attending(type(module))
+        attach_(module, Attending)
         module.__dict__["attention_products"] = Attention()
     return module.attention_products
-
-
-@cache
-def _attending(kind: type) -> type:
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with _Replaced(self):
-            return kind.forward(self, *args, **kwargs)
-
-    def reduce(self: nn.Module, _: Any) -> tuple:
-        return _made, (kind,), self.__dict__
-
-    body = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__}
-    return type(kind.__name__, (kind,), body | {"__qualname__": kind.__qualname__})
-
-
-def _made(kind: type) -> nn.Module:
-    """For pickle and copy: an object of the class that `_attending` makes, without its state."""
-    made = _attending(kind)
-    return made.__new__(made)
 
 
 # ---- torch's layer
@@ -173,6 +162,11 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
         layer = super().from_module(module, arithmetic)
         layer.__dict__.setdefault("attention_products", Attention())
         return layer
+
+    @classmethod
+    def attach_to(cls, module: nn.Module, arithmetic: Arithmetic) -> None:
+        super().attach_to(module, arithmetic)
+        module.__dict__.setdefault("attention_products", Attention())
 
     def forward(
         self,

@@ -18,6 +18,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from custom_fp.accumulator import Accumulator
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
+from custom_fp.layers.attachment import attach_
 from custom_fp.layers.products import Arithmetic, Conv, Linear, Nearest, Sums, round_gradient
 from custom_fp.ops import quantize
 
@@ -78,6 +80,12 @@ class Quantized:
         layer.__dict__.update(module.__dict__)
         layer.arithmetic = arithmetic
         return layer
+
+    @classmethod
+    def attach_to(cls, module: nn.Module, arithmetic: Arithmetic) -> None:
+        """Let a torch.nn layer compute by `arithmetic`. It stays the same object (see `attachment.py`)."""
+        attach_(module, cls)
+        module.arithmetic = arithmetic
 
     @property
     def in_force(self) -> Arithmetic:
@@ -227,18 +235,24 @@ def replace_layers_(
         if module in made and name:
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, made[module])
-    _keep_off_fused_paths(model)
+    for module, attribute, value in unfused_settings(model):
+        setattr(module, attribute, value)
     return made.get(model, model)
 
 
-def _keep_off_fused_paths(model: nn.Module) -> None:
-    """Evaluated, torch's encoder layers hand the weights of their Linear layers to one fused float32 operator and
-    never call the layers; these settings are among those that torch asks before it does."""
+def unfused_settings(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    """Return the modules, attributes and values that keep torch's encoder layers from their fused path.
+
+    In evaluation these layers hand the weights of their Linear layers to one fused float32 operator and never call the
+    Linear layers, unless one of these attributes says otherwise.
+    """
+    found: list[tuple[nn.Module, str, Any]] = []
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0
+            found.append((module, "activation_relu_or_gelu", 0))
         elif isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False
+            found.append((module, "use_nested_tensor", False))
+    return found
 
 
 def _some(names: Iterable[str], most: int = 6) -> str:

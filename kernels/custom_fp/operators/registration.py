@@ -40,7 +40,6 @@ _interpreter = torch._C._functorch.peek_interpreter_stack  # of torch.func
 _grad_enabled = torch.is_grad_enabled
 _modes = torch._C._len_torch_dispatch_stack
 
-vars(torch.ops).pop("custom_fp", None)  # what autoload.py put there
 _library = Library("custom_fp", "FRAGMENT")
 
 

@@ -17,7 +17,6 @@ from typing import Any
 from torch import nn
 
 from custom_fp.layers.attention import SCORES, VALUES
-from custom_fp.recipe.delayed import roll_with_steps
 from custom_fp.recipe.files import load, with_ingredients
 from custom_fp.recipe.layers import layers_of
 from custom_fp.recipe.placement import Placement
@@ -54,7 +53,7 @@ class Applied:
         """The classes of all other modules that hold parameters."""
         heads = tuple(f"{name}." for name in self.at_first if _is_attention(self.model, name))
         return {
-            name or type(module).__name__: type(module).__name__.removeprefix("Quant")
+            name or type(module).__name__: type(module).__name__
             for name, module in self.model.named_modules()
             if next(module.parameters(recurse=False), None) is not None
             and (name or type(module).__name__) not in self.at_first
@@ -93,13 +92,21 @@ class Applied:
 def apply_recipe(
     model: nn.Module, recipe: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], **ingredients: Any
 ) -> Applied:
-    """The model, changed in place: layers and parameters stay the same objects, which an optimizer, or who wraps the
-    model later (DistributedDataParallel, fully_shard, torch.compile), holds on to.
+    """Let a model compute by a recipe from here on, in training and evaluation.
 
-    ingredients: in place of the recipe's own, as apply_recipe(model, "nvfp4", rounding="nearest_even") has it.
+    The model is changed in place. Modules and parameters stay the same objects, so optimizers and wrappers
+    (DistributedDataParallel, fully_shard, torch.compile) that hold them keep working. What is saved of the model is the
+    user's: files load without this package, in float32, and a recipe is applied to the loaded model again. A deep copy
+    computes by the recipe, with delayed scales of its own.
 
-    Raises ValueError for a recipe that does not exist or cannot be read, for a rule that comes to bear on nothing,
-    unless it is `optional`, and for a model that has been given a recipe before; the model is as it was then.
+    Args:
+        model: Any module.
+        recipe: A name, the path of a yaml file, a mapping or a list of rules.
+        **ingredients: Values that replace the recipe's own: apply_recipe(model, "nvfp4", rounding="nearest_even").
+
+    Raises:
+        ValueError: The recipe does not exist or cannot be read, a rule that is not `optional` reaches nothing, or the
+            model has been given a recipe before. The model is unchanged then.
     """
     typed = recipe if isinstance(recipe, str) else "recipe"
     given = with_ingredients(typed, load(recipe) if isinstance(recipe, str) else recipe, ingredients)
@@ -117,29 +124,12 @@ def apply_recipe(
     of_products = [rule for rule in [*rules, *short] if rule is not None and rule.roles != ("parameter",)]
     placement = None
     if of_products:
-        before = dict(model.named_modules(remove_duplicate=False))
         rules = Rules(of_products, layers_of(model))
         rules.ask_all()
         rules.check()  # while the model is as it was
         placement = Placement(model, rules)
-        same_objects_(before, placement.model)
-        if placement.histories:
-            roll_with_steps(model, placement.histories.values())
+        placement.histories.follow_optimizers()
     return Applied(model, rounded_in(model), left, placement)
-
-
-def same_objects_(before: Mapping[str, nn.Module], prepared: nn.Module) -> None:
-    """Layers that were replaced take over the classes and the contents of those that replaced them, so that other names
-    for them mean them too."""
-    for name, old in before.items():
-        new = prepared.get_submodule(name)
-        if new is old:
-            continue
-        object.__setattr__(old, "__dict__", new.__dict__)
-        old.__class__ = type(new)
-        if name:
-            parent, _, child = name.rpartition(".")
-            prepared.get_submodule(parent)._modules[child] = old
 
 
 def rounded_in(model: nn.Module) -> dict[str, str]:
@@ -152,6 +142,12 @@ def rounded_in(model: nn.Module) -> dict[str, str]:
             parts = {part: getattr(attention, part) for part in (SCORES, VALUES)}
             found |= {f"{name}.{part}".lstrip("."): str(of) for part, of in parts.items() if of}
     return found
+
+
+def placement_in(model: nn.Module) -> Placement | None:
+    """Return the rules at work in a model, or None if it has none of its own."""
+    attachment = model.__dict__.get("attachment")
+    return attachment and attachment.placement
 
 
 def uncalled(model: nn.Module) -> set[str]:

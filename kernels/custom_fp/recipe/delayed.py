@@ -12,10 +12,12 @@ seen is agreed on by all processes of torch.distributed, and so enters it: the s
 
 from __future__ import annotations
 
-import weakref
+import functools
+import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -121,15 +123,53 @@ def roll(histories: Collection[History]) -> None:
         history.seen = torch.zeros_like(history.seen)
 
 
-def roll_with_steps(model: nn.Module, histories: Collection[History]) -> None:
-    """From here on a step of any of torch's optimizers that holds a parameter of the model is the end of a step."""
-    of_model = weakref.ref(model)
+class Histories:
+    """The histories of one model. A deep copy of the model gets a deep copy of them, with owners of its own.
 
-    def stepped(optimizer: Optimizer, *_: Any) -> None:
-        # once the model is gone this stays, and does nothing: torch goes through its hooks meanwhile
-        alive = of_model()
-        mine = {id(p) for p in alive.parameters()} if alive is not None else ()
-        if any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
-            roll(histories)
+    Attributes:
+        by_operand: The histories, by LAYER:ROLE.
+        owners: The model and its layers that have a history.
+    """
 
-    register_optimizer_step_post_hook(stepped)
+    def __init__(self) -> None:
+        self.by_operand: dict[str, History] = {}
+        self.owners: WeakSet[nn.Module] = WeakSet()
+        self.follows_optimizers = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"by_operand": self.by_operand, "follows": self.follows_optimizers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.by_operand = state["by_operand"]
+        if state["follows"]:
+            self.follow_optimizers()
+
+    def roll(self) -> None:
+        roll(self.by_operand.values())
+
+    def follow_optimizers(self) -> None:
+        """Roll after each step of an optimizer of torch.optim that holds a parameter of an owner."""
+        self.follows_optimizers = True
+        _watch_optimizers()
+        _following[next(_numbers)] = self
+
+    def is_moved_by(self, optimizer: Optimizer) -> bool:
+        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return any(id(p) in moved for owner in self.owners for p in owner.parameters())
+
+
+_numbers = itertools.count()
+_following: WeakValueDictionary[int, Histories] = WeakValueDictionary()
+"""Histories by the order in which they were made, which is the same on every rank: rolling is collective."""
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: Optimizer, *_: Any) -> None:
+    for _, histories in sorted(_following.items()):
+        if histories.is_moved_by(optimizer):
+            histories.roll()

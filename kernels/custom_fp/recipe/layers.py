@@ -36,8 +36,8 @@ _WILD = re.compile(r"[*?]+")
 
 @dataclass(frozen=True)
 class Layer:
-    """A module of the model, as it was built, with all names that it has; or one of the two products of its attention
-    (`part`), with their names."""
+    """A module of the model with all names that it has, or one of the two products of its attention (`part`) with their
+    names. The class that counts is the user's, `module.__class__`, whatever is attached to the module."""
 
     module: nn.Module
     names: tuple[str, ...]
@@ -51,21 +51,21 @@ class Layer:
 
     @property
     def kind(self) -> str:
-        return SDPA if self.part else type(self.module).__name__
+        return SDPA if self.part else self.module.__class__.__name__
 
     @property
     def multiplies(self) -> bool:
         """Whether its products can be rounded."""
-        return self.part is not None or type(self.module) in KINDS
+        return self.part is not None or self.module.__class__ in KINDS
 
     @property
     def must_be_named(self) -> bool:
         """Whether a pattern such as * does not mean its products: those of Linear and Conv layers are what all mean."""
-        return self.part is not None or type(self.module) in OTHERS
+        return self.part is not None or self.module.__class__ in OTHERS
 
     def products(self, role: str) -> tuple[str, ...]:
         """Those that a role of products takes part in."""
-        if type(self.module) is nn.Embedding:
+        if self.module.__class__ is nn.Embedding:
             return OF_EMBEDDINGS.get(role, ())
         return ROLES[role]
 
@@ -99,9 +99,9 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 def may_attend(module: nn.Module) -> bool:
     """Whether it may call scaled_dot_product_attention: it is a MultiheadAttention, or no layer of torch's."""
-    if type(module) is nn.MultiheadAttention:
+    if module.__class__ is nn.MultiheadAttention:
         return True
-    return not type(module).__module__.startswith(("torch.nn.", "custom_fp."))
+    return not module.__class__.__module__.startswith(("torch.nn.", "custom_fp."))
 
 
 def names_something(pattern: str) -> bool:

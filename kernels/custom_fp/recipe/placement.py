@@ -1,46 +1,80 @@
-"""Rules at work in one model: its layers that multiply replaced, its attention formed by hand, hooks at the ends of
-layers, all as the rules of the moment say. Where no rule reaches, nothing is replaced and nothing hooked in."""
+"""Put rules to work in one model: in its layers that multiply, its attention, and by hooks at the ends of layers.
 
+All modules stay the same objects, and what the user saves of them stays the user's (custom_fp.layers.attachment). A
+model that no rule reaches is left alone.
+"""
+
+import copy
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from custom_fp.layers.attachment import add_hooks_, attach_, is_exporting, override_
 from custom_fp.layers.attention import attend_by_
-from custom_fp.layers.modules import replace_layers_
+from custom_fp.layers.modules import unfused_settings
 from custom_fp.layers.products import PRODUCTS, ROLES, Arithmetic, round_gradient
-from custom_fp.recipe.delayed import Delayed, History, roll
+from custom_fp.recipe.delayed import Delayed, Histories, History
 from custom_fp.recipe.layers import KINDS, Layer
 from custom_fp.recipe.rounding import Rounding
 from custom_fp.recipe.rules import Rules
 
 
 class Placement:
-    """`model` is the one to train; a model that is one Linear layer is replaced itself. Raises ValueError for a
-    transform of one operand alone, and for an embedding whose sparse gradient would be rounded."""
+    """The rules at work in `model`. A deep copy of the model gets a copy of them, which follows the original's step.
+
+    Raises ValueError for a transform of one operand alone, and for an embedding whose sparse gradient would be rounded.
+    """
 
     def __init__(self, model: nn.Module, rules: Rules):
-        self.rules, self.turn = rules, -1
-        self.histories: dict[str, History] = {}  # of operands with delayed scales, by LAYER:ROLE
+        self.model, self.rules, self.turn = model, rules, -1
+        self.histories = Histories()
+        self.copies: WeakSet[Placement] = WeakSet()
         layers = [layer for layer in rules.layers if layer.multiplies]
         # of all steps, so that each rule is asked that some step will ask
         phases = {layer: [self._arithmetic(layer, t) for t in rules.turns] for layer in layers}
         reached = [layer for layer, of_layer in phases.items() if any(of_layer)]
-        replaced = {layer.module: Arithmetic() for layer in reached if type(layer.module) in KINDS}
-        self.model = replace_layers_(model, replaced, KINDS) if replaced else model
-        self.attending = [layer for layer in reached if layer.part and type(layer.module) not in KINDS]
+        rounded = {layer.module for layer in reached if layer.module.__class__ in KINDS}
+        for module in rounded:
+            KINDS[module.__class__].attach_to(module, Arithmetic())
+        for module, attribute, value in unfused_settings(model) if rounded else ():
+            override_(module, attribute, value)
+        self.attending = [layer for layer in reached if _calls_attention(layer)]
         if self.attending:  # those around or within one, too, whose calls are not its own
             for layer in layers:
-                if layer.part and type(layer.module) not in KINDS:
-                    attend_by_(self.model.get_submodule(layer.path))
-        self.placed = [(self.model.get_submodule(layer.path), layer) for layer in reached]
+                if _calls_attention(layer):
+                    attend_by_(layer.module)
+        self.placed = [(layer.module, layer) for layer in reached]
         self.ends = self._hook_in(rules.layers)
+        if self.placed or self.ends:
+            attach_(model).placement = self
+        if self.histories.by_operand:
+            for module in {model, *(layer.module for layer in reached)}:
+                attach_(module).histories = self.histories
+                self.histories.owners.add(module)
         self.at(0)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "copies"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.copies = WeakSet()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Placement":
+        copied = memo[id(self)] = object.__new__(Placement)
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        copied.attending = []  # the calls of the original are checked
+        self.copies.add(copied)
+        return copied
+
     def at(self, step: int) -> None:
-        """As the rules say of this step."""
+        """Compute as the rules say of this step."""
+        for copied in self.copies:
+            copied.at(step)
         turn = max(t for t in self.rules.turns if t <= step)
         if turn == self.turn:
             return
@@ -98,29 +132,27 @@ class Placement:
         if rounding.history is None:
             return rounding
         key = f"{layer.names[0]}:{role}"
-        history = self.histories.get(key)
+        history = self.histories.by_operand.get(key)
         if history is None or len(history.values) != rounding.history:
-            history = self.histories[key] = History(rounding.history)
+            history = self.histories.by_operand[key] = History(rounding.history)
         return Delayed(rounding, history)
 
     def end_step(self) -> None:
         """What delayed scales have seen enters their histories. Collective, where there are several processes."""
-        roll(self.histories.values())
+        self.histories.roll()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The histories, at the end of a step."""
-        return {key: history.values for key, history in self.histories.items()}
+        return {key: history.values for key, history in self.histories.by_operand.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for key, values in state.items():
-            self.histories[key].values = values.clone()
+            self.histories.by_operand[key].values = values.clone()
 
     def _hook_in(self, layers: Sequence[Layer]) -> list["Ends"]:
-        leaves = {
-            self.model.get_submodule(layer.names[0]): layer for layer in layers if layer.takes("activation")
-        }
+        leaves = {layer.module: layer for layer in layers if layer.takes("activation")}
         before: dict[nn.Module, list[Layer]] = {}
-        for chain in (list(m) for m in self.model.modules() if type(m) is nn.Sequential):
+        for chain in (list(m) for m in self.model.modules() if m.__class__ is nn.Sequential):
             for one, other in pairwise(chain):
                 if one in leaves:
                     before.setdefault(other, []).append(leaves[one])
@@ -152,18 +184,16 @@ class Ends:
             self.set(rules, turn)
             reads |= self.reading is not None
             gives |= self.giving is not None or self.error is not None
-        if reads:
-            self.module.register_forward_pre_hook(self._read)
-        if gives:
-            self.module.register_forward_hook(self._give)
+        if reads or gives:
+            add_hooks_(self.module, self._read if reads else None, self._give if gives else None)
         return reads or gives
 
     def _read(self, _module: nn.Module, inputs: tuple) -> tuple:
-        reading = self._in_force(self.reading)
+        reading = None if is_exporting() else self._in_force(self.reading)
         return inputs if reading is None else tuple(_each(x, reading) for x in inputs)
 
     def _give(self, _module: nn.Module, _inputs: tuple, output: Any) -> Any:
-        return _each(output, self._given)
+        return output if is_exporting() else _each(output, self._given)
 
     def _given(self, x: Tensor) -> Tensor:
         giving = self._in_force(self.giving)
@@ -176,6 +206,11 @@ class Ends:
     def _in_force(self, rounding: Rounding | None) -> Rounding | None:
         """Evaluated, a layer draws nothing."""
         return rounding if rounding is None or self.module.training else rounding.nearest
+
+
+def _calls_attention(layer: Layer) -> bool:
+    """Whether it is attention that the module forms by calling torch's function."""
+    return layer.part is not None and layer.module.__class__ not in KINDS
 
 
 def _each(value: Any, rounding: Any) -> Any:

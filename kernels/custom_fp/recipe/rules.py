@@ -24,10 +24,10 @@
               one scale for the tensor, such as fp8_tensor
     aps       true: each tensor is shifted by a power of two that fills its format (`tensor_aps.py`)
     kahan     true: additions of an accumulator carry their error along
-    optional  true: the rule may never come to bear, as in recipes that are written for many models
+    optional  true: the rule may never apply, as in recipes that are written for many models
 
-Nothing is rounded twice by two rules, and a rule that never comes to bear is an error: it matches no layer, rules
-before it take all that it matches, or the run ends before it.
+Nothing is rounded twice by two rules, and a rule that would never apply is an error: it matches no layer, earlier
+rules match everything that it matches, or the run ends before it.
 """
 
 from __future__ import annotations
@@ -161,9 +161,11 @@ class Rules:
             if any(map(rule.means, self.layers)):
                 late = rule.first >= self.steps
                 why = (
-                    f"the run has {self.steps} steps" if late else "rules before it take all that it matches"
+                    f"the run has {self.steps} steps"
+                    if late
+                    else "earlier rules match everything that it matches"
                 )
-                raise ValueError(f"{rule.typed} never comes to bear: {why}")
+                raise ValueError(f"{rule.typed} would never apply: {why}")
             raise ValueError(f"{rule.typed}: {self._why_none(rule)}")
 
     def _why_none(self, rule: Rule) -> str:

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from ctypes import CDLL, POINTER, Structure, c_char_p, c_uint64, pointer
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import ptx_to_cpp
 import torch
+from cupy_launches import check_types, prototypes, replaced_driver
 from custom_fp import compiled
 
 HERE = Path(__file__).parent
 COMPILER = ["g++", "-std=c++17", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
 THREADS = 256
-NUMBERS = {"int": np.int32, "u32": np.uint32, "i64": np.int64, "u64": np.uint64, "float": np.float32}
-_PROTOTYPE = re.compile(
-    r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\((.*?)\)\s*\{', re.S
-)
 STRIDING = re.compile(r"(?!matmul)")  # kernels whose grid may be any; matmul's says which product is whose
 
 
@@ -35,16 +32,6 @@ class Counts(Structure):
     _fields_ = [
         (name, c_uint64) for name in ("instructions", "doubles", "loaded", "stored", "local", "shared")
     ]
-
-
-def prototypes(source: str) -> dict[str, list[str]]:
-    """Types of the parameters of every kernel as the source has them; "*" is an address."""
-    arguments = ["g++", "-std=c++17", "-D__CUDACC_RTC__", "-E", "-P", "-x", "c++", "-"]
-    text = subprocess.run(arguments, input=source, capture_output=True, text=True, check=True).stdout
-    return {
-        name: ["*" if "*" in one else one.split()[-2] for one in re.split(r",\s*", parameters)]
-        for name, parameters in _PROTOTYPE.findall(text)
-    }
 
 
 class Device:
@@ -67,10 +54,8 @@ class Device:
         self.launches: dict[str, int] = {}
         self._taken: list[tuple[int, int]] = []  # addresses of tensors that were asked for
 
-    def launch(
-        self, name: str, like: torch.Tensor, grid: tuple[int, ...], *args: np.generic | np.ndarray
-    ) -> None:
-        """In place of cuda.launch."""
+    def launch(self, name: str, grid: tuple[int, ...], args: tuple[np.generic | np.ndarray, ...]) -> None:
+        """Run a kernel in place of the CUDA driver."""
         self._check(name, args)
         taken = self._taken
         if name != "put_addresses":  # they are another launch's, which follows
@@ -94,15 +79,13 @@ class Device:
         self.counts[name], self.launches[name] = counts, self.launches.get(name, 0) + 1
 
     def _check(self, name: str, args: tuple[np.generic | np.ndarray, ...]) -> None:
-        """Types and sizes as the source declares them and as the PTX has them; an address is a tensor's, or 0."""
+        """Check types and sizes against the source and the PTX, and that an address is 0 or a tensor's."""
         declared, compiled = self.prototypes[name], self.parameters[name]
-        assert len(args) == len(declared) == len(compiled), (name, len(args), declared)
+        check_types(name, args, declared)
         for place, (given, kind, parameter) in enumerate(zip(args, declared, compiled, strict=True)):
             assert given.nbytes == parameter.size, f"{name}: argument {place}"
             if kind == "Addresses":
-                continue  # what they allow to be reached is checked where it is
-            wanted = np.uint64 if kind == "*" else NUMBERS[kind]
-            assert type(given) is wanted, f"{name}: argument {place} is {type(given)}, a {kind} is wanted"
+                continue  # reads and writes through them are checked where they happen
             assert (given.dtype.kind == "f") == (parameter.kind[0] == "f"), f"{name}: argument {place}"
             if kind == "*" and given:
                 known = any(first <= given <= end for first, end in self._taken)
@@ -110,12 +93,8 @@ class Device:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """custom_fp's modules launch here, and the address of a tensor allows its elements to be reached."""
-        from custom_fp import cuda
-
-        launch, data_ptr = cuda.launch, torch.Tensor.data_ptr
-        ours = [module for name, module in list(sys.modules.items()) if name.startswith("custom_fp.")]
-        users = [module for module in ours if getattr(module, "launch", None) is launch]
+        """Within this context custom_fp launches here; taking a tensor's address allows kernels to use its elements."""
+        data_ptr = torch.Tensor.data_ptr
         self._taken = []
 
         def taken(tensor: torch.Tensor) -> int:
@@ -123,15 +102,8 @@ class Device:
             self._taken.append((first, first + tensor.numel() * tensor.element_size()))
             return first
 
-        try:
-            torch.Tensor.data_ptr = taken
-            for module in users:
-                module.launch = self.launch
+        with mock.patch.object(torch.Tensor, "data_ptr", taken), replaced_driver(self.launch):
             yield
-        finally:
-            torch.Tensor.data_ptr = data_ptr
-            for module in users:
-                module.launch = launch
 
 
 def _compiled(programs: list[str], folder: Path, level: str) -> list[CDLL]:

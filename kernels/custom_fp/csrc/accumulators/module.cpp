@@ -1,6 +1,5 @@
 // custom_fp._accumulators: matrix products behind addresses and sizes. accumulators/native.py checks what it is given.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -61,6 +60,5 @@ void add_at_once(const std::vector<uintptr_t>& x, uintptr_t out, int64_t n, int 
 NB_MODULE(_accumulators, m) {
     m.def("dot", &custom_fp::bindings::dot);
     m.def("add_at_once", &custom_fp::bindings::add_at_once);
-    m.def("isas", [] { return custom_fp::bindings::isa.names(); });
-    m.def("use_isa", [](const std::string& name) { custom_fp::bindings::isa.use(name); });
+    custom_fp::bindings::isa.define(m);
 }

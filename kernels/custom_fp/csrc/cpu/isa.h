@@ -1,8 +1,11 @@
-// The instruction sets that this processor has of those that a module is built for, the best last, and the one in use.
+// Chooses, among the instruction sets that a module is compiled for, the one whose kernels run.
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -13,6 +16,7 @@ template <class Kernels> struct Isa {
     const Kernels* kernels;
 };
 
+// The instruction sets that this processor supports, in ascending order, and the one in use: at first the last of them.
 template <class Kernels> class Isas {
 public:
     Isas(const Kernels& baseline, [[maybe_unused]] const Kernels* avx2, [[maybe_unused]] const Kernels* avx512)
@@ -31,16 +35,36 @@ public:
     }
 
     const Kernels* operator->() const { return current_.kernels; }
-    const char* name() const { return current_.name; }
 
-    // The tests compare the instruction sets with each other.
-    void use(const std::string& name) {
-        for (const Isa<Kernels>& candidate : known_)
-            if (name == candidate.name) {
-                current_ = candidate;
-                return;
+    // Adds to a module the functions with which tests compare instruction sets, and obeys the environment variable
+    // CUSTOM_FP_ISA: this processor is treated as one without the instruction sets above the named one.
+    void define(nanobind::module_& m) {
+        const char* highest = std::getenv("CUSTOM_FP_ISA");
+        if (highest && *highest) {
+            if (!supports(highest)) {
+                const std::string message = std::string("CUSTOM_FP_ISA is '") + highest + "'; this processor supports " +
+                                            joined_names() + ". Name one of these, or unset the variable.";
+                PyErr_SetString(PyExc_ValueError, message.c_str());
+                nanobind::raise_python_error();  // unlike nanobind::value_error, kept as the ImportError's cause
             }
-        throw nanobind::value_error("not an instruction set of this processor");
+            while (highest != std::string(known_.back().name)) known_.pop_back();
+            current_ = known_.back();
+        }
+        m.def("isas", [this] { return names(); });
+        m.def("isa", [this] { return current_.name; });
+        m.def("use_isa", [this](const std::string& name) {
+            if (!supports(name))
+                throw nanobind::value_error(("'" + name + "' is not one of " + joined_names()).c_str());
+            for (const Isa<Kernels>& candidate : known_)
+                if (name == candidate.name) current_ = candidate;
+        });
+    }
+
+private:
+    bool supports(const std::string& name) const {
+        for (const Isa<Kernels>& candidate : known_)
+            if (name == candidate.name) return true;
+        return false;
     }
 
     std::vector<std::string> names() const {
@@ -49,7 +73,12 @@ public:
         return names;
     }
 
-private:
+    std::string joined_names() const {
+        std::string joined;
+        for (const std::string& name : names()) joined += (joined.empty() ? "" : ", ") + name;
+        return joined;
+    }
+
     std::vector<Isa<Kernels>> known_;
     Isa<Kernels> current_;
 };

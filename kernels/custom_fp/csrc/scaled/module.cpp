@@ -1,6 +1,5 @@
 // custom_fp._scaled: the loops over formats with scales behind addresses and sizes. scaled/ checks what it is given.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <mutex>
@@ -314,6 +313,5 @@ NB_MODULE(_scaled, m) {
     m.def("affine_decode", &affine_decode);
     m.def("affine_tiles", &affine_tiles);
     m.def("affine_decode_tiles", &affine_decode_tiles);
-    m.def("isas", [] { return isa.names(); });
-    m.def("use_isa", [](const std::string& name) { isa.use(name); });
+    isa.define(m);
 }

@@ -1,7 +1,6 @@
 // custom_fp._tabulated: the loops over formats that are a table behind addresses and sizes; tabulated/native.py checks
 // what it gives.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "cpu/isa.h"
@@ -112,7 +111,5 @@ NB_MODULE(_tabulated, m) {
     m.def("accumulate", &custom_fp::bindings::accumulate);
     m.def("accumulate_packed", &custom_fp::bindings::accumulate_packed);
     m.def("matmul", &custom_fp::bindings::matmul);
-    m.def("isas", [] { return custom_fp::bindings::isa.names(); });
-    m.def("use_isa", [](const std::string& name) { custom_fp::bindings::isa.use(name); });
-    m.def("isa", [] { return custom_fp::bindings::isa.name(); });
+    custom_fp::bindings::isa.define(m);
 }

@@ -1,6 +1,5 @@
 // custom_fp._tiles: the loops over scaled formats behind addresses and sizes. tiles_native.py checks what it is given.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "cpu/isa.h"
@@ -171,7 +170,5 @@ NB_MODULE(_tiles, m) {
     m.def("decode", &bindings::decode);
     m.def("join", &bindings::join);
     m.def("split", &bindings::split);
-    m.def("isas", [] { return bindings::isa.names(); });
-    m.def("use_isa", [](const std::string& name) { bindings::isa.use(name); });
-    m.def("isa", [] { return bindings::isa.name(); });
+    bindings::isa.define(m);
 }

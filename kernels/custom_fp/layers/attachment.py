@@ -1,0 +1,193 @@
+"""Attach rounding to the modules of a user's model, and leave no trace of it in what the user saves.
+
+`attach_` gives a module a class that is made here, a subclass of the module's own class. The module, its parameters and
+its other attributes stay the same objects. Every type of ours that the module refers to is kept in the attributes that
+`OURS` names, and in hooks that are registered by `add_hooks_`.
+
+A class is used rather than a forward hook or a new `forward` on the instance, because pickle writes the attributes of
+an instance, hooks included, and because shallow copies (DataParallel makes them) would call a function that is bound to
+another module. A class decides how its instances are written and copied:
+
+    pickle, torch.save       The user's class and attributes are written, so the file loads without this package and
+                             with weights_only=True. The loaded model computes in float32 until a recipe is applied.
+    copy.deepcopy, copy.copy The copy computes as the original does. A deep copy has delayed scales of its own.
+    multiprocessing (spawn)  A model that is handed to a new process computes as the original does.
+    torch.jit, torch.export, ONNX    The exported model is the user's, in float32.
+    module.__class__         This is the user's class, because pickle compares it with the class that it writes.
+                             Assigning to it, as fully_shard and parametrizations do, replaces the user's class and
+                             keeps the rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.context import get_spawning_popen
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch._jit_internal import _qualified_name
+
+OURS = ("arithmetic", "attention_products", "attachment")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+@dataclass
+class Attachment:
+    """What is attached to a module beside its arithmetic.
+
+    Attributes:
+        settings: The user's values of the attributes that `override_` changed.
+        hooks: The keys of our hooks in the module's dictionaries of hooks.
+        histories: The delayed scales that end a step when an optimizer moves a parameter of this module.
+        placement: The rules at work in the model whose outermost module this is.
+    """
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    hooks: set[int] = field(default_factory=set)
+    histories: Any = None
+    placement: Any = None
+
+
+class Attached:
+    """The base of every class that is made here; see the module's docstring."""
+
+    plain_class: ClassVar[type]
+    rounding_class: ClassVar[type | None]
+
+    @property
+    def __class__(self) -> type:
+        return type(self).plain_class
+
+    @__class__.setter
+    def __class__(self, plain_class: type) -> None:
+        _set_class(self, attached_class(plain_class, type(self).rounding_class))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if get_spawning_popen() is not None:
+            return self._parts(protocol)
+        return plain(self).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        kind = type(self)
+        if not hasattr(kind.plain_class, "__deepcopy__"):
+            return copy._reconstruct(self, memo, *self._parts(4))  # type: ignore[attr-defined]
+        copied = kind.plain_class.__deepcopy__(self, memo)
+        if "attachment" in copied.__dict__:
+            _set_class(copied, kind)
+            _join(copied)
+        return copied
+
+    def __copy__(self) -> Any:
+        return copy._reconstruct(self, None, *self._parts(4))  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        _join(self)
+
+    def __prepare_scriptable__(self) -> Any:
+        """Return what torch.jit.script compiles. It writes to `_modules` of all modules in it, so all are copies."""
+        return _plain_tree(self, {})
+
+    def _parts(self, protocol: Any) -> tuple:
+        """Return what makes an object with this class again, as `__reduce_ex__` does."""
+        make, arguments, *state = super().__reduce_ex__(protocol)
+        if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return make, arguments, *state
+        kind = type(self)
+        return _new, (kind.plain_class, kind.rounding_class), *state
+
+
+@functools.cache
+def attached_class(plain_class: type, rounding_class: type | None) -> type:
+    """Return the subclass of `plain_class` whose forward is that of `rounding_class`, or the user's if that is None."""
+    bases = (Attached, plain_class) if rounding_class is None else (Attached, rounding_class, plain_class)
+    body = {"plain_class": plain_class, "rounding_class": rounding_class, "__module__": __name__}
+    body["_jit_override_qualname"] = _qualified_name(plain_class)  # names the class in files of TorchScript
+    if rounding_class is not None:
+
+        @functools.wraps(plain_class.forward)  # libraries read the names of its parameters
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            chosen = plain_class if is_exporting() else rounding_class
+            return chosen.forward(self, *args, **kwargs)
+
+        body["forward"] = forward
+    return type(plain_class.__name__, bases, body)
+
+
+def is_exporting() -> bool:
+    """Return whether torch.export, torch.jit.trace or torch.onnx.export is recording the model."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+def attach_(module: nn.Module, rounding_class: type | None = None) -> Attachment:
+    """Change the module's class to a subclass that rounds, and return its attachment.
+
+    Args:
+        module: Any module. If it already has such a class, the class is kept unless `rounding_class` is given.
+        rounding_class: The class whose `forward` replaces the module's. None leaves `forward` alone.
+    """
+    if not is_attached(module) or rounding_class is not None:
+        _set_class(module, attached_class(module.__class__, rounding_class))
+    return module.__dict__.setdefault("attachment", Attachment())
+
+
+def is_attached(module: nn.Module) -> bool:
+    return issubclass(type(module), Attached)
+
+
+def add_hooks_(module: nn.Module, before: Callable | None = None, after: Callable | None = None) -> None:
+    """Register a forward pre-hook and a forward hook. They are copied with the module, and never saved with it."""
+    hooks = attach_(module).hooks
+    if before is not None:
+        hooks.add(module.register_forward_pre_hook(before).id)
+    if after is not None:
+        hooks.add(module.register_forward_hook(after).id)
+
+
+def override_(module: nn.Module, name: str, value: Any) -> None:
+    """Set an attribute of the module. What is saved has the user's value."""
+    attach_(module).settings.setdefault(name, getattr(module, name))
+    setattr(module, name, value)
+
+
+def plain(module: nn.Module) -> Any:
+    """Return an object of the user's class that shares all of the user's attributes with the module."""
+    attachment = module.__dict__["attachment"]
+    attributes = {name: value for name, value in module.__dict__.items() if name not in OURS}
+    for name in HOOKS:
+        kept = ((key, hook) for key, hook in attributes[name].items() if key not in attachment.hooks)
+        attributes[name] = type(attributes[name])(kept)
+    twin = object.__new__(module.__class__)
+    object.__setattr__(twin, "__dict__", attributes | attachment.settings)
+    return twin
+
+
+def _plain_tree(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
+    if id(module) not in made:
+        twin = made[id(module)] = plain(module) if is_attached(module) else copy.copy(module)
+        children = (
+            (name, child if child is None else _plain_tree(child, made))
+            for name, child in module._modules.items()
+        )
+        twin.__dict__["_modules"] = type(module._modules)(children)
+    return made[id(module)]
+
+
+def _set_class(module: Any, kind: type) -> None:
+    object.__dict__["__class__"].__set__(module, kind)
+
+
+def _new(plain_class: type, rounding_class: type | None) -> Any:
+    return object.__new__(attached_class(plain_class, rounding_class))
+
+
+def _join(copied: Any) -> None:
+    """Tell the delayed scales of a copied module which module it was copied from."""
+    histories = copied.attachment.histories
+    if histories is not None:
+        histories.owners.add(copied)

@@ -1,0 +1,278 @@
+"""What is saved of a model under a recipe is the user's own; what is copied of it computes by the recipe."""
+
+import copy
+import inspect
+import io
+import os
+import pickle
+import subprocess
+import sys
+
+import custom_fp
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize
+
+MODULE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.symbols = nn.Embedding(11, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.conv = nn.Sequential(nn.Conv1d(32, 32, 3, padding=1), nn.ReLU())
+        self.recurrent = nn.LSTM(32, 32, batch_first=True)
+        self.head = nn.Linear(32, 11)
+        self.itself = [self]
+
+    def forward(self, index, scale=1.0):
+        x = self.recurrent(self.conv(self.encoder(self.symbols(index)).mT).mT)[0]
+        q = x.unsqueeze(1)
+        return self.head(nn.functional.scaled_dot_product_attention(q, q, q).squeeze(1) * scale)
+"""
+LOADED = """
+import sys
+
+
+class NothingOfOurs:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("custom_fp", "cpdrun"):
+            raise ImportError(name)
+
+
+sys.meta_path.insert(0, NothingOfOurs())
+import torch
+from torch import nn
+import saved_net
+
+torch.set_num_threads(1)
+with torch.serialization.safe_globals({safe}):
+    model = torch.load("model.pt", weights_only=True)
+expected = saved_net.Net()
+expected.load_state_dict(torch.load("state.pt", weights_only=True))
+index = torch.arange(40).view(4, 10) % 11
+for one in (model, torch.load("model.pt", weights_only=False)):
+    one.eval(), expected.eval()
+    assert type(one) is saved_net.Net and one.itself[0] is one
+    assert str(one) == str(expected) and one.__dict__.keys() == expected.__dict__.keys()
+    for of_one, of_expected in zip(one.modules(), expected.modules(), strict=True):
+        assert type(of_one) is type(of_expected) and of_one.__dict__.keys() == of_expected.__dict__.keys()
+    assert all(map(torch.equal, one.state_dict().values(), expected.state_dict().values()))
+    assert torch.equal(one(index), expected(index))
+    assert one.encoder.layers[0].activation_relu_or_gelu == expected.encoder.layers[0].activation_relu_or_gelu == 1
+    assert one.encoder.use_nested_tensor and not one.head._forward_hooks
+assert not any(name.split(".")[0] in ("custom_fp", "cpdrun") for name in sys.modules)
+"""
+SAFE = """[
+    saved_net.Net, nn.Embedding, nn.TransformerEncoder, nn.ModuleList, nn.TransformerEncoderLayer, nn.Linear,
+    nn.MultiheadAttention, nn.modules.linear.NonDynamicallyQuantizableLinear, nn.LayerNorm, nn.Dropout, nn.Sequential,
+    nn.Conv1d, nn.ReLU, nn.LSTM, torch.nn.functional.relu,
+]"""
+RECIPES = {
+    "nvfp4": "nvfp4",
+    "fp8_delayed": "fp8_delayed",
+    "ends of layers": [
+        {"modules": "*", "role": ["activation", "error"], "format": "e5m2"},
+        {"modules": "scaled_dot_product_attention", "role": "input", "format": "e4m3fn"},
+    ],
+}
+INDEX = torch.arange(40).view(4, 10) % 11
+DELAYED = [
+    {"modules": "*", "role": ["input", "weight", "output_gradient"], "format": "fp8_tensor", "history": 3}
+]
+
+
+@pytest.fixture
+def saved_net(tmp_path, monkeypatch):
+    (tmp_path / "saved_net.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "saved_net", raising=False)
+    import saved_net
+
+    yield saved_net
+    sys.modules.pop("saved_net", None)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, scale: float = 1.0) -> Tensor:
+    torch.manual_seed(1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(INDEX, scale).flatten(0, 1), INDEX.flatten())
+        loss.backward()
+        optimizer.step()
+    return loss.detach()
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
+def test_files_load_without_this_package(recipe, saved_net, tmp_path):
+    model = saved_net.Net()
+    custom_fp.apply_recipe(model, recipe)
+    train(model, momentum(model), 2)
+    torch.save(model, tmp_path / "model.pt")
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        assert b"custom_fp" not in pickle.dumps(model, protocol)
+    (tmp_path / "load.py").write_text(LOADED.replace("{safe}", SAFE))
+    # torch loads the extensions of installed packages, ours among them, unless it is told not to
+    environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run(
+        [sys.executable, "load.py"], cwd=tmp_path, env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_deep_copy_trains_to_the_same_bits(recipe, steps, saved_net):
+    """In evaluation too, and each with scales of its own."""
+    model = saved_net.Net()
+    applied = custom_fp.apply_recipe(model, recipe)
+    optimizer = momentum(model)
+    if steps:
+        train(model, optimizer, steps)
+    copied = copy.deepcopy(model)
+    of_copy = momentum(copied)
+    of_copy.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert copied.itself[0] is copied and isinstance(copied, saved_net.Net) and str(copied) == str(model)
+    assert torch.equal(train(copied, of_copy, 3, scale=8.0), train(model, optimizer, 3, scale=8.0))
+    assert all(map(torch.equal, copied.state_dict().values(), model.state_dict().values()))
+    assert torch.equal(copied.eval()(INDEX), model.eval()(INDEX))
+    plain = saved_net.Net().eval()
+    plain.load_state_dict(model.state_dict())
+    assert not torch.equal(plain(INDEX), model(INDEX))
+    before = {name: values.clone() for name, values in applied.state_dict().items()}
+    train(copied.train(), of_copy, 1, scale=32.0)
+    assert all(torch.equal(values, before[name]) for name, values in applied.state_dict().items())
+
+
+def test_the_scales_of_copies_advance():
+    """A copy of a copy, a copy of a part, a shallow copy, and a model that nothing but its copies refer to."""
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))),
+        torch.randn(16, 8),
+    )
+    custom_fp.apply_recipe(model, DELAYED)
+    part = copy.deepcopy(model[1])
+    copied = copy.deepcopy(copy.deepcopy(model))
+    del model
+    for one in (copied, part, copy.copy(part[0])):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.0)
+        for _ in range(3):
+            one(100 * x).sum().backward()
+            optimizer.step()
+        layer = next(layer for layer in one.modules() if isinstance(layer, nn.Linear))
+        history = layer.arithmetic.roundings["input", "forward"].history
+        assert (history.values == (100 * x).abs().max()).all()
+
+
+def test_a_copy_follows_the_steps_of_the_rules():
+    model = nn.Linear(4, 4)
+    rule = {"modules": "*", "role": "weight", "format": "e3m0", "steps": [1, None]}
+    applied = custom_fp.apply_recipe(model, [rule])
+    copied, x = copy.deepcopy(model), torch.randn(3, 4)
+    before = copied(x)
+    applied.at(1)
+    assert torch.equal(copied(x), model(x)) and not torch.equal(copied(x), before)
+
+
+def test_a_model_in_a_new_process_computes_by_the_recipe(tmp_path):
+    """torch.multiprocessing.spawn, whose arguments are pickled."""
+    (tmp_path / "spawning.py").write_text(
+        "import sys, torch, custom_fp\n"
+        "def child(_, model, x, y):\n"
+        "    assert torch.equal(model(x), y)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)\n"
+        "    model(4 * x).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    history = model[0].arithmetic.roundings['input', 'forward'].history\n"
+        "    assert history.values[0] == (4 * x).abs().max()\n"
+        "if __name__ == '__main__':\n"
+        "    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.randn(3, 4)\n"
+        "    custom_fp.apply_recipe(model, 'fp8_delayed')\n"
+        "    torch.multiprocessing.spawn(child, (model, x, model(x).detach()))\n"
+    )
+    done = subprocess.run([sys.executable, "spawning.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_exported_models_are_the_users():
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)), torch.randn(16, 32)
+    expected = model(x)
+    custom_fp.apply_recipe(model, "mxfp8")
+    rounded = model(x)
+    assert not torch.equal(rounded, expected)
+    for exported in (
+        torch.jit.trace(model, x),
+        torch.jit.script(model),
+        torch.export.export(model, (x,)).module(),
+        torch.export.export(model, (x,), strict=True).module(),
+    ):
+        assert torch.equal(exported(x), expected) and "custom_fp" not in str(exported.graph)
+    assert torch.equal(model(x), rounded)
+    assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x), rounded)
+
+
+def test_onnx_exports_the_users_model(tmp_path):
+    pytest.importorskip("onnx", reason="torch.onnx.export needs it")
+    model, x = nn.Sequential(nn.Linear(32, 8)), torch.randn(16, 32)
+    custom_fp.apply_recipe(model, "mxfp8")
+    torch.onnx.export(model, (x,), tmp_path / "model.onnx", dynamo=False)
+    assert b"custom_fp" not in (tmp_path / "model.onnx").read_bytes()
+
+
+def test_the_class_of_a_module_is_the_users():
+    """Libraries read it, replace it, and read the names of forward's parameters."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x, is_causal=False):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+        def __deepcopy__(self, memo):
+            made = self.__class__.__new__(self.__class__)
+            memo[id(self)] = made
+            made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+            return made
+
+    torch.manual_seed(0)
+    block, x = Block(), torch.randn(2, 3, 8)
+    custom_fp.apply_recipe(block, "bf16")
+    y = block(x)
+    assert block.__class__ is Block and block.qkv.__class__ is nn.Linear and type(block) is not Block
+    assert list(inspect.signature(block.forward).parameters) == ["x", "is_causal"]
+    assert torch.equal(copy.deepcopy(block)(x), y)
+    parametrizations.weight_norm(block.qkv)
+    assert isinstance(block.qkv, parametrize.type_before_parametrizations(block.qkv))
+    assert isinstance(block.qkv, custom_fp.QuantLinear)
+    parametrize.remove_parametrizations(block.qkv, "weight")
+    assert block.qkv.__class__ is nn.Linear and torch.allclose(block(x), y, atol=1e-2)
+
+
+def test_a_loaded_model_takes_a_recipe_again():
+    model, x = nn.Sequential(nn.Linear(32, 32)), torch.randn(4, 32)
+    custom_fp.apply_recipe(model, "mxfp8")
+    loaded = pickle.loads(pickle.dumps(model))
+    custom_fp.apply_recipe(loaded, "mxfp8")
+    assert torch.equal(loaded.eval()(x), model.eval()(x))
+    buffer = io.BytesIO()
+    torch.save({"model": model, "epoch": 3}, buffer)
+    buffer.seek(0)
+    with torch.serialization.safe_globals([nn.Sequential, nn.Linear]):
+        assert type(torch.load(buffer, weights_only=True)["model"][0]) is nn.Linear
