@@ -8,22 +8,36 @@ meet nowhere else. Nothing here imports torch.
 from cpdrun.record.cpu import described, differ, processor, processors
 from cpdrun.record.entries import Best, Ending, EpochRow, LoggedRow, Lost, Outcome, Progress, Result, Where
 from cpdrun.record.files import (
+    NotRegularError,
     append_json_line,
+    check_inside,
     json_text,
+    open_record,
+    read_arrays,
     read_json,
     read_json_lines,
+    read_lines,
     read_object,
+    read_record,
     remove,
     write_bytes,
     write_json,
     write_text,
 )
 from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs, split_results_dir
-from cpdrun.record.foreign import read_config, read_manifest
+from cpdrun.record.foreign import read_config, read_manifest, read_overrides
 from cpdrun.record.layout import OBSERVED_LAYOUT, Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, locked, release
 from cpdrun.record.measure import Measure
 from cpdrun.record.outside import GivenError, write_run
-from cpdrun.record.repository import git, git_commit
-from cpdrun.record.state import State, cancellation, failed_since, forget, garbage, state_of
+from cpdrun.record.repository import changes_of, git, git_commit
+from cpdrun.record.state import (
+    State,
+    cancellation,
+    cancellation_before,
+    failed_since,
+    forget,
+    garbage,
+    state_of,
+)
 from cpdrun.record.version import VERSION, NewerRecordError, newer

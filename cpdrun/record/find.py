@@ -1,8 +1,10 @@
 """The sweep or run that a word on the command line means."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from cpdrun.config.paths import RESULTS_DIR, results_dir_of
 from cpdrun.errors import UserError
 from cpdrun.record.layout import RunDir, SweepDir
 
@@ -53,28 +55,30 @@ def find_sweeps_or_runs(words: Sequence[str]) -> tuple[list[SweepDir], list[RunD
 
 
 def sweeps_in(results_dir: Path) -> list[SweepDir]:
-    """Every sweep under `results_dir`, by name: a folder that holds runs/."""
-    if not results_dir.is_dir():
+    """Return every sweep under `results_dir`, sorted by name. A sweep is a folder that holds runs/."""
+    try:
+        folders = sorted(results_dir.iterdir())
+    except OSError:
         return []
-    return [sweep for path in sorted(results_dir.iterdir()) if (sweep := SweepDir(path)).runs_folder.is_dir()]
+    return [sweep for path in folders if (sweep := SweepDir(path)).is_there]
 
 
 def split_results_dir(words: Sequence[str]) -> tuple[Path, list[str]]:
-    """The PATH of `results_dir=PATH`, the last where there are several, and the other words."""
-    folders = [word.removeprefix("results_dir=") for word in words if word.startswith("results_dir=")]
-    names = [word for word in words if not word.startswith("results_dir=")]
+    """Return the PATH of `results_dir=PATH`, the last if there are several, and the other words."""
+    folders = [results_dir_of(word) for word in words if word.startswith(RESULTS_DIR)]
+    names = [word for word in words if not word.startswith(RESULTS_DIR)]
     return Path(folders[-1] if folders else DEFAULT_RESULTS_DIR), names
 
 
 def _sweep(word: str, results_dir: Path) -> SweepDir | None:
     for path in (results_dir / word, Path(word)):
-        if SweepDir(path).runs_folder.is_dir():
+        if SweepDir(path).is_there:
             return SweepDir(path)
     return None
 
 
 def _run(word: str, results_dir: Path) -> RunDir:
-    if RunDir(Path(word)).config.exists():
+    if os.path.lexists(RunDir(Path(word)).config):
         return RunDir(Path(word))
     found = [run for sweep in sweeps_in(results_dir) for run in sweep.runs() if word in run.name]
     exact = [run for run in found if run.name == word]

@@ -6,6 +6,7 @@ their configurations alone. env.json holds these digests, so that whoever types 
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -24,13 +25,12 @@ COMPUTES = {".py", ".so", ".pyd", ".h", ".cu", ".cuh"}
 
 @cache
 def file_digest(path: Path) -> str | None:
-    """Of the file's bytes; None where it cannot be read, or is no file of a certain size (a device, a pipe)."""
+    """Return a digest of the file's bytes, or None if it cannot be read or is larger than MOST_BYTES."""
     try:
-        if not path.is_file():
-            return None
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+        content = _read_regular(path, MOST_BYTES + 1)
     except OSError:
         return None
+    return hashlib.sha256(content).hexdigest()[:DIGITS] if len(content) <= MOST_BYTES else None
 
 
 @cache
@@ -47,8 +47,7 @@ def data_digest(path: Path) -> str | None:
             size = file.stat().st_size
             digest.update(f"{file.relative_to(path)}\0{size}\0".encode(errors="surrogateescape"))
             if left > 0:
-                with file.open("rb") as opened:
-                    content = opened.read(left)
+                content = _read_regular(file, left)
                 digest.update(content)
                 left -= len(content)
         except OSError:
@@ -75,9 +74,12 @@ def code_digest(code: dict[str, dict[str, str]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
-def changes_since(env: Any, config: Mapping[str, Any] | None = None) -> list[str]:
-    """What differs from when env.json was written: names of modules, `cpdrun`, `data` (where the run's `config` has it
-    now, if that is given). What is no longer where it was cannot be compared and is left out."""
+def changes_since(env: Any, config: Mapping[str, Any]) -> list[str]:
+    """Return what differs from when env.json was written: names of modules, `cpdrun`, `data`.
+
+    What is no longer where it was cannot be compared and is left out. Data is compared only if `config`, the run's
+    configuration as typed now, names its folder: env.json may come from anyone and could name `/`.
+    """
     if not isinstance(env, dict):
         return []
     changed = []
@@ -86,10 +88,13 @@ def changes_since(env: Any, config: Mapping[str, Any] | None = None) -> list[str
         if not isinstance(entry, dict):
             continue
         file = entry.get("file")
-        now = file_digest(Path(file)) if isinstance(file, str) else own_digest() if name == "cpdrun" else None
+        if isinstance(file, str):
+            now = file_digest(Path(file)) if file.endswith(".py") else None
+        else:
+            now = own_digest() if name == "cpdrun" else None
         if now is not None and now != entry.get("sha256"):
             changed.append(str(name))
-    path = _data_path(env, config or {})
+    path = _data_path(env, config)
     if path is not None and data_digest(path) not in (None, env.get("data_sha256")):
         changed.append("data")
     return changed
@@ -107,7 +112,10 @@ def data_folders(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _data_path(env: Mapping[str, Any], config: Mapping[str, Any]) -> Path | None:
-    """Where the data was, or now is if the folder that holds it is another one."""
+    """Return where the data is now, or None if `config` names no folder or file that holds it.
+
+    If the configuration names another folder than the recorded run did, the data is looked for there.
+    """
     path, before = env.get("data_path"), env.get("data_folders")
     if not isinstance(path, str):
         return None
@@ -115,7 +123,10 @@ def _data_path(env: Mapping[str, Any], config: Mapping[str, Any]) -> Path | None
         old = before.get(key) if isinstance(before, dict) else None
         if isinstance(old, str) and folder != old and Path(path).is_relative_to(old):
             return Path(folder) / Path(path).relative_to(old)
-    return Path(path)
+    data = config.get("data")
+    named = [value for value in data.values() if isinstance(value, str)] if isinstance(data, Mapping) else []
+    places = [Path(value).expanduser().resolve() for value in named if value]
+    return Path(path) if any(Path(path).is_relative_to(place) for place in places) else None
 
 
 def changed_runs(runs: Iterable[tuple[RunDir, Mapping[str, Any]]]) -> dict[str, list[str]]:
@@ -141,3 +152,9 @@ def _files(path: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
         yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))
+
+
+def _read_regular(path: Path, size: int) -> bytes:
+    """Return the first `size` bytes of a regular file or of what a link leads to; b"" for a device or a pipe."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return file.read(size) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""

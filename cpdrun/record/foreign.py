@@ -1,9 +1,10 @@
-"""Configurations that somebody else wrote: a run directory may come from anyone."""
+"""The yaml and text files of a record, read with care: a run directory may come from anyone."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from cpdrun.config.bounded_yaml import read_yaml
+from cpdrun.config.bounded_yaml import MOST_BYTES, parse_yaml
+from cpdrun.record.files import read_record
 from cpdrun.record.layout import RunDir, SweepDir
 from cpdrun.record.version import NewerRecordError, newer
 
@@ -11,17 +12,29 @@ RUNS_LISTED = 16  # times as much as in a configuration may stand in a sweep.yam
 
 
 def read_config(run: RunDir) -> dict[str, Any]:
-    """The configuration of `run`. Raises ValueError, in a line, where it is none; OSError where it cannot be read."""
-    config = read_yaml(run.config)
+    """Return the configuration of `run`.
+
+    Raises:
+        ValueError: it is no configuration; the message is one line.
+        OSError: it cannot be read.
+    """
+    config = parse_yaml(read_record(run.config, MOST_BYTES))
     if not isinstance(config, dict) or "format" not in config:
         raise ValueError("holds no configuration")
     return config
 
 
 def read_manifest(sweep: SweepDir) -> Any:
-    """What the sweep.yaml of `sweep` says. Raises as `read_config`; NewerRecordError, a ValueError, where a newer
-    cpdrun wrote it."""
-    said = read_yaml(sweep.manifest, RUNS_LISTED)
+    """Return the contents of sweep.yaml. Raises as `read_config`, and NewerRecordError if a newer cpdrun wrote it."""
+    said = parse_yaml(read_record(sweep.manifest, RUNS_LISTED * MOST_BYTES), RUNS_LISTED)
     if isinstance(said, Mapping) and (problem := newer(said)):
         raise NewerRecordError(problem)
     return said
+
+
+def read_overrides(run: RunDir) -> list[str]:
+    """Return the lines of overrides.txt: the settings that were typed. Empty if the file cannot be read."""
+    try:
+        return read_record(run.overrides, MOST_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []

@@ -20,6 +20,7 @@
   done.json                                       finished: its presence, and nothing else, says so
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,11 +32,13 @@ from cpdrun.record.files import append_json_line, read_json, read_json_lines
 OBSERVED_LAYOUT = (
     2  # of observed.npz, which the trainer writes and the report reads; the first had wrong extremes
 )
+MAX_ROWS = 50_000  # of a curve; of a longer one, evenly spaced rows are read
+_ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a run: `attempts/<number>/`."""
+    """One attempt at a run: `attempts/<number>/`."""
 
     path: Path
 
@@ -184,14 +187,14 @@ class RunDir:
         return Progress.read(read_json(self.status))
 
     def rows(self) -> Iterator[EpochRow]:
-        """The epochs of metrics.jsonl; a line that is damaged is passed over."""
-        for line in read_json_lines(self.metrics):
+        """Yield the epochs of metrics.jsonl, at most about MAX_ROWS of them; damaged lines are skipped."""
+        for line in read_json_lines(self.metrics, MAX_ROWS):
             if (row := EpochRow.read(line)) is not None:
                 yield row
 
     def logged(self) -> Iterator[LoggedRow]:
-        """The lines of metrics.jsonl, of a user's script's run; one that is damaged is passed over."""
-        for line in read_json_lines(self.metrics):
+        """Yield what a user's script logged to metrics.jsonl, as `rows` does."""
+        for line in read_json_lines(self.metrics, MAX_ROWS):
             if (row := LoggedRow.read(line)) is not None:
                 yield row
 
@@ -200,11 +203,14 @@ class RunDir:
         append_json_line(self.metrics, row.as_json(), to_disk=False)
 
     def attempts(self) -> list[Attempt]:
-        """Every attempt so far, oldest first."""
+        """Return every attempt so far, oldest first. Links and folders with other names are ignored."""
         folder = self.path / "attempts"
-        if not folder.is_dir():
+        if folder.is_symlink() or not folder.is_dir():
             return []
-        return sorted((Attempt(p) for p in folder.iterdir() if p.name.isdecimal()), key=lambda a: a.number)
+        found = (
+            p for p in folder.iterdir() if _ATTEMPT.fullmatch(p.name) and not p.is_symlink() and p.is_dir()
+        )
+        return sorted(map(Attempt, found), key=lambda attempt: attempt.number)
 
     def last_attempt(self) -> Attempt | None:
         attempts = self.attempts()
@@ -292,9 +298,20 @@ class SweepDir:
     def run(self, name: str) -> RunDir:
         return RunDir(self.runs_folder / name)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether this is the folder of a sweep: one that holds a folder runs/ of its own."""
+        try:
+            return self.runs_folder.is_dir() and not self._leads_out(self.runs_folder)
+        except OSError:  # such as a name that is too long for the file system
+            return False
+
     def runs(self) -> Iterator[RunDir]:
-        """Every run on disk, in the order of their names."""
-        if self.runs_folder.is_dir():
+        """Yield every run on disk, sorted by name. Links that lead out of the sweep's folder are ignored."""
+        if self.is_there:
             for path in sorted(self.runs_folder.iterdir()):
-                if path.is_dir():
+                if path.is_dir() and not self._leads_out(path):
                     yield RunDir(path)
+
+    def _leads_out(self, path: Path) -> bool:
+        return path.is_symlink() and not path.resolve().is_relative_to(self.path.resolve())

@@ -11,10 +11,12 @@ import contextlib
 import errno
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from cpdrun.record.files import NOT_REGULAR, NotRegularError, open_record, read_record, remove_stale_files
 from cpdrun.record.layout import RunDir
 
 try:
@@ -29,17 +31,21 @@ NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 def claim(run: RunDir) -> int | None:
-    """Take the run for this process and the children it hands the descriptor to.
+    """Claim the run for this process and the children that inherit the descriptor.
 
-    Returns the inheritable file descriptor that holds the lock (keep it open), or None when another
-    process has the run. Call `heartbeat` every HEARTBEAT_S while it is held, and `release` in the end.
+    Temporary files that an earlier, killed holder left are removed.
+
+    Returns:
+        The inheritable file descriptor that holds the lock (keep it open), or None if another process has the run.
+        Call `heartbeat` every HEARTBEAT_S while it is held, and `release` in the end.
     """
-    fd = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
+    fd = _open_lock(run.lock)
     os.set_inheritable(fd, True)
     deadline = time.monotonic() + CLAIM_PATIENCE_S
     while True:
         try:
             _flock(fd, "LOCK_EX", "LOCK_NB")
+            remove_stale_files(run.path)
             return fd
         except BlockingIOError:
             if time.monotonic() > deadline:
@@ -57,15 +63,18 @@ def claim(run: RunDir) -> int | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Alone with what `path` stands for: waits for whoever else is in here. Where the file system has no flock, nobody
-    waits."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    """Hold the lock file `path` exclusively, after waiting for other holders. Without flock, nobody waits.
+
+    Temporary files that a killed holder left beside it are removed.
+    """
+    fd = _open_lock(path)
     try:
         try:
             _flock(fd, "LOCK_EX")
         except OSError as error:
             if error.errno not in NO_FLOCK:
                 raise
+        remove_stale_files(path.parent)
         yield
     finally:
         os.close(fd)
@@ -74,7 +83,7 @@ def locked(path: Path) -> Iterator[None]:
 def heartbeat(run: RunDir) -> bool:
     """Say that the holder lives, where flock does not say it; False where another took the run over meanwhile."""
     try:
-        mine = run.holder.read_text(encoding="utf-8") == _signature()
+        mine = read_record(run.holder).decode("utf-8", "replace") == _signature()
     except FileNotFoundError:  # the kernel's lock says it
         return True
     if mine:
@@ -90,11 +99,12 @@ def release(run: RunDir, fd: int) -> None:
 
 
 def is_claimed(run: RunDir) -> bool:
-    """Whether some process works on the run now."""
+    """Return whether some process works on the run now. What is no lock file of ours claims nothing."""
     try:
-        fd = os.open(run.lock, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
+        file = open_record(run.lock)
+    except (FileNotFoundError, NotADirectoryError, NotRegularError):
         return False
+    fd = file.fileno()
     try:
         _flock(fd, "LOCK_SH", "LOCK_NB")
         return False
@@ -105,7 +115,21 @@ def is_claimed(run: RunDir) -> bool:
             return run.holder.exists() and not _is_stale(run.holder, run)
         raise
     finally:
+        file.close()
+
+
+def _open_lock(path: Path) -> int:
+    """Open or create a lock file. Raises NotRegularError for a link, a pipe or a device in its place."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotRegularError(errno.ELOOP, NOT_REGULAR, str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
+        raise NotRegularError(errno.EINVAL, NOT_REGULAR, str(path))
+    return fd
 
 
 def _flock(fd: int, *ways: str) -> None:

@@ -17,7 +17,7 @@ from cpdrun.config.bounded_yaml import parse_yaml
 from cpdrun.config.identity import identity_hash
 from cpdrun.errors import writing
 from cpdrun.record import given
-from cpdrun.record.entries import Ending, Result
+from cpdrun.record.entries import Ending, Outcome, Result
 from cpdrun.record.files import read_json, read_json_lines, remove, write_json, write_json_lines, write_text
 from cpdrun.record.foreign import read_manifest
 from cpdrun.record.given import GivenError
@@ -45,6 +45,7 @@ def write_run(
     rows: Iterable[Mapping[str, Any]] = (),
     judged_by: str | None = None,
     diverged: bool = False,
+    failed: bool = False,
     test_samples: int | None = None,
     num_classes: int | None = None,
     train_seconds: float | None = None,
@@ -84,6 +85,8 @@ def write_run(
     judged_by      the metric that a report asks for; the first of `metrics` by default.
     diverged       its loss was not finite: it counts as no better than a guess, whatever was measured, and may have no
                    metrics, or some that are None or NaN.
+    failed         it ended with an error of its own and has no result: if the baseline's run of that seed ended well,
+                   it counts as the worst outcome, and its format is not certified. `metrics` may be empty.
     test_samples   how many a test accuracy is over: its interval then has their error in it.
     num_classes    by which a model that only guesses is told from one that learnt.
     train_seconds, bytes_per_step   seconds of training; bytes that a worker sent in a step.
@@ -105,8 +108,11 @@ def write_run(
     if world_size is not None:
         settings["world_size"] = given.whole("world_size", world_size, 1)
     settings |= given.config(config or {}, aps=settings["aps"])
-    values = given.metrics(metrics, diverged=given.flag("diverged", diverged))
-    if judged_by is not None and judged_by not in values and not diverged:
+    has_failed = given.flag("failed", failed)
+    if has_failed and diverged:
+        raise GivenError("a run is either diverged or failed")
+    values = given.metrics(metrics, diverged=given.flag("diverged", diverged) or has_failed)
+    if judged_by is not None and judged_by not in values and not (diverged or failed):
         raise GivenError(f"judged_by={judged_by!r} is no metric of this run; there are: {', '.join(values)}")
     result = Result(
         Ending.DIVERGED if diverged else Ending.FINISHED,
@@ -126,7 +132,7 @@ def write_run(
         "facts": facts,
         "rows": _curve(rows, result.measures),
         "env": given.plain("env", env or {}),
-        "done": result.as_json(),
+        "done": None if has_failed else result.as_json(),
     }
     sweep = SweepDir(Path(sweep_folder))
     with writing(sweep.path):
@@ -144,7 +150,7 @@ def _write(sweep: SweepDir, name: str, files: Mapping[str, Any], *, replace: boo
         if run.done.exists():
             if _holds(run, files):
                 return run.path
-            _refuse(run, files["done"]) if not replace else remove(run.done)
+            _refuse(run, files["done"] or {"metrics": {}}) if not replace else remove(run.done)
         _fill(run, files)
     finally:
         release(run, fd)
@@ -160,7 +166,10 @@ def _fill(run: RunDir, files: Mapping[str, Any]) -> None:
         (run.env, files["env"], write_json),
     ):
         write(path, content) if content else remove(path)
-    write_json(run.done, files["done"])
+    if files["done"] is not None:
+        write_json(run.done, files["done"])
+    elif (last := run.last_attempt()) is None or last.outcome() is None:
+        write_json(run.new_attempt().exit, Outcome(Ending.FAILED, 1, reason="written as failed").as_json())
 
 
 def _holds(run: RunDir, files: Mapping[str, Any]) -> bool:

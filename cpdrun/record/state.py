@@ -1,5 +1,8 @@
 """A run's state is derived from its files, never stored."""
 
+import contextlib
+import os
+import time
 from enum import StrEnum
 
 from cpdrun.record.entries import Ending
@@ -48,18 +51,32 @@ def garbage(run: RunDir) -> str:
 
 
 def forget(run: RunDir) -> None:
-    """Make the run pending again from its first step, unless some process works on it; its logs stay."""
+    """Make the run pending again from its first step, unless some process works on it. Its logs are kept."""
     if not run.path.exists() or (fd := claim(run)) is None:
         return
     saved = list(run.checkpoint.parent.iterdir()) if run.checkpoint.parent.is_dir() else []
-    for path in (run.done, run.status, run.metrics, *saved):
+    for path in (run.done, run.status, run.metrics, run.env, *saved):
         remove(path)
     release(run, fd)
 
 
 def cancellation(sweep: SweepDir) -> int | None:
-    """A value that changes whenever `cpdrun cancel` was used on `sweep`."""
+    """Return a value that changes whenever `cpdrun cancel` is used on `sweep`."""
     try:
         return sweep.stop.stat().st_mtime_ns
     except OSError:
         return None
+
+
+def cancellation_before(sweep: SweepDir, elapsed_s: float) -> int | None:
+    """Return a value that `cancellation` differs from if the sweep was cancelled in the last `elapsed_s` seconds.
+
+    The folder's file system stamps both files that are compared, so that its clock need not agree with this machine's.
+    """
+    latest, now = cancellation(sweep), time.time_ns()
+    if latest is None:
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(sweep.lock)
+        now = sweep.lock.stat().st_mtime_ns
+    return latest if latest < now - elapsed_s * 1e9 else None

@@ -2,6 +2,7 @@
 the real loaders."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -345,3 +346,24 @@ def test_loaders_change_no_bit(image_folder):
     for (x, y), (x_ahead, y_ahead) in zip(batches[0], batches[2], strict=True):
         assert torch.equal(x, x_ahead) and torch.equal(y, y_ahead)
     assert not torch.equal(batches[0][0][0], batches[0][3][0])
+
+
+def test_a_batch_that_names_code_is_refused(tmp_path):
+    """A pickle may run anything when it is loaded."""
+    folder = write_cifar10(tmp_path)
+
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    (folder / "data_batch_1").write_bytes(pickle.dumps({b"data": Evil(), b"labels": []}, protocol=2))
+    with pytest.raises(DataError, match="which no batch needs"):
+        CIFAR10(
+            str(tmp_path),
+            augment=False,
+            cutout=0,
+            dawnbench_augment=False,
+            train_samples=None,
+            test_samples=None,
+        )
+    assert not (tmp_path / "ran").exists()

@@ -1,5 +1,7 @@
 """Digests of code and data: the same for the same, others after a change, and who was trained with what."""
 
+import os
+
 import pytest
 
 from cpdrun.record import fingerprint
@@ -33,6 +35,10 @@ def env_of(tmp_path) -> dict:
     }
 
 
+def config_of(tmp_path) -> dict:
+    return {"data": {"data_dir": str(tmp_path / "data")}}
+
+
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "mine.py").write_text("width = 4\n")
@@ -44,7 +50,7 @@ def project(tmp_path):
 def test_nothing_changed(project, look_anew):
     env = env_of(project)
     look_anew()
-    assert changes_since(env) == [] and env_of(project) == env
+    assert changes_since(env, config_of(project)) == [] and env_of(project) == env
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,7 @@ def test_a_change_is_named(project, look_anew, file, content, named):
     env = env_of(project)
     (project / file).write_text(content)
     look_anew()
-    assert changes_since(env) == [named]
+    assert changes_since(env, config_of(project)) == [named]
 
 
 def test_the_same_run_in_another_folder_of_data_is_noticed(project, look_anew):
@@ -74,7 +80,7 @@ def test_the_same_run_in_another_folder_of_data_is_noticed(project, look_anew):
 def test_another_cpdrun_is_named(project, monkeypatch):
     env = env_of(project)
     monkeypatch.setattr(fingerprint, "own_digest", lambda: "another")
-    assert changes_since(env) == ["cpdrun"]
+    assert changes_since(env, {}) == ["cpdrun"]
 
 
 def test_what_is_gone_and_what_is_garbage_is_not_compared(project, look_anew):
@@ -82,7 +88,7 @@ def test_what_is_gone_and_what_is_garbage_is_not_compared(project, look_anew):
     (project / "mine.py").unlink()
     (project / "data").rename(project / "elsewhere")
     look_anew()
-    assert changes_since(env) == []
+    assert changes_since(env, config_of(project)) == []
     for garbage in (
         None,
         [],
@@ -91,7 +97,19 @@ def test_what_is_gone_and_what_is_garbage_is_not_compared(project, look_anew):
         {"data_path": 7},
         {"code": {"mine": {"file": 1}}},
     ):
-        assert changes_since(garbage) == []
+        assert changes_since(garbage, config_of(project)) == []
+
+
+def test_only_data_and_code_that_the_configuration_names_are_read(project, look_anew, opened):
+    """env.json may come from anyone: it must not make a dry run read the whole disk, a device or a pipe."""
+    os.mkfifo(project / "pipe.py")
+    hostile = [{"data_path": place, "data_sha256": "0"} for place in ("/", "/dev", str(project))]
+    hostile += [{"code": {"mine": {"file": place, "sha256": "0"}}} for place in ("/dev/zero", "/etc/passwd")]
+    hostile += [{"code": {"mine": {"file": str(project / "pipe.py"), "sha256": "0"}}}]
+    for env in hostile[:-1]:
+        assert changes_since(env, config_of(project)) == []
+    assert not opened
+    assert changes_since(hostile[-1], {}) == ["mine"]
 
 
 def test_large_data_is_known_by_names_and_sizes(tmp_path, monkeypatch, look_anew):

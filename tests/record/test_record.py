@@ -2,9 +2,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
+from cpdrun.errors import CannotWriteError
+from cpdrun.launch import Job
+from cpdrun.launch.session import write_configs
 from cpdrun.record import (
     Ending,
     EpochRow,
@@ -16,15 +20,19 @@ from cpdrun.record import (
     State,
     Where,
     append_json_line,
+    check_inside,
     claim,
     find_sweeps,
     is_claimed,
     read_json,
     read_json_lines,
+    release,
     state_of,
     write_json,
     write_text,
 )
+from cpdrun.record.files import STALE_S
+from cpdrun.sweep import plan
 
 
 @pytest.fixture
@@ -202,3 +210,47 @@ def test_entries_are_written_field_by_field_as_they_always_were():
         "epochs",
         "updated",
     ]
+
+
+def test_temporary_files_of_killed_writers_are_removed_at_the_next_start(run):
+    for name, age_s in (("old", 2 * STALE_S), ("young", 0)):
+        path = run.path / f".status.json.{name}.partial"
+        path.touch()
+        os.utime(path, (time.time() - age_s,) * 2)
+    release(run, claim(run))
+    assert {path.name for path in run.path.iterdir()} == {".lock", ".status.json.young.partial"}
+
+
+@pytest.mark.parametrize("name", ["josé", "日本", "(1) #2, a=b", "it's", 'a "b"'])
+def test_any_characters_may_be_in_results_dir(tmp_path, name):
+    folder = tmp_path / name
+    for typed in (str(folder), f"'{folder}'"):
+        made = plan(["exp=digits_bits", "seed=0", "format=fp32", f"results_dir={typed}"])
+        assert made.directory.path.parent == folder
+        made.directory.runs_folder.mkdir(parents=True, exist_ok=True)
+        assert find_sweeps([f"results_dir={typed}"]) == [made.directory]
+
+
+def test_a_name_that_no_file_system_takes_is_no_sweep(tmp_path):
+    with pytest.raises(NotFoundError):
+        find_sweeps(["x" * 300, f"results_dir={tmp_path}"])
+
+
+def test_a_run_is_not_trained_outside_of_its_sweep(tmp_path):
+    made = plan(["exp=digits_bits", "seed=0", "format=fp32", f"results_dir={tmp_path / 'results'}"])
+    run = made.directory.run(made.runs[0].name)
+    run.path.parent.mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    run.path.symlink_to(tmp_path / "outside")
+    with pytest.raises(CannotWriteError, match="link"):
+        write_configs([Job(run, made.runs[0].config, made.runs[0].overrides)])
+    assert not any((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize("place", ["lock", "preempt"])
+def test_nothing_is_made_through_a_link(run, tmp_path, place):
+    outside = tmp_path / "outside"
+    getattr(run, place).symlink_to(outside)
+    with pytest.raises(OSError, match=r"link|regular"):
+        claim(run) if place == "lock" else check_inside(run.path, run.preempt)
+    assert not outside.exists() and not is_claimed(run)

@@ -1,14 +1,36 @@
-"""The files of CIFAR-10 and CIFAR-100: pickled dicts of b"data" (n, 3072) uint8, channels first, and labels."""
+"""The files of CIFAR-10 and CIFAR-100: pickled dicts of b"data" (n, 3072) uint8, channels first, and labels.
 
+A pickle can run any code when it is loaded, so these are read with an allow-list of what numpy's arrays need.
+"""
+
+import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from cpdrun.data.base import DataError, ImageTensors
+
+
+class _Arrays(pickle.Unpickler):
+    """Loads plain values and numpy arrays, and refuses to look up any other name."""
+
+    ALLOWED = frozenset(
+        {
+            *(("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")),
+            *(("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")),
+            *(("numpy.core.numeric", "_frombuffer"), ("numpy._core.numeric", "_frombuffer")),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no batch needs")
+        return super().find_class(module, name)
 
 
 @dataclass(frozen=True)
@@ -36,8 +58,7 @@ class Layout:
                 "www.cs.toronto.edu/~kriz/cifar.html, and name the folder it lies in with data.data_dir=PATH"
             )
         try:
-            with path.open("rb") as file:
-                batch = pickle.load(file, encoding="bytes")
+            batch = _Arrays(io.BytesIO(path.read_bytes()), encoding="bytes").load()
             images, labels = batch[b"data"], np.asarray(batch[self.labels], dtype=np.int64)
             if images.dtype != np.uint8 or images.shape != (len(labels), 3 * 32 * 32):
                 raise ValueError(f"data {images.shape} {images.dtype} for {len(labels)} labels")
