@@ -2,19 +2,22 @@
 
     python scripts/soak.py                          # 200 blows, seed 0: about an hour on two cores
     python scripts/soak.py --blows 10 --seed 3      # a look at it
+    python scripts/soak.py --kills                  # only by kill -9
+    python scripts/soak.py --script                 # runs of scripts/soak_script.py instead of the built-in loop
     python scripts/soak.py --search 20              # then a search that is killed so often: scripts/soak_search.py
     python scripts/soak.py --fuzz 10000             # then that many override strings and yaml files
 
-A sweep of digits is trained undisturbed. Then sweeps of the same runs, with 1 and with 2 ranks in turn, are struck: a
-launcher, warm process, engine, agent, rank, or a whole group; by KILL, by INT, TERM or HUP once or twice, or by STOP
-and later CONT. A launcher that ended is started again. It must show: every final weight as undisturbed, no run finished
-twice, no process left, no traceback of a launcher, an end within --patience seconds. The same seed chooses the same
-blows; what they meet depends on the machine. Every blow is printed; what broke is named, its folder kept, and the exit
-status is 1.
+A sweep of digits, or of a user's script, is trained undisturbed. Then sweeps of the same runs, with 1 and with 2 ranks
+in turn, are struck: a launcher, warm process, engine, agent, rank, or a whole group; by KILL, by INT, TERM or HUP once
+or twice, or by STOP and later CONT. A launcher that ended is started again. It must show: every final weight and metric
+as undisturbed, no failure of a launch that was not struck, no run finished twice, no process left, no traceback of a
+launcher, an end within --patience seconds. The same seed chooses the same blows; what they meet depends on the machine.
+Every blow is printed; what broke is named, its folder kept, and the exit status is 1.
 """
 
 import argparse
 import contextlib
+import hashlib
 import itertools
 import os
 import random
@@ -26,13 +29,20 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import soak_search
 from soak_search import BrokenError
 
-from cpdrun.record import SweepDir
+from cpdrun.record import Result, RunDir, SweepDir
 
 RUNS = ["exp=digits_bits", "format=e4m3,e3m0", "aps=true,false", "seed=0,1", "epochs=6", "device=cpu"]
+SCRIPT = Path(__file__).with_name("soak_script.py")
+SCRIPT_RUNS = [
+    f"script={SCRIPT}",
+    "script_args=--seed {seed} --out {run_dir}/weights.pt",
+    *("format=e4m3,e3m0", "aps=true,false", "seed=0,1", "world_size=2", "device=cpu"),
+]
 ROLES = ("launcher", "warm process", "engine", "agent", "rank", "group")
 BLOWS = ("KILL", "INT", "INT twice", "TERM", "TERM twice", "HUP", "HUP twice", "STOP")
 KILL_SHARE = 0.4
@@ -49,7 +59,9 @@ STARTING_S = 2.0  # before the first blow, so that not all fall on a launcher th
 PAUSE_S = (0.0, 0.6)  # between blows
 TWICE_S = (0.0, 0.25)
 STOPPED_S = (0.05, 3.0)
+LATER_S = (0.0, 3.0)  # after the first rank
 WAIT_FOR_A_ROLE_S = 10.0
+TRAINING_SHARE = 0.75  # of kills alone: those that wait until some rank is there
 MOST_A_STORM = 20  # so that 1 and 2 ranks come in turn
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\w[\w.]*)", re.MULTILINE)
 
@@ -59,7 +71,9 @@ class Soak:
     folder: Path
     dice: random.Random
     patience_s: float
-    expected: dict[str, str] = field(default_factory=dict)
+    of_script: bool = False
+    only_kills: bool = False
+    expected: dict[str, Any] = field(default_factory=dict)
     struck: int = 0
 
     def calm(self) -> None:
@@ -75,7 +89,7 @@ class Soak:
         finished: dict[str, int] = {}
         until = time.monotonic() + self.patience_s
         while True:
-            launcher = self._launch(name, nproc)
+            launcher, struck_before = self._launch(name, nproc), self.struck
             time.sleep(self.dice.uniform(0, STARTING_S))
             while launcher.poll() is None:
                 self._look(name, finished)
@@ -92,6 +106,8 @@ class Soak:
             self._check_output(name)
             if launcher.returncode == 0:
                 break
+            if self.struck == struck_before:
+                raise BrokenError(f"{name}: a launch that nobody struck ended with {launcher.returncode}")
             if time.monotonic() > until:
                 raise BrokenError(f"{name}: ends with {launcher.returncode} again and again")
         found = self._weights(name)
@@ -103,7 +119,8 @@ class Soak:
         )
 
     def _launch(self, name: str, nproc: int) -> subprocess.Popen:
-        command = [sys.executable, "-m", "cpdrun.cli", "sweep", *RUNS, f"nproc={nproc}"]
+        runs = SCRIPT_RUNS if self.of_script else RUNS
+        command = [sys.executable, "-m", "cpdrun.cli", "sweep", *runs, f"nproc={nproc}"]
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [*command, f"results_dir={self.folder / name}"],
@@ -118,6 +135,11 @@ class Soak:
         role, blow = self.dice.choice(ROLES), self._blow()
         gaps = [self.dice.uniform(*TWICE_S), self.dice.uniform(*STOPPED_S)]
         until = time.monotonic() + WAIT_FOR_A_ROLE_S
+        if self.only_kills and self.dice.random() < TRAINING_SHARE:
+            until = time.monotonic() + self.patience_s / 2
+            while "rank" not in roles(launcher) and launcher.poll() is None and time.monotonic() < until:
+                time.sleep(0.05)
+            time.sleep(self.dice.uniform(*LATER_S))
         while not (victims := roles(launcher).get("agent" if role == "group" else role, [])):
             if launcher.poll() is not None or time.monotonic() > until:
                 return False
@@ -140,7 +162,8 @@ class Soak:
         return True
 
     def _blow(self) -> str:
-        return BLOWS[0] if self.dice.random() < KILL_SHARE else self.dice.choice(BLOWS[1:])
+        is_kill = self.only_kills or self.dice.random() < KILL_SHARE
+        return BLOWS[0] if is_kill else self.dice.choice(BLOWS[1:])
 
     def _look(self, name: str, finished: dict[str, int]) -> None:
         """A done.json, once there, is never written again."""
@@ -159,10 +182,22 @@ class Soak:
             raise BrokenError(f"{name}: a traceback of {', '.join(ends)} in {name}.log")
 
     def _sweep(self, name: str) -> SweepDir:
-        return SweepDir(self.folder / name / "digits_bits")
+        return SweepDir(self.folder / name / (SCRIPT.stem if self.of_script else "digits_bits"))
 
-    def _weights(self, name: str) -> dict[str, str]:
-        return {run.name: (done := run.result()) and done.weights_sha256 for run in self._sweep(name).runs()}
+    def _weights(self, name: str) -> dict[str, Any]:
+        """The final weights and metrics of each run, None for one that is not done; by the run's name without its
+        digest, which for a script depends on the number of ranks."""
+        runs = {run.name.rpartition("-")[0]: run for run in self._sweep(name).runs()}
+        return {
+            short: (done := run.result()) and (_digest(run, done), done.metrics)
+            for short, run in runs.items()
+        }
+
+
+def _digest(run: RunDir, done: Result) -> str | None:
+    """Of the final weights, which a script saves itself."""
+    file = run.path / "weights.pt"
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else done.weights_sha256
 
 
 def _to_group(pid: int, number: int) -> None:
@@ -243,9 +278,8 @@ def search(kills: int, seed: int, patience_s: float, folder: Path) -> str | None
     return None
 
 
-def soak(blows: int, seed: int, patience_s: float, folder: Path) -> str | None:
-    """What broke, or None."""
-    run = Soak(folder, random.Random(seed), patience_s)
+def soak(run: Soak, blows: int, seed: int) -> str | None:
+    """Return what broke, or None."""
     try:
         run.calm()
         for number in itertools.count(1):
@@ -253,7 +287,7 @@ def soak(blows: int, seed: int, patience_s: float, folder: Path) -> str | None:
             if run.struck >= blows:
                 return None
     except BrokenError as error:
-        return f"{error} (blow {run.struck}, --seed {seed}; {folder})"
+        return f"{error} (blow {run.struck}, --seed {seed}; {run.folder})"
 
 
 def main() -> int:
@@ -261,6 +295,8 @@ def main() -> int:
     parser.add_argument(
         "--blows", type=int, default=200, help="kills and signals in all (default 200; 0: none)"
     )
+    parser.add_argument("--kills", action="store_true", help="kill -9 alone, and no other signal")
+    parser.add_argument("--script", action="store_true", help="runs of a user's script")
     parser.add_argument("--search", type=int, default=0, metavar="N", help="kills of a search after")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--patience", type=float, default=300, help="seconds without a blow until an end")
@@ -273,7 +309,9 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     broken = []
     if arguments.blows:
-        fell = soak(arguments.blows, arguments.seed, arguments.patience, folder)
+        dice = random.Random(arguments.seed)
+        run = Soak(folder, dice, arguments.patience, arguments.script, arguments.kills)
+        fell = soak(run, arguments.blows, arguments.seed)
         print(f"BROKEN: {fell}" if fell else f"{arguments.blows} blows changed nothing", flush=True)
         broken.append(fell)
     if arguments.search:

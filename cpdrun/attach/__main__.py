@@ -4,12 +4,11 @@ import os
 import sys
 from pathlib import Path
 
-import yaml
-
 from cpdrun.attach import runner
 from cpdrun.attach.environment import RUN_DIR
+from cpdrun.config.secrets import revealed
 from cpdrun.parent import die_with
-from cpdrun.record import RunDir
+from cpdrun.record import RunDir, read_config
 
 
 def main() -> int:
@@ -21,7 +20,7 @@ def main() -> int:
         )
         return 2
     die_with(os.getppid())
-    config = yaml.safe_load(RunDir(Path(run_dir)).config.read_text(encoding="utf-8"))
+    config = revealed(read_config(RunDir(Path(run_dir))))
     given = sys.argv[3:] if sys.argv[1:2] == ["-m"] else sys.argv[2:]
     return runner.run(Path(run_dir), config, given)
 

@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -30,7 +29,7 @@ from torch.optim import Optimizer
 from cpdrun.attach.environment import RUN_DIR
 from cpdrun.attach.held.ddp import HoldsDdp
 from cpdrun.attach.held.exchange import Asked
-from cpdrun.attach.held.facts import facts_of
+from cpdrun.attach.held.facts import LEFT_ALONE, facts_of
 from cpdrun.attach.held.models import unwrapped
 from cpdrun.attach.held.observed import Observed
 from cpdrun.attach.held.on_step import OnStep
@@ -40,7 +39,7 @@ from cpdrun.attach.held.products import Products
 from cpdrun.attach.held.script import Script
 from cpdrun.attach.held.steps import Steps
 from cpdrun.errors import UserError
-from cpdrun.record import RunDir
+from cpdrun.record import RunDir, read_config
 
 
 class Hold:
@@ -69,7 +68,7 @@ class Hold:
         a process of its own, one of the run that CPDRUN_RUN_DIR names, installed now and checked when Python ends."""
         if cls.current is None:
             run = RunDir(Path(os.environ[RUN_DIR]))
-            hold = cls(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+            hold = cls(read_config(run))
             hold.install()
             atexit.register(hold.check_at_exit)
         return cls.current
@@ -80,6 +79,7 @@ class Hold:
         self.ddp.install(self.patches)
         self.steps.install()
         self.observed.install(self.patches)
+        self.products.install(self.patches)
         if not self.asked.plain or self.products.asked:
             self._install_sharded()
             self.steps.watch()
@@ -166,6 +166,13 @@ class Hold:
         """What was attached and what was left alone, for the record: JSON."""
         syncs = [sync for sync in self._syncs() if sync is not None]
         return facts_of(self.asked, self.script, self.products, syncs) | {"optimizer_steps": self.steps.most}
+
+    def was_attached(self, facts: Any) -> bool:
+        """Return whether the recorded facts of an earlier attempt show that its gradients were exchanged as asked."""
+        gradients = facts.get("gradients") if isinstance(facts, dict) else None
+        if not isinstance(gradients, dict) or not facts.get("optimizer_steps"):
+            return False
+        return self.asked.plain or gradients.get("exchange") not in (None, [], [LEFT_ALONE])
 
     def check(self) -> None:
         """At the end of the script. Raises UserError where a format or a precision took hold of nothing."""

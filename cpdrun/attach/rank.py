@@ -1,8 +1,8 @@
 """A rank of the run of a user's script: the process that torchrun's engine starts.
 
-It starts the script in a process of its own (or another launcher's command, which starts all of the script's ranks),
-keeps its log and reads its metrics there, tells it to stop, and says how it ended. Rank 0 writes done.json, once every
-rank has ended with 0 and the metric asked for was seen.
+It starts the script in a separate process (or another launcher's command, which starts all of the script's ranks),
+writes its log, reads its metrics, tells it to stop, and reports how it ended. Rank 0 writes done.json when every rank
+has ended with exit code 0 and the metric that decides was found.
 """
 
 import os
@@ -15,18 +15,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cpdrun.attach.environment import ATTEMPT_DIR, RUN_DIR
 from cpdrun.attach.watched.log import BoundedLog
-from cpdrun.attach.watched.logged import Tally, result
-from cpdrun.attach.watched.patterns import Patterns
 from cpdrun.attach.watched.process import ScriptProcess
 from cpdrun.attach.watched.together import all_ended
-from cpdrun.attach.watched.written import JsonLines, tensorboard_rows
 from cpdrun.config.script import SCRIPT, filled, found, has_launcher, stem, words
+from cpdrun.config.secrets import revealed
 from cpdrun.errors import FAILED, OK, UserError
-from cpdrun.record import Attempt, RunDir, read_object, remove, write_json
+from cpdrun.record import Attempt, RunDir, read_config, remove, write_json
+from cpdrun.script_metrics.files import GrowingFile
+from cpdrun.script_metrics.output import (
+    attached_gradients,
+    growing_files,
+    printed_rows,
+    reads_output,
+    tensorboard_events,
+)
+from cpdrun.script_metrics.patterns import Patterns
+from cpdrun.script_metrics.result import Tally, result
 from cpdrun.train.ranks import pulse
 
 OF_TORCHRUN = re.compile(
@@ -46,7 +52,7 @@ def run_rank(run_dir: str) -> int:
     log = BoundedLog(attempt.rank_log(rank))
     for fd in (1, 2):
         os.dup2(log.fd, fd)
-    config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    config = revealed(read_config(run))
     try:
         return _Rank(run, attempt, rank, config, log).execute()
     except UserError as error:
@@ -61,12 +67,13 @@ class _Rank:
         self.run, self.attempt, self.rank, self.config, self.log = run, attempt, rank, config, log
         self.script = config[SCRIPT]
         self.name = f"{stem(self.script)}.py" if self.script["path"].endswith(".py") else stem(self.script)
-        self.tally, self.patterns = Tally(run), Patterns(self.script["metrics"])
+        self.tally, self.patterns = Tally(), Patterns(self.script)
+        self.reads_output = reads_output(self.script)
         self.status_written = self.told_at = 0.0
         self.error = self.last_words = ""
         self.since_error = 0
         self.goes_on = False  # from what an attempt before has saved
-        self.file: JsonLines | None = None
+        self.files: list[GrowingFile] = []
 
     def execute(self) -> int:
         began = time.time()
@@ -77,12 +84,15 @@ class _Rank:
         for line in process.lines(self.log, lambda: self._look(process)):
             pulse.beat()
             self._remember(line)
-            if self.rank == 0 and (row := self.patterns.row(line)) is not None:
+            if self.rank == 0 and self.reads_output and (row := self.patterns.row(line)) is not None:
                 self.run.append_row(row)
+        if process.left_behind:
+            left = ", ".join(map(str, process.left_behind))
+            print(f"cpdrun: {self.name} has ended and left processes running: {left}", flush=True)
         code = self._code(process.exit_code)
         if code not in (OK, os.EX_TEMPFAIL):
             return code
-        ended_well = all_ended(code == OK, self.config["patience_s"], pulse.beat)
+        ended_well = all_ended(code == OK, self.config["patience_s"])
         if not ended_well:
             return os.EX_TEMPFAIL
         if self.rank == 0:
@@ -100,14 +110,13 @@ class _Rank:
             self.since_error += 1
 
     def _begin(self) -> None:
-        """What an attempt that has no checkpoint to go on from logged is void: the script begins anew."""
-        place = self._place(self.script["jsonl"]) if self.script["jsonl"] else None
+        """Without a checkpoint to resume from, the script starts again: remove what an earlier attempt logged."""
         self.goes_on = self.run.saved_at() > 0
         if not self.goes_on:
-            for path in (self.run.metrics, self.run.status, place):
-                if path is not None:
-                    remove(path)
-        self.file = JsonLines(place) if place is not None else None
+            written = [file.path for file in growing_files(self.config, self.run)]
+            for path in (self.run.metrics, self.run.status, *written):
+                remove(path)
+        self.files = growing_files(self.config, self.run)
 
     def _start(self) -> ScriptProcess:
         found(self.config)
@@ -152,8 +161,8 @@ class _Rank:
             self._stop(process)
         if self.rank == 0 and time.monotonic() - self.status_written > STATUS_EVERY_S:
             self.status_written = time.monotonic()
-            self._read_file(last=False)
-            if self.tally.look():
+            self._read_files(last=False)
+            if self.tally.follow(self.run.metrics):
                 progress = self.tally.progress(self.script, time.time())
                 write_json(self.run.status, progress.as_json())
 
@@ -187,30 +196,21 @@ class _Rank:
         return code if code != os.EX_TEMPFAIL else FAILED
 
     def _finish(self, began: float) -> None:
-        self._read_file(last=True)
-        if self.script["tensorboard"]:
-            since = 0.0 if self.goes_on else began
-            for row in tensorboard_rows(self._place(self.script["tensorboard"]), since):
+        self._read_files(last=True)
+        since = 0.0 if self.goes_on else began
+        for row in tensorboard_events(self.config, self.run, since):
+            self.run.append_row(row)
+        self.tally.follow(self.run.metrics)
+        if not self.tally.metrics:
+            for row in printed_rows(self.run, self.script):
                 self.run.append_row(row)
-        self.tally.look()
-        ended = result(self.tally, self.config, time.time() - began, _of_gradients(self.run))
+            self.tally.follow(self.run.metrics)
+        ended = result(self.tally, self.config, time.time() - began, attached_gradients(self.run))
         write_json(self.run.status, self.tally.progress(self.script, time.time()).as_json())
         write_json(self.run.done, ended.as_json())
 
-    def _read_file(self, *, last: bool) -> None:
-        if self.file is not None:
-            for row in self.file.last() if last else self.file.rows():
+    def _read_files(self, *, last: bool) -> None:
+        for file in self.files:
+            for row in file.last() if last else file.rows():
                 pulse.beat()
                 self.run.append_row(row)
-
-    def _place(self, path: str) -> Path:
-        """A path of the script's, which it writes from the folder in which it is started."""
-        folder = filled(self.script["work_dir"], self.config, self.run.path)
-        return Path(folder) / filled(path, self.config, self.run.path)
-
-
-def _of_gradients(run: RunDir) -> dict[str, Any]:
-    """What Hold.facts() said of the exchange of gradients, out of env.json."""
-    attached = (read_object(run.env) or {}).get("attached")
-    gradients = attached.get("gradients") if isinstance(attached, dict) else None
-    return gradients if isinstance(gradients, dict) else {}

@@ -27,8 +27,9 @@ from cpdrun.attach.hold import Hold
 from cpdrun.attach.integrations import watch
 from cpdrun.config.script import SCRIPT, filled, found, is_module, words
 from cpdrun.errors import FAILED, OK, UserError
-from cpdrun.record import Attempt, RunDir, read_object
+from cpdrun.record import Attempt, RunDir, read_object, write_json
 from cpdrun.train.ranks import pulse
+from cpdrun.train.ranks.torch_settings import configure_torch
 from cpdrun.train.state.provenance import write_environment
 
 MOST_NAMED = 8  # parameters or layers in a line
@@ -65,7 +66,7 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
     if module:  # packages are found from where the command was typed
         sys.path.insert(1, script["typed_in_dir"])
     _seed(config["seed"])
-    torch.set_num_threads(config["threads"])
+    configure_torch(config)
     _show_life()
     try:
         _check_ranks(config)
@@ -74,18 +75,25 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
     except UserError as error:
         return _refused(error)
     watch()
-    before = (read_object(RunDir(run_dir).env) or {}).get("attached")
+    run = RunDir(run_dir)
+    before = (read_object(run.env) or {}).get("attached")
+    # Records of earlier versions lack the facts of an attempt that was killed; its checkpoint shows that it trained.
+    has_trained = hold.was_attached(before) or (before is None and run.saved_at() > 0)
+    is_first_rank = int(os.environ.get("RANK", "0")) == 0
+    if is_first_rank:
+        _record_early(hold, run)
     code = _execute(file, module)
-    facts = hold.facts()
-    trained_before = not facts["optimizer_steps"] and _took_hold(before)
-    if trained_before:  # started again with nothing left to train
-        facts = before
+    hold.products.note_models_in_float32()
+    nothing_was_left = has_trained and hold.steps.none_so_far
+    facts = before if nothing_was_left and before else hold.facts()
     if code == OK:
+        if nothing_was_left:
+            print("cpdrun: nothing was left to train: an earlier attempt had taken the last step")
         _tell(facts)
-    if int(os.environ.get("RANK", "0")) == 0:
+    if is_first_rank:
         with suppress(OSError):
-            write_environment(RunDir(run_dir), _device(), None, config, attached=facts)
-    if code == OK and not trained_before:
+            write_environment(run, _device(), None, config, attached=facts)
+    if code == OK and not nothing_was_left:
         try:
             hold.check()
         except UserError as error:
@@ -93,9 +101,22 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
     return code
 
 
-def _took_hold(attached: Any) -> bool:
-    """Whether an earlier attempt's facts are of a script that was held and took steps."""
-    return isinstance(attached, dict) and bool(attached.get("optimizer_steps"))
+def _record_early(hold: Hold, run: RunDir) -> None:
+    """Write to env.json what is attached, after the first step and whenever a later step reaches more parameters.
+
+    A script may be killed between its last checkpoint and its end. Its next attempt then takes no step, and only this
+    record shows what the steps before were attached to.
+    """
+    recorded = -1
+
+    def after_step(*_: Any) -> None:
+        nonlocal recorded
+        if len(hold.script.reached) > recorded:
+            recorded = len(hold.script.reached)
+            with suppress(OSError):
+                write_json(run.env, {**(read_object(run.env) or {}), "attached": hold.facts()})
+
+    register_optimizer_step_post_hook(torch.compiler.disable(after_step))
 
 
 def _execute(file: Path, module: str | None) -> int:

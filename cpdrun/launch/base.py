@@ -41,7 +41,9 @@ class LaunchOptions:
     jobs_per_gpu: int | None = None
     max_parallel: int | None = None
     retries: int = 0
+    kill_retries: int = 0  # further attempts after a signal killed a run's process, on this machine
     fail_fast: bool = False
+    keep_going: bool = False  # start all runs of a script, although its first run failed at once
     wait: bool = True
 
 
@@ -104,6 +106,10 @@ class Executor(ABC):
     def at_once(self, jobs: list[Job]) -> int | None:
         """Ranks of `jobs` that would run at the same time; None where that is a scheduler's to say."""
         return None
+
+    def advice(self, jobs: list[Job]) -> list[str]:
+        """Return what a user should know before these jobs are submitted, a line each. Asks nobody, writes nothing."""
+        return []
 
     def would_write(self, jobs: list[Job]) -> dict[Path, str]:
         """Scripts that `submit` would write for these jobs; asks nobody and writes nothing."""

@@ -2,31 +2,38 @@
 
 from cpdrun.errors import writing
 from cpdrun.launch.executors import schedulers
-from cpdrun.record import RunDir, State, SweepDir, state_of
+from cpdrun.record import RunDir, State, SweepDir, check_inside, state_of
 
 
 def cancel_run(run: RunDir) -> bool:
-    """Ask one run to save and stop, or take it out of a scheduler's queue; False where it neither runs nor waits there.
+    """Ask one run to save and stop, or take it out of a scheduler's queue.
 
-    Raises LaunchError for a scheduler that does not answer.
+    Returns whether the run was running or queued. Raises LaunchError if a scheduler does not answer, and
+    CannotWriteError if the request cannot be written, for instance because a link lies in its place.
     """
     waited = sum(scheduler.withdraw(run.sweep, run.name) for scheduler in schedulers())
     if not waited and state_of(run) is not State.RUNNING:
         return False
-    with writing(run.preempt):
-        run.preempt.touch()  # for one that waited it says why it never began
+    _ask(run)  # a run that waited finds out this way why it never began
     return True
 
 
 def cancel_sweep(sweep: SweepDir) -> tuple[int, int]:
-    """Stop the launchers and workers of `sweep`, take what waits out of a scheduler's queue, ask its runs to stop.
+    """Stop the launchers and workers of `sweep`, empty a scheduler's queue of its runs, and ask running runs to stop.
 
-    Returns how many runs were asked and how many waited. Raises as `cancel_run`.
+    Returns how many runs were asked and how many were queued. Raises as `cancel_run`.
     """
     with writing(sweep.stop):
+        check_inside(sweep.path, sweep.stop)
         sweep.stop.touch()
-        waiting = sum(scheduler.withdraw(sweep) for scheduler in schedulers())
-        running = [run for run in sweep.runs() if state_of(run) is State.RUNNING]
-        for run in running:
-            run.preempt.touch()
+    waiting = sum(scheduler.withdraw(sweep) for scheduler in schedulers())
+    running = [run for run in sweep.runs() if state_of(run) is State.RUNNING]
+    for run in running:
+        _ask(run)
     return len(running), waiting
+
+
+def _ask(run: RunDir) -> None:
+    with writing(run.preempt):
+        check_inside(run.path, run.preempt)
+        run.preempt.touch()

@@ -56,6 +56,16 @@ def would_write(
     return make_executor(launcher, sweep, options).would_write(jobs)
 
 
+def advice(launcher: dict[str, Any], sweep: SweepDir, jobs: list[Job], options: LaunchOptions) -> list[str]:
+    """Return what a user should know before a launch of these jobs; nothing if the launch would be refused."""
+    if not jobs or own_class(launcher) is None:
+        return []
+    try:
+        return make_executor(launcher, sweep, options).advice(jobs)
+    except LaunchError:  # says itself what is wrong
+        return []
+
+
 def schedulers() -> list[type[Executor]]:
     """The executors of cpdrun that hand runs to a scheduler: of each wing of cpdrun.launch with an executor.py."""
     wings = [m.name for m in pkgutil.iter_modules(cpdrun.launch.__path__, "cpdrun.launch.") if m.ispkg]

@@ -143,6 +143,7 @@ class LocalExecutor(Executor):
     def _start(self, job: Job, places: list[str]) -> _Agent:
         command = [sys.executable, "-m", "cpdrun.launch.attempt.agent", str(job.run.path)]
         command += ["--retries", str(self._options.retries), "--parent", str(os.getpid())]
+        command += ["--kill-retries", str(self._options.kill_retries)]
         command += ["--known", str(self._elsewhere.known(job))]
         descriptors = []
         if self._warm is not None:

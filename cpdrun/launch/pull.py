@@ -11,7 +11,17 @@ from cpdrun.config.schema import RULES
 from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.attempt.ending import end_of
 from cpdrun.launch.base import Event, Executor, Job, LaunchOptions
-from cpdrun.record import Ending, Outcome, RunDir, State, SweepDir, is_claimed, read_config, state_of
+from cpdrun.record import (
+    Ending,
+    Outcome,
+    RunDir,
+    State,
+    SweepDir,
+    is_claimed,
+    read_config,
+    read_overrides,
+    state_of,
+)
 
 WATCH_S = 1.0
 TAKEN = {State.PENDING, State.PREEMPTED, State.RUNNING}  # the last in case that another worker drops them
@@ -118,9 +128,8 @@ class Pool:
 
 
 def _job(run: RunDir) -> Job:
-    overrides = run.overrides.read_text(encoding="utf-8") if run.overrides.exists() else ""
     config = read_config(run)
     for key in READ_HERE:
         if problem := RULES[key](config[key]) if key in config else "is missing":
             raise ValueError(f"{key}: {problem}")
-    return Job(run, config, overrides.splitlines(), is_written=True)
+    return Job(run, config, read_overrides(run), is_written=True)

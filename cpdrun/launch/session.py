@@ -13,11 +13,13 @@ tenths of a second.
 import json
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import yaml
 
 from cpdrun.config.format_facts import format_facts
+from cpdrun.config.secrets import hand_over, mask_text, masked
 from cpdrun.errors import before_a_start, writing
 from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.base import Event, Job, LaunchError, LaunchOptions
@@ -26,7 +28,7 @@ from cpdrun.launch.executors import executor_class, make_executor
 from cpdrun.launch.machine.resources import no_place_for_runs
 from cpdrun.launch.progress.display import Display
 from cpdrun.launch.summary import Summary, Tally
-from cpdrun.record import SweepDir, read_json, write_json, write_text
+from cpdrun.record import SweepDir, check_inside, read_json, read_record, write_json, write_text
 
 More = Callable[[Event], Sequence[Job]]
 
@@ -118,17 +120,29 @@ def _each_once(launchers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({json.dumps(launcher, default=str): launcher for launcher in launchers}.values())
 
 
+def _contents(path: Path) -> bytes | None:
+    try:
+        return read_record(path)
+    except OSError:
+        return None
+
+
 def write_configs(jobs: Sequence[Job]) -> None:
-    """Put config.yaml, overrides.txt and format.json of each job on disk, where they are not there already."""
+    """Write config.yaml, overrides.txt and format.json of each job, unless they are there already.
+
+    Secrets are masked there; the processes of the runs inherit them in an environment variable.
+    """
     for job in jobs:
         if job.is_written:
             continue
-        config = yaml.dump(job.config, Dumper=yaml.CSafeDumper, sort_keys=False)
-        overrides = "".join(f"{line}\n" for line in job.overrides)
+        hand_over(job.config)
+        config = yaml.dump(masked(job.config), Dumper=yaml.CSafeDumper, sort_keys=False)
+        overrides = "".join(f"{mask_text(line)}\n" for line in job.overrides)
         with writing(job.run.path):
+            check_inside(job.run.path.parent.parent, job.run.path)
             job.run.path.mkdir(parents=True, exist_ok=True)
             for path, text in ((job.run.overrides, overrides), (job.run.config, config)):
-                if not path.exists() or path.read_text(encoding="utf-8") != text:
+                if _contents(path) != text.encode():
                     write_text(path, text)
             facts = format_facts(job.config["format"])
             if read_json(job.run.format_facts) != facts:

@@ -40,6 +40,7 @@ from cpdrun.train.build import BuildError, Parts, build
 from cpdrun.train.learners.gradients import ExactGradients, Objective
 from cpdrun.train.learners.played import SharedModel
 from cpdrun.train.ranks.device import device_of
+from cpdrun.train.ranks.torch_settings import configure_torch
 
 FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")
 WARM_UPS = 2
@@ -264,7 +265,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args(argv)
     config = json.loads(arguments.config.read_text(encoding="utf-8"))
-    torch.set_num_threads(config["threads"])
+    configure_torch(config)
     try:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             dist.init_process_group("nccl" if device_of(config["device"]).type == "cuda" else "gloo")

@@ -26,6 +26,7 @@ from cpdrun.train.calibrate import alternate
 from cpdrun.train.course import Course
 from cpdrun.train.instantiate import part
 from cpdrun.train.ranks.device import device_of
+from cpdrun.train.ranks.torch_settings import configure_torch
 
 COMPRESSOR = "compressor"
 
@@ -89,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args(argv)
     methods = json.loads(arguments.methods.read_text(encoding="utf-8"))
-    torch.set_num_threads(next(iter(methods.values()))["threads"])
+    configure_torch(next(iter(methods.values())))
     try:
         write_json(arguments.out, measure(methods, arguments.repeats))
     except BuildError as error:

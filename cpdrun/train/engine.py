@@ -50,6 +50,7 @@ FIRST_STEP_IMPORTS = [
     "custom_fp.ops",
 ]
 MONITOR_INTERVAL_S = 0.02
+TERMINATING_S = 3  # for ranks to end after SIGTERM, once another one has failed; a stopped process ignores it
 MOST_DEATHS = 3  # without a further step, of an elastic run
 
 
@@ -175,6 +176,7 @@ def _start_once(request: dict[str, Any]) -> dict[str, Any]:
 
     from cpdrun.train.ranks.rendezvous import Gate
 
+    _kill_soon()
     gate = Gate(request["nproc"] // request["nodes"])
     try:
         codes = elastic_launch(_launch_config(request), _rank)(
@@ -186,6 +188,17 @@ def _start_once(request: dict[str, Any]) -> dict[str, Any]:
         return {"exit_code": failure.exitcode, "rank": rank, "note": ""}
     finally:
         gate.close()
+
+
+def _kill_soon() -> None:
+    """Have torch wait TERMINATING_S instead of 30 s before it kills ranks that do not end after SIGTERM."""
+    from torch.multiprocessing.spawn import ProcessContext
+
+    wait = getattr(ProcessContext, "_join_procs_with_timeout", None)  # torch has no setting for it
+    if wait is not None:
+        ProcessContext._join_procs_with_timeout = lambda context, timeout: wait(
+            context, min(timeout, TERMINATING_S)
+        )
 
 
 def _launch_config(request: dict[str, Any]) -> Any:

@@ -15,18 +15,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
 
 from cpdrun.comm import naming_lost_ranks
 from cpdrun.comm.workers import Workers
+from cpdrun.config.secrets import revealed
 from cpdrun.errors import UserError
-from cpdrun.record import Attempt, Result, RunDir
+from cpdrun.record import Attempt, Result, RunDir, read_config
 from cpdrun.train.build import build
 from cpdrun.train.loop import Preempted, train
 from cpdrun.train.preflight.products import emulated_products
 from cpdrun.train.ranks import pulse
 from cpdrun.train.ranks.device import device_of
 from cpdrun.train.ranks.rendezvous import meet
+from cpdrun.train.ranks.torch_settings import configure_torch
 from cpdrun.train.state.journal import Journal
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: not done, worth trying again
@@ -52,22 +53,20 @@ def run_rank(run_dir: str) -> int:
         if rank == 0:
             pulse.start(attempt.pulse)
     run = RunDir(Path(run_dir))
-    config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    torch.set_num_threads(config["threads"])
+    config = revealed(read_config(run))
+    configure_torch(config)
     workers = Workers.from_environment(config["world_size"])
     try:
         device = device_of(config["device"])
     except UserError as error:
         return _refused(error)
-    torch.backends.cudnn.benchmark = False  # the fastest kernel of the day sums in an order of its own
-    torch.backends.cudnn.deterministic = True
     journal = Journal(run, rank)
     try:
         if workers.ranks > 1:
             meet("nccl" if device.type == "cuda" else "gloo", config["patience_s"])
         with naming_lost_ranks() if workers.ranks > 1 else nullcontext():
             result = _train(config, workers, device, journal)
-        journal.done(result)
+        journal.done(result, device)
         code = 0
     except Preempted:
         code = EXIT_PREEMPTED

@@ -260,12 +260,14 @@ def test_sparse_gradients_are_refused_by_name(hold) -> None:
 def test_a_format_that_takes_hold_of_nothing_is_an_error(hold) -> None:
     held_now = hold(*E3M0)
     model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
     loss_of(model, 0, 0).backward()
     with torch.no_grad():
         for p in model.parameters():
             p -= 0.1 * p.grad
     with pytest.raises(UserError, match=r"format=e3m0 with APS took hold of no gradient.*0 steps"):
         held_now.check()
+    assert not optimizer.state
     hold().check()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tomllib
 from functools import partial
 from pathlib import Path
 
@@ -145,10 +146,22 @@ def test_fabric_and_accelerate_log(tmp_path):
 
 @needs["lightning_digits"]
 def test_outside_of_a_run_lightning_gets_no_callback(monkeypatch):
+    from lightning.fabric import fabric
+
     from cpdrun.attach.integrations import lightning
 
+    monkeypatch.setattr(fabric, "_load_external_callbacks", lambda group: [])
+    lightning.install_fabric(fabric)
     monkeypatch.delenv("CPDRUN_RUN_DIR", raising=False)
-    assert lightning.callbacks() == lightning.callbacks_of_fabric() == []
+    assert fabric._load_external_callbacks("lightning.fabric.callbacks_factory") == []
+    monkeypatch.setenv("CPDRUN_RUN_DIR", "run")
+    assert len(fabric._load_external_callbacks("lightning.fabric.callbacks_factory")) == 1
+
+
+def test_no_entry_point_is_of_a_group_that_another_library_loads():
+    """Importing torch or Lightning where cpdrun is installed loads nothing of ours."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert all(group.startswith("cpdrun.") for group in project.get("entry-points", {}))
 
 
 def test_a_library_of_another_shape_trains_all_the_same(tmp_path, monkeypatch, capsys):

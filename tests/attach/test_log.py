@@ -1,6 +1,7 @@
 """The log of a script: bounded, and cut into lines."""
 
-from cpdrun.attach.watched.log import LINE_BYTES, BoundedLog, Lines
+from cpdrun.attach.watched.log import BoundedLog
+from cpdrun.script_metrics.lines import LINE_BYTES, Lines
 
 
 def test_a_long_log_keeps_its_ends(tmp_path):

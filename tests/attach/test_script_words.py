@@ -68,11 +68,37 @@ def test_an_edited_script_makes_other_runs_and_another_folder_does_not(here, mon
     assert only("script=train.py").name != before
 
 
-def test_what_is_read_of_a_script_is_in_the_name_and_what_stops_it_is_not(here):
+def test_what_is_read_of_a_script_and_what_stops_it_make_no_other_run(here):
     before = only("script=train.py").name
-    assert only("script=train.py", LOSS).name != before
+    assert only("script=train.py", LOSS, "metric=val_loss", "script.csv={run_dir}/m.csv").name == before
     assert only("script=train.py", "nproc=2").name != before
     assert only("script=train.py", "script.grace_s=5", "patience_s=9", "limit_s=5").name == before
+
+
+def test_an_edited_comment_makes_no_other_run(here):
+    (here / "train.py").write_text('x = """\n# text\n\n"""\nprint(x)  # why\n')
+    before = only("script=train.py").name
+    (here / "train.py").write_text('# A headline.\n\nx = """\n# text\n\n"""\nprint(x)\n')
+    assert only("script=train.py").name == before
+    (here / "train.py").write_text('x = """\n# other text\n\n"""\nprint(x)\n')
+    assert only("script=train.py").name != before
+
+
+def test_a_script_that_takes_a_seed_gets_the_runs(here):
+    (here / "train.py").write_text(
+        "import argparse\nargparse.ArgumentParser().add_argument('--seed', type=int)\n"
+    )
+    assert words(only("script=train.py", "seed=4").config, here) == ["--seed", "4"]
+    assert words(only("script=train.py", "script_args=--seed 5").config, here) == ["--seed", "5"]
+    assert words(only("script=train.py", "script.args.seed=6").config, here) == ["--seed", "6"]
+
+
+def test_braces_twice_are_text(here):
+    assert words(only("script=train.py", "script_args={{epoch}}-{seed}").config, here) == ["{epoch}-0"]
+
+
+def test_the_name_has_the_recipe(here):
+    assert only("script=train.py", "recipe=bf16").name.startswith("train-fp32-bf16-w1-s0-")
 
 
 def test_the_name_is_of_the_config_alone(here):
@@ -93,10 +119,10 @@ def test_an_experiment_of_a_script(here):
     ("texts", "told"),
     [
         (["script=tarin.py"], "no such file .did you mean 'train.py'"),
-        (["script=pack"], "is a folder; of a package type script='-m pack'"),
+        (["script=pack"], "is a folder; for a package, type script='-m pack'"),
         (["script=-m pack.fti"], "no module 'pack.fti'"),
         (["script=-m pack"], "without __main__.py"),
-        (["script=pack.fit"], "a module is script='-m pack.fit'"),
+        (["script=pack.fit"], "for a module, type script='-m pack.fit'"),
         (["script=broken.py"], "broken.py, line 1: "),
         (["script_args=--lr 1"], "script.path must be given"),
         (["script=train.py", "model=convnet"], "a script brings its own model"),
@@ -107,13 +133,16 @@ def test_an_experiment_of_a_script(here):
         ),
         (["script=train.py", "exp=digits_bits"], "is of cpdrun's own training loop"),
         (["script=train.py", "script.metrc=x"], "did you mean 'script.metric'"),
-        (["script=train.py", "script.metrics.loss=loss .*"], "needs one group"),
-        (["script=train.py", "script.metrics.loss=loss (.*"], "no pattern of Python's re"),
+        (["script=train.py", "script.metrics.loss=loss .*"], "needs exactly one group"),
+        (["script=train.py", "script.metrics.loss=loss (.*"], "is no regular expression"),
         (["script=train.py", "script.metrics.score=score (.*)"], "script.direction.score=min"),
         (["script=train.py", "script.direction.loss=up"], "must be one of min, max, share"),
         (["script=train.py", "script_args=--name 'x"], "No closing quotation"),
         (["script=train.py", "script.jsonl=log.jsonl"], "write to the same place"),
         (["script=train.py", "nproc=2", "world_size=3"], "does not divide"),
+        (["script=train.py", "script_args=--seed {sed}"], "unknown placeholder {sed}.*did you mean 'seed'"),
+        (["script=train.py", "lr=0.1,0.2"], "type script.args.lr=0.1,0.2"),
+        (["script=train.py", "metric=accuracy", LOSS], "script.metric=accuracy is not among script.metrics"),
     ],
 )
 def test_wrong_words_get_a_line(here, texts, told):

@@ -2,11 +2,12 @@
 
     python -m stand_in --warm FD ...      cpdrun.train.engine with another worker
 
-`act` is finish, diverge, crash, out_of_memory, exit (with `code`), kill (itself), silent (leaves no result)
-or once_killed (kills itself on the first attempt). Each of `epochs` takes `epoch_s` seconds. It counts, in
-`trace.txt` of the run, each epoch it did, continues from there, and stops for the preempt file, as the real
-one does. With `meet` the ranks form a process group and each adds its number to a sum; the rank `absent` does
-not come. The check before the start empties the file `slow_check`, waits while it exists, and dies of `kill_check`.
+`act` is finish, diverge, crash, out_of_memory, exit (with `code`), kill (itself), silent (leaves no result),
+once_killed (kills itself on the first attempt) or daemon (leaves a process behind). Each of `epochs` takes `epoch_s`
+seconds. It counts, in `trace.txt` of the run, each epoch it did, continues from there, and stops for the preempt file,
+as the real one does. With `meet` the ranks form a process group and each adds its number to a sum; the rank `absent`
+does not come. The check before the start empties the file `slow_check`, waits while it exists, and dies of
+`kill_check`.
 """
 
 import os
@@ -58,6 +59,10 @@ def run_rank(run_dir: str) -> int:
             )
     if config["act"] == "once_killed" and attempt.number == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if config["act"] == "daemon" and os.fork() == 0:
+        os.setsid()
+        (run.path / "left").write_text(str(os.getpid()))
+        time.sleep(600)
     end(config, rank)
     if rank == 0 and config["act"] != "silent":
         status = "diverged" if config["act"] == "diverge" else "finished"

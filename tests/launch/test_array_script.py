@@ -4,9 +4,10 @@ import pytest
 
 from cpdrun.launch import Job, LaunchError, LaunchOptions
 from cpdrun.launch.cancel import cancel_sweep
-from cpdrun.launch.executors import would_write
+from cpdrun.launch.executors import advice, would_write
+from cpdrun.launch.slurm.advice import NO_GPU, limit_seconds
 from cpdrun.launch.slurm.queued import submitted_of
-from cpdrun.record import write_json
+from cpdrun.record import EpochRow, SweepDir, append_json_line, write_json
 from cpdrun.sweep import plan
 
 
@@ -66,9 +67,10 @@ def test_a_launcher_that_cannot_be_had_is_one_line(typed, message):
         scripts(typed)
 
 
-def test_the_flagship_gets_its_loaders_and_runs_of_other_needs_a_script_of_their_own():
+def test_the_flagship_gets_a_gpu_and_its_loaders_and_runs_of_other_needs_a_script_of_their_own():
     (text,) = scripts("exp=resnet50_bits", max_parallel=3).values()
-    assert asked(text)["cpus-per-task"] == "9" and asked(text)["array"] == "0-1%3"
+    found = asked(text)
+    assert (found["cpus-per-task"], found["array"], found["gres"]) == ("9", "0-1%3", "gpu:1")
     two = scripts("threads=1,2", "loaders=2")
     assert [path.name for path in two] == ["array.sbatch", "array-2.sbatch"]
     assert [asked(text)["cpus-per-task"] for text in two.values()] == ["3", "4"]
@@ -82,3 +84,78 @@ def test_a_damaged_list_of_arrays_hides_what_is_damaged_alone(sweep):
         assert submitted_of(sweep) == [] and cancel_sweep(sweep) == (0, 0)
     write_json(sweep.slurm, [None, good])
     assert submitted_of(sweep) == [good]
+
+
+def advice_on(*typed, finished=(), calibration=None, folder=None):
+    """Return the advice on a sweep in `folder`, of whose runs some have trained an epoch of 20 steps, in seconds."""
+    sweep = plan(["exp=digits_bits", "format=fp32,e4m3", "aps=false", "seed=0", "launcher=slurm", *typed])
+    directory = SweepDir(folder) if folder else sweep.directory
+    jobs = [Job(directory.run(run.name), run.config, run.overrides) for run in sweep.runs]
+    for job, seconds in zip(jobs, finished, strict=False):
+        job.run.path.mkdir(parents=True)
+        append_json_line(job.run.metrics, EpochRow(1, 20, {}, train_seconds=seconds).as_json())
+    if calibration:
+        directory.path.mkdir(exist_ok=True)
+        write_json(directory.calibration, {"workload": calibration})
+    return advice(jobs[0].config["launcher"], directory, jobs, LaunchOptions())
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ((), [NO_GPU]),
+        (("device=cuda",), []),
+        (("device=cpu",), []),
+        (("launcher.gres=gpu:1",), []),
+        (("launcher.gres=null",), []),
+        (("launcher.sbatch=['--gpus-per-task=1']",), []),
+        (("launcher=local",), []),
+        (("launcher.time=1h",), []),  # is refused
+    ],
+    ids=str,
+)
+def test_a_launch_says_that_it_asks_for_no_gpu(typed, said):
+    assert advice_on(*typed) == said
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ("90", 5400),
+        ("2:30", 150),
+        ("01:30:00", 5400),
+        ("2-0", 172800),
+        ("1-01:30", 91800),
+        ("0-0:0:5", 5),
+        ("UNLIMITED", None),
+        (None, None),
+        (90, 5400),
+    ],
+)
+def test_a_time_limit_is_read_as_sbatch_reads_it(limit, seconds):
+    assert limit_seconds(limit) == seconds
+
+
+def test_a_time_limit_before_the_first_checkpoint_is_reported(tmp_path):
+    def lines(name, *typed, **known):
+        return advice_on("device=cuda", *typed, folder=tmp_path / name, **known)
+
+    assert lines("nothing known") == []
+    assert lines("short epochs", finished=[600.0]) == []
+    (line,) = lines("slow steps", finished=[7200.0, 7200.0])
+    assert line == (
+        "launcher.time=01:00:00 is shorter than the time to a run's first checkpoint, about 2 h 00 min (from 2 runs "
+        "of this sweep), and a step takes about 6 min 00 s, longer than launcher.warning_s=60: runs end without a "
+        "checkpoint. Raise launcher.time, or launcher.warning_s above the time of a step"
+    )
+    assert lines("long enough", "launcher.time=3:00:00", finished=[7200.0]) == []
+    assert lines("no limit", "launcher.time=null", finished=[7200.0]) == []
+    (line,) = lines("more seldom", "checkpoint.every_epochs=5", finished=[1000.0])
+    assert "about 1 h 23 min (from 1 run" in line and line.endswith("before the limit")
+    slow, quick = ({"forward_s": s, "backward_s": 2 * s, "update_s": 1.0} for s in (5.0, 0.1))
+    (line,) = lines("slow calibration", calibration=slow)  # 8 workers of 15 s
+    assert line.startswith(
+        "a step takes about 2 min 01 s (from the calibration), longer than launcher.warning_s=60: "
+    )
+    assert lines("on two ranks", "nproc=4", calibration=slow) == []
+    assert lines("quick calibration", calibration=quick) == []

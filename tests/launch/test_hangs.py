@@ -8,14 +8,17 @@ import sys
 import pytest
 from driving import DEADLINE_S, drive, family, finish, processes_of, wait_for
 
-from cpdrun.launch.attempt.watchdog import ASLEEP_S, Watchdog
+from cpdrun.launch.attempt.watchdog import ASLEEP_S, NAMING_S, Watchdog
 from cpdrun.record import State, state_of
 
 
-@pytest.mark.parametrize("victim", ["rank", "engine"])
-def test_a_stopped_process_ends_the_run(job, local, victim):
-    one = job(epochs=4000, epoch_s=0.05, patience_s=4)
+@pytest.mark.parametrize(("victim", "nproc"), [("rank", 1), ("engine", 1), ("rank", 2)])
+def test_a_stopped_process_ends_the_run(job, local, victim, nproc):
+    one = job(epochs=4000, epoch_s=0.05, patience_s=4, nproc=nproc)
     executor = local()
+    drive(
+        executor, [job("before")]
+    )  # the warm engine has imported torch, which takes longer than the patience
     executor.submit([one])
     executor.poll(0)
     wait_for(one.run.status.exists, "the first epoch")
@@ -23,10 +26,12 @@ def test_a_stopped_process_ends_the_run(job, local, victim):
     os.kill(others["rank"], signal.SIGSTOP)
     os.kill(others[victim], signal.SIGSTOP)
     outcome = finish(executor)["one"]
-    assert (outcome.status, outcome.reason) == (
+    assert (outcome.status, outcome.rank, outcome.reason) == (
         "failed",
-        "hung or stopped: no step in 4 s (patience_s)",
+        0,
+        "rank 0 was stopped by a signal: no step in 4 s (patience_s)",
     )
+    assert outcome.ended - outcome.started < one.config["patience_s"] + NAMING_S
     assert state_of(one.run) is State.FAILED
     wait_for(lambda: not processes_of(one.run.path), "the end of every process")
 
@@ -38,6 +43,26 @@ def test_a_run_past_its_limit_saves_and_is_not_tried_again(job, local):
     assert outcome.reason == "took longer than limit_s=1.5; with more it goes on from its checkpoint"
     assert one.run.checkpoint.exists() and not one.run.preempt.exists()
     assert len(one.run.attempts()) == 1
+
+
+@pytest.mark.parametrize("how", ["by itself", "stopped at once"])
+def test_nobody_waits_for_what_a_rank_has_left_behind(job, local, how):
+    """A process that a rank forked holds the lock and the connection of its run."""
+    one = job(act="daemon", patience_s=3 if how == "by itself" else 600)
+    executor = local()
+    drive(executor, [job("before")])
+    executor.submit([one])
+    executor.poll(0)
+    left = one.run.path / "left"
+    wait_for(lambda: one.run.done.exists() and left.exists(), "the end of the rank")
+    try:
+        if how == "stopped at once":
+            executor.cancel(now=False)
+            executor.cancel(now=True)
+        assert finish(executor)["one"].status == "finished"
+        assert f"left processes running: {left.read_text()} (" in one.run.last_attempt().agent_log.read_text()
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)
 
 
 class Clock:

@@ -1,7 +1,9 @@
 """env.json and code.diff: enough to tell with what, and from which code, a run was trained."""
 
 import subprocess
+import sys
 from importlib.metadata import version
+from types import ModuleType
 
 import pytest
 import torch
@@ -25,11 +27,16 @@ def repository(tmp_path, monkeypatch):
     folder = tmp_path / "project"
     (folder / "experiments").mkdir(parents=True)
     (folder / "model.py").write_text("width = 4\n")
+    (folder / "secret.env").write_text("TOKEN=one\n")
     monkeypatch.chdir(folder)
     git("init", "-q")
     git("add", ".")
     git("-c", "user.name=me", "-c", "user.email=me@here", "commit", "-qm", "first")
     monkeypatch.chdir(folder / "experiments")
+    for name in ("model", "notes"):  # as if they were imported
+        module = ModuleType(f"of_the_repository_{name}")
+        module.__file__ = str(folder / f"{name}.py")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     return folder
 
 
@@ -53,14 +60,18 @@ def test_committed_code_is_named_by_its_commit(run, repository):
 
 def test_code_that_was_not_committed_can_be_had_back(run, repository):
     (repository / "model.py").write_text("width = 8\n")
-    (repository / "notes.txt").write_text("not of the repository\n")
+    (repository / "notes.py").write_text("# not of the repository\n")
+    (repository / "secret.env").write_text("TOKEN=another\n")
+    (repository / "untracked.txt").write_text("mine\n")
     digest = env_of(run)["git_diff"]
-    assert run.code_diff.read_text().startswith("# not in the repository: notes.txt\n")
+    kept = run.code_diff.read_text()
+    assert kept.startswith("# not in the repository: notes.py\n")
+    assert "TOKEN" not in kept and "untracked" not in kept  # nothing that is not imported
     git("checkout", "-q", "--", ":/")
     subprocess.run(["git", "apply", str(run.code_diff)], cwd=repository, check=True)
     assert (repository / "model.py").read_text() == "width = 8\n"
 
-    (repository / "notes.txt").unlink()
+    (repository / "notes.py").unlink()
     assert env_of(run)["git_diff"] == digest  # files beside the repository do not count as other code
     (repository / "model.py").write_text("width = 16\n")
     assert env_of(run)["git_diff"] not in (digest, "none")

@@ -154,7 +154,7 @@ def test_a_rule_that_cannot_be_applied_is_named(rule, message):
 def test_a_rule_behind_others_that_take_everything_is_named():
     rules = [ALL | {"role": "weight"}, {"modules": "3", "role": "weight", "format": "e5m2"}]
     with pytest.raises(
-        ValueError, match=r"precision\.rules\[1\] never comes to bear: rules before it take all"
+        ValueError, match=r"precision\.rules\[1\] would never apply: earlier rules match everything"
     ):
         Formats(**FP32, rules=rules).prepare(net())
 
@@ -211,7 +211,7 @@ def test_a_rule_of_steps_after_the_last_is_named():
         (
             [ALL | {"role": "weight", "steps": [0, 10]}, {**late, "steps": None}],
             1,
-            "rules before it take all",
+            "earlier rules match everything",
         ),
     ):
         precision = Formats(**FP32, rules=rules)
@@ -219,7 +219,7 @@ def test_a_rule_of_steps_after_the_last_is_named():
         precision.prepare(net())
         precision = Formats(**FP32, rules=rules)
         precision.steps = 10
-        with pytest.raises(ValueError, match=rf"precision\.rules\[{i}\] never comes to bear: {why}"):
+        with pytest.raises(ValueError, match=rf"precision\.rules\[{i}\] would never apply: {why}"):
             precision.prepare(net())
 
 

@@ -25,6 +25,8 @@ from cpdrun.attach.held.script import DDP, Script
 from cpdrun.comm.hook import hook_of
 from cpdrun.errors import UserError
 
+RECORDED_STEPS = 3  # DDP changes its buckets after the first step; later steps exchange nothing new
+
 
 class HoldsDdp:
     """`models`: those constructed so far."""
@@ -61,23 +63,29 @@ class HoldsDdp:
                 f"world_size={self.script.world_size} workers are all of them; take the default process group"
             )
         if self.script.share > 1:
-            DistributedDataParallel.register_comm_hook.__wrapped__(ddp, None, _as_it_is)
+            _register(ddp, None, _as_it_is)
             return
         state, hook = hook_of(ddp, self.asked.sum_of)
-        DistributedDataParallel.register_comm_hook.__wrapped__(ddp, state, self._counted(hook))
+        _register(ddp, state, self._counted(hook))
         self.script.go_on(f"{DDP} {len(self.states)}", state)
         self.states.append(state)
         for p in ddp.module.parameters():
             self.script.claimed[p] = DDP
 
     def _counted(self, hook: Callable) -> Callable:
-        """The hook; the record knows what went through it."""
+        """Return `hook` with a record of the parameters that it exchanges in the first steps of this process.
+
+        The steps are counted here: `state.step` continues from a checkpoint when the script resumes.
+        """
+        steps = 0
 
         @functools.wraps(hook)
         def counted(state: Any, bucket: dist.GradBucket) -> Any:
-            if state.step < 3:
+            nonlocal steps
+            if steps < RECORDED_STEPS:
                 names = state.names_of(bucket.parameters())
                 self.script.did_exchange(DDP, names, [p.numel() for p in bucket.parameters()])
+                steps += bucket.is_last()
             return hook(state, bucket)
 
         return counted
@@ -87,6 +95,15 @@ class HoldsDdp:
             "the script registers a communication hook of its own, in whose place the run's exchange stands: remove "
             "register_comm_hook, or run with format=fp32"
         )
+
+
+def _register(ddp: DistributedDataParallel, state: Any, hook: Callable) -> None:
+    """Register a communication hook that is not pickled when the script saves the wrapped model.
+
+    DDP's list of hooks is read by its Python reducer (compiled autograd) only; the C++ reducer has the hook itself.
+    """
+    DistributedDataParallel.register_comm_hook.__wrapped__(ddp, state, hook)
+    ddp._comm_hooks.clear()
 
 
 def _as_it_is(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -17,6 +17,7 @@ from cpdrun.attach.held.patches import Patches
 from cpdrun.attach.held.played import Played
 from cpdrun.attach.held.products import Products
 from cpdrun.attach.held.script import Script, of_optimizer
+from cpdrun.errors import UserError
 
 
 class Steps:
@@ -40,6 +41,12 @@ class Steps:
         self._before = 0  # steps before this process, as a checkpoint says
         self._watch: Patches | None = None
         self._passes: int | None = None  # backward passes before the first step, where they are counted
+        self.has_backward = False  # whether a backward pass ran while they were watched
+
+    @property
+    def none_so_far(self) -> bool:
+        """Whether this process is known to have run no backward pass and no step."""
+        return self._watch is not None and not self.taken and not self.has_backward
 
     @property
     def most(self) -> int | None:
@@ -161,6 +168,9 @@ class Steps:
         self.products.at(self.all)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        if not self.has_backward:
+            self.has_backward = True
+            self._check_can_round()
         if not self._plays:
             if self._passes is not None:
                 self._passes += 1
@@ -169,6 +179,17 @@ class Steps:
             return
         with self.played.backward_pass():
             original(*args, **kwargs)
+
+    def _check_can_round(self) -> None:
+        """Raise UserError, at the first backward pass, if the script trains by steps that nothing here sees."""
+        asked = self.products.asked or not self.asked.plain
+        seen = self.script.optimizers or self.script.wrappers or self.products.placed or self.played.in_use
+        if asked and not seen:
+            raise UserError(
+                "the script calls backward() and has made no optimizer of torch.optim, so cpdrun can round neither its "
+                "model nor its gradients: step by torch.optim.SGD or another one, and make it before the first "
+                "backward pass"
+            )
 
     def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
         of = of_optimizer(owner) if isinstance(owner, Optimizer) else owner.parameters()

@@ -5,11 +5,9 @@ Their gradients are held as anybody's (`cpdrun.attach.hold`). Here the metrics t
 and where the run is to stop they save into the run's checkpoint_dir, end the script, and go on from there when it is
 started again: to the same bits, for what the run remembers (`Run.state_dict`) goes into each of their checkpoints.
 
-Two kinds of entry point find these files, ours and a stranger's alike:
-
-    lightning.pytorch.callbacks_factory and its kin     Lightning itself asks for callbacks there
-    cpdrun.integrations                                 for libraries that ask nobody: the entry's name is the module
-                                                        that is waited for, its value a function that gets it imported
+OWN lists the modules that are waited for. An installed package adds its own by an entry point of the group
+`cpdrun.integrations`: its name is the module that is waited for, its value a function that is called with that module.
+Outside of a run nothing here is imported: no entry point of cpdrun is of a group that another library loads.
 """
 
 import os
@@ -25,11 +23,20 @@ from typing import Any
 from cpdrun.attach.environment import RUN_DIR
 
 GROUP = "cpdrun.integrations"
+OWN = {
+    "accelerate.accelerator": "accelerate:install",
+    "lightning.pytorch.trainer.trainer": "lightning:install",
+    "pytorch_lightning.trainer.trainer": "lightning:install",
+    "lightning.fabric.fabric": "lightning:install_fabric",
+    "lightning_fabric.fabric": "lightning:install_fabric",
+    "transformers.trainer": "transformers:install",
+}
 
 
 def watch() -> Callable[[], None]:
-    """From here on each library that has an integration gets it when it is imported, or now. Returns what undoes it."""
-    waiting = {entry.name: entry for entry in entry_points(group=GROUP)}
+    """Give each library its integration when it is imported, or now if it already is. Returns what undoes it."""
+    waiting = {name: EntryPoint(name, f"{__name__}.{value}", GROUP) for name, value in OWN.items()}
+    waiting |= {entry.name: entry for entry in entry_points(group=GROUP)}
     for name in [name for name in waiting if name in sys.modules]:
         _integrate(waiting.pop(name), sys.modules[name])
     finder = _Finder(waiting)

@@ -1,4 +1,4 @@
-"""Lightning: callbacks for its Trainer and for Fabric, which it finds by itself; a Trainer goes on where it stopped.
+"""Lightning: callbacks for its Trainer and for Fabric; a Trainer goes on where it was stopped.
 
 Trainer: what `self.log` leaves in callback_metrics is recorded at the end of each epoch, and after other validations
 and tests. Where the run is to stop, it saves into the run's checkpoint_dir at the end of its epoch (within one,
@@ -14,7 +14,8 @@ import functools
 import itertools
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -120,31 +121,37 @@ class _FabricCallback:
             fabric.loggers.append(_FabricLogger())
 
 
-def callbacks() -> list[Any]:
-    """Of lightning.pytorch's Trainer; none outside of a run."""
-    if not in_a_run():
-        return []
-    from lightning.pytorch import Callback
-
-    return [type("CpdrunCallback", (_Recorded, Callback), {})()]
+# Entry points of earlier installations name these, and Lightning calls them: they add nothing.
+callbacks = callbacks_of_pytorch_lightning = callbacks_of_fabric = list
 
 
-def callbacks_of_pytorch_lightning() -> list[Any]:
-    """The same of pytorch_lightning's."""
-    if not in_a_run():
-        return []
-    from pytorch_lightning import Callback
-
-    return [type("CpdrunCallback", (_Recorded, Callback), {})()]
+def install_fabric(module: ModuleType) -> None:
+    """Add a callback to every Fabric. `module` is lightning.fabric.fabric, or lightning_fabric's."""
+    _add_callback(module, _FabricCallback)
 
 
-def callbacks_of_fabric() -> list[Any]:
-    """Of Fabric, by either name; none outside of a run."""
-    return [_FabricCallback()] if in_a_run() else []
+def _add_callback(module: ModuleType, make: Callable[[], Any]) -> None:
+    """Have Lightning take a callback of ours, inside a run, with those that it finds by entry points."""
+    load = module._load_external_callbacks
+
+    @functools.wraps(load)
+    def load_with_ours(group: str) -> list[Any]:
+        return [*load(group), *([make()] if in_a_run() else [])]
+
+    module._load_external_callbacks = load_with_ours
 
 
 def install(module: ModuleType) -> None:
-    """module: lightning.pytorch.trainer.trainer, or pytorch_lightning's."""
+    """Add a callback to every Trainer, which then goes on from where the run was stopped.
+
+    `module` is lightning.pytorch.trainer.trainer, or pytorch_lightning's.
+    """
+    package = module.__name__.removesuffix(".trainer.trainer")
+    base = import_module(f"{package}.callbacks").Callback
+    _add_callback(
+        import_module(f"{package}.trainer.connectors.callback_connector"),
+        lambda: type("CpdrunCallback", (_Recorded, base), {})(),
+    )
     fit = module.Trainer.fit
     numbers = itertools.count()
 

@@ -1,14 +1,10 @@
-"""The log of a script's rank: all it prints, within bounds, and cut into lines."""
+"""The log of a script's rank: everything that it prints, within a bounded size."""
 
 import os
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
 MOST_BYTES = 64 << 20  # of a log; one that grows longer keeps its first and its last END_BYTES
 END_BYTES = 1 << 20
-LINE_BYTES = 64 << 10  # a longer line is cut
-COLOURS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")  # of terminals
 
 
 class BoundedLog:
@@ -43,23 +39,3 @@ class BoundedLog:
         kept = note.encode() + end.partition(b"\n")[2]
         os.write(self.fd, kept)
         self._size = self.end_bytes + len(kept)
-
-
-class Lines:
-    """Bytes as they come -> whole lines; a carriage return ends one, as progress bars use it."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> Iterator[str]:
-        *lines, self._rest = re.split(rb"[\r\n]", self._rest + data)
-        if len(self._rest) > LINE_BYTES:
-            lines.append(self._rest)
-            self._rest = b""
-        for line in lines:
-            if line.strip():
-                yield COLOURS.sub(b"", line[:LINE_BYTES]).decode("utf-8", "replace")
-
-    def last(self) -> Iterator[str]:
-        """The line that was begun and never ended."""
-        yield from self.feed(b"\n")

@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -12,9 +11,12 @@ LOOK_S = 0.1
 WELL, STOPPED = "well", "stopped"
 
 
-def all_ended(well: bool, patience_s: float, beat: Callable[[], None]) -> bool:
-    """Wait until every rank that torchrun started has ended, and say whether all of them ended well; one that stopped
-    when asked to did not. A rank that fails ends all others, this one too, as torchrun does."""
+def all_ended(well: bool, patience_s: float) -> bool:
+    """Wait until every rank that torchrun started has ended, and return whether all of them ended well.
+
+    A rank that stopped when asked to did not end well. A rank that fails ends all others, this one too, as torchrun
+    does. Waiting is no sign of life: a rank that hangs while this one waits is ended after its patience.
+    """
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if ranks == 1:
         return well
@@ -24,5 +26,4 @@ def all_ended(well: bool, patience_s: float, beat: Callable[[], None]) -> bool:
     keys = [str(other) for other in range(ranks)]
     while not ended.check(keys):
         time.sleep(LOOK_S)
-        beat()
     return all(ended.get(key) == WELL.encode() for key in keys)

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -21,13 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cpdrun.config.script import has_launcher, is_script
+from cpdrun.config.secrets import VARIABLE
 from cpdrun.launch.attempt.connection import RANK, SCRIPT_RANK, Starter
 from cpdrun.launch.attempt.ending import START_NOTE, classify, with_lost_work
 from cpdrun.launch.attempt.watchdog import NAMING_S, OF_SCRIPT, OF_TRAINING, Watchdog
 from cpdrun.parent import die_with
+from cpdrun.process_tree import STOPPED, descendants, holders
 from cpdrun.record import (
     HEARTBEAT_S,
     Ending,
@@ -38,11 +39,14 @@ from cpdrun.record import (
     failed_since,
     garbage,
     heartbeat,
+    read_config,
     release,
     write_json,
 )
 
-ENVIRON = ["CUDA_VISIBLE_DEVICES"]  # what differs from run to run, so that a warm engine needs to be told
+RANK_LOG = re.compile(r"rank(\d+)\.log")
+# what differs from run to run, so that a warm engine needs to be told
+ENVIRON = ["CUDA_VISIBLE_DEVICES", VARIABLE]
 WATCH_S = 1.0
 OVERTIME_S = 30.0  # to save and stop, once a run's limit is over
 # Whoever starts an agent may block them until it can handle them.
@@ -54,13 +58,23 @@ class Agent:
 
     scheduled: str | None = None  # the name that a scheduler has for this process
 
-    def __init__(self, run: RunDir, starter: Starter, *, retries: int = 0, known: int | None = None) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        starter: Starter,
+        *,
+        retries: int = 0,
+        kill_retries: int = 0,
+        known: int | None = None,
+    ) -> None:
         self.run = run
         self.starter = starter
-        self.retries = retries
+        self.retries, self.kill_retries = retries, kill_retries
         self.known = known
         self.stopping = self.stopping_now = self.elastic = False
         self.overdue = ""  # why the watchdog ends the attempt
+        self.hung_rank: int | None = None  # the rank that it ends the attempt for, if that is known
+        self.naming_s = 0.0  # how long ranks that hang may look for the one that is to blame
         self.watchdog: Watchdog | None = None
 
     def execute(self) -> Outcome:
@@ -105,9 +119,30 @@ class Agent:
             )
             with contextlib.suppress(OSError):
                 self.run.preempt.touch()
-        if watchdog.overtime_s > OVERTIME_S or watchdog.hangs:
-            self.overdue = self.overdue or watchdog.hangs
+        if watchdog.overtime_s > OVERTIME_S or self._hangs(watchdog):
             self.starter.kill()
+
+    def _hangs(self, watchdog: Watchdog) -> bool:
+        """Return whether the attempt is to be killed because it hangs, and note why.
+
+        Ranks that another one keeps waiting can name it, which takes them a while. A rank that a signal has stopped
+        is seen from here at once.
+        """
+        if not watchdog.hangs:
+            return False
+        stopped = stopped_ranks(self.starter.engine)
+        if not stopped and watchdog.hangs_s <= self.naming_s:
+            return False
+        if not self.overdue:
+            self.overdue = watchdog.hangs
+            if stopped:
+                self.hung_rank = stopped[0]
+                names = f"rank{'s' if len(stopped) > 1 else ''} {', '.join(map(str, stopped))}"
+                self.overdue = (
+                    f"{names} {'were' if len(stopped) > 1 else 'was'} stopped by a signal: "
+                    + (watchdog.hangs.partition(": ")[2])
+                )
+        return True
 
     def _attempts(self, lock: int) -> Outcome:
         if self.run.result() is not None:
@@ -122,10 +157,8 @@ class Agent:
         before: Outcome | None = None
         while True:
             outcome = self._attempt(lock)
-            if not self._goes_on(outcome):
-                if not self._worth_a_retry(outcome, before):
-                    return outcome
-                self.retries -= 1
+            if not self._goes_on(outcome) and not self._retries(outcome, before):
+                return outcome
             before = outcome
 
     def stop(self, *_: Any) -> None:
@@ -139,7 +172,7 @@ class Agent:
         self.starter.kill()
 
     def _attempt(self, lock: int) -> Outcome:
-        config = yaml.load(self.run.config.read_text(encoding="utf-8"), yaml.CSafeLoader)
+        config = read_config(self.run)
         self.elastic = config.get("elastic", False)  # absent in records from before
         attempt = self.run.new_attempt()
         started = time.time()
@@ -157,18 +190,28 @@ class Agent:
                 "elastic": self.elastic,
                 "environ": {name: os.environ[name] for name in ENVIRON if name in os.environ},
             }
-            naming_s = NAMING_S if config["nproc"] > 1 else 0.0
-            self.overdue = ""
-            patience_s, signs = (
-                config["patience_s"] + naming_s,
-                OF_SCRIPT if is_script(config) else OF_TRAINING,
-            )
-            self.watchdog = Watchdog(attempt.pulse, patience_s, config["limit_s"], signs=signs)
+            self.overdue, self.hung_rank = "", None
+            of_script = is_script(config)
+            self.naming_s = NAMING_S if config["nproc"] > 1 and not of_script else 0.0
+            signs = OF_SCRIPT if of_script else OF_TRAINING
+            self.watchdog = Watchdog(attempt.pulse, config["patience_s"], config["limit_s"], signs=signs)
             answer = self.starter.start(request, lock, log, lambda: self.stopping_now)
             self.watchdog = None
+            if self.starter.leaves_processes:
+                left = ", ".join(
+                    str(process) for process in holders(self.run.lock) if process.pid != os.getpid()
+                )
+                _note(log, f"the ranks have ended and left processes running: {left or 'unknown'}")
             outcome = with_lost_work(
                 replace(
-                    classify(self.run, attempt, answer, stopped_now=self.stopping_now, overdue=self.overdue),
+                    classify(
+                        self.run,
+                        attempt,
+                        answer,
+                        stopped_now=self.stopping_now,
+                        overdue=self.overdue,
+                        hung_rank=self.hung_rank,
+                    ),
                     attempt=attempt.number,
                     started=started,
                     ended=time.time(),
@@ -199,13 +242,39 @@ class Agent:
         beyond_memory = outcome.exit_code is None or self.starter.nodes > 1
         return beyond_memory and self.run.saved_at() > outcome.started
 
-    def _worth_a_retry(self, outcome: Outcome, before: Outcome | None) -> bool:
-        if self.retries <= 0 or self.stopping or self.overdue.startswith("took"):
+    def _retries(self, outcome: Outcome, before: Outcome | None) -> bool:
+        """Return whether the run is tried again, and count that attempt."""
+        if self.stopping or self.overdue.startswith("took") or not outcome.status.is_failure:
             return False
-        if not outcome.status.is_failure:
+        if outcome.status is Ending.KILLED and self.kill_retries > 0:
+            self.kill_retries -= 1
+            return True
+        if self.retries <= 0 or not self._may_end_otherwise(outcome, before):
             return False
+        self.retries -= 1
+        return True
+
+    def _may_end_otherwise(self, outcome: Outcome, before: Outcome | None) -> bool:
         # What fails twice in the same way will fail a third time; a kill has its reason outside the run.
         return outcome.status is Ending.KILLED or before is None or outcome.reason != before.reason
+
+
+def stopped_ranks(engine: int | None) -> list[int]:
+    """Return the ranks of which a signal has stopped some process, as SIGSTOP does.
+
+    A process belongs to the rank whose log it writes, or whose log the nearest process above it writes.
+    """
+    ranks: dict[int, int] = {}
+    stopped = set()
+    for process in descendants(engine) if engine is not None else ():
+        log = process.open_file(1)
+        number = RANK_LOG.fullmatch(log.name) if log is not None else None
+        rank = int(number[1]) if number else ranks.get(process.parent)
+        if rank is not None:
+            ranks[process.pid] = rank
+            if process.state == STOPPED:
+                stopped.add(rank)
+    return sorted(stopped)
 
 
 def _changed(path: Path) -> int | None:
@@ -221,6 +290,9 @@ def parser(prog: str, about: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=about)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--retries", type=int, default=0, metavar="R")
+    parser.add_argument(
+        "--kill-retries", type=int, default=0, metavar="K", help="after a kill, before --retries"
+    )
     known = (
         "attempts that there were when the run was handed out; one that has failed since is another's failure"
     )
@@ -235,7 +307,7 @@ def run(agent: Agent) -> Outcome:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
     try:
         outcome = agent.execute()
-    except (OSError, yaml.YAMLError, KeyError) as error:
+    except (OSError, ValueError, KeyError) as error:
         gone = f"{agent.run.path} was moved or deleted while it ran"
         reason = f"{type(error).__name__}: {error}" if agent.run.path.is_dir() else gone
         outcome = Outcome(Ending.FAILED, reason=reason)
@@ -255,7 +327,8 @@ def main(argv: list[str]) -> int:
     if arguments.parent is not None:
         die_with(arguments.parent)
     starter = Starter(arguments.warm)
-    agent = Agent(RunDir(arguments.run_dir), starter, retries=arguments.retries, known=arguments.known)
+    retries = {"retries": arguments.retries, "kill_retries": arguments.kill_retries}
+    agent = Agent(RunDir(arguments.run_dir), starter, **retries, known=arguments.known)
     return exit_code(run(agent))
 
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -18,6 +20,8 @@ LOOK, SCRIPT_LOOK = (
     "cpdrun.train.preflight.look",
     "cpdrun.attach.look",
 )  # what looks whether runs can start: its `look`
+LOOK_S = 0.25  # between two looks at whether the engine was killed
+LEAVING_S = 10.0  # for the ranks to leave memory, once they have ended
 # Tests of the launcher put a stand-in here whose "training" they control.
 MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
 
@@ -65,7 +69,7 @@ class WarmEngine:
         answer, began = None, []
         if (connection := warm_connection(self.control)) is not None:
             with connection:
-                answer = ask(connection, {"do": "check", "by": by, "configs": configs}, [], began.append)
+                answer, _ = ask(connection, {"do": "check", "by": by, "configs": configs}, [], began.append)
         if answer is not None:
             return answer["problems"], answer["notes"]
         if began and self.is_alive():
@@ -96,32 +100,40 @@ class Starter:
         self.kind = "cold" if warm is None else "warm"
         self._warm = warm
         self._connection: socket.socket | None = None
-        self._engine: int | None = None
+        self._is_killed = False
+        self.engine: int | None = None  # the process that started the ranks, while they run
+        self.leaves_processes = False  # whether some process of the latest request outlives its ranks
 
     def start(
         self, request: dict[str, Any], lock: int, log: IO[str], given_up: Callable[[], bool]
     ) -> dict[str, Any] | None:
-        """Put `request`, and wait until the ranks are gone: the answer, None where the engine was killed. Nothing is
-        started once `given_up` is true."""
-        answer = None
+        """Put `request`, wait until the ranks have ended, and return the answer, or None if the engine was killed.
+
+        Nothing is started once `given_up` is true.
+        """
+        answer, self._is_killed, self.leaves_processes = None, False, False
         with (self._warm and warm_connection(self._warm)) or cold_connection(log) as connection:
             self._connection = connection
             if not given_up():
-                answer = ask(connection, request, [lock, log.fileno()], self._started)
-            self._engine = self._connection = None
+                answer, all_gone = ask(
+                    connection, request, [lock, log.fileno()], self._started, lambda: self._is_killed
+                )
+                self.leaves_processes = not all_gone
+            self.engine = self._connection = None
         return answer
 
     def kill(self) -> None:
-        """The ranks, at once; `start` returns when they are gone. May be called from a signal handler."""
+        """Kill the ranks at once; `start` returns when they are gone. May be called from a signal handler."""
+        self._is_killed = True
         if (connection := self._connection) is not None:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)  # the engine dies of it; we read until all are gone
-            if self._engine is not None:
+            if (engine := self.engine) is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._engine, signal.SIGKILL)  # it may be stopped, and hear nothing
+                    os.kill(engine, signal.SIGKILL)  # it may be stopped, and hear nothing
 
     def _started(self, pid: int) -> None:
-        self._engine = pid
+        self.engine = pid
 
 
 def warm_connection(control: int) -> socket.socket | None:
@@ -149,26 +161,45 @@ def ask(
     request: dict[str, Any],
     descriptors: list[int],
     on_start: Callable[[int], None] = lambda pid: None,
-) -> dict[str, Any] | None:
-    """Put `request` and wait for the answer and then for the last process behind it to be gone.
+    is_killed: Callable[[], bool] = lambda: False,
+) -> tuple[dict[str, Any] | None, bool]:
+    """Put `request`, and wait for the answer and then for the last process behind it to be gone.
 
-    `on_start` is told the engine's process. Returns None when there was no answer: the engine was killed or could
-    not start.
+    Once the answer is there, or the engine was killed, the wait lasts LEAVING_S at most: what still holds the
+    connection then is no rank, but a process that a rank left behind.
+
+    Args:
+        on_start: Called with the engine's process.
+        is_killed: Whether somebody has killed the engine meanwhile.
+
+    Returns:
+        The answer, or None if there was none because the engine was killed or could not start; and whether every
+        process behind it is gone.
     """
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         data = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(connection, [data], descriptors) if descriptors else 0
         connection.sendall(data[sent:])
-    answer, received = None, b""
-    with contextlib.suppress(ConnectionResetError):
-        while part := connection.recv(65536):
-            *lines, received = (received + part).split(b"\n")
-            for line in map(json.loads, lines):
-                if "pid" in line:
-                    on_start(line["pid"])
-                else:
-                    answer = line
-    return answer
+    connection.settimeout(LOOK_S)
+    answer, received, until = None, b"", math.inf
+    while time.monotonic() < until:
+        if until == math.inf and (answer is not None or is_killed()):
+            until = time.monotonic() + LEAVING_S
+        try:
+            part = connection.recv(65536)
+        except TimeoutError:
+            continue
+        except ConnectionResetError:
+            return answer, True
+        if not part:
+            return answer, True
+        *lines, received = (received + part).split(b"\n")
+        for line in map(json.loads, lines):
+            if "pid" in line:
+                on_start(line["pid"])
+            else:
+                answer = line
+    return answer, False
 
 
 def engine_command() -> list[str]:

@@ -7,7 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cpdrun.record import Attempt, Ending, Outcome, RunDir, failed_since, garbage
+from cpdrun.record import (
+    Attempt,
+    Ending,
+    NotRegularError,
+    Outcome,
+    RunDir,
+    failed_since,
+    garbage,
+    open_record,
+)
 
 TAIL_BYTES = 16384
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory", re.IGNORECASE)
@@ -15,11 +24,21 @@ START_NOTE = "agent {} on"  # begins the log of every attempt
 
 
 def classify(
-    run: RunDir, attempt: Attempt, answer: dict[str, Any] | None, *, stopped_now: bool, overdue: str = ""
+    run: RunDir,
+    attempt: Attempt,
+    answer: dict[str, Any] | None,
+    *,
+    stopped_now: bool,
+    overdue: str = "",
+    hung_rank: int | None = None,
 ) -> Outcome:
     """Name the end of an attempt.
 
-    `answer` is the engine's, or None where it was killed; `overdue` says why the watchdog had the attempt ended.
+    Args:
+        answer: The engine's answer, or None if it was killed.
+        stopped_now: Whether the user had the ranks killed.
+        overdue: Why the watchdog ended the attempt, or "".
+        hung_rank: The rank that it ended the attempt for, if that is known.
     """
     code, rank = (answer["exit_code"], answer["rank"]) if answer else (None, None)
     note = answer.get("note") if answer else ""
@@ -28,7 +47,7 @@ def classify(
     elif run.done.exists():
         status, reason = Ending.FAILED, garbage(run)
     elif overdue and not stopped_now:
-        status, reason = Ending.FAILED, overdue
+        status, reason, rank = Ending.FAILED, overdue, hung_rank
     elif code == os.EX_TEMPFAIL:
         status, reason = Ending.PREEMPTED, "stopped at a step, on request"
     elif stopped_now:
@@ -84,11 +103,11 @@ def last_line(log: Path) -> str:
 
 
 def tail(log: Path, count: int) -> list[str]:
-    """The last `count` lines of `log` that are not empty; fewer, or none, where there are no more."""
+    """Return the last `count` lines of `log` that are not empty, or fewer if there are no more."""
     try:
-        with log.open("rb") as file:
+        with open_record(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotRegularError):
         return []
     return [line for line in text.splitlines() if line.strip()][-count:]

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 NAMING_S = (
-    30.0  # once their patience is over, ranks have these to find out which of them hangs, and to say so
+    15.0  # once their patience is over, ranks have this long to find out which of them hangs, and to say so
 )
 OF_TRAINING, OF_SCRIPT = "no step", "no output, no run.log() and no optimizer step"
 ASLEEP_S = 10.0  # between two looks: the watchdog was stopped itself, and the run probably with it
@@ -53,11 +53,16 @@ class Watchdog:
             self._touched, self._got_on = touched, now
 
     @property
+    def hangs_s(self) -> float:
+        """Return the seconds since the run's patience was over; 0 or less if it is not."""
+        return self._looked - self._got_on - self.patience_s
+
+    @property
     def hangs(self) -> str:
-        """Why the run is to be killed, or ""."""
-        if self._looked - self._got_on <= self.patience_s:
-            return ""
-        return f"hung or stopped: {self.signs} in {self.patience_s:g} s (patience_s)"
+        """Return why the run is to be killed, or ""."""
+        return (
+            f"hung or stopped: {self.signs} in {self.patience_s:g} s (patience_s)" if self.hangs_s > 0 else ""
+        )
 
     @property
     def overtime_s(self) -> float:

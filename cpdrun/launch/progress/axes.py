@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from cpdrun.record import RunDir, SweepDir
-from cpdrun.record.foreign import read_manifest
+from cpdrun.record import RunDir, SweepDir, read_manifest, read_overrides
 
 IN_NAMES = ("format", "aps", "world_size", "seed")  # what the name of a run says
 
@@ -18,11 +17,8 @@ def axes_of(sweep: SweepDir) -> list[str]:
 
 
 def values_of(run: RunDir, axes: Sequence[str]) -> dict[str, str]:
-    """The value of `run` on each of `axes`, as it was typed; what its overrides.txt does not say is left out."""
-    try:
-        return values_in(run.overrides.read_text(encoding="utf-8").splitlines(), axes) if axes else {}
-    except (OSError, ValueError):
-        return {}
+    """Return the value of `run` on each of `axes` as it was typed, without those that overrides.txt does not name."""
+    return values_in(read_overrides(run), axes) if axes else {}
 
 
 def values_in(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, str]:

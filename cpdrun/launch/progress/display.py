@@ -1,7 +1,5 @@
 """What the user sees while a sweep runs: a live table on a terminal, else a line a start and an end."""
 
-import errno
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +16,11 @@ from cpdrun.launch.progress.axes import IN_NAMES, values_in
 from cpdrun.launch.summary import Summary
 from cpdrun.record import Progress, Result, RunDir
 from cpdrun.record.measure import ACCURACY
+from cpdrun.record.run_end import DISK_FULL
 from cpdrun.shell.terminal import live
 from cpdrun.shell.visible import visible, visible_line
 
 REFRESH_S = 0.5
-DISK_FULL = os.strerror(errno.ENOSPC)
 LOG_LINES = 12  # of a failed run, at the end
 FAILURES_SHOWN = 5
 STYLES = {"finished": "green", "diverged": "yellow", "did not learn": "yellow", "preempted": "yellow"}

@@ -1,14 +1,16 @@
-"""The log of a run: its last attempt's, of one rank, to the end or on and on."""
+"""The log of a run: that of one rank of its last attempt, to the end or followed until the run ends."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from cpdrun.errors import UserError
 from cpdrun.launch.progress.display import telling_log
-from cpdrun.record import RunDir, is_claimed
+from cpdrun.record import RunDir, is_claimed, open_record, read_lines
 
 FOLLOW_S = 0.3
+MAX_LOG_BYTES = 64 << 20  # of a longer log the end is shown
 
 
 class NoLogError(UserError):
@@ -16,9 +18,9 @@ class NoLogError(UserError):
 
 
 def log_of(run: RunDir, rank: int | None = None) -> Path:
-    """The log to show: that of `rank`, or where none is named the one that says most of the last attempt.
+    """Return the log to show: that of `rank`, or by default the one that says most about the last attempt.
 
-    Raises NoLogError where the run has not begun or has no such rank.
+    Raises NoLogError if the run has not begun or has no such rank.
     """
     attempt = run.last_attempt()
     if attempt is None:
@@ -32,12 +34,24 @@ def log_of(run: RunDir, rank: int | None = None) -> Path:
 
 
 def lines(run: RunDir, rank: int | None = None, *, follow: bool = False) -> Iterator[str]:
-    """The lines of the log, newline included; with `follow`, until the run has ended: rank 0's, if none is named."""
+    """Yield the lines of the log, each with its newline.
+
+    With `follow` this goes on until the run has ended, and shows rank 0 if no rank is named. Very long lines are cut,
+    and of a log larger than MAX_LOG_BYTES only the end is shown. Raises NoLogError if there is no log to read.
+    """
     path = (follow and rank is None and _log_of_rank_0(run)) or log_of(run, rank)
-    with path.open(encoding="utf-8", errors="replace") as file:
+    try:
+        file = open_record(path)
+    except OSError as error:
+        raise NoLogError(f"cannot read {path}: {error.strerror}") from None
+    with file:
+        if (size := os.fstat(file.fileno()).st_size) > MAX_LOG_BYTES:
+            skipped = file.seek(size - MAX_LOG_BYTES) + len(file.readline(MAX_LOG_BYTES))
+            yield f"[the first {skipped >> 20} MiB are not shown; the whole log is {path}]\n"
         while True:
             ended = not follow or not is_claimed(run)  # the agent has the last word, after done.json
-            yield from file
+            for line in read_lines(file):
+                yield line.decode("utf-8", "replace")
             if ended:
                 return
             time.sleep(FOLLOW_S)

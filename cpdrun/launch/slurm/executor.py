@@ -101,6 +101,9 @@ class SlurmExecutor(Executor):
     def examine(cls) -> Finding:
         return examine()
 
+    def advice(self, jobs: list[Job]) -> list[str]:
+        return self._script.advice(jobs)
+
     def would_write(self, jobs: list[Job]) -> dict[Path, str]:
         self._script.check(jobs)
         groups = enumerate(by_resources(jobs), start=1)

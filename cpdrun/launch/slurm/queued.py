@@ -9,13 +9,18 @@ from cpdrun.record import SweepDir, read_json
 
 
 def submitted_of(sweep: SweepDir) -> list[dict[str, Any]]:
-    """What slurm.json says of each array: its `job`, `script` and `runs`; what is damaged is passed over."""
+    """Return what slurm.json says about each array: its `job`, `script` and `runs`.
+
+    Damaged entries are skipped, and so are jobs that are no numbers: they would become arguments of squeue and scancel.
+    """
     arrays = read_json(sweep.slurm)
     return [
         array
         for array in (arrays if isinstance(arrays, list) else [])
         if isinstance(array, dict)
         and isinstance(array.get("job"), str)
+        and array["job"].isascii()
+        and array["job"].isdecimal()
         and isinstance(array.get("runs"), list)
     ]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cpdrun.launch.base import Job, LaunchError
+from cpdrun.launch.slurm.advice import NO_GPU, time_advice
 from cpdrun.record import SweepDir
 
 AUTO = "auto"
@@ -77,8 +78,22 @@ class ArrayScript:
             flags=shlex.join(flags),
         )
 
+    def advice(self, jobs: list[Job]) -> list[str]:
+        """Return what a user should know about the GPUs and the time that these jobs get, a line each."""
+        lines = []
+        asks_for_gpus = any("gpu" in line for line in self.more)
+        if (
+            self.asked["gres"] == AUTO
+            and not asks_for_gpus
+            and any(j.config["device"] == "auto" for j in jobs)
+        ):
+            lines.append(NO_GPU)
+        if line := time_advice(self.sweep, jobs, self.asked["time"], self.warning_s):
+            lines.append(line)
+        return lines
+
     def _resources(self, job: Job) -> dict[str, Any]:
-        """Cores for the threads and loaders of a task's ranks, and what the yaml asks for."""
+        """Return the cores for the threads and loaders of a task's ranks, and the resources that the yaml names."""
         cpus = job.nproc // self.tasks * (job.config["threads"] + job.config.get("loaders", 0))
         asked = dict(self.asked)
         if asked["gres"] == AUTO:

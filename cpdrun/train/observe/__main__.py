@@ -10,10 +10,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from cpdrun.parent import die_with
 from cpdrun.record import RunDir, read_json, write_json
 from cpdrun.train.instantiate import BuildError
 from cpdrun.train.observe.judged.effects import effects
 from cpdrun.train.observe.seen.observation import Observation
+
+MAX_CONFIGS_BYTES = 1 << 30
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,9 +25,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     for name in ("run_dir", "configs", "out"):
         parser.add_argument(name, type=Path)
+    parser.add_argument("--parent", type=int, help="end when this process does")
     given = parser.parse_args(argv)
+    if given.parent is not None:
+        die_with(given.parent)
     run = RunDir(given.run_dir)
-    configs = read_json(given.configs)
+    configs = read_json(given.configs, MAX_CONFIGS_BYTES)
     if not isinstance(configs, dict):
         return _refused(
             f"{given.configs} holds no configs: it must be JSON, a name and a resolved config each"

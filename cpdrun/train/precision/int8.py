@@ -27,7 +27,8 @@ inf and NaN make their whole tensor NaN: a diverged run stays visible. A tensor 
 from typing import Any
 
 import torch
-from custom_fp.layers.modules import replace_layers_
+from custom_fp.layers.attachment import add_hooks_
+from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.products import OPERANDS, ROLES, WEIGHT_GRADIENT, Arithmetic, round_gradient
 from custom_fp.rule import is_stochastic
 from torch import Tensor, nn
@@ -119,21 +120,18 @@ class Int8(Precision):
         self.statistics: list[Tensor] = []
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """The model with its Linear and Conv2d layers replaced and its norms watched; its parameters stay."""
+        """Attach the rounding to the model's Linear and Conv2d layers, norms and sums, and return the model."""
         chosen = {name: module for name, module in model.named_modules() if type(module) in REPLACED}
         for name, module in model.named_modules():
             if getattr(module, "padding_mode", "zeros") != "zeros":
                 raise ValueError(f"precision: {name} pads with {module.padding_mode}; 8 bits take zeros")
-        model = replace_layers_(model, dict.fromkeys(chosen.values(), Arithmetic()))
         self.replaced = set(chosen)
-        for name in chosen:
-            layer = model.get_submodule(name)
-            layer.arithmetic = self._arithmetic(layer)
+        for layer in chosen.values():
+            LAYERS[type(layer)].attach_to(layer, self._arithmetic(layer))
             self.rounded_weights.append(layer.weight)
         for module in model.modules():
             if is_norm(module) or isinstance(module, Sum):
-                module.register_forward_pre_hook(self._round_inputs)
-                module.register_forward_hook(self._round_error)
+                add_hooks_(module, before=self._round_inputs, after=self._round_error)
         self.statistics = [b for b in model.buffers() if b.is_floating_point()]
         return model
 

@@ -11,7 +11,18 @@ from typing import Any
 
 import torch
 
-from cpdrun.record import EpochRow, Lost, Progress, Result, RunDir, append_json_line, write_json, write_text
+from cpdrun.record import (
+    EpochRow,
+    Lost,
+    Progress,
+    Result,
+    RunDir,
+    append_json_line,
+    read_object,
+    write_json,
+    write_text,
+)
+from cpdrun.train.ranks.torch_settings import numerics_facts
 from cpdrun.train.ranks.vote import Wish
 from cpdrun.train.state import checkpoint, kept
 from cpdrun.train.state.provenance import write_environment
@@ -91,10 +102,12 @@ class Journal:
             return Wish.STOP
         return Wish.KEEP if self._kept is not None and self._kept.is_due() else Wish.GO_ON
 
-    def done(self, result: Result) -> None:
-        """done.json: from here on the run is finished."""
+    def done(self, result: Result, device: torch.device) -> None:
+        """Write done.json, after which the run is finished. env.json gets the facts that training has shown."""
         if self.writes:
             self._write_status()
+            if device.type == "cuda":
+                write_json(self.run.env, {**(read_object(self.run.env) or {}), **numerics_facts(device)})
             whole = replace(result, wall_seconds=time.time() - self.started)
             write_json(self.run.done, whole.as_json())
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cpdrun.record import RunDir, git, git_commit, processor, write_json, write_text
+from cpdrun.record import RunDir, changes_of, git_commit, processor, write_json, write_text
 from cpdrun.record.fingerprint import (
     OWN_PACKAGES,
     code_digest,
@@ -23,10 +23,10 @@ from cpdrun.record.fingerprint import (
     file_digest,
     own_digest,
 )
+from cpdrun.train.ranks.torch_settings import numerics_facts
 
 PACKAGES = ("cpdrun", "torch", "torchvision", "numpy", "hydra-core", "omegaconf")
 DIFF_BYTES = 1 << 20  # of code.diff; a longer one is cut, and says so
-FOLDERS_AS_ONE = ("--directory", "--no-empty-directory")
 
 
 def write_environment(
@@ -37,9 +37,13 @@ def write_environment(
     products: Mapping[str, list[str]] | None = None,
     attached: Mapping[str, Any] | None = None,
 ) -> None:
-    """env.json and, where the repository of the current folder is not as committed, code.diff.
+    """Write env.json and, if imported files differ from the last commit of the current repository, code.diff.
 
-    env.json: versions of every imported distribution, device, machine; `cpu` and `cpu_vector`, the processor and the
+    code.diff is limited to the user's modules that are imported, and to the script: other files of the repository may
+    hold what their owner does not want to share.
+
+    env.json: versions of every imported distribution, device, machine; `float32` and `nondeterministic`, as
+    `numerics_facts` returns them; `cpu` and `cpu_vector`, the processor and the
     vector instructions that choose the order of its sums; `code`, digests of the user's modules that are
     imported and of cpdrun, and `code_sha256` of them all; `data_path`, `data_folders` and `data_sha256` of the dataset
     `data`, where it was read from files or knows a digest of itself; `products`, where an accumulator is emulated:
@@ -49,12 +53,13 @@ def write_environment(
     """
     code = {"cpdrun": {"sha256": own_digest()}, **dict(_users_modules())}
     path = _path_of(data, config or {})
-    diff = git("diff", "--no-color", "--no-ext-diff", "HEAD")
-    untracked = git("ls-files", "--others", "--exclude-standard", *FOLDERS_AS_ONE, "--full-name", ":/")
+    diff, untracked = changes_of(
+        [Path(entry["file"]) for entry in code.values() if "file" in entry] + _script(config)
+    )
     cpu, vector = processor()
     run.code_diff.unlink(missing_ok=True)  # of an attempt with other code
     if diff or untracked:
-        names = "".join(f"# not in the repository: {name}\n" for name in (untracked or "").splitlines())
+        names = "".join(f"# not in the repository: {name}\n" for name in untracked)
         write_text(run.code_diff, cut(names + (diff or "")))
     write_json(
         run.env,
@@ -63,6 +68,7 @@ def write_environment(
             "packages": _versions(),
             "custom_fp_backend": _backend(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
+            **numerics_facts(device),
             "cpu": cpu,
             "cpu_vector": vector,
             "platform": platform.platform(),
@@ -104,6 +110,13 @@ def distributions_by_module() -> Mapping[str, list[str]]:
     """The distributions that installed each top-level module. It reads all their records, which takes .2 s: the warm
     engine asks once, before it forks."""
     return packages_distributions()
+
+
+def _script(config: Mapping[str, Any] | None) -> list[Path]:
+    """Return the file of a user's script, if the run has one."""
+    script = (config or {}).get("script")
+    path = script.get("path") if isinstance(script, Mapping) else None
+    return [Path(script.get("work_dir") or ".", path)] if path else []
 
 
 def _users_modules() -> Iterator[tuple[str, dict[str, str]]]:

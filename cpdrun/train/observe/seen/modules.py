@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from custom_fp.recipe.layers import KINDS, ROLES, Layer, layers_of
+from custom_fp.recipe.layers import ROLES, Layer, layers_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cpdrun.models.normed.norms import is_norm
 
-_ORIGINAL = {quant: kind for kind, quant in KINDS.items()}
 _WATCHED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -23,15 +22,14 @@ def modules_of(model: nn.Module) -> list[dict[str, Any]]:
     name_of = {id(p): name for name, p in model.named_parameters()}
     found = []
     for layer in layers_of(model):
-        original = Layer(_as_it_was(layer.module), layer.names, layer.part)
         held = () if layer.part else layer.module.parameters(recurse=False)
         found.append(
             {
                 "names": list(layer.names),
                 "part": layer.part,
-                "kind": original.kind,
-                "must_be_named": original.must_be_named,
-                "products": {r: list(original.products(r)) for r in ROLES if original.takes(r)},
+                "kind": layer.kind,
+                "must_be_named": layer.must_be_named,
+                "products": {r: list(layer.products(r)) for r in ROLES if layer.takes(r)},
                 "is_norm": layer.part is None and is_norm(layer.module),
                 "parameters": [name_of[id(p)] for p in held if id(p) in name_of and p.requires_grad],
             }
@@ -145,12 +143,3 @@ def _of_worker_0(x: Tensor) -> Tensor:
         x = functorch.get_unwrapped(x)
         x = x if place is None else x.select(place, 0)
     return x.detach().clone()
-
-
-def _as_it_was(module: nn.Module) -> nn.Module:
-    """A stand-in of the class that the module had before rules replaced it."""
-    if type(module) not in _ORIGINAL:
-        return module
-    original = object.__new__(_ORIGINAL[type(module)])
-    object.__setattr__(original, "__dict__", module.__dict__)
-    return original

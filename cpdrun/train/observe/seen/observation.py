@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from cpdrun.record import OBSERVED_LAYOUT, write_bytes
+from cpdrun.record import OBSERVED_LAYOUT, read_arrays, write_bytes
 from cpdrun.train.observe.seen.tables import COLUMNS
 
 ROLES = ("gradient", "weight", "update", "activation", "output_gradient")
@@ -127,22 +127,26 @@ class Observation:
 
     @classmethod
     def load(cls, path: Path) -> Observation:
-        """Raises OSError where there is no such file, ValueError where it is no observation."""
+        """Read the observation of a run.
+
+        Raises:
+            OSError: there is no such file, or it is no regular file.
+            ValueError: it holds no observation of this version.
+        """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = read_arrays(path)
             about = json.loads(arrays["about"].tobytes())
-        except (ValueError, KeyError, EOFError) as error:
+            version = about["layout"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} holds no observation ({error})") from None
-        except Exception as error:  # zipfile's own, of a file cut short
-            if isinstance(error, OSError):
-                raise
-            raise ValueError(f"{path} holds no observation ({error})") from None
-        if about.get("layout") != OBSERVED_LAYOUT:
+        if version != OBSERVED_LAYOUT:
             raise ValueError(f"{path} was written by another version of cpdrun: observe the run anew")
-        found = cls(about["about"], {}, about["unseen"])
-        for role, entries in about["seen"].items():
-            found._take(role, about["layers"][role], entries, arrays)
+        try:
+            found = cls(about["about"], {}, about["unseen"])
+            for role, entries in about["seen"].items():
+                found._take(role, about["layers"][role], entries, arrays)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"{path} holds no observation ({error})") from None
         return found
 
     def _take(

@@ -1,34 +1,42 @@
-"""From the rows of metrics.jsonl to the run's result: which value counts, and which way is better."""
+"""From the metrics that a script logged to the result of its run: which value counts, and which way is better."""
 
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from cpdrun.config.script import SCRIPT, direction_of, judged_by
+from cpdrun.config.script import NO_METRIC, SCRIPT, direction_of, judged_by
 from cpdrun.errors import FAILED, UserError
-from cpdrun.record import Best, Ending, LoggedRow, Progress, Result, RunDir
+from cpdrun.record import Best, Ending, LoggedRow, Progress, Result
 from cpdrun.record.measure import MEASURES
 
-TEST_NAMES = ("val", "test", "eval")
+TEST_NAMES = ("val", "test", "eval", "dev")
 
 
 class NoResultError(UserError):
-    """The script ended well and left nothing to report."""
+    """The script ended well, but its deciding metric was not found."""
 
     exit_code = FAILED
 
 
 @dataclass
 class Values:
-    """Of one metric: the last (None: it was not finite), and the least and the greatest, with their epochs."""
+    """The values of one metric.
+
+    Attributes:
+        last: The last value, or None if it was not finite.
+        least: The smallest finite value and its epoch.
+        greatest: The largest finite value and its epoch.
+    """
 
     last: float | None
     least: tuple[float, int] | None = None
     greatest: tuple[float, int] | None = None
 
     def add(self, value: float | None, epoch: int) -> None:
+        """Add the value that was logged in an epoch."""
         self.last = value
         if value is None or not math.isfinite(value):
             self.last = None
@@ -40,19 +48,18 @@ class Values:
 
 
 class Tally:
-    """Reads metrics.jsonl as it grows; called again it goes on where it was."""
+    """The metrics of all rows so far."""
 
-    def __init__(self, run: RunDir) -> None:
-        self.run = run
+    def __init__(self) -> None:
         self.metrics: dict[str, Values] = {}
         self.epoch, self.step = 0, 0
         self._rows = self._read = 0
         self._rest = b""
 
-    def look(self) -> bool:
-        """Whether there was something new."""
+    def follow(self, path: Path) -> bool:
+        """Add the rows that were appended to a metrics.jsonl since the last call. Return whether there were any."""
         try:
-            with self.run.metrics.open("rb") as file:
+            with path.open("rb") as file:
                 file.seek(self._read)
                 data = file.read()
         except FileNotFoundError:
@@ -65,10 +72,11 @@ class Tally:
             except (ValueError, RecursionError):
                 continue
             if row is not None:
-                self._add(row)
+                self.add(row)
         return bool(lines)
 
-    def _add(self, row: LoggedRow) -> None:
+    def add(self, row: LoggedRow) -> None:
+        """Add one row."""
         self._rows += 1
         self.epoch = self.epoch if row.epoch is None else int(row.epoch)
         self.step = self.step if row.step is None else row.step
@@ -77,14 +85,18 @@ class Tally:
             self.metrics.setdefault(name, Values(None)).add(value, where)
 
     def judge(self, script: Mapping[str, Any]) -> str | None:
-        """The metric that the run is judged by; None where nothing was logged."""
+        """Return the deciding metric: the one that was named, else the first one of a test set, else the first one."""
         named = judged_by(script)
         if named is not None:
             return named
-        tests = (name for name in self.metrics if name.lower().startswith(TEST_NAMES))
-        return next(tests, next(iter(self.metrics), None))
+        known = [name for name in self.metrics if direction_of(name, script["direction"])] or list(
+            self.metrics
+        )
+        tests = (name for name in known if name.lower().startswith(TEST_NAMES))
+        return next(tests, next(iter(known), None))
 
     def progress(self, script: Mapping[str, Any], updated: float) -> Progress:
+        """Return the content of status.json. `updated` is a Unix timestamp."""
         judge = self.judge(script)
         values = self.metrics.get(judge) if judge else None
         return Progress(
@@ -93,15 +105,22 @@ class Tally:
 
 
 def result(tally: Tally, config: Mapping[str, Any], seconds: float, gradients: Mapping[str, Any]) -> Result:
-    """What done.json says of a script that ended well. Raises NoResultError where the metric asked for was not logged.
+    """Return the content of done.json for a script that ended well.
 
-    gradients: what Hold.facts() said of them; of it the bytes on the wire, how many values they are of,
-    and the longest chain.
+    Args:
+        tally: Everything that the script logged.
+        config: The run's config.
+        seconds: The wall time of the script.
+        gradients: What was recorded of its gradient exchange: the bytes sent, the number of values and the longest
+            chain of rounded additions.
+
+    Raises:
+        NoResultError: The deciding metric was not logged.
     """
     script = config[SCRIPT]
     judge = tally.judge(script)
     if judge not in tally.metrics:
-        raise NoResultError(_never_logged(judge, tally, script))
+        raise NoResultError(_no_metric(judge, tally, script))
     ways = {name: direction_of(name, script["direction"]) for name in tally.metrics}
     metrics = {name: values.last for name, values in tally.metrics.items()}
     best = _best(tally.metrics[judge], ways[judge])
@@ -127,13 +146,13 @@ def _best(values: Values, way: str | None) -> tuple[float, int] | None:
     return None if way is None else values.least if way == "min" else values.greatest
 
 
-def _never_logged(judge: str | None, tally: Tally, script: Mapping[str, Any]) -> str:
+def _no_metric(judge: str | None, tally: Tally, script: Mapping[str, Any]) -> str:
     if judge is None:
         return (
-            "the script ended well and logged no metric: say how it prints one, "
-            "script.metrics.val_loss='val loss ([0-9.]+)', or call run.log(val_loss=...)"
+            f"{NO_METRIC} logged no metric. Say how the script prints it, for example "
+            "script.metrics.val_loss='val loss {number}', or call run.log(val_loss=...) in the script"
         )
     pattern = script["metrics"].get(judge)
     how = f"no line of its output matches {pattern!r}" if pattern else f"nothing is called {judge!r}"
-    others = f"; it logged {', '.join(tally.metrics)}" if tally.metrics else ""
-    return f"the script ended well and never logged {judge}: {how}{others}"
+    found = f". It logged {', '.join(tally.metrics)}" if tally.metrics else ""
+    return f"{NO_METRIC} never logged {judge}: {how}{found}"

@@ -1,0 +1,77 @@
+"""The processes of this machine, and which of them started which, as /proc shows them."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+STOPPED = "T"
+MAX_AGE_S = 60.0  # of this process when it is asked for its age; a sandbox may report an impossible start
+COMMAND_LENGTH = 80  # of a command in a message
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process. `state` is the letter of /proc/PID/stat: R running, S sleeping, T stopped by a signal, Z ended."""
+
+    pid: int
+    parent: int
+    state: str
+
+    def open_file(self, descriptor: int) -> Path | None:
+        """Return the path behind a file descriptor, or None if the process is gone or does not have it."""
+        try:
+            return Path(f"/proc/{self.pid}/fd/{descriptor}").readlink()
+        except OSError:
+            return None
+
+    def __str__(self) -> str:
+        try:
+            command = (
+                Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+        except OSError:
+            command = ""
+        return f"{self.pid} ({command.strip()[:COMMAND_LENGTH]})"
+
+
+def descendants(root: int) -> list[Process]:
+    """Return the processes below `root` that have not ended, each after its parent."""
+    children: dict[int, list[Process]] = {}
+    for process in _all():
+        children.setdefault(process.parent, []).append(process)
+    found = sorted(children.get(root, []), key=lambda process: process.pid)
+    for process in found:
+        found += sorted(children.get(process.pid, []), key=lambda process: process.pid)
+    return [process for process in found if process.state != "Z"]
+
+
+def holders(path: Path) -> list[Process]:
+    """Return the processes that have the file at `path` open."""
+    target, found = path.resolve(), []
+    for process in _all():
+        with contextlib.suppress(OSError):
+            if any(entry.readlink() == target for entry in Path(f"/proc/{process.pid}/fd").iterdir()):
+                found.append(process)
+    return found
+
+
+def own_age_s() -> float:
+    """Return the age of this process in seconds, or 0 if /proc is not available."""
+    try:
+        started = float(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    return age if 0 <= age <= MAX_AGE_S else 0.0
+
+
+def _all() -> Iterable[Process]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                # the name before the last bracket may hold anything
+                state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+                yield Process(int(folder.name), int(parent), state)

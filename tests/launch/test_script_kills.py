@@ -1,0 +1,23 @@
+"""A sweep of a user's script is killed twice, and ends as if nothing had been. scripts/soak.py --script --kills: 60."""
+
+import random
+from pathlib import Path
+
+import pytest
+from driving import DEADLINE_S, training
+
+KILLS = 2
+
+
+@pytest.mark.timeout(600)
+def test_two_kills_change_neither_the_weights_nor_the_metrics(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    import soak
+
+    two_runs = [word for word in soak.SCRIPT_RUNS if not word.startswith(("format=", "aps="))]
+    monkeypatch.setattr(soak, "SCRIPT_RUNS", [*two_runs, "format=e3m0", "aps=true"])
+    run = soak.Soak(tmp_path, random.Random(0), DEADLINE_S, of_script=True, only_kills=True)
+    with training():
+        run.calm()
+        run.storm("storm", nproc=2, most=KILLS)
+    assert run.struck == KILLS and len(run.expected) == 2

@@ -1,0 +1,24 @@
+"""The device of a rank."""
+
+import pytest
+import torch
+
+from cpdrun.train.build import BuildError
+from cpdrun.train.ranks.device import device_of
+
+
+@pytest.mark.parametrize("choice", ["auto", "cuda"])
+def test_a_gpu_that_torch_no_longer_supports_names_the_packages(monkeypatch, choice):
+    facts = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "get_device_name": lambda device: "Tesla V100-SXM2-16GB",
+        "get_device_capability": lambda device: (7, 0),
+        "get_arch_list": lambda: ["sm_75", "sm_80", "sm_90", "compute_120"],
+    }
+    for name, fact in facts.items():
+        monkeypatch.setattr(torch.cuda, name, fact)
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    with pytest.raises(BuildError, match=r"V100.* 7\.0.*needs 7\.5 .*for CUDA 12 .*\+cu12N.*cupy-cuda12x"):
+        device_of(choice)
+    assert device_of("cpu") == torch.device("cpu")
