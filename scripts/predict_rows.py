@@ -28,6 +28,7 @@ from cpdrun.config.keys import get_key, has_key
 from cpdrun.launch import Display, Job, LaunchOptions, Session
 from cpdrun.predict.effects import ask as ask_effects
 from cpdrun.predict.features import features, shown, strictness
+from cpdrun.report.read.margin import DEFAULT_POINTS
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.runs.learnt import worst
 from cpdrun.search.observed import Subject, observations, subjects
@@ -213,7 +214,10 @@ def _gaps(
         table, question, metric.name
     )
     asked = question.settings.tolerance
-    tolerance = metric.default_tolerance if asked is None else asked
+    asked = DEFAULT_POINTS if asked is None and metric.is_fraction else asked
+    if not isinstance(asked, int | float):
+        raise ValueError(f"{recorded.words}: type search.tolerance=, in the metric's unit")
+    tolerance = float(asked)
     found = {}
     for candidate in (c for chain in question.chains for width in chain.widths for c in width):
         baseline = values.get(candidate.baseline, {})

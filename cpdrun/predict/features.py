@@ -42,8 +42,13 @@ Part = Mapping[str, float | None]
 
 
 def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> float:
-    """Of a tolerance as it is shown. `classes`: of the task, which say what guessing gives; of a metric of which that
-    is not known the range is taken to be 1."""
+    """Return the strictness of a margin, in the unit in which the metric is shown.
+
+    `classes`: the number of classes of the task, which gives the value of a guess. Without it the metric's range is
+    taken to be 1. A margin that is not known yet (NaN) counts as 2 % of the range.
+    """
+    if math.isnan(tolerance):
+        return -math.log10(0.02)
     by_chance = 1.0 if metric.is_fraction else abs(guess(metric, classes))
     return -math.log10(tolerance / metric.scale / (by_chance if 0 < by_chance < math.inf else 1.0))
 

@@ -10,11 +10,11 @@ import numpy as np
 from cpdrun.errors import UserError
 from cpdrun.predict.law_read import Row, Study, data_read, element_and_block, number, parameters, rounded
 from cpdrun.report.read.collect import identity
-from cpdrun.report.read.metric import Metric
 from cpdrun.stats.robust_fit import ends
 from cpdrun.stats.scaling_law import FORMS, HeldOut, Law, NoLawError, Runs, hold_out_largest
 
 LOSS = "metric:test_loss"
+MARGIN = 0.05  # in the unit of the loss
 PLAIN = "nothing rounded"
 PARAMETERS, DATA = "parameters", "data"
 
@@ -173,10 +173,10 @@ def _size_at(key: str, value: float, laws: LossLaws) -> float:
 
 def predicted(laws: LossLaws, form: str, asked: Asked, ci: float) -> list[dict[str, Any]]:
     """A row a format, nothing rounded first: the loss, how much more than with nothing rounded, and how many of the
-    draws have at most the usual tolerance of it."""
+    draws are within MARGIN of it."""
     formats: Sequence[Any] = [None, *sorted(laws.names, key=lambda fmt: laws.names[fmt])]
     rows = Runs.of([_at(asked, fmt, laws.bits) for fmt in formats])
-    law, tolerance = laws.laws[form], Metric("test_loss").default_tolerance
+    law, tolerance = laws.laws[form], MARGIN
     found, every = law.predict(rows, ci), law.draws(rows)
     table = []
     for i, fmt in enumerate(formats):

@@ -15,7 +15,7 @@ from custom_fp.formats.scalar import Format
 from cpdrun.predict.law_read import Row, Study, number
 from cpdrun.report.read.axes import formats
 from cpdrun.report.read.collect import identity
-from cpdrun.report.read.metric import Metric
+from cpdrun.report.read.margin import DEFAULT_POINTS
 from cpdrun.stats.chain_law import ChainLaw, HeldOutWorkers, Sums, hold_out_most_workers, tolerated
 from cpdrun.stats.scaling_law import NoLawError
 
@@ -77,14 +77,13 @@ def fit_workers(study: Study, ci: float = 95, **settings: Any) -> WorkerLaw:
         held = hold_out_most_workers(sums, ci=ci, **settings)
     except NoLawError as error:
         notes.append(f"not tested: {error}")
-    metric = Metric(ACCURACY.removeprefix("metric:"))
     most = tolerated(np.array([cell["excess"] for cell in cells]), [cell["within"] for cell in cells])
     if math.isnan(most):
         notes.append(
             "all cells are within the tolerance, or none is: an excess of a tenth of the loss is allowed"
         )
         most = math.log(1.1)
-    return WorkerLaw(study, sums, cells, law, held, most, metric.default_tolerance, notes)
+    return WorkerLaw(study, sums, cells, law, held, most, DEFAULT_POINTS, notes)
 
 
 def _rows(study: Study, notes: list[str]) -> tuple[list[tuple], list[dict[str, Any]]]:
@@ -127,7 +126,7 @@ def _rows(study: Study, notes: list[str]) -> tuple[list[tuple], list[dict[str, A
         )
     if alone:
         notes.append(f"{alone} runs left out: no fp32 beside them that learnt")
-    least = -Metric(ACCURACY.removeprefix("metric:")).default_tolerance
+    least = -DEFAULT_POINTS
     return rows, [
         {
             **cell,

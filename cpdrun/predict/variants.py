@@ -11,7 +11,9 @@ from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.identity import run_name
 from cpdrun.config.keys import copied, flatten, get_key, has_key, set_key
+from cpdrun.config.margin import parse_margin
 from cpdrun.config.overrides import Typed, parse, typed_form
+from cpdrun.config.registry import foreign_names
 from cpdrun.config.schema import validate
 from cpdrun.errors import UserError
 from cpdrun.predict.effects import ask, is_observed
@@ -19,6 +21,7 @@ from cpdrun.predict.features import strictness
 from cpdrun.predict.forecast import Line, Subject, foretell, line
 from cpdrun.predict.model import fitted
 from cpdrun.record import RunDir, read_config
+from cpdrun.report.read.margin import choose_margin, course_of
 from cpdrun.report.read.metric import Metric
 
 FORMAT, APS, SCALING = "format", "aps", "scaling"
@@ -32,9 +35,11 @@ TOLERANCE = "search.tolerance="
 
 
 def lines_of_run(run: RunDir, words: Sequence[str]) -> tuple[list[Line], str]:
-    """A forecast for each variant that `words` name, USUAL where they name no format, and the tolerance that they may
-    miss, in words: `search.tolerance=` or the metric's own. Raises UserError for a run that was not observed,
-    ConfigError for a key that cannot be varied, NoEffectsError."""
+    """Return a forecast for each variant that `words` name (USUAL if they name no format), and the margin in words:
+    `search.tolerance=` or the metric's default.
+
+    Raises UserError for a run that was not observed, ConfigError for a key that cannot be varied, NoEffectsError.
+    """
     if not is_observed(run):
         raise UserError(
             f"{run.path} was not observed: train it with observe=16, as cpdrun predict exp=NAME does itself"
@@ -43,33 +48,36 @@ def lines_of_run(run: RunDir, words: Sequence[str]) -> tuple[list[Line], str]:
         config = read_config(run)
     except (OSError, ValueError) as error:
         raise UserError(f"{run.config}: {error}") from None
-    metric, tolerance, strict = _tolerance(run, [word for word in words if word.startswith(TOLERANCE)])
+    margin, strict = _margin(run, [word for word in words if word.startswith(TOLERANCE)])
     found: dict[str, list[Subject]] = {}
     for label, subject in _subjects(config, [word for word in words if not word.startswith(TOLERANCE)]):
         found.setdefault(label, []).append(subject)
     each = {subject.name: subject.config for subjects in found.values() for subject in subjects}
-    effects = ask(run, each)
+    recorded = foreign_names({key: value for key, value in config.items() if key != FORMAT})
+    typed = {name for one in each.values() for name in foreign_names(one)}.difference(recorded)
+    effects = ask(run, each, may_import=typed)
     predicted = [
         line(label, [foretell(subject, effects[subject.name], strict, fitted()) for subject in subjects])
         for label, subjects in found.items()
     ]
-    return predicted, metric.show_tolerance(tolerance)
+    return predicted, margin
 
 
-def _tolerance(run: RunDir, words: Sequence[str]) -> tuple[Metric, float, float]:
-    """What the run is judged by, how much worse is as good, as it is shown, and how strict that is."""
+def _margin(run: RunDir, words: Sequence[str]) -> tuple[str, float]:
+    """Return the margin in words, and how strict it is. The run itself is the baseline."""
     done = run.result()
     judge = (done.judge if done else None) or "test_accuracy"
     metric = Metric(judge, done.measures.get(judge) if done else None)
-    text = words[-1].removeprefix(TOLERANCE) if words else f"{metric.default_tolerance}"
-    try:
-        tolerance = float(text)
-    except ValueError:
-        tolerance = math.nan
-    if not 0 < tolerance < math.inf:
-        raise ConfigError(f"{TOLERANCE}{text}: must be a number above 0")
     classes = done.num_classes if done and isinstance(done.num_classes, int) else math.nan
-    return metric, tolerance, strictness(metric, tolerance, classes)
+    final = done.metrics.get(judge) if done else None
+    text = words[-1].removeprefix(TOLERANCE) if words else None
+    try:
+        asked = None if text is None else parse_margin(text)
+    except ValueError as error:
+        raise ConfigError(f"{TOLERANCE}{text}: {error}") from None
+    courses = [] if final is None else [course_of(run, metric, final, classes)]
+    margin = choose_margin(asked, "typed", metric, courses, "the run")
+    return metric.show_tolerance(margin.shown), strictness(metric, margin.shown, classes)
 
 
 def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple[str, Subject]]:

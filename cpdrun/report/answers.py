@@ -23,6 +23,8 @@ def answer(study: Study) -> tuple[list[str], Shown | None]:
     """The sentences, and the matrix where there is one. That the runs are a mixture is said first of all,
     and that a metric's direction is a guess."""
     sentences, matrix = _answer(study)
+    if study.judged and not math.isnan(study.tolerance):
+        sentences.append(f"Margin: {study.margin.describe(study.metric)}.")
     sentences += [*study.tuned.said(study.groups), *best_of.sentences(study)]
     if not study.metric.is_known:
         sentences[0] = f"If a higher {study.metric.name} is better, which no record says: {sentences[0]}"
@@ -130,6 +132,8 @@ def _summary(study: Study, facets: list[Facet]) -> str:
             else ""
         )
         clauses.append(f"{name if clauses else name[0].upper() + name[1:]} {what}{text}")
+    if study.margin.problem:
+        return f"No answer: {study.margin.problem}."
     if not clauses:
         return f"No answer for any of {len(facets)} combinations: {study.baseline_problem(facets[0])} in the first."
     lines = [f"{'; '.join(clauses)}, over {len(facets)} combinations of {_axes(facets)}."]

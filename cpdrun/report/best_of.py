@@ -72,7 +72,7 @@ def best_of(study: Study) -> list[Best]:
 def sentences(study: Study) -> list[str]:
     """The smallest format within the tolerance of the baseline, each at its best; then what that is worth."""
     found = best_of(study)
-    if not found:
+    if not found or study.margin.problem:
         return []
     lines = [_sentence(study, best) for best in found] if len(found) <= MOST_SENTENCES else []
     typed = " ".join(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pandas as pd
+from custom_fp.formats.synonyms import naming_notes
 
 from cpdrun.record import NewerRecordError, State, SweepDir, described, differ, processors, read_manifest
 from cpdrun.report.read.axes.formats import bits
@@ -20,6 +21,7 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
     """One line for each thing that the reader must know about the question and the runs behind the numbers."""
     return [
         *study.question,
+        *naming_notes(study.runs.to_numpy().flat),
         *_newer(sweeps),
         *_unfinished(study.runs, _planned_absent(study.runs, sweeps)),
         *_lost_work(study.runs),

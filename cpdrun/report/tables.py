@@ -12,7 +12,7 @@ from cpdrun.report.read.groups.certified import MARKS
 from cpdrun.report.read.groups.group import Group
 from cpdrun.report.read.groups.tuned import USE
 from cpdrun.report.read.study import Study
-from cpdrun.stats.intervals import is_zero, mean_interval
+from cpdrun.stats.intervals import is_zero, mean_interval, unseen_share
 
 # what a worker keeps in memory, by its heading
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}
@@ -23,6 +23,15 @@ OPERATIONS, MACS, AREA = "bit_operations_per_step", "macs_per_step", "transistor
 BITS_A_PARAMETER = "bits_per_parameter_per_step"
 
 # columns of ours in table.csv and details.csv, beside those that begin with the metric's name
+_OF_VERDICT = (
+    "verdict",
+    "pairs",
+    "anytime_low",
+    "anytime_high",
+    "seeds_needed",
+    "runs_failed",
+    "at_most_fail",
+)
 OWN = {
     "sweep",
     "bits",
@@ -33,11 +42,7 @@ OWN = {
     "baseline",
     "vs_baseline",
     "vs_baseline_method",
-    "verdict",
-    "pairs",
-    "anytime_low",
-    "anytime_high",
-    "seeds_needed",
+    *_OF_VERDICT,
     "hybrid",
     "test_samples",
     "longest_chain",
@@ -86,7 +91,8 @@ def details(study: Study) -> pd.DataFrame:
     none. vs_baseline is positive where a format does better, whichever way the metric points; its interval is paired by
     seed where both sides ran the same seeds, Welch's otherwise (`vs_baseline_method`). `verdict` is that of the
     anytime-valid test over `pairs`, whose interval is from `anytime_low` to `anytime_high`; `seeds_needed` is about how
-    many would settle it, empty where no practical number would.
+    many would settle it, empty where no practical number would. `runs_failed` counts the runs that failed, diverged or
+    did not learn; if none did, at most `at_most_fail` of them do, with the confidence of the report.
     """
     rows = []
     for group in study.groups:
@@ -147,9 +153,12 @@ def brief(study: Study) -> Shown:
 
 
 def outcome(study: Study, group: Group) -> str:
-    """How many runs diverged; in words, where none did and yet there is no result."""
+    """Return how many runs diverged; in words, if none did and runs failed or did not learn."""
     if group.failed and not group.n_finished:
         return f"{group.failed} failed"
+    counts = study.failures(group)
+    if counts.without_result:
+        return f"{counts.failed} of {counts.ended} failed"
     if group.values and not group.diverged and not study.learnt(group):
         return "did not learn"
     if group.gave_up and not group.diverged:
@@ -236,14 +245,17 @@ def _numbers(study: Study, group: Group) -> dict:
 def _judged(study: Study, group: Group) -> dict:
     judged = study.judged.get(group)
     if judged is None:
-        return dict.fromkeys(("verdict", "pairs", "anytime_low", "anytime_high", "seeds_needed"))
-    found = judged.judgement
+        return dict.fromkeys(_OF_VERDICT)
+    found, counts = judged.judgement, judged.failures
+    at_most = unseen_share(found.pairs, study.ci) if found.pairs and not counts.failed else math.nan
     return {
         "verdict": str(judged.verdict),
         "pairs": found.pairs,
         "anytime_low": found.low,
         "anytime_high": found.high,
         "seeds_needed": None if found.more is None else found.pairs + found.more,
+        "runs_failed": counts.failed,
+        "at_most_fail": at_most,
     }
 
 

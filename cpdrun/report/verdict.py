@@ -13,20 +13,23 @@ from cpdrun.report.read.groups.compare import Difference
 from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.study import Study
 from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.failures import no_failure
+from cpdrun.stats.identical import are_identical, describe_identical
 from cpdrun.stats.intervals import is_zero
 
 _ROUNDING = 1e-12  # a gap of exactly the tolerance is within, rounding aside
 
 
 def standing(study: Study) -> list[str]:
-    """How many of those compared are settled, in a sentence; nothing where none is compared."""
+    """Return how many of those compared are settled, in a sentence; nothing if none is compared."""
     verdicts = [judged.verdict for judged in study.judged.values()]
     if not verdicts:
         return []
     certified, refuted, unsettled = map(verdicts.count, (Verdict.CERTIFIED, Verdict.REFUTED, Verdict.OPEN))
     within = f"{certified} are certified to be at most {tolerance(study)} worse"
     compared = f"Of {len(verdicts)} compared with {study.baseline_name}"
-    return [f"{compared}, {within}, {refuted} are refuted, and {unsettled} are open (at {study.ci:g} %)."]
+    mean = f"in the mean over seeds, at {study.ci:g} %"
+    return [f"{compared}, {within}, {refuted} are refuted, and {unsettled} are open ({mean})."]
 
 
 def smallest_within(study: Study, facet: Facet, strategy: str) -> tuple[Group, Difference] | None:
@@ -45,12 +48,37 @@ def sentence(study: Study, facet: Facet) -> str:
     """The answer of one facet (world size, model ...), then how sure it is."""
     if problem := study.baseline_problem(facet):
         return _without_baseline(study, facet, problem)
+    if study.margin.problem:
+        return f"No answer: {study.margin.problem}."
     if facet.has_cases:
         return _of_cases(study, facet)
     fp32 = f"{study.baseline_name}: {study.metric.show_interval(study.interval(facet.baseline))}{study.metric.unit}."
     clauses = [_clause(study, facet, name, first=i == 0) for i, name in enumerate(facet.strategies)]
     answer = [f"{'; '.join(clauses)}."] if clauses else []
-    return " ".join([*answer, fp32, *_doubts(study, facet)])
+    return " ".join([*_failures(study, facet), *answer, fp32, *_doubts(study, facet)])
+
+
+def _failures(study: Study, facet: Facet) -> list[str]:
+    """Return which candidates had failed runs, and how many pairs lack a baseline, for the beginning of an answer."""
+    groups = [group for groups in facet.chains.values() for group in groups if group in study.judged]
+    counts = [(group, study.failures(group)) for group in groups]
+    failed = [
+        f"{_candidate(facet, group)}, {found.describe()}: {study.judged[group].verdict}"
+        for group, found in counts
+        if found.without_result
+    ]
+    lost = [
+        f"{_candidate(facet, group)}, {found.describe_pairs()}" for group, found in counts if found.left_out
+    ]
+    return [
+        f"{title}: {some(texts, '; ')}."
+        for title, texts in (("Failures", failed), ("Fewer pairs", lost))
+        if texts
+    ]
+
+
+def _candidate(facet: Facet, group: Group) -> str:
+    return group.strategy if facet.has_cases else f"{group.name} {group.strategy}"
 
 
 def _of_cases(study: Study, facet: Facet) -> str:
@@ -66,11 +94,13 @@ def _of_cases(study: Study, facet: Facet) -> str:
     parts.append(
         f"{study.baseline_name}: {metric.show_interval(study.interval(facet.baseline))}{metric.unit}."
     )
-    return " ".join([*parts, *_doubts(study, facet)])
+    return " ".join([*_failures(study, facet), *parts, *_doubts(study, facet)])
 
 
 def _shown(study: Study, group: Group, gap: Difference) -> str:
-    """The difference, or in words why it says nothing."""
+    """Return the difference, or in words why it says nothing."""
+    if study.failures(group).without_result:
+        return study.failures(group).describe()
     if group.diverged:
         return f"{group.diverged} of {group.n_finished} runs diverged"
     if not study.learnt(group):
@@ -95,7 +125,7 @@ def _nearest(study: Study, facet: Facet, strategy: str) -> str:
     gaps = _differences(study, facet, strategy)
     trained = [(group, gap) for group, gap in gaps if study.may_be_within(group)]
     if not trained:
-        return "every one diverged or did not learn"
+        return "every one failed, diverged or did not learn"
     group, gap = max(trained, key=lambda pair: pair[1].mean)
     return f"the nearest is {named(group)}, {study.metric.show(abs(gap.mean))}{study.metric.points} worse"
 
@@ -110,19 +140,38 @@ def _doubts(study: Study, facet: Facet) -> list[str]:
     open_, certified, hangs = [], [], []
     for group, gap in _decisive(study, facet):
         hangs.append(_samples_to_turn(study, group, gap))
-        name = group.strategy if facet.has_cases else f"{group.name} {group.strategy}"
+        name = _candidate(facet, group)
         verdict = study.judged[group].verdict
         if verdict is Verdict.OPEN:
             open_.append(
                 f"{name} {study.metric.show_difference(gap.mean)}{study.metric.points}{_would_do(study, group)}"
             )
         elif verdict is Verdict.CERTIFIED:
-            certified.append(name)
-    lines = [f"Certified at {study.ci:g} %: {some(certified)}."] if certified else []
+            certified.append(group)
+    lines = [*_certificates(study, facet, certified), *_identical(study, facet)]
     lines += (
         [f"Too few seeds to be sure, against {study.baseline_name}: {some(open_, '; ')}."] if open_ else []
     )
     return lines + _test_set(study, facet, min(hangs, default=math.inf))
+
+
+def _certificates(study: Study, facet: Facet, certified: list[Group]) -> list[str]:
+    """Return the certified candidates, and how many runs may fail although none of theirs did."""
+    by_pairs: dict[int, list[str]] = {}
+    for group in certified:
+        if are_identical(group.fingerprints, facet.baseline.fingerprints):
+            continue  # said apart
+        pairs = study.judged[group].judgement.pairs
+        by_pairs.setdefault(pairs, []).append(_candidate(facet, group))
+    texts = [f"{some(names)} ({no_failure(pairs, study.ci)})" for pairs, names in sorted(by_pairs.items())]
+    return [f"Certified at {study.ci:g} %, in the mean over seeds: {some(texts, '; ')}."] if texts else []
+
+
+def _identical(study: Study, facet: Facet) -> list[str]:
+    """Return which of the baseline and its candidates have runs that are equal bit for bit."""
+    cells = {study.baseline_name: facet.baseline.fingerprints}
+    groups = [group for groups in facet.strategies.values() for group in groups]
+    return describe_identical(cells | {_candidate(facet, group): group.fingerprints for group in groups})
 
 
 def _decisive(study: Study, facet: Facet) -> list[tuple[Group, Difference]]:

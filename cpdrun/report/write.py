@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from cpdrun.record import SweepDir, write_text
+from cpdrun.config.margin import Typed
+from cpdrun.record import SweepDir, check_inside, write_text
 from cpdrun.report import answers, best_of, completeness, export, knees, pivot, tables
 from cpdrun.report.cost.axes import COSTS
 from cpdrun.report.costmodel import CalibrationError, Network, NotCalibratedError, network
@@ -60,7 +61,7 @@ def write_report(
     metric: str | None = None,
     formats: Sequence[str] = ("md", "csv"),
     ci: float | None = None,
-    tolerance: float | None = None,
+    tolerance: Typed | None = None,
     rows: Sequence[str] = (),
     cols: Sequence[str] = (),
     networks: Sequence[str] = (),
@@ -75,8 +76,10 @@ def write_report(
     by default the one that a search asked for, or that the data is judged by; a report of another goes into a folder
     of its name within.
     `formats` are kinds of table, `html` for the page, and kinds of picture (png and svg where none is named).
-    `ci` is the interval's width in per cent; `tolerance`, how much worse than fp32 counts as equal, in shown
-    units: by default what a search of these runs asked, or else 95 and 0.5 points of an accuracy. `rows` and `cols`
+    `ci` is the interval's width in per cent. `tolerance` is the margin: how much worse than fp32 is still good enough,
+    in the unit in which the metric is shown, or a percentage such as "2%" of fp32's value or improvement, whichever is
+    smaller. By default both are what a search of these runs asked, or else 95, and 0.5 points of a share or 2 % of any
+    other metric. `rows` and `cols`
     name axes for one more table, pivot.*; `networks` are those of the predicted speed-up and of the
     predicted step times, by name or as yaml files (default: all that have names, and the one that was calibrated).
     `costs` are those whose Pareto front is put into words (bytes, kept, bitops, area; default: all that differ).
@@ -86,7 +89,7 @@ def write_report(
     Raises ReportError where there is nothing to report or the question cannot be put.
     """
     console = console or Console()
-    _check(formats, ci, tolerance, export_to, costs)
+    _check(formats, ci, export_to, costs)
     study = read_study(
         list(sweeps),
         metric=metric,
@@ -107,9 +110,10 @@ def write_report(
     _say(console, *(fastest[0] if fastest else []), style="bold")
     _say(console, *reasons, style="dim")
 
-    folder = _folder(sweeps, study)
+    root, folder = _folders(sweeps, study)
     kinds = [kind for kind in formats if kind in pictures.KINDS] or list(DEFAULT_PICTURES)
     try:
+        check_inside(root, folder)
         folder.mkdir(parents=True, exist_ok=True)
         files = _write_tables(
             study, folder, [kind for kind in formats if kind in TABLES], answer, matrix, notes
@@ -149,7 +153,6 @@ def write_report(
 def _check(
     formats: Sequence[str],
     ci: float | None,
-    tolerance: float | None,
     export_to: Sequence[str],
     costs: Sequence[str],
 ) -> None:
@@ -165,10 +168,6 @@ def _check(
         raise ReportUsageError(
             f"ci={ci:g} is not a confidence level; give per cent, between 0 and 100, e.g. 95"
         )
-    if tolerance is not None and not tolerance >= 0:
-        raise ReportUsageError(
-            f"tol={tolerance:g} is not a tolerance; give how much worse than fp32 is still equal, e.g. 0.5"
-        )
 
 
 def _networks(names: Sequence[str]) -> dict[str, Network]:
@@ -178,14 +177,17 @@ def _networks(names: Sequence[str]) -> dict[str, Network]:
         raise ReportUsageError(str(error)) from None
 
 
-def _folder(sweeps: Sequence[SweepDir], study: Study) -> Path:
-    """The report's; of another metric than the usual one a folder of its own within, so that neither overwrites the
-    other."""
+def _folders(sweeps: Sequence[SweepDir], study: Study) -> tuple[Path, Path]:
+    """Return the sweep's folder and the report's folder within it.
+
+    The report on a metric other than the usual one has a folder of its own, so that neither overwrites the other.
+    """
     once = list(sweep_names(sweeps).values())
-    folder = once[0].report
+    sweep = once[0]
     if len(once) > 1:
-        folder = SweepDir(once[0].path.parent / "+".join(sweep.name for sweep in once)).report
-    return folder if study.is_default_metric else folder / re.sub(r"[^\w-]", "_", study.metric.name)[:100]
+        sweep = SweepDir(sweep.path.parent / "+".join(sweep.name for sweep in once))
+    of_metric = "" if study.is_default_metric else re.sub(r"[^\w-]", "_", study.metric.name)[:100]
+    return sweep.path, sweep.report / of_metric
 
 
 def _answers_by_question(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.record import Ending, Result
+from cpdrun.report.read.margin import choose_margin, course_of
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.runs.learnt import worst
 from cpdrun.screen.allocation import Step
@@ -48,7 +49,10 @@ def missing(question: Question) -> int:
 
 
 def read(question: Question) -> Found | None:
-    """None until all runs have ended. Raises ConfigError for a metric that they do not have."""
+    """Return the effects, None until all runs have ended.
+
+    Raises ConfigError for a metric that they do not have, and for a margin under which nothing may be certified.
+    """
     results = [[question.directory.run(run.name).result() for run in row] for row in question.rows]
     ended = [each for row in results for each in row if each is not None]
     if len(ended) < sum(map(len, results)) or not ended:
@@ -57,9 +61,8 @@ def read(question: Question) -> Found | None:
     values = [[_value(each, metric) for each in row] for row in results]
     healthy = [value for row in values for value in row if math.isfinite(value)]
     asked = question.settings
-    shown = metric.default_tolerance if asked.tolerance is None else asked.tolerance
-    tolerance = shown / metric.scale
     classes = next((float(each.num_classes) for each in ended if each.num_classes), math.nan)
+    tolerance = _margin(question, metric, values, classes) / metric.scale
     bad = worst(metric, classes, healthy, tolerance)
     diverged = list(_where(values))
     filled = [[value if math.isfinite(value) else bad for value in row] for row in values]
@@ -67,6 +70,23 @@ def read(question: Question) -> Found | None:
     worse = [[sign * value for value in row] for row in filled]
     found = effects(question.design, worse, margin=tolerance, confidence=asked.confidence)
     return Found(metric, filled, bad, diverged, found, tolerance)
+
+
+def _margin(question: Question, metric: Metric, values_NxS: list[list[float]], classes: float) -> float:
+    """Return the margin as it is shown. A relative one refers to the row with the fewest low factors. Raises
+    ConfigError."""
+    rows = [row for row, values in enumerate(values_NxS) if math.isfinite(values[0])]
+    courses = []
+    if rows:
+        nearest = min(rows, key=lambda row: len(question.low(row)))
+        run = question.directory.run(question.rows[nearest][0].name)
+        courses = [course_of(run, metric, values_NxS[nearest][0], classes)]
+    margin = choose_margin(
+        question.settings.tolerance, "asked for", metric, courses, "the row nearest to fp32"
+    )
+    if margin.problem:
+        raise ConfigError(margin.problem)
+    return margin.shown
 
 
 def _metric(question: Question, ended: list[Result]) -> Metric:

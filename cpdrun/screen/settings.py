@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from custom_fp.formats.names import is_own, parse
 
 from cpdrun.config.errors import ConfigError, did_you_mean
+from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.config.overrides import typed_form
 from cpdrun.stats.screening import LARGEST
 from cpdrun.stats.tuning import FIRST_SEED
@@ -37,7 +38,7 @@ class Settings:
     foldover: bool
     seeds: int
     confidence: float  # per cent
-    tolerance: float | None  # in shown units: points of a fraction; None: the metric's own
+    tolerance: Typed | None  # the margin, in points of a share, or a percentage; None: the default
     metric: str | None
     cost: str
     uniform: tuple[Level, ...]
@@ -75,7 +76,7 @@ def settings(block: Mapping[str, Any], search: Mapping[str, Any]) -> Settings:
         foldover=_flag("foldover", block["foldover"]),
         seeds=_whole("seeds", block["seeds"], 1, 1000),
         confidence=_confidence(block["confidence"]),
-        tolerance=_tolerance(search["tolerance"] if block["tolerance"] is None else block["tolerance"]),
+        tolerance=_margin(search["tolerance"] if block["tolerance"] is None else block["tolerance"]),
         metric=_metric(search["metric"] if block["metric"] is None else block["metric"]),
         cost=_cost(block["cost"], roles),
         uniform=_uniform(block["uniform"], roles),
@@ -203,10 +204,13 @@ def _confidence(value: Any) -> float:
     return value
 
 
-def _tolerance(value: Any) -> float | None:
-    if value is not None and not (_is_number(value) and value > 0):
-        _refuse("tolerance", value, "must be a number above 0, or null")
-    return value
+def _margin(value: Any) -> Typed | None:
+    try:
+        return None if value is None else parse_margin(value)
+    except ValueError as error:
+        raise ConfigError(
+            f"screen.tolerance={typed_form(value)}: {error}; null is search.tolerance"
+        ) from None
 
 
 def _metric(value: Any) -> str | None:

@@ -5,20 +5,27 @@ again reads them and goes on. A run that another command has made serves as well
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from rich.console import Console, Group
 
 from cpdrun.launch import Display, Event, Job, LaunchOptions, Session, Summary
 from cpdrun.launch.executors import make_executor
+from cpdrun.launch.first_run import FirstRun
 from cpdrun.record import Ending, Progress
+from cpdrun.record.run_end import failure_in
 from cpdrun.search.observed import observed
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Ask, Standing, wanted
 from cpdrun.search.tuned_words import asked
 from cpdrun.search.words import one_line, table
 from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.failures import Failure
 from cpdrun.sweep import write_manifest, write_question
+
+KILL_RETRIES = 2  # of a run whose process a signal killed: the cause is seldom the run
 
 
 class SearchDisplay(Display):
@@ -50,14 +57,19 @@ class Driver:
         self._display = display
         self._in_flight: dict[str, Ask] = {}  # by the name of the run
         self._listed: dict[str, Ask] = {}
+        self._to_retry = results.failures  # each once; until it ends well it counts as failed
 
     def asks(self, most: int | None, *, ahead: bool) -> list[Ask]:
-        """The runs that fill up to `most` in flight, those that settle most first; None: all that are needed."""
+        """Return the runs that fill up to `most` in flight, or all that are needed if it is None.
+
+        Runs that failed in an earlier search come first, then those that settle most.
+        """
         results, in_flight = self.results, set(self._in_flight.values())
         standings = [s for s in results.standings() if not results.problem(s.chain.baseline)]
         found: list[Ask] = []
         tuning = results.question.tuning
-        for ask in wanted(standings, results.ended, in_flight, results.rules(), tuning, ahead=ahead):
+        further = wanted(standings, results.ended, in_flight, results.rules(), tuning, ahead=ahead)
+        for ask in chain(self._to_retry, further):
             if (most is not None and len(in_flight) + len(found) >= most) or self._is_spent(len(found)):
                 break
             found.append(ask)
@@ -70,6 +82,7 @@ class Driver:
         runs = [question.cells[name][seed] for name, seed in asks]
         runs = [observed(run) if ask in first else run for run, ask in zip(runs, asks, strict=True)]
         new = {run.name: ask for run, ask in zip(runs, asks, strict=True)}
+        self._to_retry = [ask for ask in self._to_retry if ask not in asks]
         self._in_flight |= new
         self._listed |= new
         if runs:
@@ -81,7 +94,7 @@ class Driver:
         """A run of ours has ended, well or not."""
         ask = self._in_flight.pop(event.job.run.name)
         if not self.results.take(ask) and event.outcome.status is not Ending.PREEMPTED:
-            self.results.failed(ask)
+            self.results.failed(ask, failure_in(event.outcome) or Failure.UNKNOWN)
         if self._display is not None:
             self._display.news(self.results.standings())
 
@@ -107,16 +120,21 @@ def search(
     """Run what settles most until nothing is left to settle, or the budget is spent; a summary for each round, one on
     this machine. Raises what `Session.launch` raises."""
     driver, directory = Driver(results, display), results.question.directory
+    options = replace(options, kill_retries=KILL_RETRIES)
     most = at_once(results, launcher, options)
 
     def more(event: Event) -> list[Job]:
         driver.ended(event)
-        return driver.next(most, ahead=True) if most is not None else []
+        held_back = first.more(event)
+        if first.problem or most is None:
+            return []
+        return [*held_back, *driver.next(most, ahead=True)]
 
     summaries: list[Summary] = []
     while jobs := driver.next(most, ahead=most is not None):
+        first = FirstRun(jobs, options, display.say)
         summaries.append(
-            session.launch(directory, jobs, launcher, options, display, cancelled_before, more=more)
+            session.launch(directory, first.jobs, launcher, options, display, cancelled_before, more=more)
         )
         stopped = summaries[-1].interrupted or (summaries[-1].failed and options.fail_fast)
         if stopped or most is not None:  # on this machine `more` has asked for all there was

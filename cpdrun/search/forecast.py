@@ -85,11 +85,11 @@ def likely_runs(results: Results, standings: Sequence[Standing], noise: float) -
         last = len(standing.widths) - 1
         upto = last if standing.frontier >= standing.chain.start else standing.frontier
         for i, width in enumerate(standing.widths[standing.frontier : upto + 1], standing.frontier):
-            certify, refute = shares(rules.alpha, len(width.judgements), len(standings))
+            certify, refute = width.errors
             needed = pairs_needed(
                 rules.tolerance,
                 noise,
-                certify=certify * width.portion,
+                certify=certify,
                 refute=refute,
                 fewest=2,
                 most=rules.most_seeds,
@@ -109,7 +109,8 @@ def _tolerances(results: Results) -> list[float]:
 
 def _pairs(results: Results, tolerance: float, noise: float) -> str:
     """Of a width with one format."""
-    certify, refute = shares(results.question.settings.alpha, 1, len(results.question.chains))
+    chains = max(len(results.question.chains), results.hypotheses.chains)
+    certify, refute = shares(results.question.settings.alpha, 1, chains)
     distance = tolerance / results.metric.scale
     most = 10 * results.question.settings.most_seeds
     needed = pairs_needed(distance, noise, certify=certify, refute=refute, fewest=2, most=most)

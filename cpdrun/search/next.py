@@ -16,7 +16,7 @@ from cpdrun.search.results import Results
 from cpdrun.search.schedule import Ask, Candidate, Standing, wanted
 from cpdrun.search.settings import Budget
 from cpdrun.search.words import difference, pairs_text, sentences
-from cpdrun.stats.anytime import Judgement, shares
+from cpdrun.stats.anytime import Judgement
 from cpdrun.stats.chain import Width
 
 OWN, OTHERS = "runs of this cell", "other runs of the sweep"
@@ -154,10 +154,9 @@ def _within(runs: Sequence[NextRun], budget: Budget | None) -> Iterator[NextRun]
 
 
 def sure(results: Results, judgement: Judgement, width: Width) -> tuple[float, float]:
-    """Per cent at which the evidence so far would certify, and refute: 0 to just below 100."""
-    alpha, chains = results.question.settings.alpha, len(results.question.chains)
-    certify, refute = shares(alpha, len(width.judgements), chains)
-    sides = ((judgement.log_certify, certify * width.portion), (judgement.log_refute, refute))
+    """Return the per cent at which the evidence so far would certify, and refute, a candidate: 0 to just below 100."""
+    alpha, (certify, refute) = results.question.settings.alpha, width.errors
+    sides = ((judgement.log_certify, certify), (judgement.log_refute, refute))
     of_certify, of_refute = (100 * (1 - min(1.0, alpha / share * math.exp(-log))) for log, share in sides)
     return of_certify, of_refute
 
@@ -265,7 +264,7 @@ def facts(found: Next, words: Sequence[str]) -> dict[str, Any]:
     return {
         "sweep": str(results.question.directory.path),
         "metric": results.metric.name,
-        "tolerance": results.tolerance,
+        "tolerance": None if math.isnan(results.tolerance) else results.tolerance,
         "confidence": results.question.settings.confidence,
         "budget": None if found.budget is None else str(found.budget),
         "done": results.runs,

@@ -13,6 +13,7 @@ from typing import Any
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import belongs_to_identity, run_name
 from cpdrun.config.keys import flatten
+from cpdrun.config.registry import foreign_names
 from cpdrun.config.script import is_script
 from cpdrun.predict.effects import NoEffectsError, is_observed
 from cpdrun.predict.effects import ask as ask_effects
@@ -118,13 +119,19 @@ def lines(question: Question, found: Sequence[Observation], strict: float) -> li
     for observation in found:
         of_it = asked.get(id(observation), [])
         configs = {subject.name: subject.config for subject in of_it}
-        effects = ask_effects(observation.folder, configs, question.directory)
+        effects = _effects(observation.folder, configs, question)
         for subject in of_it:
             forecasts[subject.name] = foretell(subject, effects[subject.name], strict, fitted())
     return [
         line(chain.label, [forecasts[c.name] for width in chain.widths for c in width])
         for chain in question.chains
     ]
+
+
+def _effects(run: RunDir, configs: Mapping[str, Mapping[str, Any]], question: Question) -> dict[str, Any]:
+    """Ask for effects of configs that the user typed, or that lie in a config directory that the user named."""
+    typed = {name for config in configs.values() for name in foreign_names(config)}
+    return ask_effects(run, configs, question.directory, may_import=typed)
 
 
 def subjects(question: Question, chain: Chain) -> list[Subject]:
@@ -140,7 +147,7 @@ def with_chances(question: Question, chain: Chain, run: RunDir, strict: float) -
         return None
     asked = subjects(question, chain)
     try:
-        effects = ask_effects(run, {subject.name: subject.config for subject in asked}, question.directory)
+        effects = _effects(run, {subject.name: subject.config for subject in asked}, question)
     except (NoEffectsError, OSError):
         return None
     found = {subject.name: foretell(subject, effects[subject.name], strict, fitted()) for subject in asked}

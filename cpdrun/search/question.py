@@ -28,6 +28,7 @@ from cpdrun.search.schedule import Candidate, Chain
 from cpdrun.search.settings import Settings, settings
 from cpdrun.search.tune import Tuning
 from cpdrun.sweep import Plan, PlannedRun, plan
+from cpdrun.sweep.manifest import Hypotheses
 
 BASELINE = "search.baseline"
 
@@ -75,16 +76,16 @@ class Question:
             "values": {key: list(of) for key, of in self.tuning.keys.items()},
             "seeds": list(self.tuning.seeds),
         }
-        about |= {"family": self._family}
+        about |= {"family": self.family.as_yaml}
         return about | ({"tune": tuned} if self.tuning else {})
 
     @property
-    def _family(self) -> dict[str, Any]:
-        """What shares the error, tried or not: chains and, of widths of several, the formats of most of one."""
+    def family(self) -> Hypotheses:
+        """The hypotheses that share the error: the chains, and the formats of each width that has several."""
         sizes: dict[float, int] = {}
         for width in (width for chain in self.chains for width in chain.widths if len(width) > 1):
             sizes[width[0].bits] = max(len(width), sizes.get(width[0].bits, 0))
-        return {"chains": len(self.chains), "formats": sizes}
+        return Hypotheses(len(self.chains), sizes)
 
 
 def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> Question:

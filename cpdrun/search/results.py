@@ -9,15 +9,19 @@ from cpdrun.config.script import SCRIPT, direction_of, is_script, judged_by
 from cpdrun.predict.features import strictness
 from cpdrun.record import Ending, Result, RunDir
 from cpdrun.record.measure import ERROR, MEASURES
-from cpdrun.report.read.groups.tuned import FAILURES
+from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
+from cpdrun.report.read.margin import Course, Margin, choose_margin, course_of, with_digits
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.runs.learnt import learnt, worst
 from cpdrun.search.likeliest import Gradients, likeliest_first
 from cpdrun.search.observed import with_chances
 from cpdrun.search.question import Question
-from cpdrun.search.schedule import Ask, Chain, Ended, Rules, Standing, stand
-from cpdrun.search.settings import FEWEST_SEEDS
+from cpdrun.search.schedule import Ask, Candidate, Chain, Ended, Rules, Standing, stand
+from cpdrun.search.settings import FEWEST_SEEDS, MARGIN_KEY
 from cpdrun.search.start import begun, predicted_width, start_at
+from cpdrun.stats.failures import Failure
+from cpdrun.stats.identical import are_identical
+from cpdrun.sweep.manifest import hypotheses
 
 
 class Results:
@@ -30,13 +34,19 @@ class Results:
         self.core_seconds = 0.0
         self._classes = self._samples = math.nan
         self._metric: Metric | None = None
-        self._failed: dict[str, int] = {}
         self._measured: dict[str, list[dict]] = {}  # all metrics of a cell's runs
+        self.fingerprints: dict[str, dict[int, str]] = {}  # by cell and seed, of runs that ended well
         self._ordered: dict[str, Chain] = {}  # by label, once a run of the baseline has told
+        self._courses: dict[Ask, Course] = {}
         self.begun = begun(question)
+        self.hypotheses = hypotheses(question.directory, question.family)
         for name, cell in question.cells.items():
             for seed in cell:
-                self.take((name, seed))
+                if (
+                    not self.take((name, seed))
+                    and (failure := failure_of(self.run((name, seed)))) is not None
+                ):
+                    self.failed((name, seed), failure)
 
     @property
     def runs(self) -> int:
@@ -48,51 +58,93 @@ class Results:
         return self.question.directory.run(self.question.cells[name][seed].name)
 
     def take(self, ask: Ask) -> bool:
-        """Whether the run of this cell and seed has ended; if so it counts. Raises ConfigError for a metric that it
-        does not have."""
-        done = self.run(ask).result()
-        if done is None or self.ended.has(ask):
-            return done is not None
+        """Count the run of this cell and seed if it has ended with a result, and return whether it has.
+
+        Raises ConfigError for a metric that the run does not have.
+        """
         name, seed = ask
+        done = self.run(ask).result()
+        if done is None or seed in self.ended.values.get(name, {}):
+            return done is not None
         config = self.question.cells[name][seed].config
         self.seconds.append(_number(done.wall_seconds))
         self.core_seconds += self.seconds[-1] * config["nproc"] * config["threads"]
         self._classes = _first(self._classes, _number(done.num_classes))
         self._samples = _first(self._samples, _number(done.test_samples))
-        if done.status is Ending.DIVERGED:
-            value = math.nan
-        else:
-            value = _number(done.metrics.get(self._metric_of(done).name))
-            if not math.isfinite(value):
-                self.ended.skipped.add(ask)
-                return True
-        self.ended.values.setdefault(name, {})[seed] = value
-        if done.status in (Ending.DIVERGED, Ending.DID_NOT_LEARN) and seed not in self.question.tuning.seeds:
-            self.ended.barred.add(name)
+        metric = self._metric_of(done).name
+        if done.status is not Ending.DIVERGED and metric not in done.metrics:
+            self.failed(ask, Failure.UNKNOWN)
+            return True
+        self.ended.failures.get(name, {}).pop(seed, None)  # it was tried again
+        self.ended.given_up.discard(name)
+        value = _number(done.metrics.get(metric))
+        is_healthy = done.status is not Ending.DIVERGED and math.isfinite(value)
+        self.ended.values.setdefault(name, {})[seed] = value if is_healthy else math.nan
+        if done.status is Ending.DID_NOT_LEARN:
+            self.ended.gave_up.setdefault(name, set()).add(seed)
+        if (length := length_of(self.run(ask), config)) is not None:
+            self.ended.lengths.setdefault(name, {})[seed] = length
+        if (fingerprint := fingerprint_of(done)) is not None:
+            self.fingerprints.setdefault(name, {})[seed] = fingerprint
         self._measured.setdefault(name, []).append(done.metrics)
         return True
 
-    def failed(self, ask: Ask) -> None:
-        """The run of this cell and seed failed, and is not tried again by this search."""
-        self.ended.skipped.add(ask)
-        self._failed[ask[0]] = self._failed.get(ask[0], 0) + 1
-        if self._failed[ask[0]] >= FAILURES and not self.ended.values.get(ask[0]):
-            self.ended.given_up.add(ask[0])
+    def failed(self, ask: Ask, failure: Failure) -> None:
+        """Count the run of this cell and seed as failed. This search does not try it again."""
+        name, seed = ask
+        self.ended.failures.setdefault(name, {})[seed] = failure
+        if self.ended.runs(name).is_given_up:
+            self.ended.given_up.add(name)
+
+    @property
+    def failures(self) -> list[Ask]:
+        """The runs that failed, the baselines' first. A search that is typed again tries them again."""
+        asks = [(name, seed) for name, seeds in self.ended.failures.items() for seed in seeds]
+        return [ask for ask in asks if self.run(ask).result() is None]
 
     @property
     def metric(self) -> Metric:
+        return with_digits(self._compared, self.margin, self._baseline_courses())
+
+    @property
+    def _compared(self) -> Metric:
         return self._metric or self._metric_before()
 
     @property
+    def margin(self) -> Margin:
+        """Return the margin. One that is relative is known when a run of the baseline has ended."""
+        question = self.question
+        is_typed = any(text.startswith(f"{MARGIN_KEY}=") for text in question.typed)
+        asked_by = "typed" if is_typed else "the experiment's"
+        asked = question.settings.tolerance
+        return choose_margin(
+            asked, asked_by, self._compared, self._baseline_courses(), question.baseline_name
+        )
+
+    @property
     def tolerance(self) -> float:
-        """As it is shown."""
-        asked = self.question.settings.tolerance
-        return self.metric.default_tolerance if asked is None else asked
+        """Return the margin in the unit in which the metric is shown, NaN if there is none (yet)."""
+        return self.margin.shown
 
     @property
     def strictness(self) -> float:
-        """Of the tolerance, for a prediction."""
+        """Return how strict the margin is, for a prediction."""
         return strictness(self.metric, self.tolerance, self._classes)
+
+    def _baseline_courses(self) -> list[Course]:
+        names = {self.chosen.get(chain.baseline, chain.baseline) for chain in self.question.chains}
+        return [course for name in sorted(names) if (course := self._course(name)) is not None]
+
+    def _course(self, baseline: str) -> Course | None:
+        """Read the baseline's run of the lowest seed: the margin must not change as further seeds come in."""
+        values = self.paired(baseline) or self.ended.values.get(baseline, {})
+        seed = min((seed for seed, value in values.items() if math.isfinite(value)), default=None)
+        if seed is None or self._metric is None:
+            return None
+        ask = baseline, seed
+        if ask not in self._courses:
+            self._courses[ask] = course_of(self.run(ask), self._metric, values[seed], self._classes)
+        return self._courses[ask]
 
     def rules(self) -> Rules:
         metric = self.metric
@@ -104,6 +156,8 @@ class Results:
             higher_is_better=metric.higher_is_better,
             worst=self._worst(),
             resolution=resolution,
+            chains=self.hypotheses.chains,
+            sizes=self.hypotheses.formats,
         )
 
     def standings(self) -> list[Standing]:
@@ -148,7 +202,8 @@ class Results:
             return None
         of_tuning = tuning.seeds if tuning.runs(named) else ()
         seeds = (*of_tuning, *range(self.question.settings.most_seeds))
-        return next(((baseline, seed) for seed in seeds if (baseline, seed) not in self.ended.skipped), None)
+        failed = self.ended.failures.get(baseline, {})
+        return next(((baseline, seed) for seed in seeds if seed not in failed), None)
 
     @property
     def first_runs(self) -> set[Ask | None]:
@@ -160,13 +215,18 @@ class Results:
     @property
     def chosen(self) -> dict[str, str]:
         """By the name of a cell that is tuned its arm, where that is chosen."""
-        better = self.metric.higher_is_better
+        better = self._compared.higher_is_better
         return self.question.tuning.chosen(self.ended, higher_is_better=better)
 
     def paired(self, name: str) -> dict[int, float]:
         """What has ended of a cell by seed, but for the seeds that choose."""
         aside, values = self.question.tuning.seeds, self.ended.values.get(name, {})
         return {seed: value for seed, value in values.items() if seed not in aside}
+
+    def is_identical(self, candidate: Candidate) -> bool:
+        """Return whether the runs of a candidate are equal to its baseline's, bit for bit, for every seed."""
+        ours, theirs = (self.fingerprints.get(name, {}) for name in (candidate.name, candidate.baseline))
+        return are_identical(ours, theirs)
 
     def problem(self, baseline: str) -> str | None:
         """Why this cell is nothing to compare with, once two of its runs have ended; None where it is."""
@@ -176,6 +236,8 @@ class Results:
         diverged = len(values) - len(healthy)
         if baseline in self.ended.given_up:
             return "the baseline's runs failed"
+        if invalid := self.margin.problem:
+            return invalid
         if self._ignores_seeds(baseline):
             return (
                 f"the baseline's first {len(values)} seeds measured the same to the last digit: the script seeds "

@@ -6,12 +6,13 @@ run that ends early, as a diverging one does, tells nothing before those of the 
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cpdrun.search.tune import Tuning
 from cpdrun.stats.anytime import Judgement, Verdict, differences
 from cpdrun.stats.chain import Width, settle
+from cpdrun.stats.failures import Compared, Failure, FailureCounts, Runs, compare_runs
 
 FIRST_PAIRS = 3  # the fewest that settle anything; asked for at once where there are cores
 
@@ -62,7 +63,11 @@ class Chain:
 
 @dataclass(frozen=True)
 class Rules:
-    """What is asked: the tolerance and what else the test takes, in the metric's own unit."""
+    """The tolerance and the other inputs of the test, in the metric's own unit.
+
+    `chains` and `sizes` (candidates by bits) count the hypotheses of all questions that this sweep was asked. They
+    share the error, and a later question with fewer of them does not give any back.
+    """
 
     tolerance: float
     alpha: float
@@ -70,19 +75,41 @@ class Rules:
     higher_is_better: bool = True
     worst: float = 0.0
     resolution: float = 0.0
+    chains: int = 0
+    sizes: Mapping[float, int] = field(default_factory=dict)
+
+    def size_of(self, width: Sequence[Candidate]) -> int:
+        """Return how many candidates share the error of this width."""
+        return max(len(width), self.sizes.get(width[0].bits, 0))
 
 
 @dataclass
 class Ended:
-    """What has ended: by cell and seed the metric, NaN for a diverged run; seeds without a value are skipped."""
+    """The runs that have ended, by cell and seed: the metric (NaN for a diverged run), or why there is none.
+
+    `lengths` and `gave_up` are those of `cpdrun.stats.failures.Runs`. A cell is given up after a number of failures if
+    none of its runs ended well.
+    """
 
     values: dict[str, dict[int, float]] = field(default_factory=dict)
-    skipped: set[Ask] = field(default_factory=set)
-    given_up: set[str] = field(default_factory=set)  # cells of which every run fails
-    barred: set[str] = field(default_factory=set)  # of which a run of a pair diverged or gave up
+    failures: dict[str, dict[int, Failure]] = field(default_factory=dict)
+    given_up: set[str] = field(default_factory=set)
+    lengths: dict[str, dict[int, int]] = field(default_factory=dict)
+    gave_up: dict[str, set[int]] = field(default_factory=dict)
 
     def has(self, ask: Ask) -> bool:
-        return ask in self.skipped or ask[1] in self.values.get(ask[0], {})
+        name, seed = ask
+        return seed in self.values.get(name, {}) or seed in self.failures.get(name, {})
+
+    def runs(self, name: str) -> Runs:
+        """Return the runs of a cell, for a comparison."""
+        of_cell = (self.values, self.failures, self.lengths, self.gave_up)
+        return Runs(*(found.get(name, {}) for found in of_cell))
+
+    def compared(self, candidate: Candidate, aside: Collection[int] = ()) -> Compared:
+        """Return the values and the failures of all pairs of a candidate, without the seeds set `aside`."""
+        sides = (self.runs(candidate.name), self.runs(candidate.baseline))
+        return compare_runs(*(runs.without(aside) if aside else runs for runs in sides))
 
 
 @dataclass(frozen=True)
@@ -92,6 +119,14 @@ class Standing:
     chain: Chain
     widths: list[Width]
     exhausted: tuple[tuple[bool, ...], ...]  # candidates of which no further pair can be had
+    failures: tuple[tuple[FailureCounts, ...], ...]  # of each candidate
+
+    def failures_of(self, candidate: Candidate) -> FailureCounts:
+        """Return how many runs of one of the candidates failed."""
+        rows = zip(self.chain.widths, self.failures, strict=True)
+        return next(
+            c for width, counts in rows for one, c in zip(width, counts, strict=True) if one is candidate
+        )
 
     def __iter__(self) -> Iterator[tuple[Candidate, Judgement, Width]]:
         for candidates, width in zip(self.chain.widths, self.widths, strict=True):
@@ -140,7 +175,7 @@ class Standing:
 def stand(chains: Sequence[Chain], ended: Ended, rules: Rules, tuning: Tuning = UNTUNED) -> list[Standing]:
     """How all candidates stand, each under the name of its arm as soon as that is chosen."""
     chosen = tuning.chosen(ended, higher_is_better=rules.higher_is_better)
-    return [_stand(of_arms(chain, chosen), ended, rules, len(chains)) for chain in chains]
+    return [_stand(of_arms(chain, chosen), ended, rules, len(chains), tuning.seeds) for chain in chains]
 
 
 def of_arms(chain: Chain, chosen: Mapping[str, str]) -> Chain:
@@ -154,15 +189,24 @@ def of_arms(chain: Chain, chosen: Mapping[str, str]) -> Chain:
     return replace(chain, widths=widths) if chosen else chain
 
 
-def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int) -> Standing:
+def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int, aside: Collection[int]) -> Standing:
     seeds = chain.seeds(rules.most_seeds)
-    gaps = [[_gaps(candidate, ended, rules, seeds) for candidate in width] for width in chain.widths]
+    left_out = {*aside, *([] if chain.aside is None else [chain.aside])}
+    compared = [[ended.compared(candidate, left_out) for candidate in width] for width in chain.widths]
+    gaps = [
+        [
+            _gaps(candidate, found, ended, rules, seeds)
+            for candidate, found in zip(width, of_width, strict=True)
+        ]
+        for width, of_width in zip(chain.widths, compared, strict=True)
+    ]
     widths = settle(
         gaps,
         rules.tolerance,
         alpha=rules.alpha,
-        chains=chains,
-        barred=[[candidate.name in ended.barred for candidate in width] for width in chain.widths],
+        chains=max(chains, rules.chains),
+        sizes=[rules.size_of(width) for width in chain.widths],
+        barred=[[found.is_barred for found in of_width] for of_width in compared],
         resolution=rules.resolution,
         most_pairs=len(seeds),
         start=chain.start,
@@ -174,7 +218,8 @@ def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int) -> Standing:
         )
         for candidates, width in zip(chain.widths, widths, strict=True)
     )
-    return Standing(chain, widths, exhausted)
+    failures = tuple(tuple(found.counts for found in of_width) for of_width in compared)
+    return Standing(chain, widths, exhausted, failures)
 
 
 def _is_exhausted(candidate: Candidate, ended: Ended, seeds: Sequence[int]) -> bool:
@@ -188,18 +233,17 @@ def _counted(candidate: Candidate, ended: Ended, seeds: Sequence[int]) -> int:
     return sum(1 for _ in itertools.takewhile(bool, both))
 
 
-def _gaps(candidate: Candidate, ended: Ended, rules: Rules, seeds: Sequence[int]) -> list[float]:
-    counted = seeds[: _counted(candidate, ended, seeds)]
+def _gaps(
+    candidate: Candidate, found: Compared, ended: Ended, rules: Rules, seeds: Sequence[int]
+) -> list[float]:
+    """Return the differences of a candidate's pairs, up to the first seed that has not ended on both sides."""
+    counted = {*seeds[: _counted(candidate, ended, seeds)]}
 
-    def of(cell: str) -> Mapping[int, float]:
-        values = ended.values.get(cell, {})
-        return {seed: values[seed] for seed in counted if seed in values}
+    def of(values: Mapping[int, float]) -> Mapping[int, float]:
+        return {seed: value for seed, value in values.items() if seed in counted}
 
     return differences(
-        of(candidate.name),
-        of(candidate.baseline),
-        higher_is_better=rules.higher_is_better,
-        worst=rules.worst,
+        of(found.ours), of(found.baseline), higher_is_better=rules.higher_is_better, worst=rules.worst
     )
 
 
@@ -246,7 +290,7 @@ def _needed(standing: Standing, ended: Ended, rules: Rules, tuning: Tuning) -> I
         return
     seeds = standing.chain.seeds(rules.most_seeds)
     counted = _counted(candidate, ended, seeds)
-    skipped = counted - judgement.pairs  # failed runs, and seeds that diverged with both, take further ones
+    skipped = counted - judgement.pairs  # seeds without a pair take further ones
     more = 1 if judgement.more is None else math.ceil(judgement.more / 2)  # half: figures move
     upto = max(FIRST_PAIRS + skipped, counted + more)
     pairs = _pairs(candidate, seeds[counted:upto])

@@ -7,8 +7,10 @@ from typing import Any
 
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import flatten
+from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.config.overrides import typed_form
 
+MARGIN_KEY = "search.tolerance"
 FEWEST_SEEDS = 3  # fewer settle nothing
 PREDICTED, WIDEST = "predicted", "widest"
 _CORE_HOURS = re.compile(r"(\d+(?:\.\d+)?)\s*(h|min)")
@@ -27,7 +29,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Settings:
-    tolerance: float | None  # in shown units: points of a fraction; None: the metric's own
+    tolerance: Typed | None  # the margin, in points of a share, or a percentage; None: the default
     confidence: float  # per cent
     most_seeds: int
     budget: Budget | None
@@ -49,7 +51,7 @@ def settings(block: Mapping[str, Any]) -> Settings:
         if key not in known:
             raise ConfigError(f"unknown key 'search.{key}'{did_you_mean(key, known)}")
     return Settings(
-        tolerance=_tolerance(block["tolerance"]),
+        tolerance=margin(MARGIN_KEY, block["tolerance"]),
         confidence=_confidence(block["confidence"]),
         most_seeds=_most_seeds(block["most_seeds"]),
         budget=budget(block["budget"]),
@@ -76,10 +78,12 @@ def budget(value: Any) -> Budget | None:
     return Budget(core_hours=float(time[1]) / (60 if time[2] == "min" else 1))
 
 
-def _tolerance(value: Any) -> float | None:
-    if value is not None and not (_is_number(value) and value > 0):
-        _refuse("tolerance", value, "must be a number above 0, or null")
-    return value
+def margin(key: str, value: Any) -> Typed | None:
+    """Return the margin that the key holds, None for the default. Raises ConfigError for what is no margin."""
+    try:
+        return None if value is None else parse_margin(value)
+    except ValueError as error:
+        raise ConfigError(f"{key}={typed_form(value)}: {error}; null is the default") from None
 
 
 def _confidence(value: Any) -> float:

@@ -12,6 +12,7 @@ its value against the baseline with its own, over seeds; all seeds are judged on
 A grid of values that is changed after a look at the verdict asks another question of the same seeds.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -45,8 +46,8 @@ class Tuning:
         }
 
     def measured(self, arm: str, ended: "Ended") -> list[float]:
-        """On the tuning seeds."""
-        values = ended.values.get(arm, {})
+        """Return the values on the tuning seeds, NaN for a run that diverged or failed."""
+        values = dict.fromkeys(ended.failures.get(arm, {}), math.nan) | ended.values.get(arm, {})
         return [values[seed] for seed in self.seeds if seed in values]
 
     def missing(self, cell: str, ended: "Ended") -> "list[tuple[Ask, ...]]":

@@ -19,6 +19,9 @@ from cpdrun.search.results import Results
 from cpdrun.search.schedule import Candidate, Chain, Standing
 from cpdrun.stats.anytime import Judgement, Verdict
 from cpdrun.stats.chain import Width
+from cpdrun.stats.failures import FailureCounts, no_failure
+from cpdrun.stats.identical import describe_identical
+from cpdrun.stats.intervals import unseen_share
 
 MOST_CHAINS = 4  # said one by one
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}
@@ -70,19 +73,29 @@ def _of_chain(results: Results, standing: Standing) -> str:
         parts.append(_frontier(results, standing, said=bool(parts)))
     if standing.chain.start:
         parts.append(_start(standing))
+    parts += _identical(results, standing)
     return f"{_capital(standing.chain.label)}: {' '.join(parts)}"
 
 
+def _identical(results: Results, standing: Standing) -> list[str]:
+    """Return a sentence for each group of a chain's cells whose runs are equal bit for bit."""
+    cells = {standing.chain.baseline: results.question.baseline_name}
+    cells |= {candidate.name: format_of(candidate, standing.chain) for candidate, _, _ in standing}
+    return describe_identical({title: results.fingerprints.get(name, {}) for name, title in cells.items()})
+
+
 def _start(standing: Standing) -> str:
-    """`It started at 4 bits, as predicted, and says nothing of 8 and 6.`"""
+    """Return `The search started at 4 bits, as predicted; 8 and 6 bits were not tested.`"""
     chain = standing.chain
     bits = [f"{width[0].bits:g}" for width in chain.widths]
     answered = max((i for i, width in enumerate(standing.widths) if width.certified is not None), default=-1)
     upto = chain.start if answered < 0 else answered
-    unsaid = [bits[i] for i in range(upto) if standing.widths[i].verdict is Verdict.OPEN]
-    *first, last = unsaid or [""]
-    of = f", and says nothing of {' and '.join(filter(None, [', '.join(first), last]))} bits" if last else ""
-    return f"It started at {bits[chain.start]} bits, as predicted{of}."
+    open_widths = [i for i in range(upto) if standing.widths[i].verdict is Verdict.OPEN]
+    has_pairs = any(judgement.pairs for i in open_widths for judgement in standing.widths[i].judgements)
+    *first, last = [bits[i] for i in open_widths] or [""]
+    names = " and ".join(filter(None, [", ".join(first), last]))
+    rest = f"; {names} bits {'are open' if has_pairs else 'were not tested'}" if names else ""
+    return f"The search started at {bits[chain.start]} bits, as predicted{rest}."
 
 
 def _is_one_case(chain: Chain) -> bool:
@@ -96,24 +109,36 @@ def _of_one(results: Results, standing: Standing) -> str:
     ((candidate,),), (judgement,) = standing.chain.widths, width.judgements
     named = f"{candidate.label} ({candidate.bits:g} bits){tuned_words.at(results, candidate.name)}:"
     if standing.answer:
-        return f"{named} {_certificate(results, candidate, judgement)}."
+        if results.is_identical(candidate):
+            return f"{named} {_no_evidence(results)} {' '.join(_identical(results, standing))}"
+        return f"{named} {_certificate(results, candidate, judgement, standing.failures_of(candidate))}."
     if width.verdict is Verdict.REFUTED:
-        return f"{named} refuted, {difference(results.metric, judgement)} after {pairs_text(judgement)}."
-    how = _open(results, standing, candidate, judgement)
-    return f"{named} open, {how.removeprefix(f'{_name(results, candidate, standing)} ')}."
+        failures = _after_comma(standing.failures_of(candidate).describe())
+        shown = f"{difference(results.metric, judgement)} after {pairs_text(judgement)}"
+        return f"{named} refuted, {shown}{failures}."
+    return f"{named} open, {_open(results, standing, candidate, judgement)}."
 
 
 def _certified(results: Results, standing: Standing) -> str:
     candidate, judgement = standing.answer
-    bits = f"{candidate.bits:g} bits ({_name(results, candidate, standing)}) are enough"
-    return f"{bits}, {_certificate(results, candidate, judgement)}."
+    named = f"{candidate.bits:g} bits ({_name(results, candidate, standing)})"
+    if results.is_identical(candidate):
+        return f"{named}: {_no_evidence(results)}"
+    bits = f"{named} are enough"
+    return f"{bits}, {_certificate(results, candidate, judgement, standing.failures_of(candidate))}."
 
 
-def _certificate(results: Results, candidate: Candidate, judgement: Judgement) -> str:
+def _no_evidence(results: Results) -> str:
+    return f"not tested, for all runs are those of {results.question.baseline_name}."
+
+
+def _certificate(results: Results, candidate: Candidate, judgement: Judgement, counts: FailureCounts) -> str:
     baseline = results.question.baseline_name + tuned_words.at(results, candidate.baseline)
-    tolerance = f"at most {tolerance_of(results)} worse than {baseline}"
+    tolerance = f"at most {tolerance_of(results)} worse than {baseline} in the mean over seeds"
+    confidence, left_out = results.question.settings.confidence, counts.describe_pairs()
     shown = f"{pairs_text(judgement)}, {difference(results.metric, judgement)}"
-    return f"certified at {results.question.settings.confidence:g} % to be {tolerance} ({shown})"
+    failures = f"{no_failure(judgement.pairs, confidence)}{f'; {left_out}' if left_out else ''}"
+    return f"certified at {confidence:g} % to be {tolerance} ({shown}; {failures})"
 
 
 def _frontier(results: Results, standing: Standing, *, said: bool) -> str:
@@ -122,7 +147,11 @@ def _frontier(results: Results, standing: Standing, *, said: bool) -> str:
     bits = f"{candidates[0].bits:g} bits"
     pairs = list(zip(candidates, width.judgements, strict=True))
     if width.verdict is Verdict.REFUTED:
-        named = ", ".join(f"{_name(results, c, standing)} {difference(results.metric, j)}" for c, j in pairs)
+        named = ", ".join(
+            f"{_name(results, c, standing)} {difference(results.metric, j)}"
+            f"{_after_comma(standing.failures_of(c).describe())}"
+            for c, j in pairs
+        )
         return (
             f"{_capital(bits)} are not: refuted ({named})."
             if said
@@ -133,17 +162,22 @@ def _frontier(results: Results, standing: Standing, *, said: bool) -> str:
 
 
 def _open(results: Results, standing: Standing, candidate: Candidate, judgement: Judgement) -> str:
-    name = _name(results, candidate, standing)
+    """Return how a candidate of an open width stands; failures come first. Of a case its name is left out, because the
+    sentence begins with it."""
+    is_case = _is_one_case(standing.chain)
+    name = "" if is_case else _name(results, candidate, standing)
+    counts = standing.failures_of(candidate)
     if judgement.verdict is Verdict.REFUTED:
         return f"{name} is refuted"
     if candidate.name in results.ended.given_up:
-        return f"all runs of {name} failed"
+        return f"all {counts.ended} runs{f' of {name}' if name else ''} failed"
     if started := tuned_words.so_far(results, candidate.name):
-        return f"{name} is not tuned yet, {started} to choose"
-    if not judgement.pairs:
-        return f"{name} was not tried"
-    shown = f"{name} {difference(results.metric, judgement)} after {pairs_text(judgement)}"
-    return f"{shown}, {more(results, judgement)}"
+        return f"{name} is not tuned yet, {started} to choose".lstrip()
+    if not judgement.pairs and not counts.ended:
+        return f"{name} was not tried".lstrip()
+    shown = f"{difference(results.metric, judgement)} after {pairs_text(judgement)}"
+    shown += _after_comma(counts.describe_pairs(), "" if counts.failed else more(results, judgement))
+    return f"{counts.describe(name)}; {shown}" if counts.failed else f"{name} {shown}".lstrip()
 
 
 def pairs_text(judgement: Judgement) -> str:
@@ -153,7 +187,7 @@ def pairs_text(judgement: Judgement) -> str:
 def more(results: Results, judgement: Judgement) -> str:
     """About how many further pairs would settle it, were the figures so far the true ones."""
     if judgement.settled_at is not None:
-        return "not certified, for a run diverged or did not learn"
+        return ""  # its runs failed, which is said
     if judgement.more is not None:
         return f"about {judgement.more} more" if judgement.more else ""
     most = results.question.settings.most_seeds
@@ -174,7 +208,9 @@ def table(results: Results) -> Table:
     for heading in ("bits", "pairs", f"difference{results.metric.points}"):
         found.add_column(heading, justify="right", no_wrap=True)
     # The one that is folded where all are too wide: the others would lose figures.
-    found.add_column("verdict")
+    found.add_column(
+        "verdict" if math.isnan(results.tolerance) else f"verdict, margin {tolerance_of(results)}"
+    )
     standings = results.standings()
     for name, label in tuned_words.baselines(results, standings).items() if results.question.tuning else ():
         found.add_row(label, tuned_words.in_short(results, name), "", "", "", "baseline")
@@ -182,11 +218,14 @@ def table(results: Results) -> Table:
         for candidate, judgement, width in standing:
             is_next = standing.active is not None and candidate is standing.active[0]
             if judgement.pairs or is_next or candidate.name in results.ended.given_up:
-                found.add_row(*_row(results, candidate, judgement, width))
+                counts = standing.failures_of(candidate)
+                found.add_row(*_row(results, candidate, judgement, width, counts))
     return found
 
 
-def _row(results: Results, candidate: Candidate, judgement: Judgement, width: Width) -> tuple[Any, ...]:
+def _row(
+    results: Results, candidate: Candidate, judgement: Judgement, width: Width, counts: FailureCounts
+) -> tuple[Any, ...]:
     verdict = width.verdict_of(judgement)
     words = str(verdict)
     if candidate.name in results.ended.given_up:
@@ -194,7 +233,8 @@ def _row(results: Results, candidate: Candidate, judgement: Judgement, width: Wi
     elif verdict is Verdict.OPEN and tuned_words.so_far(results, candidate.name):
         words = "being tuned"
     elif verdict is Verdict.OPEN:
-        words += f", {more(results, judgement)}" if width.is_reached else ", a wider one is not certified"
+        left = "" if counts.failed else more(results, judgement)
+        words += _after_comma(counts.describe(), left if width.is_reached else "a wider one is not certified")
     mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
     shown = difference(results.metric, judgement)
     chosen = [tuned_words.in_short(results, candidate.name)] if results.question.tuning else []
@@ -207,9 +247,12 @@ def facts(results: Results) -> dict[str, Any]:
     found = {
         "sweep": str(results.question.directory.path),
         "metric": results.metric.name,
-        "tolerance": results.tolerance,
+        "tolerance": _finite(results.tolerance),
+        "margin": results.margin.describe(results.metric),
         "confidence": results.question.settings.confidence,
         "runs": results.runs,
+        "difference_is": "mean over seeds",
+        "hypotheses": results.hypotheses.as_yaml,
         "chains": chains,
         "says": sentences(results),
     }
@@ -219,6 +262,7 @@ def facts(results: Results) -> dict[str, Any]:
 
 
 def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:
+    confidence = results.question.settings.confidence
     candidates = [
         {
             "candidate": candidate.label,
@@ -230,6 +274,9 @@ def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:
             "low": _finite(judgement.low),
             "high": _finite(judgement.high),
             "more": judgement.more,
+            "is_identical": results.is_identical(candidate),
+            "error_of_certifying": width.errors[0],
+            **_failure_facts(standing.failures_of(candidate), judgement.pairs, confidence),
         }
         | tuned_words.facts(results, candidate.name)
         for candidate, judgement, width in standing
@@ -253,7 +300,7 @@ def report_command(results: Results) -> str:
 
 
 def tolerance_of(results: Results) -> str:
-    """`1 point`, `0.5 points`, `0.05`."""
+    """Return `1 point`, `0.5 points` or `0.05`; `the margin` while the number is unknown."""
     return results.metric.show_tolerance(results.tolerance)
 
 
@@ -265,6 +312,17 @@ def _name(results: Results, candidate: Candidate, standing: Standing) -> str:
 def format_of(candidate: Candidate, chain: Chain) -> str:
     """Its label without what is common to the chain."""
     return candidate.label.removesuffix(f" {chain.label}")
+
+
+def _failure_facts(counts: FailureCounts, pairs: int, confidence: float) -> dict[str, Any]:
+    """Return how many runs failed, and the largest share that may fail if none did."""
+    bound = unseen_share(pairs, confidence) if pairs and not counts.failed else None
+    facts = {"runs_ended": counts.ended, "runs_failed": counts.failed, "pairs_left_out": counts.left_out}
+    return {**facts, "at_most_fail": bound}
+
+
+def _after_comma(*texts: str) -> str:
+    return "".join(f", {text}" for text in texts if text)
 
 
 def _finite(value: float) -> float | None:
@@ -282,6 +340,13 @@ def one_line(results: Results, standings: Sequence[Standing], label: str) -> str
             if candidate.label == label:
                 verdict = width.verdict_of(judgement)
                 shown = difference(results.metric, judgement)
-                rest = f", {more(results, judgement)}" if verdict is Verdict.OPEN else ""
-                return f"{MARKS[verdict]} {label}: {verdict}, {pairs_text(judgement)}, {shown}{rest}"
+                failed = standing.failures_of(candidate).describe()
+                is_open = verdict is Verdict.OPEN and not failed
+                rest, failures = (
+                    _after_comma(more(results, judgement) if is_open else ""),
+                    _after_comma(failed),
+                )
+                return (
+                    f"{MARKS[verdict]} {label}: {verdict}{failures}, {pairs_text(judgement)}, {shown}{rest}"
+                )
     return label

@@ -19,6 +19,7 @@ baseline, whose seed is therefore left out of the chain's pairs (`cpdrun.search.
 the start is certified, nothing is said of wider widths.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -40,7 +41,7 @@ class Width:
 
     judgements: tuple[Judgement, ...]
     is_reached: bool  # every one before it in its sequence is certified
-    portion: float = 1.0  # of the chain's error
+    errors: tuple[float, float] = (math.nan, math.nan)  # that certifying, and refuting, a candidate may make
 
     @property
     def certified(self) -> int | None:
@@ -79,8 +80,8 @@ def settle(
 
     `gaps`: for each width, most bits first, for each of its formats the differences in the order of the seeds, as
     `anytime.differences` makes them; in the unit of `tolerance` and `resolution`. `sizes`: how many formats of each
-    width share its error, where some of them are not among `gaps`. `barred`: formats of which a run diverged or did not
-    learn: never certified, not even where they were before it did, and neither is what is narrower.
+    width share its error, where some of them are not among `gaps`. `barred`: formats of which a run failed: they are
+    never certified, not even if they were before that run failed, and neither is what is narrower.
     `start`: the width that the chain starts at; `shared`: the portion of each width, where some are not among `gaps`.
     """
     found: list[Width] = []
@@ -89,12 +90,13 @@ def settle(
     rows = zip(gaps, sizes or map(len, gaps), bars, of_each, strict=True)
     for i, (formats, size, of_width, portion) in enumerate(rows):
         certify, refute = shares(alpha, size, chains)
+        errors = certify * portion, refute
         judgements = tuple(
             judge(
                 each,
                 tolerance,
-                certify=certify * portion,
-                refute=refute,
+                certify=errors[0],
+                refute=errors[1],
                 resolution=resolution,
                 most_pairs=most_pairs,
             )
@@ -105,5 +107,5 @@ def settle(
             for each, bar in zip(judgements, of_width, strict=True)
         )
         is_reached = i <= start or found[-1].certified is not None
-        found.append(Width(judgements, is_reached, portion))
+        found.append(Width(judgements, is_reached, errors))
     return found

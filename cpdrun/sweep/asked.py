@@ -193,10 +193,15 @@ def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping
     section = t.key.split(".")[0]
     if section in NOT_OF_SCRIPTS:
         raise ConfigError(
-            f"unknown key {t.key!r} of a script's run: a script brings its own {section}; its arguments are "
-            "script_args='...' and script.args.KEY=VALUE"
+            f"unknown key {t.key!r}: a script brings its own {section}. To hand it over as an argument, type "
+            f"script.args.{t.text}"
         )
-    _require_known(t, base, groups)
+    try:
+        _require_known(t, base, groups)
+    except ConfigError as error:
+        if "did you mean" in str(error) or "." in t.key:
+            raise
+        raise ConfigError(f"{error}. If it is an argument of the script, type script.args.{t.text}") from None
 
 
 def _cases(block: Any) -> dict[str, Case]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 from custom_fp.formats.names import is_own
+from custom_fp.formats.synonyms import naming_notes
 from rich.table import Table
 from rich.text import Text
 
@@ -44,6 +45,7 @@ def print_dry_run(
         *_forecast(sweep, found, to_run, options),
         *recipe_lines(sweep),
         *bytes_lines(sweep),
+        *naming_notes(value for run in sweep.runs for _, value in flatten(run.config)),
         *_missing(sweep, config_dir),
         *_not_looked_at(sweep),
     ):

@@ -10,7 +10,7 @@ from custom_fp.formats.names import is_own
 from cpdrun.config.format_facts import format_facts
 from cpdrun.config.keys import flatten, get_key
 from cpdrun.config.overrides import typed_form
-from cpdrun.config.script import SCRIPT, direction_of, is_script, judged_by, words
+from cpdrun.config.script import FILES, SCRIPT, direction_of, is_script, judged_by, words
 from cpdrun.shell.visible import visible
 from cpdrun.sweep.runs import Plan
 
@@ -79,9 +79,11 @@ def _script_lines(
     command = ["python", *script["path"].split(), *words(config, Path("RUN_DIR"))]
     front = f"{script['launch_with']} " if script["launch_with"] else ""
     yield f"script: {front}{shlex.join(command)}"
-    yield f"  in {script['work_dir']}, {value('nproc')} ranks that play {value('world_size')} workers"
+    yield f"  in {script['work_dir']}, processes: {value('nproc')}, workers: {value('world_size')}"
     sources = [f"{name} by {pattern!r}" for name, pattern in script["metrics"].items()]
-    sources += [str(script[key]) for key in ("jsonl", "tensorboard") if script[key]]
+    sources += [str(script[key]) for key in FILES if script[key]]
+    if not script["metrics"]:
+        sources.append("printed pairs such as val_loss=0.4")
     judge = judged_by(script)
     counts = (
         f", {judge} ({direction_of(judge, script['direction'])}) counts, its {script['value']}"
@@ -89,22 +91,9 @@ def _script_lines(
         else ""
     )
     yield f"  metrics: {', '.join([*sources, 'run.log()'])}{counts}"
-    if not sources and not _mentions_cpdrun(script):
-        yield (
-            "    the script does not name cpdrun, so that nothing may be logged: "
-            "say how it prints a metric, script.metrics.val_loss='val loss ([0-9.]+)'"
-        )
     scales = ["scaling"] if config["aps"] or "aps" in varies else []
     yield from _part_lines(["precision", "sync", *scales], config, varies, value)
     yield "  " + ", ".join(f"{key} {value(key)}" for key in ("device", "threads"))
-
-
-def _mentions_cpdrun(script: Mapping[str, Any]) -> bool:
-    """True of a module, `-m package.train`, whose text is not looked for."""
-    try:
-        return "cpdrun" in Path(script["work_dir"], script["path"]).read_text(errors="replace")
-    except OSError:
-        return True
 
 
 def bytes_lines(sweep: Plan) -> Iterator[str]:

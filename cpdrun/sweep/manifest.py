@@ -1,17 +1,62 @@
 """sweep.yaml: what a sweep's folder was asked for, what a search there asks, and the names of its runs."""
 
+import math
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
 from cpdrun import __version__
 from cpdrun.config.errors import ConfigError
+from cpdrun.config.secrets import mask_text, masked
 from cpdrun.record import VERSION, NewerRecordError, SweepDir, git_commit, locked, read_manifest, write_text
 from cpdrun.sweep.asked import SEARCH
 from cpdrun.sweep.runs import Plan
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """The hypotheses of a search that share the error: its chains and, by bits, the formats of a width.
+
+    sweep.yaml keeps the most that any question of the sweep had, because a question that is typed again with fewer axes
+    after a look at the runs must not get error probability back.
+    """
+
+    chains: int = 0
+    formats: Mapping[float, int] = field(default_factory=dict)  # widths of one format are left out
+
+    @classmethod
+    def read(cls, family: object) -> "Hypotheses":
+        """Read `family` of a sweep.yaml, which anyone may have written; what is no number counts as absent."""
+        block = family if isinstance(family, Mapping) else {}
+        formats = block.get("formats")
+        pairs = formats.items() if isinstance(formats, Mapping) else ()
+        sizes = {bits: int(n) for bits, n in pairs if _is_number(bits) and _is_number(n)}
+        chains = block.get("chains")
+        return cls(int(chains) if _is_number(chains) else 0, sizes)
+
+    @property
+    def as_yaml(self) -> dict[str, Any]:
+        return {"chains": self.chains, "formats": dict(self.formats)}
+
+    def most(self, other: "Hypotheses") -> "Hypotheses":
+        """Return the larger count of the two, for the chains and for each width."""
+        bits = sorted({*self.formats, *other.formats}, reverse=True)
+        sizes = {of: max(self.formats.get(of, 0), other.formats.get(of, 0)) for of in bits}
+        return Hypotheses(max(self.chains, other.chains), sizes)
+
+
+def hypotheses(directory: SweepDir, asked: Hypotheses) -> Hypotheses:
+    """Return the hypotheses that share the error of a search: those `asked` now, or more if the sweep had more."""
+    try:
+        manifest = read_manifest(directory)
+    except (OSError, ValueError):
+        return asked
+    block = manifest.get(SEARCH) if isinstance(manifest, Mapping) else None
+    return asked.most(Hypotheses.read(block.get("family"))) if isinstance(block, Mapping) else asked
 
 
 def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None:
@@ -33,13 +78,17 @@ def write_question(directory: SweepDir, search: Mapping[str, Any]) -> None:
 
 
 def _asking(manifest: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, Any]:
-    return {**manifest, SEARCH: _with_seeds_that_chose(manifest.get(SEARCH), search)}
+    return {**manifest, SEARCH: _with_earlier(manifest.get(SEARCH), search)}
 
 
-def _with_seeds_that_chose(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
-    """The question, and the seeds on which those of `before` tuned: their runs are there, and are to be in no pair."""
+def _with_earlier(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the question with what earlier ones in the same folder leave behind: the number of hypotheses that share
+    the error, and the seeds that chose tuned values, which are in no pair."""
     if not isinstance(before, Mapping):
         return dict(search)
+    if "family" in search:
+        family = Hypotheses.read(search["family"]).most(Hypotheses.read(before.get("family")))
+        search = {**search, "family": family.as_yaml}
     tune = before.get("tune")
     seeds = {*_seeds(before.get("chose")), *_seeds(tune.get("seeds") if isinstance(tune, Mapping) else None)}
     left = sorted(seeds - {*_seeds(search.get("tune", {}).get("seeds"))})
@@ -52,6 +101,10 @@ def _with_what_is_given(asked: Mapping[str, Any], given: Mapping[str, Any]) -> d
     return {**asked, **{key: v for key, v in given.items() if key != "baseline_values" or not is_of_search}}
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _seeds(value: object) -> list[int]:
     return [seed for seed in value if isinstance(seed, int)] if isinstance(value, list) else []
 
@@ -62,7 +115,7 @@ def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
     there = read_manifest(sweep.directory) if before else {}
     asked = there.get(SEARCH)
     if search is not None:
-        search = _with_seeds_that_chose(asked, search)
+        search = _with_earlier(asked, search)
     else:
         search = (
             _with_what_is_given(asked, sweep.question)
@@ -77,8 +130,8 @@ def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
     manifest = {
         "record": VERSION,
         "sweep": sweep.directory.name,
-        "overrides": list(sweep.typed),
-        "axes": sweep.axes,
+        "overrides": [mask_text(word) for word in sweep.typed],
+        "axes": masked(sweep.axes),
         "runs": [*made, *names],
         "git_commit": git_commit(),
         "versions": {"cpdrun": __version__, "python": platform.python_version(), "torch": version("torch")},

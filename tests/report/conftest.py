@@ -40,7 +40,7 @@ def no_pictures(monkeypatch):
 
 @pytest.fixture
 def report():
-    """Write a report on those sweeps; gives it back with what was printed as `.printed`."""
+    """Write a report on the given sweeps. `.printed` is the output, `.answers` the sentences without the margin's."""
     import io
     from types import SimpleNamespace
 
@@ -52,6 +52,7 @@ def report():
         out = io.StringIO()
         made = write_report([sweep.dir for sweep in sweeps], console=Console(file=out, width=200), **options)
         folder = made.files[0].parent
-        return SimpleNamespace(**vars(made), folder=folder, printed=out.getvalue())
+        answers = [line for line in made.sentences if not line.startswith("Margin: ")]
+        return SimpleNamespace(**vars(made), folder=folder, printed=out.getvalue(), answers=answers)
 
     return run

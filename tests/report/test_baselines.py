@@ -47,7 +47,7 @@ def test_a_baseline_that_alone_has_another_rate_makes_no_panel_of_its_own(new_sw
     cells = {("fp32", False, 0.1): 0.98, ("e4m3", False, 0.05): 0.979, ("e3m0", True, 0.05): 0.97}
     baseline = {"format": "fp32", "aps": False, "optim.lr": 0.1}
     made = report(searched(fill(new_sweep(), cells), baseline), formats=["md", "csv", "html", "svg"])
-    (sentence,) = made.sentences
+    (sentence,) = made.answers
     assert sentence.startswith("With APS no format is within") or sentence.startswith("With APS the smallest")
     assert differences(made) == {("e4m3", False, 0.05): -0.001, ("e3m0", True, 0.05): -0.01}
     assert "fp32 with optim.lr 0.1" in (made.folder / "accuracy_vs_bits.svg").read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ def test_a_baseline_that_alone_has_another_rate_makes_no_panel_of_its_own(new_sw
 def test_without_it_no_fp32_of_that_rate_is_nothing_to_compare_with(new_sweep, report, no_pictures):
     cells = {("fp32", False, 0.1): 0.98, ("e4m3", False, 0.05): 0.979}
     made = report(fill(new_sweep(), cells))
-    assert any("No finished fp32 run" in line for line in made.sentences)
+    assert any("No finished fp32 run" in line for line in made.answers)
 
 
 def test_scaling_is_compared_with_none_of_the_same_format(new_sweep, report, no_pictures):
@@ -119,4 +119,4 @@ def test_cases_beside_another_axis_are_compared_where_that_is_the_same(new_sweep
     made = report(sweep)
     table = pd.read_csv(made.folder / "details.csv")
     assert [round(gap, 3) for gap in table["vs_baseline"].dropna()] == [-0.02, -0.02]
-    assert {line.split(":")[0] for line in made.sentences} == {"format fp32", "format e4m3"}
+    assert {line.split(":")[0] for line in made.answers} == {"format fp32", "format e4m3"}

@@ -21,7 +21,7 @@ def fill(sweep, means: dict, **config):
 
 def test_formats_of_weights_are_compared_with_their_fp32(new_sweep, report, no_pictures):
     made = report(fill(new_sweep(), {"fp32": 0.98, "e4m3": 0.981, "e3m2": 0.3}))
-    assert made.sentences[0].startswith(
+    assert made.answers[0].startswith(
         "Of weights the smallest format within 0.5 points of fp32 is e4m3 (8 bits)."
     )
     assert "precision.weights   bits" in made.printed and "against fp32" in made.printed
@@ -31,22 +31,22 @@ def test_formats_of_weights_are_compared_with_their_fp32(new_sweep, report, no_p
 
 def test_the_format_of_gradients_may_be_any_and_scaled(new_sweep, report, no_pictures):
     made = report(fill(new_sweep(), {"fp32": 0.98, "e4m3": 0.981}, format="e5m2", aps=True))
-    assert made.sentences[0].startswith("Of weights the smallest format within 0.5 points of fp32 is e4m3")
+    assert made.answers[0].startswith("Of weights the smallest format within 0.5 points of fp32 is e4m3")
 
 
 def test_what_always_has_the_same_format_is_named_too(new_sweep, report, no_pictures):
     made = report(fill(new_sweep(), {("fp32", "fp32"): 0.98, ("e4m3", "e4m3"): 0.981}))
     assert (
-        "f weights and errors the smallest" in made.sentences[0]
-        or "f errors and weights the" in made.sentences[0]
+        "f weights and errors the smallest" in made.answers[0]
+        or "f errors and weights the" in made.answers[0]
     )
 
 
 def test_of_two_axes_one_is_compared_while_the_other_is_held(new_sweep, report, no_pictures):
     cells = {(w, e): 0.98 for w in ("fp32", "e4m3", "e3m2") for e in ("fp32", "e5m2")}
     made = report(fill(new_sweep(), cells))
-    assert len(made.sentences) == 2
-    for sentence, errors in zip(made.sentences, ("e5m2", "fp32"), strict=True):
+    assert len(made.answers) == 2
+    for sentence, errors in zip(made.answers, ("e5m2", "fp32"), strict=True):
         assert sentence.startswith(f"precision.errors {errors}: Of weights the smallest format within")
 
 
@@ -75,11 +75,11 @@ def test_an_axis_of_formats_beside_format_itself_is_held(new_sweep, report, no_p
     for format in ("fp32", "e4m3"):
         fill(sweep, {"fp32": 0.98, "e5m2": 0.98}, format=format)
     made = report(sweep)
-    assert [line.split(":")[0] for line in made.sentences] == [
+    assert [line.split(":")[0] for line in made.answers] == [
         "precision.weights e5m2",
         "precision.weights fp32",
     ]
-    assert "Without APS the smallest format" in made.sentences[0]
+    assert "Without APS the smallest format" in made.answers[0]
 
 
 def test_its_pictures_are_drawn(new_sweep, report):

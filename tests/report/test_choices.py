@@ -75,7 +75,7 @@ def test_each_choice_has_a_row_with_its_bits_a_difference_and_a_verdict(new_swee
     made = report(fill(new_sweep(), means), formats=["csv", "md", "tex"])
     assert list(made.table["precision"]) == ["fp32", "mixed_fp16", "pure_fp16", "pure_fp8", "int8"]
     assert list(made.table["bits"]) == [32, 16, 16, 8, 8]
-    (sentence,) = made.sentences
+    (sentence,) = made.answers
     assert sentence.startswith(
         "Of precision the smallest choice within 0.5 points of fp32 is int8 (8 bits). fp32"
     )
@@ -104,7 +104,7 @@ def test_a_default_choice_that_nobody_typed_is_found_by_what_it_rounds(new_sweep
 def test_without_any_word_of_choices_the_keys_are_the_axes_as_ever(new_sweep, report, no_pictures):
     made = report(fill(new_sweep(), {"fp32": 0.98, "pure_fp8": 0.979}, typed=False))
     assert "precision" not in made.table.columns and "precision.activations" in made.table.columns
-    assert "Of activations the smallest format" in made.sentences[0]
+    assert "Of activations the smallest format" in made.answers[0]
 
 
 def test_a_choice_called_as_a_format_is_has_the_bits_of_what_it_rounds(new_sweep, report, no_pictures):
@@ -136,14 +136,14 @@ def test_a_key_of_the_group_that_varies_too_is_an_axis_of_its_own(new_sweep, rep
                 run = sweep.add(seed=seed, accuracy=0.98 + shift, precision=config)
                 write_text(run.overrides, f"precision={name}\nprecision.activations={activations}\n")
     made = report(sweep)
-    assert [line.split(":")[0] for line in made.sentences] == [
+    assert [line.split(":")[0] for line in made.answers] == [
         "precision.activations e5m2",
         "precision.activations fp32",
     ]
     assert "precision.activations names formats too, and is held here; --baseline" in made.printed
     other = report(sweep, baseline={"precision.activations": "fp32"})
-    assert [line.split(":")[0] for line in other.sentences] == ["precision fp32", "precision pure_fp8"]
-    assert "Of activations the smallest format" in other.sentences[0]
+    assert [line.split(":")[0] for line in other.answers] == ["precision fp32", "precision pure_fp8"]
+    assert "Of activations the smallest format" in other.answers[0]
 
 
 def test_bits_that_are_numbers_get_an_answer(new_sweep, report, no_pictures):
@@ -153,7 +153,7 @@ def test_bits_that_are_numbers_get_an_answer(new_sweep, report, no_pictures):
             sweep.add(seed=seed, accuracy=mean + shift, precision=PRECISION["int8"] | {"weight_bits": bits})
     made = report(sweep)
     assert list(made.table["bits"]) == [32, 8, 4]
-    assert made.sentences[0].startswith(
+    assert made.answers[0].startswith(
         "Of weight bits the smallest choice within 0.5 points of fp32 is 8 (8 bits)."
     )
 
@@ -168,8 +168,8 @@ def test_cases_without_one_called_fp32_beside_an_axis_of_bits_are_panels(new_swe
             optim={"_target_": "SGD", "momentum": momentum},
         )
     made = report(sweep)
-    assert [line.split(":")[0] for line in made.sentences] == ["case own", "case quasi-global"]
-    assert "the smallest choice within 0.5 points of fp32 is pure_fp8 (8 bits)" in made.sentences[1]
+    assert [line.split(":")[0] for line in made.answers] == ["case own", "case quasi-global"]
+    assert "the smallest choice within 0.5 points of fp32 is pure_fp8 (8 bits)" in made.answers[1]
 
 
 def test_a_case_has_the_bits_of_all_that_it_rounds(new_sweep, report, no_pictures):

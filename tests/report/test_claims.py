@@ -17,7 +17,7 @@ from cpdrun.report.claims import claim as claims
 from cpdrun.report.claims import judgement as judging
 from cpdrun.report.claims import read_claims, values, write_claims
 from cpdrun.report.claims.judgement import NOT_ASKED
-from cpdrun.report.claims.render import as_markdown, power_sentence
+from cpdrun.report.claims.render import as_markdown, power_sentence, tally
 from cpdrun.report.errors import ReportUsageError
 from cpdrun.report.page.markup import escape_markdown
 from cpdrun.report.read.metric import Metric
@@ -117,7 +117,7 @@ def test_one_of_many_comparisons_must_stray_further_to_refute(new_sweep):
     for i in range(20):
         for seed, gap in enumerate(gaps):
             sweep.add("fp32", seed=seed, accuracy=0.9, epochs=i)
-            other = gap if i == 0 else 0.002 * (seed - 1)
+            other = gap if i == 0 else 0.002 * (seed - 1) + 1e-6 * i
             sweep.add("e4m3", aps=True, seed=seed, accuracy=0.9 + other, epochs=i)
     assert judged(sweep, {"at_least": -0.1, "where": {"epochs": 0}}).verdict == REFUTED
     among = judged(sweep, {"at_least": -0.1})
@@ -125,6 +125,35 @@ def test_one_of_many_comparisons_must_stray_further_to_refute(new_sweep):
     assert {finding.verdict for finding in among.findings} == {OPEN}
     some = judged(sweep, {"at_least": -0.1}, holds_for="some")
     assert [finding.verdict for finding in some.findings].count(REFUTED) == 1
+
+
+def test_comparisons_whose_runs_are_equal_bit_for_bit_count_once(new_sweep):
+    sweep = new_sweep()
+    for order in ("rank", "ring", "tree"):
+        for seed in range(4):
+            weights = f"{seed} {order if order == 'tree' else 'chain'}"
+            sync = {"sync": {"order": order}}
+            sweep.add("fp32", seed=seed, accuracy=0.9, **sync)
+            done = {"weights_sha256": weights}
+            sweep.add("e4m3", aps=True, seed=seed, accuracy=0.9 + 0.001 * seed, done=done, **sync)
+    judgement = judged(sweep, {"at_least": -5})
+    repeated = [finding for finding in judgement.findings if finding.is_repeat]
+    assert [finding.errors[1] for finding in judgement.findings] == [pytest.approx(0.025)] * 3
+    assert len(repeated) == 1 and repeated[0].why.startswith("the same runs, bit for bit, as ")
+    assert "of 2 comparisons 2 certified; 1 more is of runs equal bit for bit" in tally(judgement)
+
+
+def test_a_failed_run_bars_a_claim_and_is_written_to_values(new_sweep, tmp_path):
+    sweep = fill(new_sweep(), {("e4m3", True): 0.0})
+    sweep.add("fp32", seed=8, accuracy=0.9)
+    sweep.add("e4m3", aps=True, seed=8, status=None, outcome="failed")
+    judgement = judged(sweep, {"at_least": -0.5})
+    (finding,) = judgement.findings
+    assert judgement.verdict == OPEN and finding.why == "1 of 9 runs failed"
+    values.write_values([sweep.dir], tmp_path / "values.csv")
+    found = values.of_reference(tmp_path)
+    again = judging.judge(claim({"at_least": -0.5}), lambda name: [found] if name == "digits_bits" else [])
+    assert again.findings[0].why == finding.why and again.findings[0].value == finding.value
 
 
 def test_a_run_that_diverged_counts_as_the_worst_and_is_never_certified(new_sweep):

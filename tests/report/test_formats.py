@@ -56,11 +56,37 @@ def test_terminal_shows_names_as_typed(hostile, report):
     assert "[bold red]rich[/]" in printed and "\x1b" not in printed
 
 
-def test_control_characters_do_not_reach_the_terminal(new_sweep, report):
+def test_control_characters_reach_neither_the_terminal_nor_a_file(new_sweep, report):
+    """Escape sequences, and marks that turn the direction of text: `cat table.md` would obey them."""
     sweep = new_sweep()
     for seed in range(2):
-        sweep.add("e3m0", seed=seed, accuracy=0.9, tag=f"\x1b]0;owned\x07{seed}")
-    assert "\x1b" not in report(sweep).printed
+        sweep.add("fp32", seed=seed, accuracy=0.9, tag="\x1b]0;owned\x07")
+        sweep.add("e3m0", seed=seed, accuracy=0.9, tag="\u202egpj.exe\u200b")
+    made = report(sweep, formats=["md", "csv", "html", "tex"])
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in made.files
+        if path.suffix in (".md", ".csv", ".html", ".tex")
+    ]
+    assert len(texts) == 6 and "owned" in texts[0]
+    for text in (made.printed, *texts):
+        assert not set(text) & set("\x1b\x07\u202e\u200b")
+
+
+def test_cells_of_csv_files_are_no_formulas(new_sweep, report):
+    """In a report on runs, whose columns pandas types itself."""
+    texts = ["=cmd|' /C calc'!A0", "@SUM(1+1)", "--help", "\t=1+1", "+1", "-0.5"]
+    sweep = new_sweep()
+    for text in texts:
+        for seed in range(2):
+            sweep.add(seed=seed, accuracy=0.99, tag=text)
+            sweep.add("e3m0", seed=seed, accuracy=0.9, tag=text)
+    made = report(sweep, rows=["tag"], cols=["format"])
+    for name in ("table", "details", "runs", "pivot"):
+        with (made.folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            cells = {cell for row in csv.reader(file) for cell in row}
+        assert {f"'{text}" for text in texts[:4]} | set(texts[4:]) <= cells, name
+        assert not cells & set(texts[:4])
 
 
 def latex_document(table: str) -> str:

@@ -51,3 +51,13 @@ def test_runs_of_several_processors_are_named(new_sweep):
     assert line.startswith(
         "runs are of more than one processor (4 on Xeon (avx2); 2 on Xeon (avx2 avx512f)): equal"
     )
+
+
+def test_a_report_with_e4m3_says_once_that_hardware_has_another(new_sweep):
+    said = "e4m3 is IEEE-style (maximum 240); hardware FP8 is e4m3fn (448)"
+    for fmt, count in (("e4m3", 1), ("e4m3fn", 0)):
+        sweep = new_sweep(fmt)
+        for seed in range(2):
+            sweep.add("fp32", seed=seed, accuracy=0.98)
+            sweep.add(fmt, seed=seed, accuracy=0.98)
+        assert notes(read_study([sweep.dir]), [sweep.dir]).count(said) == count

@@ -63,7 +63,7 @@ def test_without_chains_in_the_records_there_is_no_column(new_sweep, report):
 def test_it_says_reorder_where_that_saves_more_than_a_bit(new_sweep, report, no_pictures):
     sweep = new_sweep()
     fill(sweep, ENOUGH, chains=CHAINS)
-    reorder = [line for line in report(sweep).sentences if line.startswith("Reorder")]
+    reorder = [line for line in report(sweep).answers if line.startswith("Reorder")]
     assert reorder == [
         "Reorder: with APS, tree (chain 6) needs e3m0 (4 bits), rank (chain 63) 8, ring (chain 63) 8."
     ]
@@ -72,14 +72,14 @@ def test_it_says_reorder_where_that_saves_more_than_a_bit(new_sweep, report, no_
 def test_a_format_that_no_order_but_one_trains_is_a_reason_to_reorder(new_sweep, report, no_pictures):
     sweep = new_sweep()
     fill(sweep, {"rank": "fp32", "tree": "e3m1"}, chains=CHAINS)
-    (line,) = [line for line in report(sweep).sentences if line.startswith("Reorder")]
+    (line,) = [line for line in report(sweep).answers if line.startswith("Reorder")]
     assert line.endswith("tree (chain 6) needs e3m1 (5 bits), rank (chain 63) more than any tried (8).")
 
 
 def test_one_bit_is_no_reason_to_reorder(new_sweep, report, no_pictures):
     sweep = new_sweep()
     fill(sweep, {"rank": "e3m1", "tree": "e3m0"}, chains=CHAINS)
-    assert not [line for line in report(sweep).sentences if "Reorder" in line]
+    assert not [line for line in report(sweep).answers if "Reorder" in line]
 
 
 def test_fewest_bits_against_the_chain(new_sweep, report):
@@ -114,7 +114,7 @@ def test_many_facets_are_one_matrix_and_one_sentence(new_sweep, report, no_pictu
     for workers in (4, 16, 64):
         fill(sweep, ENOUGH | {"ring": "fp32"}, workers=workers)
     made = report(sweep, formats=["md", "csv", "html"])
-    first, *rest = made.sentences
+    first, *rest = made.answers
     assert first.startswith(
         "With APS the smallest format within 0.5 points of fp32 is e3m0 (4 bits) to e4m3 (8 bits)"
     )
@@ -133,6 +133,6 @@ def test_a_facet_without_a_baseline_says_so_in_its_row(new_sweep, report, no_pic
         sweep.add(seed=seed, status="diverged", accuracy=0.1, world_size=32, sync=sync)
         sweep.add("e4m3", aps=True, seed=seed, accuracy=0.98, world_size=32, sync=sync)
     made = report(sweep)
-    assert "over 4 combinations of workers." in made.sentences[0]
-    assert "No answer in 1 of them." in made.sentences[0]
+    assert "over 4 combinations of workers." in made.answers[0]
+    assert "No answer in 1 of them." in made.answers[0]
     assert "fp32 itself diverged in 2 of 2 runs" in made.printed

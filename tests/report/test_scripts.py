@@ -42,7 +42,7 @@ def test_a_format_that_always_fails_keeps_its_row(new_sweep):
 
 
 def test_an_accuracy_between_0_and_1_is_said_to_be_taken_as_it_stands(new_sweep):
-    said = "val_acc lies between 0 and 1 and is taken as it stands, 0.05 of it as the usual tolerance"
+    said = "val_acc lies between 0 and 1 and is taken as it stands, not in points; --metric val_acc:share"
     assert any(line.startswith(said) for line in read_study([trained(new_sweep("a")).dir]).question)
     shared = read_study([trained(new_sweep("b")).dir], metric="val_acc:share")
     assert shared.metric.is_fraction and shared.tolerance == 0.5 and not shared.question

@@ -130,7 +130,7 @@ def test_scaling_rules_are_strategies_not_panels(new_sweep, report):
             sweep.add("e3m0", aps=True, seed=seed, accuracy=accuracy, scaling=scaling)
             sweep.add("e3m0", aps=False, seed=seed, accuracy=0.1, scaling=scaling, epochs=3)
     made = report(sweep)
-    assert len(made.sentences) == 1
+    assert [line.startswith("Margin: ") for line in made.sentences] == [False, True]
     assert "With APS (APS) the smallest format within 1 point" in report(sweep, tolerance=1).sentences[0]
     assert len(made.table) == 4
 

@@ -111,14 +111,14 @@ def test_a_search_is_answered_with_what_it_asked_unless_another_question_is_type
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": question}))
     asked = report(sweep)
     assert "within 1 point of fp32" in asked.printed
-    assert "as the search asked: a tolerance of 1 point, 90 % confidence; --tol" in asked.printed
+    assert "as the search asked: a margin of 1 point, 90 % confidence; --tol" in asked.printed
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": {"tolerance": 1.0}}))
-    assert "as the sweep asked: a tolerance of 1 point; --tol" in report(sweep).printed
+    assert "as the sweep asked: a margin of 1 point; --tol" in report(sweep).printed
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": question}))
     typed = report(sweep, tolerance=0.25, ci=95).printed
     assert "within 0.25 points of fp32" in typed and "as the search asked" not in typed
     other = report(sweep, metric="test_loss").printed
-    assert "within 0.05 of fp32" in other and "as the search asked: 90 %" in other
+    assert "nobody typed a margin" in other and "as the search asked: 90 %" in other
 
 
 def test_a_question_of_a_search_that_cannot_be_read_is_passed_over(new_sweep, report, no_pictures):

@@ -8,6 +8,7 @@ import pytest
 
 from cpdrun.record import write_json
 from cpdrun.report.read.reader import read_study
+from cpdrun.report.verdict import sentence
 from cpdrun.search.words import sentences
 from cpdrun.stats.anytime import Verdict
 from cpdrun.stats.tuning import FIRST_SEED
@@ -52,7 +53,29 @@ def test_what_diverges_after_it_was_certified_is_certified_no_more(launch, asked
     results, *_ = launch(asked("format=fp32,e4m3,e3m0", "aps=true"), tmp_path / "found", 6)
     mine, theirs = told(results), reported(results)
     assert mine["e4m3 with APS"][0] is Verdict.OPEN and theirs == {label: mine[label] for label in theirs}
-    assert "not certified, for a run diverged" in sentences(results)[0]
+    assert "8 bits are open: 1 of 9 runs of e4m3 failed (1 diverged); −" in sentences(results)[0]
+
+
+def test_what_is_equal_to_the_baseline_bit_for_bit_is_no_evidence(launch, asked, tmp_path, monkeypatch):
+    train = instant_executor.train
+
+    def rounds_nothing(job):
+        status = train(job)
+        if job.config["format"] in ("fp32", "e4m3"):
+            seed, done = job.config["seed"], json.loads(job.run.done.read_text())
+            equal = {"weights_sha256": f"weights {seed}", "metrics": {"test_accuracy": 0.98 + seed / 1000}}
+            write_json(job.run.done, done | equal)
+        return status
+
+    monkeypatch.setattr(instant_executor, "train", rounds_nothing)
+    results, *_ = launch(asked("format=fp32,e4m3", "aps=true"), tmp_path / "found")
+    said = sentences(results)[0]
+    assert said.startswith("With APS: 8 bits (e4m3): not tested, for all runs are those of fp32.")
+    assert "fp32 and e4m3 are identical: equal bit for bit in every seed" in said and "certified" not in said
+    (answer,) = sentence(study := read_study([results.question.directory]), study.facets[0]).split(
+        ". fp32: "
+    )[1:]
+    assert "fp32 and e4m3 with APS are identical" in answer and "Certified" not in answer
 
 
 def test_seeds_that_chose_are_in_no_pair_of_a_later_question(launch, asked, tmp_path):

@@ -2,12 +2,14 @@
 
 import contextlib
 import io
+import json
 import math
 import random
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import yaml
 from instant_executor import GAPS, Instant, PowerCutError
 from rich.console import Console
@@ -163,15 +165,19 @@ def test_a_budget_ends_it_and_what_is_open_is_said(go):
     assert hours.runs == 15  # of 4 s
 
 
-def test_runs_that_fail_are_passed_over_and_a_cell_that_always_fails_is_given_up(go):
+def test_a_format_with_a_failed_run_is_not_certified_and_one_that_always_fails_is_given_up(go):
     Instant.failing = ("e4m3-w8",)
     results, _, codes = go()
     assert codes == [1] and answers(results) == [None, "e3m0 with APS"]
-    assert "8 bits are open: all runs of e4m3 failed." in sentences(results)[0]
+    assert "8 bits are open: all 2 runs of e4m3 failed." in sentences(results)[0]
     assert "open, all runs failed" in shown(table(results))
     Instant.failing = ("aps-w8-s1",)
     results, _, codes = go(folder="one")
-    assert codes == [1] and answers(results) == ["e4m3 without APS", "e3m0 with APS"]
+    assert codes == [1] and answers(results) == ["e4m3 without APS", None]
+    assert (
+        "8 bits are open: 1 of " in sentences(results)[1]
+        and " runs of e4m3 failed (1 for an" in sentences(results)[1]
+    )
 
 
 def test_a_baseline_that_diverges_is_nothing_to_compare_with(go):
@@ -185,15 +191,16 @@ def test_a_case_is_spoken_of_by_its_name_not_by_its_bits(launch, tmp_path, monke
     results, *_ = launch(question, tmp_path / "found")
     one, other, _ = sentences(results)
     assert one.startswith(
-        "e3m0 (4 bits): certified at 95 % to be at most 1 point worse than fp32 (4 pairs, +"
+        "e3m0 (4 bits): certified at 95 % to be at most 1 point worse than fp32 in the mean over seeds (4 pairs, +"
     )
+    assert one.endswith("; 0 of 4 runs failed: with 95 % confidence at most 53 % fail).")
     assert other.startswith("e4m3 but both (8 bits): certified at 95 % ")
     monkeypatch.setitem(GAPS, ("e3m0", True), -0.6)
     refuted, *_ = launch(question, tmp_path / "refuted")
     assert re.match(r"e3m0 \(4 bits\): refuted, −59\S+ \[.*\] after \d pairs\.", sentences(refuted)[0])
     Instant.failing = ("e3m0",)
     failed, *_ = launch(question, tmp_path / "failed")
-    assert sentences(failed)[0] == "e3m0 (4 bits): open, all runs of e3m0 failed."
+    assert sentences(failed)[0] == "e3m0 (4 bits): open, all 2 runs failed."
 
 
 def test_loss_is_compared_the_other_way_round(go):
@@ -209,3 +216,32 @@ def test_a_forecast_tells_the_noise_and_the_cost(go, asked):
     empty = Results(replace(asked(), directory=SweepDir(Path("/nonexistent/found"))))
     assert "can be said from two pairs on" in next(forecast(empty, 2))
     assert at_once(empty, {"_target_": "instant_executor.Instant", "slots": 0}, LaunchOptions()) is None
+
+
+def test_a_question_typed_again_with_fewer_chains_gets_no_error_probability_back(
+    go, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(Session, "warm_up", lambda self: None)
+
+    def look(*typed):
+        """What the command says of one chain, and at which error it would certify."""
+        words = [
+            *(word for word in TYPED if not word.startswith("aps=")),
+            *typed,
+            f"results_dir={tmp_path / 'here'}",
+        ]
+        assert main(["search", *words, "--dry-run", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        (chain,) = (chain for chain in found["chains"] if chain["chain"] == "with APS")
+        return [(c["verdict"], c["low"], c["error_of_certifying"]) for c in chain["candidates"]], found[
+            "hypotheses"
+        ]
+
+    go()
+    with_both, hypotheses = look("aps=false,true")
+    assert hypotheses["chains"] == 2 and with_both[0][2] == pytest.approx(0.025)
+    assert look("aps=true") == (with_both, hypotheses)
+    results, *_ = go("aps=true")  # sweep.yaml is written again, and keeps the number
+    manifest = yaml.safe_load(results.question.directory.manifest.read_text())
+    assert manifest["search"]["family"]["chains"] == 2
+    assert look("aps=true") == (with_both, hypotheses)

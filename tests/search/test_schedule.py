@@ -7,6 +7,7 @@ from made_up_world import BASELINE, RULES, World, chain
 
 from cpdrun.search.schedule import Ended, stand, wanted
 from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.failures import Failure
 
 APS = chain("with APS", ["e4m3"], ["e3m2"], ["e3m0"], ["e2m0"])
 PLAIN = chain("without APS", ["plain e5m2"], ["plain e3m2"], ["plain e3m0"])
@@ -79,7 +80,7 @@ def test_a_run_that_ends_early_tells_nothing_before_those_of_the_seeds_below_it(
 
 
 def test_failed_runs_are_skipped_and_a_cell_of_which_all_fail_is_given_up():
-    ended = Ended(skipped={("e4m3", 0)})
+    ended = Ended(failures={"e4m3": {0: Failure.UNKNOWN}})
     (standing,) = stand([APS], ended, RULES)
     asks = list(wanted([standing], ended, {(BASELINE, 0)}, RULES, ahead=False))
     assert asks[:4] == [(BASELINE, 1), ("e4m3", 1), (BASELINE, 2), ("e4m3", 2)]

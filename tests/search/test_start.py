@@ -151,7 +151,7 @@ def test_a_search_starts_as_predicted_says_so_and_a_report_judges_the_same(predi
     assert formats_run(results) == {"fp32", "e3m0", "e2m0"}
     said = sentences(results)[0]
     assert "4 bits (e3m0) are enough, certified" in said and "3 bits are not: refuted" in said
-    assert said.endswith("It started at 4 bits, as predicted, and says nothing of 8 and 6 bits.")
+    assert said.endswith("The search started at 4 bits, as predicted; 8 and 6 bits were not tested.")
     assert [chain["started_at"] for chain in facts(results)["chains"]].count(4)
     theirs, study = reported(results)
     assert theirs == told(results) and theirs["e3m0 with APS"][0] is Verdict.CERTIFIED
@@ -164,7 +164,7 @@ def test_a_wrong_prediction_costs_runs_and_no_claim(predictions, go, monkeypatch
     results, *_ = go()
     said = sentences(results)[0]
     assert "6 bits (e3m2) are enough, certified" in said and "4 bits are not: refuted" in said
-    assert said.endswith("It started at 4 bits, as predicted, and says nothing of 8 bits.")
+    assert said.endswith("The search started at 4 bits, as predicted; 8 bits were not tested.")
     theirs, _ = reported(results)
     assert theirs == told(results)
 

@@ -2,17 +2,19 @@
 
 A comparison is judged by the anytime-valid test of searches and reports (cpdrun.stats.anytime) on differences of the
 same seed, in the order of the seeds, with the claim's bound as the boundary of the test: certified where it is shown
-to be kept, refuted where it is shown not to be. So runs may be added until it is settled. A run that diverged counts
-as the worst value that its metric can have, and what had one is never certified; a seed that diverged on both sides,
-or lacks one, is left out. A baseline in fp32 that diverged or did not learn is nothing to compare with. Bytes are
-counted: what is counted is certain.
+to be kept, refuted where it is shown not to be. So runs may be added until it is settled. Failed runs count as
+`cpdrun.stats.failures` says, and what had one is never certified; a seed that diverged on both sides, or lacks one, is
+left out. A baseline in fp32 that diverged or did not learn is nothing to compare with. Bytes are counted: what is
+counted is certain.
 
-How the comparisons of a claim share the error, and how two bounds do, stands in cpdrun.stats.quantified. Comparisons
-that nobody has run count as well: whether they were is no reason to be surer of the others.
+Comparisons that ask the same of candidates whose runs are equal bit for bit count once. How the comparisons of a claim
+share the error, and how two bounds do, is explained in cpdrun.stats.quantified. Comparisons that nobody has run count
+as well: whether they were is no reason to be surer of the others.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -22,10 +24,12 @@ from cpdrun.report.claims.claim import Ask, Claim
 from cpdrun.report.claims.pairs import Pair, Sources, comparisons
 from cpdrun.report.read.axes import formats
 from cpdrun.report.read.collect import CASE, SEED
+from cpdrun.report.read.margin import DEFAULT_POINTS
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.runs.learnt import CLASSES_IF_UNKNOWN, learnt, worst
 from cpdrun.stats import anytime, quantified
 from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.failures import Failure, Runs, compare_runs, no_failure
 from cpdrun.stats.intervals import is_zero
 
 NOT_ASKED = "not asked"
@@ -49,6 +53,7 @@ class Finding:
     errors: tuple[float, float] = (math.nan, math.nan)  # that certifying, and refuting, may make
     test_samples: float = math.nan  # that the metric is a share of
     why: str = ""  # where it is not the test that decides
+    is_repeat: bool = False  # of another comparison, whose runs are equal bit for bit: it counts once
 
     @property
     def figure(self) -> str:
@@ -87,6 +92,7 @@ class Judgement:
                     "high": finding.high,
                     "more": finding.more,
                     "why": finding.why,
+                    "is_repeat": finding.is_repeat,
                 }
                 for finding in self.findings
             ],
@@ -98,32 +104,71 @@ def judge(claim: Claim, sources: Sources, ci: float = 95) -> Judgement:
     if claim.not_asked:
         return Judgement(claim, NOT_ASKED, [])
     compared = [pair for ask in claim.asks for pair in comparisons(ask, sources)]
-    errors = quantified.shares(1 - ci / 100, claim.holds_for, len(compared))
-    findings = [_finding(pair, errors) for pair in compared]
-    return Judgement(claim, quantified.verdict(claim.holds_for, [f.verdict for f in findings]), findings)
+    first = _first_of_equal(compared)
+    errors = quantified.shares(1 - ci / 100, claim.holds_for, len({*first}))
+    findings = [_finding(pair, errors, ci) for pair in compared]
+    findings = [
+        found
+        if i == of
+        else replace(found, is_repeat=True, why=f"the same runs, bit for bit, as {compared[of].cell}")
+        for i, (found, of) in enumerate(zip(findings, first, strict=True))
+    ]
+    verdicts = [finding.verdict for finding in findings if not finding.is_repeat]
+    return Judgement(claim, quantified.verdict(claim.holds_for, verdicts), findings)
 
 
-def _finding(pair: Pair, errors: tuple[float, float]) -> Finding:
+def _first_of_equal(pairs: list[Pair]) -> list[int]:
+    """Return for each comparison the index of the first one that asks the same of equal runs.
+
+    Candidates whose runs end with equal weights for every seed are one: that they agree is no evidence.
+    """
+    found: dict[Any, int] = {}
+    return [found.setdefault(_made_of(pair) or i, i) for i, pair in enumerate(pairs)]
+
+
+def _made_of(pair: Pair) -> tuple | None:
+    """Return what tells a candidate from others; None for one without runs, and for what is counted."""
+    if pair.ours.empty or pair.ask.count:
+        return None
+    return repr(pair.ask), tuple(sorted(_made(row) for row in pair.ours.to_dict("records")))
+
+
+def _made(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the seed of a run and its weights, or all of its metrics if the record lacks these."""
+    metrics = [f"{name}={row[name]!r}" for name in sorted(row) if name.startswith("metric:")]
+    weights = row["weights_sha256"]
+    return str(row[SEED]), *([weights] if isinstance(weights, str) else [str(row["failure"]), *metrics])
+
+
+def _finding(pair: Pair, errors: tuple[float, float], ci: float) -> Finding:
     ask, facts = pair.ask, {"ask": pair.ask, "cell": pair.cell, "source": pair.source, "errors": errors}
     if pair.ours.empty:
         return Finding(**facts, verdict=Verdict.OPEN, why="no runs")
     if ask.count:
         return _counted(pair, facts)
     metric = Metric(ask.metric)
-    ours, against = (_by_seed(rows, f"metric:{ask.metric}") for rows in (pair.ours, pair.against))
+    ours, against = (_runs(rows, f"metric:{ask.metric}") for rows in (pair.ours, pair.against))
     if ours is None or against is None:
         return Finding(**facts, verdict=Verdict.OPEN, why="several runs of one seed")
-    if problem := _baseline_problem(pair.against, metric, against):
+    if problem := _baseline_problem(pair.against, metric, dict(against.values)):
         return Finding(**facts, verdict=Verdict.OPEN, why=problem)
     samples = _samples(metric, pair.ours, pair.against)
-    low = worst(metric, _classes(pair.against), list(against.values()), _tolerance(ask, metric))
-    gaps = anytime.differences(ours, against, higher_is_better=metric.higher_is_better, worst=low)
+    low = worst(metric, _classes(pair.against), list(against.values.values()), _tolerance(ask, metric))
+    compared = compare_runs(ours, against)
+    gaps = anytime.differences(
+        compared.ours, compared.baseline, higher_is_better=metric.higher_is_better, worst=low
+    )
     tested = _tested(ask, metric, gaps, errors, 1 / samples if samples > 0 else 0.0)
     why = _why_open(gaps, tested["deviation"], samples, metric) if tested["verdict"] is Verdict.OPEN else ""
-    if diverged := sum(map(math.isnan, ours.values())):
-        why = f"{diverged} of {len(pair.ours)} runs diverged"
+    if compared.is_barred:
+        counts = compared.counts
+        diverged = f"{counts.diverged} of {len(pair.ours)} runs diverged"
+        why = counts.describe() if counts.without_result else diverged
         if tested["verdict"] is Verdict.CERTIFIED:
             tested["verdict"] = Verdict.OPEN
+    elif tested["verdict"] is Verdict.CERTIFIED:
+        why = no_failure(len(gaps), ci)
+    why = ", ".join(filter(None, (why, compared.counts.describe_pairs())))
     return Finding(**facts, seeds=len(gaps), test_samples=samples, why=why, **tested)
 
 
@@ -176,6 +221,19 @@ def _counted(pair: Pair, facts: dict[str, Any]) -> Finding:
     return Finding(**facts, verdict=verdict, seeds=len(ours), value=value, why="counted")
 
 
+def _runs(rows: pd.DataFrame, column: str) -> Runs | None:
+    """Return the runs of a cell for a comparison; None if a seed has two different values."""
+    values = _by_seed(rows, column)
+    if values is None:
+        return None
+    failed, known = rows[rows["failure"].notna()], rows[rows["length"].notna()]
+    failures = {
+        s: Failure(why) for s, why in zip(failed[SEED], failed["failure"], strict=True) if s not in values
+    }
+    lengths = {seed: int(length) for seed, length in zip(known[SEED], known["length"], strict=True)}
+    return Runs(values, failures, lengths)
+
+
 def _by_seed(rows: pd.DataFrame, column: str) -> dict[Any, float] | None:
     """The metric by seed, NaN for a run that diverged, whatever it measured; None where a seed has two different
     values."""
@@ -214,14 +272,16 @@ def _classes(rows: pd.DataFrame) -> float:
 
 
 def _tolerance(ask: Ask, metric: Metric) -> float:
-    """In the metric's own unit: the farther bound, or the metric's usual tolerance where that is more, as where the
-    bound is no difference at all."""
+    """Return, in the metric's own unit, the farther bound, or half a point (0.05 of a loss) if that is more.
+
+    It is more if the bound is no difference at all.
+    """
     bounds = [abs(bound) for bound in (ask.at_least, ask.at_most) if bound is not None]
-    return max(*bounds, metric.default_tolerance) / metric.scale
+    return max(*bounds, DEFAULT_POINTS if metric.is_fraction else 0.05) / metric.scale
 
 
 def _samples(metric: Metric, *sides: pd.DataFrame) -> float:
     """The fewest test samples of any of the runs, where the metric is a share of them; NaN where one does not say."""
-    counts = [pd.to_numeric(rows["test_samples"]) for rows in sides]
+    counts = [pd.to_numeric(rows[rows["failure"].isna()]["test_samples"]) for rows in sides]
     known = metric.counts_samples and all(column.notna().all() for column in counts)
     return float(min(column.min() for column in counts)) if known else math.nan

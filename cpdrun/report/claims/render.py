@@ -42,7 +42,7 @@ def _below(judgement: Judgement) -> Iterator[str]:
     if judgement.claim.not_asked:
         yield judgement.claim.not_asked
         return
-    ran = [finding for finding in judgement.findings if finding.why != NO_RUNS]
+    ran = [finding for finding in judgement.findings if finding.why != NO_RUNS and not finding.is_repeat]
     deciding = sorted(ran, key=lambda f: (DECIDING.index(f.verdict), f.value))
     for finding in deciding[:MOST_ON_A_TERMINAL]:
         yield f"{finding.ask.sweep}, {finding.cell}: {_result(finding)}"
@@ -135,12 +135,17 @@ def _result(finding: Finding) -> str:
 
 
 def tally(judgement: Judgement) -> str:
-    """`of 12 comparisons 2 certified, 9 open, 1 refuted; 3 sweeps have no runs`."""
-    ran = [finding for finding in judgement.findings if finding.why != NO_RUNS]
+    """Return `of 12 comparisons 2 certified, 9 open, 1 refuted; 3 more are of equal runs; 3 sweeps have no runs`."""
+    repeats = sum(finding.is_repeat for finding in judgement.findings)
+    ran = [finding for finding in judgement.findings if finding.why != NO_RUNS and not finding.is_repeat]
     counts = {v: sum(f.verdict == v for f in ran) for v in reversed(DECIDING)}
     parts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     texts = [f"of {len(ran)} comparison{'s' if len(ran) != 1 else ''} {parts}"] if ran else []
-    if missing := len(judgement.findings) - len(ran):
+    if repeats:
+        texts.append(
+            f"{repeats} more {'are' if repeats != 1 else 'is'} of runs equal bit for bit and counted once"
+        )
+    if missing := len(judgement.findings) - len(ran) - repeats:
         texts.append(f"{missing} sweep{'s have' if missing != 1 else ' has'} no runs")
     return "; ".join(texts)
 

@@ -2,7 +2,8 @@
 
 values.csv has one row a finished run: the axes by their config keys, seed, metric:NAME, wire:NAME, memory:NAME,
 diverged (true or false), test_samples and num_classes where known, weights_sha256, commit (of env.json; a + where the
-code was not as committed).
+code was not as committed). Only if a run failed, or is of a script, there are also: failure (error or unknown, of a run
+without a result) and length (epochs, steps or rows of a script's run), see cpdrun.stats.failures.
 """
 
 import csv
@@ -15,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 import cpdrun
-from cpdrun.record import RunDir, SweepDir, write_text
+from cpdrun.record import RunDir, SweepDir, read_manifest, write_text
 from cpdrun.report.errors import ReportError
 from cpdrun.report.read.collect import CORE_AXES, SEED, collect, finished, identity, other_axes
+from cpdrun.report.read.groups.grouping import failed_runs
 
 VALUES = "values.csv"
 MEASURED = ("metric:", "wire:", "memory:")
+FAILED = ("failure", "length")  # columns that may be absent
 PROVENANCE = ("diverged", "test_samples", "num_classes", "weights_sha256", "commit")
 _SAMPLES = ("run:test_samples", "sync.worker_test_samples", "data.test_samples", "data.test_images")
 
@@ -44,15 +46,18 @@ def references() -> Path | None:
 
 
 def of_runs(sweep: SweepDir) -> Values | None:
-    """The finished runs of `sweep`; None where there is none."""
+    """Return the finished runs of `sweep`, and those that failed beside them; None if no run is finished."""
     runs = collect([sweep])
     done = finished(runs) if not runs.empty else runs
     if done.empty:
         return None
+    done = pd.concat([done, failed_runs(runs)]) if len(done) < len(runs) else done
     done = done.assign(**{key: done.get(key) for key in (*CORE_AXES, SEED)})
     axes = [*CORE_AXES, *other_axes(done)]
     columns = [*axes, SEED, *(column for column in done.columns if column.startswith(MEASURED))]
     rows = done[columns].assign(
+        failure=[None if failure is None else str(failure) for failure in done["run:failure"]],
+        length=list(done["run:length"]),
         diverged=[status == "diverged" for status in done["run:status"]],
         test_samples=[_first(row, _SAMPLES) for row in done.to_dict("records")],
         num_classes=[_first(row, ["run:num_classes"]) for row in done.to_dict("records")],
@@ -81,7 +86,9 @@ def of_reference(folder: Path) -> Values | None:
     for column in rows.columns:
         if column.startswith(MEASURED):
             rows[column] = pd.to_numeric(rows[column], errors="coerce")
-    axes = [c for c in rows.columns if not c.startswith(MEASURED) and c not in (SEED, *PROVENANCE)]
+    rows = rows.assign(**{column: None for column in FAILED if column not in rows})
+    apart = (SEED, *FAILED, *PROVENANCE)
+    axes = [c for c in rows.columns if not c.startswith(MEASURED) and c not in apart]
     commits = sorted({str(commit)[:10] for commit in rows["commit"]})
     made = f"commit {commits[0]}" if len(commits) == 1 else f"{len(commits)} commits"
     return Values(rows, axes, f"{folder.name}/{VALUES}, {made}")
@@ -95,7 +102,7 @@ def write_values(sweeps: Sequence[SweepDir], path: Path) -> None:
     rows = pd.concat([values.rows for values in found], ignore_index=True)
     axes = list(dict.fromkeys(axis for values in found for axis in values.axes))
     measured = sorted(column for column in rows.columns if column.startswith(MEASURED))
-    header = [*axes, SEED, *measured, *PROVENANCE]
+    header = [*axes, SEED, *measured, *(name for name in FAILED if rows[name].notna().any()), *PROVENANCE]
     lines = sorted([_write(row[column]) for column in header] for row in rows.to_dict("records"))
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *lines])
@@ -124,9 +131,9 @@ def _read(text: str) -> Any:
 def _typed(sweep: SweepDir) -> str:
     """What was typed beside the experiment's name: it may have changed what its runs are."""
     try:
-        words = yaml.safe_load(sweep.manifest.read_bytes())["overrides"]
+        words = read_manifest(sweep)["overrides"]
         kept = [word for word in words if not word.startswith(("exp=", "results_dir=", "name="))]
-    except (OSError, yaml.YAMLError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return ""
     return " ".join(kept)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpdrun.record import RunDir
+from cpdrun.record import RunDir, check_inside
 from cpdrun.report.errors import ReportUsageError
 
 if TYPE_CHECKING:
@@ -22,10 +22,14 @@ def names() -> list[str]:
 
 
 def write(tool: str, study: "Study", folder: Path) -> Path:
-    """Export the finished runs for `tool` below `folder`; gives the path to open.
+    """Export the finished runs for `tool` below `folder` and return the path to open.
 
-    Raises ReportUsageError where its package is not installed.
+    Raises:
+        ReportUsageError: the tool's package is not installed.
+        NotRegularError: a link lies where the export would be written.
     """
+    for name in (tool, f"{tool}.db"):
+        check_inside(folder, folder / name)
     try:
         return importlib.import_module(f"{__name__}.{tool}").write(study, folder)
     except ImportError as error:

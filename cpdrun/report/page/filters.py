@@ -4,10 +4,9 @@ Without the page's script there is no form, and everything is shown. Rows, point
 group (`data-group`), its row in that table.
 """
 
-from html import escape
-
 import pandas as pd
 
+from cpdrun.report.page.markup import escape_html as escape
 from cpdrun.report.read.collect import identity
 from cpdrun.report.read.study import Study
 from cpdrun.report.tables import Shown

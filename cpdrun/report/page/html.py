@@ -8,7 +8,6 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from html import escape
 from importlib.resources import files
 from typing import Any
 
@@ -17,6 +16,7 @@ import pandas as pd
 from cpdrun.report import plots, tables
 from cpdrun.report.look import style, svg
 from cpdrun.report.page import filters
+from cpdrun.report.page.markup import escape_html as escape
 from cpdrun.report.read.axes.words import SWEEP, axis_text, axis_title
 from cpdrun.report.read.collect import CORE_AXES, SEED, config_keys, identity
 from cpdrun.report.read.groups.group import Group

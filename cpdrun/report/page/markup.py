@@ -3,6 +3,7 @@
 Names come from users: what is a letter in a name stays a letter in every markup.
 """
 
+import html
 import unicodedata
 
 from rich import box
@@ -38,6 +39,19 @@ LATEX = {
 }
 
 
+def without_controls(text: str) -> str:
+    """Replace what a terminal would obey, and what changes the direction of text or hides it, by U+FFFD.
+
+    Line ends and tabs stay. These are Unicode's categories Cc (ESC among them) and Cf (right-to-left marks).
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cf") and c not in "\t\r\n" else c
+        for c in text
+    )
+
+
 def markdown(table: Shown) -> str:
     rule = ["---" if i < 1 else "--:" for i in range(len(table.header))]
     lines = [_markdown_row(table.header), "|" + "|".join(rule) + "|", *map(_markdown_row, table.rows)]
@@ -45,9 +59,19 @@ def markdown(table: Shown) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Text that GitHub shows as typed: no cell ends early, no markup, no HTML."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Return text that GitHub shows as typed: no cell ends early, no markup, no HTML, no control characters."""
+    text = (
+        " ".join(without_controls(text).split())
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+    )
     return "".join(f"\\{c}" if c in "\\|`*_[]#~$" else c for c in text)
+
+
+def escape_html(text: str) -> str:
+    """Return text that a browser shows as typed: no tags, no end of an attribute, no control characters."""
+    return html.escape(without_controls(text))
 
 
 def latex(table: Shown) -> str:
@@ -79,7 +103,11 @@ def terminal(table: Shown, bold: list[bool], encoding: str = "utf-8") -> Table:
 
 
 def encodable(text: str, encoding: str) -> str:
-    """`text` as far as a terminal of that encoding can show it: ± as +-, the minus sign as a hyphen, else ?."""
+    """Return `text` as far as a terminal of that encoding can show it, without control characters.
+
+    ± becomes +-, the minus sign a hyphen, and any other character that is missing a question mark.
+    """
+    text = without_controls(text)
     try:
         text.encode(encoding)
     except UnicodeEncodeError:

@@ -17,12 +17,14 @@ Writer = Callable[[Path, pd.DataFrame, Shown], Path]
 
 
 def csv(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
-    """Text that a spreadsheet would take for a formula has an apostrophe before it; numbers stay numbers."""
+    """Write a CSV file. Text that a spreadsheet would take for a formula gets an apostrophe; numbers stay numbers."""
     text = io.StringIO()
     texts = {
-        name: numbers[name].map(_no_formula) for name in numbers.columns if numbers[name].dtype == object
+        name: numbers[name].map(_cell)
+        for name in numbers.columns
+        if not pd.api.types.is_numeric_dtype(numbers[name])
     }
-    numbers.assign(**texts).rename(columns=_no_formula).to_csv(text, index=False, lineterminator="\n")
+    numbers.assign(**texts).rename(columns=_cell).to_csv(text, index=False, lineterminator="\n")
     return _text(stem.with_suffix(".csv"), text.getvalue())
 
 
@@ -56,15 +58,16 @@ def _text(path: Path, text: str) -> Path:
     return path
 
 
-def _no_formula(value: Any) -> Any:
-    """As OWASP's "CSV Injection" has it: a cell that starts with = + - @, a tab or a carriage return."""
-    if (
-        not isinstance(value, str)
-        or not value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        or _is_number(value)
-    ):
+def _cell(value: Any) -> Any:
+    """Return a value as a CSV cell: no control characters, and an apostrophe before what starts like a formula.
+
+    These are the first characters that OWASP's "CSV Injection" lists: = + - @, a tab or a carriage return.
+    """
+    if not isinstance(value, str):
         return value
-    return f"'{value}"
+    text = markup.without_controls(value)
+    is_formula = text.startswith(("=", "+", "-", "@", "\t", "\r")) and not _is_number(text)
+    return f"'{text}" if is_formula else text
 
 
 def _is_number(text: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.record import SweepDir, read_manifest
 from cpdrun.report.errors import ReportUsageError
 from cpdrun.report.read.axes import formats
@@ -23,7 +24,7 @@ CONFIDENCE = 95.0  # per cent, where nobody asked for another
 class Asked:
     """What was no search's, or is not to be read, is None or empty."""
 
-    tolerance: float | None = None  # as it is shown: points of a fraction
+    tolerance: Typed | None = None  # the margin as it is shown (points of a share), or text such as "2%"
     confidence: float | None = None  # per cent
     metric: str | None = None
     baseline: Mapping[str, Any] = field(default_factory=dict)  # the values that name it
@@ -35,7 +36,9 @@ class Asked:
         """Which of these the report took over. "" for none."""
         parts = []
         if tolerance and self.tolerance is not None:
-            parts.append(f"a tolerance of {metric.show_tolerance(self.tolerance)}")
+            is_percentage = isinstance(self.tolerance, str)
+            shown = self.tolerance if is_percentage else metric.show_tolerance(self.tolerance)
+            parts.append(f"a margin of {shown}")
         if confidence and self.confidence is not None:
             parts.append(f"{self.confidence:g} % confidence")
         return f"as the {self.by} asked: {', '.join(parts)}; --tol and --ci ask otherwise" if parts else ""
@@ -71,10 +74,10 @@ def _asked(sweep: SweepDir) -> Asked:
     block = manifest.get("search") if isinstance(manifest, Mapping) else None
     if not isinstance(block, Mapping):
         return Asked()
-    tolerance, confidence = _number(block.get("tolerance")), _number(block.get("confidence"))
+    tolerance, confidence = _margin(block.get("tolerance")), _number(block.get("confidence"))
     metric, baseline = block.get("metric"), block.get("baseline_values", block.get("baseline"))
     return Asked(
-        tolerance if tolerance is not None and tolerance >= 0 else None,
+        tolerance,
         confidence if confidence is not None and 0 < confidence < 100 else None,
         metric if isinstance(metric, str) else None,
         baseline if isinstance(baseline, Mapping) else {},
@@ -109,6 +112,13 @@ def _started(block: object) -> tuple[Started, ...]:
                 Started(label, float(bits), seed, tuple(map(float, widths)), frozenset(map(str, cells)))
             )
     return tuple(found)
+
+
+def _margin(value: object) -> Typed | None:
+    try:
+        return parse_margin(value)
+    except ValueError:
+        return None
 
 
 def _number(value: object) -> float | None:

@@ -8,6 +8,9 @@ the record adds carries a prefix that no config key has:
   run:edited                                 whether config.yaml is not what the folder's name has the hash of
   run:lost_seconds run:restarts              work that all its attempts had to do again; restarts within them (elastic)
   run:products                               done.json's products: what a step multiplies, or None
+  run:failure run:length                     why it failed (a Failure or None); epochs, steps or rows of a script's run
+  run:fingerprint                            equal only for runs that are equal bit for bit (or None)
+  run:not_finite                             names of metrics that were not finite in a run that finished
   run:status run:wall_seconds ...            done.json (status: finished, diverged, did not learn)
   metric:NAME                                done.json's metrics, float, NaN where absent or not a number; also
   metric:best_NAME run:best_epoch            what its task is judged by, in the epoch that had the best of it
@@ -38,6 +41,7 @@ from cpdrun.record import (
     state_of,
 )
 from cpdrun.record.measure import BEST, known_measure
+from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
 from cpdrun.report.read.axes import formats
 
 UNREADABLE = "unreadable"  # in place of a State
@@ -160,6 +164,8 @@ def settles(runs: pd.DataFrame, axes: Sequence[str], key: str) -> bool:
 def _row(sweep: str, run: RunDir) -> dict[str, Any]:
     row: dict[str, Any] = {"run:sweep": sweep, "run:name": run.name, "run:path": str(run.path)}
     row["run:state"], row["run:problem"], row["run:edited"] = UNREADABLE, None, False
+    row["run:failure"], row["run:length"], row["run:not_finite"] = None, None, ()
+    row["run:fingerprint"] = None
     try:
         row["run:state"] = state_of(run)
         config = read_config(run)
@@ -169,7 +175,9 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
         if isinstance(row.get("format"), str):
             row["format"] = formats.Recorded.of(row["format"], read_object(run.format_facts))
         if row["run:state"] is State.DONE:
-            row |= _results(run)
+            row |= _results(run) | {"run:length": length_of(run, config)}
+        else:
+            row["run:failure"] = failure_of(run)
         row |= _lost_work(run)
         row |= {f"env:{key}": value for key, value in _environment(read_json(run.env))}
     except (OSError, ValueError, RecursionError) as error:
@@ -201,6 +209,8 @@ def _results(run: RunDir) -> dict[str, Any]:
     row: dict[str, Any] = {"run:status": str(result.status), "run:judged_by": result.judge}
     row["run:measures"] = dict(result.measures)
     row |= {f"run:{key}": _number(getattr(result, key)) for key in _FIGURES}
+    row["run:fingerprint"] = fingerprint_of(result)
+    row["run:not_finite"] = tuple(name for name, value in result.metrics.items() if value is None)
     row["run:products"] = result.products
     row["run:neighbours"] = _number((result.topology or {}).get("neighbours"))
     for part, figures in (("metric", result.metrics), ("wire", result.wire), ("memory", result.memory)):

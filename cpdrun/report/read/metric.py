@@ -9,6 +9,8 @@ from cpdrun.record.measure import Measure, known_measure
 from cpdrun.report.errors import ReportError
 from cpdrun.stats.intervals import Interval
 
+MOST_DIGITS = 12  # decimals
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -19,6 +21,7 @@ class Metric:
 
     name: str
     declared: Measure | None = None
+    show_down_to: float = math.nan  # differences of this size, in shown units, must be visible; NaN: unknown
 
     @classmethod
     def of(cls, name: str, runs: pd.DataFrame) -> "Metric":
@@ -77,14 +80,12 @@ class Metric:
         return " points" if self.is_fraction else ""
 
     @property
-    def default_tolerance(self) -> float:
-        """How much worse than fp32 still counts as equal, in shown units: half a point, or 0.05 of a loss."""
-        return 0.5 if self.is_fraction else 0.05
-
-    @property
     def digits(self) -> int:
-        """Decimals of a shown value."""
-        return 1 if self.is_fraction else 4
+        """Return the decimals of a shown value: 1 for a share, otherwise enough for a tenth of `show_down_to`."""
+        if self.is_fraction:
+            return 1
+        needed = 1 - math.floor(math.log10(self.show_down_to)) if self.show_down_to > 0 else 0
+        return min(max(4, needed), MOST_DIGITS)
 
     def show(self, value: float, half_width: float = math.nan) -> str:
         """`98.9 ± 0.2`, `98.9` where there is no interval, `-` where there is no value."""
@@ -113,7 +114,9 @@ class Metric:
         return sign + self.show(abs(value), half_width)
 
     def show_tolerance(self, shown: float) -> str:
-        """`1 point`, `0.5 points`, `0.05`."""
+        """Return `1 point`, `0.5 points` or `0.05`; `the margin` if the number is unknown."""
+        if math.isnan(shown):
+            return "the margin"
         unit = (" point" if shown == 1 else " points") if self.is_fraction else ""
         return f"{shown:g}{unit}"
 
@@ -130,4 +133,4 @@ class Metric:
         sign = "−" if value < 0 else "+"
         if math.isinf(value):
             return f"{sign}∞"
-        return f"{sign}{abs(value) * self.scale:.{2 if self.is_fraction else 4}f}"
+        return f"{sign}{abs(value) * self.scale:.{2 if self.is_fraction else self.digits}f}"

@@ -1,10 +1,12 @@
 """From run folders to a study: which runs count, what they are compared with, along which axis, by which metric."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
+from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.record import SweepDir
 from cpdrun.record.measure import MEASURES, known_judge, known_measure
 from cpdrun.report.costmodel import Network
@@ -23,8 +25,10 @@ from cpdrun.report.read.collect import (
     sweep_names,
     why_none,
 )
-from cpdrun.report.read.groups.grouping import facet_axes, hopeless, make_groups
+from cpdrun.report.read.groups.group import Group
+from cpdrun.report.read.groups.grouping import facet_axes, failed_runs, make_groups
 from cpdrun.report.read.groups.tuned import Tuned, read_tuned
+from cpdrun.report.read.margin import Course, choose_margin, course_of, with_digits
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.study import Study
 
@@ -34,16 +38,20 @@ def read_study(
     *,
     metric: str | None = None,
     ci: float | None = None,
-    tolerance: float | None = None,
+    tolerance: Typed | None = None,
     networks: dict[str, Network] | None = None,
     baseline: Mapping[str, Any] | None = None,
 ) -> Study:
     """Read every run of `sweeps`. What is None is as the search asked whose runs they are, or else: the metric that
-    their data set is judged by, 95 per cent, the metric's usual tolerance, fp32 as the baseline.
+    their data set is judged by, 95 per cent, the metric's default margin, fp32 as the baseline.
 
     Raises ReportError where no run has finished, or none has the metric; ReportUsageError for a baseline that none of
-    the runs has.
+    the runs has, and for what is no margin.
     """
+    try:
+        tolerance = None if tolerance is None else parse_margin(tolerance)
+    except ValueError as error:
+        raise ReportUsageError(f"tol={tolerance}: the margin {error}") from None
     names = list(sweep_names(sweeps))
     where = ", ".join(names) or "results"
     runs = _runs(sweeps, where)
@@ -67,17 +75,15 @@ def read_study(
     share = _may_be_a_share(about, done)
     groups = tuned.with_values(make_groups(shown, axes, f"metric:{metric}", of))
     asked_tolerance = question.tolerance if metric == usual else None  # it is in the units of that metric
-    usual_tolerance = about.default_tolerance if asked_tolerance is None else asked_tolerance
     started = [chain.said for chain in question.family.started]
     said = question.said(
         about, tolerance=tolerance is None and asked_tolerance is not None, confidence=ci is None
     )
-    return Study(
+    study = Study(
         sweeps=names,
         runs=tuned.runs,
         metric=about,
         ci=(question.confidence or CONFIDENCE) if ci is None else ci,
-        tolerance=usual_tolerance if tolerance is None else tolerance,
         axes=axes,
         bits_axis=of,
         groups=groups,
@@ -88,6 +94,34 @@ def read_study(
         tuned=tuned,
         family=question.family,
     )
+    if tolerance is None:
+        return _with_margin(study, asked_tolerance, f"as the {question.by} asked")
+    return _with_margin(study, tolerance, "typed")
+
+
+def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Study:
+    """Add the margin, and show values with enough digits to tell differences of its size apart."""
+    metric, name = study.metric, study.baseline_name
+    baselines = [
+        facet.baseline
+        for facet in study.facets
+        if facet.baseline is not None and facet.chains and not study.baseline_problem(facet)
+    ]
+    courses = [_course(study, group) for group in dict.fromkeys(baselines)]
+    margin = choose_margin(asked_margin, asked_by, metric, courses, name)
+    return replace(study, margin=margin, metric=with_digits(metric, margin, courses))
+
+
+def _course(study: Study, baseline: Group) -> Course:
+    """Read the run of the lowest seed: the margin must not change as further seeds come in."""
+    seed_of = dict(zip(study.runs["run:path"], study.runs[SEED], strict=True))
+    runs = {seed_of.get(str(run.path)): run for run in baseline.runs}
+    seeds = sorted(
+        (seed for seed in runs if seed in baseline.by_seed), key=lambda seed: (str(type(seed)), seed)
+    )
+    run = runs[seeds[0]] if seeds else baseline.runs[0]  # records without seeds
+    final = baseline.by_seed[seeds[0]] if seeds else baseline.mean
+    return course_of(run, study.metric, final, baseline.num_classes)
 
 
 def _with_way(typed: str, known: Sequence[str]) -> tuple[str, str | None]:
@@ -109,7 +143,7 @@ def _about(name: str, way: str | None, done: pd.DataFrame) -> Metric:
 
 
 def _may_be_a_share(metric: Metric, done: pd.DataFrame) -> str | None:
-    """What a script calls an accuracy may be a fraction or in per cent: nobody said, and the tolerance hangs on it."""
+    """Say that an accuracy of a script may be a share or in per cent: nobody said, and the margin depends on it."""
     values = done.get(f"metric:{metric.name}", pd.Series(dtype=float)).dropna()
     if metric.is_fraction or not metric.higher_is_better or "acc" not in metric.name or values.empty:
         return None
@@ -117,8 +151,8 @@ def _may_be_a_share(metric: Metric, done: pd.DataFrame) -> str | None:
     if not (values.between(0, 1).all() and values.max() > 0.05):
         return None
     return (
-        f"{metric.name} lies between 0 and 1 and is taken as it stands, {metric.default_tolerance:g} of it as the "
-        f"usual tolerance; --metric {metric.name}:share reads it as a share, in points of a hundred"
+        f"{metric.name} lies between 0 and 1 and is taken as it stands, not in points; --metric {metric.name}:share "
+        "reads it as a share, in points of a hundred, with half a point as the default margin"
     )
 
 
@@ -135,7 +169,7 @@ def _runs(sweeps: list[SweepDir], where: str) -> pd.DataFrame:
 def _compared(tuned: Tuned, where: str) -> pd.DataFrame:
     """Those that have ended and did not choose. Raises ReportError where none is left."""
     runs, done = tuned.runs, finished(tuned.runs)
-    shown = tuned.compared(pd.concat([done, hopeless(runs)]) if len(done) < len(runs) else done)
+    shown = tuned.compared(pd.concat([done, failed_runs(runs)]) if len(done) < len(runs) else done)
     if shown.empty:
         what = f": the search is choosing {', '.join(tuned.keys)}" if tuned.keys else ""
         raise ReportError(f"nothing to compare in {where} yet{what}")

@@ -17,9 +17,11 @@ from cpdrun.report.read.groups.compare import Difference, difference
 from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.report.read.groups.grouping import make_facets
 from cpdrun.report.read.groups.tuned import Tuned
+from cpdrun.report.read.margin import Margin
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.runs.history import rows_of, unit_of
 from cpdrun.report.read.runs.learnt import CLASSES_IF_UNKNOWN, guess, learnt
+from cpdrun.stats.failures import FailureCounts
 from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
 
 
@@ -29,7 +31,6 @@ class Study:
     runs: pd.DataFrame  # as collect() makes it
     metric: Metric
     ci: float  # per cent
-    tolerance: float  # in the metric's shown units (points)
     axes: list[str]  # beyond format, aps and world_size
     bits_axis: BitsAxis
     groups: list[Group] = field(repr=False)
@@ -41,6 +42,12 @@ class Study:
     )  # of it, what a search asked; and what is compared, in words
     tuned: Tuned = field(default_factory=Tuned, repr=False)
     family: Family = field(default_factory=Family)  # that a search had, of which there need not be all runs
+    margin: Margin = field(default_factory=Margin)
+
+    @property
+    def tolerance(self) -> float:
+        """Return the margin in the unit in which the metric is shown. NaN if there is none: nothing is within it."""
+        return self.margin.shown
 
     @cached_property
     def facets(self) -> list[Facet]:
@@ -78,7 +85,10 @@ class Study:
     @property
     def difference_title(self) -> str:
         """For the column of differences: a better value is a positive difference, whichever way the metric points."""
-        return f"against {self.baseline_name}" + ("" if self.metric.higher_is_better else " (+: better)")
+        notes = [] if self.metric.higher_is_better else ["+: better"]
+        if not math.isnan(self.tolerance):
+            notes.append(f"margin {self.metric.show_tolerance(self.tolerance)}")
+        return f"against {self.baseline_name}" + (f" ({', '.join(notes)})" if notes else "")
 
     def baseline_problem(self, facet: Facet) -> str | None:
         """Why the baseline is nothing to compare with; None where it is."""
@@ -94,8 +104,14 @@ class Study:
         return verdict is not False
 
     def may_be_within(self, group: Group) -> bool:
-        """Whether its runs trained at all: one that diverged, or did not learn, is never as good as fp32."""
-        return bool(group.values) and not (group.diverged or group.gave_up) and self.learnt(group)
+        """Return whether all of its runs trained: a group with a failed run is never as good as the baseline."""
+        failed = self.failures(group).failed or group.diverged or group.gave_up
+        return bool(group.values) and not failed and self.learnt(group)
+
+    def failures(self, group: Group) -> FailureCounts:
+        """Return how many runs of a group failed, if it is compared with a baseline."""
+        judged = self.judged.get(group)
+        return FailureCounts() if judged is None else judged.failures
 
     def against_baseline(self, group: Group) -> Difference | None:
         """How much better than its facet's fp32; None for fp32 itself, where either has no value, and where fp32 is
@@ -188,7 +204,9 @@ class Study:
             parts.append(
                 f"{self.metric.show_difference(gap.mean, gap.half_width)} against {self.baseline_name}"
             )
-        if group.diverged:
+        if self.failures(group).without_result:
+            parts.append(self.failures(group).describe())
+        elif group.diverged:
             parts.append(f"{group.diverged} diverged")
         elif not self.learnt(group):
             parts.append("did not learn")

@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from cpdrun.record import RunDir
+from cpdrun.record import RunDir, read_overrides
 from cpdrun.report.read.axes import formats
 from cpdrun.report.read.axes.formats import Choice
 
@@ -210,11 +210,7 @@ def _typed(row: Mapping[str, Any], group: str) -> str | None:
     """The last choice of `group` in the run's overrides.txt; of a recipe, the name that the config has."""
     if group == RECIPE:
         return row[RECIPE] if isinstance(row.get(RECIPE), str) else None
-    try:
-        lines = RunDir(Path(row["run:path"])).overrides.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return None
-    return last_typed(lines, group)
+    return last_typed(read_overrides(RunDir(Path(row["run:path"]))), group)
 
 
 def last_typed(words: Sequence[str], group: str) -> str | None:

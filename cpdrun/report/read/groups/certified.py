@@ -14,19 +14,21 @@ from cpdrun.report.read.axes import formats
 from cpdrun.report.read.groups.group import Group
 from cpdrun.report.read.metric import Metric
 from cpdrun.report.read.runs.learnt import worst
-from cpdrun.stats.anytime import Judgement, Verdict, differences, shares, trace
+from cpdrun.stats.anytime import Judgement, Verdict, differences, trace
 from cpdrun.stats.chain import portions, settle
+from cpdrun.stats.failures import Compared, FailureCounts, compare_runs
 
 MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
 
 
 @dataclass(frozen=True)
 class Judged:
-    """`verdict` is what may be said: certified only where no run diverged or gave up, and where every wider width of
-    the chain, from where it starts, has a format that is certified."""
+    """`verdict` is what may be said: certified only if no run failed (`cpdrun.stats.failures`), and if every wider
+    width of the chain, from where it starts, has a format that is certified."""
 
     verdict: Verdict
     judgement: Judgement
+    failures: FailureCounts = field(default_factory=FailureCounts)
     evidence: tuple[float, ...] = ()  # after 2, 3 ... pairs: `anytime.trace`
     enough: tuple[float, float] = (
         math.inf,
@@ -96,35 +98,40 @@ def judge_chains(
         shared = [share_of.get(bits, min(share_of.values(), default=1.0)) for bits in in_order]
         low = worst(metric, baseline.num_classes, baseline.values, tolerance)
         aside = began.aside if began else None
-        gaps = [[_gaps(group, baseline, metric, low, aside) for group in width] for width in members]
+        runs = [[_compared(group, baseline, aside) for group in width] for width in members]
+        gaps = [[_gaps(compared, metric, low) for compared in of_width] for of_width in runs]
         resolution = 1 / samples if samples > 0 else 0.0
         sizes = [max(len(widths[bits]), family.formats.get(bits, 0)) for bits in in_order]
-        barred = [[bool(group.diverged or group.gave_up) for group in width] for width in members]
         settled = settle(
             gaps,
             tolerance,
             alpha=alpha,
             chains=n_chains,
             sizes=sizes,
-            barred=barred,
+            barred=[[compared.is_barred for compared in of_width] for of_width in runs],
             resolution=resolution,
             start=start,
             shared=shared,
         )
-        for width, stands, of_width, size in zip(members, settled, gaps, sizes, strict=True):
-            certify, refute = shares(alpha, size, n_chains)
-            enough = -math.log10(certify * stands.portion), -math.log10(refute)
-            for group, judgement, of_group in zip(width, stands.judgements, of_width, strict=True):
+        for width, stands, of_width, pairs in zip(members, settled, gaps, runs, strict=True):
+            certify, refute = stands.errors
+            enough = -math.log10(certify), -math.log10(refute)
+            for group, judgement, of_group, compared in zip(
+                width, stands.judgements, of_width, pairs, strict=True
+            ):
+                evidence = tuple(trace(of_group, tolerance, resolution))
                 verdict = stands.verdict_of(judgement)
-                found[group] = Judged(
-                    verdict, judgement, tuple(trace(of_group, tolerance, resolution)), enough
-                )
+                found[group] = Judged(verdict, judgement, compared.counts, evidence, enough)
     return found
 
 
-def _gaps(group: Group, baseline: Group, metric: Metric, low: float, aside: int | None) -> list[float]:
-    ours = {seed: value for seed, value in group.ended.items() if seed != aside}
-    return differences(ours, baseline.ended, higher_is_better=metric.higher_is_better, worst=low)
+def _compared(group: Group, baseline: Group, aside: int | None) -> Compared:
+    left_out = () if aside is None else (aside,)
+    return compare_runs(group.outcomes.without(left_out), baseline.outcomes.without(left_out))
+
+
+def _gaps(compared: Compared, metric: Metric, low: float) -> list[float]:
+    return differences(compared.ours, compared.baseline, higher_is_better=metric.higher_is_better, worst=low)
 
 
 def _cell(run: RunDir) -> str | None:

@@ -12,6 +12,7 @@ from cpdrun.report.read.axes.formats import Choice
 from cpdrun.report.read.axes.method import WITH_APS, WITHOUT_APS, Method
 from cpdrun.report.read.axes.words import axis_text, axis_title, is_scaling, plain
 from cpdrun.report.read.collect import CASE
+from cpdrun.stats.failures import Failure, Runs
 from cpdrun.stats.intervals import mean_interval
 
 
@@ -34,6 +35,14 @@ class Group:
     diverged_seeds: frozenset[Any] = frozenset()
     repeated: tuple[str, ...] = ()  # runs of a seed that another run of the group has, with another value
     axis: BitsAxis = field(default_factory=BitsAxis)
+    failures: dict[Any, Failure] = field(default_factory=dict)  # by seed, of runs without a value
+    lengths: dict[Any, int] = field(
+        default_factory=dict
+    )  # of finished runs of scripts: epochs, steps or rows
+    gave_up_seeds: frozenset[Any] = frozenset()
+    fingerprints: dict[Any, str] = field(
+        default_factory=dict
+    )  # by seed, equal only for runs equal bit for bit
     gave_up: int = 0  # runs that ended early, for they did not learn; their value is that of their last epoch
     products: dict[str, Any] | None = None  # of done.json: what a step multiplies, as it was counted
     rounds: Choice | None = None  # of a named case: what it rounds to
@@ -47,6 +56,11 @@ class Group:
     def ended(self) -> dict[Any, float]:
         """The metric by seed, NaN for a run that diverged, whatever it measured."""
         return {**self.by_seed, **dict.fromkeys(self.diverged_seeds, math.nan)}
+
+    @property
+    def outcomes(self) -> Runs:
+        """The runs for a comparison (`cpdrun.stats.failures`)."""
+        return Runs(self.ended, self.failures, self.lengths, self.gave_up_seeds)
 
     @property
     def format(self) -> Any:
@@ -175,10 +189,10 @@ class Facet:
 
     @cached_property
     def chains(self) -> dict[str, list[Group]]:
-        """The reduced formats of which a run has a value or diverged, fewest bits first, by how they are scaled; plain
-        last."""
+        """Return the formats of which a run has ended, by how they are scaled (plain last), fewest bits first."""
         found: dict[str, list[Group]] = {}
-        chosen = [g for g in self.groups if not g.is_baseline and (g.values or g.diverged_seeds)]
+        have_ended = [g for g in self.groups if g.values or g.diverged_seeds or g.failures]
+        chosen = [group for group in have_ended if not group.is_baseline]
         for group in sorted(chosen, key=lambda group: (not group.aps, formats.order(group.format))):
             found.setdefault(group.strategy, []).append(group)
         return found

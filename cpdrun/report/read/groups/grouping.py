@@ -15,6 +15,7 @@ from cpdrun.report.read.axes.method import method_of
 from cpdrun.report.read.axes.words import hybrid, is_strategy
 from cpdrun.report.read.collect import CASE, CORE_AXES, FORMAT, SEED, identity, other_axes
 from cpdrun.report.read.groups.group import Facet, Group
+from cpdrun.stats.failures import Failure
 from cpdrun.stats.intervals import mean_interval
 
 # What the records say of a group's runs beside the metric, by the column of `collect`.
@@ -100,16 +101,28 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
     finished = [row for row in rows if row["run:state"] == State.DONE]
     done = {_seed(row): row for row in finished}
     ended = list(done.values())
+    diverged = {
+        seed for seed, row in done.items() if row["run:status"] == "diverged" or _not_finite(row, metric)
+    }
+    by_seed = {seed: row[metric] for seed, row in done.items() if math.isfinite(row[metric])}
+    failures = {_seed(row): row["run:failure"] for row in rows if row["run:failure"] is not None}
+    failures |= dict.fromkeys(done.keys() - by_seed.keys() - diverged, Failure.UNKNOWN)
     return Group(
         keys={name: rows[0][name] for name in names},
-        by_seed={seed: row[metric] for seed, row in done.items() if math.isfinite(row[metric])},
+        by_seed=by_seed,
         n_finished=len(ended),
         diverged=sum(row["run:status"] == "diverged" for row in ended),
         failed=sum(row["run:state"] == State.FAILED for row in rows),
         hybrid="" if formats.is_baseline(rows[0][FORMAT]) or not of.is_of_gradients else hybrid(rows[0]),
         figures={name: _mean(ended, column) for name, column in _FIGURES.items()},
         runs=[RunDir(Path(row["run:path"])) for row in ended],
-        diverged_seeds=frozenset(seed for seed, row in done.items() if row["run:status"] == "diverged"),
+        diverged_seeds=frozenset(diverged),
+        failures={seed: failure for seed, failure in failures.items() if seed not in by_seed},
+        lengths={seed: int(row["run:length"]) for seed, row in done.items() if _is_length(row["run:length"])},
+        fingerprints={
+            s: row["run:fingerprint"] for s, row in done.items() if isinstance(row["run:fingerprint"], str)
+        },
+        gave_up_seeds=frozenset(seed for seed, row in done.items() if row["run:status"] == "did not learn"),
         repeated=tuple(
             row["run:name"] for row in finished if _value(row, metric) != _value(done[_seed(row)], metric)
         ),
@@ -126,9 +139,13 @@ def _of_case(row: dict[str, Any]) -> formats.Choice | None:
     return None if case is None or case != case else choices.of_case(str(case), row)
 
 
-def hopeless(runs: pd.DataFrame) -> pd.DataFrame:
-    """Failed runs of which no other seed is done, running or still to come: they get a row without a value. Where runs
-    of a script are done, those that failed with other patterns for its metrics were a first try, and get none."""
+def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the failed runs that count: those of cells that have a finished run, and those of cells in which no other
+    run is running or still to come, which get a row without a value.
+
+    If runs of a script are done, those that failed with other patterns for its metrics were a first attempt and do not
+    count.
+    """
     readable = runs[runs["run:problem"].isna()]
     readable = readable.assign(**{key: readable.get(key) for key in CORE_AXES})
     keys = ["run:sweep", *CORE_AXES, *other_axes(readable)]
@@ -136,8 +153,9 @@ def hopeless(runs: pd.DataFrame) -> pd.DataFrame:
     def of(row: dict[str, Any]) -> tuple[str, ...]:
         return tuple(identity(row.get(key)) for key in keys)
 
-    failed = readable[readable["run:state"] == State.FAILED]
-    others = {of(row) for row in readable[readable["run:state"] != State.FAILED].to_dict("records")}
+    failed = readable[readable["run:failure"].notna()]
+    others = {of(row) for row in readable[readable["run:failure"].isna()].to_dict("records")}
+    finished_cells = {of(row) for row in readable[readable["run:state"] == State.DONE].to_dict("records")}
     patterns = [key for key in readable.columns if key.startswith("script.metric")]
 
     def read_by(row: dict[str, Any]) -> tuple[str, ...]:
@@ -145,7 +163,20 @@ def hopeless(runs: pd.DataFrame) -> pd.DataFrame:
 
     done = {read_by(row) for row in readable[readable["run:state"] == State.DONE].to_dict("records")}
     rows = failed.to_dict("records")
-    return failed[[of(row) not in others and (not done or read_by(row) in done) for row in rows]]
+    counts = [
+        of(row) in finished_cells or (row["run:state"] == State.FAILED and of(row) not in others)
+        for row in rows
+    ]
+    is_read_alike = [not done or read_by(row) in done for row in rows]
+    return failed[[a and b for a, b in zip(counts, is_read_alike, strict=True)]]
+
+
+def _not_finite(row: dict[str, Any], metric: str) -> bool:
+    return metric.removeprefix("metric:") in row["run:not_finite"]
+
+
+def _is_length(value: Any) -> bool:
+    return value is not None and value == value  # pandas may have NaN where a column has no value
 
 
 def _value(row: dict[str, Any], metric: str) -> tuple[Any, float | None]:

@@ -19,12 +19,12 @@ from cpdrun.report.read.axes.words import at_text, choice_text, plain
 from cpdrun.report.read.collect import CORE_AXES, SEED, config_keys, identity, other_axes, sweep_names
 from cpdrun.report.read.groups.group import Group
 from cpdrun.report.read.metric import Metric
+from cpdrun.stats.failures import GIVE_UP_AFTER
 from cpdrun.stats.tuning import choose
 
 USE = "run:use"  # column: what a run of a search that tunes serves for
 PAIRS, CHOOSES, NOT_CHOSEN = "compared", "chooses", "not chosen"
 CHOSEN = "chosen"  # in place of a tuned value
-FAILURES = 2  # of a cell, and no run of it that ended well: a search gives it up
 MOST_ARMS = 10_000  # of a sweep.yaml that anyone may have written
 
 Row = Mapping[str, Any]
@@ -193,15 +193,13 @@ def _given_up(rows: Sequence[Row], tune: Tune) -> set[tuple[str, ...]]:
     return {
         arm
         for arm, of_arm in states.items()
-        if of_arm.count(State.FAILED) >= FAILURES and State.DONE not in of_arm
+        if of_arm.count(State.FAILED) >= GIVE_UP_AFTER and State.DONE not in of_arm
     }
 
 
 def _value(row: Row, metric: Metric) -> float | None:
-    """NaN of a run that diverged, None of one that failed or does not have the metric."""
-    if row["run:state"] != State.DONE:
-        return None
-    if row.get("run:status") == "diverged":
+    """Return the metric of a run, NaN if it diverged or failed, None if it does not have the metric."""
+    if row["run:state"] != State.DONE or row.get("run:status") == "diverged":
         return math.nan
     value = row.get(f"metric:{metric.name}", math.nan)
     return value if math.isfinite(value) else None

@@ -3,13 +3,12 @@ layer, and the largest of each step. cpdrun.train.observe.seen.observation write
 it."""
 
 import json
-import zipfile
 from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from cpdrun.record import OBSERVED_LAYOUT, RunDir
+from cpdrun.record import OBSERVED_LAYOUT, RunDir, read_arrays
 
 ROLES = ("gradient", "weight", "activation", "output_gradient", "update")
 _COUNT = 0  # the column of a row that counts elements
@@ -33,19 +32,19 @@ class Observed:
 
 
 def read_observed(run: RunDir) -> Observed | None:
-    """None where the run was not observed, or its file is of another layout or damaged."""
+    """Return what a run observed, or None if it was not observed or its file is damaged or of another layout."""
     try:
-        with np.load(run.observed, allow_pickle=False) as file:
-            said = json.loads(file["about"].tobytes())
-            if said["layout"] != OBSERVED_LAYOUT:
-                return None
-            steps = {entry[0] for entries in said["seen"].values() for entry in entries}
-            found = Observed(int(said["about"]["world_size"]), len(steps))
-            for role in (role for role in ROLES if role in said["seen"]):
-                binades, counts = file[f"{role}.binades"], file[f"{role}.rows"][:, _COUNT]
-                _take(found, role, said["layers"][role], said["seen"][role], binades, counts)
-            return found
-    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):
+        arrays = read_arrays(run.observed)
+        said = json.loads(arrays["about"].tobytes())
+        if said["layout"] != OBSERVED_LAYOUT:
+            return None
+        steps = {entry[0] for entries in said["seen"].values() for entry in entries}
+        found = Observed(int(said["about"]["world_size"]), len(steps))
+        for role in (role for role in ROLES if role in said["seen"]):
+            binades, counts = arrays[f"{role}.binades"], arrays[f"{role}.rows"][:, _COUNT]
+            _take(found, role, said["layers"][role], said["seen"][role], binades, counts)
+        return found
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None
 
 

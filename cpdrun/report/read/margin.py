@@ -1,0 +1,195 @@
+"""The margin: how much worse than the baseline is still good enough, and where that number comes from.
+
+A margin is a number in the metric's unit (points for shares), or a percentage. A percentage refers to the baseline's
+final value or to its improvement over the untrained model, whichever is smaller. The smaller of the two is safe for
+both kinds of metrics that would otherwise mislead: losses with a large constant part, and perplexities or squared
+errors that start thousands of times above their final value.
+
+The untrained model's value is that of a guess if the record says how many classes there are, and the first logged value
+otherwise.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from decimal import ROUND_FLOOR, Decimal
+
+from cpdrun.config.margin import Typed
+from cpdrun.record import RunDir
+from cpdrun.report.read.metric import Metric
+from cpdrun.report.read.runs.learnt import guess
+
+DEFAULT = "2%"  # of metrics that are not shares
+DEFAULT_POINTS = 0.5  # of shares
+LARGEST_SHARE = 0.5  # of the baseline's improvement; with more, a format that hardly learned may pass
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where training took the metric in one run of the baseline, in the metric's own unit.
+
+    Attributes:
+        final: The value that the run is judged by.
+        untrained: The value of the untrained model; NaN if unknown.
+        source: What `untrained` is: "a guess" or "the first logged value".
+    """
+
+    final: float
+    untrained: float = math.nan
+    source: str = ""
+
+    def improvement(self, metric: Metric) -> float:
+        """Return how much better the final value is than the untrained model's; NaN if unknown."""
+        return (self.final - self.untrained) * (1 if metric.higher_is_better else -1)
+
+
+def course_of(run: RunDir, metric: Metric, final: float, classes: float) -> Course:
+    """Read where a run started. `classes`: the number of classes, NaN if unknown."""
+    by_chance = guess(metric, classes)
+    if math.isfinite(by_chance):
+        return Course(final, by_chance, "a guess")
+    first = math.nan
+    try:
+        for row in run.logged():
+            value = row.metrics.get(metric.name)
+            if value is None or not math.isfinite(value):
+                continue
+            if math.isfinite(first):  # a single value would be the final one
+                return Course(final, first, "the first logged value")
+            first = value
+    except (OSError, RecursionError):  # no file, a folder in its place, or no right to read it
+        pass
+    return Course(final)
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The margin of a question; by default one that is not known.
+
+    Attributes:
+        shown: The margin in the unit in which the metric is shown. NaN while it is not known, and if `problem` says why
+            nothing may be certified: every comparison with NaN is false.
+        origin: Where it comes from, for parentheses behind the number: "typed", "2 % of fp32's 0.0105, the default".
+        problem: Why there is no valid margin, and what to type; None if there is one.
+    """
+
+    shown: float = math.nan
+    origin: str = ""
+    problem: str | None = None
+
+    def describe(self, metric: Metric) -> str:
+        """Return, for example, `0.5 points (the default for shares)`, or only the origin while the value is unknown."""
+        if math.isnan(self.shown):
+            return self.origin
+        return f"{metric.show_tolerance(self.shown)} ({self.origin})"
+
+
+def choose_margin(
+    asked: Typed | None, asked_by: str, metric: Metric, courses: Sequence[Course], baseline: str
+) -> Margin:
+    """Return the margin that holds for all baselines. A relative margin is that of the baseline with the smallest.
+
+    Args:
+        asked: What was typed or is in a file; None for the default.
+        asked_by: Who asked, such as "typed" or "the experiment's".
+        metric: The metric that is compared.
+        courses: One run of each baseline; empty while none has ended.
+        baseline: The name of the baseline, for messages.
+    """
+    is_default = asked is None
+    if asked is None:
+        asked = DEFAULT_POINTS if metric.is_fraction else DEFAULT
+        asked_by = "the default for shares" if metric.is_fraction else "the default"
+    if not courses:
+        return _before_a_run(asked, asked_by, baseline)
+    found = [_margin(asked, asked_by, is_default, metric, course, baseline) for course in courses]
+    with_problem = (margin for margin in found if margin.problem)
+    return next(with_problem, min(found, key=lambda margin: margin.shown))
+
+
+def with_digits(metric: Metric, margin: Margin, courses: Sequence[Course]) -> Metric:
+    """Return the metric with enough digits to show a difference as large as the margin.
+
+    Without a margin, differences of 2 % of the baseline's value are shown.
+    """
+    values = [abs(course.final) * metric.scale for course in courses if course.final]
+    unknown = math.isnan(margin.shown)
+    return replace(metric, show_down_to=0.02 * min(values, default=math.nan) if unknown else margin.shown)
+
+
+def _before_a_run(asked: Typed, asked_by: str, baseline: str) -> Margin:
+    if not isinstance(asked, str):
+        return Margin(asked, asked_by)
+    what = f"of {baseline}'s final value or of its improvement, whichever is smaller"
+    return Margin(math.nan, f"{_percent(asked)} {what} ({asked_by}; known when its first run has ended)")
+
+
+def _margin(
+    asked: Typed, asked_by: str, is_default: bool, metric: Metric, course: Course, baseline: str
+) -> Margin:
+    name, final = metric.name, _short(course.final * metric.scale)
+    path = f"{_short(course.untrained * metric.scale)} ({course.source}) to {final}"
+    improvement = course.improvement(metric)
+    if metric.is_fraction and course.source != "a guess":
+        improvement = math.nan  # points are a known unit, and a first epoch may learn nearly everything
+    if isinstance(asked, str):
+        if metric.is_fraction:
+            return _no_margin(f"{name} is a share, and {asked} of it could mean two things: type points")
+        if is_default and math.isnan(improvement):
+            return _no_margin(
+                f"nobody typed a margin, and {name} was logged only once, so that {baseline}'s improvement is unknown "
+                f"and there is no default. Type how much worse than {baseline}'s {final} is still good enough, in the "
+                f"unit of {name}: search.tolerance=NUMBER, or --tol NUMBER for a report"
+            )
+        whole = min(abs(course.final), math.inf if math.isnan(improvement) else improvement)
+        shown = _floor(float(asked.removesuffix("%")) / 100 * whole)
+        of = f"improvement from {path}" if whole == improvement else f"final value {final}"
+        origin = f"{_percent(asked)} of {baseline}'s {of}, {asked_by}"
+    else:
+        shown, origin = asked, asked_by
+    if improvement <= 0:
+        return _no_margin(
+            f"{baseline} itself did not improve: its {name} went from {path}{_hint(course, name)}"
+        )
+    if math.isnan(improvement) and not metric.is_fraction and shown > LARGEST_SHARE * abs(course.final):
+        return _no_margin(
+            f"the margin {metric.show_tolerance(shown)} is more than half of {baseline}'s own {name}, {final}, and "
+            f"{name} was logged only once, so that nothing tells how much {baseline} learned. Type a smaller margin, "
+            f"in the unit of {name} or as a percentage such as 2%, or let the script log {name} once before it trains"
+        )
+    if shown / metric.scale > LARGEST_SHARE * improvement:
+        return _no_margin(
+            f"the margin {metric.show_tolerance(shown)} is more than half of {baseline}'s own improvement, and a "
+            f"format that hardly learned would pass: {name} went from {path}. Type a smaller margin, in the unit of "
+            f"{name} or as a percentage such as 2%{_hint(course, name)}"
+        )
+    if not shown > 0:
+        return _no_margin(f"{asked} of {baseline}'s {name} {final} is 0: type a number in the unit of {name}")
+    return Margin(shown, origin)
+
+
+def _no_margin(problem: str) -> Margin:
+    return Margin(math.nan, "no valid margin", problem)
+
+
+def _hint(course: Course, name: str) -> str:
+    """Say what to do if the first logged value is that of a model that had learned already."""
+    if course.source == "a guess":
+        return ""
+    return f". If the model had learned much by then, let the script log {name} once before it trains"
+
+
+def _percent(typed: str) -> str:
+    return typed.replace("%", " %")
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _floor(value: float) -> float:
+    """Round down to three digits, so that the margin that is shown is the one that is used."""
+    if not (value > 0 and math.isfinite(value)):
+        return value
+    exact = Decimal(repr(value))
+    return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() - 2), rounding=ROUND_FLOOR))

@@ -1,0 +1,35 @@
+"""Cells whose runs are equal bit for bit: their differences are zero by construction and say nothing about noise."""
+
+from collections.abc import Mapping
+from typing import Any
+
+FEWEST_SEEDS = 2  # a single equal run may be chance
+
+
+def are_identical(ours: Mapping[Any, str], theirs: Mapping[Any, str]) -> bool:
+    """Return whether the runs of two cells, given as fingerprints by seed, are equal for every seed that both have."""
+    shared = ours.keys() & theirs.keys()
+    return len(shared) >= FEWEST_SEEDS and all(ours[seed] == theirs[seed] for seed in shared)
+
+
+def identical_groups(cells: Mapping[str, Mapping[Any, str]]) -> list[list[str]]:
+    """Return the names of the cells that are identical to each other, in groups of two and more."""
+    groups: list[list[str]] = []
+    for name, fingerprints in cells.items():
+        same = next((group for group in groups if are_identical(cells[group[0]], fingerprints)), None)
+        if same is None:
+            groups.append([name])
+        else:
+            same.append(name)
+    return [group for group in groups if len(group) > 1]
+
+
+def describe_identical(cells: Mapping[str, Mapping[Any, str]]) -> list[str]:
+    """Return a sentence for each group of identical cells."""
+    sentences = []
+    for *names, last in identical_groups(cells):
+        listed = f"{', '.join(names)} and {last}"
+        sentences.append(
+            f"{listed} are identical: equal bit for bit in every seed, which is no evidence of equality."
+        )
+    return sentences
