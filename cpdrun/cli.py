@@ -10,11 +10,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
+from cpdrun import script_line
 from cpdrun.arguments import Parser, Version, with_words_after_options
 from cpdrun.errors import INTERRUPTED, USAGE, MistypedError, UserError
+from cpdrun.process_tree import own_age_s
 from cpdrun.shell.telling import Telling, print_document
 from cpdrun.shell.visible import visible_line
 
@@ -42,8 +45,11 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     typed = sys.argv[1:] if argv is None else list(argv)
+    # whatever is typed in another shell from here on means this command: see `cpdrun.commands.launching`
+    began = time.monotonic() - (own_age_s() if argv is None else 0.0)
     try:
         arguments = read(typed)
+        arguments.began = began
     except MistypedError as error:
         print(f"{error.usage}error: {visible_line(error.lines[0])}", file=sys.stderr)
         if "--json" in typed:
@@ -76,8 +82,8 @@ def tell(error: UserError) -> None:
 
 
 def read(typed: Sequence[str]) -> argparse.Namespace:
-    """What was typed, with the `run` of its command. Raises MistypedError for what cannot be read."""
-    parser, _ = _parser()
+    """Return what was typed, with the `run` of its command. Raises MistypedError for what cannot be read."""
+    parser, commands = _parser()
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
@@ -89,6 +95,8 @@ def read(typed: Sequence[str]) -> argparse.Namespace:
 
         near = did_you_mean(typed[0], COMMANDS)
         parser.error(f"no command {typed[0]!r}{near}; there are: {', '.join(COMMANDS)}")
+    if typed[0] in script_line.COMMANDS:
+        typed = script_line.with_settings(typed, commands[typed[0]]._option_string_actions)
     return with_words_after_options(parser, *parser.parse_known_args(typed))
 
 

@@ -265,7 +265,10 @@ def test_words_may_follow_options(cpdrun):
         (("results_dir=/dev/null/here",), "/dev/null/here"),
         (("model._target_=no.such.Net",), "no.such.Net"),
         (("exp=broken", "--config-dir", "conf"), "broken.yaml, line 2"),
-        (("exp=resnet50_bits",), "data.data_dir=PATH. Without it: exp=resnet50_bits_small needs "),
+        (
+            ("exp=resnet50_bits", "device=auto"),
+            "data.data_dir=PATH. Without it: exp=resnet50_bits_small needs ",
+        ),
         (("--config-dir", "nowhere"), "nowhere is not a folder"),
         (("--jobs", "0"), "must be a whole number"),
         (("exp=digits_bits", "sync.error_feedback=no"), "sync.error_feedback=no: must be true or false"),
@@ -318,14 +321,13 @@ def test_a_mistyped_command_is_told_the_nearest(cpdrun):
     assert "cpdrun --help says what each does" in cpdrun().stderr
 
 
-def test_a_script_that_may_log_nothing_is_said_before_it_runs(cpdrun, tmp_path):
+def test_a_dry_run_says_where_the_metric_of_a_script_is_looked_for(cpdrun, tmp_path):
     (tmp_path / "train.py").write_text("print('val loss 0.5')\n")
-    typed = ["sweep", "script=train.py", "format=e4m3", "--dry-run"]
-    said = "the script does not name cpdrun, so that nothing may be logged: say how it prints a metric"
-    assert said in cpdrun(*typed).stdout
-    assert said not in cpdrun(*typed, "script.metrics.val_loss=val loss ([0-9.]+)").stdout
-    (tmp_path / "train.py").write_text("import cpdrun\n")
-    assert said not in cpdrun(*typed).stdout
+    typed = ["sweep", "train.py", "format=e4m3", "--dry-run"]
+    printed = "printed pairs such as val_loss=0.4"
+    assert printed in cpdrun(*typed).stdout
+    said = cpdrun(*typed, "script.metrics.val_loss=val loss ([0-9.]+)").stdout
+    assert printed not in said and "val_loss by 'val loss ([0-9.]+)'" in said
 
 
 def test_a_mistake_that_ends_in_a_question_keeps_its_mark(capsys):

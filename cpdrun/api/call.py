@@ -1,6 +1,7 @@
 """A command called from Python: typed, run in this process, its document handed back."""
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,9 @@ from cpdrun.shell.terminal import Notebook, is_notebook
 
 def call(command: str, words: Sequence[str], keywords: Mapping[str, Any], *, quiet: bool) -> Answer:
     """Raises UserError where the command would print an error, and Stopped where it was stopped."""
-    parser = parsers()[command]
+    began, parser = time.monotonic(), parsers()[command]
     arguments = read([command, *typed(parser, words, keywords)])
+    arguments.began = began
     nowhere = Console(quiet=True, force_jupyter=False)
     telling = Telling(command, as_json=True, words=nowhere, progress=nowhere if quiet else _progress())
     arguments.telling = telling

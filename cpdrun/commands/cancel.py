@@ -3,7 +3,7 @@
 import argparse
 
 from cpdrun.arguments import add_json, add_names
-from cpdrun.errors import OK
+from cpdrun.errors import OK, UserError
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -21,11 +21,14 @@ def run(arguments: argparse.Namespace) -> int:
     found: dict[str, list] = {"sweeps": [], "runs": []}
     telling.tell(found)
     sweeps, runs = find_sweeps_or_runs(arguments.names)
+    if not sweeps and not runs:
+        raise UserError("name the sweep or the run to stop: cpdrun cancel NAME; cpdrun status lists them")
     for sweep in sweeps:
         asked, waiting = cancel_sweep(sweep)
         found["sweeps"].append({"sweep": str(sweep.path), "asked": asked, "withdrawn": waiting})
         queue = f", {waiting} taken out of the queue" if waiting else ""
-        telling.say(f"{sweep.name}: {asked} running runs asked to save and stop{queue}")
+        starting = "" if asked or waiting else "; a command that is still starting its runs stops too"
+        telling.say(f"{sweep.name}: {asked} running runs asked to save and stop{queue}{starting}")
     for run in runs:
         was_asked = cancel_run(run)
         found["runs"].append({"run": run.name, "asked": was_asked})

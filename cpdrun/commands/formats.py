@@ -169,8 +169,11 @@ def _show(telling: "Telling", fmt: "NumberFormat", values: Sequence[float]) -> N
 
 
 def _rows(known: "Facts", used: Sequence[str]) -> Iterator[tuple[str, str]]:
+    from custom_fp.formats.synonyms import naming_notes
+
     scales = known["scales"]
     yield "format", f"{known['name']} ({known['kind']}, defined in {known['defined_in']})"
+    yield "note", " ".join(naming_notes([known["name"]]))
     yield "also called", ", ".join(known["synonyms"])
     yield "elsewhere", ", ".join(known["elsewhere"])
     yield "bits", _bits(known)

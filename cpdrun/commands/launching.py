@@ -1,6 +1,7 @@
-"""What the commands that train runs have in common: options, and the look at runs before they start."""
+"""What the commands that train runs have in common: their options, and checks before anything starts."""
 
 import argparse
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpdrun.launch import LaunchOptions, Session
-    from cpdrun.record import SweepDir
+    from cpdrun.record import RunDir, SweepDir
     from cpdrun.shell.telling import Telling
 
 
@@ -23,6 +24,8 @@ def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
         parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
     parser.add_argument("--jobs", type=positive, metavar="N", help="processes at once (default: all cores)")
     parser.add_argument("--jobs-per-gpu", type=positive, metavar="K", help="processes that share a GPU")
+    go_on = "start all runs of a script, although its first one failed at once or logged no metric"
+    parser.add_argument("--keep-going", action="store_true", help=go_on)
     parser.add_argument("--retries", type=count, default=0, metavar="R", help="tries again after a failure")
 
 
@@ -39,6 +42,50 @@ def words_of(arguments: argparse.Namespace) -> list[str]:
     return [*arguments.overrides, *([f"launcher={arguments.launcher}"] if arguments.launcher else [])]
 
 
+def read_metrics_again(runs: "Sequence[tuple[RunDir, Mapping[str, Any]]]", *, dry_run: bool) -> list[str]:
+    """Read the stored output of scripts again where the settings of their metrics have changed since they ran.
+
+    Args:
+        runs: The planned runs with their configs.
+        dry_run: Only say how many runs that would be.
+
+    Returns:
+        Lines for the user.
+    """
+    from cpdrun.config.script import is_script
+
+    if not runs or not is_script(runs[0][1]):
+        return []
+    from cpdrun.script_metrics.output import has_other_settings, read_again
+    from cpdrun.script_metrics.result import NoResultError
+
+    runs = [(run, config) for run, config in runs if has_other_settings(run, config)]
+    if not runs or dry_run:
+        return [f"{len(runs)} runs have ended; their metrics would be read again"] if runs else []
+    missing = []
+    for run, config in runs:
+        try:
+            read_again(run, config)
+        except NoResultError as error:
+            missing.append(str(error))
+    done = len(runs) - len(missing)
+    lines = (
+        [f"{done} run{'' if done == 1 else 's'} done; metrics read again, nothing to train"] if done else []
+    )
+    return lines + ([f"{len(missing)} runs keep their former metrics: {missing[0]}"] if missing else [])
+
+
+def cancelled_before(sweep: "SweepDir", arguments: argparse.Namespace) -> int | None:
+    """Return what `cancellation` said of `sweep` when the command was typed.
+
+    A command takes seconds to start. A cancellation in that time is one of this command, also if it came before the
+    command knew its folder.
+    """
+    from cpdrun.record import cancellation_before
+
+    return cancellation_before(sweep, time.monotonic() - arguments.began)
+
+
 def may_start(
     session: "Session",
     sweep: "SweepDir",
@@ -48,11 +95,14 @@ def may_start(
     config_dir: "Path | None",
     telling: "Telling",
 ) -> bool:
-    """Whether runs of these configs may start; what their users should know is said. False where `sweep` was cancelled
-    meanwhile. Raises UserError for what keeps them from being trained."""
-    from cpdrun.record import cancellation
+    """Return whether runs of these configs may start, and print what users should know about them.
+
+    The answer is no if `sweep` was cancelled meanwhile. Raises UserError for what keeps the runs from being trained.
+    """
     from cpdrun.sweep.needs import missing_folders, twin
 
+    if _was_cancelled(sweep, cancelled_before, telling):
+        return False
     with before_a_start():
         problems, notes = session.preflight(configs, options)
         if problems:
@@ -61,7 +111,13 @@ def may_start(
             raise UserError(*problems)
     for note in notes:
         telling.note(note)
-    if cancellation(sweep) != cancelled_before:
+    return not _was_cancelled(sweep, cancelled_before, telling)
+
+
+def _was_cancelled(sweep: "SweepDir", cancelled_before: int | None, telling: "Telling") -> bool:
+    from cpdrun.record import cancellation
+
+    was_cancelled = cancellation(sweep) != cancelled_before
+    if was_cancelled:
         telling.say("Cancelled from another shell. Nothing was started.")
-        return False
-    return True
+    return was_cancelled

@@ -2,16 +2,10 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import add_json, add_names, count
 from cpdrun.errors import OK, UserError
 from cpdrun.shell.visible import visible_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cpdrun.record import RunDir
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -31,8 +25,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.follow and telling.as_json:
         raise UserError("--json is one document; --follow goes on: type one of the two")
     if telling.as_json:
-        found = [(run, log_of(run, arguments.rank)) for run in find_runs(arguments.names)]
-        telling.tell({"runs": [_facts(run, log) for run, log in found]})
+        telling.tell(
+            {
+                "runs": [
+                    {
+                        "run": run.name,
+                        "log": str(log_of(run, arguments.rank)),
+                        "lines": [line.rstrip("\r\n") for line in lines(run, arguments.rank)],
+                    }
+                    for run in find_runs(arguments.names)
+                ]
+            }
+        )
         return OK
     try:
         for run in find_runs(arguments.names):
@@ -41,8 +45,3 @@ def run(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:  # `cpdrun logs RUN | head`
         sys.stderr.close()
     return OK
-
-
-def _facts(run: "RunDir", log: "Path") -> dict[str, Any]:
-    text = log.read_text(encoding="utf-8", errors="replace")
-    return {"run": run.name, "log": str(log), "lines": text.splitlines()}

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from cpdrun.arguments import add_json, add_overrides, positive
-from cpdrun.commands.launching import add_options, may_start, options_of
+from cpdrun.commands.launching import add_options, cancelled_before, may_start, options_of
 from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, writing
 
 if TYPE_CHECKING:
@@ -174,7 +174,6 @@ def _train(
 ) -> int:
     """Train the observed runs, those that a sweep can use in its folder and list. The exit code."""
     from cpdrun.launch import Display, Job, axes_of, print_summary
-    from cpdrun.record import cancellation
     from cpdrun.sweep import write_manifest
 
     telling, config_dir = arguments.telling, arguments.config_dir
@@ -182,8 +181,8 @@ def _train(
     code = OK
     for directory in dict.fromkeys(each.sweep for each in missing):
         here = [each for each in missing if each.sweep == directory]
-        cancelled_before = cancellation(directory)
-        if not may_start(session, directory, configs, options, cancelled_before, config_dir, telling):
+        before = cancelled_before(directory, arguments)
+        if not may_start(session, directory, configs, options, before, config_dir, telling):
             return INTERRUPTED
         if directory == question.directory:
             with writing(directory.path):
@@ -193,9 +192,7 @@ def _train(
             telling.progress, axes_of(question.directory) if directory.manifest.exists() else ()
         )
         with writing(directory.path):
-            summary = session.launch(
-                directory, jobs, configs[0]["launcher"], options, display, cancelled_before
-            )
+            summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, before)
         print_summary(telling.progress, summary)
         code = max(code, summary.exit_code)
     if code == OK and (lost := [each for each in missing if not each.is_there]):

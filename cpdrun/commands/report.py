@@ -22,8 +22,11 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     report.add_argument("--format", type=several, default=["md", "csv", "html"], metavar="F,F", help=FORMATS)
     level = "confidence level, per cent (default: what a search asked, or 95)"
     report.add_argument("--ci", type=float, help=level)
-    equal = "points below fp32 that still count as equal (default: what a search asked, or 0.5)"
-    report.add_argument("--tol", type=float, metavar="T", help=equal)
+    margin = (
+        "the margin: how much worse than fp32 is still good enough, in the metric's unit (points for shares), or a "
+        "percentage of fp32's value or improvement such as 2%% (default: what a search asked, or 0.5 points, or 2%%)"
+    )
+    report.add_argument("--tol", metavar="T", help=margin)
     against = (
         "compare with these runs: format=bf16, or along another axis of bits: precision.activations=fp32"
     )

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import add_json, add_overrides
-from cpdrun.commands.launching import add_options, may_start, options_of, words_of
+from cpdrun.commands.launching import add_options, cancelled_before, may_start, options_of, words_of
 from cpdrun.errors import FAILED, INTERRUPTED, OK, before_a_start, writing
 
 if TYPE_CHECKING:
@@ -102,17 +102,16 @@ def _launch(
     arguments: argparse.Namespace,
 ) -> int:
     from cpdrun.launch import Display, Job, axes_of, print_summary
-    from cpdrun.record import cancellation
     from cpdrun.screen.certify import write_rows
     from cpdrun.sweep import write_manifest
 
     directory, telling = question.directory, arguments.telling
     if not to_run:
         return OK
-    cancelled_before = cancellation(directory)
+    before = cancelled_before(directory, arguments)
     configs = [run.config for run in to_run] + question.later_configs()
 
-    if not may_start(session, directory, configs, options, cancelled_before, arguments.config_dir, telling):
+    if not may_start(session, directory, configs, options, before, arguments.config_dir, telling):
         return INTERRUPTED
     with before_a_start(), writing(directory.path):
         write_manifest(question.plan)
@@ -120,7 +119,7 @@ def _launch(
     jobs = [Job(directory.run(run.name), run.config, run.overrides) for run in to_run]
     display = Display(telling.progress, axes_of(directory))
     with writing(directory.path):  # a full disk, as a rule
-        summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, cancelled_before)
+        summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, before)
     print_summary(telling.progress, summary)
     return INTERRUPTED if summary.interrupted else summary.exit_code
 

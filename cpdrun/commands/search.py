@@ -4,7 +4,14 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import add_json, add_overrides
-from cpdrun.commands.launching import add_options, may_start, options_of, words_of
+from cpdrun.commands.launching import (
+    add_options,
+    cancelled_before,
+    may_start,
+    options_of,
+    read_metrics_again,
+    words_of,
+)
 from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, writing
 
 if TYPE_CHECKING:
@@ -19,7 +26,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "search",
         help="the smallest format that trains as well as the baseline, certified",
         description="Draw seeds of an experiment's formats, and of the baseline, where they settle most, until each "
-        "format in question is certified to be within the tolerance, or refuted. It may be stopped, looked at and "
+        "format in question is certified to be within the margin, or refuted. It may be stopped, looked at and "
         "gone on with at any time: the confidence holds.",
         epilog="Example: cpdrun search exp=digits_bits search.tolerance=1",
     )
@@ -43,9 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
+    from cpdrun.launch import Job
+    from cpdrun.launch.executors import advice
     from cpdrun.search.drive import Driver
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
+    from cpdrun.search.settings import MARGIN_KEY
     from cpdrun.search.tuned_words import asked
     from cpdrun.sweep import listed, write_question
 
@@ -58,7 +68,16 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         words = [*words_of(arguments), *budget]
         question = ask(words, arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
+        planned = [run for cell in question.cells.values() for run in cell.values()]
+        runs = [(question.directory.run(run.name), run.config) for run in planned]
+        for line in read_metrics_again(runs, dry_run=arguments.dry_run):
+            arguments.telling.say(line)
         results = Results(question)
+        if results.margin.problem:
+            raise UserError(f"{MARGIN_KEY}: {results.margin.problem}")
+    jobs = [Job(question.directory.run(run.name), run.config, run.overrides) for run in planned]
+    for line in advice(jobs[0].config["launcher"], question.directory, jobs, options):
+        arguments.telling.note(line)
     console = arguments.telling.console
     code, forecast, summaries = OK, list[Any](), list[Any]()
     _say_what_is_asked(console, results)
@@ -69,6 +88,8 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         forecast, code = _dry_run(console, results, options), OK
     elif Driver(results).asks(1, ahead=False):
         code, summaries = _launch(session, results, options, arguments)
+        if code == OK and results.margin.problem:
+            code = FAILED
     _say_what_was_found(results, arguments, code, forecast, summaries)
     return code
 
@@ -85,6 +106,14 @@ def _say_what_is_asked(console: "Console", results: "Results") -> None:
         f"confidence{budget}? {candidates_text(question)}; {plan_text(results)}{runs_text(results)} here before",
         soft_wrap=True,
     )
+    console.print(f"Margin: {results.margin.describe(results.metric)}.", soft_wrap=True, markup=False)
+    if results.hypotheses != question.family:
+        console.print(
+            f"this sweep was asked about {results.hypotheses.chains} chains before, which go on sharing the error"
+            if results.hypotheses.chains > question.family.chains
+            else "this sweep was asked about more formats before, which go on sharing the error",
+            soft_wrap=True,
+        )
     for line in question.axis.said:
         console.print(line, soft_wrap=True, markup=False)
 
@@ -140,11 +169,15 @@ def _report(arguments: argparse.Namespace, code: int, results: "Results") -> str
 
 
 def _dry_run(console: "Console", results: "Results", options: "LaunchOptions") -> list[str]:
+    from custom_fp.formats.synonyms import naming_notes
+
+    from cpdrun.config.keys import flatten
     from cpdrun.search.drive import at_once
     from cpdrun.search.forecast import forecast
 
-    launcher = next(iter(results.question.cells.values()))[0].config["launcher"]
-    lines = list(forecast(results, at_once(results, launcher, options)))
+    configs = [cell[0].config for cell in results.question.cells.values()]
+    lines = list(forecast(results, at_once(results, configs[0]["launcher"], options)))
+    lines += naming_notes(value for config in configs for _, value in flatten(config))
     for line in lines:
         console.print(line, soft_wrap=True)
     return lines
@@ -158,17 +191,16 @@ def _launch(
 ) -> "tuple[int, list[Summary]]":
     """Look whether the cells can be trained, then search: the exit code, and how each round went."""
     from cpdrun.launch import axes_of, print_summary
-    from cpdrun.record import cancellation
     from cpdrun.search.drive import SearchDisplay, search
 
     question, telling, config_dir = results.question, arguments.telling, arguments.config_dir
     configs = [cell[0].config for cell in question.cells.values()]
-    cancelled_before = cancellation(question.directory)
-    if not may_start(session, question.directory, configs, options, cancelled_before, config_dir, telling):
+    before = cancelled_before(question.directory, arguments)
+    if not may_start(session, question.directory, configs, options, before, config_dir, telling):
         return INTERRUPTED, []
     display = SearchDisplay(telling.progress, axes_of(question.directory), results)
     with writing(question.directory.path):  # a full disk, as a rule
-        summaries = search(session, results, configs[0]["launcher"], options, display, cancelled_before)
+        summaries = search(session, results, configs[0]["launcher"], options, display, before)
     for summary in summaries:
         print_summary(telling.progress, summary)
     return max((summary.exit_code for summary in summaries), default=FAILED), summaries

@@ -4,7 +4,14 @@ import argparse
 from typing import TYPE_CHECKING
 
 from cpdrun.arguments import add_json, add_overrides
-from cpdrun.commands.launching import add_options, may_start, options_of, words_of
+from cpdrun.commands.launching import (
+    add_options,
+    cancelled_before,
+    may_start,
+    options_of,
+    read_metrics_again,
+    words_of,
+)
 from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, writing
 
 if TYPE_CHECKING:
@@ -68,6 +75,9 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
         sweep = plan(words, arguments.config_dir, imports=imports, on_many=say_how_many)
         listed(sweep.directory)
 
+    runs = [(sweep.directory.run(run.name), run.config) for run in sweep.runs]
+    for line in read_metrics_again(runs, dry_run=arguments.dry_run):
+        telling.say(line)
     found = standing(sweep)
     not_done = set(State) - {State.DONE}
     wanted = {"failed": {State.FAILED}, "all": set(State), "changed": not_done, None: not_done}
@@ -118,18 +128,17 @@ def _launch(
     cancelled before it began."""
     from cpdrun.config.script import is_script
     from cpdrun.launch import Display, Job, axes_of, print_summary
-    from cpdrun.record import cancellation, forget
+    from cpdrun.launch.first_run import FirstRun
+    from cpdrun.record import forget
     from cpdrun.report.read.collect import collect
     from cpdrun.report.read.runs.ignored import ignored
     from cpdrun.sweep import write_manifest
 
     telling = arguments.telling
-    cancelled_before = cancellation(sweep.directory)
+    before = cancelled_before(sweep.directory, arguments)
     jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
     configs = [run.config for run in to_run]
-    if not may_start(
-        session, sweep.directory, configs, options, cancelled_before, arguments.config_dir, telling
-    ):
+    if not may_start(session, sweep.directory, configs, options, before, arguments.config_dir, telling):
         return None
     with before_a_start(), writing(sweep.directory.path):
         write_manifest(sweep)
@@ -138,8 +147,11 @@ def _launch(
                 forget(job.run)
     launcher = to_run[0].config["launcher"]
     display = Display(telling.progress, axes_of(sweep.directory))
-    with writing(sweep.directory.path):  # a full disk, as a rule
-        summary = session.launch(sweep.directory, jobs, launcher, options, display, cancelled_before)
+    first = FirstRun(jobs, options, display.say)
+    with writing(sweep.directory.path):  # usually because the disk is full
+        summary = session.launch(
+            sweep.directory, first.jobs, launcher, options, display, before, more=first.more
+        )
     print_summary(telling.progress, summary)
     if options.wait and is_script(configs[0]):
         for line in ignored(collect([sweep.directory])):
@@ -152,15 +164,21 @@ def _launch(
 def _notes(
     sweep: "Plan", found: "Standing", to_run: "list[PlannedRun]", options: "LaunchOptions"
 ) -> list[str]:
-    """What a user should know before anything starts."""
-    from cpdrun.launch.executors import own_class
+    """Return what a user should know before anything starts."""
+    from cpdrun.config.script import seed_note
+    from cpdrun.launch import Job
+    from cpdrun.launch.executors import advice, own_class
     from cpdrun.sweep.idle import idle_settings
 
     executor = own_class(to_run[0].config["launcher"]) if to_run else None
     of_launcher = [] if executor is None else executor.idle(options)
+    jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
+    if jobs:
+        of_launcher += advice(jobs[0].config["launcher"], sweep.directory, jobs, options)
     here = executor is not None and executor.here
     idle = idle_settings(sweep.given, [run.config for run in sweep.runs])
-    return [*found.notes(here=here), *sweep.left_out, *idle, *of_launcher]
+    seeds = seed_note(sweep.runs[0].config, sweep.typed)
+    return [*found.notes(here=here), *sweep.left_out, *seeds, *idle, *of_launcher]
 
 
 def _which_experiment(config_dir: "Path | None") -> str:

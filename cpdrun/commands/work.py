@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import add_json, complete_by
-from cpdrun.commands.launching import add_options, may_start, options_of
+from cpdrun.commands.launching import add_options, cancelled_before, may_start, options_of
 from cpdrun.errors import FAILED, INTERRUPTED, OK
 
 if TYPE_CHECKING:
@@ -55,18 +55,17 @@ def _work(
     """Take what is left of one sweep: the exit code, and how it went, if there was anything to do."""
     from cpdrun.launch import Display, axes_of, print_summary
     from cpdrun.launch.pull import Pool
-    from cpdrun.record import cancellation
 
     options, telling = options_of(arguments), arguments.telling
-    cancelled_before = cancellation(sweep)
+    before = cancelled_before(sweep, arguments)
     pool = Pool(sweep, failed=arguments.rerun == "failed")
     code, summary = OK, None
     if jobs := pool.take():
         configs = [{**job.config, "launcher": launcher} for job in jobs]
-        if not may_start(session, sweep, configs, options, cancelled_before, None, telling):
+        if not may_start(session, sweep, configs, options, before, None, telling):
             return INTERRUPTED, None
         display = Display(telling.progress, axes_of(sweep))
-        summary = session.launch(sweep, jobs, launcher, options, display, cancelled_before, more=pool.take)
+        summary = session.launch(sweep, jobs, launcher, options, display, before, more=pool.take)
         print_summary(telling.progress, summary)
         code = summary.exit_code
     else:

@@ -239,6 +239,8 @@ class Composer:
             mark = error.context_mark or error.problem_mark
             where = f"{mark.name}, line {mark.line + 1}" if mark else "a yaml file"
             raise ConfigError(f"{where}: {error.problem or error.context}") from None
+        except AttributeError:  # Hydra reads its own settings, which `hydra: null` removes
+            raise ConfigError("hydra: these are Hydra's own settings; leave them out of your yaml") from None
         except UnicodeDecodeError as error:
             raise ConfigError(
                 f"{_not_utf8(self._user_dir)} is not UTF-8: {error.reason}; save it so"

@@ -1,7 +1,7 @@
 """A run's name: what is in it, and a hash of all of it. The same run has the same name everywhere.
 
-Left out of the hash is what cannot change the result: where files lie, how it is launched, what it is called. Of a
-script the contents of its file are in it, so that an edited script makes other runs, and what is read as its metrics.
+The hash leaves out what cannot change the result: paths, the launcher, and names for people. For a script it includes
+the script's code but not the settings that say where its metrics are.
 """
 
 import hashlib
@@ -13,7 +13,8 @@ from custom_fp.formats.names import is_own, parse
 
 from cpdrun.config.keys import INGREDIENTS, flatten
 from cpdrun.config.moved import CLASSIFICATION, FIRST_NAME, FIRST_TASK
-from cpdrun.config.script import is_script, stem
+from cpdrun.config.script import METRIC_SETTINGS, is_script, stem
+from cpdrun.config.secrets import mask_value
 
 # others take them in (sync: ${topology}, model: ${norm}) where they have a use for them
 PARTS_OF_OTHERS = ("norm", "topology", "compressor")
@@ -34,13 +35,17 @@ NOT_IDENTITY = (
     "checkpoint",
     *PARTS_OF_OTHERS,
 )
-# A script deals its data by the number of its ranks: it is a part of the run.
-NOT_IDENTITY_OF_SCRIPTS = (*(key for key in NOT_IDENTITY if key != "nproc"), "script.grace_s")
+# A script distributes its data over its ranks, so their number is part of the run.
+NOT_IDENTITY_OF_SCRIPTS = (
+    *(key for key in NOT_IDENTITY if key != "nproc"),
+    *(f"script.{key}" for key in ("grace_s", *METRIC_SETTINGS)),
+)
 READ_BY_PRODUCTS = ("input", "weight", "output_gradient")
 # keys that a run may leave as they are: there they are no part of it, so that a new one renames nothing
 UNUSED: dict[str, Any] = {
     "parameter_groups": [],
     "max_steps": None,
+    "tf32": False,
     "give_up_after": None,
     "init_into": None,
     "init_skip": [],
@@ -58,11 +63,12 @@ UNUSED: dict[str, Any] = {
 
 
 def run_name(config: Mapping[str, Any]) -> str:
-    """`<slug>-<hash10>`, such as convnet-e4m3-aps-w8-s0-1f0c2d3e4a."""
+    """Return `<slug>-<hash10>`, such as convnet-e4m3-aps-w8-s0-1f0c2d3e4a or train-fp32-nvfp4-w1-s0-5a11c0ffee."""
     script = is_script(config)
     model = stem(config["script"]) if script else config["model"]["_target_"].rsplit(".", 1)[-1].lower()
     aps = ["aps"] if config["aps"] else []
-    slug = [model, config["format"], *aps, f"w{config['world_size']}", f"s{config['seed']}"]
+    recipe = [str(config["recipe"])] if script and config.get("recipe") else []
+    slug = [model, config["format"], *aps, *recipe, f"w{config['world_size']}", f"s{config['seed']}"]
     return f"{'-'.join(slug)}-{identity_hash(config)}"
 
 
@@ -77,7 +83,7 @@ def identity_hash(config: Mapping[str, Any]) -> str:
         unused += ["task"] if config["task"] == {"_target_": of_data} else []
     left_out = NOT_IDENTITY_OF_SCRIPTS if is_script(config) else NOT_IDENTITY
     identity = {
-        key: FIRST_NAME.get(value, value) if key.endswith("_target_") else value
+        key: FIRST_NAME.get(value, value) if key.endswith("_target_") else _without_secrets(key, value)
         for key, value in flatten(config)
         if _belongs(key, left_out) and key.split(".")[0] not in unused and not _is_unused(key, value)
     }
@@ -87,6 +93,10 @@ def identity_hash(config: Mapping[str, Any]) -> str:
         )
     text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _without_secrets(key: str, value: Any) -> Any:
+    return mask_value(key, value) if isinstance(value, str) else value
 
 
 def _has_blocks_along_sums(precision: Any) -> bool:
@@ -119,4 +129,5 @@ def belongs_to_identity(key: str) -> bool:
 
 
 def _belongs(key: str, left_out: Collection[str]) -> bool:
-    return key not in left_out and key.split(".")[0] not in left_out and not key.endswith("_dir")
+    sections = (key[:i] for i, letter in enumerate(key) if letter == ".")
+    return key not in left_out and not any(s in left_out for s in sections) and not key.endswith("_dir")

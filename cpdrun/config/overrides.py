@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
 from cpdrun.config.errors import ConfigError
+from cpdrun.config.paths import RESULTS_DIR, results_dir_of
 from cpdrun.config.script import as_typed
 
 MOST_VALUES = 100_000  # of an axis, and runs of a sweep; a range of more would be read for minutes
@@ -43,8 +44,10 @@ def parse(texts: Sequence[str], config_loader: Any) -> list[Typed]:
 
 
 def _text(text: str) -> Typed | None:
-    """A word whose value is text, whatever it holds: a script, its arguments, its launcher."""
-    if (found := as_typed(text)) is None:
+    """Read a word whose value is text, whatever it holds: a script, its arguments, its launcher, or results_dir."""
+    is_folder = text.startswith(RESULTS_DIR)
+    found = (RESULTS_DIR[:-1], results_dir_of(text)) if is_folder else as_typed(text)
+    if found is None:
         return None
     key, value = found
     return Typed(text=text, key=key, values=(value,), is_axis=False, adds=False, deletes=False)

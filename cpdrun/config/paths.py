@@ -5,9 +5,17 @@ from pathlib import Path
 
 from cpdrun.config.errors import ConfigError
 
+RESULTS_DIR = "results_dir="
 MOST_NAME_BYTES = 255  # of a file, on the file systems of Linux
 MOST_PATH_BYTES = 4096
 DEEPEST_FILE_BYTES = 96  # of what lies in a run's folder, temporary names included
+
+
+def results_dir_of(text: str) -> str:
+    """Return the folder that `results_dir=PATH` names: any characters, in quotes or not."""
+    value = text.removeprefix(RESULTS_DIR)
+    is_quoted = len(value) > 2 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if is_quoted else value
 
 
 def check_path(folder: Path) -> None:

@@ -1,13 +1,16 @@
-"""What stands behind `script=`: the short forms of its words, and what a plan finds out about the script.
+"""The settings of a user's script: short forms, checks, and what a plan finds out without running the script.
 
-Nothing here runs or imports a line of it.
+Nothing here executes or imports a line of the script.
 """
 
 import ast
 import hashlib
+import io
 import re
 import shlex
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -17,20 +20,27 @@ from typing import Any
 from cpdrun.config.errors import ConfigError, did_you_mean
 
 SCRIPT = "script"
-SHORT_FORMS = {SCRIPT: "script.path", "script_args": "script.arguments"}
-# their values are text, commas, braces and all
+SHORT_FORMS = {SCRIPT: "script.path", "script_args": "script.arguments", "metric": "script.metric"}
+# The values of these keys are text, with any commas and braces.
 AS_TYPED = tuple(
-    f"script.{key}" for key in ("path", "arguments", "launch_with", "work_dir", "jsonl", "tensorboard")
+    f"script.{key}"
+    for key in ("path", "arguments", "launch_with", "work_dir", "jsonl", "csv", "tensorboard", "metric")
 )
-OF_METRICS = (
-    "script.metrics.",
-    "script.direction.",
-)  # a name behind them may hold a slash, as TensorBoard's do
-OPEN = ("script.args", "script.metrics", "script.direction")  # hold whatever names one gives
+OF_METRICS = ("script.metrics.", "script.direction.")  # the name that follows may contain a slash
+OPEN = ("script.args", "script.metrics", "script.direction")  # sections that take any key
+# Settings that decide which metric is read, and where. They change no run, only what is recorded about it.
+METRIC_SETTINGS = ("metrics", "metric", "direction", "value", "jsonl", "csv", "tensorboard")
+FILES = ("jsonl", "csv", "tensorboard")
 MODULE = re.compile(r"-m\s+(\S+)")
 PLACEHOLDERS = ("seed", "run_dir", "nproc", "port")
-PLACES = ("epoch", "step")  # among metrics: how far the script is
+BRACES = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")  # {{name}} is a literal {name}
+PLACES = ("epoch", "step")  # metric names that measure progress, not quality
 DIRECTIONS = ("min", "max", "share")
+NUMBER = r"[+-]?(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+NO_METRIC = "the script ended well, but"  # begins the reason of a run that trained but has no metric
+SEED_ARGUMENT = "--seed {seed}"
+# Libraries whose trainers report metrics to cpdrun.
+REPORTING = ("cpdrun", "transformers", "lightning", "accelerate")
 LESS_IS_BETTER = re.compile(
     r"loss|perplexity|ppl|error|err|bpc|bpb|bits_per_byte|nll|rmse|mse|mae|wer|cer|fid", re.I
 )
@@ -40,24 +50,23 @@ MORE_IS_BETTER = re.compile(
 
 
 def is_script(config: Mapping[str, Any]) -> bool:
-    """Whether a run's config is that of a user's script."""
+    """Return whether a run's config is that of a user's script."""
     return isinstance(config.get(SCRIPT), Mapping)
 
 
 def has_launcher(config: Mapping[str, Any]) -> bool:
-    """Whether another launcher starts the ranks of a script."""
+    """Return whether another launcher starts the ranks of a script."""
     return is_script(config) and bool(config[SCRIPT]["launch_with"])
 
 
 def is_of_script(text: str) -> bool:
-    """Whether a word that was typed says that the runs are of a script."""
+    """Return whether a typed word says that the runs are those of a script."""
     key = text.lstrip("+~").split("=", 1)[0]
-    return key in SHORT_FORMS or key.split(".")[0] == SCRIPT
+    return key == "script_args" or key.split(".")[0] == SCRIPT
 
 
 def as_typed(text: str) -> tuple[str, str | None] | None:
-    """Key and value of a word whose value is text, whatever it holds, with quotes around it or without; None for any
-    other word."""
+    """Return key and value of a word whose value is text, without quotes around it; None for any other word."""
     key, equals, value = text.partition("=")
     key = SHORT_FORMS.get(key, key)
     if not equals or not (key in AS_TYPED or key.startswith(OF_METRICS)):
@@ -72,24 +81,53 @@ def is_open(key: str) -> bool:
 
 
 def complete(config: dict[str, Any]) -> None:
-    """Fill in what the config of a script's run, interpolations resolved, is to say of it: the digest of the file, and
-    the folder in which it is started. Raises ConfigError where there is no such script, or it is no Python."""
+    """Complete the resolved config of a script's run with the digest of the file and the folder where it starts.
+
+    A script that takes `--seed`, and that is not told its seed, gets the run's.
+
+    Raises:
+        ConfigError: There is no such script, it is no Python, or a setting is wrong.
+    """
     script = config[SCRIPT]
     if not script.get("path"):
         raise ConfigError("script.path must be given: script=FILE.py, or script='-m package.module'")
     script["typed_in_dir"] = script["typed_in_dir"] or str(Path.cwd())
     script["work_dir"] = script["work_dir"] or script["typed_in_dir"]
     file = find(script["path"], Path(script["typed_in_dir"]))
-    digest = _digest(file, file.stat().st_mtime_ns)
-    if script["sha256"] not in (None, digest):
-        raise ConfigError(f"script.sha256={script['sha256']}: {file} has {digest}")
-    script["sha256"] = digest
+    source = _source(file, file.stat().st_mtime_ns)
+    if script["sha256"] not in (None, source.digest):
+        raise ConfigError(f"script.sha256={script['sha256']}: {file} has {source.digest}")
+    script["sha256"] = source.digest
+    if source.takes_seed and not _is_told_its_seed(script):
+        script["arguments"] = f"{script['arguments']} {SEED_ARGUMENT}".strip()
     _check_words(config)
-    _check_metrics(script)
+    _check_metrics(script, source)
+
+
+def _is_told_its_seed(script: Mapping[str, Any]) -> bool:
+    words = [
+        script["arguments"],
+        script["launch_with"] or "",
+        *(f"--{key}" for key, _ in _leaves(script["args"])),
+    ]
+    return any("{seed}" in text or "--seed" in text for text in words)
+
+
+def seed_note(config: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
+    """Return a line that says that the script gets each run's seed, if nobody typed that."""
+    if not is_script(config) or not config[SCRIPT]["arguments"].endswith(SEED_ARGUMENT):
+        return []
+    if any("{seed}" in text for text in typed):
+        return []
+    return [f"{stem(config[SCRIPT])} takes --seed: each run gets its own, {SEED_ARGUMENT}"]
 
 
 def find(path: str, folder: Path | None = None) -> Path:
-    """The file of `train.py` or `-m package.train`, as seen from `folder` (or the current one). Raises ConfigError."""
+    """Return the path of the script `train.py` or `-m package.train`, relative to `folder` (default: the current one).
+
+    Raises:
+        ConfigError: The file does not exist.
+    """
     folder = Path.cwd() if folder is None else folder
     module = MODULE.fullmatch(path.strip())
     if module is not None:
@@ -98,33 +136,37 @@ def find(path: str, folder: Path | None = None) -> Path:
     if file.is_file():
         return file
     if file.is_dir():
-        raise ConfigError(f"script={path} is a folder; of a package type script='-m {path.strip('/')}'")
+        raise ConfigError(f"script={path} is a folder; for a package, type script='-m {path.strip('/')}'")
     near = did_you_mean(file.name, [other.name for other in file.parent.glob("*.py")])
     hint = near or (
-        f"; a module is script='-m {path}'" if _has_module(path, folder) else f" in {file.parent}"
+        f"; for a module, type script='-m {path}'" if _has_module(path, folder) else f" in {file.parent}"
     )
     raise ConfigError(f"script={path}: there is no such file{hint}")
 
 
 def found(config: Mapping[str, Any]) -> Path:
-    """The script of a run, which must be as it was when the run was planned. Raises ConfigError where it is not."""
+    """Return the script of a run.
+
+    Raises:
+        ConfigError: The script is gone, or its code has changed since the run was planned.
+    """
     script = config[SCRIPT]
     file = find(script["path"], Path(script["typed_in_dir"]))
-    if hashlib.sha256(file.read_bytes()).hexdigest() != script["sha256"]:
+    if _source(file, file.stat().st_mtime_ns).digest != script["sha256"]:
         raise ConfigError(
-            f"{file} has changed since this run was planned; type the command again, which plans others"
+            f"{file} has changed since this run was planned. Type the command again to plan new runs"
         )
     return file
 
 
 def is_module(script: Mapping[str, Any]) -> str | None:
-    """`package.train` of -m package.train; None of a file."""
+    """Return `package.train` for `-m package.train`, and None for a file."""
     found = MODULE.fullmatch(script["path"].strip())
     return found[1] if found else None
 
 
 def stem(script: Mapping[str, Any]) -> str:
-    """`train` of train.py and of -m package.train: what a run and its sweep are called after."""
+    """Return `train` for train.py and for `-m package.train`; runs and sweeps take their names from it."""
     path = str(script["path"]).strip()
     module = MODULE.fullmatch(path)
     name = module[1].rpartition(".")[2] if module else Path(path).stem
@@ -132,7 +174,7 @@ def stem(script: Mapping[str, Any]) -> str:
 
 
 def words(config: Mapping[str, Any], run_dir: Path, port: int | None = None) -> list[str]:
-    """The arguments of the run's script, each as the script gets it."""
+    """Return the arguments of the run's script, each as the script gets it."""
     script = config[SCRIPT]
     given = shlex.split(script["arguments"])
     style = _as_hydra if script["args_style"] == "hydra" else _as_flags
@@ -141,14 +183,17 @@ def words(config: Mapping[str, Any], run_dir: Path, port: int | None = None) -> 
 
 
 def filled(text: str, config: Mapping[str, Any], run_dir: Path, port: int | None = None) -> str:
-    """`text` with {seed}, {run_dir}, {nproc} and {port} replaced; other braces stay."""
+    """Return `text` with {seed}, {run_dir}, {nproc} and {port} replaced, and {{name}} as {name}."""
     values = {"seed": config["seed"], "run_dir": run_dir, "nproc": config["nproc"], "port": port}
-    return re.sub(r"\{(" + "|".join(PLACEHOLDERS) + r")\}", lambda found: str(values[found[1]]), text)
+
+    def replaced(match: re.Match) -> str:
+        return f"{{{match[1]}}}" if match[1] else str(values.get(match[2], match[0]))
+
+    return BRACES.sub(replaced, text)
 
 
 def direction_of(name: str, declared: Mapping[str, str]) -> str | None:
-    """min, max or share: as declared, or as the last words of a metric's name are commonly meant; None where neither
-    says it."""
+    """Return min, max or share for a metric: as declared, or as its name is commonly meant; None if unknown."""
     if name in declared:
         return declared[name]
     words = re.split(r"[^A-Za-z0-9]+", name)
@@ -161,8 +206,19 @@ def direction_of(name: str, declared: Mapping[str, str]) -> str | None:
 
 
 def judged_by(script: Mapping[str, Any]) -> str | None:
-    """The metric that is said to judge the run; None where that is left to what it logs."""
+    """Return the deciding metric, or None if it is known only after the script has logged."""
     return script["metric"] or next((name for name in script["metrics"] if name not in PLACES), None)
+
+
+def with_number(pattern: str) -> str:
+    """Return a metric's pattern with `{number}` replaced by a group that matches any number, nan and inf."""
+    return pattern.replace("{number}", rf"({NUMBER}|[+-]?(?i:nan|inf(?:inity)?)\b)")
+
+
+def reports_by_itself(script: Mapping[str, Any]) -> bool:
+    """Return whether the script names cpdrun or a library whose trainer reports its metrics to cpdrun."""
+    file = find(script["path"], Path(script["typed_in_dir"]))
+    return _source(file, file.stat().st_mtime_ns).reports
 
 
 def _leaves(args: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -188,41 +244,52 @@ def _as_hydra(key: str, value: Any) -> list[str]:
 
 
 def _check_words(config: Mapping[str, Any]) -> None:
-    """That arguments can be split as a shell does, and name no placeholder that there is not."""
+    """Check that arguments can be split as a shell does, and that their placeholders exist. Raises ConfigError."""
     script = config[SCRIPT]
     for key in ("arguments", "launch_with"):
         try:
             shlex.split(script[key] or "")
         except ValueError as error:
             raise ConfigError(f"script.{key}={script[key]}: {error}") from None
+    for key in ("arguments", "launch_with", "work_dir", *FILES):
+        for match in BRACES.finditer(script[key] or ""):
+            if (name := match[2]) and name not in PLACEHOLDERS:
+                there = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
+                raise ConfigError(
+                    f"script.{key}: unknown placeholder {{{name}}}{did_you_mean(name, PLACEHOLDERS)}. "
+                    f"There are {there}; type {{{{{name}}}}} to hand over the text {{{name}}}"
+                )
     launcher = config["launcher"]
     if script["launch_with"] and launcher.get("nodes", 1) * launcher.get("tasks_per_node", 1) > 1:
         raise ConfigError(
-            "script.launch_with starts ranks on one node: launcher.nodes=1 launcher.tasks_per_node=1"
+            "script.launch_with starts all ranks on one node; type launcher.nodes=1 launcher.tasks_per_node=1"
         )
-    for key in ("jsonl", "tensorboard"):
+    for key in FILES:
         place = script[key]
         if key == "tensorboard" and place is not None and find_spec("tensorboard") is None:
             raise ConfigError("script.tensorboard needs a package: pip install 'cpdrun[tensorboard]'")
         if place is not None and "{run_dir}" not in place and "{run_dir}" not in script["work_dir"]:
             raise ConfigError(
-                f"script.{key}={place}: runs at the same time would write to the same place; have it written into the "
-                f"run's folder: script_args='--OPTION {{run_dir}}/{place}' script.{key}={{run_dir}}/{place}, or "
-                "script.work_dir={run_dir} where its name is fixed"
+                f"script.{key}={place}: runs at the same time would write to the same place. Let the script write into "
+                f"the run's folder: script_args='--OPTION {{run_dir}}/{place}' script.{key}={{run_dir}}/{place}, "
+                "or script.work_dir={run_dir} if its name is fixed"
             )
 
 
-def _check_metrics(script: Mapping[str, Any]) -> None:
+def _check_metrics(script: Mapping[str, Any], source: "_Source") -> None:
     for name, pattern in script["metrics"].items():
+        example = f"script.metrics.{name}='{name} {{number}}'"
+        if not isinstance(pattern, str):
+            raise ConfigError(f"script.metrics.{name} must be a pattern, for example {example}")
         try:
-            groups = re.compile(pattern).groups if isinstance(pattern, str) else 0
+            groups = re.compile(with_number(pattern)).groups
         except re.error as error:
             raise ConfigError(
-                f"script.metrics.{name}={pattern}: no pattern of Python's re: {error}"
+                f"script.metrics.{name}={pattern} is no regular expression: {error}. Try {example}"
             ) from None
         if groups != 1:
             raise ConfigError(
-                f"script.metrics.{name}={pattern}: needs one group around the number, such as 'val loss ([0-9.]+)'"
+                f"script.metrics.{name}={pattern} needs exactly one group, around the number, for example {example}"
             )
     for name, way in script["direction"].items():
         if way not in DIRECTIONS:
@@ -230,25 +297,69 @@ def _check_metrics(script: Mapping[str, Any]) -> None:
     for name in dict.fromkeys([*script["metrics"], *filter(None, [script["metric"]])]):
         if name not in PLACES and direction_of(name, script["direction"]) is None:
             raise ConfigError(
-                f"is less of {name!r} better, or more? Type script.direction.{name}=min or script.direction.{name}=max"
+                f"Is lower or higher better for {name!r}? Type script.direction.{name}=min or "
+                f"script.direction.{name}=max"
             )
+    decides, patterns = script["metric"], script["metrics"]
+    has_other_source = source.reports or any(script[key] for key in FILES)
+    if decides and patterns and decides not in patterns and not has_other_source:
+        raise ConfigError(
+            f"script.metric={decides} is not among script.metrics ({', '.join(patterns)}), and the script has no other "
+            f"way to log it. Type script.metrics.{decides}='{decides} {{number}}'"
+        )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a plan reads in the text of a script.
+
+    Attributes:
+        digest: SHA-256 of the code, without comments and blank lines, so that editing those makes no new run.
+        takes_seed: An argument parser in it defines `--seed`.
+        reports: It names cpdrun, or a library whose trainer reports its metrics to cpdrun.
+    """
+
+    digest: str
+    takes_seed: bool
+    reports: bool
 
 
 @cache
-def _digest(file: Path, _mtime_ns: int) -> str:
-    """Of a script that Python can read; once for all runs of a sweep. Raises ConfigError."""
+def _source(file: Path, _mtime_ns: int) -> _Source:
+    """Read a script, once for all runs of a sweep. Raises ConfigError if it is no Python."""
     source = file.read_bytes()
     try:
-        ast.parse(source, str(file))
+        tree = ast.parse(source, str(file))
     except SyntaxError as error:
         raise ConfigError(f"{file}, line {error.lineno}: {error.msg}") from None
     except ValueError as error:
         raise ConfigError(f"{file} is no Python: {error}") from None
-    return hashlib.sha256(source).hexdigest()
+    takes_seed = any(
+        isinstance(argument, ast.Constant) and argument.value == "--seed"
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        for argument in call.args
+    )
+    reports = any(name.encode() in source for name in REPORTING)
+    return _Source(hashlib.sha256(_code(source)).hexdigest(), takes_seed, reports)
+
+
+def _code(source: bytes) -> bytes:
+    """Return Python source without comments, trailing blanks and blank lines outside of strings."""
+    lines = source.splitlines(keepends=True)
+    blank = set[int]()
+    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        row, column = token.start
+        if token.type == tokenize.COMMENT:
+            line = lines[row - 1].decode("utf-8", "replace")
+            lines[row - 1] = line[:column].rstrip().encode() + b"\n"
+        if token.type in (tokenize.COMMENT, tokenize.NL) and not lines[row - 1].strip():
+            blank.add(row - 1)
+    return b"".join(line for number, line in enumerate(lines) if number not in blank)
 
 
 def _find_module(name: str, folder: Path) -> Path:
-    """The file that `python -m name` runs, found without importing the packages that hold it."""
+    """Return the file that `python -m name` runs, without importing its packages. Raises ConfigError."""
     import sys
 
     places: Sequence[str] | None = [str(folder), *sys.path]

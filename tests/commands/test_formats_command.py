@@ -92,6 +92,8 @@ def test_one_format_is_shown_with_its_values_scales_and_uses(capsys):
         "zero_point": False,
     }
     assert shown["values"][:8] == [0, 0.5, 1, 1.5, 2, 3, 4, 6] and "recipe/nvfp4" in shown["used_in"]
+    assert "IEEE-style (maximum 240); hardware FP8 is e4m3fn (448)" in said(capsys, "e4m3")
+    assert "hardware FP8" not in said(capsys, "e4m3fn")
     bf16 = said(capsys, "bf16")
     assert "e8m7" in bf16 and "bfloat16" in bf16 and "recipe: bf16" in bf16 and "0x" not in bf16
     assert "codes               0 0000, -0 8000, inf 7f80, NaN 7fc0, -inf ff80 (254 are read" in bf16
@@ -103,7 +105,11 @@ def test_one_format_is_shown_with_its_values_scales_and_uses(capsys):
     ("words", "line"),
     [
         (["e4m33"], "error: unknown format 'e4m33' (did you mean 'e4m3'?)"),
-        (["float8_e4m3fn"], "error: unknown format 'float8_e4m3fn' (did you mean 'e4m3fn'?)"),
+        (["E4M3"], "error: unknown format 'E4M3' (did you mean 'e4m3fn'?)"),
+        (
+            ["fp8"],
+            "error: unknown format 'fp8' (did you mean e4m3fn (hardware FP8, maximum 448) or e5m2?)",
+        ),
         (["nvfp5"], "error: unknown format 'nvfp5' (did you mean 'nvfp4'?)"),
         (["fp32", "--values"], "error: --values: fp32 has 32 bits; tables of values stop at 16 bits"),
         (["--values"], "error: --values is of one format: cpdrun formats NAME --values"),

@@ -61,8 +61,8 @@ def test_odd_yaml_gets_a_line(tmp_path, text, message):
     ("typed", "message"),
     [
         ("format=[e4m3,e5m2]", r"must be one name; for an axis type format=e4m3,e5m2"),
-        ("format=E4M3", r"did you mean 'e4m3'"),
-        ("format=fp8", r"did you mean 'e4m3 or e5m2'"),
+        ("format=E4M3", r"did you mean 'e4m3fn'"),
+        ("format=fp8", r"did you mean e4m3fn \(hardware FP8, maximum 448\) or e5m2\?"),
         ("name=" + "a" * 300, "at most 255 bytes; this name has 300"),
         ("name='" + "é" * 200 + "'", "at most 255 bytes; this name has 400"),
         ("name=a\tb", "holds what no terminal shows"),

@@ -10,6 +10,7 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.keys import flatten
 from cpdrun.config.scaling import spell_out
 from cpdrun.config.schema import RULES, SECTIONS, validate
+from cpdrun.sweep import plan
 
 # What the training loop hands to a class beside the keys of its yaml.
 GIVEN_BY_THE_CODE = {
@@ -120,3 +121,10 @@ def test_interpolations_are_resolved_or_named():
         resolve({"a": "${b}", "b": "${a}"})
     with pytest.raises(ConfigError, match="nowhere"):
         resolve({"b": "${nowhere}"})
+
+
+def test_hydras_own_settings_cannot_be_removed(tmp_path):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_text("hydra: null\n")
+    with pytest.raises(ConfigError, match="these are Hydra's own settings"):
+        plan(["exp=mine"], tmp_path)

@@ -54,7 +54,11 @@ SHORTER = {
     "cpdrun sweep exp=digits_bits": (FEW, "39 runs, two minutes"),
     "cpdrun predict exp=digits_bits": (TINY, "one run, of 15 epochs"),
     "cpdrun search exp=digits_search --report": (f"{TINY} --budget 2", "41 runs, two minutes"),
-    "README.md: cpdrun search exp=digits_search --report": ("--dry-run", "docs/tutorial.md runs it"),
+    "cpdrun sweep exp=resnet50_bits nproc=8 --launcher slurm launcher.time=24:00:00 data.data_dir=/data/imagenet": (
+        "--dry-run",
+        "no Slurm, no GPU and no ImageNet here",
+    ),
+    "docs/commands.md: cpdrun search exp=digits_search --report": ("--dry-run", "docs/tutorial.md runs it"),
     "cpdrun search exp=digits_search search.start=widest": ("--dry-run", "as many"),
     "cpdrun search exp=digits_search search.tune.optim.lr=.05,.1,.2": ("--dry-run", "as many again"),
     "cpdrun search exp=digits_recipes recipe=bf16,mxfp8,nvfp4": (
@@ -63,13 +67,14 @@ SHORTER = {
     ),
     "cpdrun search exp=digits_recipes recipe=nvfp4 ingredients.rounding=stochastic,nearest_even "
     "search.baseline.recipe=bf16": ("--dry-run", "as many"),
-    "cpdrun search script=train.py script_args='--seed {seed}' script.metrics.val_loss='val loss ([0-9.]+)' "
-    "format=fp32,e4m3,e3m0 aps=true": ("--dry-run", "docs/scripts.md runs the script"),
+    "cpdrun search train.py --lr 3e-4 -- format=fp32,e4m3fn,e3m0 aps=true search.tolerance=0.01": (
+        "--dry-run",
+        "docs/scripts.md sweeps over the script",
+    ),
     "cpdrun sweep script=train.py format=fp32,e3m0 aps=true,false": ("--dry-run", "docs/scripts.md runs it"),
-    "cpdrun sweep script=train.py script_args='--lr 3e-4 --seed {seed}' format=fp32,e4m3,e3m0 aps=true,false "
-    "seed=0,1,2 script.metrics.val_loss='val loss ([0-9.]+)' script.metrics.epoch='epoch ([0-9]+)'": (
-        "format=fp32,e3m0 aps=true seed=0",
-        "15 runs",
+    "cpdrun sweep script=train.py script.args.lr=3e-4,1e-3 format=fp32,e3m0 aps=true seed=0,1": (
+        "script.args.lr=3e-4 seed=0",
+        "8 runs",
     ),
     "cpdrun sweep script=train.py recipe=bf16,nvfp4": ("--dry-run", "docs/scripts.md runs the script"),
     "cpdrun sweep --config-dir conf exp=mine": ("epochs=1 seed=0 format=fp32,e3m0", "10 runs of 12 epochs"),
@@ -82,7 +87,7 @@ SHORTER = {
         "--dry-run",
         "of minutes",
     ),
-    "cpdrun sweep exp=digits_recipes": ("--dry-run", "36 runs; README.md runs of it"),
+    "cpdrun sweep exp=digits_recipes": ("--dry-run", "36 runs; docs/studies.md runs some of them"),
     "cpdrun sweep exp=digits_recipes recipe=nvfp4 ingredients.rounding=stochastic,nearest_even "
     "ingredients.hadamard=16,null": ("--dry-run", "16 runs"),
     "cpdrun sweep exp=digits_bits format=fp32 precision.accumulator=fp16,h100_fp8,deepseek_v3": (
@@ -144,7 +149,7 @@ NOT_RUN = {
         "docs/formats.md has others",
         "tests/commands/test_vectors_command.py::test_kernels_give_the_known_codes_and_values",
     ),
-    "docs/slurm.md: cpdrun status --watch": ("README.md has it", "tests/launch/test_status.py"),
+    "docs/slurm.md: cpdrun status --watch": ("docs/commands.md has it", "tests/launch/test_status.py"),
     "cpdrun work ": ("it takes what waits, as any launch", "tests/launch/test_work.py"),
     "docs/tutorial.md: cpdrun sweep --config-dir conf exp=mine": ("README.md has it", ""),
     "docs/tutorial.md: cpdrun report": ("README.md has it", ""),
@@ -156,13 +161,13 @@ NOT_RUN = {
         "another test types it",
         "tests/examples/test_own_project.py::test_sweep_and_report_on_a_model_and_data_of_ones_own",
     ),
-    "docs/tutorial.md: cpdrun doctor": ("README.md has it", "tests/launch/test_doctor.py"),
-    "README.md: cpdrun screen exp=digits_screen_small": (
+    "docs/tutorial.md: cpdrun doctor": ("docs/commands.md has it", "tests/launch/test_doctor.py"),
+    "docs/commands.md: cpdrun screen exp=digits_screen_small": (
         "docs/screen.md has it",
         "tests/screen/test_screen.py",
     ),
     "docs/reading_the_report.md: cpdrun explain RUN": (
-        "README.md explains one",
+        "docs/commands.md explains one",
         "tests/explain/test_explain.py",
     ),
 }

@@ -15,7 +15,7 @@ PAGES_WITH_SNIPPETS = [page for page in PAGES if snippets(page)]
 # executed elsewhere
 ELSEWHERE = {"docs/api.md": "tests/api/test_calls.py::test_the_page_runs"}
 WHOLE = {"docs/tutorial.md"}  # needs nothing
-ALTERNATIVES = {"README.md", "docs/recipes.md"}  # each statement is of a model of its own
+ALTERNATIVES = {"README.md", "docs/ddp_hook.md", "docs/recipes.md"}  # each statement is of a model of its own
 MODEL = """
 import torch, cpdrun, custom_fp
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
@@ -28,6 +28,11 @@ sharded_model = fully_shard(torch.nn.Linear(64, 64))
 # of a fragment: what its reader has by then
 GIVEN = {
     "README.md": f"""{MODEL}
+ddp_model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+from cpdrun.comm import ddp_hook
+x = torch.randn(64, 64)
+""",
+    "docs/ddp_hook.md": f"""{MODEL}
 import cpdrun.comm
 ddp_model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 from cpdrun.comm import ddp_hook
