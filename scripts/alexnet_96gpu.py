@@ -23,8 +23,8 @@ from model_parallel import (
     speedup,
 )
 
+from cpdrun.costmodel import Codec, Network
 from cpdrun.record import write_text
-from cpdrun.report.costmodel import Codec, Network
 
 NEAR = 0.2  # "50x and more" leaves room above
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024)

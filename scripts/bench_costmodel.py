@@ -20,8 +20,8 @@ from typing import Any
 
 from slow_links import found_by_ranks
 
+from cpdrun.costmodel import Calibration, Setup, StepCost, step_cost
 from cpdrun.record import write_json, write_text
-from cpdrun.report.costmodel import Calibration, Setup, StepCost, step_cost
 
 
 @dataclass(frozen=True)

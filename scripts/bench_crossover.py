@@ -7,7 +7,7 @@
 Each rank runs in a network namespace behind a token bucket, (slow_links.py). On every link, in one process a rank:
 the link and the codecs are calibrated (`cpdrun.train.calibrate`, never an exchange), then all methods exchange one
 vector in turns, so that a busy machine disturbs all alike. Times are medians of the slowest rank's; predictions are
-`cpdrun.report.costmodel.exchange_s` of what was calibrated: nothing is fitted. The loopback's "link" is memory, shared
+`cpdrun.costmodel.exchange_s` of what was calibrated: nothing is fitted. The loopback's "link" is memory, shared
 with the processors that pack. As root, the ranks go before the machine's other programs.
 
 The crossover of a method is the rate above which the platform's bf16 ring is faster: measured, where the ratio of the
@@ -32,8 +32,8 @@ from typing import Any
 from bench_costmodel import be_preferred
 from slow_links import found_by_ranks
 
+from cpdrun.costmodel import Codec, Exchange, Network, exchange_s
 from cpdrun.record import write_text
-from cpdrun.report.costmodel import Codec, Exchange, Network, exchange_s
 
 LOOPBACK = "loopback"
 AGAINST = "bf16 ring"

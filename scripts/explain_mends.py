@@ -26,7 +26,7 @@ import yaml
 from made_by import clean_commit, write_made_by
 
 from cpdrun.record import SweepDir, git_commit, write_json
-from cpdrun.report.read.axes.words import plain
+from cpdrun.study.axes.titles import plain
 
 DATA = Path(__file__).with_suffix(".yaml")
 REFERENCE = Path("results/reference/explain")

@@ -17,7 +17,7 @@ across groups, one for each part. All formulas count the busiest worker, in the 
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from cpdrun.report.costmodel import (
+from cpdrun.costmodel import (
     Codec,
     Network,
     hierarchical_s,

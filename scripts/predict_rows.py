@@ -28,14 +28,14 @@ from cpdrun.config.keys import get_key, has_key
 from cpdrun.launch import Display, Job, LaunchOptions, Session
 from cpdrun.predict.effects import ask as ask_effects
 from cpdrun.predict.features import features, shown, strictness
-from cpdrun.report.read.margin import DEFAULT_POINTS
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.runs.learnt import worst
 from cpdrun.search.observed import Subject, observations, subjects
 from cpdrun.search.question import Question, ask
 from cpdrun.search.results import Results
 from cpdrun.shell.terminal import Terminal
 from cpdrun.stats.anytime import differences
+from cpdrun.study.margin import DEFAULT_POINTS
+from cpdrun.study.metric import Metric
+from cpdrun.study.runs.learnt import worst
 
 REFERENCE = Path("results/reference")
 DATA = REFERENCE / "predict" / "data.csv"

@@ -27,8 +27,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.metric import Metric
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Candidate, Chain, Ended, Rules, stand, wanted
@@ -36,6 +34,8 @@ from cpdrun.search.settings import PREDICTED as FROM_PREDICTED
 from cpdrun.search.settings import WIDEST
 from cpdrun.search.start import predicted_width, start_at
 from cpdrun.stats.anytime import differences
+from cpdrun.study.axes import formats
+from cpdrun.study.metric import Metric
 
 COLUMNS = ("chain", "bits", "candidate", "baseline", "seed", "value")
 PREDICTED = Path("results/reference/predict/predicted.csv")

@@ -166,7 +166,9 @@ def test_failed_install_step_ends_with_its_name(tmp_path):
     make = ["make", "PYTHON=false", "demo"]
     # `make test` hands its own flags to every program below it, and this make is not a part of it.
     env = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    done = subprocess.run(make, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        make, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode
     error = "error: this step failed: Step 1 of 3: create .venv with false (3.11 or newer is needed)."
     assert done.stderr.startswith(error), done.stderr

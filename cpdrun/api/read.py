@@ -25,7 +25,7 @@ def load(names: Names = (), *, results_dir: str | Path | None = None) -> "pd.Dat
     `run:` where it lies and how it stands (`run:sweep`, `run:name`, `run:path`, `run:state`, `run:status`,
     `run:wall_seconds`, ...), `env:` versions. docs/api.md has the list. Raises NotFoundError.
     """
-    from cpdrun.report.read.collect import collect
+    from cpdrun.study.collect import collect
 
     return collect(_sweeps(names, results_dir))
 
@@ -39,7 +39,7 @@ def plot(names: Names, name: str, *, results_dir: str | Path | None = None, **qu
     """
     from cpdrun.report.page.pictures import draw_one, png
     from cpdrun.report.plots import NotDrawnError
-    from cpdrun.report.read.reader import read_study
+    from cpdrun.study.reader import read_study
 
     if name not in (known := plots()):
         raise UserError(f"no plot {name!r}{did_you_mean(name, known)}; there are: {', '.join(known)}")

@@ -29,8 +29,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     from cpdrun.config.script import is_script
+    from cpdrun.costmodel import forecast, network, print_forecast, read_calibration
     from cpdrun.launch.machine.calibration import calibrate
-    from cpdrun.report.costmodel import forecast, network, print_forecast, read_calibration
     from cpdrun.sweep import plan
 
     sweep = plan(arguments.overrides, arguments.config_dir)
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _methods(configs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The first config that has each compressor, by what a report will call it."""
     from cpdrun.config.keys import flatten
-    from cpdrun.report.read.axes.method import method_of
+    from cpdrun.study.axes.method import method_of
 
     found: dict[str, dict[str, Any]] = {}
     for config in configs:

@@ -130,8 +130,8 @@ def _launch(
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.launch.first_run import FirstRun
     from cpdrun.record import forget
-    from cpdrun.report.read.collect import collect
-    from cpdrun.report.read.runs.ignored import ignored
+    from cpdrun.study.collect import collect
+    from cpdrun.study.runs.ignored import ignored
     from cpdrun.sweep import write_manifest
 
     telling = arguments.telling

@@ -19,10 +19,10 @@ from cpdrun.predict.features import strictness
 from cpdrun.predict.forecast import Forecast, Subject, foretell
 from cpdrun.predict.model import fitted
 from cpdrun.record import RunDir, read_config
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.study import Study
 from cpdrun.report.why.standing import Standing
+from cpdrun.study.axes import formats
+from cpdrun.study.metric import Metric
+from cpdrun.study.study import Study
 
 OWN, RANGE, ADDITIONS = "as it is", "without limits of range", "and without rounded additions"
 USUAL_TOLERANCE = 0.5  # points

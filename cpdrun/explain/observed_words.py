@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from cpdrun.explain.counted import ROLES, Counted, Effect, Figures, damage, number, worst_layers
 from cpdrun.explain.explanation import OBSERVED, Mend
 from cpdrun.explain.mends import GRADIENT, UPDATE, Turned
-from cpdrun.report.read.axes.words import plain
 from cpdrun.report.why.words import share
+from cpdrun.study.axes.titles import plain
 
 NAMES = {
     "gradient": "gradients",

@@ -13,15 +13,15 @@ from cpdrun.explain.explanation import MEASURED, Explanation, LayerLoss, Mend
 from cpdrun.explain.mends import of_products, of_sums
 from cpdrun.predict.effects import NoEffectsError
 from cpdrun.record import RunDir, State, SweepDir, garbage, read_config, state_of
-from cpdrun.report.errors import ReportError
-from cpdrun.report.read.reader import read_study
-from cpdrun.report.read.runs.history import rows_of
-from cpdrun.report.read.study import Study
 from cpdrun.report.why.beside import Beside, beside, is_mend
 from cpdrun.report.why.reason import Reason, reason
 from cpdrun.report.why.seen import seen
 from cpdrun.report.why.standing import Standing, Verdict, standing
 from cpdrun.report.why.words import measured
+from cpdrun.study.errors import ReportError
+from cpdrun.study.reader import read_study
+from cpdrun.study.runs.history import rows_of
+from cpdrun.study.study import Study
 
 MOST_MENDS = 8
 

@@ -13,13 +13,13 @@ from cpdrun.explain.explanation import Mend
 from cpdrun.explain.mends import GRADIENT
 from cpdrun.predict.effects import is_observed
 from cpdrun.record import Ending, Result, RunDir, State
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.runs.history import rows_of
-from cpdrun.report.read.study import Study
 from cpdrun.report.why import words as said
 from cpdrun.report.why.chain import chain, together
 from cpdrun.report.why.reason import Cause, Reason
 from cpdrun.report.why.standing import Standing, Verdict
+from cpdrun.study.axes import formats
+from cpdrun.study.runs.history import rows_of
+from cpdrun.study.study import Study
 
 ROUNDS = ("weights", "activations", "errors", "accumulator", "optimizer_state", "update")  # keys of precision
 

@@ -25,8 +25,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.runs.learnt import guess
+from cpdrun.study.metric import Metric
+from cpdrun.study.runs.learnt import guess
 
 FLOOR = 1e-4  # of shares
 CERTAIN = 0.999  # a share above it is as bad as one of 1

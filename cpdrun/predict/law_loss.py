@@ -9,9 +9,9 @@ import numpy as np
 
 from cpdrun.errors import UserError
 from cpdrun.predict.law_read import Row, Study, data_read, element_and_block, number, parameters, rounded
-from cpdrun.report.read.collect import identity
 from cpdrun.stats.robust_fit import ends
 from cpdrun.stats.scaling_law import FORMS, HeldOut, Law, NoLawError, Runs, hold_out_largest
+from cpdrun.study.collect import identity
 
 LOSS = "metric:test_loss"
 MARGIN = 0.05  # in the unit of the loss

@@ -1,6 +1,6 @@
 """The finished runs that a law is fitted to: of a sweep's folder, or of a committed reference.
 
-A row is what cpdrun.report.read.collect makes of a run: config keys joined by dots, metric:NAME, memory:NAME, run:NAME.
+A row is what cpdrun.study.collect makes of a run: config keys joined by dots, metric:NAME, memory:NAME, run:NAME.
 A reference's values.csv has the axes alone; the other keys are those of its experiment as it is now.
 """
 
@@ -20,7 +20,7 @@ from cpdrun.config.keys import flatten
 from cpdrun.errors import UserError
 from cpdrun.record import SweepDir, find_sweeps, split_results_dir
 from cpdrun.report.claims.values import Values, of_reference, of_runs, references
-from cpdrun.report.read.collect import collect, finished, identity
+from cpdrun.study.collect import collect, finished, identity
 
 Row = dict[str, Any]
 RULES = "precision.rules"

@@ -13,11 +13,11 @@ import numpy as np
 from custom_fp.formats.scalar import Format
 
 from cpdrun.predict.law_read import Row, Study, number
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.collect import identity
-from cpdrun.report.read.margin import DEFAULT_POINTS
 from cpdrun.stats.chain_law import ChainLaw, HeldOutWorkers, Sums, hold_out_most_workers, tolerated
 from cpdrun.stats.scaling_law import NoLawError
+from cpdrun.study.axes import formats
+from cpdrun.study.collect import identity
+from cpdrun.study.margin import DEFAULT_POINTS
 
 LOSS, ACCURACY = "metric:train_loss", "metric:test_accuracy"
 GROUPED = "hierarchical"

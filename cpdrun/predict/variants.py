@@ -21,8 +21,8 @@ from cpdrun.predict.features import strictness
 from cpdrun.predict.forecast import Line, Subject, foretell, line
 from cpdrun.predict.model import fitted
 from cpdrun.record import RunDir, read_config
-from cpdrun.report.read.margin import choose_margin, course_of
-from cpdrun.report.read.metric import Metric
+from cpdrun.study.margin import choose_margin, course_of
+from cpdrun.study.metric import Metric
 
 FORMAT, APS, SCALING = "format", "aps", "scaling"
 USUAL = {

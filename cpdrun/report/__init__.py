@@ -3,9 +3,9 @@
 Importing this package imports pandas and matplotlib: import it where a report is asked for.
 """
 
-from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.write import Report, write_report
 from cpdrun.shell.called import is_function_too
+from cpdrun.study.errors import ReportError, ReportUsageError
 
 __all__ = ["Report", "ReportError", "ReportUsageError", "write_report"]
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from cpdrun.report import best_of
 from cpdrun.report.completeness import mixture
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.words import axis_text, axis_title
-from cpdrun.report.read.collect import identity
-from cpdrun.report.read.groups.group import Facet
-from cpdrun.report.read.study import Study
+from cpdrun.report.look.style import strategy_looks
 from cpdrun.report.tables import Shown
 from cpdrun.report.verdict import is_open, named, sentence, smallest_within, some, tolerance
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.titles import axis_text, axis_title
+from cpdrun.study.collect import identity
+from cpdrun.study.groups.group import Facet
+from cpdrun.study.study import Study
 
 MOST_SENTENCES = 3  # facets; more of them become rows of a matrix
 ORDER = ("sync.order", "sync.group_size")  # which gradients are added to which, when
@@ -44,7 +45,10 @@ def _answer(study: Study) -> tuple[list[str], Shown | None]:
 def reorder(study: Study) -> list[str]:
     """Where the same workers need more than a bit less in another order of summation: which, and how much."""
     return [
-        line for facets in _by_order(study) for name in study.looks if (line := _reorder(study, facets, name))
+        line
+        for facets in _by_order(study)
+        for name in strategy_looks(study)
+        if (line := _reorder(study, facets, name))
     ]
 
 
@@ -114,7 +118,7 @@ def chain(facet: Facet) -> float:
 def _summary(study: Study, facets: list[Facet]) -> str:
     """From the fewest bits to the most, by how gradients are scaled."""
     clauses, open_, cells = [], 0, 0
-    for name in study.looks:
+    for name in strategy_looks(study):
         known = [facet for facet in facets if not math.isnan(needed_bits(study, facet, name))]
         if not known:
             continue
@@ -153,7 +157,7 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
     """A row a facet, few workers and short chains first: fp32, then the smallest format by how gradients are scaled."""
     keys, names = (
         list(facets[0].keys),
-        [name for name in study.looks if any(name in f.strategies for f in facets)],
+        [name for name in strategy_looks(study) if any(name in f.strategies for f in facets)],
     )
     chains, rows = any(map(chain, facets)), []
     for facet in sorted(facets, key=lambda facet: (_sortable(facet.keys.get("world_size")), chain(facet))):

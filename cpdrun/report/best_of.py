@@ -17,8 +17,11 @@ from typing import Any
 
 import pandas as pd
 
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.words import (
+from cpdrun.report.tables import Shown, column
+from cpdrun.report.verdict import is_within, named, tolerance
+from cpdrun.stats.tuning import choose, edges
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.titles import (
     axis_text,
     axis_title,
     short_titles,
@@ -26,13 +29,10 @@ from cpdrun.report.read.axes.words import (
     tuned_text,
     values_text,
 )
-from cpdrun.report.read.collect import FORMAT, identity
-from cpdrun.report.read.groups.compare import Difference, difference
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.study import Study
-from cpdrun.report.tables import Shown, column
-from cpdrun.report.verdict import is_within, named, tolerance
-from cpdrun.stats.tuning import choose, edges
+from cpdrun.study.collect import FORMAT, identity
+from cpdrun.study.groups.compare import Difference, difference
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.study import Study
 
 SECTION = "optim"
 MOST_SENTENCES = 3  # combinations of the other axes; of more the table alone speaks

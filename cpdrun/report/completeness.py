@@ -6,11 +6,11 @@ import pandas as pd
 from custom_fp.formats.synonyms import naming_notes
 
 from cpdrun.record import NewerRecordError, State, SweepDir, described, differ, processors, read_manifest
-from cpdrun.report.read.axes.formats import bits
-from cpdrun.report.read.collect import CODE, DATA, SEED, UNREADABLE, finished, sweep_names
-from cpdrun.report.read.runs.ignored import ignored
-from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import some
+from cpdrun.study.axes.formats import bits
+from cpdrun.study.collect import CODE, DATA, SEED, UNREADABLE, finished, sweep_names
+from cpdrun.study.runs.ignored import ignored
+from cpdrun.study.study import Study
 
 _MOST_NAMED = 12  # unreadable runs that get a line of their own
 _ANY_MACHINE = ("env:hostname", "env:platform")  # may differ and change nothing

@@ -8,10 +8,10 @@ from typing import Any
 from cpdrun.report.cost.axes import COSTS, Cost
 from cpdrun.report.cost.front import front, knee
 from cpdrun.report.methods.compared import label
-from cpdrun.report.read.groups.compare import difference
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import some
+from cpdrun.study.groups.compare import difference
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.study import Study
 
 MOST_FACETS = 3  # the pictures have all
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from cpdrun.report.errors import ReportUsageError
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.words import axis_text, axis_title
-from cpdrun.report.read.collect import CORE_AXES, FORMAT, identity
-from cpdrun.report.read.groups.group import Group
-from cpdrun.report.read.study import Study
 from cpdrun.report.tables import Shown, column
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.titles import axis_text, axis_title
+from cpdrun.study.collect import CORE_AXES, FORMAT, identity
+from cpdrun.study.errors import ReportUsageError
+from cpdrun.study.groups.group import Group
+from cpdrun.study.study import Study
 
 
 def complete(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cpdrun.report.cost.axes import bit_operations, show_bytes, show_count, show_transistors, transistors
-from cpdrun.report.read.axes.words import SWEEP, axis_text, axis_title
-from cpdrun.report.read.collect import FORMAT, SEED, finished
-from cpdrun.report.read.groups.certified import MARKS
-from cpdrun.report.read.groups.group import Group
-from cpdrun.report.read.groups.tuned import USE
-from cpdrun.report.read.study import Study
 from cpdrun.stats.intervals import is_zero, mean_interval, unseen_share
+from cpdrun.study.axes.titles import SWEEP, axis_text, axis_title
+from cpdrun.study.collect import FORMAT, SEED, finished
+from cpdrun.study.groups.group import Group
+from cpdrun.study.groups.tuned import USE
+from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study.study import Study
 
 # what a worker keeps in memory, by its heading
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}

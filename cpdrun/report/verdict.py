@@ -8,14 +8,14 @@ nothing to compare with: then there is no answer.
 
 import math
 
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.groups.compare import Difference
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.study import Study
 from cpdrun.stats.anytime import Verdict
 from cpdrun.stats.failures import no_failure
 from cpdrun.stats.identical import are_identical, describe_identical
 from cpdrun.stats.intervals import is_zero
+from cpdrun.study.axes import formats
+from cpdrun.study.groups.compare import Difference
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.study import Study
 
 _ROUNDING = 1e-12  # a gap of exactly the tolerance is within, rounding aside
 

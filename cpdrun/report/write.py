@@ -11,20 +11,20 @@ import pandas as pd
 from rich.console import Console
 
 from cpdrun.config.margin import Typed
+from cpdrun.costmodel import CalibrationError, Network, NotCalibratedError, network
 from cpdrun.record import SweepDir, check_inside, write_text
 from cpdrun.report import answers, best_of, completeness, export, knees, pivot, tables
 from cpdrun.report.cost.axes import COSTS
-from cpdrun.report.costmodel import CalibrationError, Network, NotCalibratedError, network
-from cpdrun.report.errors import ReportError, ReportUsageError
 from cpdrun.report.methods import compared, crossover, words
 from cpdrun.report.page import html, markup, pictures
 from cpdrun.report.page.table_files import TABLES
-from cpdrun.report.read.axes.words import plain
-from cpdrun.report.read.collect import sweep_names
-from cpdrun.report.read.reader import read_study
-from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import standing
 from cpdrun.report.why import groups
+from cpdrun.study.axes.titles import plain
+from cpdrun.study.collect import sweep_names
+from cpdrun.study.errors import ReportError, ReportUsageError
+from cpdrun.study.reader import read_study
+from cpdrun.study.study import Study
 
 DEFAULT_PICTURES = ("png", "svg")
 MAIN_PLOT = "accuracy_vs_bits"

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.record import Ending, Result
-from cpdrun.report.read.margin import choose_margin, course_of
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.runs.learnt import worst
 from cpdrun.screen.allocation import Step
 from cpdrun.screen.question import Question
 from cpdrun.stats.screening import Effects, effects
+from cpdrun.study.margin import choose_margin, course_of
+from cpdrun.study.metric import Metric
+from cpdrun.study.runs.learnt import worst
 
 
 @dataclass(frozen=True)

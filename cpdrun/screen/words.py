@@ -158,7 +158,7 @@ def _how_low(question: Question, chosen: Allocation) -> str:
 
 def uniform_prices(question: Question) -> list[tuple[str, float, Any]]:
     """(name, bits, Price) of each uniform format that the search is to judge."""
-    from cpdrun.report.read.axes import formats
+    from cpdrun.study.axes import formats
 
     found = []
     for level in question.settings.uniform:

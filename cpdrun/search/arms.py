@@ -9,11 +9,11 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import belongs_to_identity
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.config.overrides import typed_form
-from cpdrun.report.read.collect import SEED
 from cpdrun.search.schedule import Chain
 from cpdrun.search.settings import Settings
 from cpdrun.search.tune import Tuning
 from cpdrun.stats.tuning import FIRST_SEED
+from cpdrun.study.collect import SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
 
 if TYPE_CHECKING:

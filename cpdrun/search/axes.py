@@ -1,5 +1,5 @@
 """Which axis of an experiment is that of bits, and what its baseline is: the same rules as a report's
-(cpdrun.report.read.axes.bits_axis), before there are runs to read."""
+(cpdrun.study.axes.bits_axis), before there are runs to read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.format_facts import format_facts
 from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
-from cpdrun.report.read.axes import choices, formats
-from cpdrun.report.read.axes.bits_axis import (
+from cpdrun.study.axes import choices, formats
+from cpdrun.study.axes.bits_axis import (
     APS,
     FP32,
     USUAL,
@@ -22,7 +22,7 @@ from cpdrun.report.read.axes.bits_axis import (
     chosen_axis,
     is_of_bits,
 )
-from cpdrun.report.read.collect import CASE, FORMAT, SCALING, SEED
+from cpdrun.study.collect import CASE, FORMAT, SCALING, SEED
 from cpdrun.sweep import Plan, PlannedRun
 
 

@@ -36,8 +36,8 @@ from typing import Any
 from custom_fp import Format
 
 from cpdrun.record import EpochRow
-from cpdrun.report.read.axes import formats
 from cpdrun.search.schedule import Candidate
+from cpdrun.study.axes import formats
 
 LARGEST = 10  # scales of a Laplace distribution in the largest of e^10 = 22,000 values
 OCTAVES = 8  # the last with all that is left below

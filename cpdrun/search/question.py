@@ -18,15 +18,15 @@ from cpdrun.config.keys import INGREDIENTS, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import SCRIPT, direction_of, is_script
 from cpdrun.record import SweepDir
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.bits_axis import APS, last_words
-from cpdrun.report.read.axes.words import axis_text, axis_title
-from cpdrun.report.read.collect import CASE, FORMAT, SCALING, SEED
 from cpdrun.search.arms import held, key_of, with_arms
 from cpdrun.search.axes import Axis, read_axis, value_text, values_of
 from cpdrun.search.schedule import Candidate, Chain
 from cpdrun.search.settings import Settings, settings
 from cpdrun.search.tune import Tuning
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.bits_axis import APS, last_words
+from cpdrun.study.axes.titles import axis_text, axis_title
+from cpdrun.study.collect import CASE, FORMAT, SCALING, SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
 from cpdrun.sweep.manifest import Hypotheses
 

@@ -10,9 +10,6 @@ from cpdrun.predict.features import strictness
 from cpdrun.record import Ending, Result, RunDir
 from cpdrun.record.measure import ERROR, MEASURES
 from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
-from cpdrun.report.read.margin import Course, Margin, choose_margin, course_of, with_digits
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.runs.learnt import learnt, worst
 from cpdrun.search.likeliest import Gradients, likeliest_first
 from cpdrun.search.observed import with_chances
 from cpdrun.search.question import Question
@@ -21,6 +18,9 @@ from cpdrun.search.settings import FEWEST_SEEDS, MARGIN_KEY
 from cpdrun.search.start import begun, predicted_width, start_at
 from cpdrun.stats.failures import Failure
 from cpdrun.stats.identical import are_identical
+from cpdrun.study.margin import Course, Margin, choose_margin, course_of, with_digits
+from cpdrun.study.metric import Metric
+from cpdrun.study.runs.learnt import learnt, worst
 from cpdrun.sweep.manifest import hypotheses
 
 

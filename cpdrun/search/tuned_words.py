@@ -4,7 +4,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from cpdrun.report.read.axes.words import (
+from cpdrun.search.results import Results
+from cpdrun.search.schedule import Standing
+from cpdrun.search.start import recorded
+from cpdrun.study.axes.titles import (
     at_text,
     axis_text,
     choice_text,
@@ -12,9 +15,6 @@ from cpdrun.report.read.axes.words import (
     short_titles,
     tried_text,
 )
-from cpdrun.search.results import Results
-from cpdrun.search.schedule import Standing
-from cpdrun.search.start import recorded
 
 MARGIN = {"largest": "max", "smallest": "min"}
 

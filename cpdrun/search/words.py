@@ -11,8 +11,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.report.read.groups.certified import MARKS
-from cpdrun.report.read.metric import Metric
 from cpdrun.search import tuned_words
 from cpdrun.search.question import Question
 from cpdrun.search.results import Results
@@ -22,6 +20,8 @@ from cpdrun.stats.chain import Width
 from cpdrun.stats.failures import FailureCounts, no_failure
 from cpdrun.stats.identical import describe_identical
 from cpdrun.stats.intervals import unseen_share
+from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study.metric import Metric
 
 MOST_CHAINS = 4  # said one by one
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}

@@ -1,4 +1,4 @@
-"""What the cost model (cpdrun.report.costmodel) needs to know, measured: the compute time of a run's model,
+"""What the cost model (cpdrun.costmodel) needs to know, measured: the compute time of a run's model,
 the codec's rate in each format, latency and bandwidth between ranks.
 
     [torchrun ...] -m cpdrun.train.calibrate CONFIG.json OUT.json [--formats fp32,bf16,e4m3] [--repeats 9]

@@ -2,7 +2,7 @@
 
     -m cpdrun.train.calibrate_methods METHODS.json OUT.json [--repeats 9]
 
-METHODS.json: by its key (cpdrun.report.costmodel.compressor_key) the resolved config of a run that exchanges so; all
+METHODS.json: by its key (cpdrun.costmodel.compressor_key) the resolved config of a run that exchanges so; all
 have one model. OUT.json: by the same key a Codec, averaged over all values of the model, since what a compressor takes
 depends on the sizes of layers. One process; gradients are made up, normal with a deviation of 1e-3. What error feedback
 adds, two passes over memory, is counted where the sync does it itself (PowerSGD).

@@ -12,8 +12,8 @@ import pytest
 
 from cpdrun.cli import main
 from cpdrun.record import SweepDir
-from cpdrun.report.read.reader import read_study
 from cpdrun.stats.anytime import Verdict
+from cpdrun.study.reader import read_study
 
 SCRIPT = Path(__file__).with_name("failing_script.py")
 WORDS = (

@@ -7,12 +7,12 @@ from cpdrun.launch import Job
 from cpdrun.launch.session import write_configs
 from cpdrun.record import Best, Ending, LoggedRow, Result, SweepDir, write_json
 from cpdrun.record.measure import MEASURES
-from cpdrun.report.errors import ReportUsageError
-from cpdrun.report.read.collect import collect
-from cpdrun.report.read.reader import read_study
-from cpdrun.report.read.runs.ignored import ignored
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
+from cpdrun.study.collect import collect
+from cpdrun.study.errors import ReportUsageError
+from cpdrun.study.reader import read_study
+from cpdrun.study.runs.ignored import ignored
 from cpdrun.sweep import plan
 
 

@@ -13,9 +13,9 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import run_name
 from cpdrun.config.keys import flatten
 from cpdrun.record import SweepDir, write_text
-from cpdrun.report.read.axes.choices import of_case
-from cpdrun.report.read.collect import collect, other_axes
 from cpdrun.search.question import ask
+from cpdrun.study.axes.choices import of_case
+from cpdrun.study.collect import collect, other_axes
 from cpdrun.sweep import plan
 
 NAMES = sorted(path.stem for path in Path("conf/recipe").glob("*.yaml"))

@@ -8,9 +8,7 @@ import torch.distributed as dist
 
 from cpdrun.comm.sums.summations import exchange as comm_exchange
 from cpdrun.comm.wire.layout import Layout
-from cpdrun.launch.base import LaunchError
-from cpdrun.launch.machine.calibration import calibrate
-from cpdrun.report.costmodel import (
+from cpdrun.costmodel import (
     Codec,
     Network,
     Setup,
@@ -20,6 +18,8 @@ from cpdrun.report.costmodel import (
     step,
     step_cost,
 )
+from cpdrun.launch.base import LaunchError
+from cpdrun.launch.machine.calibration import calibrate
 from cpdrun.sweep import plan
 from cpdrun.train import calibrate_methods
 from cpdrun.train.calibrate import measure_codec

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cpdrun.report.costmodel import Codec, Network
+from cpdrun.costmodel import Codec, Network
 
 ROOT = Path(__file__).parents[2]
 VALUES, RANKS = 1_000_000, 2

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpdrun.report.costmodel import (
+from cpdrun.costmodel import (
     ALGORITHMS,
     Codec,
     Exchange,
@@ -16,9 +16,9 @@ from cpdrun.report.costmodel import (
     speedup,
     step_cost,
 )
-from cpdrun.report.costmodel.direct import SEGMENT_VALUES, direct_processor_s, direct_s
-from cpdrun.report.costmodel.rings_and_trees import hierarchical_s, ring_s, small_all_reduce_s, tree_s
-from cpdrun.report.costmodel.step import buckets
+from cpdrun.costmodel.direct import SEGMENT_VALUES, direct_processor_s, direct_s
+from cpdrun.costmodel.rings_and_trees import hierarchical_s, ring_s, small_all_reduce_s, tree_s
+from cpdrun.costmodel.step import buckets
 
 LINK = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e8)
 FREE_WIRE = Network(latency_s=0.0, bandwidth_bytes_per_s=math.inf)

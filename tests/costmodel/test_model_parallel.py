@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpdrun.report.costmodel import Codec, Network, ring_s
+from cpdrun.costmodel import Codec, Network, ring_s
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

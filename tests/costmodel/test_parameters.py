@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cpdrun.report.costmodel import (
+from cpdrun.costmodel import (
     Calibration,
     CalibrationError,
     Codec,

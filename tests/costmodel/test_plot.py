@@ -6,9 +6,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from cpdrun.record import SweepDir, write_json, write_text
-from cpdrun.report import ReportUsageError, write_report
-from cpdrun.report.costmodel import (
+from cpdrun.costmodel import (
     Calibration,
     Codec,
     Network,
@@ -19,9 +17,11 @@ from cpdrun.report.costmodel import (
     print_forecast,
     speedup,
 )
+from cpdrun.record import SweepDir, write_json, write_text
+from cpdrun.report import ReportUsageError, write_report
 from cpdrun.report.look.hover import MARK, texts_of
 from cpdrun.report.plots import NotDrawnError, speedup_vs_workers
-from cpdrun.report.read.reader import read_study
+from cpdrun.study.reader import read_study
 
 CODECS = {
     "fp32": Codec(32, 1e-9, 1e-9, 1e-9, 1e-9),

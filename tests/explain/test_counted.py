@@ -15,8 +15,8 @@ from cpdrun.explain.run import explain
 from cpdrun.record import SweepDir, read_config, write_json, write_text
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots.tensor_ranges import draw
-from cpdrun.report.read.reader import read_study
-from cpdrun.report.read.runs.observed import read_observed
+from cpdrun.study.reader import read_study
+from cpdrun.study.runs.observed import read_observed
 from cpdrun.sweep import plan
 from cpdrun.train.observe.seen.observation import Observation, Seen
 from cpdrun.train.observe.seen.tables import tables

@@ -24,8 +24,8 @@ from cpdrun.record import (
     write_run,
 )
 from cpdrun.record.measure import KNOWN
-from cpdrun.report.read.groups.grouping import _FIGURES
 from cpdrun.search.question import ask
+from cpdrun.study.groups.grouping import _FIGURES
 from cpdrun.sweep import write_manifest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "record.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import pytest
 
 from cpdrun.report import best_of
 from cpdrun.report.answers import answer
-from cpdrun.report.read.reader import read_study
+from cpdrun.study.reader import read_study
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

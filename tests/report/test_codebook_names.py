@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.collect import other_axes
 from cpdrun.report.tables import _whole_if_possible
+from cpdrun.study.axes import formats
+from cpdrun.study.collect import other_axes
 
 
 def test_bits_count_the_scales():

@@ -10,8 +10,8 @@ from cpdrun.errors import UserError
 from cpdrun.report.cost import area
 from cpdrun.report.cost.axes import COSTS, show_count, transistors
 from cpdrun.report.cost.front import front, knee
-from cpdrun.report.read.groups.group import Group
-from cpdrun.report.read.reader import read_study
+from cpdrun.study.groups.group import Group
+from cpdrun.study.reader import read_study
 
 
 def test_front_and_knee_by_hand():

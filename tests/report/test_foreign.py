@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from cpdrun.record import write_json
-from cpdrun.report.read import collect
-from cpdrun.report.read.axes import formats
+from cpdrun.study import collect
+from cpdrun.study.axes import formats
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -104,7 +104,7 @@ def test_a_run_without_the_right_to_read_gets_its_line(new_sweep, report, monkey
             raise PermissionError(13, "Permission denied", str(run.done))
         return real(run)
 
-    monkeypatch.setattr("cpdrun.report.read.collect.state_of", refuse)
+    monkeypatch.setattr("cpdrun.study.collect.state_of", refuse)
     made = report(sweep)
     assert "cannot be read: not-mine (done.json: [Errno 13] Permission denied" in made.printed
     assert "4 of 5 runs are finished (1 unreadable)" in made.printed

@@ -9,10 +9,10 @@ from cpdrun.cli import main
 from cpdrun.config.margin import parse_margin
 from cpdrun.record import SweepDir, write_run
 from cpdrun.record.measure import ACCURACY, ERROR, MEASURES, NATS
-from cpdrun.report.errors import ReportUsageError
-from cpdrun.report.read.margin import Course, choose_margin
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.reader import read_study
+from cpdrun.study.errors import ReportUsageError
+from cpdrun.study.margin import Course, choose_margin
+from cpdrun.study.metric import Metric
+from cpdrun.study.reader import read_study
 
 UNTRAINED = 0.0305
 LOSS, SCORE, SHARE = (

@@ -10,10 +10,10 @@ import pytest
 from made_up_methods import CASES, PARAMETERS, calibrate, fill_methods
 
 from cpdrun.config.keys import flatten
+from cpdrun.costmodel import PATTERNS, network, network_names
 from cpdrun.record import write_run
-from cpdrun.report.costmodel import PATTERNS, network, network_names
 from cpdrun.report.look.style import METHODS, method_looks
-from cpdrun.report.read.axes.method import Method, method_of
+from cpdrun.study.axes.method import Method, method_of
 from cpdrun.sweep import plan
 
 SVG = "{http://www.w3.org/2000/svg}"

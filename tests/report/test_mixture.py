@@ -4,7 +4,7 @@ import pytest
 
 from cpdrun.report.answers import answer
 from cpdrun.report.completeness import notes
-from cpdrun.report.read.reader import read_study
+from cpdrun.study.reader import read_study
 
 
 def environment(code: str = "aa", data: str | None = "dd", module: str = "mine") -> dict:

@@ -12,7 +12,7 @@ from cpdrun.report import plots
 from cpdrun.report.look.style import RC
 from cpdrun.report.plots._metric_axis import MetricAxis, apart, value_ranges
 from cpdrun.report.plots.accuracy_vs_bytes import front
-from cpdrun.report.read.reader import read_study
+from cpdrun.study.reader import read_study
 
 SVG = "{http://www.w3.org/2000/svg}"
 

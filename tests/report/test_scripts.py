@@ -2,7 +2,7 @@
 
 from cpdrun.report.answers import answer
 from cpdrun.report.completeness import notes
-from cpdrun.report.read.reader import read_study
+from cpdrun.study.reader import read_study
 
 MORE = {"higher_is_better": True, "shown": "plain", "of_samples": False}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from cpdrun.report.read.axes.words import hybrid
+from cpdrun.study.axes.titles import hybrid
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

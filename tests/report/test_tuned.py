@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from cpdrun.record import write_text
-from cpdrun.report.errors import ReportError
-from cpdrun.report.read.reader import read_study
+from cpdrun.study.errors import ReportError
+from cpdrun.study.reader import read_study
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -7,9 +7,9 @@ import pytest
 import scipy.stats
 from made_up import Sweep, fill_digits
 
-from cpdrun.report.read.groups.compare import difference
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.reader import read_study
+from cpdrun.study.groups.compare import difference
+from cpdrun.study.metric import Metric
+from cpdrun.study.reader import read_study
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

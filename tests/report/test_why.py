@@ -7,14 +7,14 @@ import pytest
 from made_up import Sweep
 
 from cpdrun.comm.sums.orders import order_named
-from cpdrun.report.read.reader import read_study
-from cpdrun.report.read.runs.history import rows_of
 from cpdrun.report.why import words
 from cpdrun.report.why.beside import beside, is_mend
 from cpdrun.report.why.chain import chain, group_size
 from cpdrun.report.why.reason import Cause, reach, reached, reason
 from cpdrun.report.why.seen import seen
 from cpdrun.report.why.standing import Verdict, standing
+from cpdrun.study.reader import read_study
+from cpdrun.study.runs.history import rows_of
 
 
 def layer(**values):

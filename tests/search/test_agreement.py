@@ -7,11 +7,11 @@ import instant_executor
 import pytest
 
 from cpdrun.record import write_json
-from cpdrun.report.read.reader import read_study
 from cpdrun.report.verdict import sentence
 from cpdrun.search.words import sentences
 from cpdrun.stats.anytime import Verdict
 from cpdrun.stats.tuning import FIRST_SEED
+from cpdrun.study.reader import read_study
 
 TYPED = ["search.tolerance=1", "search.most_seeds=12", "name=found"]
 NAN = math.nan

@@ -13,13 +13,13 @@ from instant_executor import Instant, PowerCutError
 from made_up_world import BASELINE, RULES, World, chain
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.report.read.reader import read_study
 from cpdrun.search.question import ask
 from cpdrun.search.schedule import Ended, stand, wanted
 from cpdrun.search.start import predicted_width, start_at
 from cpdrun.search.words import facts, sentences
 from cpdrun.stats.anytime import Verdict
 from cpdrun.stats.chain import FIRST, portions, settle
+from cpdrun.study.reader import read_study
 
 TYPED = ["format=fp32,e4m3,e3m2,e3m0,e2m0", "aps=true", "search.tolerance=1", "name=found"]
 CHAIN = chain("with APS", ["e4m3"], ["e3m2"], ["e3m1"], ["e3m0"], ["e2m0"])

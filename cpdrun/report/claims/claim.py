@@ -31,8 +31,8 @@ from typing import Any
 
 import yaml
 
-from cpdrun.report.errors import ReportUsageError
 from cpdrun.stats.quantified import QUANTIFIERS
+from cpdrun.study.errors import ReportUsageError
 
 PAPER = "paper.yaml"
 COUNTS_AS = ("times_fewer", "per_cent_more")

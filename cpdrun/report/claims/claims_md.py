@@ -9,7 +9,7 @@ from cpdrun.record import SweepDir, write_text
 from cpdrun.report.claims import render, values
 from cpdrun.report.claims.claim import Claim, read_claims
 from cpdrun.report.claims.judgement import Judgement, judge
-from cpdrun.report.errors import ReportError, ReportUsageError
+from cpdrun.study.errors import ReportError, ReportUsageError
 
 FILE = "claims.md"
 

@@ -22,15 +22,15 @@ import pandas as pd
 
 from cpdrun.report.claims.claim import Ask, Claim
 from cpdrun.report.claims.pairs import Pair, Sources, comparisons
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.collect import CASE, SEED
-from cpdrun.report.read.margin import DEFAULT_POINTS
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.runs.learnt import CLASSES_IF_UNKNOWN, learnt, worst
 from cpdrun.stats import anytime, quantified
 from cpdrun.stats.anytime import Verdict
 from cpdrun.stats.failures import Failure, Runs, compare_runs, no_failure
 from cpdrun.stats.intervals import is_zero
+from cpdrun.study.axes import formats
+from cpdrun.study.collect import CASE, SEED
+from cpdrun.study.margin import DEFAULT_POINTS
+from cpdrun.study.metric import Metric
+from cpdrun.study.runs.learnt import CLASSES_IF_UNKNOWN, learnt, worst
 
 NOT_ASKED = "not asked"
 MOST_SEEDS = 1000  # beyond it a sentence says that it takes more

@@ -8,9 +8,9 @@ import pandas as pd
 
 from cpdrun.report.claims.claim import Ask
 from cpdrun.report.claims.values import Values, key_of
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.words import axis_text, axis_title, is_scaling
-from cpdrun.report.read.collect import CASE, identity
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.titles import axis_text, axis_title, is_scaling
+from cpdrun.study.collect import CASE, identity
 
 # Where the values of a sweep may be, best first; sources that do not have the cells are passed over.
 Sources = Callable[[str], Sequence[Values]]

@@ -9,10 +9,10 @@ from rich.console import Console
 from cpdrun.report.claims.claim import Paper
 from cpdrun.report.claims.judgement import MOST_SEEDS, NOT_ASKED, Finding, Judgement
 from cpdrun.report.page.markup import encodable, escape_markdown
-from cpdrun.report.read.axes.words import plain
-from cpdrun.report.read.groups.certified import MARKS
-from cpdrun.report.read.metric import Metric
 from cpdrun.stats.anytime import Verdict, critical_t, pairs_needed
+from cpdrun.study.axes.titles import plain
+from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study.metric import Metric
 
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow", NOT_ASKED: "dim"}
 DECIDING = (Verdict.REFUTED, Verdict.OPEN, Verdict.CERTIFIED)  # what is shown first

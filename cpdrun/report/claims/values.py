@@ -19,9 +19,9 @@ import pandas as pd
 
 import cpdrun
 from cpdrun.record import RunDir, SweepDir, read_manifest, write_text
-from cpdrun.report.errors import ReportError
-from cpdrun.report.read.collect import CORE_AXES, SEED, collect, finished, identity, other_axes
-from cpdrun.report.read.groups.grouping import failed_runs
+from cpdrun.study.collect import CORE_AXES, SEED, collect, finished, identity, other_axes
+from cpdrun.study.errors import ReportError
+from cpdrun.study.groups.grouping import failed_runs
 
 VALUES = "values.csv"
 MEASURED = ("metric:", "wire:", "memory:")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpdrun.report.cost import area
-from cpdrun.report.read.groups.group import Group
+from cpdrun.study.groups.group import Group
 
 Found = tuple[dict[Group, float], list[str]]  # the cost of those that have one, and why others have none
 

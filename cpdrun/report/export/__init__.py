@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpdrun.record import RunDir, check_inside
-from cpdrun.report.errors import ReportUsageError
+from cpdrun.study.errors import ReportUsageError
 
 if TYPE_CHECKING:
-    from cpdrun.report.read.study import Study
+    from cpdrun.study.study import Study
 
 
 def names() -> list[str]:

@@ -13,9 +13,9 @@ from mlflow.tracking import MlflowClient
 
 from cpdrun.record import RunDir
 from cpdrun.report.export import epochs
-from cpdrun.report.read.axes.words import SWEEP
-from cpdrun.report.read.collect import config_keys, finished
-from cpdrun.report.read.study import Study
+from cpdrun.study.axes.titles import SWEEP
+from cpdrun.study.collect import config_keys, finished
+from cpdrun.study.study import Study
 
 _TAG = "cpdrun.run"
 _LONGEST_VALUE = 6000  # limits of MLflow's

@@ -12,9 +12,9 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from cpdrun.record import RunDir
 from cpdrun.report.export import epochs
-from cpdrun.report.read.axes.words import axis_text
-from cpdrun.report.read.collect import config_keys, finished
-from cpdrun.report.read.study import Study
+from cpdrun.study.axes.titles import axis_text
+from cpdrun.study.collect import config_keys, finished
+from cpdrun.study.study import Study
 
 
 def write(study: Study, folder: Path) -> Path:

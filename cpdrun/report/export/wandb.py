@@ -12,9 +12,9 @@ import wandb
 
 from cpdrun.record import RunDir
 from cpdrun.report.export import epochs
-from cpdrun.report.read.axes.words import SWEEP
-from cpdrun.report.read.collect import config_keys, finished
-from cpdrun.report.read.study import Study
+from cpdrun.study.axes.titles import SWEEP
+from cpdrun.study.collect import config_keys, finished
+from cpdrun.study.study import Study
 
 _LONGEST_NAME = 128  # of theirs
 

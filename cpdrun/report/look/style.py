@@ -8,7 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cpdrun.study.study import Study
 
 COLUMN_IN = 3.5  # one column of a two-column paper
 PNG_DPI = 300
@@ -43,9 +46,10 @@ _OTHERS: tuple[tuple[str, str, str | tuple], ...] = (
 OTHER_COLORS = [WITH_APS.color, WITHOUT_APS.color, *(color for color, _, _ in _OTHERS)]
 
 
-def looks(strategies: Iterable[str]) -> dict[str, Look]:
-    """The look of each of a study's strategies, by its name; plain last."""
-    names, usual = set(strategies), {look.label: look for look in (WITH_APS, WITHOUT_APS)}
+def strategy_looks(study: "Study") -> dict[str, Look]:
+    """Return the look of each strategy of a study by its name, without scaling last."""
+    names = {group.strategy for group in study.groups if not group.is_baseline}
+    usual = {look.label: look for look in (WITH_APS, WITHOUT_APS)}
     others = cycle(_OTHERS)
     rules = {}
     for name in sorted(names - usual.keys()):
@@ -62,7 +66,7 @@ def shades(count: int) -> list[str]:
     return [to_hex(colormaps["viridis"](0.15 + 0.6 * i / max(count - 1, 1))) for i in range(count)]
 
 
-# how workers exchange, by the family's name (cpdrun.report.read.axes.method): Okabe and Ito's colours again, and two of
+# how workers exchange, by the family's name (cpdrun.study.axes.method): Okabe and Ito's colours again, and two of
 # Tol's; no marker occurs twice
 METHODS = {
     look.label: look

@@ -1,16 +1,16 @@
 """Methods side by side: the groups of a study that differ in how workers exchange, one against another; and which sends
 least for the same result."""
 
-from cpdrun.report.read.axes.method import GOSSIP, WITH_APS, WITHOUT_APS
-from cpdrun.report.read.axes.words import axis_text, short_titles
-from cpdrun.report.read.collect import CASE, FORMAT
-from cpdrun.report.read.groups.compare import Difference, difference
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.groups.grouping import make_facets
-from cpdrun.report.read.study import Study
 from cpdrun.report.tables import show_bits
 from cpdrun.report.verdict import is_within, tolerance
 from cpdrun.stats.anytime import Verdict
+from cpdrun.study.axes.method import GOSSIP, WITH_APS, WITHOUT_APS
+from cpdrun.study.axes.titles import axis_text, short_titles
+from cpdrun.study.collect import CASE, FORMAT
+from cpdrun.study.groups.compare import Difference, difference
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.groups.grouping import make_facets
+from cpdrun.study.study import Study
 
 MOST_SENTENCES = 3  # settings; the tables and pictures have all
 _OF_METHODS = ("sync", "compressor", "scaling")  # sections of a config

@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from cpdrun.report.costmodel import Calibration, CalibrationError, Codec, Exchange, Network, exchange_s
+from cpdrun.costmodel import Calibration, CalibrationError, Codec, Exchange, Network, exchange_s
+from cpdrun.costmodel.calibrated import calibration_of, known_networks
 from cpdrun.report.methods.compared import by_setting, does_as_well, label, reference
-from cpdrun.report.read.calibrated import calibration_of, known_networks
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.runs.history import rows_of
-from cpdrun.report.read.study import Study
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.runs.history import rows_of
+from cpdrun.study.study import Study
 
 MARGIN = 0.05  # within it two are as fast: the model's own error against the clock is of that size
 

@@ -5,10 +5,10 @@ import math
 import pandas as pd
 
 from cpdrun.report.methods.crossover import MARGIN, Cell, Crossover, Panel
-from cpdrun.report.read.groups.certified import MARKS
-from cpdrun.report.read.study import Study
 from cpdrun.report.tables import BITS_A_PARAMETER, Shown, show_bits
 from cpdrun.report.verdict import tolerance
+from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study.study import Study
 
 
 def sentences(study: Study, found: Crossover) -> list[str]:

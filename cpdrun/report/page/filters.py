@@ -7,9 +7,9 @@ group (`data-group`), its row in that table.
 import pandas as pd
 
 from cpdrun.report.page.markup import escape_html as escape
-from cpdrun.report.read.collect import identity
-from cpdrun.report.read.study import Study
 from cpdrun.report.tables import Shown
+from cpdrun.study.collect import identity
+from cpdrun.study.study import Study
 
 MOST_VALUES = 60  # of a column; one with more is searched by typing
 

@@ -17,11 +17,11 @@ from cpdrun.report import plots, tables
 from cpdrun.report.look import style, svg
 from cpdrun.report.page import filters
 from cpdrun.report.page.markup import escape_html as escape
-from cpdrun.report.read.axes.words import SWEEP, axis_text, axis_title
-from cpdrun.report.read.collect import CORE_AXES, SEED, config_keys, identity
-from cpdrun.report.read.groups.group import Group
-from cpdrun.report.read.groups.tuned import USE
-from cpdrun.report.read.study import Study
+from cpdrun.study.axes.titles import SWEEP, axis_text, axis_title
+from cpdrun.study.collect import CORE_AXES, SEED, config_keys, identity
+from cpdrun.study.groups.group import Group
+from cpdrun.study.groups.tuned import USE
+from cpdrun.study.study import Study
 
 # Colours of the pictures that follow the page's theme, as page.css defines them.
 _THEME = {

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from cpdrun.record import write_bytes, write_text
 from cpdrun.report import plots
 from cpdrun.report.look import style, svg
-from cpdrun.report.read.study import Study
+from cpdrun.study.study import Study
 
 KINDS = ("png", "svg", "pdf")
 

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.record import write_bytes, write_text
-from cpdrun.report.errors import ReportUsageError
 from cpdrun.report.page import markup
 from cpdrun.report.tables import Shown
+from cpdrun.study.errors import ReportUsageError
 
 # What a writer gets: the file without its suffix, the numbers, and the table as shown.
 Writer = Callable[[Path, pd.DataFrame, Shown], Path]

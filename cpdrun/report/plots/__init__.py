@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from cpdrun.report.read.study import Study
+    from cpdrun.study.study import Study
 
 
 # what a reader asks, in that order

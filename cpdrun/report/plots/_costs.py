@@ -11,9 +11,9 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, panel
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import tolerance
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.study import Study
 
 _RING = {
     "marker": "o",

@@ -4,8 +4,8 @@ import math
 
 from matplotlib.axes import Axes
 
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.study import Study
+from cpdrun.study.axes import formats
+from cpdrun.study.study import Study
 
 _APART = 2  # rows between the largest format tried and the row of those that needed more
 

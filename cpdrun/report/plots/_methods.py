@@ -12,9 +12,9 @@ from cpdrun.report.look.hover import part_of
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, Look, ink
 from cpdrun.report.methods.compared import label
 from cpdrun.report.plots._metric_axis import MetricAxis, apart
-from cpdrun.report.read.axes.words import short
-from cpdrun.report.read.groups.group import Group
 from cpdrun.stats.anytime import Verdict
+from cpdrun.study.axes.titles import short
+from cpdrun.study.groups.group import Group
 
 LEGEND_COLUMNS = 4
 FRONT_TEXT = "grey line: the Pareto front"

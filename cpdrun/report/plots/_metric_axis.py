@@ -15,8 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 from cpdrun.report.look.hover import hover, name_of, part_of
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, RC, Look, ink
-from cpdrun.report.read.groups.group import Group
-from cpdrun.report.read.study import Study
+from cpdrun.study.groups.group import Group
+from cpdrun.study.study import Study
 
 Point = tuple[float, float]
 _HALO = [withStroke(linewidth=1.6, foreground="white")]

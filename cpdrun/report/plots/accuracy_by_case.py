@@ -8,9 +8,9 @@ from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import span
-from cpdrun.report.read.axes.words import plain
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.study import Study
+from cpdrun.study.axes.titles import plain
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.study import Study
 
 TITLE = "Accuracy of each case"
 QUESTION = "enough"

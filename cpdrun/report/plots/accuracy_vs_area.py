@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from cpdrun.report.cost.axes import COSTS
 from cpdrun.report.plots._costs import drawn
-from cpdrun.report.read.study import Study
+from cpdrun.study.study import Study
 
 TITLE = "Area of a multiply-accumulate unit"
 QUESTION = "cost"

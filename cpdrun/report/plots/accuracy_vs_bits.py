@@ -10,14 +10,14 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.look.style import COLUMN_IN, FP32
+from cpdrun.report.look.style import COLUMN_IN, FP32, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.words import short
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.study import Study
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.titles import short
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.study import Study
 
 TITLE = "Accuracy against bits"
 QUESTION = "enough"
@@ -84,7 +84,7 @@ def _panel(axis: MetricAxis, facet: Facet, slots: dict[str, float], width_in: fl
         names.append((axis.y(facet.baseline), replace(FP32, label=axis.study.baseline_name), ()))
     for name, groups in reversed(facet.strategies.items()):  # what APS does lies on top
         _line(axis, groups, slots)
-        names.append((axis.y(groups[0]), axis.study.looks[name], groups))
+        names.append((axis.y(groups[0]), strategy_looks(axis.study)[name], groups))
     if len(slots) <= _MOST_SLOTS_UPRIGHT:
         _figures(axis, facet, slots)
     axis.names(-0.5, names)
@@ -98,7 +98,7 @@ def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float]) -> Non
     for group in groups:
         size = formats.bits(group.format)
         best[size] = better(best.get(size, group), group, key=lambda group: group.mean)
-    look = study.looks[groups[0].strategy]
+    look = strategy_looks(study)[groups[0].strategy]
     for here, there in pairwise(best.values()):
         points = [(_x(study, group, slots), axis.y(group)) for group in (here, there)]
         axis.segment(*points, look, (here, there))
@@ -109,7 +109,7 @@ def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float]) -> Non
 
 def _x(study: Study, group: Group, slots: dict[str, float]) -> float:
     """The strategies of a slot stand beside each other, so that none hides another's error bar."""
-    names = list(study.looks)
+    names = list(strategy_looks(study))
     return slots[group.format] + _DODGE * ((len(names) - 1) / 2 - names.index(group.strategy))
 
 
@@ -120,7 +120,7 @@ def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
         here = [group for groups in facet.strategies.values() for group in groups if group.format == name]
         for rank, group in enumerate(sorted(here, key=lambda group: group.mean, reverse=True)):
             text = metric.show(group.mean) + (DIVERGED if group.diverged else "")
-            color = axis.study.looks[group.strategy].color
+            color = strategy_looks(axis.study)[group.strategy].color
             axis.write(_x(axis.study, group, slots), group, text, color, above=rank == 0)
 
 

@@ -13,14 +13,14 @@ from cpdrun.report.cost.axes import COSTS, show_bytes
 from cpdrun.report.cost.front import front
 from cpdrun.report.knees import front_of
 from cpdrun.report.look.hover import name_of
-from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, Look
+from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, Look, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._costs import ring
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.read.axes.words import short
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.study import Study
+from cpdrun.study.axes.titles import short
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.study import Study
 
 TITLE = "Accuracy against bytes on the wire"
 QUESTION = "cost"
@@ -90,18 +90,18 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
         axis.segment(corner, (there.wire_bytes, axis.y(there)), _FRONT, (here, there))
     low, high = min(g.wire_bytes for g in groups), max(g.wire_bytes for g in groups)
     for group in groups:
-        look = FP32 if group.is_baseline else study.looks[group.strategy]
+        look = FP32 if group.is_baseline else strategy_looks(study)[group.strategy]
         axis.point(_x(group, groups), group, look, filled=group.is_baseline or group.aps)
     for size in dict.fromkeys(group.wire_bytes for group in on_front):
         here = [group for group in on_front if group.wire_bytes == size]
         for row, group in enumerate(here[:3]):
-            look = FP32 if group.is_baseline else study.looks[group.strategy]
+            look = FP32 if group.is_baseline else strategy_looks(study)[group.strategy]
             axis.write(size, here[0], short(group.name), look.color, above=True, row=row)
     top = (
         0.14 if study.metric.higher_is_better else 0.94
     )  # away from fp32, which sends most and is among the best
     for i, (strategy, of) in enumerate(facet.strategies.items()):
-        axes, look = axis.parts[0], study.looks[strategy]
+        axes, look = axis.parts[0], strategy_looks(study)[strategy]
         name = axes.text(
             0.98, top - 0.08 * i, look.label, transform=axes.transAxes, ha="right", color=look.ink, **NAME
         )

@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cpdrun.report.look.hover import hover, part_of
-from cpdrun.report.look.style import COLUMN_IN, NAME
+from cpdrun.report.look.style import COLUMN_IN, NAME, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
-from cpdrun.report.read.groups.certified import MARKS
-from cpdrun.report.read.groups.group import Facet
-from cpdrun.report.read.study import Study
+from cpdrun.study.groups.group import Facet
+from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study.study import Study
 
 TITLE = "Evidence against pairs of runs"
 QUESTION = "sure"
@@ -50,7 +50,7 @@ def _lines(study: Study, facet: Facet) -> list:
 def _panel(axes: Axes, study: Study, facet: Facet) -> None:
     groups = _lines(study, facet)
     for group in groups:
-        judged, look = study.judged[group], study.looks[group.strategy]
+        judged, look = study.judged[group], strategy_looks(study)[group.strategy]
         heights = [0.0, *(max(-_MOST, min(_MOST, value)) for value in judged.evidence)]
         pairs = range(1, len(heights) + 1)
         (line,) = axes.plot(pairs, heights, color=look.color, linestyle=look.dash, linewidth=0.9)

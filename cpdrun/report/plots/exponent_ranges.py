@@ -19,13 +19,13 @@ from matplotlib.figure import Figure
 
 from cpdrun.record import EpochRow
 from cpdrun.report.look.hover import hover
-from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
+from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.words import plain, short
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.study import Study
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.titles import plain, short
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.study import Study
 
 TITLE = "Why: the gradients' exponents"
 QUESTION = "why"
@@ -155,7 +155,7 @@ def _limits(name: str) -> tuple[int, int]:
 
 
 def _lost(axes: Axes, study: Study, recorded: list[tuple[Group, list[Layers]]], layers: list[str]) -> None:
-    names = list(study.looks)
+    names = list(strategy_looks(study))
     columns = sorted(
         recorded, key=lambda pair: (names.index(pair[0].strategy), formats.order(pair[0].format))
     )
@@ -174,7 +174,7 @@ def _lost(axes: Axes, study: Study, recorded: list[tuple[Group, list[Layers]]], 
             axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=FIGURE_SIZE, color=color)
     axes.set_xticks(range(len(columns)), [short(group.name) for group, _ in columns], rotation=90)
     for tick, (group, _) in zip(axes.get_xticklabels(), columns, strict=True):
-        tick.set_color(study.looks[group.strategy].color)
+        tick.set_color(strategy_looks(study)[group.strategy].color)
     axes.set_yticks(range(len(layers)), [])
-    axes.set_xlabel("lost as too small, %; " + ", ".join(study.looks))
+    axes.set_xlabel("lost as too small, %; " + ", ".join(strategy_looks(study)))
     axes.grid(visible=False)

@@ -18,11 +18,11 @@ from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import BitsAxis
 from cpdrun.report.plots._grid import caption, grid, title
-from cpdrun.report.read.axes.words import axis_text
-from cpdrun.report.read.collect import identity
-from cpdrun.report.read.groups.group import Facet
-from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import smallest_within
+from cpdrun.study.axes.titles import axis_text
+from cpdrun.study.collect import identity
+from cpdrun.study.groups.group import Facet
+from cpdrun.study.study import Study
 
 TITLE = "Fewest bits against the longest chain of additions"
 QUESTION = "workers"

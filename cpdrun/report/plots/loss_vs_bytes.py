@@ -15,10 +15,10 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, Cost, legend, panel, rows_of_legend
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.study import Study
 from cpdrun.report.tables import show_bits, show_bytes
 from cpdrun.report.verdict import tolerance
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.study import Study
 
 TITLE = "What a worker sends, by method"
 QUESTION = "cost"

@@ -6,7 +6,7 @@ Predicted by the cost model from what runs sent and what `cpdrun calibrate` meas
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from cpdrun.report.costmodel import CalibrationError
+from cpdrun.costmodel import CalibrationError
 from cpdrun.report.look.style import COLUMN_IN, method_looks
 from cpdrun.report.methods.compared import reference
 from cpdrun.report.methods.crossover import Panel, crossover
@@ -14,9 +14,9 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, legend, panel, rows_of_legend
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.read.groups.group import Facet
-from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import tolerance
+from cpdrun.study.groups.group import Facet
+from cpdrun.study.study import Study
 
 TITLE = "Predicted seconds of a step, by method"
 QUESTION = "time"

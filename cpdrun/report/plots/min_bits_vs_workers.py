@@ -10,17 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.report.look.hover import hover, name_of, part_of
-from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, NAME
+from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, NAME, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import BitsAxis
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.words import short
-from cpdrun.report.read.collect import identity
-from cpdrun.report.read.groups.group import Facet
-from cpdrun.report.read.study import Study
 from cpdrun.report.verdict import smallest_within
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.titles import short
+from cpdrun.study.collect import identity
+from cpdrun.study.groups.group import Facet
+from cpdrun.study.study import Study
 
 TITLE = "Fewest bits against workers"
 QUESTION = "workers"
@@ -66,7 +66,7 @@ def _without_workers(facet: Facet) -> Facet:
 
 def _panel(axes: Axes, study: Study, series: Series, axis: BitsAxis) -> None:
     ends = []
-    for place, (name, look) in enumerate(study.looks.items()):
+    for place, (name, look) in enumerate(strategy_looks(study).items()):
         workers = sorted(n for n, facet in series.items() if name in facet.strategies)
         if not workers:
             continue

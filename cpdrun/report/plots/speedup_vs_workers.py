@@ -1,6 +1,6 @@
 """What the bits would buy: predicted speed-up against workers, a panel for each network.
 
-The cost model (cpdrun.report.costmodel) with what `cpdrun calibrate` left in the sweep's folder: weak scaling,
+The cost model (cpdrun.costmodel) with what `cpdrun calibrate` left in the sweep's folder: weak scaling,
 the direct exchange after backward as cpdrun's own loop does it, each format with APS where the study has it
 so. The formats are the study's that were calibrated.
 """
@@ -10,23 +10,23 @@ from collections.abc import Iterator
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.costmodel import (
+from cpdrun.costmodel import (
     Calibration,
     CalibrationError,
     Network,
     Setup,
     speedup,
 )
+from cpdrun.costmodel.calibrated import calibration_of, known_networks
 from cpdrun.report.look.hover import hover
 from cpdrun.report.look.style import COLUMN_IN, FP32, HEADING, NAME, Look, shades
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.calibrated import calibration_of, known_networks
-from cpdrun.report.read.collect import FORMAT
-from cpdrun.report.read.groups.group import Facet
-from cpdrun.report.read.study import Study
+from cpdrun.study.axes import formats
+from cpdrun.study.collect import FORMAT
+from cpdrun.study.groups.group import Facet
+from cpdrun.study.study import Study
 
 TITLE = "Predicted speed-up against workers"
 QUESTION = "time"

@@ -24,13 +24,13 @@ from cpdrun.report.look.hover import hover
 from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, WITHOUT_APS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.words import short
-from cpdrun.report.read.groups.group import Group
-from cpdrun.report.read.runs.observed import Look, Observed, read_observed
-from cpdrun.report.read.study import Study
 from cpdrun.report.why.chain import together
 from cpdrun.report.why.standing import row_of
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.titles import short
+from cpdrun.study.groups.group import Group
+from cpdrun.study.runs.observed import Look, Observed, read_observed
+from cpdrun.study.study import Study
 
 TITLE = "Why: the exponents of every tensor"
 QUESTION = "why"

@@ -9,15 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.report.look.hover import hover, part_of
-from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, ink, shades
+from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, ink, shades, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.words import short
-from cpdrun.report.read.groups.group import Group
-from cpdrun.report.read.study import Study
 from cpdrun.stats.intervals import mean_interval
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.titles import short
+from cpdrun.study.groups.group import Group
+from cpdrun.study.study import Study
 
 TITLE = "Training curves"
 QUESTION = "training"
@@ -39,6 +39,7 @@ def draw(study: Study) -> Figure:
     columns = max(1, max(len(facet.strategies) for facet in facets))
     figure, parts = grid(facets, COLUMN_IN * min(columns, 3), 2.3, columns=1)
     colors = _colors(study)
+    name_colors = {name: look.ink for name, look in strategy_looks(study).items()}
     for part, facet in parts:
         panels = part.subplots(1, columns, squeeze=False, sharey=True)[0]
         drawn = {}
@@ -46,7 +47,7 @@ def draw(study: Study) -> Figure:
             drawn[axes] = _panel(
                 axes, study, [facet.baseline, *facet.strategies.get(name, [])], curves, colors
             )
-            axes.set_title(name, loc="right", color=study.looks[name].ink if name in study.looks else "black")
+            axes.set_title(name, loc="right", color=name_colors.get(name, "black"))
         for axes in panels[len(facet.strategies) or 1 :]:
             axes.set_visible(False)
         for axes, ends in drawn.items():  # once the shared y axis has its limits

@@ -13,13 +13,13 @@ from typing import Any
 
 from cpdrun.config.overrides import typed_form
 from cpdrun.record import RunDir, State
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.collect import CASE, CORE_AXES, SEED, config_keys, identity, may_be_axis
-from cpdrun.report.read.runs.history import rows_of
-from cpdrun.report.read.study import Study
 from cpdrun.report.why.knobs import FORMAT, knob
 from cpdrun.report.why.seen import Seen, seen
 from cpdrun.report.why.standing import Standing, Verdict, against, row_of
+from cpdrun.study.axes import formats
+from cpdrun.study.collect import CASE, CORE_AXES, SEED, config_keys, identity, may_be_axis
+from cpdrun.study.runs.history import rows_of
+from cpdrun.study.study import Study
 
 LEAST = 0.2  # of what is lost: who gets less of it back has hardly turned the right knob
 NO_KNOBS = ("observe",)  # what is looked at changes nothing

@@ -1,9 +1,5 @@
 """Why each group that is worse than its baseline is: what the page has in its section of that name."""
 
-from cpdrun.report.read.axes.words import axis_text, axis_title, plain
-from cpdrun.report.read.groups.group import Group
-from cpdrun.report.read.runs.history import rows_of
-from cpdrun.report.read.study import Study
 from cpdrun.report.tables import Shown
 from cpdrun.report.why import words
 from cpdrun.report.why.beside import beside, is_mend
@@ -11,6 +7,10 @@ from cpdrun.report.why.chain import chain, together
 from cpdrun.report.why.reason import Cause, reason
 from cpdrun.report.why.seen import seen
 from cpdrun.report.why.standing import row_of, standing
+from cpdrun.study.axes.titles import axis_text, axis_title, plain
+from cpdrun.study.groups.group import Group
+from cpdrun.study.runs.history import rows_of
+from cpdrun.study.study import Study
 
 MOST = 12  # groups, those of fewest bits lost first in the table of means
 HEADER = ["run", "against the baseline", "main reason", "where", "when", "measured beside it"]

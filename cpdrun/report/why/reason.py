@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cpdrun.report.read.axes import formats
 from cpdrun.report.why.seen import Layer, Seen
+from cpdrun.study.axes import formats
 
 MATTERS = 0.05  # of ||S||: below, a sum is not what spoils a run (e4m3 with APS, 8 workers: 0.056, and equal to fp32)
 MANY = 0.2  # of the gradients: where so many become 0, that is what takes the sum away

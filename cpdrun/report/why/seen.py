@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from cpdrun.record import EpochRow
-from cpdrun.report.read.axes import formats
+from cpdrun.study.axes import formats
 
 
 @dataclass(frozen=True)

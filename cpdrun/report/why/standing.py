@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cpdrun.record import RunDir, State
-from cpdrun.report.read.collect import SEED, identity
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.runs.history import rows_of
-from cpdrun.report.read.study import Study
 from cpdrun.report.why.knobs import is_of_sums
+from cpdrun.study.collect import SEED, identity
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.runs.history import rows_of
+from cpdrun.study.study import Study
 
 
 class Verdict(StrEnum):

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping
 
-from cpdrun.report.read.axes.words import plain
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.study import Study
 from cpdrun.report.why.beside import Beside
 from cpdrun.report.why.reason import Cause, Reason, reach
 from cpdrun.report.why.seen import Layer, Moment
 from cpdrun.report.why.standing import Standing, Verdict
 from cpdrun.stats.intervals import is_zero
+from cpdrun.study.axes.titles import plain
+from cpdrun.study.metric import Metric
+from cpdrun.study.study import Study
 
 FLAT = 0.5  # a figure that never falls below that share of its highest is there from end to end
 MOST_NAMED = 3

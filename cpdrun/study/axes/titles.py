@@ -6,8 +6,8 @@ import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from cpdrun.report.read.collect import CASE, SCALING
 from cpdrun.stats.tuning import edges
+from cpdrun.study.collect import CASE, SCALING
 
 SWEEP = "run:sweep"  # the sweep as an axis, when a report is on several
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")

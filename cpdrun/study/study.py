@@ -6,23 +6,22 @@ from functools import cached_property
 
 import pandas as pd
 
+from cpdrun.costmodel import Network
 from cpdrun.record import EpochRow
-from cpdrun.report.costmodel import Network
-from cpdrun.report.look.style import Look, looks
-from cpdrun.report.read.axes.bits_axis import BitsAxis
-from cpdrun.report.read.axes.words import axis_text, axis_title, is_strategy
-from cpdrun.report.read.collect import CASE
-from cpdrun.report.read.groups.certified import Family, Judged, judge_chains
-from cpdrun.report.read.groups.compare import Difference, difference
-from cpdrun.report.read.groups.group import Facet, Group
-from cpdrun.report.read.groups.grouping import make_facets
-from cpdrun.report.read.groups.tuned import Tuned
-from cpdrun.report.read.margin import Margin
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.runs.history import rows_of, unit_of
-from cpdrun.report.read.runs.learnt import CLASSES_IF_UNKNOWN, guess, learnt
 from cpdrun.stats.failures import FailureCounts
 from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
+from cpdrun.study.axes.bits_axis import BitsAxis
+from cpdrun.study.axes.titles import axis_text, axis_title, is_strategy
+from cpdrun.study.collect import CASE
+from cpdrun.study.groups.compare import Difference, difference
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.groups.grouping import make_facets
+from cpdrun.study.groups.tuned import Tuned
+from cpdrun.study.groups.verdicts import Family, Judged, judge_chains
+from cpdrun.study.margin import Margin
+from cpdrun.study.metric import Metric
+from cpdrun.study.runs.history import rows_of, unit_of
+from cpdrun.study.runs.learnt import CLASSES_IF_UNKNOWN, guess, learnt
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,6 @@ class Study:
         chosen = [facet for facet in self.facets if facet.has_cases == has_cases]
         groups = dict.fromkeys(group for facet in chosen for group in facet.all_groups)
         return replace(self, groups=list(groups))
-
-    @cached_property
-    def looks(self) -> dict[str, Look]:
-        """How each strategy is drawn, by its name."""
-        return looks(group.strategy for group in self.groups if not group.is_baseline)
 
     @property
     def sends_alike(self) -> str | None:

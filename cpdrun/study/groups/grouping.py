@@ -9,14 +9,14 @@ import pandas as pd
 
 from cpdrun.config.keys import INGREDIENTS
 from cpdrun.record import RunDir, State
-from cpdrun.report.read.axes import choices, formats
-from cpdrun.report.read.axes.bits_axis import APS, BitsAxis
-from cpdrun.report.read.axes.method import method_of
-from cpdrun.report.read.axes.words import hybrid, is_strategy
-from cpdrun.report.read.collect import CASE, CORE_AXES, FORMAT, SEED, identity, other_axes
-from cpdrun.report.read.groups.group import Facet, Group
 from cpdrun.stats.failures import Failure
 from cpdrun.stats.intervals import mean_interval
+from cpdrun.study.axes import choices, formats
+from cpdrun.study.axes.bits_axis import APS, BitsAxis
+from cpdrun.study.axes.method import method_of
+from cpdrun.study.axes.titles import hybrid, is_strategy
+from cpdrun.study.collect import CASE, CORE_AXES, FORMAT, SEED, identity, other_axes
+from cpdrun.study.groups.group import Facet, Group
 
 # What the records say of a group's runs beside the metric, by the column of `collect`.
 _FIGURES = {

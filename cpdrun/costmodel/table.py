@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cpdrun.report.costmodel.parameters import Calibration, Network
-from cpdrun.report.costmodel.step import Setup, StepCost, speedup, step_cost
+from cpdrun.costmodel.parameters import Calibration, Network
+from cpdrun.costmodel.step import Setup, StepCost, speedup, step_cost
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 

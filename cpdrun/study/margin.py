@@ -16,8 +16,8 @@ from decimal import ROUND_FLOOR, Decimal
 
 from cpdrun.config.margin import Typed
 from cpdrun.record import RunDir
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.runs.learnt import guess
+from cpdrun.study.metric import Metric
+from cpdrun.study.runs.learnt import guess
 
 DEFAULT = "2%"  # of metrics that are not shares
 DEFAULT_POINTS = 0.5  # of shares

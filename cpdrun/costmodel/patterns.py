@@ -16,9 +16,9 @@ beta seconds a byte.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from cpdrun.report.costmodel.direct import all_gather_s, direct_s, reduce_scatter_s
-from cpdrun.report.costmodel.parameters import Codec, Network
-from cpdrun.report.costmodel.rings_and_trees import ring_s, small_all_reduce_s
+from cpdrun.costmodel.direct import all_gather_s, direct_s, reduce_scatter_s
+from cpdrun.costmodel.parameters import Codec, Network
+from cpdrun.costmodel.rings_and_trees import ring_s, small_all_reduce_s
 
 MAGNITUDE_BYTES = 4  # APS agrees on an int32 a layer
 

@@ -6,14 +6,14 @@ from functools import cached_property
 from typing import Any
 
 from cpdrun.record import RunDir
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.bits_axis import BitsAxis
-from cpdrun.report.read.axes.formats import Choice
-from cpdrun.report.read.axes.method import WITH_APS, WITHOUT_APS, Method
-from cpdrun.report.read.axes.words import axis_text, axis_title, is_scaling, plain
-from cpdrun.report.read.collect import CASE
 from cpdrun.stats.failures import Failure, Runs
 from cpdrun.stats.intervals import mean_interval
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.bits_axis import BitsAxis
+from cpdrun.study.axes.formats import Choice
+from cpdrun.study.axes.method import WITH_APS, WITHOUT_APS, Method
+from cpdrun.study.axes.titles import axis_text, axis_title, is_scaling, plain
+from cpdrun.study.collect import CASE
 
 
 @dataclass(frozen=True, eq=False)  # a group is itself: it serves as a key

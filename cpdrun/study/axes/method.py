@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpdrun.report.costmodel import compressor_key
-from cpdrun.report.read.axes import formats
+from cpdrun.costmodel import compressor_key
+from cpdrun.study.axes import formats
 
 WITH_APS, WITHOUT_APS = "with APS", "without APS"
 LOCAL, SHARDED, GOSSIP = "local steps", "sharded", "gossip"

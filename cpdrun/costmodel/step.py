@@ -7,10 +7,10 @@ do N batches a step. speedup(N) = N * T(1) / T(N).
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from cpdrun.report.costmodel.direct import direct_processor_s, direct_s
-from cpdrun.report.costmodel.parameters import Codec, Network, Workload
-from cpdrun.report.costmodel.patterns import MAGNITUDE_BYTES
-from cpdrun.report.costmodel.rings_and_trees import hierarchical_s, ring_s, small_all_reduce_s, tree_s
+from cpdrun.costmodel.direct import direct_processor_s, direct_s
+from cpdrun.costmodel.parameters import Codec, Network, Workload
+from cpdrun.costmodel.patterns import MAGNITUDE_BYTES
+from cpdrun.costmodel.rings_and_trees import hierarchical_s, ring_s, small_all_reduce_s, tree_s
 
 ALGORITHMS = ("direct", "ring", "tree", "hierarchical")
 DDP_FIRST_BUCKET_BYTES = 1 << 20

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from cpdrun.config.identity import run_name
 from cpdrun.record import RunDir, read_config
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.groups.group import Group
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.runs.learnt import worst
 from cpdrun.stats.anytime import Judgement, Verdict, differences, trace
 from cpdrun.stats.chain import portions, settle
 from cpdrun.stats.failures import Compared, FailureCounts, compare_runs
+from cpdrun.study.axes import formats
+from cpdrun.study.groups.group import Group
+from cpdrun.study.metric import Metric
+from cpdrun.study.runs.learnt import worst
 
 MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from cpdrun.report.read.metric import Metric
+from cpdrun.study.metric import Metric
 
 TOLERANCES = 10  # worse than the baseline is a diverged run, where neither the metric nor a guess is bounded
 CLASSES_IF_UNKNOWN = 10  # older records do not say; used only to doubt, never to vouch

@@ -21,8 +21,8 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.record import RunDir, read_overrides
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.formats import Choice
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.formats import Choice
 
 RULE = "a choice has the bits of the widest format that it rounds to, sums aside; 32 where it rounds nothing"
 OF_RECIPES = (

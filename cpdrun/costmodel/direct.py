@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cpdrun.report.costmodel.parameters import Codec, Network
+from cpdrun.costmodel.parameters import Codec, Network
 
 SEGMENT_VALUES = (
     512 * 1024

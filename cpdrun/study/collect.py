@@ -42,7 +42,7 @@ from cpdrun.record import (
 )
 from cpdrun.record.measure import BEST, known_measure
 from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
-from cpdrun.report.read.axes import formats
+from cpdrun.study.axes import formats
 
 UNREADABLE = "unreadable"  # in place of a State
 _HASH = re.compile(r"-([0-9a-f]{10})$")

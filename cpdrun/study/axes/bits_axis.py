@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from cpdrun.report.read.axes import choices, formats
-from cpdrun.report.read.axes.formats import Choice
-from cpdrun.report.read.axes.words import axis_text, axis_title
-from cpdrun.report.read.collect import CASE, FORMAT, config_keys, identity, settles
+from cpdrun.study.axes import choices, formats
+from cpdrun.study.axes.formats import Choice
+from cpdrun.study.axes.titles import axis_text, axis_title
+from cpdrun.study.collect import CASE, FORMAT, config_keys, identity, settles
 
 FP32 = "fp32"
 APS = "aps"

@@ -10,12 +10,12 @@ import pandas as pd
 
 from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.record import SweepDir, read_manifest
-from cpdrun.report.errors import ReportUsageError
-from cpdrun.report.read.axes import formats
-from cpdrun.report.read.axes.words import axis_text
-from cpdrun.report.read.collect import config_keys
-from cpdrun.report.read.groups.certified import Family, Started
-from cpdrun.report.read.metric import Metric
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.titles import axis_text
+from cpdrun.study.collect import config_keys
+from cpdrun.study.errors import ReportUsageError
+from cpdrun.study.groups.verdicts import Family, Started
+from cpdrun.study.metric import Metric
 
 CONFIDENCE = 95.0  # per cent, where nobody asked for another
 

@@ -1,7 +1,6 @@
 """What `cpdrun calibrate` left beside the runs of a study, and the networks that a prediction is for."""
 
-from cpdrun.record import SweepDir
-from cpdrun.report.costmodel import (
+from cpdrun.costmodel import (
     Calibration,
     Network,
     NotCalibratedError,
@@ -9,7 +8,8 @@ from cpdrun.report.costmodel import (
     network_names,
     read_calibration,
 )
-from cpdrun.report.read.study import Study
+from cpdrun.record import SweepDir
+from cpdrun.study.study import Study
 
 MEASURED = "as measured between the ranks"
 

@@ -7,15 +7,13 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.config.margin import Typed, parse_margin
+from cpdrun.costmodel import Network
 from cpdrun.record import SweepDir
 from cpdrun.record.measure import MEASURES, known_judge, known_measure
-from cpdrun.report.costmodel import Network
-from cpdrun.report.errors import ReportError, ReportUsageError
-from cpdrun.report.read.asked import CONFIDENCE, asked, baseline_of
-from cpdrun.report.read.axes.bits_axis import bits_axis
-from cpdrun.report.read.axes.choices import with_choices
-from cpdrun.report.read.axes.words import SWEEP
-from cpdrun.report.read.collect import (
+from cpdrun.study.axes.bits_axis import bits_axis
+from cpdrun.study.axes.choices import with_choices
+from cpdrun.study.axes.titles import SWEEP
+from cpdrun.study.collect import (
     CORE_AXES,
     SEED,
     collect,
@@ -25,12 +23,14 @@ from cpdrun.report.read.collect import (
     sweep_names,
     why_none,
 )
-from cpdrun.report.read.groups.group import Group
-from cpdrun.report.read.groups.grouping import facet_axes, failed_runs, make_groups
-from cpdrun.report.read.groups.tuned import Tuned, read_tuned
-from cpdrun.report.read.margin import Course, choose_margin, course_of, with_digits
-from cpdrun.report.read.metric import Metric
-from cpdrun.report.read.study import Study
+from cpdrun.study.errors import ReportError, ReportUsageError
+from cpdrun.study.groups.group import Group
+from cpdrun.study.groups.grouping import facet_axes, failed_runs, make_groups
+from cpdrun.study.groups.tuned import Tuned, read_tuned
+from cpdrun.study.margin import Course, choose_margin, course_of, with_digits
+from cpdrun.study.metric import Metric
+from cpdrun.study.search_question import CONFIDENCE, asked, baseline_of
+from cpdrun.study.study import Study
 
 
 def read_study(

@@ -15,12 +15,12 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.record import State, SweepDir, read_manifest
-from cpdrun.report.read.axes.words import at_text, choice_text, plain
-from cpdrun.report.read.collect import CORE_AXES, SEED, config_keys, identity, other_axes, sweep_names
-from cpdrun.report.read.groups.group import Group
-from cpdrun.report.read.metric import Metric
 from cpdrun.stats.failures import GIVE_UP_AFTER
 from cpdrun.stats.tuning import choose
+from cpdrun.study.axes.titles import at_text, choice_text, plain
+from cpdrun.study.collect import CORE_AXES, SEED, config_keys, identity, other_axes, sweep_names
+from cpdrun.study.groups.group import Group
+from cpdrun.study.metric import Metric
 
 USE = "run:use"  # column: what a run of a search that tunes serves for
 PAIRS, CHOOSES, NOT_CHOSEN = "compared", "chooses", "not chosen"

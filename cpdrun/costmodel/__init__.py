@@ -12,7 +12,7 @@ A cost is a pure function of frozen parameters: seconds in, seconds out, nothing
 Other readers: scripts/bench_costmodel.py holds it against the clock, scripts/alexnet_96gpu.py a paper's prediction.
 """
 
-from cpdrun.report.costmodel.parameters import (
+from cpdrun.costmodel.parameters import (
     Calibration,
     CalibrationError,
     Codec,
@@ -24,15 +24,15 @@ from cpdrun.report.costmodel.parameters import (
     network_names,
     read_calibration,
 )
-from cpdrun.report.costmodel.patterns import PATTERNS, Exchange, exchange_s
-from cpdrun.report.costmodel.rings_and_trees import (
+from cpdrun.costmodel.patterns import PATTERNS, Exchange, exchange_s
+from cpdrun.costmodel.rings_and_trees import (
     hierarchical_s,
     ring_all_gather_s,
     ring_reduce_scatter_s,
     ring_s,
 )
-from cpdrun.report.costmodel.step import ALGORITHMS, Setup, StepCost, speedup, step_cost
-from cpdrun.report.costmodel.table import Forecast, forecast, print_forecast
+from cpdrun.costmodel.step import ALGORITHMS, Setup, StepCost, speedup, step_cost
+from cpdrun.costmodel.table import Forecast, forecast, print_forecast
 
 __all__ = [
     "ALGORITHMS",

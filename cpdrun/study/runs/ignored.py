@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from cpdrun.config.identity import NOT_IDENTITY_OF_SCRIPTS
-from cpdrun.report.read.collect import SEED, config_keys, finished, identity
+from cpdrun.study.collect import SEED, config_keys, finished, identity
 
 PATH, ARGS = "script.path", "script.args."
 FEWEST_SEEDS = 2

@@ -30,7 +30,7 @@ class Recorded(str):
 
 class Choice(Recorded):
     """The name of what is no format itself, such as `pure_fp8` of the group `precision`: it has the bits of what it
-    rounds to (cpdrun.report.read.axes.choices)."""
+    rounds to (cpdrun.study.axes.choices)."""
 
     rounds: int = 0  # how many values of it name something that rounds
 

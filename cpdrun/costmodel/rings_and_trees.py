@@ -7,7 +7,7 @@ a hop costs the larger of the two. Each formula counts what the busiest worker d
 
 import math
 
-from cpdrun.report.costmodel.parameters import Codec, Network
+from cpdrun.costmodel.parameters import Codec, Network
 
 
 def ring_reduce_scatter_s(values: float, workers: int, codec: Codec, network: Network) -> float:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cpdrun.record.measure import Measure, known_measure
-from cpdrun.report.errors import ReportError
 from cpdrun.stats.intervals import Interval
+from cpdrun.study.errors import ReportError
 
 MOST_DIGITS = 12  # decimals
 
