@@ -32,7 +32,7 @@ from cpdrun.search.observed import Subject, observations, subjects
 from cpdrun.search.question import Question, ask
 from cpdrun.search.results import Results
 from cpdrun.shell.terminal import Terminal
-from cpdrun.stats.anytime import differences
+from cpdrun.stats.evidence import differences
 from cpdrun.study.margin import DEFAULT_POINTS
 from cpdrun.study.metric import Metric
 from cpdrun.study.runs.learnt import worst

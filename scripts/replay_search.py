@@ -33,7 +33,7 @@ from cpdrun.search.schedule import Candidate, Chain, Ended, Rules, stand, wanted
 from cpdrun.search.settings import PREDICTED as FROM_PREDICTED
 from cpdrun.search.settings import WIDEST
 from cpdrun.search.start import predicted_width, start_at
-from cpdrun.stats.anytime import differences
+from cpdrun.stats.evidence import differences
 from cpdrun.study.axes import formats
 from cpdrun.study.metric import Metric
 

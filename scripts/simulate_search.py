@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cpdrun.stats.anytime import critical_z, shares
-from cpdrun.stats.chain import portions
+from cpdrun.stats.chain import portions, shares
+from cpdrun.stats.evidence import critical_statistic
 from cpdrun.stats.intervals import wilson
 
 PAIRS, ALPHA = 30, 0.05
@@ -80,7 +80,8 @@ def settled(x: np.ndarray, certify: float, refute: float, resolution: float) -> 
     square = mean**2 + (n - 1) / n * variance
     z = mean * np.sqrt(n / np.where(square > 0, square, 1.0))
     above, below = (
-        sign * z >= [critical_z(int(k), alpha) for k in n] for sign, alpha in ((1, certify), (-1, refute))
+        sign * z >= [critical_statistic(int(k), alpha) for k in n]
+        for sign, alpha in ((1, certify), (-1, refute))
     )
     never = x.shape[-1]
     first_above, first_below = (np.where(hit.any(-1), hit.argmax(-1), never) for hit in (above, below))

@@ -253,7 +253,7 @@ def _judged(study: Study, group: Group) -> dict:
         "pairs": found.pairs,
         "anytime_low": found.low,
         "anytime_high": found.high,
-        "seeds_needed": None if found.more is None else found.pairs + found.more,
+        "seeds_needed": None if found.more is None else found.pairs + found.more.likely,
         "runs_failed": counts.failed,
         "at_most_fail": at_most,
     }

@@ -2,13 +2,13 @@
 
 A format is within tolerance when its mean is at most `tolerance` worse than fp32's, none of its runs diverged, and
 it learnt. Whether that is settled the anytime-valid test over paired seeds says, with the error that all chains of the
-report share (cpdrun.stats.anytime): a format is certified, refuted, or open. An fp32 that diverged or did not learn is
+report share (cpdrun.stats.evidence): a format is certified, refuted, or open. An fp32 that diverged or did not learn is
 nothing to compare with: then there is no answer.
 """
 
 import math
 
-from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.failures import no_failure
 from cpdrun.stats.identical import are_identical, describe_identical
 from cpdrun.stats.intervals import is_zero
@@ -204,7 +204,7 @@ def _would_do(study: Study, group: Group) -> str:
     if judgement.verdict is not Verdict.OPEN:
         return " (a wider format is not certified)"
     if judgement.more is not None:
-        return f" (about {judgement.pairs + judgement.more} seeds would do)"
+        return f" (about {judgement.pairs + judgement.more.likely} seeds would do)"
     if judgement.deviation > 0 and not is_zero(judgement.deviation):
         return ""
     unknown = ", on an unknown number of test samples" if study.metric.counts_samples else ""

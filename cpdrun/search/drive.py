@@ -21,7 +21,7 @@ from cpdrun.search.results import Results
 from cpdrun.search.schedule import Ask, Standing, wanted
 from cpdrun.search.tuned_words import asked
 from cpdrun.search.words import one_line, table
-from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.failures import Failure
 from cpdrun.sweep import write_manifest, write_question
 

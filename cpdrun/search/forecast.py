@@ -7,7 +7,8 @@ from statistics import fmean
 
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import FIRST_PAIRS, Standing
-from cpdrun.stats.anytime import Verdict, pairs_needed, shares
+from cpdrun.stats.chain import shares
+from cpdrun.stats.evidence import Verdict, pairs_needed
 from cpdrun.stats.intervals import deviation
 
 TOLERANCES = (0.5, 1.0, 2.0)  # of the tolerance asked for: what half of it, or twice it, would take

@@ -23,7 +23,7 @@ for runs that were trained before, and for those of scripts.
 What it may go by. Only the baseline's first run that leaves a record, by its seed: it is the same whenever and however
 often the search is typed, and a width with several formats is not asked for before it has ended. So the order is a
 function of the experiment, and a search that was killed goes on in the same one. No claim rests on it: formats of one
-width share the error equally (`cpdrun.stats.anytime.shares`), in whatever order they are tried.
+width share the error equally (`cpdrun.stats.chain.shares`), in whatever order they are tried.
 """
 
 import itertools

@@ -2,7 +2,7 @@
 
 It looks once, and starts nothing: what comes behind these runs depends on what they show. A budget is of further runs.
 How sure a candidate stands is that at which its evidence so far would certify, or refute, it: per cent, of the share of
-the error that it has (`cpdrun.stats.anytime`), so that it is settled where it reaches the search's confidence.
+the error that it has (`cpdrun.stats.evidence`), so that it is settled where it reaches the search's confidence.
 """
 
 import math
@@ -16,8 +16,8 @@ from cpdrun.search.results import Results
 from cpdrun.search.schedule import Ask, Candidate, Standing, wanted
 from cpdrun.search.settings import Budget
 from cpdrun.search.words import difference, pairs_text, sentences
-from cpdrun.stats.anytime import Judgement
 from cpdrun.stats.chain import Width
+from cpdrun.stats.evidence import Judgement
 
 OWN, OTHERS = "runs of this cell", "other runs of the sweep"
 
@@ -174,9 +174,11 @@ def candidate_facts(found: Next) -> list[dict[str, Any]]:
             "high": judgement.high,
             "sure_certified": of_certify,
             "sure_refuted": of_refute,
-            "more": judgement.more,
+            "more": judgement.more and judgement.more.likely,
             "pairs_after": (after := judgement.pairs + _further(found, candidate)),
-            "likely_settled": None if judgement.more is None else after >= judgement.pairs + judgement.more,
+            "likely_settled": None
+            if judgement.more is None
+            else after >= judgement.pairs + judgement.more.likely,
         }
         for candidate, judgement, width in _touched(found)
         for of_certify, of_refute in [sure(found.results, judgement, width)]
@@ -239,7 +241,7 @@ def _of_candidate(found: Next, facts: dict[str, Any]) -> str:
         ("certified", facts["sure_certified"]), ("refuted", facts["sure_refuted"]), key=lambda each: each[1]
     )
     stands = f"{pairs_text(judgement)}, {difference(found.results.metric, judgement)}, {_percent(side[1])} sure to be"
-    need = "" if judgement.more is None else f" of about {judgement.more} that would settle it"
+    need = "" if judgement.more is None else f" of {judgement.more} that would settle it"
     return f"{facts['candidate']}: {stands} {side[0]}; {coming}{need}"
 
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cpdrun.search.tune import Tuning
-from cpdrun.stats.anytime import Judgement, Verdict, differences
 from cpdrun.stats.chain import Width, settle
+from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.failures import Compared, Failure, FailureCounts, Runs, compare_runs
 
 FIRST_PAIRS = 3  # the fewest that settle anything; asked for at once where there are cores
@@ -291,7 +291,7 @@ def _needed(standing: Standing, ended: Ended, rules: Rules, tuning: Tuning) -> I
     seeds = standing.chain.seeds(rules.most_seeds)
     counted = _counted(candidate, ended, seeds)
     skipped = counted - judgement.pairs  # seeds without a pair take further ones
-    more = 1 if judgement.more is None else math.ceil(judgement.more / 2)  # half: figures move
+    more = 1 if judgement.more is None else math.ceil(judgement.more.likely / 2)  # half: figures move
     upto = max(FIRST_PAIRS + skipped, counted + more)
     pairs = _pairs(candidate, seeds[counted:upto])
     yield from pairs if standing.chain.may_try(standing.frontier) else (pair[:1] for pair in pairs)

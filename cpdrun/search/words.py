@@ -15,8 +15,8 @@ from cpdrun.search import tuned_words
 from cpdrun.search.question import Question
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Candidate, Chain, Standing
-from cpdrun.stats.anytime import Judgement, Verdict
 from cpdrun.stats.chain import Width
+from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.failures import FailureCounts, no_failure
 from cpdrun.stats.identical import describe_identical
 from cpdrun.stats.intervals import unseen_share
@@ -189,9 +189,8 @@ def more(results: Results, judgement: Judgement) -> str:
     if judgement.settled_at is not None:
         return ""  # its runs failed, which is said
     if judgement.more is not None:
-        return f"about {judgement.more} more" if judgement.more else ""
-    most = results.question.settings.most_seeds
-    return "too few pairs to say how many more" if judgement.pairs < 2 else f"more than {most} are needed"
+        return f"{judgement.more} more"
+    return "too noisy to say how many more" if judgement.pairs > 1 else "too few pairs to say how many more"
 
 
 def difference(metric: Metric, judgement: Judgement) -> str:
@@ -273,7 +272,8 @@ def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:
             "difference": _finite(judgement.mean),
             "low": _finite(judgement.low),
             "high": _finite(judgement.high),
-            "more": judgement.more,
+            "more": judgement.more and judgement.more.likely,
+            "more_range": judgement.more and [judgement.more.low, judgement.more.high],
             "is_identical": results.is_identical(candidate),
             "error_of_certifying": width.errors[0],
             **_failure_facts(standing.failures_of(candidate), judgement.pairs, confidence),

@@ -1,8 +1,9 @@
 """One chain of formats, most bits first: what the anytime-valid tests of its candidates claim together.
 
 A width is certified with the first of its formats that is; the next narrower one is asked only then. So nothing is
-claimed below a width that is refuted or open, whatever the pairs recorded there say. `cpdrun.stats.anytime` says why
-this order needs no correction, and how formats of one width and chains share the error.
+claimed below a width that is refuted or open, whatever the pairs recorded there say. This order needs no correction
+(fixed-sequence testing: W. Maurer, L. A. Hothorn and W. Lehmacher, "Multiple comparisons in drug clinical trials and
+preclinical assays: a-priori ordered hypotheses", Biometrie in der chemisch-pharmazeutischen Industrie 6 (1995)).
 
 A chain may start at a narrower width than its widest (`start`). From there on it goes down as above, at FIRST of its
 error; each wider width is a claim of its own, the k-th above the start at 2^-(k + 2) of the error, which is asked where
@@ -23,7 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cpdrun.stats.anytime import Judgement, Verdict, judge, shares
+from cpdrun.stats.evidence import Judgement, Verdict, judge
 
 FIRST = 0.75  # of the error, for the widths from the start down
 
@@ -33,6 +34,11 @@ def portions(widths: int, start: int) -> list[float]:
     if start == 0:
         return [1.0] * widths
     return [2.0 ** -(start - i + 2) for i in range(start)] + [FIRST] * (widths - start)
+
+
+def shares(alpha: float, formats: int, chains: int) -> tuple[float, float]:
+    """The error of certifying and that of refuting that one of `formats` of one width in one of `chains` may make."""
+    return alpha / (formats * chains), alpha / chains
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def settle(
     """The verdicts of a chain, one of `chains` that share the error `alpha`.
 
     `gaps`: for each width, most bits first, for each of its formats the differences in the order of the seeds, as
-    `anytime.differences` makes them; in the unit of `tolerance` and `resolution`. `sizes`: how many formats of each
+    `evidence.differences` makes them; in the unit of `tolerance` and `resolution`. `sizes`: how many formats of each
     width share its error, where some of them are not among `gaps`. `barred`: formats of which a run failed: they are
     never certified, not even if they were before that run failed, and neither is what is narrower.
     `start`: the width that the chain starts at; `shared`: the portion of each width, where some are not among `gaps`.
@@ -97,6 +103,7 @@ def settle(
                 tolerance,
                 certify=errors[0],
                 refute=errors[1],
+                confidence=1 - alpha,
                 resolution=resolution,
                 most_pairs=most_pairs,
             )

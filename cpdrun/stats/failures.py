@@ -102,7 +102,7 @@ class FailureCounts:
 
 @dataclass(frozen=True)
 class Compared:
-    """What `anytime.differences` takes for either side, and what the failures mean for the verdict."""
+    """What `evidence.differences` takes for either side, and what the failures mean for the verdict."""
 
     ours: dict[Any, float]  # NaN where a run counts as the worst value
     baseline: dict[Any, float]

@@ -15,7 +15,7 @@ may refute it, at half of its share.
 
 from collections.abc import Sequence
 
-from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.evidence import Verdict
 
 QUANTIFIERS = ("every", "most", "some")
 

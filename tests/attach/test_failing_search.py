@@ -12,7 +12,7 @@ import pytest
 
 from cpdrun.cli import main
 from cpdrun.record import SweepDir
-from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.evidence import Verdict
 from cpdrun.study.reader import read_study
 
 SCRIPT = Path(__file__).with_name("failing_script.py")

@@ -19,7 +19,7 @@ from cpdrun.report.claims import read_claims, values, write_claims
 from cpdrun.report.claims.judgement import NOT_ASKED
 from cpdrun.report.claims.render import as_markdown, power_sentence, tally
 from cpdrun.report.page.markup import escape_markdown
-from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.evidence import Verdict
 from cpdrun.study.errors import ReportUsageError
 from cpdrun.study.metric import Metric
 

@@ -9,7 +9,7 @@ import pytest
 from cpdrun.record import write_json
 from cpdrun.report.verdict import sentence
 from cpdrun.search.words import sentences
-from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.study.reader import read_study
 

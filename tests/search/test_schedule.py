@@ -6,7 +6,7 @@ import pytest
 from made_up_world import BASELINE, RULES, World, chain
 
 from cpdrun.search.schedule import Ended, stand, wanted
-from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.failures import Failure
 
 APS = chain("with APS", ["e4m3"], ["e3m2"], ["e3m0"], ["e2m0"])

@@ -17,8 +17,8 @@ from cpdrun.search.question import ask
 from cpdrun.search.schedule import Ended, stand, wanted
 from cpdrun.search.start import predicted_width, start_at
 from cpdrun.search.words import facts, sentences
-from cpdrun.stats.anytime import Verdict
 from cpdrun.stats.chain import FIRST, portions, settle
+from cpdrun.stats.evidence import Verdict
 from cpdrun.study.reader import read_study
 
 TYPED = ["format=fp32,e4m3,e3m2,e3m0,e2m0", "aps=true", "search.tolerance=1", "name=found"]
@@ -44,7 +44,7 @@ def test_evidence_that_certifies_at_the_whole_error_may_not_at_a_share_of_it():
     at = [settle([[gaps]] * 4, 0.62, alpha=0.05, chains=1, start=start) for start in range(4)]
     whole, *_ = at
     assert [width.certified for width in whole] == [0, 0, 0, 0]
-    shares = [[width.judgements[0].low for width in widths] for widths in at]
+    shares = [[width.errors[0] for width in widths] for widths in at]
     assert shares[3][0] < shares[3][1] < shares[3][2] < shares[3][3] < shares[0][0]
     assert [width.is_reached for width in at[2]] == [True, True, True, at[2][2].certified is not None]
 

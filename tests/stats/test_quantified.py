@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cpdrun.stats.anytime import Verdict, judge
+from cpdrun.stats.evidence import Verdict, judge
 from cpdrun.stats.quantified import QUANTIFIERS, must_hold, shares, verdict
 
 C, R, N = Verdict.CERTIFIED, Verdict.REFUTED, Verdict.OPEN
@@ -50,6 +50,8 @@ def test_a_claim_that_is_only_just_true_or_false_is_judged_wrongly_as_often_as_i
         for i in range(4):
             mean = (-6.0 if is_true else 6.0) if i < far else 0.0
             gaps = [draw.gauss(mean, 1) for _ in range(10)]
-            found.append(judge(gaps, 0.0, certify=certify, refute=refute, most_pairs=10).verdict)
+            found.append(
+                judge(gaps, 0.0, certify=certify, refute=refute, confidence=0.9, most_pairs=10).verdict
+            )
         wrong += verdict(quantifier, found) is (Verdict.REFUTED if is_true else Verdict.CERTIFIED)
     assert wrong <= tries * alpha  # simulated with 20,000: 2.4 to 6.9 %

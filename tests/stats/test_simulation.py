@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpdrun.stats.anytime import Verdict, judge
+from cpdrun.stats.evidence import Verdict, judge
 from cpdrun.stats.intervals import wilson
 
 SEARCHES = 2000
@@ -41,7 +41,9 @@ def test_the_simulated_rule_is_the_rule_of_a_search(simulation):
     x = np.random.default_rng(0).normal(size=(60, 30)) + np.repeat([0.0, 1.0, -1.0], 20)[:, None]
     above, below = simulation.settled(x, 0.025, 0.05, 0.1)
     for row, certified, refuted in zip(x, above, below, strict=True):
-        found = judge([float(value) for value in row], 0.0, certify=0.025, refute=0.05, resolution=0.1)
+        found = judge(
+            [float(value) for value in row], 0.0, certify=0.025, refute=0.05, confidence=0.95, resolution=0.1
+        )
         assert (found.verdict is Verdict.CERTIFIED, found.verdict is Verdict.REFUTED) == (certified, refuted)
 
 

@@ -1,6 +1,6 @@
 """From a claim and the values of single runs to a verdict: certified, refuted, open, or not asked.
 
-A comparison is judged by the anytime-valid test of searches and reports (cpdrun.stats.anytime) on differences of the
+A comparison is judged by the anytime-valid test of searches and reports (cpdrun.stats.evidence) on differences of the
 same seed, in the order of the seeds, with the claim's bound as the boundary of the test: certified where it is shown
 to be kept, refuted where it is shown not to be. So runs may be added until it is settled. Failed runs count as
 `cpdrun.stats.failures` says, and what had one is never certified; a seed that diverged on both sides, or lacks one, is
@@ -22,8 +22,8 @@ import pandas as pd
 
 from cpdrun.report.claims.claim import Ask, Claim
 from cpdrun.report.claims.pairs import Pair, Sources, comparisons
-from cpdrun.stats import anytime, quantified
-from cpdrun.stats.anytime import Verdict
+from cpdrun.stats import evidence, quantified
+from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.failures import Failure, Runs, compare_runs, no_failure
 from cpdrun.stats.intervals import is_zero
 from cpdrun.study.axes import formats
@@ -155,10 +155,10 @@ def _finding(pair: Pair, errors: tuple[float, float], ci: float) -> Finding:
     samples = _samples(metric, pair.ours, pair.against)
     low = worst(metric, _classes(pair.against), list(against.values.values()), _tolerance(ask, metric))
     compared = compare_runs(ours, against)
-    gaps = anytime.differences(
+    gaps = evidence.differences(
         compared.ours, compared.baseline, higher_is_better=metric.higher_is_better, worst=low
     )
-    tested = _tested(ask, metric, gaps, errors, 1 / samples if samples > 0 else 0.0)
+    tested = _tested(ask, metric, gaps, errors, 1 / samples if samples > 0 else 0.0, ci)
     why = _why_open(gaps, tested["deviation"], samples, metric) if tested["verdict"] is Verdict.OPEN else ""
     if compared.is_barred:
         counts = compared.counts
@@ -173,22 +173,23 @@ def _finding(pair: Pair, errors: tuple[float, float], ci: float) -> Finding:
 
 
 def _tested(
-    ask: Ask, metric: Metric, gaps: list[float], errors: tuple[float, float], resolution: float
+    ask: Ask, metric: Metric, gaps: list[float], errors: tuple[float, float], resolution: float, ci: float
 ) -> dict[str, Any]:
     """The verdict on the differences, their mean, interval and deviation in shown units, and how many more it takes."""
     certify, refute = errors
     refute /= sum(bound is not None for bound in (ask.at_least, ask.at_most))
     options = {"certify": certify, "refute": refute, "resolution": resolution, "most_pairs": MOST_SEEDS}
+    options["confidence"] = ci / 100
     sides = []
     if ask.at_least is not None:
-        sides.append((1, anytime.judge(gaps, -ask.at_least / metric.scale, **options)))
+        sides.append((1, evidence.judge(gaps, -ask.at_least / metric.scale, **options)))
     if ask.at_most is not None:
-        sides.append((-1, anytime.judge([-gap for gap in gaps], ask.at_most / metric.scale, **options)))
+        sides.append((-1, evidence.judge([-gap for gap in gaps], ask.at_most / metric.scale, **options)))
     verdict = quantified.verdict("every", [found.verdict for _, found in sides])
     lows, highs = zip(*(sorted((sign * found.low, sign * found.high)) for sign, found in sides), strict=True)
     # of two bounds the ends that certify, or else the outer ones: no verdict looks surer than its interval
     ends = (max(lows), min(highs)) if verdict is Verdict.CERTIFIED else (min(lows), max(highs))
-    further = [found.more for _, found in sides]
+    further = [found.more and found.more.likely for _, found in sides]
     return {
         "verdict": verdict,
         "value": sides[0][0] * sides[0][1].mean * metric.scale,

@@ -9,7 +9,7 @@ from rich.console import Console
 from cpdrun.report.claims.claim import Paper
 from cpdrun.report.claims.judgement import MOST_SEEDS, NOT_ASKED, Finding, Judgement
 from cpdrun.report.page.markup import encodable, escape_markdown
-from cpdrun.stats.anytime import Verdict, critical_t, pairs_needed
+from cpdrun.stats.evidence import Verdict, half_width, pairs_needed
 from cpdrun.study.axes.titles import plain
 from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.metric import Metric
@@ -192,7 +192,7 @@ def _visible(finding: Finding) -> float:
     """How far from the threshold the mean of so many seeds must lie to certify, in shown units; infinite where no
     distance is enough."""
     certify, _ = finding.errors
-    distance = critical_t(finding.seeds, certify) * finding.deviation / math.sqrt(finding.seeds)
+    distance = half_width(finding.seeds, finding.deviation, certify)
     metric = Metric(finding.ask.metric)
     return math.inf if metric.is_fraction and distance > metric.scale else distance
 

@@ -3,7 +3,7 @@ least for the same result."""
 
 from cpdrun.report.tables import show_bits
 from cpdrun.report.verdict import is_within, tolerance
-from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes.method import GOSSIP, WITH_APS, WITHOUT_APS
 from cpdrun.study.axes.titles import axis_text, short_titles
 from cpdrun.study.collect import CASE, FORMAT

@@ -12,7 +12,7 @@ from cpdrun.report.look.hover import part_of
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, Look, ink
 from cpdrun.report.methods.compared import label
 from cpdrun.report.plots._metric_axis import MetricAxis, apart
-from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes.titles import short
 from cpdrun.study.groups.group import Group
 

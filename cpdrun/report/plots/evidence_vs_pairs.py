@@ -44,14 +44,14 @@ def draw(study: Study) -> Figure:
 
 def _lines(study: Study, facet: Facet) -> list:
     groups = [group for groups in facet.strategies.values() for group in groups]
-    return [group for group in groups if group in study.judged and study.judged[group].evidence]
+    return [group for group in groups if group in study.judged and study.judged[group].judgement.pairs > 1]
 
 
 def _panel(axes: Axes, study: Study, facet: Facet) -> None:
     groups = _lines(study, facet)
     for group in groups:
         judged, look = study.judged[group], strategy_looks(study)[group.strategy]
-        heights = [0.0, *(max(-_MOST, min(_MOST, value)) for value in judged.evidence)]
+        heights = [max(-_MOST, min(_MOST, value)) for value in judged.judgement.trace]
         pairs = range(1, len(heights) + 1)
         (line,) = axes.plot(pairs, heights, color=look.color, linestyle=look.dash, linewidth=0.9)
         (end,) = axes.plot(pairs[-1], heights[-1], color=look.color, marker=look.marker, linestyle="")

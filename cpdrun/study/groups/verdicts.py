@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from cpdrun.config.identity import run_name
 from cpdrun.record import RunDir, read_config
-from cpdrun.stats.anytime import Judgement, Verdict, differences, trace
 from cpdrun.stats.chain import portions, settle
+from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.failures import Compared, FailureCounts, compare_runs
 from cpdrun.study.axes import formats
 from cpdrun.study.groups.group import Group
@@ -29,7 +29,6 @@ class Judged:
     verdict: Verdict
     judgement: Judgement
     failures: FailureCounts = field(default_factory=FailureCounts)
-    evidence: tuple[float, ...] = ()  # after 2, 3 ... pairs: `anytime.trace`
     enough: tuple[float, float] = (
         math.inf,
         math.inf,
@@ -113,15 +112,12 @@ def judge_chains(
             start=start,
             shared=shared,
         )
-        for width, stands, of_width, pairs in zip(members, settled, gaps, runs, strict=True):
+        for width, stands, pairs in zip(members, settled, runs, strict=True):
             certify, refute = stands.errors
             enough = -math.log10(certify), -math.log10(refute)
-            for group, judgement, of_group, compared in zip(
-                width, stands.judgements, of_width, pairs, strict=True
-            ):
-                evidence = tuple(trace(of_group, tolerance, resolution))
+            for group, judgement, compared in zip(width, stands.judgements, pairs, strict=True):
                 verdict = stands.verdict_of(judgement)
-                found[group] = Judged(verdict, judgement, compared.counts, evidence, enough)
+                found[group] = Judged(verdict, judgement, compared.counts, enough)
     return found
 
 

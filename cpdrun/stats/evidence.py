@@ -1,0 +1,362 @@
+"""Anytime-valid evidence on one hypothesis: a candidate is at most `margin` worse than its baseline.
+
+Let d be the differences of the pairs (candidate minus baseline, positive is better) and x = d + margin. The evidence
+depends on the statistic
+
+    T = sum(x) / sqrt(sum(x^2) + (n - 1) resolution^2 / 6 + nu s0^2)
+
+of n pairs. `s0` and `nu` are a prior for the standard deviation of x, taken from other cells, and its weight in degrees
+of freedom; nu = 0 is the test without a prior. For normal x whose variance is fixed (nu = 0), or is drawn from an
+inverse gamma distribution with shape nu / 2 and scale nu s0^2 / 2, the likelihood ratio of T between a mean of `effect`
+standard deviations and a mean of 0 is a martingale if the mean is 0. It is a Bayes factor with the right Haar prior on
+the standard deviation for nu = 0 (M. F. Perez-Ortiz, T. Lardy, R. de Heide and P. Grünwald, "E-statistics, group
+invariance and anytime-valid testing", arXiv 2208.07610; H. Wang and A. Ramdas, "Anytime-valid t-tests and confidence
+sequences for Gaussian means with unknown variance", arXiv 2310.03722). For a mean below 0 it is a supermartingale:
+after each x, this ratio and the likelihood ratio of the true mean are monotone in T in opposite directions, so they are
+negatively correlated (Chebyshev's association inequality). An average over several effects keeps these properties. By
+Ville's inequality, the evidence for a mean above 0 ever reaches 1 / alpha with probability at most alpha if the
+candidate is worse than the margin allows. Looking after every pair, stopping early and continuing later cost nothing.
+The same evidence of -x refutes.
+
+The test assumes that differences are independent, identically distributed and not far from normal. A failure that is
+too rare to occur in the observed pairs is invisible to any test of the mean; scripts/simulate_search.py shows how much
+that costs. With a prior it also assumes that the candidate's standard deviation resembles those of the other cells. A
+candidate that is twice as noisy as the others is certified wrongly more often, which is why nu is small
+(`cpdrun.stats.pooled_spread`) and why results also print the interval without the prior.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from numbers import Real
+from statistics import fmean
+from typing import Any
+
+from cpdrun.stats.intervals import deviation
+
+# In standard deviations: small effects settle after many pairs, large ones after few. The largest is for broken
+# formats: three pairs refute them even if four chains share the error.
+EFFECTS = (0.5, 1.0, 2.0, 4.0, 16.0)
+_SPREADLESS = 1e-9  # relative: smaller than the rounding error of subtracting two values
+_LEAST, _MOST = 0.5, 2.0  # of the expected number of further pairs: 80 % of searches take between these
+
+
+class Verdict(StrEnum):
+    CERTIFIED = "certified"  # at most the margin worse
+    REFUTED = "refuted"  # more than the margin worse
+    OPEN = "open"
+
+
+@dataclass(frozen=True)
+class SpreadPrior:
+    """A prior for the standard deviation of a candidate's differences, from other cells.
+
+    `degrees` is its weight in whole degrees of freedom; 0 is no prior, infinity a known standard deviation.
+    """
+
+    deviation: float
+    degrees: float
+
+    def effect(self, margin: float) -> float | None:
+        """Return the effect, in standard deviations, of a candidate that equals its baseline; None if unknown."""
+        if not (self.degrees > 0 and self.deviation > 0 and margin):
+            return None
+        return min(abs(margin) / self.deviation, EFFECTS[-1])
+
+
+NO_PRIOR = SpreadPrior(0.0, 0.0)
+
+
+@dataclass(frozen=True, order=True)
+class PairsRange:
+    """How many further pairs are likely to settle a question, and the range that holds for 80 % of them."""
+
+    likely: int
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"about {self.likely}; {self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the pairs of one candidate show. Differences are in the metric's unit; positive is better.
+
+    `low` and `high` are the ends of the printed interval, `own_low` and `own_high` of the interval without the prior.
+    An end that the pairs leave open is infinite. `log_certify` and `log_refute` are natural logarithms of the largest
+    evidence so far. `trace` is the base-10 logarithm of the evidence after 1, 2, ... pairs: positive for certifying,
+    negative for refuting, 0 if there is none.
+    """
+
+    verdict: Verdict
+    pairs: int
+    settled_at: int | None  # the number of pairs when it was settled
+    mean: float  # NaN without pairs
+    low: float
+    high: float
+    own_low: float
+    own_high: float
+    log_certify: float
+    log_refute: float
+    deviation: float = math.nan  # of a single difference
+    prior: SpreadPrior = NO_PRIOR
+    more: PairsRange | None = None  # further pairs that would settle it; None: cannot be said yet
+    trace: tuple[float, ...] = ()
+
+
+def log_evidence(
+    statistic: float, pairs: int, prior_degrees: float = 0.0, equal_effect: float | None = None
+) -> float:
+    """Return the natural logarithm of the e-value for a mean above 0.
+
+    Args:
+        statistic: T of the module's docstring, at least 0; with infinite `prior_degrees`, sum(x) / s0.
+        pairs: the number of pairs, n.
+        prior_degrees: the weight of the prior, nu. A fraction of a degree is dropped.
+        equal_effect: an effect that gets half of the mixture's weight, as `SpreadPrior.effect` returns it.
+    """
+    mixture = _log_mean([_log_ratio(statistic, pairs, effect, prior_degrees) for effect in EFFECTS])
+    if equal_effect is None:
+        return mixture
+    return _log_mean([mixture, _log_ratio(statistic, pairs, equal_effect, prior_degrees)])
+
+
+def _log_mean(logs: Sequence[float]) -> float:
+    top = max(logs)
+    return top + math.log(math.fsum(math.exp(each - top) for each in logs) / len(logs))
+
+
+def _log_ratio(statistic: float, n: int, effect: float, degrees: float) -> float:
+    """Return the log likelihood ratio of T between a mean of `effect` standard deviations and a mean of 0.
+
+    With w = effect * T and k = n + nu, it is exp(-n effect^2 / 2) I_(k-1) / (2^(k/2 - 1) Gamma(k/2)), where I_j is the
+    integral of y^j exp(-y^2 / 2 + w y) over y > 0. Integration by parts gives I_j = w I_(j-1) + (j - 1) I_(j-2); the
+    recursion follows the ratios of neighbors, which cannot overflow.
+    """
+    if math.isinf(degrees):
+        return effect * statistic - n * effect**2 / 2
+    w, k = effect * statistic, n + int(degrees)
+    first = math.sqrt(2 * math.pi) * (1 + math.erf(w / math.sqrt(2))) / 2  # I_0 / exp(w^2 / 2)
+    log_integral = w * w / 2 + math.log(first)
+    ratio = w + math.exp(-w * w / 2) / first
+    for j in range(1, k):
+        log_integral += math.log(ratio)
+        ratio = w + j / ratio
+    return log_integral - n * effect**2 / 2 - (k / 2 - 1) * math.log(2) - math.lgamma(k / 2)
+
+
+@lru_cache(65536)
+def critical_statistic(
+    pairs: int, alpha: float, prior_degrees: float = 0.0, equal_effect: float | None = None
+) -> float:
+    """Return the smallest T whose evidence is 1 / alpha; infinity if no T is enough."""
+    enough = math.log(1 / alpha)
+    most = math.sqrt(pairs)
+    if math.isinf(prior_degrees):
+        most = (enough + math.log(2 * len(EFFECTS))) / EFFECTS[0] + pairs * EFFECTS[0] / 2
+    is_known = pairs + prior_degrees > 1
+    if not is_known or log_evidence(most, pairs, prior_degrees, equal_effect) < enough:
+        return math.inf
+    low, high = 0.0, most
+    for _ in range(50):
+        middle = (low + high) / 2
+        is_enough = log_evidence(middle, pairs, prior_degrees, equal_effect) >= enough
+        low, high = (low, middle) if is_enough else (middle, high)
+    return high
+
+
+def half_width(
+    pairs: int,
+    spread: float,
+    alpha: float,
+    prior: SpreadPrior = NO_PRIOR,
+    equal_effect: float | None = None,
+) -> float:
+    """Return how far the mean must lie from a boundary for evidence of 1 / alpha; infinity if no distance is enough.
+
+    This inverts T >= c, the critical statistic, in closed form: c sqrt(W / (n (n - c^2))) with
+    W = (n - 1) spread^2 + nu s0^2. `spread` is the standard deviation of single differences, rounding included.
+    """
+    critical = critical_statistic(pairs, alpha, prior.degrees, equal_effect)
+    if math.isinf(prior.degrees):
+        return critical * prior.deviation / pairs
+    rest = pairs - critical**2
+    return critical * math.sqrt(_squares(pairs, spread, prior) / (pairs * rest)) if rest > 0 else math.inf
+
+
+def _squares(pairs: int, spread: float, prior: SpreadPrior) -> float:
+    own = (pairs - 1) * spread**2 if pairs > 1 else 0.0
+    return own + int(prior.degrees) * prior.deviation**2
+
+
+def differences(
+    ours: Mapping[Any, float],
+    baseline: Mapping[Any, float],
+    *,
+    higher_is_better: bool = True,
+    worst: float,
+) -> list[float]:
+    """Return candidate minus baseline for every seed that both have, in the order of the seeds; positive is better.
+
+    NaN stands for a run that diverged. It counts as `worst`, the worst value that the metric can have (0 for an
+    accuracy, the loss of a guess for a loss). A seed that diverged on both sides is left out.
+    """
+    sign = 1.0 if higher_is_better else -1.0
+    pairs = [(ours[seed], baseline[seed]) for seed in _ordered(ours.keys() & baseline.keys())]
+    known = [(a, b) for a, b in pairs if not (math.isnan(a) and math.isnan(b))]
+    return [sign * ((worst if math.isnan(a) else a) - (worst if math.isnan(b) else b)) for a, b in known]
+
+
+def judge(
+    gaps: Sequence[float],
+    margin: float,
+    *,
+    certify: float,
+    refute: float,
+    confidence: float,
+    resolution: float = 0.0,
+    prior: SpreadPrior = NO_PRIOR,
+    most_pairs: int = 1000,
+) -> Judgement:
+    """Return the verdict on differences, given in the order of their seeds.
+
+    A candidate is certified or refuted from the first pair on at which the evidence is enough. Without a prior, equal
+    differences have no measured spread and settle nothing.
+
+    Args:
+        gaps: the differences, as `differences` returns them.
+        margin: how much worse is still good enough, in the unit of `gaps`. It may be negative: the boundary is -margin.
+        certify: the probability of a wrong certificate.
+        refute: the probability of a wrong refutation.
+        confidence: of the two-sided intervals, as a share such as 0.95. They are valid after every number of pairs.
+        resolution: the step in which the metric counts, 1 / samples for an accuracy. The spread that rounding may hide
+            is added, so that counts that happen to be equal prove no more than they can.
+        prior: for the standard deviation; it must not depend on `gaps`.
+        most_pairs: the largest number of pairs in all for which `more` is computed.
+    """
+    effect = prior.effect(margin)
+    verdict, settled_at = Verdict.OPEN, None
+    best = {Verdict.CERTIFIED: 0.0, Verdict.REFUTED: 0.0}
+    enough = {Verdict.CERTIFIED: math.log(1 / certify), Verdict.REFUTED: math.log(1 / refute)}
+    trace = [0.0] * len(gaps)
+    for n, mean, spread in _looks(gaps, margin, resolution, prior):
+        statistic = _statistic(mean + margin, spread, n, prior)
+        log = max(0.0, log_evidence(abs(statistic), n, prior.degrees, effect))
+        trace[n - 1] = math.copysign(log / math.log(10), statistic)
+        side = Verdict.CERTIFIED if statistic > 0 else Verdict.REFUTED
+        best[side] = max(best[side], log)
+        if settled_at is None and best[side] >= enough[side]:
+            verdict, settled_at = side, n
+    tail = (1 - confidence) / 2
+    own = _interval(_looks(gaps, margin, resolution, NO_PRIOR), tail, NO_PRIOR, None)
+    low, high = (
+        _interval(_looks(gaps, margin, resolution, prior), tail, prior, effect) if prior.degrees else own
+    )
+    mean, spread = _moments(gaps, resolution)
+    more = PairsRange(0, 0, 0) if settled_at else None
+    if more is None:
+        estimate = _pooled(len(gaps), spread, prior)
+        options = {"certify": certify, "refute": refute, "prior": prior, "equal_effect": effect}
+        total = pairs_needed(mean + margin, estimate, fewest=len(gaps) + 1, most=most_pairs, **options)
+        more = None if total is None else _range(total - len(gaps))
+    of_evidence = best[Verdict.CERTIFIED], best[Verdict.REFUTED]
+    found = (verdict, len(gaps), settled_at, mean, low, high, *own, *of_evidence, spread, prior, more)
+    return Judgement(*found, tuple(trace))
+
+
+def pairs_needed(
+    distance: float,
+    spread: float,
+    *,
+    certify: float,
+    refute: float,
+    fewest: int,
+    most: int,
+    prior: SpreadPrior = NO_PRIOR,
+    equal_effect: float | None = None,
+) -> int | None:
+    """Return how many pairs would settle it if the mean stayed `distance` above the boundary and the standard deviation
+    of single differences stayed `spread`: at least `fewest`, None if `most` are not enough. Half of the searches need
+    more."""
+    if not spread > 0 or distance == 0 or not math.isfinite(spread * distance):
+        return None
+    enough = math.log(1 / (certify if distance > 0 else refute))
+
+    def settle(pairs: int) -> bool:
+        statistic = abs(_statistic(distance, spread, pairs, prior))
+        return log_evidence(statistic, pairs, prior.degrees, equal_effect) >= enough
+
+    if most < fewest or not settle(most):
+        return None
+    low, high = max(1, fewest - 1), most  # the same figures over more pairs are more evidence
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if settle(middle) else (middle, high)
+    return high
+
+
+def _range(likely: int) -> PairsRange:
+    return PairsRange(likely, max(1, round(_LEAST * likely)), math.ceil(_MOST * likely))
+
+
+def _looks(
+    gaps: Sequence[float], margin: float, resolution: float, prior: SpreadPrior
+) -> Iterator[tuple[int, float, float]]:
+    """Yield the numbers of pairs at which there is evidence, with the mean and the spread of these pairs."""
+    for n in range(1, len(gaps) + 1):
+        mean, spread = _moments(gaps[:n], resolution)
+        if prior.degrees or (n > 1 and spread > _SPREADLESS * (abs(mean) + abs(margin))):
+            yield n, mean, spread
+
+
+def _interval(
+    looks: Iterator[tuple[int, float, float]], tail: float, prior: SpreadPrior, effect: float | None
+) -> tuple[float, float]:
+    """Return the intersection of the intervals after each look; the last interval alone if it is empty."""
+    low, high = -math.inf, math.inf
+    for n, mean, spread in looks:
+        half = half_width(n, spread, tail, prior, effect)
+        low, high = max(low, mean - half), min(high, mean + half)
+        if low > high:
+            low, high = mean - half, mean + half
+    return low, high
+
+
+def _moments(gaps: Sequence[float], resolution: float) -> tuple[float, float]:
+    """Return the mean and the standard deviation; the latter includes the rounding of both values of a pair."""
+    if not gaps:
+        return math.nan, math.nan
+    spread = math.hypot(deviation(gaps), resolution / math.sqrt(6)) if len(gaps) > 1 else math.nan
+    return fmean(gaps), spread
+
+
+def _pooled(pairs: int, spread: float, prior: SpreadPrior) -> float:
+    """Return the best guess at the standard deviation, given the pairs and the prior."""
+    if math.isinf(prior.degrees):
+        return prior.deviation
+    degrees = max(pairs - 1, 0) + int(prior.degrees)
+    return math.sqrt(_squares(pairs, spread, prior) / degrees) if degrees else math.nan
+
+
+def _statistic(mean: float, spread: float, n: int, prior: SpreadPrior) -> float:
+    """Return T for n values with this mean and standard deviation."""
+    if not mean:
+        return 0.0
+    if math.isinf(prior.degrees):
+        return n * mean / prior.deviation
+    own = (n - 1) / n * (spread / mean) ** 2 if n > 1 else 0.0
+    pooled = int(prior.degrees) / n * (prior.deviation / mean) ** 2
+    return math.copysign(math.sqrt(n / (1 + own + pooled)), mean)
+
+
+def _ordered(seeds: Any) -> list[Any]:
+    """Return numbers by size, whatever type a table has made of them, then everything else."""
+
+    def key(seed: Any) -> tuple[bool, Any, str]:
+        is_number = isinstance(seed, Real)
+        return not is_number, seed if is_number else 0, str(seed)
+
+    return sorted(seeds, key=key)
