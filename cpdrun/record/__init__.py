@@ -7,6 +7,12 @@ meet nowhere else. Nothing here imports torch.
 
 from cpdrun.record.cpu import described, differ, processor, processors
 from cpdrun.record.entries import Best, Ending, EpochRow, LoggedRow, Lost, Outcome, Progress, Result, Where
+from cpdrun.record.example_outcomes import (
+    MAX_EXAMPLES,
+    ExampleOutcomes,
+    read_example_outcomes,
+    write_example_outcomes,
+)
 from cpdrun.record.files import (
     NotRegularError,
     append_json_line,

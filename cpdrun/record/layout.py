@@ -14,6 +14,7 @@
   metrics.jsonl  ckpt/{last,previous}.pt          how far it is; ckpt/unreadable.pt was damaged
   status.json                                     progress
   observed.npz                                    what was seen of its tensors (observe=N)
+  example_outcomes.bin                            which examples of the test set it answered right
   attempts/<n>/{agent.log,rank<k>.log}            what each attempt said
   attempts/<n>/{where.json,exit.json}             where it ran, how it went
   attempts/<n>/lost.jsonl                         what ranks that were killed cost it, where it went on (elastic)
@@ -144,6 +145,12 @@ class RunDir:
     def observed_parts(self) -> Path:
         """What was seen since observed.npz was last written, a file for each checkpoint; gone when the run ends."""
         return self.path / "observed.parts"
+
+    @property
+    def example_outcomes(self) -> Path:
+        """Which examples of the test set the run answered right (`cpdrun.record.example_outcomes`). Absent where its
+        task has no such outcomes, as in records from before."""
+        return self.path / "example_outcomes.bin"
 
     @property
     def status(self) -> Path:

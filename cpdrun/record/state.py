@@ -55,7 +55,7 @@ def forget(run: RunDir) -> None:
     if not run.path.exists() or (fd := claim(run)) is None:
         return
     saved = list(run.checkpoint.parent.iterdir()) if run.checkpoint.parent.is_dir() else []
-    for path in (run.done, run.status, run.metrics, run.env, *saved):
+    for path in (run.done, run.example_outcomes, run.status, run.metrics, run.env, *saved):
         remove(path)
     release(run, fd)
 

@@ -52,6 +52,14 @@ class Task(ABC):
     def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         """The metrics, from the totals of `sums` (float64 and int64) over the test set."""
 
+    def example_outcomes(self, outputs: Any, batch: Batch) -> Tensor | None:
+        """Return the class of each sample of a test batch and whether it is answered right (1 or 0), int64 (B, 2).
+
+        Return None, for every batch, if the metric `judged_by` is anything else than the share of samples that are
+        answered right; this is the default.
+        """
+        return None
+
     def loss_range(self) -> tuple[float, float] | None:
         """The training loss of a model that is always right, and of one that guesses; None where that is not known, and
         `give_up_after` is refused."""

@@ -62,6 +62,14 @@ class Classification(Task):
             "correct": (logits.argmax(dim=1) == y).sum(),
         }
 
+    def example_outcomes(self, outputs: Any, batch: Batch) -> Tensor | None:
+        if self.judged_by != "accuracy":
+            return None
+        logits, y = self.compared(outputs, batch)
+        if not (isinstance(y, Tensor) and y.dtype == torch.int64 and y.dim() == 1):
+            return None
+        return torch.stack([y, (logits.argmax(dim=1) == y).long()], dim=1)
+
     def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         seen = max(totals["seen"].item(), 1)
         return {"loss": totals["loss"].item() / seen, "accuracy": totals["correct"].item() / seen}

@@ -51,8 +51,10 @@ def train(
 
     if epochs == 0:
         journal.restart_at(-1)
-        progress.metrics = learner.evaluate()
+        evaluation = learner.evaluate()
+        progress.metrics = evaluation.metrics
         journal.epoch_done(EpochRow(epoch=0, metrics=progress.metrics), epochs)
+        journal.final_outcomes(evaluation.outcomes)
 
     while progress.epoch < epochs:
         epoch = progress.epoch
@@ -86,7 +88,8 @@ def train(
                     raise Preempted
 
         train_loss = workers.sum_of_disjoint(progress.losses_SxN).mean().item()
-        progress.metrics = {"train_loss": train_loss, **learner.evaluate()}
+        evaluation = learner.evaluate()
+        progress.metrics = {"train_loss": train_loss, **evaluation.metrics}
         progress.remember_best(judged_by, measures[judged_by])
         progress.train_seconds = time.perf_counter() - clock
         row = EpochRow(
@@ -100,9 +103,12 @@ def train(
         journal.epoch_done(row, epochs)
         if not math.isfinite(train_loss):
             ending = Ending.DIVERGED
-            break
-        if parts.giving_up.is_due(epoch + 1, train_loss, parts.task.loss_range()):
+        elif parts.giving_up.is_due(epoch + 1, train_loss, parts.task.loss_range()):
             ending = Ending.DID_NOT_LEARN
+        if ending is not Ending.FINISHED or epoch + 1 == epochs:
+            # Before the checkpoint: a run that goes on from the last one evaluates no more.
+            journal.final_outcomes(evaluation.outcomes)
+        if ending is not Ending.FINISHED:
             break
         progress.epoch, progress.step, progress.nonfinite, progress.losses_SxN = epoch + 1, 0, 0, None
         progress.layers = {}

@@ -41,7 +41,8 @@ EVIL = "import pathlib\npathlib.Path(__file__).parent.with_name('ran').touch()\n
 SECRET = "what lies outside is nobody's business"
 FILES = (
     *("done.json", "config.yaml", "env.json", "format.json", "metrics.jsonl", "status.json", "overrides.txt"),
-    *(".lock", "observed.npz", "attempts/1/exit.json", "attempts/1/where.json", "attempts/1/rank0.log"),
+    *(".lock", "observed.npz", "example_outcomes.bin", "attempts/1/exit.json"),
+    *("attempts/1/where.json", "attempts/1/rank0.log"),
 )
 OF_SWEEP = ("sweep.yaml", "calibration.json", "slurm.json", ".lock")
 

@@ -45,7 +45,7 @@ def test_running_statistics_follow_worker_0():
 def judged(model, task, test, batch):
     data, batches = SimpleNamespace(test=test), SimpleNamespace(loaders=0)
     parts = SimpleNamespace(model=model, task=task, data=data, batches=batches, eval_batch=batch)
-    return evaluate(parts, Workers(1), torch.device("cpu"))
+    return evaluate(parts, Workers(1), torch.device("cpu")).metrics
 
 
 def test_evaluation_counts_every_sample_once_and_leaves_training_mode_on():

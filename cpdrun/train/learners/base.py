@@ -18,6 +18,7 @@ from torch import Tensor
 from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
+from cpdrun.train.evaluate import Evaluation
 from cpdrun.train.learners.gradients import Gradients
 from cpdrun.train.observe.seen.observer import Observer
 from cpdrun.train.precision.base import Precision
@@ -60,8 +61,8 @@ class Learner(ABC):
         """
 
     @abstractmethod
-    def evaluate(self) -> dict[str, float]:
-        """Metrics on held-out data, the same on every rank. Collective."""
+    def evaluate(self) -> Evaluation:
+        """Evaluate on held-out data, with the same result on every rank. Collective."""
 
     def measures(self) -> dict[str, Measure]:
         """What each metric of `evaluate` is, and `train_loss`, by its name."""

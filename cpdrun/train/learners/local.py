@@ -16,7 +16,7 @@ from torch import Tensor
 from cpdrun.comm.local.outer import OuterStep
 from cpdrun.comm.workers import Workers
 from cpdrun.train.build import Parts
-from cpdrun.train.evaluate import evaluate
+from cpdrun.train.evaluate import Evaluation, evaluate
 from cpdrun.train.learners.apart import Apart
 from cpdrun.train.precision.base import Precision
 from cpdrun.train.state import checkpoint
@@ -53,7 +53,7 @@ class LocalWeights(Apart):
     def wire_bytes(self) -> dict[str, int]:
         return self.outer.wire_bytes()
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> Evaluation:
         self.models.play(self.outer.agreed)
         return evaluate(self.parts, self.workers, self.device)
 

@@ -18,7 +18,7 @@ from cpdrun.comm.gossip.topology.mixing import mean_gap
 from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import ERROR, VARIANTS, Measure
 from cpdrun.train.build import Parts, groups_of
-from cpdrun.train.evaluate import evaluate
+from cpdrun.train.evaluate import Evaluation, evaluate
 from cpdrun.train.learners.apart import Apart
 from cpdrun.train.precision.base import Precision
 from cpdrun.train.state import checkpoint
@@ -84,20 +84,21 @@ class OwnWeights(Apart):
     def wire_bytes(self) -> dict[str, int]:
         return self.gossip.wire_bytes()
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> Evaluation:
+        """Without outcomes of examples: the metric is a mean over models that answer differently."""
         alone = Workers(1)
         mine = []
         for w in range(len(self.workers.mine)):
             self.models.begin_worker(w)
-            mine.append(evaluate(self.parts, alone, self.device, self.gossip.worker_test_samples))
+            mine.append(evaluate(self.parts, alone, self.device, self.gossip.worker_test_samples).metrics)
         names = list(mine[0])
         table_NxK = torch.zeros(self.workers.world_size, len(names), dtype=torch.float64, device=self.device)
         for worker, metrics in zip(self.workers.mine, mine, strict=True):
             table_NxK[worker] = torch.tensor([metrics[name] for name in names], dtype=torch.float64)
         by_name = dict(zip(names, self.workers.sum_of_disjoint(table_NxK).unbind(1), strict=True))
         distance = self.models.play_mean()
-        averaged = evaluate(self.parts, self.workers, self.device)
-        return (
+        averaged = evaluate(self.parts, self.workers, self.device).metrics
+        return Evaluation(
             {name: values_N.mean().item() for name, values_N in by_name.items()}
             | {f"{name}_worst": self._worst(name, values_N) for name, values_N in by_name.items()}
             | {f"{name}_averaged_model": value for name, value in averaged.items()}

@@ -9,7 +9,7 @@ from cpdrun.comm.parallel.workers import model_workers_of
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.train.build import Parts
-from cpdrun.train.evaluate import evaluate
+from cpdrun.train.evaluate import Evaluation, evaluate
 from cpdrun.train.learners.base import Learner
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
 from cpdrun.train.learners.played import SharedModel
@@ -64,7 +64,7 @@ class SharedWeights(Learner):
         """Gradients, and what workers that share a model exchange forward and backward."""
         return {key: n + self.within_models[key] for key, n in self.parts.sync.wire_bytes().items()}
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> Evaluation:
         return evaluate(self.parts, self.workers, self.device)
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,12 +13,15 @@ import torch
 
 from cpdrun.record import (
     EpochRow,
+    ExampleOutcomes,
     Lost,
     Progress,
     Result,
     RunDir,
     append_json_line,
     read_object,
+    remove,
+    write_example_outcomes,
     write_json,
     write_text,
 )
@@ -95,6 +98,15 @@ class Journal:
         if now - self._status_written >= STATUS_EVERY_S or row.epoch == epochs:
             self._status_written = now
             self._write_status()
+
+    def final_outcomes(self, outcomes: ExampleOutcomes | None) -> None:
+        """Write which examples the last evaluation of the run answered right, if its task has such outcomes."""
+        if not self.writes:
+            return
+        if outcomes is None:
+            remove(self.run.example_outcomes)
+        else:
+            write_example_outcomes(self.run, outcomes)
 
     def wish(self) -> Wish:
         """What this rank would have all do."""

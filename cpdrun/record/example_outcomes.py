@@ -1,0 +1,94 @@
+"""Which examples of the test set a run answered right: one bit per example, next to the run's done.json.
+
+With these bits a comparison can tell how much of a difference is due to the choice of the test examples, which no
+number of seeds averages out (`cpdrun.stats.finite_test_set`).
+
+The file is one line of JSON, which names the metric and the test set, and then the bits as `numpy.packbits` packs them:
+the first example is the highest bit of the first byte, and unused bits of the last byte are 0.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cpdrun.record.entries import Result
+from cpdrun.record.files import read_record, write_bytes
+from cpdrun.record.layout import RunDir
+from cpdrun.record.version import KEY, VERSION, newer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_EXAMPLES = 1 << 24  # of a test set; outcomes of a larger one are not stored
+_MAX_HEADER_BYTES = 1 << 10
+_SHA256_DIGITS = 64
+
+
+@dataclass(frozen=True)
+class ExampleOutcomes:
+    """The outcomes of one evaluation.
+
+    Attributes:
+        metric: The metric that is their mean: the share of examples that were answered right.
+        samples: The number of examples.
+        labels_sha256: Digest of the examples' labels in their order, int64 and little-endian. Outcomes with different
+            digests belong to different test sets, or to another order of one, and cannot be compared.
+        bits: The outcomes, packed; 1 means right.
+    """
+
+    metric: str
+    samples: int
+    labels_sha256: str
+    bits: bytes
+
+    @property
+    def mean(self) -> float:
+        """Return the share of examples that were answered right, with the bits of the recorded metric."""
+        return int.from_bytes(self.bits).bit_count() / self.samples
+
+    def unpack(self) -> "np.ndarray":
+        """Return 1 for each example that was answered right and 0 for each other one, uint8."""
+        import numpy as np
+
+        return np.unpackbits(np.frombuffer(self.bits, np.uint8), count=self.samples)
+
+
+def write_example_outcomes(run: RunDir, outcomes: ExampleOutcomes) -> None:
+    """Write the outcomes of a run's final evaluation in one step. Raises OSError as `write_bytes`."""
+    header = {
+        KEY: VERSION,
+        "metric": outcomes.metric,
+        "samples": outcomes.samples,
+        "labels_sha256": outcomes.labels_sha256,
+    }
+    write_bytes(run.example_outcomes, json.dumps(header).encode() + b"\n" + outcomes.bits)
+
+
+def read_example_outcomes(run: RunDir, result: Result) -> ExampleOutcomes:
+    """Return the outcomes behind a metric of `result`, what done.json says of the run.
+
+    Raises:
+        OSError: The file is absent, cannot be read, is no regular file or is too large.
+        ValueError: It is damaged, was written by a newer version, or belongs to other results.
+    """
+    content = read_record(run.example_outcomes, _MAX_HEADER_BYTES + MAX_EXAMPLES // 8)
+    line, end, bits = content.partition(b"\n")
+    try:
+        header = json.loads(line) if end and len(line) <= _MAX_HEADER_BYTES else None
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise ValueError("begins with no line of JSON")
+    if problem := newer(header):
+        raise ValueError(problem)
+    metric, samples, digest = (header.get(key) for key in ("metric", "samples", "labels_sha256"))
+    if not isinstance(metric, str) or type(samples) is not int or not 0 < samples <= MAX_EXAMPLES:
+        raise ValueError("does not say which metric it belongs to and how many examples there are")
+    if not (isinstance(digest, str) and len(digest) == _SHA256_DIGITS):
+        raise ValueError("does not say of which test set it is")
+    if len(bits) != (samples + 7) // 8 or (bits[-1] & (1 << (-samples % 8)) - 1):
+        raise ValueError(f"does not hold {samples} bits")
+    outcomes = ExampleOutcomes(metric, samples, digest, bits)
+    if result.metrics.get(metric) != outcomes.mean:
+        raise ValueError(f"belongs to other results: its mean is not the {metric} of {run.done.name}")
+    return outcomes
