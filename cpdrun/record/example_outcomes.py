@@ -19,7 +19,7 @@ from cpdrun.record.version import KEY, VERSION, newer
 if TYPE_CHECKING:
     import numpy as np
 
-MAX_EXAMPLES = 1 << 24  # of a test set; outcomes of a larger one are not stored
+MAX_EXAMPLES = 1 << 22  # of a test set; outcomes of a larger one are not stored
 _MAX_HEADER_BYTES = 1 << 10
 _SHA256_DIGITS = 64
 

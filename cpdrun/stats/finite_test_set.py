@@ -1,0 +1,72 @@
+"""The error of a difference in accuracy that comes from the choice of the test examples.
+
+Candidate and baseline answer the same n examples. Let d_sj be 1 if only the candidate of seed s answers example j
+right, -1 if only the baseline does, and 0 otherwise. The difference in accuracy is the mean of d_sj over seeds and
+examples. Its error due to the examples, for the given runs, follows from the means over seeds dbar_j:
+
+    standard_error^2 = sum_j (dbar_j - dbar)^2 / n^2
+
+With few seeds a part of this is chance of the single runs, which more seeds average out. What remains with any number
+of seeds is the variance component of the examples in a two-way analysis of variance without replication (H. Scheffé,
+"The Analysis of Variance", 1959, chapter 7).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class ExampleError:
+    """The mean of differences over seeds and examples, and its error due to the choice of the examples.
+
+    Attributes:
+        mean: Of all differences.
+        standard_error: Of the mean, for the given runs. 0 if all examples have the same mean over seeds.
+        lasting: The part of the standard error that no number of further seeds removes. NaN for a single seed.
+    """
+
+    mean: float
+    standard_error: float
+    lasting: float
+
+    def on_another_test_set(self, confidence: float) -> tuple[float, float]:
+        """Return the interval in which the mean of the same runs lies on another test set of the same size.
+
+        Both the given test set and the other one are random, so the standard error counts twice in the variance. The
+        ends are NaN if the standard error is 0: equal answers have measured no spread.
+
+        Args:
+            confidence: As a share, such as 0.95.
+        """
+        if not self.standard_error > 0:
+            return math.nan, math.nan
+        half = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(2) * self.standard_error
+        return self.mean - half, self.mean + half
+
+
+def example_error(differences: Sequence["np.ndarray"]) -> ExampleError:
+    """Return the error due to the examples. All sums are exact, so that their order changes nothing.
+
+    Args:
+        differences: For each seed the differences of the examples in one order, int64 (n,), at least one seed.
+    """
+    seeds, n = len(differences), len(differences[0])
+    by_example_n = sum(differences[1:], start=differences[0])
+    of_seeds = [int(of_seed.sum()) for of_seed in differences]
+    total = sum(of_seeds)
+    squares = sum(int((of_seed**2).sum()) for of_seed in differences)
+    squares_of_examples = int((by_example_n**2).sum())
+    between = n * squares_of_examples - total**2  # seeds^2 n sum_j (dbar_j - dbar)^2
+    standard_error = math.sqrt(between / n) / (seeds * n)
+    lasting = math.nan
+    if seeds > 1 and n > 1:
+        rest = seeds * n * squares - n * squares_of_examples - seeds * sum(s**2 for s in of_seeds) + total**2
+        mean_square = rest / (seeds * n * (seeds - 1) * (n - 1))
+        lasting = math.sqrt(max(0.0, between / (seeds**2 * n * (n - 1)) - mean_square / seeds) / n)
+    return ExampleError(total / (seeds * n), standard_error, lasting)
