@@ -137,9 +137,9 @@ def _doubts(study: Study, facet: Facet) -> list[str]:
     what = "cases" if facet.has_cases else f"{study.bits_axis.noun}s"
     if any(len(group.values) < 2 for group in compared):
         return [f"Too few seeds to tell chance from effect: some {what} have a single run."]
-    open_, certified, hangs = [], [], []
+    open_, certified, hangs = [], [], {}
     for group, gap in _decisive(study, facet):
-        hangs.append(_samples_to_turn(study, group, gap))
+        hangs[group] = _samples_to_turn(study, group, gap)
         name = _candidate(facet, group)
         verdict = study.judged[group].verdict
         if verdict is Verdict.OPEN:
@@ -152,7 +152,7 @@ def _doubts(study: Study, facet: Facet) -> list[str]:
     lines += (
         [f"Too few seeds to be sure, against {study.baseline_name}: {some(open_, '; ')}."] if open_ else []
     )
-    return lines + _test_set(study, facet, min(hangs, default=math.inf))
+    return lines + _test_set(study, facet, hangs)
 
 
 def _certificates(study: Study, facet: Facet, certified: list[Group]) -> list[str]:
@@ -221,19 +221,29 @@ def _samples_to_turn(study: Study, group: Group, gap: Difference) -> float:
     return math.floor(distance + 1e-6) + 1 if distance >= -1e-6 else math.ceil(-distance - 1e-6)
 
 
-def _test_set(study: Study, facet: Facet, hangs: float) -> list[str]:
-    """What the tolerance is in test samples, and on how few the answer hangs."""
+def _test_set(study: Study, facet: Facet, hangs: dict[Group, float]) -> list[str]:
+    """Return what the tolerance is in test samples, on how few of them the answer hangs, and where the gap of the
+    candidate that decides it would be on another test set. `hangs`: the samples by candidate."""
     samples = study.samples(facet.baseline)
-    if not (math.isfinite(samples) and math.isfinite(hangs)):
+    group = min(hangs, key=lambda each: hangs[each], default=None)
+    if group is None or not (math.isfinite(samples) and math.isfinite(hangs[group])):
         return []
     share = f"{_tolerance(study) * samples:.1f} of {samples:.0f} test samples"
     times = (
         "1 answered otherwise in one run"
-        if hangs == 1
-        else f"{hangs:.0f} answered otherwise, over all seeds,"
+        if hangs[group] == 1
+        else f"{hangs[group]:.0f} answered otherwise, over all seeds,"
     )
     are = "is" if study.tolerance == 1 else "are"
-    return [f"{tolerance(study)} {are} {share}; {times} would change the answer."]
+    lines = [f"{tolerance(study)} {are} {share}; {times} would change the answer."]
+    found = study.finite_test_set(group)
+    if found is not None and math.isfinite(found.low):
+        ends = f"{study.metric.show_difference(found.low)} and {study.metric.show_difference(found.high)}"
+        lines.append(
+            f"On another test set of {found.samples} samples the gap of {_candidate(facet, group)} would be between "
+            f"{ends}{study.metric.points} ({study.ci:g} %)."
+        )
+    return lines
 
 
 def _without_baseline(study: Study, facet: Facet, problem: str) -> str:

@@ -3,17 +3,19 @@
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
 from cpdrun.costmodel import Network
-from cpdrun.record import EpochRow
+from cpdrun.record import EpochRow, ExampleOutcomes
 from cpdrun.stats.failures import FailureCounts
 from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
 from cpdrun.study.axes.bits_axis import BitsAxis
 from cpdrun.study.axes.titles import axis_text, axis_title, is_strategy
-from cpdrun.study.collect import CASE
+from cpdrun.study.collect import CASE, SEED
 from cpdrun.study.groups.compare import Difference, difference
+from cpdrun.study.groups.finite_test_set import FiniteTestSet, finite_test_set, read_outcomes
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.groups.grouping import make_facets
 from cpdrun.study.groups.tuned import Tuned
@@ -136,6 +138,36 @@ class Study:
         samples = self.samples(*(group for _, groups in chains for group in groups)) if chains else math.nan
         tolerance = self.tolerance / self.metric.scale
         return judge_chains(chains, self.metric, tolerance, 1 - self.ci / 100, samples, self.family)
+
+    def finite_test_set(self, group: Group) -> FiniteTestSet | None:
+        """Return what the choice of the test examples leaves open about the group's gap to its baseline.
+
+        None for a group without a baseline, one with failed runs, and one whose runs, or the baseline's, have not
+        recorded which examples they answered right.
+        """
+        baseline = self._baselines.get(group)
+        if baseline is None or baseline is group or not self.may_be_within(group):
+            return None
+        return finite_test_set(self._outcomes(group), self._outcomes(baseline), self.ci / 100)
+
+    def _outcomes(self, group: Group) -> dict[Any, ExampleOutcomes | None]:
+        """Return the example outcomes of a group's runs, by seed."""
+        if group not in self._outcomes_read:
+            runs = {self._seed_of[str(run.path)]: run for run in group.runs}
+            self._outcomes_read[group] = {
+                seed: read_outcomes(run, self.metric.name)
+                for seed, run in runs.items()
+                if seed in group.by_seed
+            }
+        return self._outcomes_read[group]
+
+    @cached_property
+    def _outcomes_read(self) -> dict[Group, dict[Any, ExampleOutcomes | None]]:
+        return {}
+
+    @cached_property
+    def _seed_of(self) -> dict[str, Any]:
+        return dict(zip(self.runs["run:path"], self.runs[SEED], strict=True))
 
     def samples(self, *groups: Group) -> float:
         """How many test samples the metric of `groups` is a share of; NaN where it is none, or that is not known."""
