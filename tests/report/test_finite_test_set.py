@@ -1,0 +1,98 @@
+"""What a report says of the test set, from the examples that the runs answered right."""
+
+import numpy as np
+import pytest
+
+from cpdrun.record import ExampleOutcomes, write_example_outcomes
+from cpdrun.study.reader import read_study
+
+SAMPLES = 360
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture
+def answered(new_sweep):
+    """Make a sweep of fp32 and e3m0, 4 seeds, and the difference of the two on each example and seed."""
+    sweep, differences = new_sweep(), []
+    hard_N = RANDOM.random(SAMPLES) < 0.1
+    for seed in range(4):
+        right = {}
+        for format, chance in (("fp32", 0.5), ("e3m0", 0.4)):
+            right[format] = RANDOM.random(SAMPLES) < np.where(hard_N, chance, 0.999)
+            run = sweep.add(
+                format,
+                seed=seed,
+                accuracy=right[format].sum() / SAMPLES,
+                done={"test_samples": SAMPLES, "num_classes": 10},
+            )
+            bits = np.packbits(right[format]).tobytes()
+            write_example_outcomes(run, ExampleOutcomes("test_accuracy", SAMPLES, "0" * 64, bits))
+        differences.append(right["e3m0"].astype(int) - right["fp32"])
+    return sweep, np.array(differences)
+
+
+def compared(sweep):
+    study = read_study([sweep.dir])
+    (candidate,) = study.judged
+    return study, candidate
+
+
+def test_the_error_of_the_test_set_is_that_of_the_recorded_examples(answered):
+    sweep, d_SxN = answered
+    study, group = compared(sweep)
+    found = study.finite_test_set(group)
+    mean_N = d_SxN.mean(axis=0)
+    error = np.sqrt(((mean_N - mean_N.mean()) ** 2).sum()) / SAMPLES
+    assert (found.samples, found.pairs) == (SAMPLES, 4)
+    assert found.gap == pytest.approx(study.judged[group].judgement.mean) == pytest.approx(mean_N.mean())
+    assert found.standard_error == pytest.approx(error) and 0 <= found.lasting_error < error
+    assert (found.high - found.low) / 2 == pytest.approx(1.959964 * np.sqrt(2) * error)
+    assert all(study.finite_test_set(each) is None for each in study.groups if each.is_baseline)
+
+
+def test_the_report_says_where_the_gap_would_be_on_another_test_set(answered, report, no_pictures):
+    sweep, _ = answered
+    study, group = compared(sweep)
+    found = study.finite_test_set(group)
+    low, high = (study.metric.show_difference(end) for end in (found.low, found.high))
+    said = "On another test set of 360 samples the gap of e3m0 without APS would be between"
+    assert f"{said} {low} and {high} points (95 %)." in report(sweep).answers[0]
+
+
+def one_without(sweep):
+    next(sweep.dir.runs()).example_outcomes.unlink()
+
+
+def one_damaged(sweep):
+    next(sweep.dir.runs()).example_outcomes.write_bytes(b"nonsense")
+
+
+def one_of_another_test_set(sweep):
+    path = next(sweep.dir.runs()).example_outcomes
+    path.write_bytes(path.read_bytes().replace(b"0" * 64, b"1" * 64))
+
+
+def a_failed_run(sweep):
+    sweep.add("e3m0", seed=9, status=None, outcome="failed")
+    sweep.add("fp32", seed=9)
+
+
+@pytest.mark.parametrize("change", [one_without, one_damaged, one_of_another_test_set, a_failed_run])
+def test_nothing_is_said_unless_all_runs_answered_the_same_examples(answered, report, no_pictures, change):
+    sweep, _ = answered
+    change(sweep)
+    study, group = compared(sweep)
+    assert study.finite_test_set(group) is None
+    assert "another test set" not in report(sweep).printed
+
+
+def test_equal_answers_give_no_interval(new_sweep, report, no_pictures):
+    sweep, bits = new_sweep(), np.packbits(np.ones(8, bool)).tobytes()
+    for format in ("fp32", "e3m0"):
+        for seed in range(3):
+            run = sweep.add(format, seed=seed, accuracy=1.0, done={"test_samples": 8, "num_classes": 10})
+            write_example_outcomes(run, ExampleOutcomes("test_accuracy", 8, "0" * 64, bits))
+    study, group = compared(sweep)
+    found = study.finite_test_set(group)
+    assert found.standard_error == 0 and np.isnan(found.low)
+    assert "another test set" not in report(sweep).printed
