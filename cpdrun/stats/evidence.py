@@ -251,20 +251,39 @@ def judge(
         if settled_at is None and best[side] >= enough[side]:
             verdict, settled_at = side, n
     tail = (1 - confidence) / 2
-    own = _interval(_looks(gaps, margin, resolution, NO_PRIOR), tail, NO_PRIOR, None)
-    low, high = (
-        _interval(_looks(gaps, margin, resolution, prior), tail, prior, effect) if prior.degrees else own
+    own_low, own_high = low, high = _interval(
+        _looks(gaps, margin, resolution, NO_PRIOR), tail, NO_PRIOR, None
     )
+    if prior.degrees:
+        low, high = _interval(_looks(gaps, margin, resolution, prior), tail, prior, effect)
     mean, spread = _moments(gaps, resolution)
-    more = PairsRange(0, 0, 0) if settled_at else None
-    if more is None:
-        estimate = _pooled(len(gaps), spread, prior)
-        options = {"certify": certify, "refute": refute, "prior": prior, "equal_effect": effect}
-        total = pairs_needed(mean + margin, estimate, fewest=len(gaps) + 1, most=most_pairs, **options)
-        more = None if total is None else _range(total - len(gaps))
-    of_evidence = best[Verdict.CERTIFIED], best[Verdict.REFUTED]
-    found = (verdict, len(gaps), settled_at, mean, low, high, *own, *of_evidence, spread, prior, more)
-    return Judgement(*found, tuple(trace))
+    total = pairs_needed(
+        mean + margin,
+        _pooled(len(gaps), spread, prior),
+        certify=certify,
+        refute=refute,
+        fewest=len(gaps) + 1,
+        most=most_pairs,
+        prior=prior,
+        equal_effect=effect,
+    )
+    likely = None if total is None else total - len(gaps)
+    return Judgement(
+        verdict=verdict,
+        pairs=len(gaps),
+        settled_at=settled_at,
+        mean=mean,
+        low=low,
+        high=high,
+        own_low=own_low,
+        own_high=own_high,
+        log_certify=best[Verdict.CERTIFIED],
+        log_refute=best[Verdict.REFUTED],
+        deviation=spread,
+        prior=prior,
+        more=_range(0) if settled_at else None if likely is None else _range(likely),
+        trace=tuple(trace),
+    )
 
 
 def pairs_needed(
@@ -299,7 +318,7 @@ def pairs_needed(
 
 
 def _range(likely: int) -> PairsRange:
-    return PairsRange(likely, max(1, round(_LEAST * likely)), math.ceil(_MOST * likely))
+    return PairsRange(likely, max(min(1, likely), round(_LEAST * likely)), math.ceil(_MOST * likely))
 
 
 def _looks(

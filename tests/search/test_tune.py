@@ -19,7 +19,7 @@ from cpdrun.search.schedule import Ended, stand, wanted
 from cpdrun.search.settings import settings
 from cpdrun.search.tune import Tuning
 from cpdrun.search.words import facts, sentences, table
-from cpdrun.stats.anytime import Verdict
+from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.tuning import FIRST_SEED, choose
 from cpdrun.sweep import plan
 

@@ -1,0 +1,92 @@
+"""A prior for the standard deviation of a cell's differences, pooled over the other cells of the same sweep and metric.
+
+The estimate is that of limma's squeezeVar: G. K. Smyth, "Linear models and empirical Bayes methods for assessing
+differential expression in microarray experiments", Statistical Applications in Genetics and Molecular Biology 3 (2004),
+section 6.2. Variances s_j^2 with d_j degrees of freedom are taken as s0^2 F(d_j, nu); s0 and nu follow from the mean
+and the variance of log s_j^2. Differences from limma: nu is a whole number and at most MOST_DEGREES, so that a cell
+that is noisier than the others is not judged by their spread alone, and variances of zero are left out.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
+from statistics import fmean, variance
+
+from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior
+from cpdrun.stats.intervals import deviation
+
+MOST_DEGREES = 4
+FEWEST_CELLS = 3
+FIRST_PAIRS = 3  # of every cell, so that a prior does not move as further seeds come in
+BROKEN = 5.0  # margins below the baseline: such cells have a spread of their own
+
+
+def squeeze(cells: Sequence[tuple[float, float]]) -> SpreadPrior:
+    """Return the prior that other cells give, from the standard deviation and the degrees of freedom of each."""
+    known = [(spread, degrees) for spread, degrees in cells if spread > 0 and degrees > 0]
+    if len(known) < FEWEST_CELLS:
+        return NO_PRIOR
+    logs = [2 * math.log(spread) - _log_bias(degrees) for spread, degrees in known]
+    middle, excess = fmean(logs), variance(logs) - fmean(_polygamma(1, d / 2) for _, d in known)
+    if not excess > 0:
+        return SpreadPrior(math.exp(middle / 2), MOST_DEGREES)
+    degrees = 2 * _inverse_trigamma(excess)
+    whole = min(MOST_DEGREES, math.floor(degrees))
+    return SpreadPrior(math.exp((middle + _log_bias(degrees)) / 2), whole) if whole else NO_PRIOR
+
+
+def priors(
+    cells: Mapping[Hashable, Sequence[float]], margin: float, resolution: float = 0.0
+) -> dict[Hashable, SpreadPrior]:
+    """Return the prior of each cell, from the first pairs of the other cells.
+
+    A cell is left out as long as its prior may not be fixed: without pairs, or with fewer than FIRST_PAIRS while the
+    others give none. Until then it is not judged, so the moment at which the prior is fixed tells nothing about its
+    differences. Cells that are worse by more than BROKEN margins form a pool of their own. Only this choice of the pool
+    looks at a cell's own mean, and a cell in the second pool is far from any certificate.
+
+    Args:
+        cells: the differences of each cell, in the order of the seeds.
+        margin: in the unit of the differences.
+        resolution: the step in which the metric counts.
+    """
+    first = {name: gaps[:FIRST_PAIRS] for name, gaps in cells.items() if gaps}
+    is_broken = {name: fmean(gaps) < -BROKEN * abs(margin) for name, gaps in first.items()}
+    spreads = {
+        name: (math.hypot(deviation(gaps), resolution / math.sqrt(6)), len(gaps) - 1)
+        for name, gaps in first.items()
+        if len(gaps) > 1 and any(gaps)  # without any difference, the runs are probably the same
+    }
+    found = {}
+    for name, gaps in first.items():
+        of_others = [
+            each for other, each in spreads.items() if other != name and is_broken[other] == is_broken[name]
+        ]
+        prior = squeeze(of_others)
+        if prior.degrees or len(gaps) >= FIRST_PAIRS:
+            found[name] = prior
+    return found
+
+
+def _log_bias(degrees: float) -> float:
+    """Return the mean of log(chi^2 / degrees) for chi^2 with so many degrees of freedom."""
+    return _polygamma(0, degrees / 2) - math.log(degrees / 2)
+
+
+@cache
+def _polygamma(order: int, x: float) -> float:
+    from scipy.special import polygamma
+
+    return float(polygamma(order, x))
+
+
+def _inverse_trigamma(value: float) -> float:
+    """Return the x > 0 with trigamma(x) = value, by the Newton iteration of Smyth's appendix."""
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        trigamma = _polygamma(1, x)
+        step = trigamma * (1 - trigamma / value) / _polygamma(2, x)
+        x += step
+        if -step / x < 1e-10:
+            break
+    return x
