@@ -18,6 +18,7 @@ from cpdrun.report.why.chain import chain, together
 from cpdrun.report.why.reason import Cause, Reason
 from cpdrun.report.why.standing import Standing, Verdict
 from cpdrun.study.axes import formats
+from cpdrun.study.result_text import gap_text
 from cpdrun.study.runs.history import rows_of
 from cpdrun.study.study import Study
 
@@ -170,17 +171,17 @@ def _where(about: About) -> Iterator[str]:
 
 
 def _ended(about: About) -> Iterator[str]:
-    """Non-finite gradients of a run that ended all the same, and what other seeds say."""
+    """Yield non-finite gradients of a run that ended well, and what all seeds together show."""
     status = about.result.status if about.result is not None else None
     if about.reason.seen.nonfinite is not None and status is not Ending.DIVERGED:
         yield f"Summed gradients were not finite{_when_nonfinite(about)}{_hidden(about)}"
     group = about.stands.group
     if about.study is not None and group is not None and about.stands.verdict is not Verdict.BASELINE:
         gap = about.study.against_baseline(group)
-        if gap is not None and len(group.values) > 1:
-            metric = about.study.metric
-            amount = f"{metric.show_difference(gap.mean, gap.half_width)}{metric.points}"
-            yield f"Over its {len(group.values)} seeds: {amount} against {about.study.baseline_name}"
+        if gap is not None and gap.pairs > 1:
+            verdict = about.study.judged[group].verdict
+            amount = f"{gap_text(about.study.metric, gap)} against {about.study.baseline_name}"
+            yield f"Over its {len(group.values)} seeds: {amount}, {verdict}"
 
 
 def _when_nonfinite(about: About) -> str:

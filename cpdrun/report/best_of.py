@@ -1,9 +1,9 @@
-"""The best of each format over a tuned axis, such as a sweep over optim.lr, said to be chosen after the fact.
+"""The best mean of each format over a tuned axis, such as a sweep over optim.lr, chosen after looking at the runs.
 
-A facet of one learning rate compares formats at what may suit one of them only; a fair comparison gives each its own,
-the baseline too. Here that is the value of the best mean over the very seeds that are compared
-(`cpdrun.stats.tuning`), which flatters every row by the luck of its best: it is no ground for a certificate, and none
-is given. `cpdrun search` with search.tune chooses on other seeds and certifies.
+Facets of one learning rate compare formats at a value that may suit only one of them. A fair comparison gives each
+format its own value, and the baseline too. Here that is the value with the best mean over the compared seeds
+(`cpdrun.stats.tuning`), which flatters every row, so nothing is certified by it. `cpdrun search` with search.tune
+chooses on other seeds and certifies.
 
 Tuned axes are the keys of `optim` that have numbers: lr, momentum, weight_decay. They are set anew for whatever is
 trained and are no part of its price, so that nobody asks for the bits at one of them. Any other axis is part of the
@@ -11,6 +11,7 @@ question: batch_size and world_size change what a step costs and how many there 
 train, and the choice of an optimizer, or of Nesterov's momentum, is another method.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,24 +19,19 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.report.tables import Shown, column
-from cpdrun.report.verdict import is_within, named, tolerance
 from cpdrun.stats.tuning import choose, edges
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import (
     axis_text,
     axis_title,
     short_titles,
-    tried_text,
     tuned_text,
-    values_text,
 )
 from cpdrun.study.collect import FORMAT, identity
-from cpdrun.study.groups.compare import Difference, difference
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
 
 SECTION = "optim"
-MOST_SENTENCES = 3  # combinations of the other axes; of more the table alone speaks
 
 
 @dataclass(frozen=True)
@@ -70,19 +66,17 @@ def best_of(study: Study) -> list[Best]:
 
 
 def sentences(study: Study) -> list[str]:
-    """The smallest format within the tolerance of the baseline, each at its best; then what that is worth."""
+    """Return what the table of the best means is worth; nothing if no tuned axis varies."""
     found = best_of(study)
     if not found or study.margin.problem:
         return []
-    lines = [_sentence(study, best) for best in found] if len(found) <= MOST_SENTENCES else []
     typed = " ".join(
         f"search.tune.{key}={','.join(map(str, values))}" for key, values in found[0].tried.items()
     )
     titles = " and ".join(short_titles(found[0].tried).values())
     return [
-        *filter(None, lines),
-        f"Each {titles} was chosen after looking at these same runs, which flatters it: nothing is certified by it. "
-        f"cpdrun search with {typed} chooses on seeds of their own and certifies.",
+        f"The table of the best {titles} of each format certifies nothing, because the {titles} was chosen after "
+        f"looking at these same runs. cpdrun search with {typed} chooses on seeds of their own and certifies."
     ]
 
 
@@ -112,7 +106,7 @@ def shown(study: Study) -> Shown | None:
                     *values,
                     str(len(group.values)),
                     study.metric.show_interval(study.interval(group)),
-                    study.metric.show_difference(gap.mean) if gap else "-",
+                    study.metric.show_difference(gap),
                 ]
             )
     return Shown([*header, "n", study.metric.title, baseline], rows, 2 + len(axes) + len(tried))
@@ -128,7 +122,7 @@ def numbers(study: Study) -> pd.DataFrame:
             rows.append(
                 {column(axis): value for axis, value in (keys | best.values(group)).items()}
                 | {"n": len(group.values), f"{study.metric.name}_mean": group.mean}
-                | {"vs_best_baseline": gap.mean if gap else None, "chosen": "on these runs"}
+                | {"vs_best_baseline": gap if math.isfinite(gap) else None, "chosen": "on these runs"}
             )
     return pd.DataFrame(rows)
 
@@ -149,54 +143,12 @@ def _best(study: Study, facets: Sequence[Facet], axes: Sequence[str]) -> Best:
     return Best(facet, facet.baseline if usable else None, tried)
 
 
-def _sentence(study: Study, best: Best) -> str:
-    where = f"{best.facet.label}: " if best.facet.label else ""
-    tried = tried_text(best.tried)
-    if best.baseline is None:
-        name = study.baseline_name
-        return f"{where}With the best {tried} of each there is no answer: {name} is nothing to compare with."
-    clauses = [_clause(study, best, name) for name in best.facet.strategies]
-    if not clauses:
-        return ""
-    baseline = f"{study.baseline_name} at its own best, {_at(best, best.baseline)}"
-    value = study.metric.show_interval(study.interval(best.baseline)) + study.metric.unit
-    return (
-        f"{where}With the best {tried} of each, within {tolerance(study)} of {baseline} ({value}): "
-        f"{'; '.join(clauses)}."
-    )
-
-
-def _clause(study: Study, best: Best, strategy: str) -> str:
-    """The smallest format of the strategy that is within the tolerance, or else the nearest."""
-    gaps = [(group, _gap(study, best, group)) for group in best.facet.strategies[strategy]]
-    trained = [(group, gap) for group, gap in gaps if gap and study.may_be_within(group)]
-    if not trained:
-        return f"{strategy} none (every one diverged or did not learn)"
-    near = [pair for pair in trained if is_within(study, *pair)]
-    if not near:
-        return (
-            f"{strategy} none (the nearest is {_shown(study, best, *max(trained, key=lambda p: p[1].mean))})"
-        )
-    smallest = min(near, key=lambda pair: (formats.order(pair[0].format)[0], -pair[1].mean))
-    return f"{strategy} {_shown(study, best, *smallest)}"
-
-
-def _shown(study: Study, best: Best, group: Group, gap: Difference) -> str:
-    return f"{named(group)} at {_at(best, group)}, {study.metric.show_difference(gap.mean)}"
-
-
-def _at(best: Best, group: Group) -> str:
-    return values_text(best.values(group), best.tried, ends=True)
-
-
-def _gap(study: Study, best: Best, group: Group) -> Difference | None:
-    """How much better than the baseline at its best. Its interval is not shown: it would be that of two groups that
-    nobody had chosen."""
+def _gap(study: Study, best: Best, group: Group) -> float:
+    """Return the mean gap to the baseline at its best. It has no interval, which would be that of two groups that
+    nobody chose. NaN for the baseline and without pairs."""
     if best.baseline is None or group is best.baseline or not group.values:
-        return None
-    return difference(
-        group.by_seed, best.baseline.by_seed, ci=study.ci, higher_is_better=study.metric.higher_is_better
-    )
+        return math.nan
+    return study.compare(group, best.baseline).mean
 
 
 def _values(facets: Sequence[Facet], axis: str) -> list[Any]:

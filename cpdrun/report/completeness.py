@@ -6,9 +6,9 @@ import pandas as pd
 from custom_fp.formats.synonyms import naming_notes
 
 from cpdrun.record import NewerRecordError, State, SweepDir, described, differ, processors, read_manifest
-from cpdrun.report.verdict import some
 from cpdrun.study.axes.formats import bits
 from cpdrun.study.collect import CODE, DATA, SEED, UNREADABLE, finished, sweep_names
+from cpdrun.study.result_text import join_first
 from cpdrun.study.runs.ignored import ignored
 from cpdrun.study.study import Study
 
@@ -54,7 +54,9 @@ def mixture(study: Study) -> str:
             mixed.append("data")
     if not mixed:
         return ""
-    return f"A mixture, for its runs are not all of one code and data ({some(mixed)} differ between them)"
+    return (
+        f"A mixture, for its runs are not all of one code and data ({join_first(mixed)} differ between them)"
+    )
 
 
 def _newer(sweeps: Sequence[SweepDir]) -> list[str]:
@@ -90,7 +92,7 @@ def _unfinished(runs: pd.DataFrame, absent: int) -> list[str]:
     lines = [f"{done} of {total} runs are finished ({', '.join(parts)}); the rest is not in the numbers"]
     failed = runs.loc[runs["run:state"] == State.FAILED, "run:name"].tolist()
     if failed:
-        lines.append(f"failed: {some(failed)}; `cpdrun logs RUN` says why")
+        lines.append(f"failed: {join_first(failed)}; `cpdrun logs RUN` says why")
     return lines
 
 
@@ -138,7 +140,9 @@ def _edited(runs: pd.DataFrame) -> list[str]:
     names = runs.loc[runs["run:edited"] & runs["run:problem"].isna(), "run:name"].tolist()
     if not names:
         return []
-    return [f"config.yaml is not the one that the folder's name was made of (edited since?): {some(names)}"]
+    return [
+        f"config.yaml is not the one that the folder's name was made of (edited since?): {join_first(names)}"
+    ]
 
 
 def _without_value(study: Study) -> list[str]:
@@ -148,7 +152,7 @@ def _without_value(study: Study) -> list[str]:
     have = "runs have" if count > 1 else "run has"
     name, done = study.metric.name, finished(study.runs).to_dict("records")
     odd = {row["run:name"]: row["run:impossible"][name] for row in done if name in row["run:impossible"]}
-    why = f" ({some([f'{v:g} in {run}' for run, v in odd.items()], most=3)}: a share from 0 to 1 is wanted)"
+    why = f" ({join_first([f'{v:g} in {run}' for run, v in odd.items()], most=3)}: a share from 0 to 1 is wanted)"
     return [f"{count} finished {have} no {name} and cannot be in a mean{why if odd else ''}"]
 
 
@@ -158,7 +162,7 @@ def _repeated(study: Study) -> list[str]:
         return []
     are = "runs are" if len(names) > 1 else "run is"
     what = "another of the same settings and seed has another value, and the last by name counts"
-    return [f"{len(names)} finished {are} in no mean, for {what}: {some(names)}"]
+    return [f"{len(names)} finished {are} in no mean, for {what}: {join_first(names)}"]
 
 
 def _other_bits(study: Study) -> list[str]:
@@ -171,7 +175,7 @@ def _other_bits(study: Study) -> list[str]:
         f"{name} {', '.join(sorted('unknown' if size is None else f'{size:g}' for size in sizes))}"
         for name, sizes in odd.items()
     ]
-    return [f"the records do not agree on the bits of a format: {some(shown, '; ')}"] if odd else []
+    return [f"the records do not agree on the bits of a format: {join_first(shown, '; ')}"] if odd else []
 
 
 def _other_units(study: Study) -> list[str]:
@@ -202,7 +206,7 @@ def _uneven_seeds(study: Study) -> list[str]:
             lines.append(
                 f"{where} lacks seed{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             )
-    return [] if not lines else [f"not every mean is over the same seeds: {some(lines, '; ')}"]
+    return [] if not lines else [f"not every mean is over the same seeds: {join_first(lines, '; ')}"]
 
 
 def _mixed_processors(study: Study) -> list[str]:
@@ -210,7 +214,9 @@ def _mixed_processors(study: Study) -> list[str]:
     kinds = processors(run for group in study.groups for run in group.runs)
     if not differ(kinds):
         return []
-    shares = some([f"{count} on {described(kind)}" for kind, count in kinds.most_common()], "; ", most=3)
+    shares = join_first(
+        [f"{count} on {described(kind)}" for kind, count in kinds.most_common()], "; ", most=3
+    )
     return [f"runs are of more than one processor ({shares}): equal settings need not give equal bits there"]
 
 
@@ -221,6 +227,6 @@ def _mixed_versions(study: Study) -> list[str]:
     for column in (c for c in done.columns if c.startswith("env:") and c not in (*_ANY_MACHINE, *_PROCESSOR)):
         counts = done[column].dropna().map(str).value_counts()
         if len(counts) > 1:
-            values = some([f"{value} ({count} runs)" for value, count in counts.items()], most=3)
+            values = join_first([f"{value} ({count} runs)" for value, count in counts.items()], most=3)
             mixed.append(f"{column.removeprefix('env:')} {values}")
     return [f"the finished runs were made with different versions: {'; '.join(mixed)}"] if mixed else []

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cpdrun.report.cost.axes import bit_operations, show_bytes, show_count, show_transistors, transistors
+from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.intervals import is_zero, mean_interval, unseen_share
 from cpdrun.study.axes.titles import SWEEP, axis_text, axis_title
 from cpdrun.study.collect import FORMAT, SEED, finished
 from cpdrun.study.groups.group import Group
 from cpdrun.study.groups.tuned import USE
 from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study.result_text import gap_text, own_interval_text
 from cpdrun.study.study import Study
 
 # what a worker keeps in memory, by its heading
@@ -26,9 +28,14 @@ BITS_A_PARAMETER = "bits_per_parameter_per_step"
 _OF_VERDICT = (
     "verdict",
     "pairs",
-    "anytime_low",
-    "anytime_high",
-    "seeds_needed",
+    "vs_baseline",
+    "vs_baseline_low",
+    "vs_baseline_high",
+    "own_low",
+    "own_high",
+    "more_pairs",
+    "more_pairs_low",
+    "more_pairs_high",
     "runs_failed",
     "at_most_fail",
 )
@@ -40,8 +47,6 @@ OWN = {
     "learnt",
     "gave_up",
     "baseline",
-    "vs_baseline",
-    "vs_baseline_method",
     *_OF_VERDICT,
     "hybrid",
     "test_samples",
@@ -82,21 +87,22 @@ def frame(study: Study) -> pd.DataFrame:
 
 
 def details(study: Study) -> pd.DataFrame:
-    """As `frame`, then the ends of the interval with the test set's own error in it, the difference to the baseline and
-    how it was judged, whether it learnt, how many runs gave up (give_up_after), the longest chain of rounded
-    additions, bytes on the wire and in memory, and seconds; where a record has them a step's multiply-accumulates, its
-    bit operations, and the transistors of a multiply-accumulate unit, the mean over them (cost/axes.py).
+    """Return the columns of `frame`, and everything else that is known about each group.
 
-    `baseline` says what a row is compared with: fp32, as a rule; it is empty for the baseline itself and where there is
-    none. vs_baseline is positive where a format does better, whichever way the metric points; its interval is paired by
-    seed where both sides ran the same seeds, Welch's otherwise (`vs_baseline_method`). `verdict` is that of the
-    anytime-valid test over `pairs`, whose interval is from `anytime_low` to `anytime_high`; `seeds_needed` is about how
-    many would settle it, empty where no practical number would. `runs_failed` counts the runs that failed, diverged or
-    did not learn; if none did, at most `at_most_fail` of them do, with the confidence of the report.
+    `baseline` says what a row is compared with; it is empty for the baseline itself and if there is none. `vs_baseline`
+    is the mean gap over `pairs`, positive if the format is better, whichever way the metric points. Its interval goes
+    from `vs_baseline_low` to `vs_baseline_high`; `own_low` and `own_high` are the ends of the interval from the group's
+    own pairs alone. Both are valid after every number of pairs, and an end is empty while the pairs leave it open.
+    `verdict` belongs to the same evidence, and `more_pairs` is about how many further pairs would settle an open one,
+    with a range. `runs_failed` counts the runs that failed, diverged or did not learn; if none did, at most
+    `at_most_fail` of them do, with the confidence of the report. `METRIC_low` and `METRIC_high` are the interval of the
+    group's own mean, with the error of the test set. The rest are counts: the longest chain of rounded additions, bytes
+    on the wire and in memory, seconds, and where a record has them a step's multiply-accumulates, its bit operations,
+    and the mean number of transistors of a multiply-accumulate unit (cost/axes.py).
     """
     rows = []
     for group in study.groups:
-        gap, interval, name = study.against_baseline(group), study.interval(group), study.metric.name
+        interval, name = study.interval(group), study.metric.name
         rows.append(
             _numbers(study, group)
             | {
@@ -104,10 +110,7 @@ def details(study: Study) -> pd.DataFrame:
                 f"{name}_high": interval.high,
                 "learnt": study.learnt(group) if group.values else None,
                 "gave_up": group.gave_up,
-                "baseline": study.baseline_name if gap else "",
-                "vs_baseline": gap.mean if gap else math.nan,
-                f"vs_baseline_ci{study.ci:g}": gap.half_width if gap else math.nan,
-                "vs_baseline_method": gap.method if gap else "",
+                "baseline": study.baseline_name if group in study.judged else "",
                 **_judged(study, group),
                 "hybrid": group.hybrid,
                 "test_samples": group.test_samples,
@@ -127,43 +130,92 @@ def details(study: Study) -> pd.DataFrame:
 
 
 def brief(study: Study) -> Shown:
-    """For the terminal. Bits of a hybrid run, parts of which are exchanged in fp32: `4 + 32`."""
+    """Return the table for a terminal of 80 columns: as `means`, with some columns left out or shortened.
+
+    APS and workers are left out if they are the same in every row, and `n`, because `failed` says how many runs ended.
+    The interval of a group's own mean is left out, and that of the gap on its own spread is only a half-width. Words
+    do not break within an interval.
+    """
+    table = _means(study, is_short=True)
+    same = {
+        i
+        for i, name in enumerate(table.header)
+        if name == "n" or (name in ("APS", "workers") and len({row[i] for row in table.rows}) == 1)
+    }
+
+    def kept(cells: list[str]) -> list[str]:
+        return [cell for i, cell in enumerate(cells) if i not in same]
+
+    left_out = sum(i < table.n_labels for i in same)
+    return Shown(kept(table.header), [kept(row) for row in table.rows], table.n_labels - left_out)
+
+
+def means(study: Study) -> Shown:
+    """Return a row for each group: its mean, its gap to the baseline with both intervals, failures and verdict.
+
+    The bits of a hybrid run, parts of which are exchanged in fp32, are shown as `4 + 32`. The interval on the group's
+    own spread is left out if it is the same in every row.
+    """
+    return _means(study, is_short=False)
+
+
+def _means(study: Study, is_short: bool) -> Shown:
     axes, chain = [axis for axis in _axes(study) if axis != study.bits_axis.key], _chain(study)
-    header = [
-        axis_title(study.bits_axis.key),
-        "bits",
-        *map(axis_title, axes),
-        *chain,
-        "n",
-        study.metric.title,
-        study.difference_title,
-        "diverged",
-    ]
-    rows = [
-        [
-            *_labels(group, axes),
-            *(column[i] for column in chain.values()),
-            str(len(group.values)),
-            *_result(study, group),
-            outcome(study, group),
-        ]
-        for i, group in enumerate(study.groups)
-    ]
-    return Shown(header, rows, 2 + len(axes) + len(chain))
+    labels = [axis_title(study.bits_axis.key), "bits", *map(axis_title, axes), *chain]
+    own = ["own ±" if is_short else "own spread"] if has_own_spread(study) else []
+    header = [*labels, "n", study.metric.title, study.difference_title, *own, "failed", "verdict"]
+    rows = []
+    for i, group in enumerate(study.groups):
+        gap = study.against_baseline(group)
+        shown = "-" if gap is None else gap_text(study.metric, gap).replace(study.metric.points, "", 1)
+        labels_of_row = [*_labels(group, axes), *(column[i] for column in chain.values())]
+        interval = study.interval(group)
+        mean = study.metric.show(interval.mean) if is_short else study.metric.show_interval(interval)
+        figures = [str(len(group.values)), mean, shown]
+        figures += [_own_spread(study, gap, is_short)] if own else []
+        verdict = _verdict(study, group)
+        if is_short:
+            figures[2], verdict = figures[2].replace(", ", ","), verdict.split()[-1]
+        rows.append([*labels_of_row, *figures, _failed(study, group), verdict])
+    return Shown(header, rows, len(labels))
 
 
-def outcome(study: Study, group: Group) -> str:
-    """Return how many runs diverged; in words, if none did and runs failed or did not learn."""
-    if group.failed and not group.n_finished:
-        return f"{group.failed} failed"
-    counts = study.failures(group)
-    if counts.without_result:
-        return f"{counts.failed} of {counts.ended} failed"
-    if group.values and not group.diverged and not study.learnt(group):
+def has_own_spread(study: Study) -> bool:
+    """Return whether the interval on a group's own spread differs from the printed one in any row."""
+    found = [judged.judgement for judged in study.judged.values()]
+    return any((each.own_low, each.own_high) != (each.low, each.high) for each in found)
+
+
+def _own_spread(study: Study, gap: Judgement | None, is_short: bool) -> str:
+    if gap is None:
+        return "-"
+    if not is_short:
+        return own_interval_text(study.metric, gap)
+    half = (gap.own_high - gap.own_low) / 2
+    return study.metric.show_gap(half).removeprefix("+") if math.isfinite(half) else "-"
+
+
+def _failed(study: Study, group: Group) -> str:
+    """Return `1 of 3`, the runs that failed, diverged or gave up, or `did not learn` if the mean is only a guess."""
+    if group.values and not group.diverged and not study.failures(group).failed and not study.learnt(group):
         return "did not learn"
-    if group.gave_up and not group.diverged:
-        return f"{group.gave_up} did not learn"
-    return str(group.diverged)
+    failed, ended = count_failed(study, group), group.n_finished + group.failed
+    return f"{failed} of {ended}" if ended else "-"
+
+
+def count_failed(study: Study, group: Group) -> int:
+    """Return how many runs failed, diverged or did not learn; all that ended well if the mean is only a guess."""
+    if group in study.judged and study.failures(group).failed:
+        return study.failures(group).failed
+    failed = group.failed + group.diverged + group.gave_up
+    return failed or (group.n_finished if group.values and not study.learnt(group) else 0)
+
+
+def _verdict(study: Study, group: Group) -> str:
+    if group.is_baseline:
+        return "baseline"
+    judged = study.judged.get(group)
+    return "-" if judged is None else f"{MARKS[judged.verdict]} {judged.verdict}"
 
 
 def runs(study: Study) -> pd.DataFrame:
@@ -187,8 +239,8 @@ def _chain(study: Study) -> dict[str, list[str]]:
 
 
 def full(study: Study) -> Shown:
-    """For a page: as `brief`, and what is sent; what a worker keeps too, where that differs between rows."""
-    table, sizes = brief(study), size_counts(study)
+    """Return the table for a page: as `means`, what is sent, and what a worker keeps if that differs between rows."""
+    table, sizes = means(study), size_counts(study)
     rows = [[*row, *(_show_size(name, sizes[name][i]) for name in sizes)] for i, row in enumerate(table.rows)]
     return Shown([*table.header, *sizes], rows, table.n_labels)
 
@@ -246,17 +298,18 @@ def _judged(study: Study, group: Group) -> dict:
     judged = study.judged.get(group)
     if judged is None:
         return dict.fromkeys(_OF_VERDICT)
-    found, counts = judged.judgement, judged.failures
-    at_most = unseen_share(found.pairs, study.ci) if found.pairs and not counts.failed else math.nan
-    return {
-        "verdict": str(judged.verdict),
-        "pairs": found.pairs,
-        "anytime_low": found.low,
-        "anytime_high": found.high,
-        "seeds_needed": None if found.more is None else found.pairs + found.more.likely,
-        "runs_failed": counts.failed,
-        "at_most_fail": at_most,
-    }
+    found, failed = judged.judgement, judged.failures.failed
+    more = found.more if judged.verdict is Verdict.OPEN and found.more is not None else None
+    values = (
+        str(judged.verdict),
+        found.pairs,
+        *(end if math.isfinite(end) else None for end in (found.mean, found.low, found.high)),
+        *(end if math.isfinite(end) else None for end in (found.own_low, found.own_high)),
+        *((None, None, None) if more is None else (more.likely, more.low, more.high)),
+        failed,
+        unseen_share(found.pairs, study.ci) if found.pairs and not failed else None,
+    )
+    return dict(zip(_OF_VERDICT, values, strict=True))
 
 
 def _axes(study: Study) -> list[str]:
@@ -267,14 +320,6 @@ def _labels(group: Group, axes: list[str]) -> list[str]:
     bits = group.bits
     size = "-" if bits is None else f"{bits} + 32" if group.hybrid else str(bits)
     return [group.name, size, *(axis_text(group.keys[a]) for a in axes)]
-
-
-def _result(study: Study, group: Group) -> list[str]:
-    gap = study.against_baseline(group)
-    difference = study.metric.show_difference(gap.mean, gap.half_width) if gap else "-"
-    if group in study.judged:
-        difference += f" {MARKS[study.judged[group].verdict]}"
-    return [study.metric.show_interval(study.interval(group)), difference]
 
 
 def _whole_if_possible(bits: pd.Series) -> pd.Series:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +13,14 @@ from rich.console import Console
 
 from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, NotCalibratedError, network
-from cpdrun.record import SweepDir, check_inside, write_text
-from cpdrun.report import answers, best_of, completeness, export, knees, pivot, tables
+from cpdrun.record import SweepDir, check_inside, read_manifest, write_text
+from cpdrun.report import best_of, completeness, export, headline, pareto, pivot, tables
 from cpdrun.report.cost.axes import COSTS
-from cpdrun.report.methods import compared, crossover, words
+from cpdrun.report.methods import comparison, crossover, crossover_text
 from cpdrun.report.page import html, markup, pictures
 from cpdrun.report.page.table_files import TABLES
-from cpdrun.report.verdict import standing
 from cpdrun.report.why import groups
+from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes.titles import plain
 from cpdrun.study.collect import sweep_names
 from cpdrun.study.errors import ReportError, ReportUsageError
@@ -35,6 +36,8 @@ FORMATS = (*TABLES, "html", *pictures.KINDS)
 class Report:
     """What was found and what was written."""
 
+    verdicts: list[dict[str, Any]]  # of each chain: what is certified, open or refuted
+    next_command: str  # that settles more; "" if nothing is open or it is not known
     sentences: list[str]
     notes: list[str]  # what is missing, failed, mixed, or was left out
     table: pd.DataFrame
@@ -46,6 +49,8 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Plain data; a number that is not known is None."""
         return {
+            "verdicts": self.verdicts,
+            "next_command": self.next_command or None,
             "sentences": self.sentences,
             "notes": self.notes,
             "table": _records(self.details),
@@ -99,8 +104,11 @@ def write_report(
         baseline=baseline,
     )
     pivoted = pivot.complete(study, rows, cols) if rows or cols else None
-    (first, matrix), notes = answers.answer(study), completeness.notes(study, sweeps)
-    answer = [*first, *knees.sentences(study, costs), *compared.fewest(study)]
+    (first, matrix), notes = headline.headline(study), completeness.notes(study, sweeps)
+    verdicts = headline.verdicts(study)
+    next_command = _next_command(sweeps, verdicts)
+    first += [f"For more pairs: {next_command}"] if next_command else []
+    answer = [*first, *pareto.sentences(study, costs), *comparison.fewest(study)]
     best = best_of.shown(study)
     _print(console, study, answer, [each for each in (matrix, best) if each is not None], notes)
 
@@ -146,8 +154,21 @@ def write_report(
         raise ReportError(f"cannot write {error.filename or folder}: {error.strerror}") from None
     _say(console, *_where(folder, files))
     numbers = None if fastest is None else fastest[2]
-    found, fronts = tables.details(study), knees.numbers(study)
-    return Report(answer, notes + reasons, tables.frame(study), files, found, numbers, fronts)
+    found, fronts = tables.details(study), pareto.numbers(study)
+    said = verdicts, next_command, answer, notes + reasons
+    return Report(*said, tables.frame(study), files, found, numbers, fronts)
+
+
+def _next_command(sweeps: Sequence[SweepDir], verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the search that adds pairs to an open question of one sweep, as its sweep.yaml was typed."""
+    if len(sweep_names(sweeps)) != 1 or all(each["verdict"] != Verdict.OPEN for each in verdicts):
+        return ""
+    try:
+        typed = read_manifest(sweeps[0])["overrides"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    words = [shlex.quote(word) for word in typed if isinstance(word, str) and not word.startswith("seed=")]
+    return " ".join(["cpdrun search", *words]) if isinstance(typed, list) and words else ""
 
 
 def _check(
@@ -196,9 +217,9 @@ def _answers_by_question(
     """What the page says, and the table it has, beside the pictures of a question (plots.QUESTIONS)."""
     why = groups.shown(study)
     said = {
-        "sure": standing(study),
-        "workers": answers.reorder(study),
-        "cost": [*knees.sentences(study, costs), *compared.fewest(study)],
+        "sure": headline.counts(study),
+        "workers": headline.compare_orders(study),
+        "cost": [*pareto.sentences(study, costs), *comparison.fewest(study)],
         "time": fastest[0] if fastest else [],
         "why": why[0] if why else [],
     }
@@ -275,9 +296,9 @@ def _fastest(study: Study) -> tuple[Fastest | None, str]:
         is_asked = study.networks or not isinstance(error, NotCalibratedError)
         return None, f"no crossover: {error}" if is_asked else ""
     return (
-        words.sentences(study, found),
-        words.shown(study, found),
-        words.numbers(study, found),
+        crossover_text.sentences(study, found),
+        crossover_text.shown(study, found),
+        crossover_text.numbers(study, found),
     ), ""
 
 

@@ -163,6 +163,8 @@ def stopped_early(runs: Runs, full: int) -> set[Any]:
 
 
 def no_failure(runs: int, confidence: float) -> str:
-    """Return what `runs` runs without a failure say: `0 of 9 runs failed: with 95 % confidence at most 28 % fail`."""
+    """Return what `runs` runs without a failure say: `0 of 9 runs failed (with 95 % confidence at most 28 % fail)`."""
+    if not runs:
+        return "0 of 0 runs failed"
     bound = unseen_share(runs, confidence)
-    return f"0 of {runs} runs failed: with {confidence:g} % confidence at most {100 * bound:.0f} % fail"
+    return f"0 of {runs} runs failed (with {confidence:g} % confidence at most {100 * bound:.0f} % fail)"

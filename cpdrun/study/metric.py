@@ -121,16 +121,23 @@ class Metric:
         return f"{shown:g}{unit}"
 
     def show_between(self, value: float, low: float, high: float) -> str:
-        """A difference and its anytime interval: `−0.39 [−0.84, +0.06]`; an end that is not known yet is infinite, a
-        known one of a fraction not beyond 100 points. `-` where there is no value."""
-        if math.isnan(value):
-            return "-"
+        """Return a difference and its interval, such as `−0.39 [−0.84, +0.06]`; `-` without a value.
+
+        An end that is not known yet is infinite. A known end of a fraction is at most 100 points.
+        """
+        return "-" if math.isnan(value) else f"{self.show_gap(value)} {self.show_ends(low, high)}"
+
+    def show_ends(self, low: float, high: float) -> str:
+        """Return the interval of a difference, such as `[−0.84, +0.06]`."""
         if self.is_fraction:
             low, high = (max(-1.0, min(end, 1.0)) if math.isfinite(end) else end for end in (low, high))
-        return f"{self._signed(value)} [{self._signed(low)}, {self._signed(high)}]"
+        return f"[{self.show_gap(low)}, {self.show_gap(high)}]"
 
-    def _signed(self, value: float) -> str:
+    def show_gap(self, value: float) -> str:
+        """Return a difference with its sign. Points have two decimals below 1, one below 10, and none above."""
         sign = "−" if value < 0 else "+"
         if math.isinf(value):
             return f"{sign}∞"
-        return f"{sign}{abs(value) * self.scale:.{2 if self.is_fraction else self.digits}f}"
+        shown = abs(value) * self.scale
+        digits = (2 if shown < 0.995 else 1 if shown < 9.95 else 0) if self.is_fraction else self.digits
+        return f"{sign}{shown:.{digits}f}"

@@ -1,6 +1,7 @@
 """A study: the runs of one report, and the table of their means that every other part of the report reads."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -9,12 +10,13 @@ import pandas as pd
 
 from cpdrun.costmodel import Network
 from cpdrun.record import EpochRow, ExampleOutcomes
-from cpdrun.stats.failures import FailureCounts
+from cpdrun.stats.evidence import Judgement, differences, judge
+from cpdrun.stats.failures import FailureCounts, compare_runs
 from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
 from cpdrun.study.axes.bits_axis import BitsAxis
 from cpdrun.study.axes.titles import axis_text, axis_title, is_strategy
 from cpdrun.study.collect import CASE, SEED
-from cpdrun.study.groups.compare import Difference, difference
+from cpdrun.study.groups.chain_answer import ChainAnswer, answer_chain
 from cpdrun.study.groups.finite_test_set import FiniteTestSet, finite_test_set, read_outcomes
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.groups.grouping import make_facets
@@ -22,8 +24,9 @@ from cpdrun.study.groups.tuned import Tuned
 from cpdrun.study.groups.verdicts import Family, Judged, judge_chains
 from cpdrun.study.margin import Margin
 from cpdrun.study.metric import Metric
+from cpdrun.study.result_text import gap_text
 from cpdrun.study.runs.history import rows_of, unit_of
-from cpdrun.study.runs.learnt import CLASSES_IF_UNKNOWN, guess, learnt
+from cpdrun.study.runs.learnt import CLASSES_IF_UNKNOWN, guess, learnt, worst
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,15 @@ class Study:
         return self.bits_axis.baseline_name
 
     @property
+    def margin_text(self) -> str:
+        """Return the margin with its unit: `0.5 points`."""
+        return self.metric.show_tolerance(self.tolerance)
+
+    @property
     def difference_title(self) -> str:
-        """For the column of differences: a better value is a positive difference, whichever way the metric points."""
-        notes = [] if self.metric.higher_is_better else ["+: better"]
-        if not math.isnan(self.tolerance):
-            notes.append(f"margin {self.metric.show_tolerance(self.tolerance)}")
-        return f"against {self.baseline_name}" + (f" ({', '.join(notes)})" if notes else "")
+        """Return the heading of the column of gaps. A positive gap is better, whichever way the metric points."""
+        unit = f", {self.metric.points.strip()}" if self.metric.points else ""
+        return f"against {self.baseline_name}{unit}{'' if self.metric.higher_is_better else ', +: better'}"
 
     def baseline_problem(self, facet: Facet) -> str | None:
         """Why the baseline is nothing to compare with; None where it is."""
@@ -109,21 +115,31 @@ class Study:
         judged = self.judged.get(group)
         return FailureCounts() if judged is None else judged.failures
 
-    def against_baseline(self, group: Group) -> Difference | None:
-        """How much better than its facet's fp32; None for fp32 itself, where either has no value, and where fp32 is
-        nothing to compare with."""
-        baseline = self._baselines.get(group)
-        if baseline is None or baseline is group or not group.values:
-            return None
-        return self._differences.setdefault(
-            group,
-            difference(
-                group.by_seed,
-                baseline.by_seed,
-                ci=self.ci,
-                higher_is_better=self.metric.higher_is_better,
-                samples=self.samples(group, baseline),
-            ),
+    def against_baseline(self, group: Group) -> Judgement | None:
+        """Return what the pairs of a group show about its gap to the baseline.
+
+        None for the baseline itself, for a group without pairs, and if there is no baseline to compare with.
+        """
+        judged = self.judged.get(group)
+        return judged.judgement if judged is not None and judged.judgement.pairs else None
+
+    def answer(self, facet: Facet, strategy: str) -> ChainAnswer:
+        """Return what the verdicts say about the formats of a facet with one way of scaling."""
+        return answer_chain(facet.chains.get(strategy, []), self.judged, self.tolerance / self.metric.scale)
+
+    def compare(self, one: Group, other: Group) -> Judgement:
+        """Judge how much better one group is than another, by their own pairs and with a margin of 0.
+
+        The question is asked after looking at the means, so it shares no error with the verdicts.
+        """
+        pairs = compare_runs(one.outcomes, other.outcomes)
+        low = worst(self.metric, other.num_classes, other.values, 0.0)
+        way = self.metric.higher_is_better
+        gaps = differences(pairs.ours, pairs.baseline, higher_is_better=way, worst=low)
+        alpha, samples = 1 - self.ci / 100, self.samples(one, other)
+        resolution = 1 / samples if samples > 0 else 0.0
+        return judge(
+            gaps, 0.0, certify=alpha / 2, refute=alpha / 2, confidence=self.ci / 100, resolution=resolution
         )
 
     @cached_property
@@ -135,9 +151,15 @@ class Study:
             if facet.baseline is not None and not self.baseline_problem(facet)
             for groups in facet.chains.values()
         ]
+        return self.judge(chains, self.family)
+
+    def judge(
+        self, chains: Sequence[tuple[Group, Sequence[Group]]], family: Family | None = None
+    ) -> dict[Group, Judged]:
+        """Judge chains, each a baseline and its candidates. They share the error with each other and with `family`."""
         samples = self.samples(*(group for _, groups in chains for group in groups)) if chains else math.nan
-        tolerance = self.tolerance / self.metric.scale
-        return judge_chains(chains, self.metric, tolerance, 1 - self.ci / 100, samples, self.family)
+        margin = self.tolerance / self.metric.scale
+        return judge_chains(chains, self.metric, margin, 1 - self.ci / 100, samples, family or Family())
 
     def finite_test_set(self, group: Group) -> FiniteTestSet | None:
         """Return what the choice of the test examples leaves open about the group's gap to its baseline.
@@ -169,15 +191,15 @@ class Study:
     def _seed_of(self) -> dict[str, Any]:
         return dict(zip(self.runs["run:path"], self.runs[SEED], strict=True))
 
+    def baseline_of(self, group: Group) -> Group | None:
+        """Return what a group is compared with; None if there is no such baseline."""
+        return self._baselines.get(group)
+
     def samples(self, *groups: Group) -> float:
         """How many test samples the metric of `groups` is a share of; NaN where it is none, or that is not known."""
         counts = [group.test_samples for group in groups]
         known = self.metric.counts_samples and all(count > 0 for count in counts)
         return min(counts) if known else math.nan
-
-    @cached_property
-    def _differences(self) -> dict[Group, Difference]:
-        return {}
 
     @cached_property
     def _baselines(self) -> dict[Group, Group | None]:
@@ -216,7 +238,8 @@ class Study:
         return unit_of(run for group in self.groups for run in group.runs)
 
     def describe(self, group: Group) -> str:
-        """One group in a line: `e4m3 with APS, workers 8: 98.7 ± 0.3 %, 3 seeds, −0.1 ± 0.2 against fp32`."""
+        """One group in a line: `e4m3 with APS, workers 8: 98.7 ± 0.3 %, 3 seeds, −0.10 points [−0.4, +0.2] against
+        fp32, open`."""
         facet = [
             f"{axis_title(k)} {axis_text(group.keys[k])}"
             for k in ("world_size", *self.axes)
@@ -228,7 +251,7 @@ class Study:
         parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
         if gap := self.against_baseline(group):
             parts.append(
-                f"{self.metric.show_difference(gap.mean, gap.half_width)} against {self.baseline_name}"
+                f"{gap_text(self.metric, gap)} against {self.baseline_name}, {self.judged[group].verdict}"
             )
         if self.failures(group).without_result:
             parts.append(self.failures(group).describe())

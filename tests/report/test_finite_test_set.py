@@ -54,9 +54,9 @@ def test_the_report_says_where_the_gap_would_be_on_another_test_set(answered, re
     sweep, _ = answered
     study, group = compared(sweep)
     found = study.finite_test_set(group)
-    low, high = (study.metric.show_difference(end) for end in (found.low, found.high))
+    low, high = (study.metric.show_gap(end) for end in (found.low, found.high))
     said = "On another test set of 360 samples the gap of e3m0 without APS would be between"
-    assert f"{said} {low} and {high} points (95 %)." in report(sweep).answers[0]
+    assert f"{said} {low} and {high} points (95 %)." in report(sweep).answers[1]
 
 
 def one_without(sweep):

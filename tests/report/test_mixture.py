@@ -2,8 +2,8 @@
 
 import pytest
 
-from cpdrun.report.answers import answer
 from cpdrun.report.completeness import notes
+from cpdrun.report.headline import headline
 from cpdrun.study.reader import read_study
 
 
@@ -16,7 +16,7 @@ def environment(code: str = "aa", data: str | None = "dd", module: str = "mine")
 
 
 def first_sentence(sweep) -> str:
-    return answer(read_study([sweep.dir]))[0][0]
+    return headline(read_study([sweep.dir]))[0][0]
 
 
 @pytest.mark.parametrize(

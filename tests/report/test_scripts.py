@@ -1,7 +1,7 @@
 """Reports of runs of a user's script: first tries, and what its accuracies are."""
 
-from cpdrun.report.answers import answer
 from cpdrun.report.completeness import notes
+from cpdrun.report.headline import headline
 from cpdrun.study.reader import read_study
 
 MORE = {"higher_is_better": True, "shown": "plain", "of_samples": False}
@@ -27,7 +27,7 @@ def test_a_first_try_with_another_pattern_is_no_row_and_no_axis(new_sweep):
         add(sweep, format, 0, None, pattern="val loss ([0-9.]+)", metric="val_loss", **failed)
     study = read_study([sweep.dir])
     assert study.axes == [] and [len(group.values) for group in study.groups] == [3, 3]
-    assert "No finished run" not in " ".join(answer(study)[0])
+    assert "No finished run" not in " ".join(headline(study)[0])
     assert any("first-fp32" in line for line in notes(study, [sweep.dir]))
 
 

@@ -52,7 +52,7 @@ def test_a_candidate_that_never_ended_well_has_no_pairs():
 
 @pytest.mark.parametrize(("runs", "share"), [(3, 63), (4, 53), (9, 28), (30, 10)])
 def test_the_failure_bound(runs, share):
-    assert no_failure(runs, 95) == f"0 of {runs} runs failed: with 95 % confidence at most {share} % fail"
+    assert no_failure(runs, 95) == f"0 of {runs} runs failed (with 95 % confidence at most {share} % fail)"
     assert 100 * (1 - 0.05 ** (1 / runs)) == pytest.approx(share, abs=0.5)
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from cpdrun.costmodel import Calibration, CalibrationError, Codec, Exchange, Network, exchange_s
 from cpdrun.costmodel.calibrated import calibration_of, known_networks
-from cpdrun.report.methods.compared import by_setting, does_as_well, label, reference
+from cpdrun.report.methods.comparison import by_setting, label, method_verdicts, reference
+from cpdrun.stats.evidence import Verdict
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.runs.history import rows_of
 from cpdrun.study.study import Study
@@ -34,7 +35,7 @@ class Cell:
     compute_s: float
     exchange_s: float
     steps_to_loss: float
-    is_within: bool  # of the tolerance, and its runs trained
+    verdict: Verdict | None  # against the reference; None if that is not known
 
     @property
     def step_s(self) -> float:
@@ -62,16 +63,23 @@ class Panel:
         return sorted((c for c in self.cells if c.network == network), key=lambda cell: cell.step_s)
 
     def winner(self, network: str) -> Cell | None:
-        """The fastest of those within the tolerance; a plain sum where it is as fast, but for MARGIN."""
-        able = [cell for cell in self.on(network) if cell.is_within]
+        """Return the fastest of the certified methods; a plain sum if it is as fast, up to MARGIN."""
+        able = [cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED]
         plain = [cell for cell in able if cell.group.method.is_plain]
         if plain and plain[0].step_s <= (1 + MARGIN) * able[0].step_s:
             return plain[0]
         return able[0] if able else None
 
     def plain(self, network: str) -> Cell | None:
-        """The fastest plain sum within the tolerance: what anyone has without a method."""
-        return next((c for c in self.on(network) if c.is_within and c.group.method.is_plain), None)
+        """Return the fastest certified plain sum, which needs no method."""
+        certified = (cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED)
+        return next((cell for cell in certified if cell.group.method.is_plain), None)
+
+    def faster_but_open(self, network: str) -> list[Cell]:
+        """Return the open methods that are faster than the winner."""
+        winner = self.winner(network)
+        limit = math.inf if winner is None else winner.step_s
+        return [c for c in self.on(network) if c.verdict is Verdict.OPEN and c.step_s < limit]
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,7 @@ def crossover(study: Study) -> Crossover:
 def panel(study: Study, facet: Facet, calibration: Calibration, networks: Mapping[str, Network]) -> Panel:
     """The cells of one setting, method by method."""
     cells, missing, against = [], [], reference(facet)
+    verdicts = method_verdicts(study, facet)
     for group in facet.groups:
         if not group.values:
             continue
@@ -106,12 +115,11 @@ def panel(study: Study, facet: Facet, calibration: Calibration, networks: Mappin
         except CalibrationError as error:
             missing.append(f"{name}: {error}")
             continue
-        steps = steps_to(study, group, against)
-        within = does_as_well(study, facet, group)
+        steps, verdict = steps_to(study, group, against), verdicts.get(group)
         for network, link in networks.items():
             best = min(exchanges, key=lambda what: exchange_s(what, link))
             compute_s, taken_s = calibration.workload.compute_s, exchange_s(best, link)
-            cells.append(Cell(group, name, network, best.pattern, compute_s, taken_s, steps, within))
+            cells.append(Cell(group, name, network, best.pattern, compute_s, taken_s, steps, verdict))
     return Panel(facet, cells, missing)
 
 

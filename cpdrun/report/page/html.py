@@ -6,6 +6,7 @@ page's own, and nothing be loaded.
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
@@ -155,15 +156,15 @@ def _means(study: Study, shown: tables.Shown) -> str:
 
 def _sort_values(study: Study, group: Group, n_labels: int, sizes: list[float]) -> list[Any]:
     """What a column sorts by where that is not what it shows: numbers without their interval and unit."""
-    gap = study.against_baseline(group)
-    figures = [
-        len(group.values),
-        group.mean,
-        gap.mean if gap else None,
-        group.diverged,
-        *sizes,
-    ]
-    return [None] * n_labels + ["" if value is None or value != value else value for value in figures]
+    gap, nan = study.against_baseline(group), math.nan
+    figures = [len(group.values), group.mean, gap.mean if gap else nan]
+    figures += [gap.own_low if gap else nan] if tables.has_own_spread(study) else []
+    figures.append(tables.count_failed(study, group))
+
+    def keys(values: list[float]) -> list[Any]:
+        return [value if math.isfinite(value) else "" for value in values]
+
+    return [*[None] * n_labels, *keys(figures), None, *keys(sizes)]  # a verdict sorts by its text
 
 
 def _runs(study: Study) -> str:

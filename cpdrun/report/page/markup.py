@@ -90,10 +90,12 @@ def escape_latex(text: str) -> str:
 
 def terminal(table: Shown, bold: list[bool], encoding: str = "utf-8") -> Table:
     """For a rich console, without markup of the user's; a long table is cut, and says so."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for i, name in enumerate(table.header):
         made.add_column(
-            Text(encodable(name, encoding)), justify="left" if i == 0 else "right", overflow="fold"
+            Text(encodable(name, encoding).replace(", ", ",\n")),
+            justify="left" if i == 0 else "right",
+            overflow="fold",
         )
     for row, is_bold in zip(table.rows[:_LONGEST_ON_A_TERMINAL], bold, strict=False):
         made.add_row(*(Text(encodable(cell, encoding)) for cell in row), style="bold" if is_bold else "")

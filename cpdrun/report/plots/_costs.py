@@ -5,13 +5,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from cpdrun.report.cost.axes import Cost
-from cpdrun.report.knees import Front, front_of
 from cpdrun.report.look.style import COLUMN_IN, method_looks
+from cpdrun.report.pareto import Front, front_of
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, panel
-from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.verdict import tolerance
+from cpdrun.report.plots._metric_axis import MetricAxis, markers_text
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
 
@@ -36,9 +35,9 @@ def drawn(study: Study, cost: Cost) -> Figure:
     for part, facet in parts:
         axis, costs = MetricAxis(part, study), facets[id(facet)]
         against = next((group for group in costs if group.is_baseline), None)
-        bottom = panel(
-            axis, list(costs), against, costs.__getitem__, method_looks({g.method.family for g in costs})
-        )
+        looks = method_looks({group.method.family for group in costs})
+        verdicts = {group: study.judged[group].verdict for group in costs if group in study.judged}
+        bottom = panel(axis, list(costs), against, costs.__getitem__, looks, verdicts)
         _label_x(bottom, cost, max(costs.values()) / min(costs.values()))
         ringed |= ring(axis, front_of(study, cost, list(costs)))
         title(part, facet, shown)
@@ -48,7 +47,7 @@ def drawn(study: Study, cost: Cost) -> Figure:
         shown,
         f"{FRONT_TEXT}, of means",
         "ring: its knee" if ringed else "",
-        f"filled: certified within {tolerance(study)} of {study.baseline_name}",
+        markers_text(study),
         "y axis broken" if broken else "",
         study.interval_title,
         _left_out(study, shown, cost),

@@ -1,4 +1,4 @@
-"""A y axis for the fewest bits that are enough, with a row of its own for where no format was."""
+"""A y axis for the fewest bits that are certified or open, with a row of its own for where all formats are refuted."""
 
 import math
 
@@ -11,8 +11,11 @@ _APART = 2  # rows between the largest format tried and the row of those that ne
 
 
 class BitsAxis:
-    """The same for every panel of a study: ticks at the sizes that were tried, and `none`, the height of the row above
-    them for where none was enough: it is no number of bits."""
+    """The same axis for every panel of a study.
+
+    It has ticks at the sizes that were tried. `none` is the height of the row above them, for chains in which no format
+    is certified or likely to be. It is no number of bits.
+    """
 
     def __init__(self, study: Study):
         tried = {
@@ -35,4 +38,14 @@ class BitsAxis:
         axes.set_yticks([*self.sizes, self.none], [*(f"{size:g}" for size in self.sizes), "none tried"])
         axes.axhline(self.none - _APART / 2, color="#666666", linewidth=0.6, dashes=(1, 2))
         axes.set_ylim(self.sizes[0] - 1, self.none + 0.9)
-        axes.set_ylabel("fewest bits that are enough")
+        axes.set_ylabel("fewest bits")
+
+
+def markers_text(study: Study, baseline: str = "") -> list[str]:
+    """Return the parts of a caption that explain the markers; `baseline` says which of several it is."""
+    certified = f"certified at most {study.margin_text} worse than {study.baseline_name}{baseline}"
+    return [
+        f"filled: {certified} ({study.ci:g} %)",
+        "hollow: open, the fewest bits that are likely",
+        "cross: no format tried is certified or likely",
+    ]

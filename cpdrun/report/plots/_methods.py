@@ -2,7 +2,7 @@
 Pareto front, and every point's name at its height at the right."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from matplotlib.axes import Axes
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from cpdrun.report.cost.front import front
 from cpdrun.report.look.hover import part_of
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, Look, ink
-from cpdrun.report.methods.compared import label
+from cpdrun.report.methods.comparison import label
 from cpdrun.report.plots._metric_axis import MetricAxis, apart
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes.titles import short
@@ -23,12 +23,16 @@ Cost = Callable[[Group], float]
 
 
 def panel(
-    axis: MetricAxis, groups: Sequence[Group], against: Group | None, cost: Cost, looks: dict[str, Look]
+    axis: MetricAxis,
+    groups: Sequence[Group],
+    against: Group | None,
+    cost: Cost,
+    looks: dict[str, Look],
+    verdicts: Mapping[Group, Verdict],
 ) -> Axes:
-    """Draws `groups` (of values, with costs above 0), `against` as a band; returns the part that has the x axis.
+    """Draw `groups`, all with values and costs above 0, with `against` as a band, and return the part with the x axis.
 
-    On the front are those that no other beats in both; what diverged or did not learn is no choice. Filled: certified
-    to be as good as the baseline.
+    The front holds the groups that no other beats in both. Diverged groups and those that did not learn are left out.
     """
     study = axis.study
     low, high = min(map(cost, groups)), max(map(cost, groups))
@@ -44,9 +48,7 @@ def panel(
         axis.segment(corner, (cost(there), axis.y(there)), _FRONT, (here, there))
     for group in groups:
         look = FP32 if group is against else looks[group.method.family]
-        judged = study.judged.get(group)
-        certified = judged is not None and judged.verdict is Verdict.CERTIFIED
-        axis.point(cost(group), group, look, filled=group is against or certified)
+        axis.point(cost(group), group, look, verdicts.get(group, Verdict.OPEN))
     bottom = axis.parts[-1]
     bottom.set_xscale("log")
     bottom.set_xlim(low / room, high * room)

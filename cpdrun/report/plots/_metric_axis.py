@@ -15,11 +15,19 @@ from matplotlib.ticker import MaxNLocator
 
 from cpdrun.report.look.hover import hover, name_of, part_of
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, RC, Look, ink
+from cpdrun.stats.evidence import Verdict
 from cpdrun.study.groups.group import Group
 from cpdrun.study.study import Study
 
 Point = tuple[float, float]
+_PALE = 0.45
 _HALO = [withStroke(linewidth=1.6, foreground="white")]
+
+
+def markers_text(study: Study) -> str:
+    """Return the part of a caption that explains the markers of `MetricAxis.point`."""
+    certified = f"certified at most {study.margin_text} worse than {study.baseline_name}"
+    return f"filled: {certified}; hollow: open; pale: refuted"
 
 
 class MetricAxis:
@@ -55,8 +63,15 @@ class MetricAxis:
         axes.fill_between(x, low, high, color=FP32.color, alpha=0.2, linewidth=0)
         axes.hlines(mean, *x, color=FP32.color, linewidth=0.8)
 
-    def point(self, x: float, group: Group, look: Look, filled: bool = True) -> None:
+    def point(self, x: float, group: Group, look: Look, verdict: Verdict | None = None) -> None:
+        """Draw the mean of a group: filled if it is certified or the baseline, hollow if open, pale if refuted.
+
+        `verdict` is by default the study's.
+        """
         mean, low, high = span(self.study, group)
+        if verdict is None and group in self.study.judged:
+            verdict = self.study.judged[group].verdict
+        filled = group.is_baseline or verdict is Verdict.CERTIFIED
         line, caps, bars = self.at(mean).errorbar(
             x,
             mean,
@@ -66,6 +81,7 @@ class MetricAxis:
             markerfacecolor=look.color if filled else "white",
             capsize=2.0,
             elinewidth=0.9,
+            alpha=_PALE if verdict is Verdict.REFUTED else 1.0,
             zorder=4,
         )
         text = self.study.describe(group)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from cpdrun.report.look.style import COLUMN_IN, FP32, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
-from cpdrun.report.plots._metric_axis import MetricAxis
+from cpdrun.report.plots._metric_axis import MetricAxis, markers_text
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import short
 from cpdrun.study.groups.group import Facet, Group
@@ -48,7 +48,8 @@ def draw(study: Study) -> Figure:
     caption(
         figure,
         facets,
-        "line: the best format of each size",
+        "line: the best mean of each size",
+        markers_text(study),
         study.interval_title,
         "y axis broken" if len(axis.parts) > 1 else "",
         _hybrid(study),
@@ -103,8 +104,7 @@ def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float]) -> Non
         points = [(_x(study, group, slots), axis.y(group)) for group in (here, there)]
         axis.segment(*points, look, (here, there))
     for group in groups:
-        on_line = group is best[formats.bits(group.format)]
-        axis.point(_x(study, group, slots), group, look, filled=on_line)
+        axis.point(_x(study, group, slots), group, look)
 
 
 def _x(study: Study, group: Group, slots: dict[str, float]) -> float:

@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 
 from cpdrun.report.cost.axes import COSTS, show_bytes
 from cpdrun.report.cost.front import front
-from cpdrun.report.knees import front_of
 from cpdrun.report.look.hover import name_of
 from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, Look, strategy_looks
+from cpdrun.report.pareto import front_of
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._costs import ring
 from cpdrun.report.plots._grid import caption, grid, title
-from cpdrun.report.plots._metric_axis import MetricAxis
+from cpdrun.report.plots._metric_axis import MetricAxis, markers_text
 from cpdrun.study.axes.titles import short
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
@@ -52,6 +52,7 @@ def draw(study: Study) -> Figure:
         facets,
         "grey line: the Pareto front, its formats named",
         "ring: its knee" if ringed else "",
+        markers_text(study),
         "y axis broken" if len(axis.parts) > 1 else "",
     )
     return figure
@@ -91,7 +92,7 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
     low, high = min(g.wire_bytes for g in groups), max(g.wire_bytes for g in groups)
     for group in groups:
         look = FP32 if group.is_baseline else strategy_looks(study)[group.strategy]
-        axis.point(_x(group, groups), group, look, filled=group.is_baseline or group.aps)
+        axis.point(_x(group, groups), group, look)
     for size in dict.fromkeys(group.wire_bytes for group in on_front):
         here = [group for group in on_front if group.wire_bytes == size]
         for row, group in enumerate(here[:3]):

@@ -1,7 +1,7 @@
-"""The fewest bits that are enough, against the longest chain of rounded additions that a gradient passes.
+"""The fewest bits that are certified or open, against the longest chain of rounded additions that a gradient passes.
 
-A point a number of workers and order of summation (who is added to whom, when); its marker is the order, the figure
-beside it the workers. Enough: the mean is within the tolerance of fp32 with the same workers and order.
+There is a point for each number of workers and order of summation. Its marker shows the order, and the number next to
+it the workers. A filled marker is certified against fp32 with the same workers and order, a hollow one is open.
 """
 
 import math
@@ -12,13 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cpdrun.report.answers import ORDER, needed_bits
+from cpdrun.report.headline import ORDER
 from cpdrun.report.look.hover import hover, part_of
 from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS
 from cpdrun.report.plots import NotDrawnError
-from cpdrun.report.plots._fewest import BitsAxis
+from cpdrun.report.plots._fewest import BitsAxis, markers_text
 from cpdrun.report.plots._grid import caption, grid, title
-from cpdrun.report.verdict import smallest_within
+from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import axis_text
 from cpdrun.study.collect import identity
 from cpdrun.study.groups.group import Facet
@@ -27,8 +27,8 @@ from cpdrun.study.study import Study
 TITLE = "Fewest bits against the longest chain of additions"
 QUESTION = "workers"
 ALT = (
-    "The fewest bits that are enough, against the longest chain of rounded additions that a gradient "
-    "passes, a point for each number of workers and order."
+    "The fewest bits that are certified (filled) or open (hollow), against the longest chain of rounded additions that "
+    "a gradient passes, a point for each number of workers and order."
 )
 
 _REMEDIES = (
@@ -41,7 +41,8 @@ _DODGE = 0.16  # between points of a row, in doublings of the chain
 
 class Point(NamedTuple):
     chain: float
-    bits: float  # infinite where no format was enough
+    bits: float  # infinite if no format is certified or likely to be
+    is_certified: bool
     workers: int
     order: str
     series: str
@@ -68,16 +69,12 @@ def draw(study: Study) -> Figure:
     for (part, facet), (_, points) in zip(parts, drawn, strict=False):
         _panel(part.subplots(), points, colors, axis)
         title(part, facet, facets)
-    tolerance = study.metric.show_tolerance(study.tolerance)
     caption(
         figure,
         facets,
-        f"enough: mean within {tolerance} of {study.baseline_name} in the same order",
+        *markers_text(study, " in the same order"),
         "number: workers",
         "side by side where they would overlap",
-        "open: no format tried was enough"
-        if any(math.isinf(p.bits) for _, some in drawn for p in some)
-        else "",
     )
     return figure
 
@@ -87,11 +84,13 @@ def _points(study: Study, facet: Facet) -> list[Point]:
     workers, order = keys["world_size"], str(keys.get(ORDER[0]) or "")
     for name, groups in facet.strategies.items():
         lengths = [group.longest_chain for group in groups if math.isfinite(group.longest_chain)]
-        bits = needed_bits(study, facet, name)
-        if lengths and not math.isnan(bits) and isinstance(workers, int):
-            found = smallest_within(study, facet, name)
-            text = study.describe(found[0]) if found else f"{facet.label} {name}: no format tried was enough"
-            points.append(Point(max(lengths), bits, workers, order, _series(facet, name), text))
+        if lengths and isinstance(workers, int) and not study.baseline_problem(facet):
+            answer = study.answer(facet, name)
+            bits = math.inf if answer.group is None else formats.bits(answer.group.format) or math.inf
+            text = f"{facet.label} {name}: {answer.verdict}"
+            text = study.describe(answer.group) if answer.group else text
+            certified, series = answer.certified is not None, _series(facet, name)
+            points.append(Point(max(lengths), bits, certified, workers, order, series, text))
     return points
 
 
@@ -137,7 +136,8 @@ def _panel(axes: Axes, points: list[Point], colors: dict[str, str], axis: BitsAx
 
 
 def _point(axes: Axes, point: Point, x: float, height: float, color: str) -> None:
-    face, marker = "white" if math.isinf(point.bits) else color, _MARKERS.get(point.order, "o")
+    face = color if point.is_certified else "white"
+    marker = "x" if math.isinf(point.bits) else _MARKERS.get(point.order, "o")
     (mark,) = axes.plot([x], [height], marker, color=color, markerfacecolor=face, markersize=4.5, zorder=4)
     hover(mark, f"chain {point.chain:.0f}, {point.order}: {point.text}", of=point.text)
     workers = axes.annotate(

@@ -10,13 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from cpdrun.report.look.style import COLUMN_IN, Look, method_looks
-from cpdrun.report.methods.compared import by_setting, reference
+from cpdrun.report.methods.comparison import by_setting, method_verdicts, reference
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, Cost, legend, panel, rows_of_legend
-from cpdrun.report.plots._metric_axis import MetricAxis
+from cpdrun.report.plots._metric_axis import MetricAxis, markers_text
 from cpdrun.report.tables import show_bits, show_bytes
-from cpdrun.report.verdict import tolerance
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
 
@@ -50,7 +49,7 @@ def draw(study: Study) -> Figure:
         figure,
         facets,
         FRONT_TEXT,
-        f"filled: certified within {tolerance(study)} of {study.baseline_name}",
+        markers_text(study),
         "y axis broken" if broken else "",
         study.interval_title,
     )
@@ -65,7 +64,7 @@ def _panel(axis: MetricAxis, facet: Facet, looks: dict[str, Look]) -> None:
     groups, against = _points(facet), reference(facet)
     in_bits = all(group.bits_a_parameter > 0 for group in groups)
     sent: Cost = (lambda group: group.bits_a_parameter) if in_bits else (lambda group: group.wire_bytes)
-    bottom = panel(axis, groups, against, sent, looks)
+    bottom = panel(axis, groups, against, sent, looks, method_verdicts(axis.study, facet))
     wide = max(map(sent, groups)) > 128 * min(map(sent, groups))
     _label_x(bottom, in_bits, against, wide)
     legend(axis.parts[0], [looks[name] for name in looks if any(g.method.family == name for g in groups)])

@@ -8,13 +8,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from cpdrun.costmodel import CalibrationError
 from cpdrun.report.look.style import COLUMN_IN, method_looks
-from cpdrun.report.methods.compared import reference
+from cpdrun.report.methods.comparison import reference
 from cpdrun.report.methods.crossover import Panel, crossover
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, legend, panel, rows_of_legend
-from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.verdict import tolerance
+from cpdrun.report.plots._metric_axis import MetricAxis, markers_text
 from cpdrun.study.groups.group import Facet
 from cpdrun.study.study import Study
 
@@ -46,14 +45,15 @@ def draw(study: Study) -> Figure:
         f"predicted, not measured: {work.values:,} parameters, {1e3 * work.compute_s:.3g} ms of computing a step "
         f"({found.calibration.about.get('device', 'unknown device')}), the exchange after it",
         FRONT_TEXT,
-        f"filled: certified within {tolerance(study)} of {study.baseline_name}",
+        markers_text(study),
     )
     return figure
 
 
 def _panel(axis: MetricAxis, of: Panel, network: str, looks: dict) -> None:
     milliseconds = {cell.group: 1e3 * cell.step_s for cell in of.on(network)}
-    bottom = panel(axis, list(milliseconds), reference(of.facet), milliseconds.__getitem__, looks)
+    verdicts = {cell.group: cell.verdict for cell in of.cells if cell.verdict is not None}
+    bottom = panel(axis, list(milliseconds), reference(of.facet), milliseconds.__getitem__, looks, verdicts)
     low, high = min(milliseconds.values()), max(milliseconds.values())
     if high < 10 * low:  # less than a decade: round numbers in place of powers
         bottom.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))

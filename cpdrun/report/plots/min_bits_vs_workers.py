@@ -1,7 +1,7 @@
-"""The fewest bits that are enough, against the number of workers.
+"""The fewest bits that are certified or open, against the number of workers.
 
-Enough: the mean is within the tolerance of the same workers' fp32. Where no format is, the mark is an open one in a
-row of its own: how many bits it would take, nobody has tried.
+A filled marker is certified against fp32 with the same workers, a hollow one is open. A cross in a row of its own marks
+a number of workers for which no format is certified or likely to be.
 """
 
 from itertools import pairwise
@@ -10,21 +10,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.report.look.hover import hover, name_of, part_of
-from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, NAME, strategy_looks
+from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, NAME, Look, strategy_looks
 from cpdrun.report.plots import NotDrawnError
-from cpdrun.report.plots._fewest import BitsAxis
+from cpdrun.report.plots._fewest import BitsAxis, markers_text
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.verdict import smallest_within
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import short
 from cpdrun.study.collect import identity
-from cpdrun.study.groups.group import Facet
+from cpdrun.study.groups.chain_answer import ChainAnswer
+from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
 
 TITLE = "Fewest bits against workers"
 QUESTION = "workers"
-ALT = "The fewest bits that are enough, against the number of workers, a line for each way of scaling."
+ALT = (
+    "The fewest bits that are certified (filled) or open (hollow), against the number of workers, a line for each way "
+    "of scaling."
+)
+
+_DODGE = 0.14  # between the ways of scaling, in doublings of the workers
 
 # The facets that differ in their number of workers alone, by what they share.
 Series = dict[int, Facet]
@@ -40,13 +45,7 @@ def draw(study: Study) -> Figure:
     for (part, facet), one in zip(parts, series, strict=False):
         _panel(part.subplots(), study, one, axis)
         title(part, facet, panels)
-    tolerance = study.metric.show_tolerance(study.tolerance)
-    caption(
-        figure,
-        panels,
-        f"enough: mean within {tolerance} of {study.baseline_name}",
-        "open: no format tried was",
-    )
+    caption(figure, panels, *markers_text(study, " with as many workers"))
     return figure
 
 
@@ -66,32 +65,21 @@ def _without_workers(facet: Facet) -> Facet:
 
 def _panel(axes: Axes, study: Study, series: Series, axis: BitsAxis) -> None:
     ends = []
-    for place, (name, look) in enumerate(strategy_looks(study).items()):
+    looks = strategy_looks(study)
+    for place, (name, look) in enumerate(looks.items()):
+        dodge = 2 ** (_DODGE * (place - (len(looks) - 1) / 2))
         workers = sorted(n for n, facet in series.items() if name in facet.strategies)
         if not workers:
             continue
-        found = [smallest_within(study, series[n], name) for n in workers]
-        heights = [axis.none if one is None else _bits(one[0].format) or axis.none for one in found]
-        for here, there in pairwise(zip(workers, heights, strict=True)):
-            if axis.none not in (here[1], there[1]):  # no line to where nobody knows how many bits it takes
+        answers = [study.answer(series[n], name) for n in workers]
+        heights = [axis.none if one.group is None else _bits(one.group) or axis.none for one in answers]
+        places = [n * dodge for n in workers]
+        for here, there in pairwise(zip(places, heights, strict=True)):
+            if axis.none not in (here[1], there[1]):  # nobody knows how many bits it takes there
                 axes.plot(*zip(here, there, strict=True), color=look.color, linestyle=look.dash, zorder=3)
-        for n, height, one in zip(workers, heights, found, strict=True):
-            face = "white" if one is None else look.color
-            (mark,) = axes.plot([n], [height], look.marker, color=look.color, markerfacecolor=face, zorder=4)
-            hover(mark, f"{name}, workers {n}: no format" if one is None else study.describe(one[0]))
-            if one is not None:
-                offset = (0, 4 if place == 0 else -4)
-                text = {"ha": "center", "va": "bottom" if place == 0 else "top", "fontsize": FIGURE_SIZE}
-                figure = axes.annotate(
-                    short(one[0].name),
-                    (n, height),
-                    offset,
-                    textcoords="offset points",
-                    color=look.ink,
-                    **text,
-                )
-                part_of(figure, study.describe(one[0]))
-        ends.append((heights[-1], look, [study.describe(one[0]) for one in found if one is not None]))
+        for n, height, one in zip(workers, heights, answers, strict=True):
+            _point(axes, study, (n * dodge, height), one, look, f"{name}, workers {n}", above=place == 0)
+        ends.append((heights[-1], look, [study.describe(one.group) for one in answers if one.group]))
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(series), [str(n) for n in sorted(series)])
     axes.minorticks_off()
@@ -111,5 +99,28 @@ def _panel(axes: Axes, study: Study, series: Series, axis: BitsAxis) -> None:
         name_of(name, *of)
 
 
-def _bits(name: object) -> int:
-    return formats.bits(name) or 0
+def _point(
+    axes: Axes,
+    study: Study,
+    at: tuple[float, float],
+    answer: ChainAnswer,
+    look: Look,
+    name: str,
+    above: bool,
+) -> None:
+    group = answer.group
+    face, marker = look.color if answer.certified else "white", look.marker if group else "x"
+    (mark,) = axes.plot(*at, marker, color=look.color, markerfacecolor=face, zorder=4)
+    if group is None:
+        hover(mark, f"{name}: {answer.verdict}")
+        return
+    hover(mark, study.describe(group))
+    text = axes.annotate(
+        short(group.name), at, (0, 4 if above else -4), textcoords="offset points", color=look.ink,
+        ha="center", va="bottom" if above else "top", fontsize=FIGURE_SIZE,
+    )  # fmt: skip
+    part_of(text, study.describe(group))
+
+
+def _bits(group: Group) -> float:
+    return formats.bits(group.format) or 0

@@ -34,6 +34,7 @@ def shown(study: Study) -> tuple[list[str], Shown] | None:
 
 
 def _is_worse(study: Study, group: Group) -> bool:
+    """Return whether a group is refuted, or had a run that failed, or has a mean outside of the margin."""
     gap = study.against_baseline(group)
     if gap is None:
         return group.diverged > 0 or group.gave_up > 0

@@ -78,6 +78,20 @@ class Group:
         return plain(str(self.format))
 
     @property
+    def title(self) -> str:
+        """Return the format with its size, such as `e3m0 (4 bits)`."""
+        bits = formats.bits(self.format)
+        size = "unknown format" if bits is None else f"{bits} bits"
+        return (
+            f"{self.name} (hybrid: {size}, {self.hybrid} in fp32)" if self.hybrid else f"{self.name} ({size})"
+        )
+
+    @property
+    def full_name(self) -> str:
+        """Return the name of a case, otherwise the format and how it is scaled: `e3m0 with APS`."""
+        return self.strategy if self.case is not None else f"{self.name} {self.strategy}"
+
+    @property
     def aps(self) -> bool:
         return bool(self.keys["aps"])
 

@@ -1,4 +1,4 @@
-"""What the predicted step times say: the sentence, the table as shown, the numbers."""
+"""The predicted step times as sentences, as a table and as numbers."""
 
 import math
 
@@ -6,13 +6,12 @@ import pandas as pd
 
 from cpdrun.report.methods.crossover import MARGIN, Cell, Crossover, Panel
 from cpdrun.report.tables import BITS_A_PARAMETER, Shown, show_bits
-from cpdrun.report.verdict import tolerance
 from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.study import Study
 
 
 def sentences(study: Study, found: Crossover) -> list[str]:
-    """Where a plain sum wins first of all, then who wins elsewhere; what is predicted from what; what is missing."""
+    """Return where a plain sum wins, who wins elsewhere, what is missing, and what the prediction rests on."""
     lines = []
     for panel in found.panels:
         where = f"{panel.facet.label}: " if panel.facet.label else ""
@@ -33,14 +32,14 @@ def _winners(study: Study, panel: Panel) -> str:
     for network, cell in winners.items():
         if cell is not None and cell.group.method.is_plain:
             plain.setdefault(cell.name, []).append(network)
-    within = f"of the methods within {tolerance(study)} of {study.baseline_name}"
+    within = f"of the methods certified to be at most {study.margin_text} worse than {study.baseline_name}"
     if plain:
         first = "; ".join(f"plain {name} wins on {_listed(networks)}" for name, networks in plain.items())
         first = f"{first[0].upper()}{first[1:]}, {within}."
     elif any(winners.values()):
         first = f"Plain fp32 and bf16 win on none of these networks, {within}."
     else:
-        return f"No method has been shown to do as well as {study.baseline_name}: nobody wins."
+        return f"No method is certified to do as well as {study.baseline_name}, so none wins."
     others = []
     for network, cell in winners.items():
         if cell is None or cell.group.method.is_plain:
@@ -48,15 +47,23 @@ def _winners(study: Study, panel: Panel) -> str:
         against = panel.plain(network)
         times = f", {against.step_s / cell.step_s:.2g} times as fast as {against.name}" if against else ""
         others.append(f"{network}: {cell.name}, {_ms(cell.step_s)} ms a step{times}")
-    return " ".join([first, *([f"Fastest elsewhere: {'; '.join(others)}."] if others else [])])
+    lines = [first, f"Fastest elsewhere: {'; '.join(others)}."] if others else [first]
+    open_: dict[str, list[str]] = {}
+    for network in winners:
+        for cell in panel.faster_but_open(network):
+            open_.setdefault(cell.name, []).append(network)
+    if open_:
+        names = "; ".join(f"{name} on {_listed(networks)}" for name, networks in open_.items())
+        lines.append(f"Faster, but open: {names}.")
+    return " ".join(lines)
 
 
 def shown(study: Study, found: Crossover) -> Shown:
-    """A row a method, fewest bits first; milliseconds of a step on each network, the winner marked; then seconds to the
-    baseline's loss, where the curves say it."""
+    """Return a row for each method, fewest bits first: milliseconds of a step on each network, with the winner marked,
+    and the seconds to the baseline's loss if the curves reach it."""
     networks, several = found.panels[0].networks, len(found.panels) > 1
     in_time = any(math.isfinite(cell.to_loss_s) for panel in found.panels for cell in panel.cells)
-    header = [*(["setting"] if several else []), "method", "bits a parameter a step", "as good"]
+    header = [*(["setting"] if several else []), "method", "bits a parameter a step", "verdict"]
     header += [f"{network}, ms a step" for network in networks]
     header += [f"{network}, s to the loss" for network in networks] if in_time else []
     rows = []
@@ -67,7 +74,7 @@ def shown(study: Study, found: Crossover) -> Shown:
         for name, cells in by_method.items():
             first = next(iter(cells.values()))
             row = [*([panel.facet.label] if several else []), name]
-            row += [show_bits(first.group.bits_a_parameter), _as_good(study, first)]
+            row += [show_bits(first.group.bits_a_parameter), _verdict(first)]
             row += [_marked(panel, cells[network]) for network in networks]
             row += [_seconds(cells[network].to_loss_s) for network in networks] if in_time else []
             rows.append(row)
@@ -75,7 +82,7 @@ def shown(study: Study, found: Crossover) -> Shown:
 
 
 def numbers(study: Study, found: Crossover) -> pd.DataFrame:
-    """A row a method and network."""
+    """Return a row for each method and network."""
     rows = []
     for panel in found.panels:
         for cell in panel.cells:
@@ -92,17 +99,15 @@ def numbers(study: Study, found: Crossover) -> pd.DataFrame:
                     "step_s": cell.step_s,
                     "steps_to_loss": cell.steps_to_loss,
                     "seconds_to_loss": cell.to_loss_s,
-                    "is_within": cell.is_within,
-                    "verdict": str(judged.verdict) if (judged := study.judged.get(cell.group)) else "",
+                    "verdict": str(cell.verdict or ""),
                     "wins": cell is panel.winner(cell.network),
                 }
             )
     return pd.DataFrame(rows)
 
 
-def _as_good(study: Study, cell: Cell) -> str:
-    mark = MARKS[judged.verdict] if (judged := study.judged.get(cell.group)) else ""
-    return " ".join(["yes" if cell.is_within else "no", *([mark] if mark else [])])
+def _verdict(cell: Cell) -> str:
+    return "-" if cell.verdict is None else f"{MARKS[cell.verdict]} {cell.verdict}"
 
 
 def _marked(panel: Panel, cell: Cell) -> str:

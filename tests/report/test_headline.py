@@ -1,48 +1,66 @@
-"""The sentence, and the statistics behind it against scipy's own tests."""
+"""What a report says first: verdicts, what is open and how many more pairs it needs, and what was compared."""
 
 import math
 
 import pandas as pd
 import pytest
-import scipy.stats
+import yaml
 from made_up import Sweep, fill_digits
 
-from cpdrun.study.groups.compare import difference
+from cpdrun.record import write_text
+from cpdrun.report.headline import verdicts
+from cpdrun.stats.evidence import NO_PRIOR, Judgement, PairsRange, SpreadPrior, Verdict, judge
+from cpdrun.stats.failures import FailureCounts
 from cpdrun.study.metric import Metric
 from cpdrun.study.reader import read_study
+from cpdrun.study.result_text import more_text, result_text
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
+ABOUT = {"test_samples": 10_000, "num_classes": 10}
 
-def test_seeds_in_common_are_paired():
-    a, b = {0: 0.91, 1: 0.94, 2: 0.95}, {2: 0.96, 1: 0.93, 0: 0.93}
-    found = difference(a, b, ci=95)
-    interval = scipy.stats.ttest_rel([a[s] for s in range(3)], [b[s] for s in range(3)]).confidence_interval(
-        0.95
+
+def judged(gaps, margin=0.01, prior=NO_PRIOR):
+    return judge(gaps, margin, certify=0.05, refute=0.05, confidence=0.95, prior=prior)
+
+
+def test_a_result_is_three_numbers_each_with_its_assumption():
+    found = judged([0.02, -0.01, -0.025], prior=SpreadPrior(0.011, 4))
+    text = result_text(Metric("test_accuracy"), found, FailureCounts(ended=3), 95)
+    gap, rest = text.split(" (3 pairs; on its own spread ")
+    assert gap.startswith("−0.50 points [−") and gap.endswith("]")
+    assert rest.endswith("]). 0 of 3 runs failed (with 95 % confidence at most 63 % fail)")
+    assert found.own_low < found.low < found.high < found.own_high
+    alone = result_text(
+        Metric("test_accuracy"), judged([0.02, -0.01, -0.025]), FailureCounts(3, errors=1), 95
     )
-    assert found.method == "paired"
-    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(tuple(interval))
+    assert "own spread" not in alone and alone.endswith(". 1 of 3 runs failed")
 
 
-def test_a_baseline_of_more_seeds_is_paired_over_those_of_the_candidate():
-    """As a search gives it: the figure in a report is that of the search."""
-    a, b = {0: 0.91, 1: 0.94, 2: 0.95}, {0: 0.93, 1: 0.93, 2: 0.96, 3: 0.5}
-    assert difference(a, b, ci=95) == difference(a, {seed: b[seed] for seed in a}, ci=95)
+def needing(more, mean=0.0, pairs=3, deviation=0.01):
+    ends = (-math.inf, math.inf) * 2
+    return Judgement(Verdict.OPEN, pairs, None, mean, *ends, 0.0, 0.0, deviation, more=more)
 
 
-def test_other_seeds_are_compared_as_welch_does():
-    a, b = {0: 0.91, 1: 0.94, 2: 0.95, 3: 0.80}, {7: 0.96, 8: 0.93}
-    found = difference(a, b, ci=90)
-    interval = scipy.stats.ttest_ind(list(a.values()), list(b.values()), equal_var=False).confidence_interval(
-        0.90
-    )
-    assert found.method == "Welch"
-    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(tuple(interval))
-
-
-def test_lower_is_better_turns_the_sign():
-    worse = difference({0: 0.3}, {0: 0.2}, ci=95, higher_is_better=False)
-    assert worse.mean == pytest.approx(-0.1)
+@pytest.mark.parametrize(
+    ("judgement", "expected"),
+    [
+        (needing(PairsRange(4, 3, 8)), "about 4 more pairs (3 to 8)"),
+        (needing(PairsRange(1, 1, 2)), "about 1 more pair (1 to 2)"),
+        (needing(None), "too noisy to say yet how many more pairs it needs"),
+        (needing(None, deviation=0.0), "equal in every pair, which measures no spread"),
+        (
+            needing(PairsRange(591, 296, 1182)),
+            "more than 100 pairs, because the mean lies close to the margin",
+        ),
+        (
+            needing(PairsRange(591, 296, 1182), mean=-0.0094),
+            "more seeds cannot decide it, because the mean lies 0.2 of 360 test samples from the margin",
+        ),
+    ],
+)
+def test_an_open_question_says_how_many_more_pairs_it_needs_or_why_not(judgement, expected):
+    assert more_text(judgement, margin=0.01, samples=360) == expected
 
 
 def test_verdicts_are_those_of_the_anytime_valid_test_and_marked_so(new_sweep, report):
@@ -58,10 +76,15 @@ def test_verdicts_are_those_of_the_anytime_valid_test_and_marked_so(new_sweep, r
     assert details.loc["e4m3", "verdict"] == "certified" and details.loc["e3m0", "verdict"] == "refuted"
     assert details.loc["e4m1", "verdict"] == "open" and details.loc["e4m3", "pairs"] == 8
     assert details.loc["e2m0", "verdict"] == "open"  # as good as any, but below one that is not
-    assert details.loc["e4m3", "anytime_low"] >= -0.005 and details.loc["e3m0", "anytime_high"] < -0.005
-    assert "e2m0 without APS +0.0 points (a wider format is not certified)" in made.sentences[0]
-    marks = {line.split()[0]: line for line in made.printed.splitlines() if line.strip()}
-    assert "✓" in marks["e4m3"] and "✗" in marks["e3m0"] and "?" in marks["e4m1"]
+    assert (
+        details.loc["e4m3", "vs_baseline_low"] >= -0.005 and details.loc["e3m0", "vs_baseline_high"] < -0.005
+    )
+    assert made.sentences[0].startswith(
+        "CERTIFIED: e4m3 (8 bits) without APS is at most 0.5 points worse than fp32"
+    )
+    assert ". Open: e4m1 (6 bits), " in made.sentences[0]
+    rows = {line.split()[0]: line.split()[-1] for line in made.printed.splitlines() if line.strip()}
+    assert (rows["e4m3"], rows["e3m0"], rows["e4m1"]) == ("certified", "refuted", "open")
 
 
 def test_a_run_that_diverged_counts_against_its_format_whatever_it_measured(new_sweep, report):
@@ -78,45 +101,77 @@ def test_a_run_that_diverged_counts_against_its_format_whatever_it_measured(new_
 EXACT = {("fp32", False): 0.99, ("e4m1", False): 0.988, ("e3m0", False): 0.1, ("e3m0", True): 0.987}
 
 
-def test_the_answer_comes_first_and_names_both_formats(new_sweep, report):
+def test_the_verdict_comes_first(new_sweep, report):
     sweep = new_sweep()
     for (format, aps), value in EXACT.items():
         for seed in range(3):
-            about = {"test_samples": 10_000, "num_classes": 10}
-            sweep.add(format, aps=aps, seed=seed, accuracy=value + 0.001 * seed, done=about)
+            sweep.add(format, aps=aps, seed=seed, accuracy=value + 0.001 * seed, done=ABOUT)
     made = report(sweep)
     assert made.sentences == [
-        "With APS the smallest format within 0.5 points of fp32 is e3m0 (4 bits); without APS it is e4m1 (6 bits). "
-        "fp32: 99.1 ± 0.3 %. Certified at 95 %, in the mean over seeds: e3m0 with APS, e4m1 without APS (0 of 3 runs "
-        "failed: with 95 % confidence at most 63 % fail). 0.5 points are 50.0 of 10000 test samples; 61 answered "
-        "otherwise, over all seeds, would change the answer.",
+        "CERTIFIED: e3m0 (4 bits) with APS is at most 0.5 points worse than fp32 in the mean over seeds, with 95 % "
+        "confidence: −0.30 points [−0.34, −0.26] (3 pairs). 0 of 3 runs failed (with 95 % confidence at most 63 % "
+        "fail).",
+        "CERTIFIED: e4m1 (6 bits) without APS is at most 0.5 points worse than fp32 in the mean over seeds, with 95 % "
+        "confidence: −0.20 points [−0.24, −0.16] (3 pairs). 0 of 3 runs failed (with 95 % confidence at most 63 % "
+        "fail). Refuted: 4 bits.",
+        "fp32: 99.1 ± 0.3 %. 0.5 points are 50.0 of 10000 test samples.",
         "Margin: 0.5 points (the default for shares).",
     ]
     assert made.printed.splitlines()[0] == made.sentences[0]
+    with_aps, without = made.verdicts
+    assert (with_aps["verdict"], with_aps["candidate"], with_aps["bits"]) == ("certified", "e3m0 with APS", 4)
+    assert without["candidate"] == "e4m1 without APS" and without["more"] is None and made.next_command == ""
 
 
-def test_the_tolerance_decides(new_sweep, report):
+def test_what_is_within_the_margin_in_the_mean_alone_is_open(new_sweep, report):
+    """The mean of e3m0 is within 0.5 points, but three pairs leave open whether it is enough."""
+    sweep = new_sweep()
+    for seed, gap in enumerate((-0.004, 0.0, 0.004)):
+        sweep.add(seed=seed, accuracy=0.97)
+        sweep.add("e3m0", seed=seed, accuracy=0.97 + gap)
+    write_text(
+        sweep.dir.manifest,
+        yaml.safe_dump({"runs": [], "overrides": ["exp=digits", "seed=0,1,2", "aps=false"]}),
+    )
+    made = report(sweep)
+    assert made.sentences[0].startswith(
+        "OPEN: no format without APS is certified to be at most 0.5 points worse"
+    )
+    assert "Most likely e3m0 (4 bits): +0.00 points [" in made.sentences[0]
+    assert made.sentences[0].endswith("; about 7 more pairs (4 to 14).")
+    assert made.next_command == "cpdrun search exp=digits aps=false"
+    assert made.verdicts[0]["more"] == {"likely": 7, "low": 4, "high": 14}
+
+
+def test_what_wider_open_formats_need_counts_too(new_sweep):
+    """e3m0 is certified only after e4m3, which is far noisier."""
+    sweep = new_sweep()
+    for seed in range(4):
+        sweep.add(seed=seed, accuracy=0.97, done=ABOUT)
+        sweep.add("e4m3", seed=seed, accuracy=0.97 + 0.006 * (-1) ** seed, done=ABOUT)
+        sweep.add("e3m0", seed=seed, accuracy=0.97 + 0.0001 * (-1) ** seed, done=ABOUT)
+    study = read_study([sweep.dir])
+    (answer,) = verdicts(study)
+    (e4m3,) = (judged for group, judged in study.judged.items() if group.format == "e4m3")
+    assert answer["candidate"] == "e3m0 without APS" and answer["verdict"] == "open"
+    assert answer["more"]["likely"] == e4m3.judgement.more.likely > 0
+
+
+def test_the_margin_decides(new_sweep, report):
     sweep = new_sweep()
     for (format, aps), value in EXACT.items():
-        for seed in range(2):
-            sweep.add(format, aps=aps, seed=seed, accuracy=value)
-    assert (
-        "With APS no format is within 0.1 points of fp32 (the nearest is e3m0 (4 bits), 0.3 points worse)"
-        in (report(sweep, tolerance=0.1).sentences[0])
+        for seed in range(3):
+            sweep.add(format, aps=aps, seed=seed, accuracy=value + 0.001 * seed, done=ABOUT)
+    made = report(sweep, tolerance=0.1)
+    assert made.sentences[0].startswith(
+        "REFUTED: e3m0 (4 bits) with APS is more than 0.1 points worse than fp32: −0.30"
     )
+    assert made.sentences[1].endswith(". No narrower format can be certified.")
 
 
 def test_a_single_seed_cannot_tell(new_sweep, report):
     made = report(fill_digits(new_sweep(), seeds=1))
-    assert "Too few seeds to tell chance from effect" in made.sentences[0]
-
-
-def test_a_wide_interval_is_admitted(new_sweep, report):
-    sweep = new_sweep()
-    for seed, (base, low) in enumerate([(0.990, 0.980), (0.980, 0.985)]):
-        sweep.add("fp32", seed=seed, accuracy=base)
-        sweep.add("e3m0", aps=True, seed=seed, accuracy=low)
-    assert "Too few seeds to be sure, against fp32: e3m0 with APS" in report(sweep).sentences[0]
+    assert made.sentences[0].startswith("OPEN: ") and "(1 pair)" in made.sentences[0]
 
 
 def test_without_fp32_there_is_no_comparison(new_sweep, report):
@@ -124,16 +179,18 @@ def test_without_fp32_there_is_no_comparison(new_sweep, report):
     sweep.add("e4m3", aps=True, accuracy=0.97)
     sweep.add("e3m0", aps=False, accuracy=0.4)
     assert report(sweep).sentences == [
-        "No finished fp32 run to compare with. The best is e4m3 (8 bits) with APS: 97.0 %."
+        "No answer: there is no finished fp32 run to compare with. The best mean is that of e4m3 (8 bits) with APS: "
+        "97.0 %."
     ]
 
 
-def test_one_sentence_for_each_number_of_workers(new_sweep, report):
+def test_verdicts_of_several_numbers_of_workers_name_them(new_sweep, report):
     sweep = new_sweep()
     fill_digits(sweep, world_size=4)
     fill_digits(sweep, world_size=16)
     made = report(sweep)
-    assert [line.split(":")[0] for line in made.sentences] == ["workers 4", "workers 16", "Margin"]
+    of_each = [[f"OPEN, workers {n}"] * 2 + [f"fp32, workers {n}"] for n in (4, 16)]
+    assert [line.split(":")[0] for line in made.sentences] == [*of_each[0], *of_each[1], "Margin"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +247,7 @@ def test_a_diverged_baseline_is_no_answer(new_sweep, report):
             sweep.add(format, aps=aps, seed=seed, accuracy=0.1, status="diverged")
     made = report(sweep)
     assert made.sentences == [
-        "No answer: fp32 itself diverged in 3 of 3 runs, so that there is nothing to compare with."
+        "No answer: fp32 itself diverged in 3 of 3 runs, so there is nothing to compare with."
     ]
     assert pd.read_csv(made.folder / "details.csv")["vs_baseline"].isna().all()
 
@@ -202,7 +259,7 @@ def test_an_unlearnt_baseline_is_no_answer(new_sweep, report, about):
         for seed in range(3):
             sweep.add(format, seed=seed, accuracy=0.1 + 0.01 * seed, done={"test_samples": 360} | about)
     (sentence,) = report(sweep).sentences
-    assert sentence.startswith("No answer: fp32 itself") and "smallest format" not in sentence
+    assert sentence.startswith("No answer: fp32 itself")
     assert (
         "did not learn (11.0 %; a guess among 10 classes 10.0 %)"
         if about
@@ -215,23 +272,22 @@ def test_one_in_twelve_of_a_thousand_classes_is_learnt(new_sweep, report):
     for format in ("fp32", "e3m0"):
         for seed in range(3):
             about = {"test_samples": 50_000, "num_classes": 1000}
-            sweep.add(format, seed=seed, accuracy=0.08 + 0.001 * seed, done=about)
-    assert (
-        report(sweep)
-        .sentences[0]
-        .startswith("Without APS the smallest format within 0.5 points of fp32 is e3m0")
-    )
+            sweep.add(format, seed=seed, accuracy=0.08 + 0.001 * seed * len(format) / 4, done=about)
+            sweep.add(format, seed=seed + 3, accuracy=0.08 + 0.0001 * len(format), done=about)
+    assert report(sweep).sentences[0].startswith("CERTIFIED: e3m0 (4 bits) without APS")
 
 
 def test_a_diverged_run_is_never_within(new_sweep, report):
     sweep = new_sweep()
-    for seed in range(3):
-        sweep.add(seed=seed, accuracy=0.98 + 0.001 * seed)
-        sweep.add("e4m3", seed=seed, accuracy=0.98 + 0.001 * seed)
-        sweep.add("e3m0", seed=seed, accuracy=0.99, status="diverged" if seed == 1 else "finished")
-    made = report(sweep)
-    assert "smallest format within 0.5 points of fp32 is e4m3" in made.sentences[0]
-    assert "e3m0" not in made.sentences[0]
+    for seed in range(5):
+        sweep.add(seed=seed, accuracy=0.98 + 0.001 * seed, done=ABOUT)
+        sweep.add("e4m3", seed=seed, accuracy=0.98 + 0.001 * seed, done=ABOUT)
+        sweep.add(
+            "e3m0", seed=seed, accuracy=0.99, status="diverged" if seed == 1 else "finished", done=ABOUT
+        )
+    certified, baseline, _ = report(sweep).sentences
+    assert certified.startswith("CERTIFIED: e4m3 (8 bits) without APS") and "e3m0" not in certified
+    assert "Failures: e3m0 without APS, 1 of 5 runs failed (1 diverged)." in baseline
 
 
 def test_equal_counts_of_every_seed_are_no_certainty(new_sweep, report):
@@ -241,19 +297,12 @@ def test_equal_counts_of_every_seed_are_no_certainty(new_sweep, report):
         for format in ("fp32", "e3m0"):
             sweep.add(format, seed=seed, accuracy=0.95, done={"test_samples": 40, "num_classes": 10})
     made = report(sweep)
-    assert "Too few seeds to be sure, against fp32: e3m0 without APS +0.0 points" in made.sentences[0]
-    assert "0.5 points are 0.2 of 40 test samples; 1 answered otherwise in one run" in made.sentences[0]
+    assert (
+        made.sentences[0].startswith("OPEN: ")
+        and "0.5 points are 0.2 of 40 test samples" in made.sentences[1]
+    )
     details = pd.read_csv(made.folder / "details.csv")
     assert (details["test_accuracy_high"] <= 1).all() and (details["test_accuracy_low"] < 0.9).all()
-
-
-def test_it_says_how_many_seeds_would_do(new_sweep, report):
-    sweep = new_sweep()
-    for seed, gap in enumerate((-0.004, 0.0, 0.004)):
-        sweep.add(seed=seed, accuracy=0.97)
-        sweep.add("e3m0", seed=seed, accuracy=0.97 + gap)
-    # five points of a thousand are 1.25 standard deviations
-    assert "e3m0 without APS +0.0 points (about 10 seeds would do)" in report(sweep).sentences[0]
 
 
 def test_what_did_not_learn_is_called_so(new_sweep, report):
@@ -263,17 +312,7 @@ def test_what_did_not_learn_is_called_so(new_sweep, report):
         sweep.add("e3m0", seed=seed, accuracy=0.019 + 0.001 * seed)
     made = report(sweep)
     row = next(line for line in made.printed.splitlines() if line.strip().startswith("e3m0"))
-    assert row.split("  ")[-1].strip() == "did not learn"
-    assert (
-        "Without APS no format is within 0.5 points of fp32 (every one failed, diverged or did not learn)"
-        in (made.sentences[0])
-    )
-
-
-def test_equal_counts_leave_open_what_the_rule_of_three_says():
-    found = difference({0: 0.9, 1: 0.9, 2: 0.9}, {0: 0.9, 1: 0.9, 2: 0.9}, ci=95, samples=1000)
-    assert found.half_width == pytest.approx(1 - 0.05 ** (1 / 3000))
-    assert math.isnan(difference({0: 0.9, 1: 0.9}, {0: 0.9, 1: 0.9}, ci=95).half_width)
+    assert "did not learn" in row
 
 
 def test_an_fp32_without_a_value_is_no_answer(new_sweep, report):
@@ -282,7 +321,7 @@ def test_an_fp32_without_a_value_is_no_answer(new_sweep, report):
         sweep.add(seed=seed, accuracy=None)
         sweep.add("e4m3", seed=seed, accuracy=0.98)
     assert report(sweep).sentences == [
-        "No answer: fp32 has no value of test_accuracy, so that there is nothing to compare with."
+        "No answer: fp32 has no value of test_accuracy, so there is nothing to compare with."
     ]
 
 

@@ -1,0 +1,107 @@
+"""Methods next to each other: the groups of a study that differ in how workers exchange, and which sends least."""
+
+from cpdrun.report.tables import show_bits
+from cpdrun.stats.evidence import Verdict
+from cpdrun.study.axes.method import GOSSIP, WITH_APS, WITHOUT_APS
+from cpdrun.study.axes.titles import axis_text, short_titles
+from cpdrun.study.collect import CASE, FORMAT
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.groups.grouping import make_facets
+from cpdrun.study.study import Study
+
+MOST_SENTENCES = 3  # settings; the tables and pictures have all
+_OF_METHODS = ("sync", "compressor", "scaling")  # sections of a config
+_NAMES = (CASE, FORMAT, "aps")
+
+
+def by_setting(study: Study) -> list[Facet]:
+    """Return the study's groups, together if they differ in their method alone: same model, workers, data and so on."""
+    return make_facets(
+        study.groups, [axis for axis in study.facet_axes if not is_of_method(axis)], study.bits_axis
+    )
+
+
+def is_of_method(axis: str) -> bool:
+    return axis in _NAMES or axis.split(".")[0] in _OF_METHODS
+
+
+def reference(facet: Facet) -> Group | None:
+    """Return what the methods of such a facet are compared with: the baseline, a plain sum if there are several."""
+    found = [group for group in facet.all_groups if group.is_baseline and group.values]
+    return min(found, key=lambda group: group.method.family != WITHOUT_APS, default=None)
+
+
+def method_verdicts(study: Study, facet: Facet) -> dict[Group, Verdict]:
+    """Return how each method does against the reference, which counts as certified itself.
+
+    These are the study's own verdicts if it compares all methods with the reference. Otherwise, as for a compressor
+    that has an fp32 of its own, all methods are judged against the reference here, and share the error.
+    """
+    against = reference(facet)
+    if against is None or study.baseline_problem(facet) or not study.may_be_within(against):
+        return {}
+    others = [group for group in facet.groups if group is not against]
+    if all(study.baseline_of(group) is against for group in others):
+        judged = study.judged
+    else:
+        judged = study.judge([(against, [group]) for group in others])
+    return {against: Verdict.CERTIFIED} | {g: judged[g].verdict for g in others if g in judged}
+
+
+def fewest(study: Study) -> list[str]:
+    """Return, for each setting, the fewest bits for each parameter and step that are certified, and what is open below.
+
+    Only for named cases and methods of several families: the headline answers for formats alone.
+    """
+    facets = [facet for facet in by_setting(study) if _is_of_methods(facet)]
+    return [line for facet in facets[:MOST_SENTENCES] if (line := _fewest(study, facet))]
+
+
+def _is_of_methods(facet: Facet) -> bool:
+    families = {group.method.family for group in facet.groups if not group.is_baseline}
+    return facet.has_cases or not families <= {WITH_APS, WITHOUT_APS}
+
+
+def _fewest(study: Study, facet: Facet) -> str | None:
+    against, verdicts = reference(facet), method_verdicts(study, facet)
+    if against is None or not against.bits_a_parameter > 0:
+        return None
+    less = [group for group in verdicts if 0 < group.bits_a_parameter < against.bits_a_parameter]
+    less.sort(key=lambda group: group.bits_a_parameter)
+    certified = next((group for group in less if verdicts[group] is Verdict.CERTIFIED), None)
+    where = f"{facet.label}: " if facet.label else ""
+    sends = f"{study.baseline_name}, which sends {show_bits(against.bits_a_parameter)} bits"
+    rank = len(less) if certified is None else less.index(certified)
+    open_ = [group for group in less[:rank] if verdicts[group] is Verdict.OPEN and study.may_be_within(group)]
+    below = f" Open with fewer: {', '.join(_sends(study, group) for group in open_[:3])}." if open_ else ""
+    if certified is None:
+        return f"{where}No method that sends less than {sends} a parameter and step, is certified.{below}"
+    return (
+        f"{where}Fewest bits a parameter and step that are certified to be at most {study.margin_text} worse than "
+        f"{sends}: {_sends(study, certified)}.{below}"
+    )
+
+
+def _sends(study: Study, group: Group) -> str:
+    return f"{label(study, group)} ({show_bits(group.bits_a_parameter)})"
+
+
+def label(study: Study, group: Group) -> str:
+    """Return the name of a case, otherwise the format, the family and what else of its method varies.
+
+    For example `e4m3, APS` and `fp32, top-k, keep 0.01`.
+    """
+    if group.case is not None:
+        return group.strategy
+    family = group.method.family
+    axes = [axis for axis in study.axes if is_of_method(axis) and axis not in _NAMES]
+    values = {axis: axis_text(group.keys[axis]) for axis in axes}
+    titles = short_titles(axes)
+    parts = [group.name, *(["APS"] if group.aps else [])]
+    parts += [] if family in (WITH_APS, WITHOUT_APS) else [family]
+    for axis, text in values.items():
+        if not axis.endswith("_target_"):
+            parts += [f"{titles[axis]} {text}"] if text != "-" else []
+        elif family == GOSSIP:  # of several rules
+            parts.append(text)
+    return ", ".join(parts)

@@ -1,0 +1,85 @@
+"""One result in words: its gap, how sure that is, how many of its runs failed, and how many more pairs it needs."""
+
+import math
+from collections.abc import Sequence
+
+from cpdrun.stats.evidence import Judgement
+from cpdrun.stats.failures import FailureCounts, no_failure
+from cpdrun.stats.intervals import is_zero
+from cpdrun.study.metric import Metric
+
+MOST_ADVISED = 100  # pairs; a larger estimate is no advice
+
+
+def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, confidence: float) -> str:
+    """Return the three numbers of a result, each with its assumption.
+
+    For example `−0.50 points [−7.5, +3.8] (3 pairs; on its own spread [−64, +16]). 0 of 3 runs failed (with 95 %
+    confidence at most 63 % fail)`. The interval on the candidate's own spread is left out if it is the same.
+    """
+    pairs = pairs_text(judgement.pairs)
+    own = ""
+    if (judgement.own_low, judgement.own_high) != (judgement.low, judgement.high):
+        own = f"; on its own spread {own_interval_text(metric, judgement)}"
+    failed = failures.describe() or no_failure(judgement.pairs, confidence)
+    left_out = failures.describe_pairs()
+    text = f"{gap_text(metric, judgement)} ({pairs}{own}). {failed}"
+    return f"{text}; {left_out}" if left_out else text
+
+
+def gap_text(metric: Metric, judgement: Judgement) -> str:
+    """Return `−0.50 points [−7.5, +3.8]`; `-` without pairs."""
+    if not judgement.pairs:
+        return "-"
+    gap = metric.show_gap(judgement.mean) + metric.points
+    return gap if is_unknown(judgement) else f"{gap} {metric.show_ends(judgement.low, judgement.high)}"
+
+
+def own_interval_text(metric: Metric, judgement: Judgement) -> str:
+    """Return the interval from the candidate's own pairs alone, or `unknown`."""
+    if math.isinf(judgement.own_low) and math.isinf(judgement.own_high):
+        return "unknown"
+    return metric.show_ends(judgement.own_low, judgement.own_high)
+
+
+def is_unknown(judgement: Judgement) -> bool:
+    """Return whether the pairs leave both ends of the interval open."""
+    return math.isinf(judgement.low) and math.isinf(judgement.high)
+
+
+def more_text(judgement: Judgement, margin: float = math.nan, samples: float = math.nan) -> str:
+    """Return how many further pairs are likely to settle an open question, or why no number can be given.
+
+    Args:
+        judgement: What the pairs show so far. Its `more` may be that of several candidates together.
+        margin: In the unit of the judgement.
+        samples: The number of test samples of which the metric is a share; NaN if it is not one.
+    """
+    more, distance = judgement.more, abs(judgement.mean + margin) * samples
+    if not judgement.pairs:
+        return "no pairs yet"
+    if (more is None or more.likely > MOST_ADVISED) and distance < 1 and judgement.pairs > 1:
+        return (
+            f"more seeds cannot decide it, because the mean lies {distance:.1f} of {samples:.0f} test samples from the "
+            "margin"
+        )
+    if judgement.pairs > 1 and is_zero(judgement.deviation):
+        return "equal in every pair, which measures no spread"
+    if more is None:
+        return "too noisy to say yet how many more pairs it needs"
+    if more.likely > MOST_ADVISED:
+        return f"more than {MOST_ADVISED} pairs, because the mean lies close to the margin"
+    if not more.likely:
+        return "a wider format is not certified"
+    return f"about {pairs_text(more.likely, 'more ')} ({more.low} to {more.high})"
+
+
+def pairs_text(pairs: int, kind: str = "") -> str:
+    """Return `1 pair` or `3 pairs`, with `kind` before the noun."""
+    return f"{pairs} {kind}pair{'s' if pairs != 1 else ''}"
+
+
+def join_first(items: Sequence[str], separator: str = ", ", most: int = 5) -> str:
+    """Join the first few items of a list, and say how many more there are."""
+    more = len(items) - most
+    return separator.join(items[:most]) + (f"{separator}and {more} more" if more > 0 else "")
