@@ -1,7 +1,9 @@
 """`cpdrun sweep`: train every combination of an experiment's axes."""
 
 import argparse
-from typing import TYPE_CHECKING
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import add_json, add_overrides
 from cpdrun.commands.launching import (
@@ -18,8 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpdrun.launch import LaunchOptions, Session, Summary
+    from cpdrun.shell.telling import Telling
+    from cpdrun.study.metric import Metric
+    from cpdrun.study.seed_power import SeedPower
     from cpdrun.sweep import Plan, PlannedRun
     from cpdrun.sweep.standing import Standing
+
+FEWEST_COMPARED = 4  # runs: two seeds of a candidate and of its baseline
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -95,7 +102,8 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     for text in odd:
         telling.note(text, kind="error")
     planned = facts(sweep, found, to_run, options)
-    telling.tell({**planned, "dry_run": arguments.dry_run, "summary": None, "notes": telling.notes})
+    planned |= {"dry_run": arguments.dry_run, "summary": None, "seed_power": None}
+    telling.tell({**planned, "notes": telling.notes})
     if arguments.dry_run:
         if not telling.as_json:
             print_dry_run(sweep, found, to_run, options, arguments.config_dir)
@@ -104,15 +112,21 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
         if sweep.question:
             with writing(sweep.directory.path):
                 write_manifest(sweep)
+        telling.tell({**planned, "seed_power": _say_seed_power(sweep, telling), "notes": telling.notes})
         telling.say(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
         return FAILED if odd else OK
     anew = {r.name for r in to_run} if arguments.rerun == "all" else again
     summary = _launch(session, sweep, to_run, anew, options, arguments)
     if summary is None:
         return INTERRUPTED
+    has_ended = options.wait and summary.exit_code != INTERRUPTED
+    power = _say_seed_power(sweep, telling) if has_ended else None
+    if summary.exit_code == OK and options.wait:
+        telling.say(f"For the report: cpdrun report {sweep.directory.path}")
     after = facts(sweep, standing(sweep), to_run, options)
     kept = {key: planned[key] for key in ("to_run", "seconds", "scripts", "problem")}
-    telling.tell({**after, **kept, "dry_run": False, "summary": summary.facts(), "notes": telling.notes})
+    told = {**planned, **after, **kept, "summary": summary.facts(), "seed_power": power}
+    telling.tell({**told, "notes": telling.notes})
     return summary.exit_code or (FAILED if odd else OK)
 
 
@@ -156,9 +170,53 @@ def _launch(
     if options.wait and is_script(configs[0]):
         for line in ignored(collect([sweep.directory])):
             telling.note(line)
-    if summary.exit_code == OK and options.wait:
-        telling.say(f"For the report: cpdrun report {sweep.directory.path}")
     return summary
+
+
+def _say_seed_power(sweep: "Plan", telling: "Telling") -> dict[str, Any] | None:
+    """Say what the seeds of a sweep can settle, and return it for programs. None if no runs are compared."""
+    from cpdrun.study.errors import ReportError
+    from cpdrun.study.reader import read_study
+    from cpdrun.study.seed_power import seed_power
+
+    if len(sweep.runs) < FEWEST_COMPARED:
+        return None
+    try:
+        study = read_study([sweep.directory])
+        power = seed_power(study)
+    except ReportError:  # `cpdrun report` explains it
+        return None
+    if power is None:
+        return None
+    telling.say(describe_seed_power(power, study.metric))
+    facts = asdict(power) | {"limited_by_test_set": power.is_limited_by_test_set}
+    return {
+        key: value if not isinstance(value, float) or math.isfinite(value) else None
+        for key, value in facts.items()
+    }
+
+
+def describe_seed_power(power: "SeedPower", metric: "Metric") -> str:
+    """Return what seeds settle in a sentence: `3 seeds settle differences of 4.6 points; 1 point takes about 15.`"""
+    from cpdrun.study.seed_power import MOST_PAIRS
+
+    def show(value: float) -> str:
+        return metric.show_tolerance(float(f"{value * metric.scale:.2g}"))
+
+    margin = metric.show_tolerance(power.margin * metric.scale)
+    if power.is_limited_by_test_set:
+        return (
+            f"{power.test_samples:.0f} test samples cannot settle {margin} with any number of seeds, only differences "
+            f"of about {show(power.test_set_settles)}."
+        )
+    settled = f"differences of {show(power.settles)}" if math.isfinite(power.settles) else "no difference yet"
+    said = f"{power.pairs} seeds settle {settled}"
+    if math.isnan(power.margin):
+        return f"{said}."
+    if power.settles <= power.margin:
+        return f"{said}; the margin is {margin}."
+    many = f"more than {MOST_PAIRS:,}" if power.pairs_needed is None else f"about {power.pairs_needed}"
+    return f"{said}; {margin} {'take' if margin.endswith('points') else 'takes'} {many}."
 
 
 def _notes(

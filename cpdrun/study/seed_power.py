@@ -1,0 +1,115 @@
+"""What the seeds of a study can settle, by the noise of its paired differences, and what its test set can."""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from cpdrun.stats.evidence import Verdict, half_width, pairs_needed
+from cpdrun.stats.identical import are_identical
+from cpdrun.study.groups.group import Group
+from cpdrun.study.study import Study
+
+MOST_PAIRS = 1000  # further than that, `pairs_needed` is not computed
+
+
+@dataclass(frozen=True)
+class SeedPower:
+    """What the seeds settle, for candidates that equal their baseline. Differences are in the metric's own unit.
+
+    Attributes:
+        metric: The metric that is compared.
+        pairs: The seeds that each candidate shares with its baseline; the fewest of any candidate.
+        comparisons: The number of candidates whose noise is pooled.
+        deviation: The pooled standard deviation of single paired differences.
+        settles: The smallest margin within which so many pairs certify a candidate. Infinite if there is none.
+        margin: The margin that was asked for. NaN if it is unknown.
+        pairs_needed: The pairs that settle this margin. None if MOST_PAIRS are not enough or the margin is unknown.
+        test_samples: The number of examples in the test set. NaN if it is unknown or the metric is not their share.
+        test_set_settles: The smallest margin that the test set settles with any number of seeds. NaN if the runs did
+            not record which examples they answered right, or if there is a single pair.
+    """
+
+    metric: str
+    pairs: int
+    comparisons: int
+    deviation: float
+    settles: float
+    margin: float
+    pairs_needed: int | None
+    test_samples: float
+    test_set_settles: float
+
+    @property
+    def is_limited_by_test_set(self) -> bool:
+        """Return whether no number of seeds settles the margin for test sets other than this one."""
+        return self.margin < self.test_set_settles
+
+
+def seed_power(study: Study) -> SeedPower | None:
+    """Return what the seeds of a study can settle; None if no two runs with different results are compared in pairs.
+
+    The noise of all candidates that trained is pooled, and the numbers hold for every one of them: each has its own
+    share of the error probability, and its own prior if it has one. Refuted candidates are left out, because what is
+    broken is noisier, and so are candidates that are equal to the baseline bit for bit.
+    """
+    found = {
+        group: study.judged[group]
+        for facet in study.facets
+        for group in facet.groups
+        if group in study.judged and _shows_noise(study, group, facet.baseline)
+    }
+    judgements = [judged.judgement for judged in found.values()]
+    degrees = sum(judgement.pairs - 1 for judgement in judgements)
+    if not degrees:
+        return None
+    squares = math.fsum((judgement.pairs - 1) * judgement.deviation**2 for judgement in judgements)
+    spread, pairs = math.sqrt(squares / degrees), min(judgement.pairs for judgement in judgements)
+    if not spread > 0:
+        return None
+    margin = study.tolerance / study.metric.scale
+    tests = {(judged.enough, judged.judgement.prior) for judged in found.values()}
+    settles, needed = [], []
+    for enough, prior in tests:
+        certify, refute = (10**-log for log in enough)
+        effect = None if math.isnan(margin) else prior.effect(margin)
+        settles.append(half_width(pairs, spread, certify, prior, effect))
+        needed.append(
+            pairs_needed(
+                margin,
+                spread,
+                certify=certify,
+                refute=refute,
+                fewest=2,
+                most=MOST_PAIRS,
+                prior=prior,
+                equal_effect=effect,
+            )
+        )
+    most = [count for count in needed if count is not None]
+    return SeedPower(
+        study.metric.name,
+        pairs,
+        len(found),
+        spread,
+        max(settles),
+        margin,
+        max(most) if len(most) == len(needed) else None,
+        study.samples(*found),
+        _test_set_settles(study, list(found)),
+    )
+
+
+def _shows_noise(study: Study, group: Group, baseline: Group | None) -> bool:
+    judged = study.judged[group]
+    is_alike = baseline is not None and are_identical(group.fingerprints, baseline.fingerprints)
+    trained = judged.verdict is not Verdict.REFUTED and study.may_be_within(group)
+    return trained and judged.judgement.pairs > 1 and not is_alike
+
+
+def _test_set_settles(study: Study, groups: list[Group]) -> float:
+    """Return the error due to the test examples that no seed removes, at the confidence of a one-sided test."""
+    found = [error for group in groups if (error := study.finite_test_set(group)) is not None]
+    if len(found) < len(groups):
+        return math.nan
+    squares = math.fsum(error.lasting_error**2 for error in found) / len(found)
+    return NormalDist().inv_cdf(study.ci / 100) * math.sqrt(squares)

@@ -1,0 +1,193 @@
+"""What a sweep says at its end: which differences its seeds can settle, and when the test set is the limit."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import jsonschema
+import numpy as np
+import pytest
+import yaml
+
+from cpdrun.cli import main
+from cpdrun.commands.sweep import describe_seed_power
+from cpdrun.record import ExampleOutcomes, write_example_outcomes, write_json, write_text
+from cpdrun.record.measure import ACCURACY, NATS
+from cpdrun.shell.telling import schema
+from cpdrun.stats.evidence import Verdict, judge
+from cpdrun.study.metric import Metric
+from cpdrun.study.reader import read_study
+from cpdrun.study.seed_power import SeedPower, seed_power
+from cpdrun.sweep import plan
+
+SEEDS = 4
+
+
+@pytest.fixture
+def noisy(new_sweep):
+    """A sweep of fp32 and two formats that equal it, with noise of 0.3 and 0.6 points in their differences."""
+    sweep, scatter = new_sweep(), random.Random(1)
+    for seed in range(SEEDS):
+        base = 0.95 + scatter.gauss(0, 0.01)
+        sweep.add("fp32", seed=seed, accuracy=base)
+        sweep.add("e4m3", seed=seed, accuracy=base + scatter.gauss(0, 0.003))
+        sweep.add("e5m2", seed=seed, accuracy=base + scatter.gauss(0, 0.006))
+    return sweep
+
+
+def test_the_noise_is_that_of_all_candidates_together(noisy):
+    study = read_study([noisy.dir])
+    power = seed_power(study)
+    deviations = [judged.judgement.deviation for judged in study.judged.values()]
+    assert (power.metric, power.pairs, power.comparisons) == ("test_accuracy", SEEDS, 2)
+    assert power.deviation == pytest.approx(math.sqrt(sum(d**2 for d in deviations) / 2))
+    assert power.margin == pytest.approx(0.005)
+    assert math.isnan(power.test_set_settles) and not power.is_limited_by_test_set
+
+
+def with_moments(pairs: int, deviation: float) -> list[float]:
+    """Differences with mean 0 and this standard deviation."""
+    values = np.arange(pairs) - (pairs - 1) / 2
+    return (values / values.std(ddof=1) * deviation).tolist()
+
+
+def test_a_candidate_that_equals_its_baseline_is_certified_from_the_said_margin_on(noisy):
+    study = read_study([noisy.dir])
+    power = seed_power(study)
+    certify = max(10 ** -judged.enough[0] for judged in study.judged.values())
+    assert len({judged.enough for judged in study.judged.values()}) == 1
+    levels = {"certify": certify, "refute": certify, "confidence": 0.95}
+    gaps = with_moments(SEEDS, power.deviation)
+    # the last look decides: earlier ones see less of the spread
+    assert judge(gaps, power.settles * 1.001, **levels).log_certify >= math.log(1 / certify)
+    assert trace_of(gaps, power.settles * 0.999, levels) < -math.log10(certify)
+    enough = with_moments(power.pairs_needed, power.deviation)
+    too_few = with_moments(power.pairs_needed - 1, power.deviation)
+    assert (
+        trace_of(enough, power.margin, levels)
+        >= -math.log10(certify)
+        > trace_of(too_few, power.margin, levels)
+    )
+
+
+def trace_of(gaps, margin, levels):
+    return judge(gaps, margin, **levels).trace[-1]
+
+
+def test_broken_and_identical_candidates_are_no_noise(noisy):
+    before = seed_power(read_study([noisy.dir]))
+    for seed in range(SEEDS):
+        noisy.add("e3m0", seed=seed, accuracy=0.5 + 0.001 * seed)
+        noisy.add("e2m1", seed=seed, accuracy=0.1)
+        for run in list(noisy.dir.runs()):
+            config = yaml.safe_load(run.config.read_text())
+            if (config["format"], config["seed"]) == ("fp32", seed):
+                done = json.loads(run.done.read_text())
+                write_json(run.done, done | {"weights_sha256": f"{seed}"})
+                noisy.add("e8m20", seed=seed, done=done | {"weights_sha256": f"{seed}"})
+    study = read_study([noisy.dir])
+    assert {judged.verdict for judged in study.judged.values()} >= {Verdict.REFUTED}
+    after = seed_power(study)
+    assert after.comparisons == 2 and after.deviation == before.deviation
+
+
+@pytest.mark.parametrize("formats", [("fp32",), ("e4m3", "e5m2"), ("fp32", "e4m3")])
+def test_nothing_is_compared(new_sweep, formats):
+    sweep = new_sweep()
+    for format in formats:
+        for seed in range(1 if "fp32" in formats and len(formats) > 1 else 3):
+            sweep.add(format, seed=seed, accuracy=0.9 + 0.01 * seed)
+    assert seed_power(read_study([sweep.dir])) is None
+
+
+def test_the_test_set_is_the_limit_if_its_lasting_error_exceeds_the_margin(new_sweep):
+    """40 samples, of which 4 are always answered by one side alone: 2 on either side."""
+    sweep, rng = new_sweep(), np.random.default_rng(3)
+    for seed in range(3):
+        flips = rng.integers(30, 40)
+        for format, wrong in (("fp32", (0, 1)), ("e4m3", (2, 3, flips))):
+            right_N = np.ones(40, bool)
+            right_N[list(wrong)] = False
+            done = {"test_samples": 40, "num_classes": 10}
+            run = sweep.add(format, seed=seed, accuracy=right_N.sum() / 40, done=done)
+            bits = np.packbits(right_N).tobytes()
+            write_example_outcomes(run, ExampleOutcomes("test_accuracy", 40, "0" * 64, bits))
+    study = read_study([sweep.dir])
+    power = seed_power(study)
+    (group,) = study.judged
+    assert power.test_set_settles == pytest.approx(1.644854 * study.finite_test_set(group).lasting_error)
+    assert power.is_limited_by_test_set
+    said = describe_seed_power(power, study.metric)
+    assert said.startswith(
+        "40 test samples cannot settle 0.5 points with any number of seeds, only differences of"
+    )
+
+
+POINTS, LOSS = Metric("test_accuracy", ACCURACY), Metric("test_loss", NATS)
+POWER = SeedPower("test_accuracy", 3, 2, 0.011, 0.0463, 0.01, 15, 360, math.nan)
+
+
+@pytest.mark.parametrize(
+    ("power", "metric", "said"),
+    [
+        (POWER, POINTS, "3 seeds settle differences of 4.6 points; 1 point takes about 15."),
+        (
+            replace(POWER, margin=0.005, pairs_needed=50),
+            POINTS,
+            "3 seeds settle differences of 4.6 points; 0.5 points take about 50.",
+        ),
+        (
+            replace(POWER, margin=0.001, pairs_needed=None),
+            POINTS,
+            "3 seeds settle differences of 4.6 points; 0.1 points take more than 1,000.",
+        ),
+        (
+            replace(POWER, pairs=2, settles=math.inf),
+            POINTS,
+            "2 seeds settle no difference yet; 1 point takes about 15.",
+        ),
+        (
+            replace(POWER, settles=0.004),
+            POINTS,
+            "3 seeds settle differences of 0.4 points; the margin is 1 point.",
+        ),
+        (
+            replace(POWER, test_set_settles=0.0123),
+            POINTS,
+            "360 test samples cannot settle 1 point with any number of seeds, only differences of about 1.2 points.",
+        ),
+        (
+            replace(POWER, settles=0.0537, margin=0.02, pairs_needed=7),
+            LOSS,
+            "3 seeds settle differences of 0.054; 0.02 takes about 7.",
+        ),
+        (replace(POWER, margin=math.nan, pairs_needed=None), LOSS, "3 seeds settle differences of 0.046."),
+    ],
+)
+def test_the_sentence(power, metric, said):
+    assert describe_seed_power(power, metric) == said
+
+
+def test_a_sweep_says_it_at_its_end_and_to_programs(tmp_path, capsys):
+    typed = ("exp=digits_bits", "format=fp32,e4m3", "aps=false", "seed=0,1,2", f"results_dir={tmp_path}")
+    sweep = plan(typed)
+    for run in sweep.runs:
+        folder = sweep.directory.run(run.name)
+        folder.path.mkdir(parents=True)
+        write_text(folder.config, yaml.safe_dump(run.config))
+        accuracy = (
+            0.95 + 0.01 * run.config["seed"] + (run.config["format"] == "e4m3") * 0.001 * run.config["seed"]
+        )
+        done = {"status": "finished", "metrics": {"test_accuracy": accuracy}, "num_classes": 10}
+        write_json(folder.done, done | {"test_samples": 360})
+    assert main(["sweep", *typed]) == 0
+    *_, said, last = capsys.readouterr().out.splitlines()
+    assert said.startswith("3 seeds settle differences of ") and last.startswith("Nothing to do.")
+    assert main(["sweep", *typed, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, schema("sweep"), cls=jsonschema.Draft202012Validator)
+    told = document["seed_power"]
+    assert (told["pairs"], told["comparisons"], told["test_set_settles"]) == (3, 1, None)
+    assert main(["sweep", *typed, "--json", "--dry-run"]) == 0
+    assert json.loads(capsys.readouterr().out)["seed_power"] is None
