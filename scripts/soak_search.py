@@ -1,6 +1,7 @@
 """A search that is killed again and again ends as if nothing had been; scripts/soak.py --search does it at length.
 
-The process that was typed is killed, by KILL, at moments that a seeded generator draws: so many runs after its
+Ctrl-C stops it once, after the first run of its baseline, which decides where the search starts. Then the process that
+was typed is killed, by KILL, at moments that a seeded generator draws: so many runs after its
 start, as a further one begins, or ends, or a little later. It is typed again at once, while its engines and ranks
 are still dying. It must show: the answer of an undisturbed search, the same runs with the same weights, all of them
 in sweep.yaml, no run begun after it was done, none left undone; who calls it looks for processes that are left. One
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cpdrun.errors import INTERRUPTED
 from cpdrun.launch.attempt.connection import MODULE_VARIABLE
 from cpdrun.record import Ending, RunDir, SweepDir, read_manifest
 
@@ -53,7 +55,18 @@ class Search:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={key: value for key, value in os.environ.items() if key != MODULE_VARIABLE},
+                process_group=0,  # a terminal sends Ctrl-C to the whole group
             )
+
+    def interrupt(self) -> None:
+        """Start it, and press Ctrl-C when the first run of its baseline has ended. Raises BrokenError."""
+        with self.start() as process:
+            self._wait(process, self._done)
+            os.killpg(process.pid, signal.SIGINT)
+            process.communicate(timeout=self.patience_s)
+        if process.returncode != INTERRUPTED:
+            raise BrokenError(f"Ctrl-C ended it with {process.returncode}: {self.folder / 'log'}")
+        print(f"  interrupted, {len(self._done())} runs are done", flush=True)
 
     def kill(self, kills: int, dice: random.Random) -> None:
         """Start it, and kill it, so many times. Raises BrokenError where it is over before."""
@@ -135,13 +148,21 @@ MOMENTS: dict[str, Callable[[Search, int, int], bool]] = {
 
 
 def soak(words: Sequence[str], kills: int, seed: int, folder: Path, patience_s: float = 300) -> str:
-    """An undisturbed search and one that is killed so often; what was found, in a line. Raises BrokenError."""
+    """Run an undisturbed search, and one that is interrupted once and killed `kills` times.
+
+    Returns:
+        What was found, in a line.
+
+    Raises:
+        BrokenError: The two searches differ.
+    """
     expected = Search(folder / "undisturbed", words, patience_s).finish()
     struck = Search(folder / "struck", words, patience_s)
+    struck.interrupt()
     struck.kill(kills, random.Random(seed))
     found = struck.finish()
     for key, value in expected.items():
         if key not in OF_A_CALL and found[key] != value:
             raise BrokenError(f"{key}: {found[key]} in place of {value}")
     answers = " ".join(found["says"][:-1])
-    return f"{kills} kills changed neither the answer nor one of {len(found['weights'])} runs: {answers}"
+    return f"Ctrl-C and {kills} kills changed neither the answer nor one of {len(found['weights'])} runs: {answers}"

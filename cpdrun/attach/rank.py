@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from cpdrun.attach.watched.log import BoundedLog
 from cpdrun.attach.watched.process import ScriptProcess
 from cpdrun.attach.watched.together import all_ended
 from cpdrun.config.script import SCRIPT, filled, found, has_launcher, stem, words
-from cpdrun.config.secrets import revealed
+from cpdrun.config.secrets import mask_text, revealed
 from cpdrun.errors import FAILED, OK, UserError
 from cpdrun.record import Attempt, RunDir, read_config, remove, write_json
 from cpdrun.script_metrics.files import GrowingFile
@@ -87,8 +88,10 @@ class _Rank:
             if self.rank == 0 and self.reads_output and (row := self.patterns.row(line)) is not None:
                 self.run.append_row(row)
         if process.left_behind:
-            left = ", ".join(map(str, process.left_behind))
+            left = mask_text(", ".join(map(str, process.left_behind)))
             print(f"cpdrun: {self.name} has ended and left processes running: {left}", flush=True)
+            with suppress(OSError), self.attempt.left_running.open("a", encoding="utf-8") as file:
+                file.write(f"{left}\n")
         code = self._code(process.exit_code)
         if code not in (OK, os.EX_TEMPFAIL):
             return code

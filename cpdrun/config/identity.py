@@ -83,7 +83,9 @@ def identity_hash(config: Mapping[str, Any]) -> str:
         unused += ["task"] if config["task"] == {"_target_": of_data} else []
     left_out = NOT_IDENTITY_OF_SCRIPTS if is_script(config) else NOT_IDENTITY
     identity = {
-        key: FIRST_NAME.get(value, value) if key.endswith("_target_") else _without_secrets(key, value)
+        key: FIRST_NAME.get(value, value)
+        if key.endswith("_target_") and isinstance(value, str)
+        else _without_secrets(key, value)
         for key, value in flatten(config)
         if _belongs(key, left_out) and key.split(".")[0] not in unused and not _is_unused(key, value)
     }

@@ -20,6 +20,7 @@ class Summary:
     interrupted: int = 0
     submitted: int = 0  # handed to a scheduler that works on without us
     wall_seconds: float = 0.0
+    left_running: list[tuple[RunDir, str]] = field(default_factory=list)  # run, processes that outlive it
     training_share: float | None = None  # of the core-seconds this machine offered; None where nothing ran
 
     @property
@@ -31,7 +32,8 @@ class Summary:
     def facts(self) -> dict[str, Any]:
         """For programs; of runs that were handed to a scheduler nothing is known yet."""
         failed = [{"run": run.name, "reason": reason} for run, reason in self.failed]
-        return {**vars(self), "failed": failed}
+        left_running = [{"run": run.name, "processes": processes} for run, processes in self.left_running]
+        return {**vars(self), "failed": failed, "left_running": left_running}
 
 
 class Tally:
@@ -51,6 +53,8 @@ class Tally:
             return
         if not event.elsewhere:
             self._executed[name] = (event.job, time.monotonic() - self._started.get(name, self._began))
+        if event.outcome.left_running:
+            self._summary.left_running.append((event.job.run, event.outcome.left_running))
         status = event.outcome.status
         self._summary.done += status is Ending.FINISHED
         self._summary.diverged += status is Ending.DIVERGED

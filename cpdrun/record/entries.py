@@ -233,7 +233,14 @@ class Outcome(Entry):
     """exit.json: how an attempt ended. `rank` is the first that failed; `reason` is a line, or ""."""
 
     KEYS: ClassVar[Mapping[str, str]] = {"status": "outcome"}
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ("attempt", "started", "ended", "restarts", "lost_seconds")
+    LEFT_OUT: ClassVar[tuple[str, ...]] = (
+        "attempt",
+        "started",
+        "ended",
+        "restarts",
+        "lost_seconds",
+        "left_running",
+    )
 
     status: Ending
     exit_code: int | None = None
@@ -244,6 +251,7 @@ class Outcome(Entry):
     ended: float | None = None
     restarts: int | None = None  # of its ranks, after one was killed
     lost_seconds: float | None = None  # of work that was, or has to be, done again
+    left_running: str | None = None  # processes that outlive the ranks: "712 (wandb-core), 713 (...)"
 
 
 def _metrics_apart(cls: type[Entry], value: Any) -> Any:

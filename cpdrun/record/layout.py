@@ -91,6 +91,11 @@ class Attempt:
         """Touched when a user's script was told that it should stop."""
         return self.path / ".told"
 
+    @property
+    def left_running(self) -> Path:
+        """Processes that a user's script left running, one per line. The agent copies them to exit.json."""
+        return self.path / ".left_running"
+
     def rank_log(self, rank: int) -> Path:
         return self.path / f"rank{rank}.log"
 

@@ -78,6 +78,8 @@ class Driver:
     def next(self, most: int | None, *, ahead: bool) -> list[Job]:
         """The same as jobs; they are in flight from now on, and in sweep.yaml."""
         question, asks = self.results.question, self.asks(most, ahead=ahead)
+        while self._display is not None and self.results.unpredicted:
+            self._display.say(self.results.unpredicted.pop())
         first = self.results.first_runs
         runs = [question.cells[name][seed] for name, seed in asks]
         runs = [observed(run) if ask in first else run for run, ask in zip(runs, asks, strict=True)]

@@ -37,6 +37,7 @@ class Results:
         self._measured: dict[str, list[dict]] = {}  # all metrics of a cell's runs
         self.fingerprints: dict[str, dict[int, str]] = {}  # by cell and seed, of runs that ended well
         self._ordered: dict[str, Chain] = {}  # by label, once a run of the baseline has told
+        self.unpredicted: list[str] = []  # a sentence for each chain without a prediction, until it is shown
         self._courses: dict[Ask, Course] = {}
         self.begun = begun(question)
         self.hypotheses = hypotheses(question.directory, question.family)
@@ -187,6 +188,8 @@ class Results:
         if (predicted := with_chances(self.question, chain, run, self.strictness)) is not None:
             started = self.begun.of(predicted) or start_at(predicted, predicted_width(predicted), ask[1])
             return self._ordered.setdefault(chain.label, started)
+        if not is_script(config) or config["observe"]:  # a script is observed only if that was typed
+            self.unpredicted.append(_unpredicted(chain, is_started=known is not None))
         chain = known or chain
         done = run.result()
         additions = done.longest_chain if done is not None else None
@@ -282,6 +285,16 @@ class Results:
         names = [chosen.get(name, name) for name in baselines]
         values = [value for name in names for value in self.paired(name).values()]
         return worst(self.metric, self._classes, values, self.tolerance / self.metric.scale)
+
+
+def _unpredicted(chain: Chain, *, is_started: bool) -> str:
+    """Return `Without APS: no prediction is available, so the search starts at 8 bits.`"""
+    effect = (
+        "formats of the same width are ordered without it"
+        if is_started
+        else f"the search starts at {chain.widths[0][0].bits:g} bits"
+    )
+    return f"{chain.label[:1].upper()}{chain.label[1:]}: no prediction is available, so {effect}."
 
 
 def _number(value: object) -> float:

@@ -79,10 +79,11 @@ class Plan:
 
     def describe(self) -> str:
         """`format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`."""
-        if not self.axes:
+        if not self.axes and not self.excluded:
             return "1 run"
         product = math.prod(len(values) for values in self.axes.values())
-        text = " x ".join(f"{key}({len(values)})" for key, values in self.axes.items()) + f" = {product}"
+        grid = " x ".join(f"{key}({len(values)})" for key, values in self.axes.items())
+        text = f"{grid} = {product}" if grid else "1 run"
         for what, count in self.excluded:
             text += f", less {count} ({what})"
         if self.baselines:
@@ -134,17 +135,18 @@ def _multiply(composer: Composer, asked: Asked, imports: bool, of_baseline: bool
             continue
         duplicates += run.name in runs
         runs.setdefault(run.name, run)
-    if not runs:
-        raise ConfigError("the exclusions leave no run of this sweep")
     baselines = {name: run for name, run in baselines.items() if name not in runs}
-    some = next(iter(runs.values())).config
+    planned = [*baselines.values(), *runs.values()]
+    if not planned:
+        raise ConfigError("the exclusions leave no run of this sweep")
+    some = planned[-1].config
     directory = SweepDir(Path(some["results_dir"]) / some["name"])
-    check_path(directory.run(max((*baselines, *runs), key=len)).path)
+    check_path(directory.run(max((run.name for run in planned), key=len)).path)
     return Plan(
         directory=directory,
         typed=[t.text for t in asked.typed],
         axes=asked.axes,
-        runs=[*baselines.values(), *runs.values()],
+        runs=planned,
         excluded=[(_described(rule), n) for rule, n in zip(asked.exclusions, excluded, strict=True) if n],
         baselines=len(baselines),
         duplicates=duplicates,

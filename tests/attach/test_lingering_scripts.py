@@ -42,6 +42,7 @@ def test_what_is_left_behind_is_named_and_nobody_waits_for_it(runs, do):
     attempt = runs[do].last_attempt()
     assert attempt.outcome().status is Ending.FINISHED
     left = int((runs[do].path / "left").read_text())
+    assert attempt.outcome().left_running.startswith(f"{left} (")
     os.kill(left, 0)  # it is alive
     assert (
         f"lingering_script.py has ended and left processes running: {left} ("

@@ -52,6 +52,16 @@ def test_names_of_metrics_as_tensorboard_has_them(here):
     assert script["direction"] == {"acc/vals": "max"} and script["metrics"] == {"acc/vals": "a ([0-9]+)"}
 
 
+def test_scaling_changes_nothing_in_fp32(here):
+    sweep = plan(["script=train.py", "format=fp32,e4m3fn", "aps=true,false"])
+    assert [(run.config["format"], run.config["aps"]) for run in sweep.runs] == [
+        ("fp32", False),
+        ("e4m3fn", True),
+        ("e4m3fn", False),
+    ]
+    assert sweep.describe() == "format(2) x aps(2) = 4, less 1 (fp32 with APS) -> 3 runs"
+
+
 def test_an_axis_over_an_argument(here):
     runs = plan(["script=train.py", "script.args.lr=0.1,0.2", "format=fp32,e4m3"]).runs
     assert len({run.name for run in runs}) == 4

@@ -3,6 +3,7 @@
 CPDRUN_FUZZ=10000 tries so many of each, from another seed each time; here a few, always the same.
 """
 
+import contextlib
 import os
 import random
 import time
@@ -91,6 +92,14 @@ def value(draws, depth=0):
     if depth < 3 and kind < 0.4:
         return [value(draws, depth + 1) for _ in range(draws.randint(0, 2))]
     return draws.choice(VALUES)
+
+
+@pytest.mark.parametrize("text", ["sync.compat: {_target_: [e4m3]}", "model: {_target_: [e4m3]}"])
+def test_a_target_that_is_no_text_is_a_plan_or_one_line(text, tmp_path):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_text(text)
+    with contextlib.suppress(ConfigError):
+        plan(["exp=mine"], tmp_path, imports=False)
 
 
 def test_any_yaml_is_a_plan_or_one_line(known, tmp_path):

@@ -230,8 +230,10 @@ def test_nothing_of_a_hostile_name_reaches_the_terminal(job, local, sweep, monke
     out = io.StringIO()
     for width in (70, 300):
         print_status(Console(file=out, width=width, force_terminal=True, color_system=None), sweep)
-    print_summary(Console(file=out, width=300), Summary(failed=[(run, f"sour {evil}")]))
+    summary = Summary(failed=[(run, f"sour {evil}")], left_running=[(run, f"7 (daemon {evil})")])
+    print_summary(Console(file=out, width=300), summary)
     text = out.getvalue()
+    assert r": 7 (daemon \x1b]0;owned\x07\x1b[2J\u202e)" in text
     assert not set(text) & set(evil[:1] + "\x07\u202e")
     assert r"sour \x1b]0;owned\x07\x1b[2J\u202e" in text
 

@@ -159,6 +159,13 @@ def test_a_search_starts_as_predicted_says_so_and_a_report_judges_the_same(predi
     assert "seed 0, which the prediction is of, is in no pair" in " ".join(study.question)
 
 
+def test_a_search_without_a_prediction_says_so_once(go):
+    results, printed, _ = go(slots=1)  # these runs record no observation
+    assert results.chains[0].start == 0
+    assert printed.count("no prediction is available") == 1
+    assert "With APS: no prediction is available, so the search starts at 8 bits." in printed
+
+
 def test_a_wrong_prediction_costs_runs_and_no_claim(predictions, go, monkeypatch):
     monkeypatch.setattr("instant_executor.GAPS", {("e3m0", True): -0.3, ("e2m0", True): math.nan})
     results, *_ = go()

@@ -243,9 +243,12 @@ def test_a_baseline_is_kept_in_an_experiment_derived_with_aps_alone(tmp_path):
     )
 
 
-def test_alone_an_excluded_baseline_stays_excluded():
-    with pytest.raises(ConfigError, match="leave no run"):
-        plan(["exp=digits_bits", "format=fp32", "aps=true", "seed=0"])
+def test_alone_an_excluded_baseline_is_run_without_aps():
+    sweep = plan(["exp=digits_bits", "format=fp32", "aps=true", "seed=0"])
+    assert [run.config["aps"] for run in sweep.runs] == [False]
+    assert sweep.describe() == (
+        "1 run, less 1 (fp32 with APS), plus 1 (fp32 without APS, the baseline) -> 1 run"
+    )
 
 
 @pytest.mark.parametrize("text", ["runs: 3\n", "- a\n", "sweep: {seed: [0]}\n", "a: [", "\tx\n", "&a [*a]"])

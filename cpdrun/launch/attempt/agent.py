@@ -23,14 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from cpdrun.config.script import has_launcher, is_script
-from cpdrun.config.secrets import VARIABLE
+from cpdrun.config.secrets import VARIABLE, mask_text
 from cpdrun.launch.attempt.connection import RANK, SCRIPT_RANK, Starter
-from cpdrun.launch.attempt.ending import START_NOTE, classify, with_lost_work
+from cpdrun.launch.attempt.ending import START_NOTE, classify, tail, with_lost_work
 from cpdrun.launch.attempt.watchdog import NAMING_S, OF_SCRIPT, OF_TRAINING, Watchdog
 from cpdrun.parent import die_with
 from cpdrun.process_tree import STOPPED, descendants, holders
 from cpdrun.record import (
     HEARTBEAT_S,
+    Attempt,
     Ending,
     Outcome,
     RunDir,
@@ -48,6 +49,7 @@ RANK_LOG = re.compile(r"rank(\d+)\.log")
 # what differs from run to run, so that a warm engine needs to be told
 ENVIRON = ["CUDA_VISIBLE_DEVICES", VARIABLE]
 WATCH_S = 1.0
+MOST_RANKS = 64  # whose remaining processes are named
 OVERTIME_S = 30.0  # to save and stop, once a run's limit is over
 # Whoever starts an agent may block them until it can handle them.
 HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -197,11 +199,9 @@ class Agent:
             self.watchdog = Watchdog(attempt.pulse, config["patience_s"], config["limit_s"], signs=signs)
             answer = self.starter.start(request, lock, log, lambda: self.stopping_now)
             self.watchdog = None
-            if self.starter.leaves_processes:
-                left = ", ".join(
-                    str(process) for process in holders(self.run.lock) if process.pid != os.getpid()
-                )
-                _note(log, f"the ranks have ended and left processes running: {left or 'unknown'}")
+            left_running = self._left_running(attempt)
+            if left_running:
+                _note(log, f"the ranks have ended and left processes running: {left_running}")
             outcome = with_lost_work(
                 replace(
                     classify(
@@ -215,6 +215,7 @@ class Agent:
                     attempt=attempt.number,
                     started=started,
                     ended=time.time(),
+                    left_running=left_running or None,
                 ),
                 self.run,
                 attempt,
@@ -228,6 +229,14 @@ class Agent:
             if not self.run.done.exists():
                 raise
         return outcome
+
+    def _left_running(self, attempt: Attempt) -> str:
+        """Return the processes that outlive the ranks, or "" if there are none."""
+        found = tail(attempt.left_running, MOST_RANKS)
+        if self.starter.leaves_processes:
+            others = [str(process) for process in holders(self.run.lock) if process.pid != os.getpid()]
+            found.append(mask_text(", ".join(others)) or "unknown")
+        return ", ".join(found)
 
     def _where(self, started: float) -> Where:
         progress = self.run.progress()

@@ -23,6 +23,7 @@ from cpdrun.shell.visible import visible, visible_line
 REFRESH_S = 0.5
 LOG_LINES = 12  # of a failed run, at the end
 FAILURES_SHOWN = 5
+LEFT_SHOWN = 5
 STYLES = {"finished": "green", "diverged": "yellow", "did not learn": "yellow", "preempted": "yellow"}
 
 
@@ -135,6 +136,13 @@ def print_summary(console: Console, summary: Summary) -> None:
     if full:
         words = f"{DISK_FULL}: {full[0].sweep.path}; {len(full)} failed of it. Make room, then type the command again"
         console.print(Text.assemble(("failed ", "red"), visible(words)), highlight=False, soft_wrap=True)
+    for run, processes in summary.left_running[:LEFT_SHOWN]:
+        console.print(visible_line(f"left running by {run.name}: {processes}"), markup=False, soft_wrap=True)
+    if len(summary.left_running) > LEFT_SHOWN:
+        more = len(summary.left_running) - LEFT_SHOWN
+        console.print(
+            f"{more} more runs left processes running; exit.json of each names them", highlight=False
+        )
     counts = [f"{summary.done} done"]
     for count, word in (
         (summary.diverged, "diverged"),
