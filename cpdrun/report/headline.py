@@ -157,7 +157,8 @@ def _chain_text(study: Study, facet: Facet, name: str) -> tuple[str, str]:
         failures = f". {judged.failures.describe()}" if judged.failures.failed else why
         gap = f"{gap_text(study.metric, judged.judgement)} ({pairs_text(judged.judgement.pairs)})"
         return Verdict.REFUTED, f"{text}: {gap}{failures}{rest}"
-    return Verdict.OPEN, f"{none}, because runs failed" if _has_failures(study, facet, name) else none
+    failed = [study.failures(group).describe(group.name) for group in facet.chains[name]]
+    return Verdict.OPEN, f"{none}, because {join_first(list(filter(None, failed)))}" if any(failed) else none
 
 
 def _below(study: Study, answer: ChainAnswer) -> str:
@@ -208,10 +209,6 @@ def _result(study: Study, group: Group) -> str:
 def _more(study: Study, answer: ChainAnswer) -> str:
     samples = study.samples(answer.likely)
     return more_text(answer.judgement, study.tolerance / study.metric.scale, samples)
-
-
-def _has_failures(study: Study, facet: Facet, name: str) -> bool:
-    return any(study.failures(group).failed for group in facet.chains[name])
 
 
 def _failures(study: Study, facet: Facet) -> Iterator[str]:

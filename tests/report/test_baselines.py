@@ -36,10 +36,11 @@ def test_a_baseline_with_a_rate_of_its_own_serves_the_formats_of_every_rate(new_
     baseline = {"format": "fp32", "aps": False, "optim.lr": 0.1}
     made = report(searched(fill(new_sweep(), cells), baseline))
     assert differences(made) == {("e4m3", False, 0.1): -0.08, ("e4m3", False, 0.05): -0.002}
-    assert (
-        "optim.lr 0.05: Without APS the smallest format within 1 point of fp32 with optim.lr 0.1"
-        in made.printed
-    )
+    assert [(each["facet"], each["candidate"]) for each in made.verdicts] == [
+        ("optim.lr 0.05", "e4m3 without APS"),
+        ("optim.lr 0.1", "e4m3 without APS"),
+    ]
+    assert "at most 1 point worse than fp32 with optim.lr 0.1" in made.printed
     assert "compared with fp32 with optim.lr 0.1" in made.printed
 
 
@@ -47,8 +48,7 @@ def test_a_baseline_that_alone_has_another_rate_makes_no_panel_of_its_own(new_sw
     cells = {("fp32", False, 0.1): 0.98, ("e4m3", False, 0.05): 0.979, ("e3m0", True, 0.05): 0.97}
     baseline = {"format": "fp32", "aps": False, "optim.lr": 0.1}
     made = report(searched(fill(new_sweep(), cells), baseline), formats=["md", "csv", "html", "svg"])
-    (sentence,) = made.answers
-    assert sentence.startswith("With APS no format is within") or sentence.startswith("With APS the smallest")
+    assert [each["facet"] for each in made.verdicts] == ["", ""]
     assert differences(made) == {("e4m3", False, 0.05): -0.001, ("e3m0", True, 0.05): -0.01}
     assert "fp32 with optim.lr 0.1" in (made.folder / "accuracy_vs_bits.svg").read_text(encoding="utf-8")
 
@@ -56,7 +56,7 @@ def test_a_baseline_that_alone_has_another_rate_makes_no_panel_of_its_own(new_sw
 def test_without_it_no_fp32_of_that_rate_is_nothing_to_compare_with(new_sweep, report, no_pictures):
     cells = {("fp32", False, 0.1): 0.98, ("e4m3", False, 0.05): 0.979}
     made = report(fill(new_sweep(), cells))
-    assert any("No finished fp32 run" in line for line in made.answers)
+    assert any("No answer: there is no finished fp32 run" in line for line in made.answers)
 
 
 def test_scaling_is_compared_with_none_of_the_same_format(new_sweep, report, no_pictures):
@@ -69,7 +69,10 @@ def test_scaling_is_compared_with_none_of_the_same_format(new_sweep, report, no_
     table = pd.read_csv(made.folder / "details.csv")
     found = {row["format"]: round(row["vs_baseline"], 3) for _, row in table[table["aps"]].iterrows()}
     assert found == {"e4m3": 0.0, "e3m0": 0.5}
-    assert "format e3m0: With APS the smallest format within 1 point of without APS is e3m0" in made.printed
+    assert {each["facet"]: each["candidate"] for each in made.verdicts} == {
+        "format e3m0": "e3m0 with APS",
+        "format e4m3": "e4m3 with APS",
+    }
 
 
 def test_a_baseline_that_is_scaled_is_that_and_no_other(new_sweep, report, no_pictures):
@@ -84,15 +87,16 @@ def test_another_spelling_of_a_format_is_that_format(new_sweep, report, no_pictu
     sweep = fill(
         new_sweep(), {("bf16", False, 0.1): 0.98, ("fp32", False, 0.1): 0.98, ("e4m3", False, 0.1): 0.979}
     )
-    assert (
-        "within 1 point of e8m7 is e4m3" in report(searched(sweep, {"format": "e8m7", "aps": False})).printed
+    said = report(searched(sweep, {"format": "e8m7", "aps": False}))
+    assert "at most 1 point worse than e8m7" in said.printed and said.verdicts[0]["candidate"].startswith(
+        "e4m3"
     )
     weights = new_sweep("weights")
     for name in ("e8m23", "e4m3"):
         for seed, shift in enumerate(SCATTER):
             weights.add(seed=seed, accuracy=0.98 + shift, precision={"weights": name})
     made = report(searched(weights, {"precision.weights": "fp32"}))
-    assert "Of weights the smallest format within 1 point of fp32 is e4m3" in made.printed
+    assert [each["candidate"] for each in made.verdicts] == ["e4m3 of weights"]
 
 
 def test_what_is_typed_is_the_baseline_and_its_mistakes_are_told(new_sweep, report, no_pictures):
@@ -100,7 +104,7 @@ def test_what_is_typed_is_the_baseline_and_its_mistakes_are_told(new_sweep, repo
         new_sweep(), {("bf16", False, 0.1): 0.98, ("fp32", False, 0.1): 0.98, ("e4m3", False, 0.1): 0.979}
     )
     made = report(searched(sweep, {"format": "fp32", "aps": False}), baseline={"format": "bf16"})
-    assert "point of bf16 is e4m3" in made.printed
+    assert "at most 1 point worse than bf16" in made.printed
     assert set(pd.read_csv(made.folder / "details.csv")["baseline"].dropna()) == {"bf16"}
     with pytest.raises(UserError, match="no run has that; there are: bf16, e4m3, fp32"):
         report(sweep, baseline={"format": "fp16"})
@@ -119,4 +123,4 @@ def test_cases_beside_another_axis_are_compared_where_that_is_the_same(new_sweep
     made = report(sweep)
     table = pd.read_csv(made.folder / "details.csv")
     assert [round(gap, 3) for gap in table["vs_baseline"].dropna()] == [-0.02, -0.02]
-    assert {line.split(":")[0] for line in made.answers} == {"format fp32", "format e4m3"}
+    assert {each["facet"] for each in made.verdicts} == {"format fp32", "format e4m3"}

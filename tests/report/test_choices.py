@@ -75,10 +75,7 @@ def test_each_choice_has_a_row_with_its_bits_a_difference_and_a_verdict(new_swee
     made = report(fill(new_sweep(), means), formats=["csv", "md", "tex"])
     assert list(made.table["precision"]) == ["fp32", "mixed_fp16", "pure_fp16", "pure_fp8", "int8"]
     assert list(made.table["bits"]) == [32, 16, 16, 8, 8]
-    (sentence,) = made.answers
-    assert sentence.startswith(
-        "Of precision the smallest choice within 0.5 points of fp32 is int8 (8 bits). fp32"
-    )
+    assert made.verdicts[0]["candidate"] == "int8 of precision" and "choice of precision" in made.answers[0]
     assert "note: precision: a choice has the bits of the widest format that it rounds to" in made.printed
     details = pd.read_csv(made.folder / "details.csv").set_index("precision")
     assert details.loc["pure_fp8", "vs_baseline"] == pytest.approx(-0.05)
@@ -104,7 +101,7 @@ def test_a_default_choice_that_nobody_typed_is_found_by_what_it_rounds(new_sweep
 def test_without_any_word_of_choices_the_keys_are_the_axes_as_ever(new_sweep, report, no_pictures):
     made = report(fill(new_sweep(), {"fp32": 0.98, "pure_fp8": 0.979}, typed=False))
     assert "precision" not in made.table.columns and "precision.activations" in made.table.columns
-    assert "Of activations the smallest format" in made.answers[0]
+    assert "of activations" in made.answers[0]
 
 
 def test_a_choice_called_as_a_format_is_has_the_bits_of_what_it_rounds(new_sweep, report, no_pictures):
@@ -121,10 +118,8 @@ def test_without_fp32_the_widest_choice_is_the_baseline_and_another_can_be_asked
     sweep = fill(new_sweep(), {"pure_fp16": 0.98, "mixed_fp16": 0.981, "pure_fp8": 0.979})
     made = report(sweep)
     assert "precision has no fp32: compared with the widest, mixed_fp16" in made.printed
-    assert (
-        "smallest choice within 0.5 points of pure_fp16"
-        in report(sweep, baseline={"precision": "pure_fp16"}).printed
-    )
+    other = report(sweep, baseline={"precision": "pure_fp16"})
+    assert "0.5 points worse than pure_fp16" in other.answers[0]
 
 
 def test_a_key_of_the_group_that_varies_too_is_an_axis_of_its_own(new_sweep, report, no_pictures):
@@ -136,14 +131,14 @@ def test_a_key_of_the_group_that_varies_too_is_an_axis_of_its_own(new_sweep, rep
                 run = sweep.add(seed=seed, accuracy=0.98 + shift, precision=config)
                 write_text(run.overrides, f"precision={name}\nprecision.activations={activations}\n")
     made = report(sweep)
-    assert [line.split(":")[0] for line in made.answers] == [
-        "precision.activations e5m2",
-        "precision.activations fp32",
-    ]
+    held = ["precision.activations e5m2", "precision.activations fp32"]
+    assert [each["facet"] for each in made.verdicts] == held
     assert "precision.activations names formats too, and is held here; --baseline" in made.printed
     other = report(sweep, baseline={"precision.activations": "fp32"})
-    assert [line.split(":")[0] for line in other.answers] == ["precision fp32", "precision pure_fp8"]
-    assert "Of activations the smallest format" in other.answers[0]
+    assert [(each["facet"], each["scaling"]) for each in other.verdicts] == [
+        ("precision fp32", "of activations"),
+        ("precision pure_fp8", "of activations"),
+    ]
 
 
 def test_bits_that_are_numbers_get_an_answer(new_sweep, report, no_pictures):
@@ -153,9 +148,7 @@ def test_bits_that_are_numbers_get_an_answer(new_sweep, report, no_pictures):
             sweep.add(seed=seed, accuracy=mean + shift, precision=PRECISION["int8"] | {"weight_bits": bits})
     made = report(sweep)
     assert list(made.table["bits"]) == [32, 8, 4]
-    assert made.answers[0].startswith(
-        "Of weight bits the smallest choice within 0.5 points of fp32 is 8 (8 bits)."
-    )
+    assert (made.verdicts[0]["candidate"], made.verdicts[0]["bits"]) == ("8 of weight bits", 8)
 
 
 def test_cases_without_one_called_fp32_beside_an_axis_of_bits_are_panels(new_sweep, report, no_pictures):
@@ -168,8 +161,8 @@ def test_cases_without_one_called_fp32_beside_an_axis_of_bits_are_panels(new_swe
             optim={"_target_": "SGD", "momentum": momentum},
         )
     made = report(sweep)
-    assert [line.split(":")[0] for line in made.answers] == ["case own", "case quasi-global"]
-    assert "the smallest choice within 0.5 points of fp32 is pure_fp8 (8 bits)" in made.answers[1]
+    assert [each["facet"] for each in made.verdicts] == ["case own", "case quasi-global"]
+    assert made.verdicts[1]["candidate"] == "pure_fp8 of precision"
 
 
 def test_a_case_has_the_bits_of_all_that_it_rounds(new_sweep, report, no_pictures):
@@ -193,7 +186,6 @@ def test_the_search_of_an_axis_is_reported_along_it(new_sweep, report, no_pictur
     search = {"tolerance": 1, "axis": "precision", "baseline": {"precision": "fp32", "format": "fp32"}}
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": search}))
     made = report(sweep)
-    assert (
-        "Of precision the smallest choice within 1 point of fp32 with format fp32 is pure_fp8" in made.printed
-    )
+    assert "at most 1 point worse than fp32 with format fp32" in made.answers[0]
+    assert made.verdicts[0]["candidate"] == "pure_fp8 of precision"
     assert "compared with fp32 with format fp32" in made.printed

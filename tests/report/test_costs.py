@@ -151,7 +151,7 @@ def test_what_seeds_do_not_tell_apart_has_no_knee(new_sweep, report, no_pictures
     assert said.startswith(
         "For bytes moved, no knee can be told: the seeds tell no point of the front (e3m0, e4m3, fp32)"
     )
-    assert "its cheapest is e3m0 (50 B a step, 8 times less than fp32; −0.2 ± " in said
+    assert "its cheapest is e3m0 (50 B a step, 8 times less than fp32; −0.20 points [" in said
     asked = report(sweep, costs=["area", "bytes"]).sentences
     assert any(
         line.startswith("For area, no answer: records lack the multiply-accumulates") for line in asked

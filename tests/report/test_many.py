@@ -11,7 +11,7 @@ def test_several_sweeps_have_the_sweep_as_an_axis(new_sweep, report):
     made = report(a, b)
     assert list(made.table.columns)[4] == "sweep"
     assert len(made.table) == 26
-    assert [line.split(":")[0] for line in made.answers] == ["sweep one", "sweep two"]
+    assert {each["facet"] for each in made.verdicts} == {"sweep one", "sweep two"}
     assert made.folder.parent.name == "one+two"
     assert not a.dir.report.exists()
 
