@@ -1,14 +1,11 @@
-"""What the model behind `cpdrun predict` is fitted on: a row for each candidate of a recorded sweep.
+"""Make the data that the model of `cpdrun predict` is fitted on: a row for each candidate of a recorded sweep.
 
 A row joins the mean gap to the baseline that the candidate's runs recorded (results/reference/NAME/values.csv, or a
-grid of 30 seeds), positive is better, with what its effects say, from one run of the baseline. Metric and tolerance are
-those that the experiment's own search names, so that gap and tolerance have one unit. Features come from effects alone,
-never from how training ended.
+grid of 30 seeds; positive is better) with its damage, from one observed run of the baseline. The metric and the margin
+(`tolerance`) are those of the experiment's own search. Damage comes from effects alone, never from how training ended.
 
-`chance`: how likely it is that the true mean gap lies beyond the tolerance, by a t distribution of the recorded pairs
-(their variance drawn towards the experiment's, with the weight of PRIOR pairs): two or three seeds do not say surely
-on which side of half a point a format is, and a fit that took their word would learn noise. `fails` is the bare word:
-the recorded mean is beyond the tolerance.
+`fails` is 1 if the recorded mean gap exceeds the margin. `chance` is the chance that the true mean gap does, because
+two or three seeds may leave that open (`cpdrun.predict.model.failure_chance`).
 """
 
 import csv
@@ -22,12 +19,12 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from scipy.stats import t
 
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.launch import Display, Job, LaunchOptions, Session
 from cpdrun.predict.effects import ask as ask_effects
-from cpdrun.predict.features import features, shown, strictness
+from cpdrun.predict.features import damage, shown_effects, strictness
+from cpdrun.predict.model import failure_chance
 from cpdrun.search.observed import Subject, observations, subjects
 from cpdrun.search.question import Question, ask
 from cpdrun.search.results import Results
@@ -40,7 +37,6 @@ from cpdrun.study.runs.learnt import worst
 REFERENCE = Path("results/reference")
 DATA = REFERENCE / "predict" / "data.csv"
 TRAINED = "predict-observed"  # the folder under results/ where the observed baselines land
-PRIOR = 2
 GRID = "format=fp32,e5m2,e4m3,e3m4,e5m1,e3m3,e3m2,e2m3,e4m1,e3m1,e2m1,e4m0,e3m0,e2m0"
 OF_GRID = ["exp=digits_bits", GRID, "aps=true", "emulation=chunked"]
 CLASSES_OF_GRID = 10.0
@@ -128,15 +124,16 @@ def rows_of(name: str, recorded: Recorded) -> Iterator[dict[str, Any]]:
     for subject in _every(question):
         if subject.label in judged:
             of_it = judged[subject.label]
-            found = features(effects[subject.name], float(of_it["strictness"]))
+            found = damage(effects[subject.name])
             yield {
                 "experiment": name,
                 "family": recorded.family,
                 "candidate": subject.label,
                 "bits": f"{subject.bits:g}",
-                **{k: v for k, v in of_it.items() if k != "strictness"},
-                **{k: rounded(v) for k, v in found.items()},
-                **{f"measured:{k}": rounded(v) for k, v in shown(effects[subject.name]).items()},
+                **of_it,
+                "layers": rounded(found.layers),
+                "forward": rounded(found.forward),
+                **{f"measured:{k}": rounded(v) for k, v in shown_effects(effects[subject.name]).items()},
             }
 
 
@@ -160,7 +157,7 @@ def judged_of(question: Question, recorded: Recorded) -> dict[str, dict[str, Any
             "spread": rounded(spread),
             "tolerance": tolerance,
             "fails": int(mean < -tolerance),
-            "chance": rounded(chance_of(mean, own, len(of_it), spread, tolerance)),
+            "chance": rounded(failure_chance(mean, own, len(of_it), spread, tolerance)),
             "strictness": rounded(strict),
         }
     return found
@@ -268,19 +265,6 @@ def _grid(table: Path, question: Question, metric: str) -> tuple[dict[str, dict[
             name = names[row["candidate"]] if row["chain"] else baseline
             found.setdefault(name, {})[int(row["seed"])] = float(row["value"])
     return found, CLASSES_OF_GRID
-
-
-def variance_of(deviation: float, pairs: int, spread: float) -> float:
-    """Of one pair."""
-    return ((pairs - 1) * deviation**2 + PRIOR * spread**2) / (pairs - 1 + PRIOR)
-
-
-def chance_of(mean: float, deviation: float, pairs: int, spread: float, tolerance: float) -> float:
-    """That the true mean lies beyond the tolerance. `spread`: the deviation usual in the experiment."""
-    degrees, variance = pairs - 1 + PRIOR, variance_of(deviation, pairs, spread)
-    if variance == 0:
-        return float(mean < -tolerance)
-    return float(t.cdf((-tolerance - mean) / math.sqrt(variance / pairs), degrees))
 
 
 def rounded(value: float | None) -> str:

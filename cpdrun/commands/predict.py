@@ -1,4 +1,4 @@
-"""`cpdrun predict`: what every format would do to a run's tensors, and how likely it misses the tolerance."""
+"""`cpdrun predict`: rank formats by the damage they do to a run's tensors, and estimate how likely they fail."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cpdrun.launch import LaunchOptions, Session
-    from cpdrun.predict.forecast import Line
-    from cpdrun.predict.words import Said
+    from cpdrun.predict.forecast import ChainForecast
+    from cpdrun.predict.presentation import Context
     from cpdrun.search.observed import Observation
     from cpdrun.search.question import Question
 
@@ -24,63 +24,51 @@ WIDEST = 1000  # columns of a table
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     predict = commands.add_parser(
         "predict",
-        help="what formats would do, from one observed run of the baseline",
-        description="Train the baseline once, observed; say of every format of the experiment what it would do to "
-        "those gradients, weights and activations, and how likely it misses the tolerance. Nothing is certified: "
-        "cpdrun search does that, and reuses the run.",
-        epilog="Example: cpdrun predict exp=digits_bits; of a run that was observed: cpdrun predict RUN "
+        help="rank formats from one observed run of the baseline",
+        description="Train the baseline once and observe its gradients, weights and activations. Compute what each "
+        "format of the experiment does to them, rank the formats, and estimate how likely each one fails. Candidates "
+        "that were trained in the sweep's folder make the estimate more precise. Nothing is certified: cpdrun search "
+        "does that, and reuses the run.",
+        epilog="Example: cpdrun predict exp=digits_bits. For a run that was observed: cpdrun predict RUN "
         "format=e4m3,e3m0 aps=false,true",
     )
     add_overrides(predict, "exp=NAME, key=value, key=a,b,c for an axis; or first the folder or name of a run")
-    steps = "observe the first N steps alone, of a run of so many"
+    steps = "train and observe a run of N steps only"
     predict.add_argument("--steps", type=positive, metavar="N", help=steps)
-    predict.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop")
+    predict.add_argument(
+        "--dry-run", action="store_true", help="list the runs that would be trained, and stop"
+    )
     add_json(predict)
-    law = "fit laws of loss and of workers to finished runs of these sweeps, or of committed references"
-    predict.add_argument("--law", nargs="+", metavar="SWEEP", help=law)
-    at = "where to ask them: world_size=1024, or parameters=1e9,data=2e10, or model.width=512,max_steps=5000"
-    predict.add_argument("--at", action="append", default=[], metavar="KEY=NUMBER,...", help=at)
+    # removed options; `run` says what to use instead
+    predict.add_argument("--law", nargs="*", help=argparse.SUPPRESS)
+    predict.add_argument("--at", nargs="*", help=argparse.SUPPRESS)
     add_options(predict)
     return predict
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.law:
-        return _laws(arguments)
-    if arguments.at:
-        raise UserError("--at asks a law: cpdrun predict --law SWEEP --at world_size=1024")
-    if not arguments.overrides:
+    if arguments.law is not None or arguments.at is not None:
         raise UserError(
-            "say what to predict: cpdrun predict exp=NAME, such as exp=digits_bits, or cpdrun predict RUN"
+            "--law and --at were removed: the laws were too uncertain to use. Train the sizes that you need with "
+            "cpdrun sweep or cpdrun search (world_size=8,64), and compare them with cpdrun report"
         )
+    if not arguments.overrides:
+        raise UserError("name an experiment or a run: cpdrun predict exp=digits_bits, or cpdrun predict RUN")
     console = arguments.telling.console
     if "=" not in arguments.overrides[0]:
-        return _of_run(arguments, console)
+        return _predict_variants(arguments, console)
     from cpdrun.launch import Session
 
     with Session() as session:
-        return _of_experiment(arguments, options_of(arguments), session, console)
+        return _predict_experiment(arguments, options_of(arguments), session, console)
 
 
-def _laws(arguments: argparse.Namespace) -> int:
-    """Nothing is trained: the runs are there."""
-    from cpdrun.predict.law import laws
-
-    if arguments.overrides or arguments.steps or arguments.dry_run:
-        raise UserError("--law is of finished runs: it takes sweeps, --at and --json alone")
-    said = laws(arguments.law, arguments.at)
-    arguments.telling.tell({**said.facts, "says": said.sentences}, "law")
-    for line in said.sentences:
-        arguments.telling.console.print(line, soft_wrap=True, markup=False, highlight=False)
-    return OK
-
-
-def _of_experiment(
+def _predict_experiment(
     arguments: argparse.Namespace, options: "LaunchOptions", session: "Session", console: "Console"
 ) -> int:
     from cpdrun.predict.effects import refuse_diverged
-    from cpdrun.predict.words import Said
-    from cpdrun.search.observed import lines, observations
+    from cpdrun.predict.presentation import Context
+    from cpdrun.search.observed import forecast_chains, observations, trained_outcomes
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
     from cpdrun.search.words import candidates_text, tolerance_of
@@ -101,7 +89,7 @@ def _of_experiment(
         arguments.telling.note(note)
     missing = [each for each in found if not each.is_there]
     if arguments.dry_run:
-        _say_what_would_be(console, found, arguments)
+        _list_runs(console, found, arguments)
         return OK
     if missing:
         code = _train(session, question, missing, options, arguments)
@@ -109,54 +97,56 @@ def _of_experiment(
             return code
     for each in found:
         refuse_diverged(each.folder)
-    said = Said(tolerance, question.baseline_name, tuple(str(each.folder.path) for each in found))
+    results = Results(question)
+    context = Context(
+        tolerance_of(results), question.baseline_name, tuple(str(each.folder.path) for each in found)
+    )
+    outcomes = trained_outcomes(question, results.ended, results.rules(), results.metric.scale)
     with writing(question.directory.path):
-        predicted = lines(question, found, Results(question).strictness)
-    _say(console, predicted, said, arguments)
+        chains = forecast_chains(question, found, results.strictness, outcomes)
+    _show(console, chains, context, arguments)
     return OK
 
 
-def _of_run(arguments: argparse.Namespace, console: "Console") -> int:
+def _predict_variants(arguments: argparse.Namespace, console: "Console") -> int:
     from cpdrun.predict.effects import refuse_diverged
-    from cpdrun.predict.variants import lines_of_run
-    from cpdrun.predict.words import Said
+    from cpdrun.predict.presentation import Context
+    from cpdrun.predict.variants import forecast_variants
     from cpdrun.record import find_runs
 
     if arguments.steps or arguments.dry_run:
-        raise UserError("--steps and --dry-run are of runs to train; this one is there")
+        raise UserError("--steps and --dry-run need an experiment: the run that was named is trained already")
     name, *words = arguments.overrides
     folders = [word for word in words if word.startswith("results_dir=")]
     [run] = find_runs([name, *folders])
     refuse_diverged(run)
     with writing(run.path):
-        predicted, tolerance = lines_of_run(run, [word for word in words if word not in folders])
-    _say(console, predicted, Said(tolerance, "the run itself", (str(run.path),)), arguments)
+        chains, margin = forecast_variants(run, [word for word in words if word not in folders])
+    _show(console, chains, Context(margin, "the run itself", (str(run.path),)), arguments)
     return OK
 
 
-def _say(
-    console: "Console", predicted: "Sequence[Line]", said: "Said", arguments: argparse.Namespace
+def _show(
+    console: "Console", chains: "Sequence[ChainForecast]", context: "Context", arguments: argparse.Namespace
 ) -> None:
-    """The answers come last, where they are seen."""
-    from cpdrun.predict.words import facts, sentences, table
+    """Print the table, then the sentences, so that the answer is the last thing on the screen."""
+    from cpdrun.predict.presentation import make_table, summarize, to_document
 
-    found = table(predicted)
+    table = make_table(chains)
     if not console.is_terminal:  # a file has room
         console.width = max(
-            console.width, console.measure(found, options=console.options.update(width=WIDEST)).maximum
+            console.width, console.measure(table, options=console.options.update(width=WIDEST)).maximum
         )
-    console.print(found)
-    for line in sentences(predicted, said):
+    console.print(table)
+    for line in summarize(chains, context):
         console.print(line, soft_wrap=True, markup=False)
     telling = arguments.telling
-    telling.tell({"dry_run": False, **facts(predicted, said), "notes": telling.notes})
+    telling.tell({"dry_run": False, **to_document(chains, context), "notes": telling.notes})
 
 
-def _say_what_would_be(
-    console: "Console", found: "Sequence[Observation]", arguments: argparse.Namespace
-) -> None:
+def _list_runs(console: "Console", found: "Sequence[Observation]", arguments: argparse.Namespace) -> None:
     for each in found:
-        how = "is there, observed" if each.is_there else "would be trained, observed"
+        how = "is trained and observed" if each.is_there else "would be trained and observed"
         console.print(f"{each.folder.path} {how}", soft_wrap=True, markup=False)
     runs = [
         {"run": str(each.folder.path), "is_there": each.is_there, "serves": list(each.serves)}
@@ -172,7 +162,7 @@ def _train(
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> int:
-    """Train the observed runs, those that a sweep can use in its folder and list. The exit code."""
+    """Train the missing runs, observed, and return the exit code. A sweep finds those in its own folder done."""
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.sweep import write_manifest
 

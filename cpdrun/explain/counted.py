@@ -16,8 +16,7 @@ from typing import Any
 from cpdrun.explain.mends import GRADIENT, Turned, turn
 from cpdrun.predict.effects import ask, is_observed
 from cpdrun.predict.features import strictness
-from cpdrun.predict.forecast import Forecast, Subject, foretell
-from cpdrun.predict.model import fitted
+from cpdrun.predict.forecast import Forecast, Subject, forecast_all
 from cpdrun.record import RunDir, read_config
 from cpdrun.report.why.standing import Standing
 from cpdrun.study.axes import formats
@@ -147,7 +146,8 @@ def strict_of(study: Study | None, stands: Standing) -> float:
 
 
 def _effect(name: str, given: Mapping[str, Any], config: Mapping[str, Any], strict: float) -> Effect:
-    return Effect(given["role"], foretell(Subject(name, name, 0.0, config), given, strict, fitted()))
+    forecasts = forecast_all([Subject(name, name, 0.0, config)], {name: given}, strict)
+    return Effect(given["role"], forecasts[name])
 
 
 def _is_like(one: RunDir, config: Mapping[str, Any]) -> bool:

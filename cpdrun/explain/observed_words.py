@@ -101,7 +101,7 @@ def _gain(own: Effect, one: Turned, effect: Effect) -> float:
         less = _more_over_steps(own, effect)
         # a run's steps are more, and more alike: where nothing comes back in these, it may in those
         return max(less, NEXT_TO_NONE) if damage(own, GRADIENT) > LESS else 0.0
-    surer = own.forecast.score - effect.forecast.score if one.role == GRADIENT else 0.0
+    surer = own.forecast.logit - effect.forecast.logit if one.role == GRADIENT else 0.0
     less = damage(own, one.role) - damage(effect, one.role)
     if _is_unbiased(one):
         less = max(less, _more_over_steps(own, effect))
@@ -130,7 +130,7 @@ def _mend(own: Effect, one: Turned, effect: Effect) -> Mend:
             text += ", and what is lost averages out over steps, for it is unbiased"
     else:
         text = f"{after:.1f} dB of signal to noise of {NAMES[one.role]} in place of {before:.1f}"
-    likely = [100 * each.forecast.probability.value for each in (own, effect)]
+    likely = [100 * each.forecast.chance.mean for each in (own, effect)]
     chance = ""
     if one.role == GRADIENT and round(likely[0]) != round(likely[1]):  # what the forecast was fitted on
         chances = f"{likely[1]:.0f} % in place of {likely[0]:.0f} %"

@@ -1,9 +1,9 @@
-"""What a format would do, said before it is trained: from one observed run of the baseline.
+"""Rank formats before they are trained, from one observed run of the baseline, and estimate how likely each one fails.
 
-effects.py asks, in a process that has torch, what a configuration would do to the tensors that a run observed;
-features.py makes a few numbers of it; model.py, fitted on recorded sweeps (scripts/fit_predict.py), the probability
-that training with it misses the tolerance; forecast.py puts them together for the candidates of an experiment, and
-words.py says it. Nothing here imports torch, and nothing is certified by it: a search is for that.
+`effects` asks a process that has torch what a configuration does to the tensors that a run observed. `features` reduces
+these effects to two numbers, the damage in the layers and the damage in the forward pass. `model` turns their sum into
+a chance of failing. `forecast` does so for all candidates of an experiment, `variants` for variants of one run, and
+`presentation` renders the answer. Nothing here imports torch. A prediction certifies nothing; `cpdrun search` does.
 """
 
 from cpdrun.shell.called import is_function_too

@@ -1,8 +1,8 @@
-"""What configurations would do to what a run observed, asked of a process that has torch, and kept beside the sweep.
+"""Compute what configurations do to the tensors that a run observed, in a process that has torch.
 
-An answer is {"role": {role: {"all": figures, "layers": {name: figures}}}, "said": [what was not seen, a sentence each]}
-of the roles gradient, weight, update, activation and output_gradient; figures are numbers by name (underflow, snr_db,
-cosine ...), null where there is none. cpdrun.train.observe.judged.effects says what each of them is.
+An answer is {"role": {role: {"all": figures, "layers": {name: figures}}}, "said": [a sentence per part not covered]}.
+The roles are gradient, weight, update, activation and output_gradient. Figures are numbers by name (underflow, snr_db,
+cosine, ...), or null if they are not defined. `cpdrun.train.observe.judged.effects` defines each of them.
 """
 
 import hashlib
@@ -23,20 +23,20 @@ from cpdrun.record import Ending, RunDir, SweepDir, check_inside, open_record, r
 
 Effects = dict[str, Any]
 MODULE = "cpdrun.train.observe"
-MAX_EFFECTS_BYTES = 64 << 20  # of the cache; a larger one is computed anew
+MAX_EFFECTS_BYTES = 64 << 20  # a larger cache is ignored, and the effects are computed again
 MAX_ANSWER_BYTES = 1 << 30  # of the process that computes, which is our own
 TRIES = 2  # of a process that a signal ended
-PACKAGE = Path(cpdrun.__file__).parent / "train" / "observe"  # importing it imports torch
+PACKAGE = Path(cpdrun.__file__).parent / "train" / "observe"  # importing it would import torch
 
 
 class NoEffectsError(UserError):
-    """The process that computes them failed; the line is its last."""
+    """The process that computes the effects failed. The message ends with the last line of its output."""
 
     exit_code = FAILED
 
 
 class DivergedError(UserError):
-    """The baseline is nothing to compare with."""
+    """The baseline diverged, so formats cannot be compared with it."""
 
     exit_code = FAILED
 
@@ -46,12 +46,12 @@ def is_observed(run: RunDir) -> bool:
 
 
 def refuse_diverged(run: RunDir) -> None:
-    """Raises DivergedError for the observed run of a baseline whose own training failed."""
+    """Raise DivergedError if the observed run diverged."""
     done = run.result()
     if done is not None and done.status is Ending.DIVERGED:
         raise DivergedError(
-            f"{run.path} diverged: what it saw is of a training that fails by itself, and no format can be compared "
-            f"with it; lower optim.lr, or see cpdrun explain {run.path}"
+            f"{run.path} diverged, so no format can be compared with it. Lower optim.lr, or run cpdrun explain "
+            f"{run.path}"
         )
 
 
@@ -62,25 +62,25 @@ def ask(
     *,
     may_import: Collection[str] = (),
 ) -> dict[str, Effects]:
-    """Return, by the same names, what each resolved config would do to the tensors of `run`.
+    """Return the effects of each resolved config on the tensors of `run`, by the same names.
 
     Answers about the same observation are cached in the sweep's folder.
 
     Args:
-        run: an observed run.
-        configs: resolved configurations. They may come from a record, which anyone may have written.
-        beside: the sweep that keeps the answers; None for that of `run`.
-        may_import: names of the user's own formats and classes that may be imported, because the user typed them or
+        run: An observed run.
+        configs: Resolved configurations. They may come from a record, which anyone may have written.
+        beside: The sweep that keeps the answers; None for that of `run`.
+        may_import: Names of the user's own formats and classes that may be imported, because the user typed them or
             named the directory that holds them. Any other name that is not cpdrun's own is refused.
 
     Raises:
-        NoEffectsError: a config names something that may not be imported, or the process that computes failed.
+        NoEffectsError: A config names something that may not be imported, or the process that computes failed.
     """
     foreign = [name for each in configs.values() for name in foreign_names(each) if name not in may_import]
     if foreign:
         raise NoEffectsError(
-            f"{run.path} names {foreign[0]}, which is not part of cpdrun: a record is data, and nothing that it names "
-            "is imported"
+            f"{run.path} names {foreign[0]}, which is not part of cpdrun. A record is data: nothing that it names is "
+            "imported"
         )
     sweep = beside or run.sweep
     cache = sweep.effects(_digest(run.observed))
@@ -97,10 +97,13 @@ def ask(
 
 
 def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Effects]:
-    """Ask the process that has torch. Raises NoEffectsError.
+    """Compute the effects in a process that has torch.
 
-    A search that gets no answer starts elsewhere, and for good, so that a signal must not decide it: Ctrl-C on the
-    terminal does not reach the process, and one that some signal has ended is started once more.
+    A search that gets no answer starts at another width and keeps that start, so a signal must not decide it. Ctrl-C on
+    the terminal does not reach the process, and a process that a signal ended is started once more.
+
+    Raises:
+        NoEffectsError: The process failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         asked, out = Path(folder) / "configs.json", Path(folder) / "effects.json"
@@ -123,16 +126,18 @@ def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str,
         found = read_object(out, MAX_ANSWER_BYTES)
         if done.returncode or found is None or not found.keys() >= configs.keys():
             said = done.stdout.strip().splitlines() or ["no output"]
-            raise NoEffectsError(f"what {run.observed} says of these formats cannot be had: {said[-1]}")
+            raise NoEffectsError(
+                f"the effects of these formats on {run.observed} cannot be computed: {said[-1]}"
+            )
     return {name: _figures(effects) for name, effects in found.items()}
 
 
 def _figures(effects: Effects) -> Effects:
-    """The numbers of an answer alone: neither histograms nor single steps. A config that does not fit has none."""
+    """Return an answer without histograms and single steps. A config that cannot be built has no roles."""
     roles = {}
-    for role, of_role in effects.get("role", {}).items():
-        layers = {name: _numbers(figures) for name, figures in of_role["layers"].items()}
-        roles[role] = {"all": _numbers(of_role["all"]), "layers": layers}
+    for role, found in effects.get("role", {}).items():
+        layers = {name: _numbers(figures) for name, figures in found["layers"].items()}
+        roles[role] = {"all": _numbers(found["all"]), "layers": layers}
     return {
         "role": roles,
         "said": [*effects.get("said", ()), *([effects["error"]] if "error" in effects else [])],
@@ -144,24 +149,26 @@ def _numbers(figures: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _is_whole(effects: Any) -> bool:
-    """Return whether a cached answer has the form that `_figures` gives it: anyone may have written the file."""
+    """Return whether a cached answer has the form that `_figures` gives it. Anyone may have written the file."""
     if not isinstance(effects, dict) or not isinstance(effects.get("role"), dict):
         return False
     return isinstance(effects.get("said"), list) and all(
-        isinstance(of_role, dict)
-        and isinstance(of_role.get("layers"), dict)
+        isinstance(role, dict)
+        and isinstance(role.get("layers"), dict)
         and all(
             isinstance(figures, dict) and figures == _numbers(figures)
-            for figures in (of_role.get("all"), *of_role["layers"].values())
+            for figures in (role.get("all"), *role["layers"].values())
         )
-        for of_role in effects["role"].values()
+        for role in effects["role"].values()
     )
 
 
 def _digest(observed: Path) -> str:
-    """Return a digest of the observation and of the code that answers."""
+    """Return a digest of the observation and of the code that computes the effects."""
+    digest = hashlib.sha256()
     with open_record(observed) as file:
-        digest = hashlib.file_digest(file, "sha256")
+        while block := file.read(1 << 20):
+            digest.update(block)
     for source in sorted(PACKAGE.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

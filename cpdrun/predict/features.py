@@ -1,154 +1,146 @@
-"""The few numbers that the model looks at, each a loss: what a format takes from the tensors of an observed run.
+"""The two features of a prediction: the damage that a format does in the layers and in the forward pass.
 
-All are of effects alone (cpdrun.train.observe.judged.effects), never of how training ended. `x` are shares or ratios; a
-share of nothing lost is as good as one of FLOOR, for no outcome tells them apart.
+Both come from effects alone (`cpdrun.train.observe.judged.effects`), never from how training ended. Both are
+log10(d / (1 - d)) with d = 1 - cosine, the share of a tensor's direction that is lost. The cosine is a mean over
+layers, because a layer whose gradients vanish is not trained, however small they are next to those of other layers.
+Errors of different roles are independent, so their cosines multiply. A tensor that vanished completely has d = 1.
 
-`of layers`: log10 of the odds of d = 1 - cos, d / (1 - d): what of a step goes elsewhere. The cosine is that of the
-    workers' summed gradient with the exact one, times those of what its products read with what they should read:
-    output gradients, activations, weights. A weight's gradient is linear in each, and errors of different roles are
-    independent. Each is a mean over layers: one whose gradients vanish is not trained, however short they are beside
-    others. What vanished altogether points nowhere: d = 1.
-`forward`: the same of weights and activations alone. It counts beside their part in `of layers` because no later step
-    makes up for it: what is rounded so is the function itself that is trained and tested.
-`biased`: log10 of the largest bias of a role, the mean error of its magnitudes as a share of their mean: what steps do
-    not average away, as they do what is rounded stochastically.
-`saturated`: log10 of the share of gradients beyond the format's largest value.
-`update lost`: the share of the weights' changes that leave the weight as it was.
-`strictness`: -log10 of the tolerance as a share of the metric's range, from a guess's value to a perfect one's: the
-    same loss is enough at two points and not at half a point.
+- `layers`: the workers' summed gradient, the output gradients, the activations and the weights together. The gradient
+  of a weight is linear in each of them.
+- `forward`: weights and activations again. They count twice because no later step compensates for them: they change the
+  function that is trained and tested.
 
-A number that the effects do not have counts as no loss; `not_seen` names what is left out so.
+Figures that the effects lack, or that are not finite, count as no damage; `uncovered` lists them. Damage is clipped to
+[-4, 3], so it is always finite.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from cpdrun.study.metric import Metric
 from cpdrun.study.runs.learnt import guess
 
-FLOOR = 1e-4  # of shares
-CERTAIN = 0.999  # a share above it is as bad as one of 1
-LEAST_BIAS = 1e-3
+SMALLEST_SHARE = 1e-4
+LARGEST_SHARE = 0.999
+UNKNOWN_MARGIN = 0.02  # of the metric's range
 GRADIENT, UPDATE = "gradient", "update"
 FORWARD = ("weight", "activation")
-OF_PRODUCTS = (*FORWARD, "output_gradient")
-ALL = (GRADIENT, *OF_PRODUCTS)
-OF_KEYS = {"weights": "weight", "activations": "activation", "errors": "output_gradient"}
-SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.AllReduceSync", "cpdrun.comm.sync.decoded")
+PRODUCTS = (*FORWARD, "output_gradient")
+PRECISION_ROLES = {"weights": "weight", "activations": "activation", "errors": "output_gradient"}
+EMULATED_SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.AllReduceSync", "cpdrun.comm.sync.decoded")
 
-Part = Mapping[str, float | None]
+Figures = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """The damage of one candidate, each part in log10 odds."""
+
+    layers: float
+    forward: float
+
+    @property
+    def total(self) -> float:
+        return self.layers + self.forward
+
+
+def damage(effects: Mapping[str, Any]) -> Damage:
+    """Return the damage that the given effects describe."""
+    return Damage(
+        layers=_log_odds(_combined(_lost_direction(effects, role) for role in (GRADIENT, *PRODUCTS))),
+        forward=_log_odds(_combined(_lost_direction(effects, role) for role in FORWARD)),
+    )
 
 
 def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> float:
-    """Return the strictness of a margin, in the unit in which the metric is shown.
+    """Return -log10 of the margin as a share of the metric's range, from a guess's value to a perfect one's.
 
-    `classes`: the number of classes of the task, which gives the value of a guess. Without it the metric's range is
-    taken to be 1. A margin that is not known yet (NaN) counts as 2 % of the range.
+    Args:
+        metric: The metric that is judged.
+        tolerance: The margin, in the unit in which the metric is shown. NaN, not known yet, counts as UNKNOWN_MARGIN.
+        classes: The number of classes of the task, which gives the value of a guess. The range is 1 without it.
     """
     if math.isnan(tolerance):
-        return -math.log10(0.02)
-    by_chance = 1.0 if metric.is_fraction else abs(guess(metric, classes))
-    return -math.log10(tolerance / metric.scale / (by_chance if 0 < by_chance < math.inf else 1.0))
+        return -math.log10(UNKNOWN_MARGIN)
+    value_range = 1.0 if metric.is_fraction else abs(guess(metric, classes))
+    return -math.log10(tolerance / metric.scale / (value_range if 0 < value_range < math.inf else 1.0))
 
 
-def features(effects: Mapping[str, Any], strict: float) -> dict[str, float]:
-    """Finite numbers by name, the same names for every config; `strict`: as `strictness` has it."""
-    whole = _all(effects, GRADIENT)
-    biases = [abs(_number(_all(effects, role), "bias", 0.0)) for role in ALL]
-    return {
-        "of layers": _log_odds(_together(_misdirected(effects, role) for role in ALL)),
-        "forward": _log_odds(_together(_misdirected(effects, role) for role in FORWARD)),
-        "biased": math.log10(max(LEAST_BIAS, *biases)),
-        "saturated": _log(_number(whole, "saturation", 0.0)),
-        "update lost": _number(_all(effects, UPDATE), "update_lost", 0.0),
-        "strictness": strict,
-    }
-
-
-def shown(effects: Mapping[str, Any]) -> dict[str, float | None]:
-    """What a table shows of them: of gradients between workers and, of the update, what is lost."""
-    whole = _all(effects, GRADIENT)
+def shown_effects(effects: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the figures that a table shows: those of the gradients between workers, and the lost updates."""
+    gradient = _figures(effects, GRADIENT)
     keys = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth")
-    return {key: whole.get(key) for key in keys} | {
-        "update_lost": _all(effects, UPDATE).get("update_lost", whole.get("update_lost"))
-    }
+    lost = _figures(effects, UPDATE).get("update_lost", gradient.get("update_lost"))
+    return {**{key: gradient.get(key) for key in keys}, "update_lost": lost}
 
 
-def not_seen(effects: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
-    """What this config does that its effects say nothing of: in their own words, or in ours where they have none."""
+def uncovered(effects: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the config does that its effects do not measure, in the effects' own words if they have some."""
     if said := effects.get("said"):
         yield from said
         return
-    whole, sync = _all(effects, GRADIENT), str(config["sync"].get("_target_"))
-    is_known = _number(whole, "sum_error", None) is not None or _is_lost(whole)
+    gradient, sync = _figures(effects, GRADIENT), str(config["sync"].get("_target_"))
+    is_known = math.isfinite(_number(gradient, "sum_error", math.nan)) or _has_vanished(gradient)
     if config["world_size"] > 1 and config["format"] != "fp32" and not is_known:
         yield f"sums of gradients in {config['format']}"
-    if config["world_size"] > 1 and not sync.startswith(SUMS):
-        yield f"what sync {sync.rsplit('.', 1)[-1]} does beside rounding"
+    if config["world_size"] > 1 and not sync.startswith(EMULATED_SUMS):
+        yield f"what sync {sync.rsplit('.', 1)[-1]} does besides rounding"
     elif config["sync"].get("error_feedback"):
         yield "what error feedback gives back"
-    for role in _rounded_in_products(config):
-        if _number(_all(effects, role), "snr_db", None) is None:
+    rounded = _rounded_roles(config)
+    for role in (role for role in PRODUCTS if role in rounded):
+        if not math.isfinite(_number(_figures(effects, role), "snr_db", math.nan)):
             yield f"rounding of products' {role.replace('_', ' ')}s"
 
 
-def _rounded_in_products(config: Mapping[str, Any]) -> Iterator[str]:
+def _rounded_roles(config: Mapping[str, Any]) -> set[str]:
     precision = config.get("precision")
     if not isinstance(precision, Mapping):
-        return
-    named = {role for key, role in OF_KEYS.items() if precision.get(key, "fp32") != "fp32"}
+        return set()
+    roles = {role for key, role in PRECISION_ROLES.items() if precision.get(key, "fp32") != "fp32"}
     rules = precision.get("rules")
     for rule in rules if isinstance(rules, list) else ():
-        roles = rule.get("role") if isinstance(rule, Mapping) else None
-        each = OF_PRODUCTS if roles is None else roles if isinstance(roles, list) else [roles]
-        named |= {"activation" if role == "input" else role for role in each}
-    yield from (role for role in OF_PRODUCTS if role in named)
+        named = rule.get("role") if isinstance(rule, Mapping) else None
+        each = PRODUCTS if named is None else named if isinstance(named, list) else [named]
+        roles |= {"activation" if role == "input" else role for role in each}
+    return roles
 
 
-def _all(effects: Mapping[str, Any], role: str) -> Part:
-    return (_roles(effects).get(role) or {}).get("all") or {}
+def _role(effects: Mapping[str, Any], role: str) -> Mapping[str, Any]:
+    return effects.get("role", effects).get(role) or {}
 
 
-def _layers(effects: Mapping[str, Any], role: str) -> Iterator[Part]:
-    yield from ((_roles(effects).get(role) or {}).get("layers") or {}).values()
+def _figures(effects: Mapping[str, Any], role: str) -> Figures:
+    return _role(effects, role).get("all") or {}
 
 
-def _roles(effects: Mapping[str, Any]) -> Mapping[str, Any]:
-    return effects.get("role", effects)
-
-
-def _number(part: Part, key: str, default: Any) -> Any:
-    value = part.get(key)
+def _number(figures: Figures, key: str, default: float) -> float:
+    value = figures.get(key)
     return value if isinstance(value, int | float) and math.isfinite(value) else default
 
 
-def _is_lost(part: Part) -> bool:
-    """Whether nothing is left of it: it has no direction then. Of what was zero already there is no signal to noise."""
-    return "cosine" in part and part["cosine"] is None and part.get("snr_db", 0.0) is not None
+def _has_vanished(figures: Figures) -> bool:
+    """Return whether rounding left nothing of a tensor. A tensor that was zero before has no signal-to-noise ratio."""
+    return "cosine" in figures and figures["cosine"] is None and figures.get("snr_db", 0.0) is not None
 
 
-def _misdirected(effects: Mapping[str, Any], role: str) -> float:
-    """The mean over layers of what of each one points elsewhere; of a role without layers the whole's."""
-    layers = list(_layers(effects, role)) or [_all(effects, role)]
-    return fmean(_elsewhere(part) for part in layers)
+def _lost_direction(effects: Mapping[str, Any], role: str) -> float:
+    """Return 1 - cosine as a mean over layers, or that of the whole role if it has no layers."""
+    layers = (_role(effects, role).get("layers") or {}).values()
+    cosines = [
+        _number(figures, "cosine", 0.0 if _has_vanished(figures) else 1.0)
+        for figures in (layers or [_figures(effects, role)])
+    ]
+    return fmean(min(1.0, max(0.0, 1 - cosine)) for cosine in cosines)
 
 
-def _elsewhere(part: Part) -> float:
-    cosine = _number(part, "cosine", 0.0 if _is_lost(part) else 1.0)
-    return min(1.0, max(0.0, 1 - cosine))
-
-
-def _together(shares: Iterable[float]) -> float:
-    """Of independent errors: cosines multiply."""
+def _combined(shares: Iterable[float]) -> float:
     return 1 - math.prod(1 - share for share in shares)
 
 
 def _log_odds(share: float) -> float:
-    share = min(CERTAIN, max(FLOOR, share))
+    share = min(LARGEST_SHARE, max(SMALLEST_SHARE, share))
     return math.log10(share / (1 - share))
-
-
-def _log(share: float) -> float:
-    return math.log10(max(FLOOR, share))

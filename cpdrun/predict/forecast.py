@@ -1,21 +1,19 @@
-"""What is said of each candidate of an experiment before it is trained, and which format is likely the smallest."""
+"""Forecasts of all candidates of an experiment, and the narrowest format that is likely good enough."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cpdrun.predict.effects import Effects
-from cpdrun.predict.features import features, not_seen, shown
-from cpdrun.predict.model import Model, Probability
+from cpdrun.predict.features import Damage, damage, shown_effects, uncovered
+from cpdrun.predict.model import Chance, Outcome, fitted_model
 
-LIKELY = 0.5  # a format that misses the tolerance with less is taken to be enough
-# the interval of the smallest format: enough even if all goes badly, and only if all goes well
-SURELY, HARDLY = 0.05, 0.95
+LIKELY = 0.5  # a format that fails with a smaller chance is taken to be good enough
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A candidate: what it is called, its bits a value, and the config of a run of it."""
+    """A candidate: its name, its label, its bits per value and the config of one of its runs."""
 
     name: str
     label: str
@@ -25,60 +23,91 @@ class Subject:
 
 @dataclass(frozen=True)
 class Forecast:
-    """`measured`: what is shown of its effects; `unseen`: what of it the effects do not cover; `outside`: features
-    outside what the model was fitted on, with that range."""
+    """What is predicted for a candidate.
+
+    Attributes:
+        measured: The effects that a table shows.
+        logit: The logit of the chance at the middle level; it ranks the candidates.
+        uncovered: What the candidate does that its effects do not measure.
+        outcome: What its own runs showed; None if it was not trained.
+    """
 
     subject: Subject
-    measured: dict[str, float | None]
-    features: dict[str, float]
-    probability: Probability
-    score: float
-    unseen: tuple[str, ...]
-    outside: dict[str, tuple[float, float, float]]
+    measured: Mapping[str, float | None]
+    damage: Damage
+    strictness: float
+    logit: float
+    chance: Chance
+    uncovered: tuple[str, ...]
+    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True)
-class Line:
-    """Candidates that differ in their format alone, most bits first, each width the likeliest first."""
+class ChainForecast:
+    """Forecasts of candidates that differ in their format alone, most bits first, and in each width the best first."""
 
     label: str
     widths: tuple[tuple[Forecast, ...], ...]
 
-    def smallest(self, level: float = LIKELY) -> Forecast | None:
-        """The one of fewest bits that misses the tolerance with at most `level`, and some format of every wider width
-        too, for a search claims nothing below a width that is not enough. None where the widest is not."""
+    @classmethod
+    def of(cls, label: str, forecasts: Sequence[Forecast]) -> "ChainForecast":
+        widths: dict[float, list[Forecast]] = {}
+        for forecast in sorted(forecasts, key=lambda f: (-f.subject.bits, f.logit)):
+            widths.setdefault(forecast.subject.bits, []).append(forecast)
+        return cls(label, tuple(map(tuple, widths.values())))
+
+    def narrowest(self, at: str = "mean") -> Forecast | None:
+        """Return the format of the fewest bits that is likely good enough, as is one of every wider width.
+
+        A search stops at the first width that is not good enough, so narrower ones do not count. None if the widest is
+        not good enough. `at`: the field of `Chance` that decides, `mean`, `low` or `high`.
+        """
         found = None
         for width in self.widths:
-            if width[0].probability.value > level:
+            if getattr(width[0].chance, at) > LIKELY:
                 break
             found = width[0]
         return found
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Forecast]:
         return (forecast for width in self.widths for forecast in width)
 
 
-def foretell(subject: Subject, effects: Effects, strict: float, model: Model) -> Forecast:
-    """`strict`: of the tolerance that may be missed, `features.strictness`."""
-    found = features(effects, strict)
-    return Forecast(
-        subject=subject,
-        measured=shown(effects),
-        features=found,
-        probability=model.probability(found),
-        score=model.score(found),
-        unseen=tuple(not_seen(effects, subject.config)),
-        outside=model.outside(found),
+def forecast_all(
+    subjects: Sequence[Subject],
+    effects: Mapping[str, Effects],
+    strictness: float,
+    outcomes: Mapping[str, Outcome] | None = None,
+) -> dict[str, Forecast]:
+    """Return the forecast of every subject, by its name.
+
+    Args:
+        subjects: Candidates of one experiment; they share its level.
+        effects: The effects of each, by name.
+        strictness: That of the margin, from `features.strictness`.
+        outcomes: What the runs of candidates that were trained showed, by name. They set the level.
+    """
+    model, outcomes = fitted_model(), outcomes or {}
+    damages = {subject.name: damage(effects[subject.name]) for subject in subjects}
+    logits = {name: model.logit(found, strictness) for name, found in damages.items()}
+    weights = model.level_weights(
+        (logits[name], outcome.failure_chance) for name, outcome in outcomes.items() if name in logits
     )
+    return {
+        subject.name: Forecast(
+            subject=subject,
+            measured=shown_effects(effects[subject.name]),
+            damage=damages[subject.name],
+            strictness=strictness,
+            logit=logits[subject.name],
+            chance=model.chance(logits[subject.name], weights),
+            uncovered=tuple(uncovered(effects[subject.name], subject.config)),
+            outcome=outcomes.get(subject.name),
+        )
+        for subject in subjects
+    }
 
 
-def line(label: str, forecasts: Sequence[Forecast]) -> Line:
-    widths: dict[float, list[Forecast]] = {}
-    for forecast in sorted(forecasts, key=lambda f: (-f.subject.bits, f.score)):
-        widths.setdefault(forecast.subject.bits, []).append(forecast)
-    return Line(label, tuple(map(tuple, widths.values())))
-
-
-def ranked(lines: Sequence[Line]) -> list[Forecast]:
-    """All of them, the least likely to miss the tolerance first; of equals the one of fewer bits."""
-    return sorted((f for each in lines for f in each), key=lambda f: (f.score, f.subject.bits))
+def ranked(chains: Sequence[ChainForecast]) -> list[Forecast]:
+    """Return all forecasts, the least likely to fail first. Of equal ones, the one of fewer bits comes first."""
+    return sorted((f for chain in chains for f in chain), key=lambda f: (f.logit, f.subject.bits))

@@ -6,8 +6,10 @@ number of workers, model or batch size needs its own.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median, stdev
 from typing import Any
 
 from cpdrun.config.errors import ConfigError
@@ -17,11 +19,12 @@ from cpdrun.config.registry import foreign_names
 from cpdrun.config.script import is_script
 from cpdrun.predict.effects import NoEffectsError, is_observed
 from cpdrun.predict.effects import ask as ask_effects
-from cpdrun.predict.forecast import Forecast, Line, Subject, foretell, line
-from cpdrun.predict.model import fitted
+from cpdrun.predict.forecast import ChainForecast, Subject, forecast_all
+from cpdrun.predict.model import Outcome, outcome
 from cpdrun.record import RunDir, SweepDir
 from cpdrun.search.question import Question
-from cpdrun.search.schedule import Candidate, Chain
+from cpdrun.search.schedule import Candidate, Chain, Ended, Rules
+from cpdrun.stats.evidence import differences
 from cpdrun.sweep import PlannedRun
 
 STEPS = 16
@@ -108,24 +111,57 @@ def _gradients(config: Mapping[str, Any]) -> str:
     return json.dumps(made, sort_keys=True, default=str)
 
 
-def lines(question: Question, found: Sequence[Observation], strict: float) -> list[Line]:
-    """A forecast for every candidate of every chain, from observations that are there; `strict`: of the tolerance.
-    Raises NoEffectsError."""
+def forecast_chains(
+    question: Question,
+    found: Sequence[Observation],
+    strictness: float,
+    outcomes: Mapping[str, Outcome] | None = None,
+) -> list[ChainForecast]:
+    """Return a forecast for every candidate of every chain, from observations that exist.
+
+    Args:
+        question: The question of the sweep.
+        found: The observed runs of its baselines.
+        strictness: That of the margin.
+        outcomes: What the runs of trained candidates showed, from `trained_outcomes`.
+
+    Raises:
+        NoEffectsError: The effects cannot be computed.
+    """
     by_baseline = {name: observation for observation in found for name in observation.serves}
-    asked: dict[int, list[Subject]] = {}
-    for chain in question.chains:
-        asked.setdefault(id(by_baseline[chain.baseline]), []).extend(subjects(question, chain))
-    forecasts: dict[str, Forecast] = {}
+    effects: dict[str, Any] = {}
     for observation in found:
-        of_it = asked.get(id(observation), [])
-        configs = {subject.name: subject.config for subject in of_it}
-        effects = _effects(observation.folder, configs, question)
-        for subject in of_it:
-            forecasts[subject.name] = foretell(subject, effects[subject.name], strict, fitted())
+        chains = [chain for chain in question.chains if by_baseline[chain.baseline] is observation]
+        configs = {each.name: each.config for chain in chains for each in subjects(question, chain)}
+        effects |= _effects(observation.folder, configs, question)
+    every = [each for chain in question.chains for each in subjects(question, chain)]
+    forecasts = forecast_all(every, effects, strictness, outcomes)
     return [
-        line(chain.label, [forecasts[c.name] for width in chain.widths for c in width])
+        ChainForecast.of(chain.label, [forecasts[c.name] for width in chain.widths for c in width])
         for chain in question.chains
     ]
+
+
+def trained_outcomes(question: Question, ended: Ended, rules: Rules, scale: float) -> dict[str, Outcome]:
+    """Return what the pairs of each trained candidate showed, in the unit in which the metric is shown.
+
+    The usual spread of a pair is the median of the candidates' standard deviations, or the margin if each has one pair.
+    `scale` converts the metric's own unit into the shown one.
+    """
+    if not rules.tolerance > 0:
+        return {}
+    gaps: dict[str, list[float]] = {}
+    for candidate in (c for chain in question.chains for width in chain.widths for c in width):
+        found = ended.compared(candidate)
+        gaps[candidate.name] = differences(
+            found.ours, found.baseline, higher_is_better=rules.higher_is_better, worst=rules.worst
+        )
+    trained = {name: of for name, of in gaps.items() if of and all(map(math.isfinite, of))}
+    spread = median([stdev(of) for of in trained.values() if len(of) > 1] or [rules.tolerance])
+    return {
+        name: outcome([scale * gap for gap in of], scale * spread, scale * rules.tolerance)
+        for name, of in trained.items()
+    }
 
 
 def _effects(run: RunDir, configs: Mapping[str, Mapping[str, Any]], question: Question) -> dict[str, Any]:
@@ -140,9 +176,13 @@ def subjects(question: Question, chain: Chain) -> list[Subject]:
     ]
 
 
-def with_chances(question: Question, chain: Chain, run: RunDir, strict: float) -> Chain | None:
-    """The chain with what is predicted of its candidates from `run`, an observed one of its baseline, those of a width
-    in that order; None where that cannot be had. No claim rests on it (`cpdrun.search.likeliest` says why)."""
+def with_chances(question: Question, chain: Chain, run: RunDir, strictness: float) -> Chain | None:
+    """Return the chain with the chance of failing of each candidate, and the candidates of a width in that order.
+
+    The chance is the mean over the levels that an unseen network may have. Outcomes of candidates do not enter it: the
+    start of a chain must not depend on the pairs that are tested. None if `run`, a run of the chain's baseline, was not
+    observed or the effects cannot be computed.
+    """
     if not is_observed(run):
         return None
     asked = subjects(question, chain)
@@ -150,13 +190,13 @@ def with_chances(question: Question, chain: Chain, run: RunDir, strict: float) -
         effects = _effects(run, {subject.name: subject.config for subject in asked}, question)
     except (NoEffectsError, OSError):
         return None
-    found = {subject.name: foretell(subject, effects[subject.name], strict, fitted()) for subject in asked}
+    found = forecast_all(asked, effects, strictness)
 
-    def likelier(candidate: Candidate) -> float:
-        return found[candidate.name].score
+    def logit(candidate: Candidate) -> float:
+        return found[candidate.name].logit
 
     widths = (
-        tuple(replace(c, chance=found[c.name].probability.value) for c in sorted(width, key=likelier))
+        tuple(replace(c, chance=found[c.name].chance.mean) for c in sorted(width, key=logit))
         for width in chain.widths
     )
     return replace(chain, widths=tuple(widths))

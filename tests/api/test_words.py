@@ -50,8 +50,6 @@ OPTIONS = [
     ("report", {"format": ["csv", "html"], "ci": 99}, ["--format=csv,html", "--ci=99"]),
     ("report", {"baseline": {"format": "bf16", "aps": False}}, ["--baseline=format=bf16,aps=false"]),
     ("report", {"results_dir": "x"}, ["results_dir=x"]),
-    ("predict", {"law": ["a", "b"], "at": {"world_size": 64}}, ["--law", "a", "b", "--at=world_size=64"]),
-    ("predict", {"law": "a", "at": ["x=1", "x=2"]}, ["--law", "a", "--at=x=1", "--at=x=2"]),
     ("logs", {"rank": 1}, ["--rank=1"]),
 ]
 

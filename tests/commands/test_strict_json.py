@@ -89,7 +89,6 @@ def _strict(text: str):
         ("explain", "RUN"),
         ("explain", "SWEEP"),
         ("predict", "RUN", "format=e3m0"),
-        ("predict", "--law", "SWEEP"),
     ],
     ids=" ".join,
 )
@@ -99,10 +98,9 @@ def test_a_command_prints_strict_json_or_one_line_that_says_why_not(sweeps, caps
     code = main([*(places.get(word, word) for word in typed), "--json"])
     said = capsys.readouterr()
     document = _strict(said.out)
-    kind = {"predict": "law" if "--law" in typed else "predict"}.get(typed[0], typed[0])
     assert document["exit_code"] == code
     if code == 0:
-        assert document["schema"] == schema_name(kind)
+        assert document["schema"] == schema_name(typed[0])
     else:
         (line,) = document["lines"]
         assert document["schema"] == schema_name("error") and document["command"] == typed[0]

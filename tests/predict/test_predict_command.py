@@ -71,9 +71,33 @@ def test_every_candidate_has_its_effects_and_a_chance_and_they_are_ranked(here):
         assert 0 <= each["low"] <= each["probability"] <= each["high"] <= 1
     first, last = said["ranking"][0], said["ranking"][-1]
     assert last == "e3m0 without APS" and chances[first]["probability"] < 0.5 < chances[last]["probability"]
-    assert scaled["smallest_bits"] <= 8 and scaled["from_bits"] <= (
-        scaled["to_bits"] or 32
-    )  # None: perhaps none
+    assert scaled["smallest_bits"] <= 8 and scaled["from_bits"] <= (scaled["to_bits"] or 32)
+    assert said["says"][0].startswith(f"Ranking, least likely to fail first: {first}")
+    assert any("no candidate of this one was trained" in line for line in said["says"])
+
+
+def test_a_trained_candidate_sets_the_level(here, tmp_path):
+    import shutil
+
+    shutil.copytree(here[0], tmp_path, dirs_exist_ok=True)
+    one = [word.replace("fp32,e5m2,e4m3,e3m0", "e4m3").replace("false,true", "true") for word in TYPED]
+    assert _typed("sweep", *one, "seed=0", f"results_dir={tmp_path}", "--jobs", "1")[0] == 0
+    before = {c["candidate"]: c for chain in here[1]["chains"] for c in chain["candidates"]}
+    [baseline] = SweepDir(here[0] / "small").runs()
+    found = [run.path for run in SweepDir(tmp_path / "small").runs() if run.path.name == baseline.path.name]
+    of_run = ["predict", str(found[0]), "format=e5m2,e4m3,e3m0", "aps=false,true", "--json"]
+    for words in (["predict", *TYPED, f"results_dir={tmp_path}", "--json"], of_run):
+        code, out = _typed(*words)
+        said = json.loads(out)
+        assert code == 0
+        jsonschema.validate(said, schema("predict"), cls=jsonschema.Draft202012Validator)
+        after = {c["candidate"]: c for chain in said["chains"] for c in chain["candidates"]}
+        trained = {name: c["trained"] for name, c in after.items() if c["trained"]}
+        assert trained.keys() == {"e4m3 with APS"} and trained["e4m3 with APS"]["pairs"] == 1
+        failed = trained["e4m3 with APS"]["failure_chance"]
+        is_higher = [after[name]["probability"] > before[name]["probability"] for name in before]
+        assert all(is_higher) if failed > 0.5 else not any(is_higher)
+        assert any("a trained candidate sets the level" in line for line in said["says"])
 
 
 def test_typed_again_it_trains_nothing_and_says_the_same_from_what_is_kept(here, monkeypatch):
@@ -98,13 +122,14 @@ def test_of_a_run_it_says_the_same_as_of_its_experiment(here):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ((), "say what to predict"),
+        ((), "name an experiment or a run"),
         (("RUN", "batch_size=3,4"), "batch_size changes the gradients that were observed"),
         (("RUN", "format=e4m33"), "format=e4m33"),
         (("RUN", "scaling=apps"), "scaling=apps: must be one of"),
         (("RUN", "aps=7"), "aps=7: must be true or false"),
         (("RUN", "sync.ordr=rank"), "unknown key 'sync.ordr'"),
-        (("RUN", "--dry-run"), "this one is there"),
+        (("RUN", "--dry-run"), "need an experiment"),
+        (("--law", "SWEEP", "--at", "world_size=1024"), "--law and --at were removed"),
         (("no-such-run",), "no run 'no-such-run'"),
     ],
 )
@@ -126,10 +151,10 @@ def test_a_run_that_was_not_observed_is_refused_or_trained_once_more_beside_the_
         assert planned.sweep == question.directory.prediction and not planned.is_there
         assert "trained unobserved" in planned.note and planned.run.name == run.name
         assert main(["predict", *TYPED, f"results_dir={folder}", "--dry-run"]) == 0
-        assert f"{planned.folder.path} would be trained, observed" in capsys.readouterr().out
+        assert f"{planned.folder.path} would be trained and observed" in capsys.readouterr().out
         assert main(["predict", str(run.path)]) == 2
         assert "was not observed" in capsys.readouterr().err
-        with pytest.raises(NoEffectsError, match="cannot be had"):
+        with pytest.raises(NoEffectsError, match="cannot be computed"):
             run.observed.write_bytes(b"no observation")
             ask_effects(run, {"x": planned.run.config})
     finally:
@@ -148,13 +173,13 @@ def test_a_baseline_that_diverged_is_nothing_to_compare_with(here, capsys):
             assert main(["predict", *words, "--json"]) == 1
             said = capsys.readouterr()
             assert json.loads(said.out)["schema"] == "cpdrun.error/1"
-            assert "diverged: what it saw is of a training that fails by itself" in said.err
+            assert "diverged, so no format can be compared with it" in said.err
     finally:
         run.done.write_text(kept)
 
 
 def test_a_config_that_cannot_be_built_leaves_the_others_their_effects(here):
-    """APS of layers needs master weights: a mend of one without them was once what hid all the others."""
+    """APS of layers needs master weights. A config without them once hid the effects of all others."""
     folder, _ = here
     [run] = SweepDir(folder / "small").runs()
     good = yaml.safe_load(run.config.read_text()) | {"format": "e5m2"}
