@@ -86,11 +86,10 @@ def screen(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **ke
 
 
 def predict(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:
-    """What formats would do, from one observed run of the baseline (`cpdrun predict`).
+    """Rank formats by how likely they are to fail, from one observed run of the baseline (`cpdrun predict`).
 
-    `cpdrun.predict(exp="digits_bits")`; of a run that was observed `cpdrun.predict(RUN, format=["e4m3", "e3m0"])`; of
-    finished runs `cpdrun.predict(law=["digits_workers"], at="world_size=1024")`. Options: steps, dry_run, law, at,
-    jobs, jobs_per_gpu, retries, config_dir.
+    For an experiment: `cpdrun.predict(exp="digits_bits")`. For a run that was observed:
+    `cpdrun.predict(RUN, format=["e4m3", "e3m0"])`. Options: steps, dry_run, jobs, jobs_per_gpu, retries, config_dir.
     """
     return call("predict", (*words, *overrides), keywords, quiet=quiet)
 

@@ -26,7 +26,6 @@ VERSIONS = {
     "next": 1,
     "screen": 1,
     "predict": 1,
-    "law": 1,
     "report": 1,
     "claims": 1,
     "explain": 1,
