@@ -9,6 +9,7 @@ _PACKAGES = ("attach", "sweep", "search", "predict", "report", "screen", "explai
 _FUNCTIONS = (
     *(
         "next",
+        "judge",
         "status",
         "logs",
         "cancel",

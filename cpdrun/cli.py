@@ -28,6 +28,7 @@ COMMANDS = (
     "screen",
     "sweep",
     "predict",
+    "judge",
     "work",
     "report",
     "explain",

@@ -33,6 +33,7 @@ __all__ = [  # noqa: RUF022 (as a user meets them)
     "next",
     "screen",
     "predict",
+    "judge",
     "report",
     "explain",
     "status",
@@ -92,6 +93,15 @@ def predict(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **k
     `cpdrun.predict(RUN, format=["e4m3", "e3m0"])`. Options: steps, dry_run, jobs, jobs_per_gpu, retries, config_dir.
     """
     return call("predict", (*words, *overrides), keywords, quiet=quiet)
+
+
+def judge(file: str | PathLike[str], **keywords: Any) -> Answer:
+    """Return the verdict for results from anywhere: a CSV file, JSON lines or "-" for stdin (`cpdrun judge`).
+
+    Options: baseline, target, margin, better_by, lower_is_better, candidate, arm, seed, value, state, sd, resolution,
+    worst, confidence, session, ideas, idea.
+    """
+    return call("judge", (str(file),), keywords, quiet=True)
 
 
 def report(*names: str, quiet: bool = True, **keywords: Any) -> Answer:

@@ -19,6 +19,7 @@ ROWS = {
     "search": ("chains", "candidates"),
     "next": ("runs",),
     "predict": ("chains", "candidates"),
+    "judge": ("candidates",),
     "screen": ("effects",),
     "report": ("table",),
     "status": ("sweeps", "runs"),

@@ -26,6 +26,7 @@ VERSIONS = {
     "next": 1,
     "screen": 1,
     "predict": 1,
+    "judge": 1,
     "report": 1,
     "claims": 1,
     "explain": 1,

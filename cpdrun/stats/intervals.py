@@ -100,6 +100,24 @@ def unseen_share(samples: float, ci: float) -> float:
     return 1 - (1 - ci / 100) ** (1 / samples)
 
 
+def most_failing(failed: int, samples: int, ci: float) -> float:
+    """Return the upper limit, at `ci` per cent, of a share of which `failed` were seen among `samples`.
+
+    This is the exact one-sided limit of C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits
+    illustrated in the case of the binomial", Biometrika 26 (1934); `unseen_share` if `failed` is 0.
+    """
+    if failed >= samples:
+        return 1.0
+    low, high = failed / samples, 1.0
+    for _ in range(60):
+        share = (low + high) / 2
+        at_most = math.fsum(
+            math.comb(samples, k) * share**k * (1 - share) ** (samples - k) for k in range(failed + 1)
+        )
+        low, high = (share, high) if at_most > 1 - ci / 100 else (low, share)
+    return high
+
+
 def is_zero(width: float) -> bool:
     """Whether an interval has no width, rounding aside: equal values have measured no spread."""
     return abs(width) < 1e-12

@@ -9,7 +9,6 @@ that is noisier than the others is not judged by their spread alone, and varianc
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cache
 from statistics import fmean, variance
 
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior
@@ -19,6 +18,7 @@ MOST_DEGREES = 4
 FEWEST_CELLS = 3
 FIRST_PAIRS = 3  # of every cell, so that a prior does not move as further seeds come in
 BROKEN = 5.0  # margins below the baseline: such cells have a spread of their own
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B_2, B_4, ...
 
 
 def squeeze(cells: Sequence[tuple[float, float]]) -> SpreadPrior:
@@ -73,11 +73,22 @@ def _log_bias(degrees: float) -> float:
     return _polygamma(0, degrees / 2) - math.log(degrees / 2)
 
 
-@cache
 def _polygamma(order: int, x: float) -> float:
-    from scipy.special import polygamma
+    """Return the digamma function (order 0) or its first or second derivative at x > 0, to about 1e-13.
 
-    return float(polygamma(order, x))
+    The recurrence in x leads to an argument of at least 12, where the asymptotic series holds (Abramowitz and Stegun,
+    6.3.18, 6.4.12 and 6.4.13). scipy.special has the same function, but its import takes longer than a judgement.
+    """
+    steps = 0.0
+    while x < 12:
+        steps += (1 / x, -1 / x**2, 2 / x**3)[order]
+        x += 1
+    first = (math.log(x), 1 / x, -1 / x**2)[order]
+    second = (-1 / (2 * x), 1 / (2 * x**2), -1 / x**3)[order]
+    series = 0.0
+    for k, bernoulli in enumerate(_BERNOULLI, 1):
+        series += bernoulli * (-1 / (2 * k), 1 / x, -(2 * k + 1) / x**2)[order] / x ** (2 * k)
+    return first + second + series - steps
 
 
 def _inverse_trigamma(value: float) -> float:

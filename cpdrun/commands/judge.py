@@ -1,0 +1,332 @@
+"""`cpdrun judge`: the verdict for results from anywhere."""
+
+import argparse
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cpdrun.arguments import add_json, positive
+from cpdrun.errors import OK, UserError
+
+if TYPE_CHECKING:
+    from cpdrun.study.judge.candidates import Boundary, Judged, Question
+    from cpdrun.study.judge.session import Decision, Standing
+
+DECISIONS = {"certified": "keep", "refuted": "drop", "open": "undecided"}  # of an idea
+PAIRED = {
+    "seeds": "",
+    "order": "No seed is in both arms, so runs were paired in the order of their seeds.",
+    "shuffled": "The table has no seeds, so runs were paired at random. Decide on the number of runs before you look; "
+    "with seeds you may look after every run.",
+    "target": "",
+}
+
+
+def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    judge = commands.add_parser(
+        "judge",
+        help="the verdict for results from anywhere: CSV, JSON lines or stdin",
+        description="Say of every arm of a table whether it is at most a margin worse than the baseline, or better "
+        "than it, and how sure that is. The table has an arm, a seed and a value in each row, or one column per arm.",
+        epilog="Example: cpdrun judge results.csv --baseline fp32 --margin 2%%",
+    )
+    judge.add_argument("file", metavar="FILE", help="CSV, JSON lines or a JSON list; - reads stdin")
+    against = judge.add_mutually_exclusive_group(required=True)
+    against.add_argument("--baseline", metavar="ARM", help="the arm that the others are compared with")
+    against.add_argument("--target", type=_number, metavar="X", help="a value to compare every arm with")
+    boundary = judge.add_mutually_exclusive_group(required=True)
+    worse = "how much worse is still good enough: 0.05, or 2%% of the baseline's mean"
+    boundary.add_argument("--margin", metavar="X", help=worse)
+    better = "ask instead whether a candidate is better by more than this; 0 asks whether it is better"
+    boundary.add_argument("--better-by", metavar="X", help=better)
+    judge.add_argument("--lower-is-better", action="store_true", help="for losses, errors and times")
+    only = "judge only this arm; may be repeated. Default: every arm except the baseline"
+    judge.add_argument("--candidate", action="append", default=[], metavar="ARM", help=only)
+    judge.add_argument("--arm", metavar="COLUMN", help="the column of arms; default: arm")
+    judge.add_argument("--seed", metavar="COLUMN", help="the column of seeds; default: seed")
+    judge.add_argument("--value", metavar="COLUMN", help="the column of values; default: value")
+    state = "a column of states; a run that is not finished or running counts as failed"
+    judge.add_argument("--state", metavar="COLUMN", help=state)
+    stated = "the known standard deviation between runs of one arm; the verdict is conditional on it"
+    judge.add_argument("--sd", type=_positive_number, metavar="X", help=stated)
+    step = "the step in which values count, such as 1/360 = 0.00278 for an accuracy on 360 examples"
+    judge.add_argument("--resolution", type=_positive_number, default=0.0, metavar="X", help=step)
+    worst = "what a failed run counts as; default: the worst value of the table"
+    judge.add_argument("--worst", type=_number, metavar="X", help=worst)
+    judge.add_argument("--confidence", type=_percent, metavar="PERCENT", help="default: 95")
+    session = (
+        "a file that keeps account of a stream of ideas, so that at most 5 %% of the kept ones are false"
+    )
+    judge.add_argument("--session", metavar="FILE", help=session)
+    planned = "how many ideas a session is planned for; default: 100. It is fixed by the session's first call"
+    judge.add_argument("--ideas", type=positive, metavar="N", help=planned)
+    name = "the idea's name in the session; default: the candidate's arm"
+    judge.add_argument("--idea", metavar="NAME", help=name)
+    add_json(judge)
+    return judge
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from cpdrun.study.judge.candidates import checked_margin, judge_candidates
+    from cpdrun.study.judge.session import judge_ideas
+    from cpdrun.study.judge.table import Columns, read_table
+
+    question = _question(arguments)
+    columns = Columns(arguments.arm, arguments.seed, arguments.value, arguments.state)
+    table = read_table(arguments.file, columns, needs_arms=question.target is None)
+    margin = checked_margin(table, question)
+    standing = None
+    if arguments.session is None:
+        judged = judge_candidates(table, question)
+    else:
+        settings = {"confidence": arguments.confidence, "planned": arguments.ideas}
+        typed = {key: value for key, value in settings.items() if value is not None}
+        standing = judge_ideas(arguments.session, table, question, typed, arguments.idea)
+        judged = [decision.judged for decision in standing.decisions]
+    sentences = list(_sentences(question, margin, judged, standing))
+    for line in sentences:
+        arguments.telling.say(line)
+    confidence = question.confidence if standing is None else standing.settings.confidence
+    facts = {
+        "file": table.name,
+        "baseline": question.baseline,
+        "target": question.target,
+        "lower_is_better": question.lower_is_better,
+        "margin": margin,
+        "confidence": confidence,
+        "candidates": [_facts(each) for each in judged],
+        "session": None if standing is None else _session_facts(arguments.session, standing),
+        "says": sentences,
+        "notes": arguments.telling.notes,
+    }
+    if standing is not None:
+        for row, decision in zip(facts["candidates"], standing.decisions, strict=True):
+            row |= _decision_facts(decision)
+    arguments.telling.tell(facts)
+    return OK
+
+
+def _question(arguments: argparse.Namespace) -> "Question":
+    """Raises UserError for a margin that cannot be read, and for options of a session without one."""
+    from cpdrun.study.judge.candidates import Question
+
+    if arguments.session is None and (arguments.ideas is not None or arguments.idea is not None):
+        raise UserError("--ideas and --idea need --session FILE.")
+    is_improvement = arguments.better_by is not None
+    typed = arguments.better_by if is_improvement else arguments.margin
+    return Question(
+        _boundary(typed, "--better-by" if is_improvement else "--margin", is_improvement),
+        arguments.baseline,
+        arguments.target,
+        arguments.lower_is_better,
+        95.0 if arguments.confidence is None else arguments.confidence,
+        arguments.sd,
+        arguments.resolution,
+        arguments.worst,
+        tuple(arguments.candidate),
+    )
+
+
+def _boundary(text: str, option: str, is_improvement: bool) -> "Boundary":
+    from cpdrun.study.judge.candidates import Boundary
+
+    is_relative = text.strip().endswith("%")
+    try:
+        number = float(text.strip().removesuffix("%"))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"{option} {text}: a number such as 0.05, or a percentage such as 2%, is needed.")
+    if number < 0:
+        hint = "" if is_improvement else f" To ask for an improvement, use --better-by {-number:g}."
+        raise UserError(f"{option} {text}: it must not be negative.{hint}")
+    if is_relative and number >= 100:
+        raise UserError(f"{option} {text}: it must be below 100 % of the baseline's value.")
+    return Boundary(number, is_relative, is_improvement)
+
+
+def _sentences(
+    question: "Question", margin: float, judged: "list[Judged]", standing: "Standing | None"
+) -> Iterator[str]:
+    yield _asked(question, margin, len(judged), standing)
+    decisions = standing.decisions if standing is not None else [None] * len(judged)
+    for each, decision in zip(judged, decisions, strict=True):
+        yield _answer(each, question, decision)
+    if standing is not None:
+        yield from _of_session(standing)
+    yield from _assumptions(question, judged, is_session=standing is not None)
+
+
+def _asked(question: "Question", margin: float, count: int, standing: "Standing | None") -> str:
+    direction = "lower" if question.lower_is_better else "higher"
+    against = _against(question)
+    boundary = question.boundary
+    of = "the target" if question.baseline is None else f"the mean of {against}"
+    origin = f" ({boundary.number:g} % of {of})" if boundary.is_relative else ""
+    asked = "better by more than" if boundary.is_improvement else "worse by at most"
+    error = f"{100 - question.confidence:g} %"
+    shared = f"{error} error probability"
+    if standing is not None:
+        shared = f"at most {100 - standing.settings.confidence:g} % of the kept ideas are false"
+    elif count > 1:
+        shared = f"{error} error probability, shared by {count} candidates"
+    return f"Is it {asked} {abs(margin):.4g}{origin} than {against}? {direction.capitalize()} is better; {shared}."
+
+
+def _against(question: "Question") -> str:
+    return f"the target {question.target:g}" if question.baseline is None else question.baseline
+
+
+def _answer(judged: "Judged", question: "Question", decision: "Decision | None") -> str:
+    """Return the verdict with its three numbers: the interval, the interval from the own pairs, the failures."""
+    judgement, counts = judged.judgement, judged.pairs.counts
+    word = str(judged.verdict) if decision is None else DECISIONS[_verdict_of(decision)]
+    parts = [f"{judged.candidate}: {word}."]
+    pairs = f"{judgement.pairs} pair{'s' if judgement.pairs != 1 else ''}"
+    if question.target is not None:
+        pairs = pairs.replace("pair", "run")
+    if not judgement.pairs:
+        parts.append(f"There is no {pairs.split()[-1].rstrip('s')} to compare.")
+    else:
+        own = _interval(judgement.own_low, judgement.own_high)
+        on_own = f"; on its own spread {own}" if judgement.prior.degrees else ""
+        interval = _interval(judgement.low, judgement.high)
+        parts.append(f"{judgement.mean:+.3g} {interval} ({pairs}{on_own}).")
+    if counts.ended:
+        told = counts.describe() or f"0 of {counts.ended} runs failed"
+        parts.append(
+            f"{told} (with {question.confidence:g} % confidence at most {100 * judged.at_most_fail:.0f} % fail)."
+        )
+    if judged.pairs.is_barred:
+        parts.append("A candidate with failed runs is not certified.")
+    elif judged.verdict == "open" and judgement.more is not None and judgement.more.likely and word != "keep":
+        noun = "runs" if question.target is not None else "pairs"
+        parts.append(f"Further {noun} that are likely to settle it: {judgement.more}.")
+    if decision is not None and not decision.idea.is_kept:
+        parts.append(
+            f"Its evidence is {_power(decision.idea.log_evidence)}; it needs {_power(decision.required)}."
+        )
+    return " ".join(parts)
+
+
+def _verdict_of(decision: "Decision") -> str:
+    if decision.idea.is_kept:
+        return "certified"
+    return "refuted" if decision.is_dropped else "open"
+
+
+def _interval(low: float, high: float) -> str:
+    return f"[{low:+.3g}, {high:+.3g}]" if math.isfinite(high - low) else "[no interval yet]"
+
+
+def _power(log: float) -> str:
+    """Return an e-value, which may be too large for a float."""
+    return f"{math.exp(log):.3g}" if log < 700 else f"1e+{log / math.log(10):.0f}"
+
+
+def _of_session(standing: "Standing") -> Iterator[str]:
+    planned = standing.settings.planned
+    kept = f"{len(standing.kept)} kept ({', '.join(standing.kept)})" if standing.kept else "none kept"
+    yield f"Session: {standing.ideas} of {planned} planned ideas judged, {kept}."
+    if standing.also_kept:
+        yield f"Also keep now, because the kept ideas lower what others need: {', '.join(standing.also_kept)}."
+
+
+def _assumptions(question: "Question", judged: "list[Judged]", *, is_session: bool) -> Iterator[str]:
+    """Yield what the numbers depend on."""
+    if question.run_deviation is not None:
+        yield (
+            f"Conditional on the stated standard deviation of {question.run_deviation:g} between runs; the interval on "
+            "its own spread does not use it."
+        )
+    elif any(each.judgement.prior.degrees for each in judged):
+        others = "other ideas" if is_session else "other arms"
+        yield f"The first interval pools the spread of the {others}; the second uses only the candidate's own pairs."
+    elif any(each.judgement.pairs == 1 for each in judged):
+        yield "One pair has no spread of its own. Add a seed, or state the noise between runs with --sd."
+    for each in judged:
+        if line := PAIRED[each.pairs.pairing]:
+            yield line
+            break
+    for each in judged:
+        if left_out := each.pairs.counts.describe_pairs():
+            yield f"{each.candidate}: {left_out}."
+        if each.pairs.unmatched:
+            runs = f"{each.pairs.unmatched} run{'s' if each.pairs.unmatched != 1 else ''}"
+            yield f"{each.candidate}: {runs} left out because the baseline has no run to compare with."
+    if any(each.pairs.failed for each in judged):
+        worst = "the worst value of the table" if question.worst is None else f"{question.worst:g}"
+        yield f"In the gap, a failed run counts as {worst} (--worst)."
+
+
+def _facts(judged: "Judged") -> dict[str, Any]:
+    judgement, counts, prior = judged.judgement, judged.pairs.counts, judged.judgement.prior
+    more = judgement.more
+    return {
+        "candidate": judged.candidate,
+        "verdict": str(judged.verdict),
+        "pairs": judgement.pairs,
+        "pairing": str(judged.pairs.pairing),
+        "difference": judgement.mean,
+        "low": judgement.low,
+        "high": judgement.high,
+        "own_low": judgement.own_low,
+        "own_high": judgement.own_high,
+        "deviation": judgement.deviation,
+        "prior": {"deviation": prior.deviation, "degrees": prior.degrees} if prior.degrees else None,
+        "is_conditional": math.isinf(prior.degrees),
+        "margin": judged.margin,
+        "error_probability": judged.errors.certify,
+        "more": None if more is None else {"likely": more.likely, "low": more.low, "high": more.high},
+        "runs": counts.ended,
+        "runs_failed": counts.failed,
+        "at_most_fail": judged.at_most_fail,
+        "pairs_left_out": counts.left_out,
+        "runs_unmatched": judged.pairs.unmatched,
+    }
+
+
+def _decision_facts(decision: "Decision") -> dict[str, Any]:
+    verdict = _verdict_of(decision)
+    return {
+        "verdict": verdict,
+        "decision": DECISIONS[verdict],
+        "idea": decision.idea.name,
+        "number": decision.idea.number,
+        "log_evidence": decision.idea.log_evidence,
+        "log_evidence_required": decision.required,
+    }
+
+
+def _session_facts(path: str, standing: "Standing") -> dict[str, Any]:
+    return {
+        "file": path,
+        "ideas": standing.ideas,
+        "planned": standing.settings.planned,
+        "kept": standing.kept,
+        "also_kept": standing.also_kept,
+    }
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}")
+    return number
+
+
+def _positive_number(text: str) -> float:
+    number = _number(text)
+    if number <= 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text!r}")
+    return number
+
+
+def _percent(text: str) -> float:
+    number = _number(text)
+    if not 50 <= number < 100:
+        raise argparse.ArgumentTypeError(f"must be at least 50 and below 100, not {text!r}")
+    return number

@@ -1,0 +1,336 @@
+"""A ledger of ideas: which were judged, on which pairs, and which may be kept at a given false discovery rate.
+
+The file holds one JSON object per line and is only appended to. Whoever judges holds a lock on it from the first read
+to the last write, so several processes may share it. All lines of one call are written at once and reach the disk before
+anything is printed. A line that a kill cut short is therefore one that nobody has seen; it is passed over.
+"""
+
+import contextlib
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cpdrun.errors import UserError
+from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior, Verdict
+from cpdrun.stats.intervals import deviation
+from cpdrun.stats.online import kept_ideas, required_log_evidence
+from cpdrun.stats.pooled_spread import FIRST_PAIRS, squeeze
+from cpdrun.study.judge.candidates import (
+    ErrorProbabilities,
+    Judged,
+    Pairs,
+    Question,
+    candidates_of,
+    checked_margin,
+    form_pairs,
+    judge_pairs,
+    stated_prior,
+)
+from cpdrun.study.judge.table import Seed, Table
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+KIND, HEADER, IDEA = "kind", "cpdrun judge session", "idea"
+VERSION = 1
+PLANNED = 100
+CONFIDENCE = 95.0
+MAX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is fixed when a session begins."""
+
+    confidence: float = CONFIDENCE  # 100 per cent minus the false discovery rate
+    planned: int = PLANNED  # ideas
+    lower_is_better: bool = False
+
+
+@dataclass(frozen=True)
+class Idea:
+    """One hypothesis of the session, as it was judged last. `pairs` holds the gap of each seed, None if its run failed."""
+
+    number: int
+    name: str
+    baseline: str
+    boundary: str
+    margin: float
+    prior: SpreadPrior
+    pairs: Mapping[Seed, float | None] = field(default_factory=dict)
+    log_evidence: float = 0.0
+    is_kept: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.name, self.baseline, self.boundary
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One idea after it was judged. `required` is the log evidence that it needs to be the next one to be kept."""
+
+    idea: Idea
+    judged: Judged
+    required: float
+
+    @property
+    def is_dropped(self) -> bool:
+        return not self.idea.is_kept and self.judged.verdict is Verdict.REFUTED
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The session after a call. `also_kept` names earlier ideas that this call's evidence has let in."""
+
+    settings: Settings
+    decisions: list[Decision]
+    also_kept: list[str]
+    ideas: int
+    kept: list[str]
+
+
+def judge_ideas(
+    path: str, table: Table, question: Question, settings: Mapping[str, Any], name: str | None = None
+) -> Standing:
+    """Judge the candidates of a table as ideas of a session, and record that.
+
+    Args:
+        path: the session's file; it is created if absent.
+        table: the runs; they need seeds.
+        question: what is asked.
+        settings: the `confidence` and `planned` that were typed; what is left out is the session's, or the default.
+        name: the idea's name, if it is not that of the candidate's arm.
+
+    Raises:
+        UserError: the file is no session, another setting was typed, or an idea was judged before on other pairs.
+    """
+    if table.is_shuffled:
+        raise UserError(
+            "a session needs seeds, so that an idea can be judged again with more pairs. Add a column of seeds."
+        )
+    arms = candidates_of(table, question)
+    if name is not None and len(arms) != 1:
+        raise UserError(
+            f"--idea names one idea, but there are {len(arms)} candidates. Choose one with --candidate."
+        )
+    margin = checked_margin(table, question)
+    pairs = {arm: form_pairs(table, question, arm) for arm in arms}
+    with _locked(path) as fd:
+        content = _content(fd, path)
+        agreed, ideas = _read(content, path)
+        now = _settings(agreed, settings, question, path)
+        question = replace(question, confidence=now.confidence)
+        known = dict(ideas)
+        changed = {}
+        for arm in arms:
+            idea = _asked(ideas, name or arm, question, margin)
+            found = _ordered(pairs[arm], idea, path)
+            changed[idea.number] = (arm, found)
+            ideas[idea.number] = replace(idea, pairs=_recorded(found))
+        for number in changed.keys() - known.keys():
+            prior = stated_prior(question) or _pooled(ideas, number, question)
+            ideas[number] = replace(ideas[number], prior=prior)
+        decisions, also = _decide(ideas, changed, question, now)
+        lines = [] if agreed else [_header(now)]
+        lines += [_line(idea) for number, idea in sorted(ideas.items()) if idea != known.get(number)]
+        _append(fd, content, lines)
+    kept = [idea.name for idea in ideas.values() if idea.is_kept]
+    return Standing(now, decisions, [ideas[number].name for number in also], len(ideas), kept)
+
+
+def _decide(
+    ideas: dict[int, Idea], changed: Mapping[int, tuple[str, Pairs]], question: Question, settings: Settings
+) -> tuple[list[Decision], list[int]]:
+    """Judge the changed ideas and update which are kept. Returns the numbers of earlier ideas that are kept now."""
+    alpha = question.alpha
+    before = {number for number, idea in ideas.items() if idea.is_kept}
+    required = {
+        number: required_log_evidence(number, len(before - {number}) + 1, alpha, settings.planned)
+        for number in changed
+    }
+    judged = {}
+    for number, (arm, found) in changed.items():
+        idea = ideas[number]
+        level = min(alpha, math.exp(-required[number]))
+        errors = ErrorProbabilities(certify=level, refute=alpha, interval=alpha)
+        judged[number] = judge_pairs(arm, found, question, idea.margin, errors, idea.prior)
+        if not idea.is_kept:
+            ideas[number] = replace(idea, log_evidence=_evidence_now(judged[number]))
+    evidence = {number: idea.log_evidence for number, idea in ideas.items()}
+    for number in kept_ideas(evidence, alpha, settings.planned):
+        ideas[number] = replace(ideas[number], is_kept=True)
+    also = [n for n, idea in ideas.items() if idea.is_kept and n not in before and n not in changed]
+    return [Decision(ideas[n], judged[n], required[n]) for n in changed], also
+
+
+def _evidence_now(judged: Judged) -> float:
+    """Return the log evidence of the present pairs; that of fewer pairs must not be picked, nor does it count if a run
+    failed."""
+    trace = judged.judgement.trace
+    return max(0.0, trace[-1] * math.log(10)) if trace and not judged.pairs.is_barred else 0.0
+
+
+def _asked(ideas: dict[int, Idea], name: str, question: Question, margin: float) -> Idea:
+    """Return the idea that was asked before, or a new one with its number and its margin."""
+    boundary = question.boundary
+    kind = "better by more than" if boundary.is_improvement else "worse by at most"
+    text = f"{kind} {boundary.number:g}{' %' if boundary.is_relative else ''}"
+    baseline = question.baseline if question.baseline is not None else f"target {question.target:g}"
+    for idea in ideas.values():
+        if idea.key == (name, baseline, text):
+            return idea
+    idea = Idea(len(ideas) + 1, name, baseline, text, margin, NO_PRIOR)
+    ideas[idea.number] = idea
+    return idea
+
+
+def _pooled(ideas: Mapping[int, Idea], number: int, question: Question) -> SpreadPrior:
+    """Return the prior that the first pairs of the other ideas give."""
+    others = [idea for idea in ideas.values() if idea.number != number]
+    first = [[gap for gap in idea.pairs.values() if gap is not None][:FIRST_PAIRS] for idea in others]
+    rounding = question.resolution / math.sqrt(6)
+    cells = [(math.hypot(deviation(gaps), rounding), len(gaps) - 1) for gaps in first if len(gaps) > 1]
+    return squeeze(cells)
+
+
+def _recorded(pairs: Pairs) -> dict[Seed, float | None]:
+    return {seed: None if seed in pairs.failed else gap for seed, gap in pairs.gaps.items()}
+
+
+def _ordered(pairs: Pairs, idea: Idea, path: str) -> Pairs:
+    """Return the pairs with those that were judged before in front. Raises UserError if one of them has changed."""
+    now = _recorded(pairs)
+    for seed, before in idea.pairs.items():
+        if seed not in now:
+            raise UserError(
+                f"{path}: idea {idea.name!r} was judged with seed {seed}, which is missing now. Keep all of its pairs, "
+                "or give a new idea another name with --idea."
+            )
+        gap = now[seed]
+        is_same = gap is before if gap is None or before is None else math.isclose(gap, before, rel_tol=1e-9)
+        if not is_same:
+            raise UserError(
+                f"{path}: idea {idea.name!r} was judged before, and seed {seed} had other values. Give a new idea "
+                "another name with --idea, and a new baseline another name."
+            )
+    order = [*idea.pairs, *(seed for seed in pairs.gaps if seed not in idea.pairs)]
+    return replace(pairs, gaps={seed: pairs.gaps[seed] for seed in order})
+
+
+def _settings(agreed: Settings | None, typed: Mapping[str, Any], question: Question, path: str) -> Settings:
+    if agreed is None:
+        return Settings(**typed, lower_is_better=question.lower_is_better)
+    for key, option in (("confidence", "--confidence"), ("planned", "--ideas")):
+        if typed.get(key, getattr(agreed, key)) != getattr(agreed, key):
+            raise UserError(
+                f"{path} began with {option} {getattr(agreed, key):g}, which cannot change. Start another file."
+            )
+    if agreed.lower_is_better != question.lower_is_better:
+        began = "with" if agreed.lower_is_better else "without"
+        raise UserError(f"{path} began {began} --lower-is-better. Use another file for another metric.")
+    return agreed
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[int]:
+    if fcntl is None:
+        raise UserError("--session needs file locks, which this system lacks.")
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o666)
+    except OSError as error:
+        raise UserError(f"cannot open the session {path}: {error.strerror}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise UserError(f"the session {path} is not a regular file.")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError as error:
+            raise UserError(f"cannot lock the session {path}: {error.strerror}") from None
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _content(fd: int, path: str) -> bytes:
+    parts = []
+    while part := os.pread(fd, 1 << 20, sum(map(len, parts))):
+        parts.append(part)
+        if sum(map(len, parts)) > MAX_BYTES:
+            raise UserError(f"the session {path} is larger than {MAX_BYTES >> 20} MiB.")
+    return b"".join(parts)
+
+
+def _read(content: bytes, path: str) -> tuple[Settings | None, dict[int, Idea]]:
+    """Return the settings, None for a new file, and the ideas as they were judged last."""
+    rows = []
+    for line in content.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            rows.append(json.loads(line))
+    start = json.dumps({KIND: HEADER}).encode()[:-1]
+    if not rows and b"\n" not in content and (start.startswith(content) or content.startswith(start)):
+        return None, {}  # empty, or a first line that was cut short
+    header = rows[0] if rows and isinstance(rows[0], dict) else {}
+    if header.get(KIND) != HEADER:
+        raise UserError(f"{path} is not a session of cpdrun judge. Name a new file; nothing was written.")
+    if header.get("version") != VERSION:
+        raise UserError(f"{path} was written by another version of cpdrun. Start another file.")
+    try:
+        settings = Settings(header["confidence"], header["planned"], header["lower_is_better"])
+        ideas: dict[int, Idea] = {}
+        for row in rows[1:]:
+            if row[KIND] == IDEA:
+                prior = SpreadPrior(row["prior"][0], math.inf if row["prior"][1] is None else row["prior"][1])
+                fixed = (row["number"], row["idea"], row["baseline"], row["boundary"], row["margin"], prior)
+                pairs = dict(row["pairs"])
+                ideas[row["number"]] = Idea(*fixed, pairs, row["log_evidence"], row["kept"])
+    except (KeyError, TypeError, IndexError):
+        raise UserError(
+            f"{path} is damaged: a line lacks what cpdrun judge writes. Start another file."
+        ) from None
+    return settings, ideas
+
+
+def _header(settings: Settings) -> dict[str, Any]:
+    return {
+        KIND: HEADER,
+        "version": VERSION,
+        "confidence": settings.confidence,
+        "planned": settings.planned,
+        "lower_is_better": settings.lower_is_better,
+    }
+
+
+def _line(idea: Idea) -> dict[str, Any]:
+    degrees = None if math.isinf(idea.prior.degrees) else idea.prior.degrees
+    return {
+        KIND: IDEA,
+        "number": idea.number,
+        "idea": idea.name,
+        "baseline": idea.baseline,
+        "boundary": idea.boundary,
+        "margin": idea.margin,
+        "prior": [idea.prior.deviation, degrees],
+        "pairs": [[seed, gap] for seed, gap in idea.pairs.items()],
+        "log_evidence": idea.log_evidence,
+        "kept": idea.is_kept,
+    }
+
+
+def _append(fd: int, content: bytes, rows: list[dict[str, Any]]) -> None:
+    """Write all lines at once, behind the end of a line that a kill cut short."""
+    if not rows:
+        return
+    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
+    if content and not content.endswith(b"\n"):
+        text = b"\n" + text
+    while text:
+        text = text[os.write(fd, text) :]
+    os.fsync(fd)
