@@ -25,9 +25,11 @@ from cpdrun.stats.pooled_spread import FEWEST_CELLS, FIRST_PAIRS, MOST_DEGREES
 
 IDEAS, MOST_REAL, ALPHA = 100, 20, 0.05
 MOST_KEPT = 60  # the most kept ideas for which the threshold is tabulated
+STEP = 1 / 360  # of the recorded accuracies
 REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "search"
 
-Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+# gaps less their mean, and the step in which each idea's values count
+Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[np.ndarray, np.ndarray]]
 
 
 def log_evidence(statistic: np.ndarray, pairs: int, degrees: int) -> np.ndarray:
@@ -46,14 +48,14 @@ def log_evidence(statistic: np.ndarray, pairs: int, degrees: int) -> np.ndarray:
     return np.logaddexp.reduce(parts) - constant
 
 
-def recorded() -> np.ndarray:
-    """The gaps of the recorded grids, one row a cell, each with mean 0 and standard deviation 1."""
+def recorded() -> tuple[np.ndarray, np.ndarray]:
+    """Return the gaps of the recorded grids, one row a cell with mean 0 and standard deviation 1, and their steps."""
     values: dict[tuple[str, str], dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for path in sorted(REFERENCE.glob("digits_*.csv")):
         with path.open(encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 values[path.name, row["baseline"]][row["candidate"]][row["seed"]] = float(row["value"])
-    cells = []
+    cells, steps = [], []
     for (path_name, baseline), arms in list(values.items()):
         if not baseline:
             continue
@@ -62,23 +64,29 @@ def recorded() -> np.ndarray:
             seeds = sorted(runs.keys() & base.keys())
             gaps = np.array([runs[seed] - base[seed] for seed in seeds])
             if len(gaps) >= 20 and gaps.std() > 0:
-                cells.append(((gaps - gaps.mean()) / gaps.std())[:30])
+                cells.append((gaps - gaps.mean()) / gaps.std())
+                steps.append(STEP / gaps.std())
     shortest = min(map(len, cells))
-    return np.array([cell[:shortest] for cell in cells])
+    return np.array([cell[:shortest] for cell in cells]), np.array(steps)
 
 
-def of_recorded(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
-    cells = recorded()
+def of_recorded(rng: np.random.Generator, size: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    cells, steps = recorded()
     which = rng.integers(len(cells), size=(size[0], size[1], 1))
-    return cells[which, rng.integers(cells.shape[1], size=size)]
+    return cells[which, rng.integers(cells.shape[1], size=size)], steps[which[..., 0]]
+
+
+def exact(draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]) -> Draw:
+    """Noise of values that are not counted in steps."""
+    return lambda rng, size: (draw(rng, size), np.zeros(size[:2]))
 
 
 NOISE: dict[str, Draw] = {
-    "normal": lambda rng, size: rng.normal(size=size),
-    "skewed to the left": lambda rng, size: (4.0 - rng.gamma(4.0, size=size)) / 2.0,
+    "normal": exact(lambda rng, size: rng.normal(size=size)),
+    "skewed to the left": exact(lambda rng, size: (4.0 - rng.gamma(4.0, size=size)) / 2.0),
     "recorded": of_recorded,
-    "normal, spread differs": lambda rng, size: (
-        rng.normal(size=size) * np.exp(0.35 * rng.normal(size=(*size[:2], 1)))
+    "normal, spread differs": exact(
+        lambda rng, size: rng.normal(size=size) * np.exp(0.35 * rng.normal(size=(*size[:2], 1)))
     ),
 }
 
@@ -90,12 +98,14 @@ def simulate(
     real = rng.random((sessions, IDEAS)).argsort(1) < rng.integers(MOST_REAL + 1, size=(sessions, 1))
     worse = -rng.exponential(0.5, (sessions, IDEAS)) * (rng.random((sessions, IDEAS)) < 0.5)
     effects = np.where(real, rng.uniform(0.5, 3, (sessions, IDEAS)), worse)
-    gaps = effects[..., None] + noise(rng, (sessions, IDEAS, pairs))
+    gaps, steps = noise(rng, (sessions, IDEAS, pairs))
+    gaps += effects[..., None]
+    rounding = steps**2 / 6
     thresholds = np.array([required_log_evidence(1, k, ALPHA, IDEAS) for k in range(1, MOST_KEPT + 1)])
     counts = np.zeros((sessions, MOST_KEPT))  # earlier ideas whose evidence reaches each threshold
     taken = np.zeros((sessions, IDEAS), int)
     evidence = np.zeros((sessions, IDEAS))
-    spreads = gaps[..., : min(FIRST_PAIRS, pairs)].var(-1, ddof=1)
+    spreads = gaps[..., : min(FIRST_PAIRS, pairs)].var(-1, ddof=1) + rounding
     for idea in range(IDEAS):
         going = np.ones(sessions, bool)
         has_prior = idea >= FEWEST_CELLS
@@ -107,7 +117,9 @@ def simulate(
             if n + degrees < 2:
                 continue
             x = gaps[at, idea, :n]
-            statistic = x.sum(1) / np.sqrt((x**2).sum(1) + degrees * pooled[at])
+            statistic = x.sum(1) / np.sqrt(
+                (x**2).sum(1) + (n - 1) * rounding[at, idea] + degrees * pooled[at]
+            )
             log = log_evidence(statistic, n, degrees)
             evidence[at, idea] = log
             is_kept = (counts[at] + (log[:, None] >= thresholds) >= np.arange(1, MOST_KEPT + 1)) & (

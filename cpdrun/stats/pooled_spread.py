@@ -83,11 +83,13 @@ def _polygamma(order: int, x: float) -> float:
     while x < 12:
         steps += (1 / x, -1 / x**2, 2 / x**3)[order]
         x += 1
-    first = (math.log(x), 1 / x, -1 / x**2)[order]
-    second = (-1 / (2 * x), 1 / (2 * x**2), -1 / x**3)[order]
+    inverse = 1 / x  # its powers cannot overflow
+    first = (math.log(x), inverse, -(inverse**2))[order]
+    second = (-inverse / 2, inverse**2 / 2, -(inverse**3))[order]
     series = 0.0
     for k, bernoulli in enumerate(_BERNOULLI, 1):
-        series += bernoulli * (-1 / (2 * k), 1 / x, -(2 * k + 1) / x**2)[order] / x ** (2 * k)
+        factor = (-1 / (2 * k), inverse, -(2 * k + 1) * inverse**2)[order]
+        series += bernoulli * factor * inverse ** (2 * k)
     return first + second + series - steps
 
 

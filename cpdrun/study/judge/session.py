@@ -1,8 +1,8 @@
 """A ledger of ideas: which were judged, on which pairs, and which may be kept at a given false discovery rate.
 
 The file holds one JSON object per line and is only appended to. Whoever judges holds a lock on it from the first read
-to the last write, so several processes may share it. All lines of one call are written at once and reach the disk before
-anything is printed. A line that a kill cut short is therefore one that nobody has seen; it is passed over.
+to the last write, so several processes may share it. All lines of one call are written at once and reach the disk
+before anything is printed. A line that a kill cut short is therefore one that nobody has seen; it is passed over.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Idea:
-    """One hypothesis of the session, as it was judged last. `pairs` holds the gap of each seed, None if its run failed."""
+    """One hypothesis of the session, as it was judged last. `pairs` holds gaps by seed, None for a failed run."""
 
     number: int
     name: str
