@@ -15,9 +15,10 @@ from cpdrun.launch.progress.display import duration
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Ask, Candidate, Standing, wanted
 from cpdrun.search.settings import Budget
-from cpdrun.search.words import difference, pairs_text, sentences
+from cpdrun.search.words import difference, sentences
 from cpdrun.stats.chain import Width
 from cpdrun.stats.evidence import Judgement
+from cpdrun.study.result_text import pairs_text
 
 OWN, OTHERS = "runs of this cell", "other runs of the sweep"
 
@@ -240,7 +241,8 @@ def _of_candidate(found: Next, facts: dict[str, Any]) -> str:
     side = max(
         ("certified", facts["sure_certified"]), ("refuted", facts["sure_refuted"]), key=lambda each: each[1]
     )
-    stands = f"{pairs_text(judgement)}, {difference(found.results.metric, judgement)}, {_percent(side[1])} sure to be"
+    shown = difference(found.results.metric, judgement)
+    stands = f"{pairs_text(judgement.pairs)}, {shown}, {_percent(side[1])} sure to be"
     need = "" if judgement.more is None else f" of {judgement.more} that would settle it"
     return f"{facts['candidate']}: {stands} {side[0]}; {coming}{need}"
 

@@ -17,11 +17,12 @@ from cpdrun.search.results import Results
 from cpdrun.search.schedule import Candidate, Chain, Standing
 from cpdrun.stats.chain import Width
 from cpdrun.stats.evidence import Judgement, Verdict
-from cpdrun.stats.failures import FailureCounts, no_failure
+from cpdrun.stats.failures import FailureCounts
 from cpdrun.stats.identical import describe_identical
 from cpdrun.stats.intervals import unseen_share
 from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.metric import Metric
+from cpdrun.study.result_text import more_text, own_interval_text, pairs_text, result_text
 
 MOST_CHAINS = 4  # said one by one
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}
@@ -114,7 +115,7 @@ def _of_one(results: Results, standing: Standing) -> str:
         return f"{named} {_certificate(results, candidate, judgement, standing.failures_of(candidate))}."
     if width.verdict is Verdict.REFUTED:
         failures = _after_comma(standing.failures_of(candidate).describe())
-        shown = f"{difference(results.metric, judgement)} after {pairs_text(judgement)}"
+        shown = f"{difference(results.metric, judgement)} after {pairs_text(judgement.pairs)}"
         return f"{named} refuted, {shown}{failures}."
     return f"{named} open, {_open(results, standing, candidate, judgement)}."
 
@@ -135,10 +136,9 @@ def _no_evidence(results: Results) -> str:
 def _certificate(results: Results, candidate: Candidate, judgement: Judgement, counts: FailureCounts) -> str:
     baseline = results.question.baseline_name + tuned_words.at(results, candidate.baseline)
     tolerance = f"at most {tolerance_of(results)} worse than {baseline} in the mean over seeds"
-    confidence, left_out = results.question.settings.confidence, counts.describe_pairs()
-    shown = f"{pairs_text(judgement)}, {difference(results.metric, judgement)}"
-    failures = f"{no_failure(judgement.pairs, confidence)}{f'; {left_out}' if left_out else ''}"
-    return f"certified at {confidence:g} % to be {tolerance} ({shown}; {failures})"
+    confidence = results.question.settings.confidence
+    result = result_text(results.metric, judgement, counts, confidence)
+    return f"certified at {confidence:g} % to be {tolerance}: {result}"
 
 
 def _frontier(results: Results, standing: Standing, *, said: bool) -> str:
@@ -175,55 +175,64 @@ def _open(results: Results, standing: Standing, candidate: Candidate, judgement:
         return f"{name} is not tuned yet, {started} to choose".lstrip()
     if not judgement.pairs and not counts.ended:
         return f"{name} was not tried".lstrip()
-    shown = f"{difference(results.metric, judgement)} after {pairs_text(judgement)}"
+    shown = f"{difference(results.metric, judgement)} after {pairs_text(judgement.pairs)}"
     shown += _after_comma(counts.describe_pairs(), "" if counts.failed else more(results, judgement))
     return f"{counts.describe(name)}; {shown}" if counts.failed else f"{name} {shown}".lstrip()
 
 
-def pairs_text(judgement: Judgement) -> str:
-    return f"{judgement.pairs} pair{'s' if judgement.pairs != 1 else ''}"
-
-
 def more(results: Results, judgement: Judgement) -> str:
-    """About how many further pairs would settle it, were the figures so far the true ones."""
+    """Return how many further pairs are likely to settle it, or why that cannot be said."""
     if judgement.settled_at is not None:
-        return ""  # its runs failed, which is said
-    if judgement.more is not None:
-        return f"{judgement.more} more"
-    return "too noisy to say how many more" if judgement.pairs > 1 else "too few pairs to say how many more"
+        return ""  # its runs failed, which the sentence says
+    rules = results.rules()
+    return more_text(judgement, rules.tolerance, 1 / rules.resolution if rules.resolution else math.nan)
 
 
 def difference(metric: Metric, judgement: Judgement) -> str:
-    """`−0.39 [−0.84, +0.06]`, positive is better; each end holds at the level of its verdict."""
+    """Return the gap with its interval, such as `−0.39 [−0.84, +0.06]`; positive is better."""
     return metric.show_between(judgement.mean, judgement.low, judgement.high)
 
 
 def table(results: Results) -> Table:
-    """A row a candidate that was tried or is next: pairs, difference with its anytime interval, verdict, more."""
+    """Return a row for each candidate that was tried or is next, with its gap, its interval and its verdict.
+
+    The interval on a candidate's own spread has a column if it differs from the printed one in any row.
+    """
     found = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     found.add_column("candidate", no_wrap=True)
     if results.question.tuning:
         found.add_column(tuned_words.title(results), no_wrap=True)
-    for heading in ("bits", "pairs", f"difference{results.metric.points}"):
+    standings = results.standings()
+    own = ["own spread"] if _has_own_spread(standings) else []
+    for heading in ("bits", "pairs", f"difference{results.metric.points}", *own):
         found.add_column(heading, justify="right", no_wrap=True)
     # The one that is folded where all are too wide: the others would lose figures.
     found.add_column(
         "verdict" if math.isnan(results.tolerance) else f"verdict, margin {tolerance_of(results)}"
     )
-    standings = results.standings()
     for name, label in tuned_words.baselines(results, standings).items() if results.question.tuning else ():
-        found.add_row(label, tuned_words.in_short(results, name), "", "", "", "baseline")
+        found.add_row(label, tuned_words.in_short(results, name), *[""] * (3 + len(own)), "baseline")
     for standing in standings:
         for candidate, judgement, width in standing:
             is_next = standing.active is not None and candidate is standing.active[0]
             if judgement.pairs or is_next or candidate.name in results.ended.given_up:
                 counts = standing.failures_of(candidate)
-                found.add_row(*_row(results, candidate, judgement, width, counts))
+                found.add_row(*_row(results, candidate, judgement, width, counts, bool(own)))
     return found
 
 
+def _has_own_spread(standings: Sequence[Standing]) -> bool:
+    found = [judgement for standing in standings for _, judgement, _ in standing]
+    return any((each.own_low, each.own_high) != (each.low, each.high) for each in found)
+
+
 def _row(
-    results: Results, candidate: Candidate, judgement: Judgement, width: Width, counts: FailureCounts
+    results: Results,
+    candidate: Candidate,
+    judgement: Judgement,
+    width: Width,
+    counts: FailureCounts,
+    has_own: bool,
 ) -> tuple[Any, ...]:
     verdict = width.verdict_of(judgement)
     words = str(verdict)
@@ -237,11 +246,12 @@ def _row(
     mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
     shown = difference(results.metric, judgement)
     chosen = [tuned_words.in_short(results, candidate.name)] if results.question.tuning else []
-    return candidate.label, *chosen, f"{candidate.bits:g}", str(judgement.pairs), shown, mark
+    own = [own_interval_text(results.metric, judgement)] if has_own else []
+    return candidate.label, *chosen, f"{candidate.bits:g}", str(judgement.pairs), shown, *own, mark
 
 
 def facts(results: Results) -> dict[str, Any]:
-    """The same for programs; differences in the metric's unit, null where there is no end."""
+    """Return the same for programs. Differences are in the metric's unit; an end that is open is null."""
     chains = [_chain_facts(results, standing) for standing in results.standings()]
     found = {
         "sweep": str(results.question.directory.path),
@@ -272,6 +282,8 @@ def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:
             "difference": _finite(judgement.mean),
             "low": _finite(judgement.low),
             "high": _finite(judgement.high),
+            "own_low": _finite(judgement.own_low),
+            "own_high": _finite(judgement.own_high),
             "more": judgement.more and judgement.more.likely,
             "more_range": judgement.more and [judgement.more.low, judgement.more.high],
             "is_identical": results.is_identical(candidate),
@@ -346,7 +358,5 @@ def one_line(results: Results, standings: Sequence[Standing], label: str) -> str
                     _after_comma(more(results, judgement) if is_open else ""),
                     _after_comma(failed),
                 )
-                return (
-                    f"{MARKS[verdict]} {label}: {verdict}{failures}, {pairs_text(judgement)}, {shown}{rest}"
-                )
+                return f"{MARKS[verdict]} {label}: {verdict}{failures}, {pairs_text(judgement.pairs)}, {shown}{rest}"
     return label

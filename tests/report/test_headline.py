@@ -140,7 +140,7 @@ def test_what_is_within_the_margin_in_the_mean_alone_is_open(new_sweep, report):
     assert "Most likely e3m0 (4 bits): +0.00 points [" in made.sentences[0]
     assert made.sentences[0].endswith("; about 7 more pairs (4 to 14).")
     assert made.next_command == "cpdrun search exp=digits aps=false"
-    assert made.verdicts[0]["more"] == {"likely": 7, "low": 4, "high": 14}
+    assert (made.verdicts[0]["more"], made.verdicts[0]["more_range"]) == (7, [4, 14])
 
 
 def test_what_wider_open_formats_need_counts_too(new_sweep):
@@ -154,7 +154,7 @@ def test_what_wider_open_formats_need_counts_too(new_sweep):
     (answer,) = verdicts(study)
     (e4m3,) = (judged for group, judged in study.judged.items() if group.format == "e4m3")
     assert answer["candidate"] == "e3m0 without APS" and answer["verdict"] == "open"
-    assert answer["more"]["likely"] == e4m3.judgement.more.likely > 0
+    assert answer["more"] == e4m3.judgement.more.likely > 0
 
 
 def test_the_margin_decides(new_sweep, report):

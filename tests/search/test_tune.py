@@ -61,7 +61,7 @@ def test_each_format_is_certified_with_the_value_chosen_for_it_on_seeds_of_its_o
     first, tuned, took = sentences(results)
     assert "4 bits (e3m0 at lr 0.05) are enough, certified at 95 % to be at most 1 point worse than " in first
     assert (
-        "fp32 at lr 0.2 in the mean over seeds (" in first
+        "fp32 at lr 0.2 in the mean over seeds: " in first
         and "3 bits are not: refuted (e2m0 at lr 0.05" in first
     )
     assert "seeds 1000 and 1001, in no pair, of lr (0.05, 0.1, 0.2): fp32 at lr 0.2 (largest tried)" in tuned
