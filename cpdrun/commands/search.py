@@ -107,11 +107,12 @@ def _say_what_is_asked(console: "Console", results: "Results") -> None:
         soft_wrap=True,
     )
     console.print(f"Margin: {results.margin.describe(results.metric)}.", soft_wrap=True, markup=False)
-    if results.hypotheses != question.family:
+    asked_now = {candidate.name for chain in question.chains for width in chain.widths for candidate in width}
+    before = {each.candidate for each in results.ledger.hypotheses} - asked_now
+    if before:
+        count = f"{len(before)} more candidate{'s' if len(before) > 1 else ''}"
         console.print(
-            f"this sweep was asked about {results.hypotheses.chains} chains before, which go on sharing the error"
-            if results.hypotheses.chains > question.family.chains
-            else "this sweep was asked about more formats before, which go on sharing the error",
+            f"This sweep was asked about {count} before, which keep their share of the error probability.",
             soft_wrap=True,
         )
     for line in question.axis.said:

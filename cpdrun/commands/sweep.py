@@ -178,6 +178,7 @@ def _say_seed_power(sweep: "Plan", telling: "Telling") -> dict[str, Any] | None:
     from cpdrun.study.errors import ReportError
     from cpdrun.study.reader import read_study
     from cpdrun.study.seed_power import seed_power
+    from cpdrun.sweep.manifest import write_ledger
 
     if len(sweep.runs) < FEWEST_COMPARED:
         return None
@@ -186,6 +187,8 @@ def _say_seed_power(sweep: "Plan", telling: "Telling") -> dict[str, Any] | None:
         power = seed_power(study)
     except ReportError:  # `cpdrun report` explains it
         return None
+    with writing(sweep.directory.path):
+        write_ledger(sweep.directory, study.hypotheses)
     if power is None:
         return None
     telling.say(describe_seed_power(power, study.metric))

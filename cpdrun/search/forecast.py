@@ -7,7 +7,6 @@ from statistics import fmean
 
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import FIRST_PAIRS, Standing
-from cpdrun.stats.chain import shares
 from cpdrun.stats.evidence import Verdict, pairs_needed
 from cpdrun.stats.intervals import deviation
 
@@ -27,7 +26,9 @@ def forecast(results: Results, slots: int | None) -> Iterator[str]:
         )
         return
     unit = results.metric.points
-    needs = [f"{tolerance:g} {_pairs(results, tolerance, noise)}" for tolerance in _tolerances(results)]
+    needs = [
+        f"{tolerance:g} {_pairs(standings, results, tolerance, noise)}" for tolerance in _tolerances(results)
+    ]
     shown = noise * results.metric.scale
     yield f"noise: paired differences have sd {shown:.2g}{unit} ({source})"
     yield f"an equal format is certified at a tolerance of {', '.join(needs)}"
@@ -86,7 +87,7 @@ def likely_runs(results: Results, standings: Sequence[Standing], noise: float) -
         last = len(standing.widths) - 1
         upto = last if standing.frontier >= standing.chain.start else standing.frontier
         for i, width in enumerate(standing.widths[standing.frontier : upto + 1], standing.frontier):
-            certify, refute = width.errors
+            certify, refute = width.judgements[0].errors
             needed = pairs_needed(
                 rules.tolerance,
                 noise,
@@ -108,11 +109,10 @@ def _tolerances(results: Results) -> list[float]:
     return [factor * results.tolerance for factor in TOLERANCES]
 
 
-def _pairs(results: Results, tolerance: float, noise: float) -> str:
-    """Of a width with one format."""
-    chains = max(len(results.question.chains), results.hypotheses.chains)
-    certify, refute = shares(results.question.settings.alpha, 1, chains)
+def _pairs(standings: Sequence[Standing], results: Results, tolerance: float, noise: float) -> str:
+    """Return how many pairs a width with one format takes."""
+    _, error = standings[0].widths[standings[0].chain.start].judgements[0].errors
     distance = tolerance / results.metric.scale
     most = 10 * results.question.settings.most_seeds
-    needed = pairs_needed(distance, noise, certify=certify, refute=refute, fewest=2, most=most)
+    needed = pairs_needed(distance, noise, certify=error, refute=error, fewest=2, most=most)
     return f"after more than {most} pairs" if needed is None else f"after about {needed} pairs"

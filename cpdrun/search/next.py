@@ -154,9 +154,9 @@ def _within(runs: Sequence[NextRun], budget: Budget | None) -> Iterator[NextRun]
 # ---- how sure, and what would be settled
 
 
-def sure(results: Results, judgement: Judgement, width: Width) -> tuple[float, float]:
+def sure(results: Results, judgement: Judgement) -> tuple[float, float]:
     """Return the per cent at which the evidence so far would certify, and refute, a candidate: 0 to just below 100."""
-    alpha, (certify, refute) = results.question.settings.alpha, width.errors
+    alpha, (certify, refute) = results.question.settings.alpha, judgement.errors
     sides = ((judgement.log_certify, certify), (judgement.log_refute, refute))
     of_certify, of_refute = (100 * (1 - min(1.0, alpha / share * math.exp(-log))) for log, share in sides)
     return of_certify, of_refute
@@ -182,7 +182,7 @@ def candidate_facts(found: Next) -> list[dict[str, Any]]:
             else after >= judgement.pairs + judgement.more.likely,
         }
         for candidate, judgement, width in _touched(found)
-        for of_certify, of_refute in [sure(found.results, judgement, width)]
+        for of_certify, of_refute in [sure(found.results, judgement)]
     ]
 
 

@@ -28,7 +28,6 @@ from cpdrun.study.axes.bits_axis import APS, last_words
 from cpdrun.study.axes.titles import axis_text, axis_title
 from cpdrun.study.collect import CASE, FORMAT, SCALING, SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
-from cpdrun.sweep.manifest import Hypotheses
 
 BASELINE = "search.baseline"
 
@@ -76,16 +75,7 @@ class Question:
             "values": {key: list(of) for key, of in self.tuning.keys.items()},
             "seeds": list(self.tuning.seeds),
         }
-        about |= {"family": self.family.as_yaml}
         return about | ({"tune": tuned} if self.tuning else {})
-
-    @property
-    def family(self) -> Hypotheses:
-        """The hypotheses that share the error: the chains, and the formats of each width that has several."""
-        sizes: dict[float, int] = {}
-        for width in (width for chain in self.chains for width in chain.widths if len(width) > 1):
-            sizes[width[0].bits] = max(len(width), sizes.get(width[0].bits, 0))
-        return Hypotheses(len(self.chains), sizes)
 
 
 def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> Question:
@@ -189,7 +179,7 @@ def _label(run: PlannedRun, axis: Axis) -> str:
 
 def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ...], ...]:
     """Most bits first; of one width the format with most exponent bits, and so most range, first, of choices then the
-    one that rounds less: the order until a run of the baseline tells more (`cpdrun.search.likeliest`)."""
+    one that rounds less: the order if nothing is predicted (`cpdrun.search.observed`)."""
 
     widths: dict[float, list[Candidate]] = {}
     for _, candidate in sorted(found, key=lambda pair: formats.widest_first(pair[0])):

@@ -10,7 +10,6 @@ from cpdrun.predict.features import strictness
 from cpdrun.record import Ending, Result, RunDir
 from cpdrun.record.measure import ERROR, MEASURES
 from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
-from cpdrun.search.likeliest import Gradients, likeliest_first
 from cpdrun.search.observed import with_chances
 from cpdrun.search.question import Question
 from cpdrun.search.schedule import Ask, Candidate, Chain, Ended, Rules, Standing, stand
@@ -21,7 +20,7 @@ from cpdrun.stats.identical import are_identical
 from cpdrun.study.margin import Course, Margin, choose_margin, course_of, with_digits
 from cpdrun.study.metric import Metric
 from cpdrun.study.runs.learnt import learnt, worst
-from cpdrun.sweep.manifest import hypotheses
+from cpdrun.sweep.manifest import read_ledger
 
 
 class Results:
@@ -40,7 +39,9 @@ class Results:
         self.unpredicted: list[str] = []  # a sentence for each chain without a prediction, until it is shown
         self._courses: dict[Ask, Course] = {}
         self.begun = begun(question)
-        self.hypotheses = hypotheses(question.directory, question.family)
+        arms = {arm: cell for cell, arms in question.tuning.arms.items() for arm in arms}
+        self.ledger = read_ledger(question.directory)
+        self.ledger = replace(self.ledger, cells={**self.ledger.cells, **arms})
         for name, cell in question.cells.items():
             for seed in cell:
                 if (
@@ -157,22 +158,26 @@ class Results:
             higher_is_better=metric.higher_is_better,
             worst=self._worst(),
             resolution=resolution,
-            chains=self.hypotheses.chains,
-            sizes=self.hypotheses.formats,
+            metric=metric.name,
         )
 
     def standings(self) -> list[Standing]:
-        return stand(self.chains, self.ended, self.rules(), self.question.tuning)
+        """Return how all candidates stand. Their hypotheses are in the ledger from now on, once all chains know where
+        they start."""
+        found = stand(self.chains, self.ended, self.rules(), self.question.tuning, self.ledger)
+        if self._metric is not None and all(standing.chain.is_started for standing in found):
+            asked = [each for standing in found for width in standing.hypotheses for each in width]
+            self.ledger = self.ledger.merged(asked)
+        return found
 
     @property
     def chains(self) -> list[Chain]:
-        """Those of the question, in each width the likeliest first, as `likeliest` says, and from where they start, as
-        `start` says, once that is known."""
+        """Return the chains of the question: in each width the likeliest candidate first, as predicted, and from where
+        they start, once that is known."""
         return [self._ordered.get(chain.label) or self._in_order(chain) for chain in self.question.chains]
 
     def _in_order(self, chain: Chain) -> Chain:
-        configs = {c.name: self.question.config(c.name) for width in chain.widths for c in width}
-        of_width = [{configs[candidate.name]["format"] for candidate in width} for width in chain.widths]
+        of_width = [{self.question.config(c.name)["format"] for c in width} for width in chain.widths]
         known = self.begun.of(chain)
         if known is not None and all(len(formats) == 1 for formats in of_width):
             return self._ordered.setdefault(chain.label, known)
@@ -184,18 +189,14 @@ class Results:
             return known or chain
         if not self.ended.has(ask):
             return waiting
-        run, config = self.run(ask), self.question.cells[ask[0]][0].config
-        if (predicted := with_chances(self.question, chain, run, self.strictness)) is not None:
-            started = self.begun.of(predicted) or start_at(predicted, predicted_width(predicted), ask[1])
-            return self._ordered.setdefault(chain.label, started)
-        if not is_script(config) or config["observe"]:  # a script is observed only if that was typed
-            self.unpredicted.append(_unpredicted(chain, is_started=known is not None))
-        chain = known or chain
-        done = run.result()
-        additions = done.longest_chain if done is not None else None
-        gradients = Gradients.of(run.rows(), config["world_size"] - 1 if additions is None else additions)
-        widths = (likeliest_first(width, configs, gradients) for width in chain.widths)
-        return self._ordered.setdefault(chain.label, replace(chain, widths=tuple(widths)))
+        predicted = with_chances(self.question, chain, self.run(ask), self.strictness)
+        if predicted is None:
+            config = self.question.cells[ask[0]][0].config
+            if not is_script(config) or config["observe"]:  # a script is observed only if that was typed
+                self.unpredicted.append(_unpredicted(chain, is_started=known is not None))
+            return self._ordered.setdefault(chain.label, known or chain)
+        started = self.begun.of(predicted) or start_at(predicted, predicted_width(predicted), ask[1])
+        return self._ordered.setdefault(chain.label, started)
 
     def first_run(self, named: str) -> Ask | None:
         """Of a baseline the run that says in which order to try the formats of a width; None where none will end, and

@@ -13,12 +13,15 @@ from cpdrun.search.tune import Tuning
 from cpdrun.stats.chain import Width, settle
 from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.failures import Compared, Failure, FailureCounts, Runs, compare_runs
+from cpdrun.stats.ledger import AskedChain, Hypothesis, Ledger
+from cpdrun.stats.pooled_spread import priors
 
 FIRST_PAIRS = 3  # the fewest that settle anything; asked for at once where there are cores
 
 EVEN = 0.5  # a predicted chance above it: rather not
 
 UNTUNED = Tuning()
+EMPTY_LEDGER = Ledger()
 
 Ask = tuple[str, int]  # a cell's name and a seed
 
@@ -63,11 +66,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Rules:
-    """The tolerance and the other inputs of the test, in the metric's own unit.
-
-    `chains` and `sizes` (candidates by bits) count the hypotheses of all questions that this sweep was asked. They
-    share the error, and a later question with fewer of them does not give any back.
-    """
+    """The tolerance and the other inputs of the test, in the metric's own unit."""
 
     tolerance: float
     alpha: float
@@ -75,12 +74,7 @@ class Rules:
     higher_is_better: bool = True
     worst: float = 0.0
     resolution: float = 0.0
-    chains: int = 0
-    sizes: Mapping[float, int] = field(default_factory=dict)
-
-    def size_of(self, width: Sequence[Candidate]) -> int:
-        """Return how many candidates share the error of this width."""
-        return max(len(width), self.sizes.get(width[0].bits, 0))
+    metric: str = ""
 
 
 @dataclass
@@ -120,6 +114,7 @@ class Standing:
     widths: list[Width]
     exhausted: tuple[tuple[bool, ...], ...]  # candidates of which no further pair can be had
     failures: tuple[tuple[FailureCounts, ...], ...]  # of each candidate
+    hypotheses: tuple[tuple[Hypothesis, ...], ...] = ()  # of each candidate, for the ledger
 
     def failures_of(self, candidate: Candidate) -> FailureCounts:
         """Return how many runs of one of the candidates failed."""
@@ -172,10 +167,30 @@ class Standing:
         return next(iter(self.in_question), None)
 
 
-def stand(chains: Sequence[Chain], ended: Ended, rules: Rules, tuning: Tuning = UNTUNED) -> list[Standing]:
-    """How all candidates stand, each under the name of its arm as soon as that is chosen."""
+def stand(
+    chains: Sequence[Chain],
+    ended: Ended,
+    rules: Rules,
+    tuning: Tuning = UNTUNED,
+    ledger: Ledger = EMPTY_LEDGER,
+) -> list[Standing]:
+    """Return how all candidates stand, each under the name of its arm as soon as that is chosen.
+
+    The hypotheses of the standings have their weights, and the priors that can be fixed now; the caller adds them to
+    the ledger.
+    """
     chosen = tuning.chosen(ended, higher_is_better=rules.higher_is_better)
-    return [_stand(of_arms(chain, chosen), ended, rules, len(chains), tuning.seeds) for chain in chains]
+    hypotheses = _with_priors(
+        ledger.ask(rules.metric, [_as_asked(chain) for chain in chains]),
+        pairs := [_paired(of_arms(chain, chosen), ended, rules, tuning.seeds) for chain in chains],
+        rules,
+    )
+    return [_stand(of_chain, each, ended, rules) for of_chain, each in zip(pairs, hypotheses, strict=True)]
+
+
+def _as_asked(chain: Chain) -> AskedChain:
+    widths = [[candidate.name for candidate in width] for width in chain.widths]
+    return AskedChain(chain.baseline, widths, chain.start, [width[0].bits for width in chain.widths])
 
 
 def of_arms(chain: Chain, chosen: Mapping[str, str]) -> Chain:
@@ -189,7 +204,16 @@ def of_arms(chain: Chain, chosen: Mapping[str, str]) -> Chain:
     return replace(chain, widths=widths) if chosen else chain
 
 
-def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int, aside: Collection[int]) -> Standing:
+@dataclass(frozen=True)
+class _Paired:
+    """A chain with the runs of its candidates: what is compared, and the differences, width by width."""
+
+    chain: Chain
+    compared: list[list[Compared]]
+    gaps: list[list[list[float]]]
+
+
+def _paired(chain: Chain, ended: Ended, rules: Rules, aside: Collection[int]) -> _Paired:
     seeds = chain.seeds(rules.most_seeds)
     left_out = {*aside, *([] if chain.aside is None else [chain.aside])}
     compared = [[ended.compared(candidate, left_out) for candidate in width] for width in chain.widths]
@@ -200,13 +224,37 @@ def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int, aside: Collect
         ]
         for width, of_width in zip(chain.widths, compared, strict=True)
     ]
+    return _Paired(chain, compared, gaps)
+
+
+def _with_priors(
+    hypotheses: list[list[list[Hypothesis]]], pairs: Sequence[_Paired], rules: Rules
+) -> list[list[list[Hypothesis]]]:
+    """Return the hypotheses with the priors that can be fixed by the pairs that there are."""
+    cells = {
+        each.key: gaps
+        for of_chain, known in zip(pairs, hypotheses, strict=True)
+        for of_width, of_known in zip(of_chain.gaps, known, strict=True)
+        for gaps, each in zip(of_width, of_known, strict=True)
+    }
+    fixed = priors(cells, rules.tolerance, rules.resolution)
+
+    def with_prior(each: Hypothesis) -> Hypothesis:
+        return each if each.prior is not None else replace(each, prior=fixed.get(each.key))
+
+    return [[[*map(with_prior, width)] for width in of_chain] for of_chain in hypotheses]
+
+
+def _stand(
+    paired: _Paired, hypotheses: Sequence[Sequence[Hypothesis]], ended: Ended, rules: Rules
+) -> Standing:
+    chain, seeds = paired.chain, paired.chain.seeds(rules.most_seeds)
     widths = settle(
-        gaps,
+        paired.gaps,
         rules.tolerance,
+        hypotheses,
         alpha=rules.alpha,
-        chains=max(chains, rules.chains),
-        sizes=[rules.size_of(width) for width in chain.widths],
-        barred=[[found.is_barred for found in of_width] for of_width in compared],
+        barred=[[found.is_barred for found in of_width] for of_width in paired.compared],
         resolution=rules.resolution,
         most_pairs=len(seeds),
         start=chain.start,
@@ -218,8 +266,8 @@ def _stand(chain: Chain, ended: Ended, rules: Rules, chains: int, aside: Collect
         )
         for candidates, width in zip(chain.widths, widths, strict=True)
     )
-    failures = tuple(tuple(found.counts for found in of_width) for of_width in compared)
-    return Standing(chain, widths, exhausted, failures)
+    failures = tuple(tuple(found.counts for found in of_width) for of_width in paired.compared)
+    return Standing(chain, widths, exhausted, failures, tuple(map(tuple, hypotheses)))
 
 
 def _is_exhausted(candidate: Candidate, ended: Ended, seeds: Sequence[int]) -> bool:

@@ -1,7 +1,7 @@
 """Where a chain starts: at its widest, or at the narrowest width that is predicted to be enough (search.start).
 
 The rule. A width is as likely to miss the tolerance as the least likely of its formats; the start is the narrowest that
-is rather not to (EVEN at most), the widest where none is, or nothing is predicted. `cpdrun.stats.chain` says which
+is rather not to (EVEN at most), the widest where none is, or nothing is predicted. `cpdrun.stats.ledger` says which
 claims a chain that starts there makes, at which error, and why that is valid.
 
 What it may go by. A prediction reads the baseline's first run, and no candidate's. That run is one half of a pair,
@@ -21,6 +21,7 @@ from cpdrun.config.overrides import typed_form
 from cpdrun.record import read_manifest
 from cpdrun.search.schedule import EVEN, Chain
 from cpdrun.search.settings import FEWEST_SEEDS, PREDICTED, WIDEST
+from cpdrun.stats.ledger import read_starts
 
 if TYPE_CHECKING:
     from cpdrun.search.question import Question
@@ -84,20 +85,14 @@ def _before(question: "Question") -> Begun | None:
         typed_form(block.get(key)) != typed_form(question.asked[key]) for key in SAME
     ):
         return None
-    started = block.get("start", [])
-    chains: dict[str, tuple[float, int | None]] = {}
-    for each in started if isinstance(started, list) else []:
-        about = each if isinstance(each, Mapping) else {}  # a folder may come from anyone
-        label, bits, aside = about.get("chain"), about.get("bits"), about.get("aside")
-        if isinstance(label, str) and isinstance(bits, int | float):
-            chains[label] = (bits, aside if isinstance(aside, int) else None)
+    chains = {each.chain: (each.bits, each.aside) for each in read_starts(block.get("start"))}
     return Begun(PREDICTED if "start" in block else WIDEST, chains)
 
 
 def recorded(by: str, chains: Sequence[Chain], arms: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """For sweep.yaml: of every chain whose start was predicted its bits, the seed that is in no pair, the bits of all
-    widths, whose distance from the start is their share of the error, and the candidates' cells by which a report knows
-    the chain; of one that is tuned those of its arms. Without `start` all begin at their widest."""
+    """Return what sweep.yaml says about the chains whose start was predicted: the bits, the seed in no pair, and the
+    cells of the candidates, or of their arms, by which a report knows the chain. Without `start`, all chains start
+    at their widest width."""
     if by == WIDEST:
         return {}
     return {
@@ -106,7 +101,6 @@ def recorded(by: str, chains: Sequence[Chain], arms: Mapping[str, Sequence[str]]
                 "chain": chain.label,
                 "bits": chain.widths[chain.start][0].bits,
                 "aside": chain.aside,
-                "widths": [width[0].bits for width in chain.widths],
                 "cells": [
                     cell for width in chain.widths for c in width for cell in arms.get(c.name, (c.name,))
                 ],

@@ -15,6 +15,7 @@ from cpdrun.study.axes.titles import (
     short_titles,
     tried_text,
 )
+from cpdrun.sweep.manifest import LEDGER
 
 MARGIN = {"largest": "max", "smallest": "min"}
 
@@ -24,6 +25,7 @@ def asked(results: Results) -> dict[str, Any]:
     report chooses by the same runs and the same rule."""
     question = results.question
     about = question.asked | recorded(results.begun.by, results.chains, question.tuning.arms)
+    about |= {LEDGER: results.ledger.as_yaml}
     if not question.tuning:
         return about
     chosen = {label: dict(question.tuning.values[arm]) for label, arm in _chosen(results)}

@@ -253,6 +253,7 @@ def _row(
 def facts(results: Results) -> dict[str, Any]:
     """Return the same for programs. Differences are in the metric's unit; an end that is open is null."""
     chains = [_chain_facts(results, standing) for standing in results.standings()]
+    alpha = results.question.settings.alpha
     found = {
         "sweep": str(results.question.directory.path),
         "metric": results.metric.name,
@@ -261,7 +262,8 @@ def facts(results: Results) -> dict[str, Any]:
         "confidence": results.question.settings.confidence,
         "runs": results.runs,
         "difference_is": "mean over seeds",
-        "hypotheses": results.hypotheses.as_yaml,
+        "hypotheses": len(results.ledger.hypotheses),
+        "error_left": alpha * results.ledger.left,
         "chains": chains,
         "says": sentences(results),
     }
@@ -287,7 +289,7 @@ def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:
             "more": judgement.more and judgement.more.likely,
             "more_range": judgement.more and [judgement.more.low, judgement.more.high],
             "is_identical": results.is_identical(candidate),
-            "error_of_certifying": width.errors[0],
+            "error_of_certifying": judgement.errors[0],
             **_failure_facts(standing.failures_of(candidate), judgement.pairs, confidence),
         }
         | tuned_words.facts(results, candidate.name)

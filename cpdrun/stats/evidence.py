@@ -105,6 +105,7 @@ class Judgement:
     prior: SpreadPrior = NO_PRIOR
     more: PairsRange | None = None  # further pairs that would settle it; None: cannot be said yet
     trace: tuple[float, ...] = ()
+    errors: tuple[float, float] = (math.nan, math.nan)  # allowed: a wrong certificate, a wrong refutation
 
 
 def log_evidence(
@@ -122,6 +123,10 @@ def log_evidence(
     if equal_effect is None:
         return mixture
     return _log_mean([mixture, _log_ratio(statistic, pairs, equal_effect, prior_degrees)])
+
+
+def _enough(alpha: float) -> float:
+    return -math.log(alpha) if alpha > 0 else math.inf
 
 
 def _log_mean(logs: Sequence[float]) -> float:
@@ -153,7 +158,7 @@ def critical_statistic(
     pairs: int, alpha: float, prior_degrees: float = 0.0, equal_effect: float | None = None
 ) -> float:
     """Return the smallest T whose evidence is 1 / alpha; infinity if no T is enough."""
-    enough = math.log(1 / alpha)
+    enough = _enough(alpha)
     most = math.sqrt(pairs)
     if math.isinf(prior_degrees):
         most = (enough + math.log(2 * len(EFFECTS))) / EFFECTS[0] + pairs * EFFECTS[0] / 2
@@ -240,7 +245,7 @@ def judge(
     effect = prior.effect(margin)
     verdict, settled_at = Verdict.OPEN, None
     best = {Verdict.CERTIFIED: 0.0, Verdict.REFUTED: 0.0}
-    enough = {Verdict.CERTIFIED: math.log(1 / certify), Verdict.REFUTED: math.log(1 / refute)}
+    enough = {Verdict.CERTIFIED: _enough(certify), Verdict.REFUTED: _enough(refute)}
     trace = [0.0] * len(gaps)
     for n, mean, spread in _looks(gaps, margin, resolution, prior):
         statistic = _statistic(mean + margin, spread, n, prior)
@@ -283,6 +288,7 @@ def judge(
         prior=prior,
         more=_range(0) if settled_at else None if likely is None else _range(likely),
         trace=tuple(trace),
+        errors=(certify, refute),
     )
 
 
@@ -302,7 +308,7 @@ def pairs_needed(
     more."""
     if not spread > 0 or distance == 0 or not math.isfinite(spread * distance):
         return None
-    enough = math.log(1 / (certify if distance > 0 else refute))
+    enough = _enough(certify if distance > 0 else refute)
 
     def settle(pairs: int) -> bool:
         statistic = abs(_statistic(distance, spread, pairs, prior))

@@ -75,7 +75,7 @@ def read_study(
     share = _may_be_a_share(about, done)
     groups = tuned.with_values(make_groups(shown, axes, f"metric:{metric}", of))
     asked_tolerance = question.tolerance if metric == usual else None  # it is in the units of that metric
-    started = [chain.said for chain in question.family.started]
+    started = [start.note for start in question.starts]
     said = question.said(
         about, tolerance=tolerance is None and asked_tolerance is not None, confidence=ci is None
     )
@@ -92,7 +92,8 @@ def read_study(
         is_default_metric=metric == usual,
         question=[line for line in (said, share, *of.said, *started, *tuned.notes()) if line],
         tuned=tuned,
-        family=question.family,
+        ledger=question.ledger,
+        starts=question.starts,
     )
     if tolerance is None:
         return _with_margin(study, asked_tolerance, f"as the {question.by} asked")

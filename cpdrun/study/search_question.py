@@ -3,18 +3,18 @@ same unless another question is typed."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
 
 from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.record import SweepDir, read_manifest
+from cpdrun.stats.ledger import Ledger, Start, read_starts
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import axis_text
 from cpdrun.study.collect import config_keys
 from cpdrun.study.errors import ReportUsageError
-from cpdrun.study.groups.verdicts import Family, Started
 from cpdrun.study.metric import Metric
 
 CONFIDENCE = 95.0  # per cent, where nobody asked for another
@@ -29,7 +29,8 @@ class Asked:
     metric: str | None = None
     baseline: Mapping[str, Any] = field(default_factory=dict)  # the values that name it
     axis: str | None = None  # of bits, along which was searched
-    family: Family = field(default_factory=Family)  # what shares the error
+    starts: tuple[Start, ...] = ()  # of the chains that do not start at their widest width
+    ledger: Ledger = field(default_factory=Ledger, compare=False)
     by: str = "search"
 
     def said(self, metric: Metric, *, tolerance: bool, confidence: bool) -> str:
@@ -60,10 +61,15 @@ def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: A
 
 
 def asked(sweeps: Sequence[SweepDir]) -> Asked:
-    """The question that all of `sweeps` were searched with; an empty one where they were not, or differ."""
+    """Return the question that all of `sweeps` were searched with; an empty one if they were not, or differ.
+
+    Several sweeps together are a question of their own, which has its own ledger.
+    """
     questions = [_asked(sweep) for sweep in sweeps]
     first = questions[0] if questions else Asked()
-    return first if all(question == first for question in questions) else Asked()
+    if any(question != first for question in questions):
+        return Asked()
+    return first if len(questions) < 2 else replace(first, ledger=Ledger())
 
 
 def _asked(sweep: SweepDir) -> Asked:
@@ -82,36 +88,10 @@ def _asked(sweep: SweepDir) -> Asked:
         metric if isinstance(metric, str) else None,
         baseline if isinstance(baseline, Mapping) else {},
         axis if isinstance(axis := block.get("axis"), str) else None,
-        _family(block.get("family"), block.get("start")),
+        read_starts(block.get("start")),
+        Ledger.read(block.get("ledger"), block.get("family")),
         "search" if "baseline" in block else "sweep",
     )
-
-
-def _family(block: object, started: object) -> Family:
-    if not isinstance(block, Mapping):
-        return Family()
-    chains, formats = _number(block.get("chains")), block.get("formats")
-    pairs = formats.items() if isinstance(formats, Mapping) else ()
-    known = [(_number(bits), _number(n)) for bits, n in pairs]
-    sizes = {bits: int(n) for bits, n in known if bits is not None and n is not None}
-    return Family(int(chains or 0), sizes, _started(started))
-
-
-def _started(block: object) -> tuple[Started, ...]:
-    """Of the chains that do not start at their widest."""
-    found = []
-    for each in block if isinstance(block, list) else []:
-        if not isinstance(each, Mapping):
-            continue
-        bits, aside, widths, cells = (each.get(key) for key in ("bits", "aside", "widths", "cells"))
-        are_known = isinstance(widths, list) and isinstance(cells, list) and None not in map(_number, widths)
-        if are_known and bits in widths[1:]:
-            seed = aside if isinstance(aside, int) else None
-            label = str(each.get("chain", ""))
-            found.append(
-                Started(label, float(bits), seed, tuple(map(float, widths)), frozenset(map(str, cells)))
-            )
-    return tuple(found)
 
 
 def _margin(value: object) -> Typed | None:

@@ -13,6 +13,7 @@ from cpdrun.record import EpochRow, ExampleOutcomes
 from cpdrun.stats.evidence import Judgement, differences, judge
 from cpdrun.stats.failures import FailureCounts, compare_runs
 from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
+from cpdrun.stats.ledger import Hypothesis, Ledger, Start
 from cpdrun.study.axes.bits_axis import BitsAxis
 from cpdrun.study.axes.titles import axis_text, axis_title, is_strategy
 from cpdrun.study.collect import CASE, SEED
@@ -21,7 +22,7 @@ from cpdrun.study.groups.finite_test_set import FiniteTestSet, finite_test_set, 
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.groups.grouping import make_facets
 from cpdrun.study.groups.tuned import Tuned
-from cpdrun.study.groups.verdicts import Family, Judged, judge_chains
+from cpdrun.study.groups.verdicts import Judged, judge_chains
 from cpdrun.study.margin import Margin
 from cpdrun.study.metric import Metric
 from cpdrun.study.result_text import gap_text
@@ -45,7 +46,8 @@ class Study:
         default_factory=list
     )  # of it, what a search asked; and what is compared, in words
     tuned: Tuned = field(default_factory=Tuned, repr=False)
-    family: Family = field(default_factory=Family)  # that a search had, of which there need not be all runs
+    ledger: Ledger = field(default_factory=Ledger)  # of the hypotheses that the sweep was asked
+    starts: tuple[Start, ...] = ()  # of the chains of a search that do not start at their widest width
     margin: Margin = field(default_factory=Margin)
 
     @property
@@ -151,15 +153,22 @@ class Study:
             if facet.baseline is not None and not self.baseline_problem(facet)
             for groups in facet.chains.values()
         ]
-        return self.judge(chains, self.family)
+        return self.judge(chains, self.ledger)
+
+    @property
+    def hypotheses(self) -> list[Hypothesis]:
+        """Return what the verdicts are about, with weights and priors, for the ledger of the sweep."""
+        return [judged.hypothesis for judged in self.judged.values() if judged.hypothesis is not None]
 
     def judge(
-        self, chains: Sequence[tuple[Group, Sequence[Group]]], family: Family | None = None
+        self, chains: Sequence[tuple[Group, Sequence[Group]]], ledger: Ledger | None = None
     ) -> dict[Group, Judged]:
-        """Judge chains, each a baseline and its candidates. They share the error with each other and with `family`."""
+        """Judge chains, each a baseline and its candidates. They share the error with each other and with `ledger`."""
         samples = self.samples(*(group for _, groups in chains for group in groups)) if chains else math.nan
         margin = self.tolerance / self.metric.scale
-        return judge_chains(chains, self.metric, margin, 1 - self.ci / 100, samples, family or Family())
+        alpha, shared = 1 - self.ci / 100, ledger or Ledger()
+        starts = () if ledger is None else self.starts
+        return judge_chains(chains, self.metric, margin, alpha, samples, shared, starts)
 
     def finite_test_set(self, group: Group) -> FiniteTestSet | None:
         """Return what the choice of the test examples leaves open about the group's gap to its baseline.
@@ -190,10 +199,6 @@ class Study:
     @cached_property
     def _seed_of(self) -> dict[str, Any]:
         return dict(zip(self.runs["run:path"], self.runs[SEED], strict=True))
-
-    def baseline_of(self, group: Group) -> Group | None:
-        """Return what a group is compared with; None if there is no such baseline."""
-        return self._baselines.get(group)
 
     def samples(self, *groups: Group) -> float:
         """How many test samples the metric of `groups` is a share of; NaN where it is none, or that is not known."""

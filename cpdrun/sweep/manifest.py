@@ -1,11 +1,10 @@
 """sweep.yaml: what a sweep's folder was asked for, what a search there asks, and the names of its runs."""
 
-import math
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, TypeGuard
+from typing import Any
 
 import yaml
 
@@ -13,50 +12,38 @@ from cpdrun import __version__
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.secrets import mask_text, masked
 from cpdrun.record import VERSION, NewerRecordError, SweepDir, git_commit, locked, read_manifest, write_text
+from cpdrun.stats.ledger import Hypothesis, Ledger
 from cpdrun.sweep.asked import SEARCH
 from cpdrun.sweep.runs import Plan
 
-
-@dataclass(frozen=True)
-class Hypotheses:
-    """The hypotheses of a search that share the error: its chains and, by bits, the formats of a width.
-
-    sweep.yaml keeps the most that any question of the sweep had, because a question that is typed again with fewer axes
-    after a look at the runs must not get error probability back.
-    """
-
-    chains: int = 0
-    formats: Mapping[float, int] = field(default_factory=dict)  # widths of one format are left out
-
-    @classmethod
-    def read(cls, family: object) -> "Hypotheses":
-        """Read `family` of a sweep.yaml, which anyone may have written; what is no number counts as absent."""
-        block = family if isinstance(family, Mapping) else {}
-        formats = block.get("formats")
-        pairs = formats.items() if isinstance(formats, Mapping) else ()
-        sizes = {bits: int(n) for bits, n in pairs if _is_number(bits) and _is_number(n)}
-        chains = block.get("chains")
-        return cls(int(chains) if _is_number(chains) else 0, sizes)
-
-    @property
-    def as_yaml(self) -> dict[str, Any]:
-        return {"chains": self.chains, "formats": dict(self.formats)}
-
-    def most(self, other: "Hypotheses") -> "Hypotheses":
-        """Return the larger count of the two, for the chains and for each width."""
-        bits = sorted({*self.formats, *other.formats}, reverse=True)
-        sizes = {of: max(self.formats.get(of, 0), other.formats.get(of, 0)) for of in bits}
-        return Hypotheses(max(self.chains, other.chains), sizes)
+LEDGER = "ledger"
 
 
-def hypotheses(directory: SweepDir, asked: Hypotheses) -> Hypotheses:
-    """Return the hypotheses that share the error of a search: those `asked` now, or more if the sweep had more."""
+def read_ledger(directory: SweepDir) -> Ledger:
+    """Return the hypotheses that a sweep was asked; an empty ledger if there are none, or none that can be read."""
     try:
         manifest = read_manifest(directory)
     except (OSError, ValueError):
-        return asked
+        return Ledger()
     block = manifest.get(SEARCH) if isinstance(manifest, Mapping) else None
-    return asked.most(Hypotheses.read(block.get("family"))) if isinstance(block, Mapping) else asked
+    return _ledger(block) if isinstance(block, Mapping) else Ledger()
+
+
+def write_ledger(directory: SweepDir, hypotheses: Collection[Hypothesis]) -> None:
+    """Add hypotheses to the ledger in sweep.yaml. Raises as `write_manifest`."""
+    if not hypotheses or not listed(directory):
+        return
+    with locked(directory.lock):
+        manifest = read_manifest(directory)
+        block = manifest.get(SEARCH)
+        block = dict(block) if isinstance(block, Mapping) else {}
+        block[LEDGER] = _ledger(block).merged(hypotheses).as_yaml
+        if block != manifest.get(SEARCH):
+            _write(directory, {**manifest, SEARCH: block})
+
+
+def _ledger(block: Mapping[str, Any]) -> Ledger:
+    return Ledger.read(block.get(LEDGER), block.get("family"))
 
 
 def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None:
@@ -82,13 +69,16 @@ def _asking(manifest: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str,
 
 
 def _with_earlier(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the question with what earlier ones in the same folder leave behind: the number of hypotheses that share
-    the error, and the seeds that chose tuned values, which are in no pair."""
+    """Return the question with what earlier ones in the same folder leave behind: the ledger of hypotheses, and the
+    seeds that chose tuned values, which are in no pair."""
     if not isinstance(before, Mapping):
         return dict(search)
-    if "family" in search:
-        family = Hypotheses.read(search["family"]).most(Hypotheses.read(before.get("family")))
-        search = {**search, "family": family.as_yaml}
+    there, asked = _ledger(before), _ledger(search)
+    if there.hypotheses or asked.hypotheses:
+        cells = {**there.cells, **asked.cells}
+        search = {**search, LEDGER: replace(there.merged(asked.hypotheses), cells=cells).as_yaml}
+    elif "family" in before:
+        search = {**search, "family": before["family"]}
     tune = before.get("tune")
     seeds = {*_seeds(before.get("chose")), *_seeds(tune.get("seeds") if isinstance(tune, Mapping) else None)}
     left = sorted(seeds - {*_seeds(search.get("tune", {}).get("seeds"))})
@@ -99,10 +89,6 @@ def _with_what_is_given(asked: Mapping[str, Any], given: Mapping[str, Any]) -> d
     """A search's baseline stays: its cells and what they share of the error are of it."""
     is_of_search = "baseline" in asked
     return {**asked, **{key: v for key, v in given.items() if key != "baseline_values" or not is_of_search}}
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _seeds(value: object) -> list[int]:

@@ -66,8 +66,8 @@ def test_time_is_that_of_the_cell_and_the_budget_cuts_in_order(after):
 def test_how_sure_it_stands_grows_to_the_confidence(after):
     results = after(30)
     for standing in results.standings():
-        for _candidate, judgement, width in standing:
-            certified, refuted = sure(results, judgement, width)
+        for _candidate, judgement, _ in standing:
+            certified, refuted = sure(results, judgement)
             assert (certified >= 95) == (str(judgement.verdict) == "certified")
             assert (refuted >= 95) == (str(judgement.verdict) == "refuted")
 

@@ -4,20 +4,24 @@ no verdict of a grid is worded more surely, and typing a sweep again with more s
 A chain is a facet's formats of one scaling, most bits first; all chains of a report share the error.
 """
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from cpdrun.config.identity import run_name
-from cpdrun.record import RunDir, read_config
-from cpdrun.stats.chain import portions, settle
+from cpdrun.record import read_config
+from cpdrun.stats.chain import settle
 from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.failures import Compared, FailureCounts, compare_runs
+from cpdrun.stats.ledger import AskedChain, Hypothesis, Ledger, Start
+from cpdrun.stats.pooled_spread import priors
 from cpdrun.study.axes import formats
 from cpdrun.study.groups.group import Group
 from cpdrun.study.metric import Metric
 from cpdrun.study.runs.learnt import worst
 
+EMPTY_LEDGER = Ledger()
 MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
 
 
@@ -29,110 +33,119 @@ class Judged:
     verdict: Verdict
     judgement: Judgement
     failures: FailureCounts = field(default_factory=FailureCounts)
-    enough: tuple[float, float] = (
-        math.inf,
-        math.inf,
-    )  # log10 of the evidence that certifies, and that refutes
-
-
-@dataclass(frozen=True)
-class Started:
-    """Where a chain of a search started, by a prediction (`cpdrun.stats.chain`)."""
-
-    chain: str  # as the search calls it
-    bits: float
-    aside: int | None  # the seed that is in no pair
-    widths: tuple[float, ...]  # bits of all, most first
-    cells: frozenset[str]  # by the names of their runs of seed 0: by these the chain is known
+    hypothesis: Hypothesis | None = None  # with its weight and its prior, for the ledger
 
     @property
-    def portions(self) -> dict[float, float]:
-        """By bits what of the chain's error a width is certified at."""
-        start = self.widths.index(self.bits)
-        return dict(zip(self.widths, portions(len(self.widths), start), strict=True))
-
-    @property
-    def said(self) -> str:
-        seed = "" if self.aside is None else f", seed {self.aside}, which the prediction is of, is in no pair"
-        at = f"{self.chain}: " if self.chain else ""
-        return f"{at}started at {self.bits:g} bits, as predicted; each wider width is judged by itself{seed}"
-
-
-@dataclass(frozen=True)
-class Family:
-    """What shares the error of a search: its chains and, of widths of several, the formats of most of one. A search
-    ends with formats and chains that it has not tried, whose share is not the others' all the same."""
-
-    chains: int = 0
-    formats: Mapping[float, int] = field(default_factory=dict)  # by their bits
-    started: tuple[Started, ...] = ()  # chains that do not start at their widest
-
-    def start_of(self, groups: Sequence[Group]) -> Started | None:
-        """Of the chain of these groups; None where it starts at its widest."""
-        cells = {_cell(run) for group in groups for run in group.runs[:1]} if self.started else set()
-        return next((each for each in self.started if cells & each.cells), None)
+    def enough(self) -> tuple[float, float]:
+        """Return log10 of the evidence that certifies, and that refutes."""
+        certify, refute = self.judgement.errors
+        return -math.log10(certify), -math.log10(refute)
 
 
 def judge_chains(
     chains: Sequence[tuple[Group, Sequence[Group]]],
     metric: Metric,
-    tolerance: float,
+    margin: float,
     alpha: float,
     samples: float,
-    family: Family = Family(),
+    ledger: Ledger = EMPTY_LEDGER,
+    starts: Sequence[Start] = (),
 ) -> dict[Group, Judged]:
-    """`chains`: a baseline and the groups compared with it. `tolerance`: in the metric's own unit; `samples`: of the
-    test set, where the metric counts them, else NaN; `family`: what shares the error, if it is more than there is."""
-    n_chains = max(len(chains), family.chains)
-    found: dict[Group, Judged] = {}
-    for baseline, groups in chains:
-        widths: dict[float, list[Group]] = {}
-        for group in sorted(groups, key=lambda group: formats.order(group.format)):
-            widths.setdefault(formats.bits(group.format) or math.inf, []).append(group)
-        in_order = sorted(widths, reverse=True)
-        members = [widths[bits] for bits in in_order]
-        began = family.start_of(groups)
-        start = sum(bits > began.bits for bits in in_order) if began else 0
-        share_of = began.portions if began else {}
-        shared = [share_of.get(bits, min(share_of.values(), default=1.0)) for bits in in_order]
-        low = worst(metric, baseline.num_classes, baseline.values, tolerance)
-        aside = began.aside if began else None
-        runs = [[_compared(group, baseline, aside) for group in width] for width in members]
-        gaps = [[_gaps(compared, metric, low) for compared in of_width] for of_width in runs]
-        resolution = 1 / samples if samples > 0 else 0.0
-        sizes = [max(len(widths[bits]), family.formats.get(bits, 0)) for bits in in_order]
+    """Return the verdicts of all groups.
+
+    Args:
+        chains: a baseline and the groups compared with it.
+        metric: what is compared.
+        margin: in the metric's own unit.
+        alpha: the error probability of all hypotheses together.
+        samples: the size of the test set if the metric counts samples, else NaN.
+        ledger: the hypotheses that the sweep was asked. Those that it lacks get a weight of what is left.
+        starts: the chains of a search that do not start at their widest width.
+    """
+    resolution = 1 / samples if samples > 0 else 0.0
+    found = [_chain(baseline, groups, metric, margin, ledger, starts) for baseline, groups in chains]
+    hypotheses = ledger.ask(metric.name, [chain.asked for chain in found])
+    fixed = priors(
+        {
+            each.key: gaps
+            for chain, known in zip(found, hypotheses, strict=True)
+            for gaps, each in zip(chain.gaps.values(), itertools.chain(*known), strict=True)
+        },
+        margin,
+        resolution,
+    )
+    judged: dict[Group, Judged] = {}
+    for chain, known in zip(found, hypotheses, strict=True):
+        of_chain = [
+            [each if each.prior is not None else replace(each, prior=fixed.get(each.key)) for each in width]
+            for width in known
+        ]
         settled = settle(
-            gaps,
-            tolerance,
+            [[chain.gaps[group] for group in width] for width in chain.widths],
+            margin,
+            of_chain,
             alpha=alpha,
-            chains=n_chains,
-            sizes=sizes,
-            barred=[[compared.is_barred for compared in of_width] for of_width in runs],
+            barred=[[chain.compared[group].is_barred for group in width] for width in chain.widths],
             resolution=resolution,
-            start=start,
-            shared=shared,
+            start=chain.asked.start,
         )
-        for width, stands, pairs in zip(members, settled, runs, strict=True):
-            certify, refute = stands.errors
-            enough = -math.log10(certify), -math.log10(refute)
-            for group, judgement, compared in zip(width, stands.judgements, pairs, strict=True):
-                verdict = stands.verdict_of(judgement)
-                found[group] = Judged(verdict, judgement, compared.counts, enough)
-    return found
+        for width, stands, asked in zip(chain.widths, settled, of_chain, strict=True):
+            for group, judgement, hypothesis in zip(width, stands.judgements, asked, strict=True):
+                counts, verdict = chain.compared[group].counts, stands.verdict_of(judgement)
+                judged[group] = Judged(verdict, judgement, counts, hypothesis)
+    return judged
 
 
-def _compared(group: Group, baseline: Group, aside: int | None) -> Compared:
-    left_out = () if aside is None else (aside,)
-    return compare_runs(group.outcomes.without(left_out), baseline.outcomes.without(left_out))
+@dataclass(frozen=True)
+class _Chain:
+    """A chain of groups, most bits first, with what is compared and the differences of each group."""
+
+    widths: list[list[Group]]
+    asked: AskedChain
+    compared: dict[Group, Compared]
+    gaps: dict[Group, list[float]]
 
 
-def _gaps(compared: Compared, metric: Metric, low: float) -> list[float]:
-    return differences(compared.ours, compared.baseline, higher_is_better=metric.higher_is_better, worst=low)
+def _chain(
+    baseline: Group,
+    groups: Sequence[Group],
+    metric: Metric,
+    margin: float,
+    ledger: Ledger,
+    starts: Sequence[Start],
+) -> _Chain:
+    by_bits: dict[float, list[Group]] = {}
+    for group in sorted(groups, key=lambda group: formats.order(group.format)):
+        by_bits.setdefault(formats.bits(group.format) or math.inf, []).append(group)
+    bits = sorted(by_bits, reverse=True)
+    widths = [by_bits[each] for each in bits]
+    cells = {group: _cell(group) for group in (baseline, *groups)}
+    start = next((each for each in starts if each.cells & {*cells.values()}), None)
+    asked = AskedChain(
+        ledger.named(cells[baseline]),
+        [[ledger.named(cells[group]) for group in width] for width in widths],
+        min(sum(each > start.bits for each in bits), len(bits) - 1) if start else 0,
+        bits,
+    )
+    aside = () if start is None or start.aside is None else (start.aside,)
+    low = worst(metric, baseline.num_classes, baseline.values, margin)
+    compared = {
+        group: compare_runs(group.outcomes.without(aside), baseline.outcomes.without(aside))
+        for width in widths
+        for group in width
+    }
+    gaps = {
+        group: differences(found.ours, found.baseline, higher_is_better=metric.higher_is_better, worst=low)
+        for group, found in compared.items()
+    }
+    return _Chain(widths, asked, compared, gaps)
 
 
-def _cell(run: RunDir) -> str | None:
-    """The name of the cell of a run: that of its run of seed 0."""
-    try:
-        return run_name({**read_config(run), "seed": 0})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # written elsewhere: no search of ours started by it
+def _cell(group: Group) -> str:
+    """Return the name of the group's run of seed 0, whether or not there is one."""
+    for run in group.runs[:1]:
+        try:
+            return run_name({**read_config(run), "seed": 0})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            break  # not written by cpdrun
+    return f"{group.name} {group.strategy} {group.keys}"
