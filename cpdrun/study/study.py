@@ -155,6 +155,10 @@ class Study:
         ]
         return self.judge(chains, self.ledger)
 
+    def baseline_of(self, group: Group) -> Group | None:
+        """Return what a group is compared with; None if there is no such baseline."""
+        return self._baselines.get(group)
+
     @property
     def hypotheses(self) -> list[Hypothesis]:
         """Return what the verdicts are about, with weights and priors, for the ledger of the sweep."""
