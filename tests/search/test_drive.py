@@ -197,7 +197,7 @@ def test_a_case_is_spoken_of_by_its_name_not_by_its_bits(launch, tmp_path, monke
     assert one.startswith(
         "e3m0 (4 bits): certified at 95 % to be at most 1 point worse than fp32 in the mean over seeds: +"
     )
-    assert one.endswith("; 0 of 4 runs failed: with 95 % confidence at most 53 % fail).")
+    assert one.endswith(" 0 of 4 runs failed (with 95 % confidence at most 53 % fail).")
     assert other.startswith("e4m3 but both (8 bits): certified at 95 % ")
     monkeypatch.setitem(GAPS, ("e3m0", True), -0.6)
     refuted, *_ = launch(question, tmp_path / "refuted")
