@@ -27,14 +27,22 @@ class Process:
         except OSError:
             return None
 
-    def __str__(self) -> str:
+    @property
+    def command(self) -> str:
+        """The command line, or "" if the process is gone. A fork has the same one as the process it was forked from."""
         try:
-            command = (
-                Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            )
+            words = Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ")
         except OSError:
-            command = ""
-        return f"{self.pid} ({command.strip()[:COMMAND_LENGTH]})"
+            return ""
+        return words.decode(errors="replace").strip()
+
+    def __str__(self) -> str:
+        return f"{self.pid} ({self.command[:COMMAND_LENGTH]})"
+
+
+def this_process() -> Process:
+    """Return the process that calls this function."""
+    return Process(os.getpid(), os.getppid(), "R")
 
 
 def descendants(root: int) -> list[Process]:

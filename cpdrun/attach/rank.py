@@ -23,6 +23,7 @@ from cpdrun.attach.watched.together import all_ended
 from cpdrun.config.script import SCRIPT, filled, found, has_launcher, stem, words
 from cpdrun.config.secrets import mask_text, revealed
 from cpdrun.errors import FAILED, OK, UserError
+from cpdrun.process_tree import Process, this_process
 from cpdrun.record import Attempt, RunDir, read_config, remove, write_json
 from cpdrun.script_metrics.files import GrowingFile
 from cpdrun.script_metrics.output import (
@@ -88,7 +89,7 @@ class _Rank:
             if self.rank == 0 and self.reads_output and (row := self.patterns.row(line)) is not None:
                 self.run.append_row(row)
         if process.left_behind:
-            left = mask_text(", ".join(map(str, process.left_behind)))
+            left = mask_text(", ".join(map(self._description, process.left_behind)))
             print(f"cpdrun: {self.name} has ended and left processes running: {left}", flush=True)
             with suppress(OSError), self.attempt.left_running.open("a", encoding="utf-8") as file:
                 file.write(f"{left}\n")
@@ -101,6 +102,12 @@ class _Rank:
         if self.rank == 0:
             self._finish(began)
         return OK
+
+    def _description(self, process: Process) -> str:
+        """Name a process that the script left behind. A fork of the script has our command line, not the script's."""
+        if process.command == this_process().command:
+            return f"{process.pid} (a fork of {self.name})"
+        return str(process)
 
     def _remember(self, line: str) -> None:
         """The line that says most of how the script ended: one of ours, the last that names an error, or the last."""

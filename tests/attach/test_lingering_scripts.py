@@ -37,17 +37,25 @@ def runs(tmp_path_factory):
                     os.kill(int(left.read_text()), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("do", ["daemon", "command"])
-def test_what_is_left_behind_is_named_and_nobody_waits_for_it(runs, do):
+@pytest.mark.parametrize(
+    ("do", "name"),
+    [("daemon", f"a fork of {SCRIPT.name}"), ("command", "sleep 600")],
+    ids=["fork", "command"],
+)
+def test_what_is_left_behind_is_named_alone_and_nobody_waits_for_it(runs, do, name):
     attempt = runs[do].last_attempt()
     assert attempt.outcome().status is Ending.FINISHED
+    assert ", warm start" in attempt.agent_log.read_text()  # forks of a warm process are not named
     left = int((runs[do].path / "left").read_text())
-    assert attempt.outcome().left_running.startswith(f"{left} (")
     os.kill(left, 0)  # it is alive
-    assert (
-        f"lingering_script.py has ended and left processes running: {left} ("
-        in attempt.rank_log(0).read_text()
-    )
+    assert attempt.outcome().left_running == f"{left} ({name})"
+    said = f"lingering_script.py has ended and left processes running: {left} ({name})\n"
+    assert said in attempt.rank_log(0).read_text()
+
+
+@pytest.mark.parametrize("do", ["stopped", "waits"])
+def test_a_run_of_which_we_kill_every_process_leaves_none_behind(runs, do):
+    assert runs[do].last_attempt().outcome().left_running is None
 
 
 def test_a_rank_that_a_signal_has_stopped_is_named(runs):

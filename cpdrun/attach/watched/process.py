@@ -128,8 +128,9 @@ class ScriptProcess:
         self.signal(signal.SIGKILL)  # the rest of its process group
         _, status = os.waitpid(self.pid, 0)
         self.exit_code = os.waitstatus_to_exitcode(status)
+        not_left_behind = (self.pid, os.getpgrp(), None)  # just killed, our own, or gone
         self.left_behind = [
-            process for process in descendants(os.getpid()) if _group_of(process.pid) not in (self.pid, None)
+            process for process in descendants(os.getpid()) if _group_of(process.pid) not in not_left_behind
         ]
 
 
