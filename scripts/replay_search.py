@@ -34,6 +34,7 @@ from cpdrun.search.settings import PREDICTED as FROM_PREDICTED
 from cpdrun.search.settings import WIDEST
 from cpdrun.search.start import predicted_width, start_at
 from cpdrun.stats.evidence import differences
+from cpdrun.stats.ledger import Ledger
 from cpdrun.study.axes import formats
 from cpdrun.study.metric import Metric
 
@@ -191,10 +192,12 @@ def whole(grid: Grid, rules: Rules) -> list[float | None]:
 
 def replay(grid: Grid, rules: Rules, seed: int) -> tuple[list[float | None], int]:
     """One search, seeds in an order of its own: the bits certified for each chain, and the runs it took."""
-    rng, ended, flying, runs = random.Random(seed), Ended(), [], 0
+    rng, ended, flying, runs, ledger = random.Random(seed), Ended(), [], 0, Ledger()
     order = rng.sample(range(grid.seeds), grid.seeds)
     while True:
-        standings = stand(known(grid.chains, ended), ended, rules)
+        standings = stand(known(grid.chains, ended), ended, rules, ledger=ledger)
+        if all(standing.chain.is_started for standing in standings):
+            ledger = ledger.merged([each for s in standings for width in s.hypotheses for each in width])
         for wish in wanted(standings, ended, set(flying), rules):
             if len(flying) == SLOTS:
                 break
@@ -280,6 +283,7 @@ def main() -> None:
         higher_is_better=metric.higher_is_better,
         worst=arguments.worst,
         resolution=1 / arguments.samples if arguments.samples else 0.0,
+        metric=metric.name,
     )
     print(f"# {arguments.file.stem}: {arguments.searches} searches of a recorded grid\n")
     print(

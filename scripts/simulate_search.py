@@ -1,202 +1,153 @@
-"""How often a search certifies what is worse than allowed: simulated searches, as a Markdown table.
+"""How often the test of a search errs, and how many pairs it takes, without and with a pooled spread: a Markdown table.
 
     nice python scripts/simulate_search.py > results/reference/search/simulation.md
 
-The truth is the hardest there is: every format is worse than the baseline by exactly the tolerance, so that each
-certificate is wrong, and every candidate is seeded to the end. Then the same where the wide formats are mixed: one of
-each width equals the baseline, the others and the whole narrowest width are at the boundary; wrong is a claim that the
-narrowest width is enough. And where a chain of STARTED widths starts at one that was predicted, rightly or not: the
-wide ones equal the baseline, from one on all are at the boundary; wrong is any certificate of those, wherever the
-search has gone from its start. Differences are drawn with a standard deviation of 1 and looked at after every pair.
+Every simulated candidate has OTHERS other cells with three pairs each, whose spreads give its prior. At the boundary,
+the candidate is worse than its baseline by exactly the margin, so that each certificate and each refutation is wrong.
+Pairs to certify, and the share that is certified by the third pair, are of candidates that equal the baseline. Recorded
+noise is that of the grids in results/reference/search, resampled. Its cells differ in their spreads, and its margin is
+1 point.
 """
 
 import argparse
+import csv
 import math
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
-from cpdrun.stats.chain import portions, shares
 from cpdrun.stats.evidence import critical_statistic
 from cpdrun.stats.intervals import wilson
+from cpdrun.stats.pooled_spread import squeeze
 
-PAIRS, ALPHA = 30, 0.05
-FAMILIES = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (1, 4), (2, 2), (4, 4)]  # formats a width, chains
-TOLERANCE = 2.0  # standard deviations, where some are equal to the baseline
-WIDTHS = 3  # of a mixed chain: the last is worse throughout
-STARTED = 5  # widths of a chain that starts at one of them
-STARTS = (0, 1, 2, 4)  # by index: the widest is 0
-WORST = -200.0  # what a diverged run is worth: as 98 points where the deviation is half a point
-CHUNK = 1000
+PAIRS, ALPHA, OTHERS, POOLS = 30, 0.05, 7, 200
+MARGINS = (1.0, 1.5, 2.0, 3.0)  # standard deviations
+STEP = 100 / 360  # points of the recorded accuracies, on 360 test images
+RECORDED = ("digits_convnet", "digits_mlp")
+LARGEST_GAP = 0.05  # of recorded cells that learned
 
-Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]  # differences less their mean
+Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]  # differences minus their mean
 
 
 def gamma(skewness: float) -> Draw:
-    """A gamma distribution of mean 0, deviation 1 and this skewness."""
+    """Return a gamma distribution with mean 0, standard deviation 1 and this skewness."""
     shape = 4 / skewness**2
     return lambda rng, size: np.sign(skewness) * (rng.gamma(shape, size=size) - shape) / math.sqrt(shape)
 
 
-def counted(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
-    """Both values rounded to steps of .8 deviations, as accuracies on 360 samples of runs that are .35 points apart."""
-    values = rng.normal(size=(2, *size)) / math.sqrt(2)
-    return (np.round(values[0] / STEP) - np.round(values[1] / STEP)) * STEP
+NOISE: dict[str, Draw] = {
+    "normal": lambda rng, size: rng.normal(size=size),
+    "skewed towards bad runs, -0.5": gamma(-0.5),
+    "skewed towards bad runs, -1": gamma(-1),
+    "skewed towards good runs, 2": gamma(2),
+    "heavy tails, t with 3 degrees": lambda rng, size: rng.standard_t(3, size=size) / math.sqrt(3),
+}
 
 
-def diverging(share: float, *, hidden: bool) -> Draw:
-    """That share of the runs diverges and counts as WORST. Not `hidden`: the others are at the boundary by themselves.
-    `hidden`: the others are better, so that the mean with the diverged ones is at the boundary."""
+def recorded(name: str) -> dict[str, np.ndarray]:
+    """Return the differences of a recorded grid minus their mean, in points, by candidate, without broken cells."""
+    values: dict[str, dict[int, float]] = {}
+    baseline = {}
+    with Path(f"results/reference/search/{name}.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            values.setdefault(row["candidate"], {})[int(row["seed"])] = float(row["value"])
+            baseline[row["candidate"]] = row["baseline"]
+    found = {}
+    for candidate, against in baseline.items():
+        if against and against != candidate:
+            gaps = np.array([value - values[against][seed] for seed, value in values[candidate].items()])
+            if np.isfinite(gaps).all() and gaps.any() and gaps.mean() > -LARGEST_GAP:
+                found[candidate] = 100 * (gaps - gaps.mean())
+    return found
+
+
+@cache
+def criticals(alpha: float, degrees: int, equal_effect: float | None) -> np.ndarray:
+    return np.array([critical_statistic(n, alpha, degrees, equal_effect) for n in range(1, PAIRS + 1)])
+
+
+def settled(
+    x: np.ndarray,
+    prior: tuple[float, int] = (0.0, 0),
+    margin: float = 0.0,
+    certify: float = ALPHA,
+    refute: float = ALPHA,
+    resolution: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return after how many pairs each row of x = difference + margin is certified, and refuted; PAIRS + 1: never."""
+    deviation, degrees = prior
+    n = np.arange(1, x.shape[-1] + 1)
+    total = x.cumsum(-1)
+    squares = (x**2).cumsum(-1) + (n - 1) * resolution**2 / 6 + degrees * deviation**2
+    statistic = total / np.sqrt(np.where(squares > 0, squares, 1.0))
+    effect = min(margin / deviation, 16.0) if degrees and margin else None
+
+    def first(sign: int, alpha: float) -> np.ndarray:
+        hit = sign * statistic >= criticals(alpha, degrees, effect)[: x.shape[-1]]
+        return np.where(hit.any(-1), hit.argmax(-1) + 1, PAIRS + 1)
+
+    certified, refuted = first(1, certify), first(-1, refute)
+    never = PAIRS + 1
+    return np.where(certified < refuted, certified, never), np.where(refuted < certified, refuted, never)
+
+
+def searches(
+    own: Draw,
+    others: Draw,
+    shift: float,
+    margin: float,
+    count: int,
+    seed: int,
+    *,
+    pooled: bool,
+    step: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return `settled` of `count` candidates with a mean of `shift`, with the priors of POOLS sets of other cells."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(POOLS):
+        spreads = np.hypot(others(rng, (OTHERS, 3)).std(-1, ddof=1), step / math.sqrt(6))
+        prior = squeeze([(float(spread), 2) for spread in spreads])
+        rounded = (
+            2 ** (round(8 * math.log2(prior.deviation)) / 8) if prior.degrees else 0.0
+        )  # fewer integrals
+        x = own(rng, (count // POOLS, PAIRS)) + shift + margin
+        given = (rounded, int(prior.degrees)) if pooled else (0.0, 0)
+        found.append(settled(x, given, margin, resolution=step))
+    certified, refuted = zip(*found, strict=True)
+    return np.concatenate(certified), np.concatenate(refuted)
+
+
+def resampled(*cells: np.ndarray) -> Draw:
+    """Return draws from recorded differences; each row is of one of the cells."""
 
     def draw(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
-        others = rng.normal(size=size) - (share * WORST / (1 - share) if hidden else 0.0)
-        return np.where(rng.random(size) < share, WORST, others)
+        rows = [rng.choice(cells[i], size[-1]) for i in rng.integers(len(cells), size=size[0])]
+        return np.array(rows)
 
     return draw
 
 
-STEP = 0.8
-HOLDS: dict[str, Draw] = {
-    "normal": lambda rng, size: rng.normal(size=size),
-    "counts of samples": counted,
-    "skewed towards good runs, 2": gamma(2),
-    "skewed towards bad runs, −0.5": gamma(-0.5),
-    "heavy tails, t with 3 degrees": lambda rng, size: rng.standard_t(3, size=size) / math.sqrt(3),
-    "5 % diverge, the others at the boundary": diverging(0.05, hidden=False),
-    "30 % diverge, the others at the boundary": diverging(0.3, hidden=False),
-}
-BREAKS: dict[str, Draw] = {
-    "skewed towards bad runs, −1": gamma(-1),
-    "skewed towards bad runs, −2": gamma(-2),
-    "1 % diverge, hidden in a mean at the boundary": diverging(0.01, hidden=True),
-}
+def share(hits: np.ndarray) -> str:
+    low, high = wilson(float(hits.mean()), len(hits), 95)
+    return f"{100 * hits.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def settled(x: np.ndarray, certify: float, refute: float, resolution: float) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each row of x = difference + tolerance is certified, or refuted, first. x: [..., pairs]; bool [...]."""
-    n = np.arange(1, x.shape[-1] + 1)
-    mean = x.cumsum(-1) / n
-    variance = ((x**2).cumsum(-1) - n * mean**2).clip(0) / np.maximum(n - 1, 1) + resolution**2 / 6
-    square = mean**2 + (n - 1) / n * variance
-    z = mean * np.sqrt(n / np.where(square > 0, square, 1.0))
-    above, below = (
-        sign * z >= [critical_statistic(int(k), alpha) for k in n]
-        for sign, alpha in ((1, certify), (-1, refute))
-    )
-    never = x.shape[-1]
-    first_above, first_below = (np.where(hit.any(-1), hit.argmax(-1), never) for hit in (above, below))
-    return first_above < first_below, first_below < first_above
-
-
-def at_the_boundary(
-    draw: Draw, formats: int, chains: int, searches: int, seed: int, resolution: float = 0.0
-) -> int:
-    """Searches with a wrong certificate. Below a width of which nothing is certified nothing is tried."""
-    rng, wrong = np.random.default_rng(seed), 0
-    for start in range(0, searches, CHUNK):
-        x = draw(rng, (min(CHUNK, searches - start), chains, formats, PAIRS))
-        certified, _ = settled(x, *shares(ALPHA, formats, chains), resolution)
-        wrong += int(certified.any((1, 2)).sum())
-    return wrong
-
-
-def mixed(
-    draw: Draw, formats: int, chains: int, searches: int, seed: int, resolution: float = 0.0
-) -> tuple[int, int]:
-    """Searches that claim too few bits, and that name any format which is worse than allowed."""
-    rng, too_few, misnamed = np.random.default_rng(seed), 0, 0
-    for start in range(0, searches, CHUNK):
-        size = min(CHUNK, searches - start)
-        x = draw(rng, (size, chains, WIDTHS, formats, PAIRS))
-        good = rng.integers(formats, size=(size, chains, WIDTHS, 1)) == np.arange(formats)
-        good[:, :, -1] = False
-        x = x + np.where(good, TOLERANCE, 0.0)[..., None]
-        certified, _ = settled(x, *shares(ALPHA, formats, chains), resolution)
-        reached = np.cumprod(certified.any(-1), -1).astype(bool)  # every width up to here is certified
-        first = certified.argmax(
-            -1
-        )  # formats are tried one after the other, and the first certified is named
-        named_well = np.take_along_axis(good, first[..., None], -1)[..., 0]
-        too_few += int(reached[:, :, -1].any(-1).sum())
-        misnamed += int((reached & ~named_well).any((1, 2)).sum())
-    return too_few, misnamed
-
-
-def from_a_start(
-    draw: Draw,
-    start: int,
-    good: int,
-    formats: int,
-    chains: int,
-    searches: int,
-    seed: int,
-    resolution: float = 0.0,
-) -> int:
-    """Searches with a wrong certificate, of chains that start at width `start`, of which the `good` widest have one
-    format that equals the baseline and all else is at the boundary. As a search does, it goes down from the start
-    while widths are certified, and, where the start is not, up until one is."""
-    rng, wrong, size = np.random.default_rng(seed), 0, CHUNK // 4
-    certify, refute = shares(ALPHA, formats, chains)
-    for begin in range(0, searches, size):
-        now = min(size, searches - begin)
-        claimed = np.zeros((now, chains, STARTED), bool)
-        is_wrong = np.zeros((now, chains, STARTED), bool)
-        for width, portion in enumerate(portions(STARTED, start)):
-            x = draw(rng, (now, chains, formats, PAIRS))
-            equal = (rng.integers(formats, size=(now, chains, 1)) == np.arange(formats)) & (width < good)
-            certified, _ = settled(
-                x + np.where(equal, TOLERANCE, 0.0)[..., None], certify * portion, refute, resolution
-            )
-            claimed[:, :, width], is_wrong[:, :, width] = certified.any(-1), width >= good
-        down = np.cumprod(claimed[:, :, start:], -1).astype(bool)
-        above = claimed[:, :, :start][:, :, ::-1]  # from the start up
-        first = np.cumsum(above, -1) == 1
-        up = above & first & ~claimed[:, :, start, None]
-        found = np.concatenate([up[:, :, ::-1], down], -1)
-        wrong += int((found & is_wrong).any((1, 2)).sum())
-    return wrong
-
-
-def starts(searches: int, seed: int) -> list[str]:
-    families = [(1, 1), (3, 1), (3, 4)]
-    lines = [
-        f"| of {STARTED} widths good enough | differences | formats, chains | "
-        + " | ".join("starts at the widest" if s == 0 else f"at width {s + 1}" for s in STARTS)
-        + " |",
-        "|---|---|---|" + "--:|" * len(STARTS),
-    ]
-    for good in (0, 1, 3):
-        for name in ("normal", "skewed towards bad runs, −0.5"):
-            for k, c in families:
-                counts = [from_a_start(HOLDS[name], s, good, k, c, searches, seed) for s in STARTS]
-                cells = " | ".join(shown(count, searches) for count in counts)
-                lines.append(f"| {good or 'none'} | {name} | {k}, {c} | {cells} |")
-    return lines
-
-
-def shown(wrong: int, searches: int) -> str:
-    low, high = wilson(wrong / searches, searches, 95)
-    return f"{100 * wrong / searches:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def table(searches: int, seed: int) -> list[str]:
-    heads = [f"{k} format{'s' if k > 1 else ''}, {c} chain{'s' if c > 1 else ''}" for k, c in FAMILIES]
-    lines = [f"| differences | wrong | {' | '.join(heads)} |", "|---|---|" + "--:|" * len(heads)]
-
-    def add(name: str, what: str, counts: list[int]) -> None:
-        lines.append(f"| {name} | {what} | {' | '.join(shown(count, searches) for count in counts)} |")
-
-    for name, draw in {**HOLDS, **BREAKS}.items():
-        step = STEP if draw is counted else 0.0
-        note = " *(assumption broken)*" if name in BREAKS else ""
-        add(
-            name + note,
-            "any certificate",
-            [at_the_boundary(draw, k, c, searches, seed, step) for k, c in FAMILIES],
-        )
-    counts = [mixed(HOLDS["normal"], k, c, searches, seed) for k, c in FAMILIES]
-    add("normal, one of each wide width equal", "too few bits", [few for few, _ in counts])
-    add("", "a wrong name at any width", [name for _, name in counts])
+def row(name: str, own: Draw, others: Draw, margins: tuple[float, ...], count: int, seed: int) -> list[str]:
+    """Return two rows, without and with the prior. The boundary is looked at with a margin of 2."""
+    lines = []
+    for pooled in (False, True):
+        boundary, step = (2.0, 0.0) if len(margins) > 1 else (margins[0], STEP)
+        certified, refuted = searches(own, others, -boundary, boundary, count, seed, pooled=pooled, step=step)
+        cells = [share(certified <= PAIRS), share(refuted <= PAIRS)]
+        for margin in margins:
+            equal, _ = searches(own, others, 0.0, margin, count, seed, pooled=pooled, step=step)
+            middle, most = np.percentile(equal, 50), np.percentile(equal, 90)
+            shown = [f"{value:.0f}" if value <= PAIRS else f"> {PAIRS}" for value in (middle, most)]
+            cells.append(f"{shown[0]} ({shown[1]}); {100 * (equal <= 3).mean():.0f} %")
+        lines.append(f"| {name} | {'with' if pooled else 'without'} | {' | '.join(cells)} |")
     return lines
 
 
@@ -205,19 +156,37 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    print("# Wrong certificates at the boundary\n")
+    count, seed = arguments.searches, arguments.seed
+    print("# The test of a search, without and with a pooled spread\n")
     print(
-        f"Per cent of {arguments.searches:,} searches, with the 95 % interval (Wilson); wanted: at most "
-        f"{100 * ALPHA:g}. Up to {PAIRS} pairs a candidate, looked at after each. "
-        f"`python scripts/simulate_search.py --searches {arguments.searches} --seed {arguments.seed}`\n"
+        f"Per cent of {count:,} candidates at the boundary that are wrongly certified and refuted, with the 95 % "
+        f"interval (Wilson); at most {100 * ALPHA:g} are allowed. Then, for equal candidates, the median (90 %) of the "
+        f"pairs to certify, and the share certified by the third pair. Up to {PAIRS} pairs, looked at after each.\n"
     )
-    print("\n".join(table(arguments.searches, arguments.seed)))
-    print("\n# Wrong certificates where a search starts below the widest\n")
-    print(
-        "The same searches, wrong certificates wherever they went. Width 1 is the widest; where 3 are good enough, a "
-        "start at width 2 is too wide, at 3 right and at 5 too narrow.\n"
-    )
-    print("\n".join(starts(arguments.searches, arguments.seed)))
+    heads = [f"margin {margin:g} sd: pairs; by the third" for margin in MARGINS]
+    print(f"| noise | prior | wrong certificates | wrong refutations | {' | '.join(heads)} |")
+    print("|---|---|" + "--:|" * (2 + len(MARGINS)))
+    for name, draw in NOISE.items():
+        print("\n".join(row(name, draw, draw, MARGINS, count, seed)))
+    print("\nRecorded noise, a margin of 1 point:\n")
+    print("| noise | prior | wrong certificates | wrong refutations | pairs; by the third |")
+    print("|---|---|--:|--:|--:|")
+    for name in RECORDED:
+        cells = recorded(name)
+        for candidate, gaps in cells.items():
+            others = resampled(*(each for other, each in cells.items() if other != candidate))
+            print(
+                "\n".join(
+                    row(
+                        f"{name}, {candidate}, sd {gaps.std(ddof=1):.2f}",
+                        resampled(gaps),
+                        others,
+                        (1.0,),
+                        count,
+                        seed,
+                    )
+                )
+            )
 
 
 if __name__ == "__main__":
