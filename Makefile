@@ -16,7 +16,7 @@ FILES := build/python_files
 $(shell mkdir -p build; find cpdrun kernels/custom_fp conf -name '*.py' | LC_ALL=C sort >$(FILES).new; \
 	cmp -s $(FILES).new $(FILES) || cp $(FILES).new $(FILES))
 
-.PHONY: demo test test-rest test-launch venv lint wheel docs notebooks clean retry
+.PHONY: demo test test-rest test-launch venv lint wheel docs notebooks claims clean retry
 
 demo: $(RUNTIME)
 	@ls $(COMPILED) >/dev/null 2>&1 || echo '$(NOT_COMPILED)'
@@ -57,6 +57,10 @@ docs: $(DEV)
 # Run the notebooks in docs/notebooks again and store their outputs.
 notebooks: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/notebooks.py
+
+# Judge the papers' claims by the stored values of runs and write results/reference/claims.md.
+claims: $(DEV)
+	PYTHONPATH=scripts $(BIN)/python -m research.claims
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

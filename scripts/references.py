@@ -1,13 +1,12 @@
 """Make the committed references, results/reference/NAME, from one clean commit.
 
-    python scripts/references.py                                      # all of references.yaml, then claims.md
+    python scripts/references.py                                      # all of references.yaml
     python scripts/references.py digits_workers resnet50_bits_small   # these
-    python scripts/references.py claims                               # only judge the claims again
     python scripts/references.py --runs-of COMMIT digits_workers      # report again on what COMMIT trained
 
 Runs land in results/references-COMMIT, so that all are of the code that is checked out; killed and typed again it goes
 on. What is kept of each report is prepared there too, beside values.csv (one row a run; see
-cpdrun/report/claims/values.py) and made_by.txt (commands, commit, versions, processor, time), and copied to
+scripts/research/claims/values.py) and made_by.txt (commands, commit, versions, processor, time), and copied to
 results/reference once all that was asked for is made. README.md there is written by hand and left alone. Refuses a
 working tree that differs from its commit, for then the commit says nothing; runs of other code are refused as well.
 """
@@ -27,14 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from research.claims.values import VALUES, write_values
 
 from cpdrun.record import SweepDir, git, git_commit, read_object, write_text
 from cpdrun.report import ReportError
-from cpdrun.report.claims import write_claims
-from cpdrun.report.claims.values import VALUES, write_values
 
 DATA = Path(__file__).with_suffix(".yaml")
-CLAIMS = "claims"
 MADE_BY = "made_by.txt"
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -233,9 +230,9 @@ def _files(made_by: Path) -> list[str]:
 def main() -> int:
     arguments = _arguments()
     parts = read_parts(arguments.data)
-    names = arguments.names or [*parts, CLAIMS]
-    if unknown := [name for name in names if name not in (*parts, CLAIMS)]:
-        return _refuse(f"no reference {unknown[0]!r}; there are: {', '.join([*parts, CLAIMS])}")
+    names = arguments.names or list(parts)
+    if unknown := [name for name in names if name not in parts]:
+        return _refuse(f"no reference {unknown[0]!r}; there are: {', '.join(parts)}")
     commit = git_commit()
     if commit is None:
         return _refuse("not in a git repository: a reference names the commit that it is of")
@@ -243,8 +240,7 @@ def main() -> int:
     if not trained_by:
         return _refuse(f"--runs-of {arguments.runs_of}: no commit of this repository")
     maker = Maker(trained_by.strip(), commit, arguments.results_dir, arguments.config_dir, arguments.jobs)
-    wanted = [name for name in names if name != CLAIMS]
-    to_make = [name for name in wanted if not maker.is_made(name)]
+    to_make = [name for name in names if not maker.is_made(name)]
     changed = git("status", "--porcelain") if to_make else ""
     if changed:
         return _refuse(
@@ -254,10 +250,8 @@ def main() -> int:
         if not _make_all(maker, {name: parts[name] for name in to_make}):
             print(f"nothing is copied before all are made; those that are wait in {maker.work}")
             return FAILED
-        for name in wanted:
+        for name in names:
             put(maker.made(name), arguments.out / name)
-        if CLAIMS in names:
-            write_claims(None, references=arguments.out, out=arguments.out / f"{CLAIMS}.md")
     except (ReportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
@@ -269,9 +263,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {DATA.name}, or {CLAIMS} (default: all)"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {DATA.name} (default: all)")
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where runs land")
     parser.add_argument(
         "--out", type=Path, default=Path("results/reference"), help="where they are committed"

@@ -108,7 +108,7 @@ def report(*names: str, quiet: bool = True, **keywords: Any) -> Answer:
     """Tables and plots of accuracy against bits, written beside the runs (`cpdrun report`); `cpdrun.plot` draws one.
 
     `names`: of sweeps, or their folders; the latest by default. Options: metric, format, ci, tol, baseline, rows, cols,
-    networks, costs, to, claims; and results_dir.
+    networks, costs, to; and results_dir.
     """
     return call("report", names, keywords, quiet=quiet)
 

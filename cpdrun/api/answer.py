@@ -25,7 +25,6 @@ ROWS = {
     "status": ("sweeps", "runs"),
     "work": ("sweeps",),
     "calibrate": ("forecast",),
-    "claims": ("claims", "findings"),
     "formats": ("formats",),
     "vectors": ("vectors",),
     "doctor": ("findings",),

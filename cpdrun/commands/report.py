@@ -1,4 +1,4 @@
-"""`cpdrun report`: tables and plots of accuracy against bits, and what papers claim."""
+"""`cpdrun report`: tables and plots of accuracy against bits."""
 
 import argparse
 from typing import Any
@@ -44,11 +44,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     report.add_argument(
         "--cost", "--costs", type=several, default=[], metavar="C,C", help=costs, dest="costs"
     )
-    claims = (
-        "what papers claim, judged by the runs here or by the committed references: certified, refuted, open"
-    )
     add_json(report)
-    report.add_argument("--claims", action="store_true", help=claims)
     return report
 
 
@@ -56,8 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
     from cpdrun.record import find_sweeps
     from cpdrun.report import write_report
 
-    if arguments.claims:
-        return _claims(arguments)
     made = write_report(
         find_sweeps(arguments.names),
         metric=arguments.metric,
@@ -90,16 +84,3 @@ def _baseline(words: list[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             found[key] = text
     return found
-
-
-def _claims(arguments: argparse.Namespace) -> int:
-    from cpdrun.record import split_results_dir
-    from cpdrun.report.claims import write_claims
-
-    results_dir, names = split_results_dir(arguments.names)
-    if names:
-        raise UserError(f"--claims judges all claims; it takes results_dir=PATH alone, not {names[0]!r}")
-    telling, ci = arguments.telling, 95 if arguments.ci is None else arguments.ci
-    judged = write_claims(results_dir, ci=ci, console=telling.console)
-    telling.tell({"ci": ci, "claims": [each.facts() for each in judged]}, "claims")
-    return OK

@@ -10,7 +10,6 @@ from custom_fp.formats.protocol import NumberFormat
 
 from cpdrun.config.compose import CONF_MODULE
 
-CLAIMS = "claims"
 OTHER_NAMES = {
     "defaults",
     "recipe",
@@ -21,13 +20,10 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def uses(fmt: NumberFormat) -> list[str]:
-    """`recipe/nvfp4`, `exp/digits_bits` ...: the files of conf/ with a key that says this format, in any of its names,
-    sorted. Claims are left out, whose words are runs'."""
+    """Return the files of conf/ that name this format by any of its names, sorted, such as `recipe/nvfp4`."""
     names = {fmt.name, *fmt.synonyms}
     found = []
     for path, file in _yaml_files(files(CONF_MODULE), ""):
-        if path.startswith(f"{CLAIMS}/"):
-            continue
         text = file.read_text(encoding="utf-8")
         if any(name in text for name in names) and names & set(_words(yaml.load(text, LOADER))):
             found.append(path)

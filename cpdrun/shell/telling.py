@@ -28,7 +28,6 @@ VERSIONS = {
     "predict": 1,
     "judge": 1,
     "report": 1,
-    "claims": 1,
     "explain": 1,
     "status": 1,
     "logs": 1,

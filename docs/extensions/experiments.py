@@ -1,4 +1,4 @@
-"""What was measured, from results/reference as it lies there: the papers' claims, then a section a folder."""
+"""Append a section for each folder of results/reference to the page of experiments."""
 
 import re
 from pathlib import Path
@@ -15,18 +15,6 @@ def _moved(text: str, folder: str) -> str:
 
 def _is_prose(block: str) -> bool:
     return len(block) > 80 and not block.startswith(("#", "!", "|", "-", "    "))
-
-
-def claims(reference: Path, link: str) -> str:
-    """The tables of claims.md, a paper each, without what each claim rests on in detail."""
-    head, *papers = (reference / "claims.md").read_text(encoding="utf-8").split("\n## ")
-    counted = re.search(r"^\d+ claims: .*$", head, re.MULTILINE)
-    assert counted, "claims.md does not count its claims"
-    text = ["## The papers' claims", "", f"{counted[0]} ([each with its comparisons]({link}/claims.md)).", ""]
-    for paper in papers:
-        title, table = paper.split("\n### ")[0].split("\n", 1)
-        text += [f"**{title}**", "", _moved(table.strip(), link), ""]
-    return "\n".join(text)
 
 
 def sections(reference: Path, link: str) -> str:
@@ -50,7 +38,7 @@ def sections(reference: Path, link: str) -> str:
 def _append(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname == PAGE:
         reference, link = Path(app.srcdir) / "results" / "reference", "../results/reference"
-        source[0] += "\n".join(["", claims(reference, link), sections(reference, link)])
+        source[0] += "\n" + sections(reference, link)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -94,7 +94,6 @@ def test_commands_that_need_no_sweep(capsys, tmp_path):
     assert told(capsys, "formats", "e2m1fn")["values"]
     assert told(capsys, "vectors", "e2m1fn", "--count", "1")["vectors"]
     assert told(capsys, "doctor", "--results-dir", str(tmp_path))["findings"]
-    assert told(capsys, "report", f"results_dir={tmp_path}", "--claims")["claims"]
     assert told(capsys, "screen", "exp=digits_screen_small", f"results_dir={tmp_path}", "--dry-run")[
         "factors"
     ]

@@ -1,5 +1,4 @@
-"""Every experiment of conf/exp: its first line is its command, its grid counts and has the cells that claims ask for,
-and what fits this machine trains."""
+"""Every experiment of conf/exp: its first line is its command, its grid counts, and what fits this machine trains."""
 
 import re
 from functools import cache
@@ -9,10 +8,8 @@ import cpdrun.conf
 import pytest
 import yaml
 
-from cpdrun.config.keys import flatten
 from cpdrun.data.images.fashion_mnist import DEBIAN_DIR
 from cpdrun.record import RunDir, read_json, write_text
-from cpdrun.report.claims import pairs, read_claims
 from cpdrun.sweep import plan
 
 FILES = sorted(Path(cpdrun.conf.__file__).with_name("exp").glob("*.yaml"))
@@ -33,9 +30,6 @@ def planned(exp):
     return plan([f"exp={exp}"])
 
 
-claims = cache(read_claims)
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_opens_with_its_command_and_has_a_grid(file):
     first, second, *_ = file.read_text().splitlines()
@@ -46,22 +40,6 @@ def test_it_opens_with_its_command_and_has_a_grid(file):
     if told := re.search(r"(\d[\d,]*) runs", file.read_text().split("defaults:")[0]):
         assert len(sweep.runs) == int(told[1].replace(",", ""))
     assert any(run.config["format"] == "fp32" for run in sweep.runs), "no baseline"
-    _has_what_claims_ask_for(file.stem, sweep.runs)
-
-
-def _has_what_claims_ask_for(exp, runs):
-    """Here, where the grid is planned: that takes a second an experiment."""
-    asks = [(item.name, ask) for item in claims() for ask in item.asks if ask.sweep == exp]
-    rows = [{**dict(flatten(run.config)), "case": run.config.get("case")} for run in runs] if asks else []
-    for name, ask in asks:
-        for cells in (ask.ours, ask.against):
-            wanted = {**ask.where, **cells}
-            assert any(_fits(row, wanted) for row in rows), f"{name}: {exp} has no {wanted}"
-
-
-def _fits(row, wanted):
-    values = {key: value if isinstance(value, list) else [value] for key, value in wanted.items()}
-    return all(key in row and any(pairs._is(row[key], v) for v in values[key]) for key in wanted)
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if TRAINS_HERE.search(f.stem)], ids=lambda file: file.stem)

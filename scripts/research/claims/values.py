@@ -1,25 +1,25 @@
-"""The values of single runs that claims rest on: from run directories, or from a committed values.csv.
+"""The stored values of single runs: results/reference/NAME/values.csv, written by scripts/references.py.
 
-values.csv has one row a finished run: the axes by their config keys, seed, metric:NAME, wire:NAME, memory:NAME,
-diverged (true or false), test_samples and num_classes where known, weights_sha256, commit (of env.json; a + where the
-code was not as committed). Only if a run failed, or is of a script, there are also: failure (error or unknown, of a run
-without a result) and length (epochs, steps or rows of a script's run), see cpdrun.stats.failures.
+values.csv has one row per finished run: the axes by their config keys, seed, metric:NAME, wire:NAME, memory:NAME,
+diverged (true or false), test_samples and num_classes if known, weights_sha256, and commit (from env.json; a + means
+that the code differed from its commit). Only if a run failed, or is a script's, there are also failure (error or
+unknown, of a run without a result) and length (epochs, steps or rows of a script's run); see cpdrun.stats.failures.
 """
 
 import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-import cpdrun
-from cpdrun.record import RunDir, SweepDir, read_manifest, write_text
-from cpdrun.study.collect import CORE_AXES, SEED, collect, finished, identity, other_axes
+from cpdrun.record import RunDir, State, SweepDir, write_text
+from cpdrun.stats.failures import Failure
+from cpdrun.study.collect import CORE_AXES, SEED, collect, finished, other_axes
 from cpdrun.study.errors import ReportError
 from cpdrun.study.groups.grouping import failed_runs
 
@@ -32,21 +32,39 @@ _SAMPLES = ("run:test_samples", "sync.worker_test_samples", "data.test_samples",
 
 @dataclass(frozen=True)
 class Values:
-    """One row a finished run, and where they come from."""
+    """The values of a sweep, one row per run, and their source in words.
 
-    rows: pd.DataFrame  # axes, seed, metric: wire: memory: columns, and PROVENANCE
-    axes: list[str]  # format, aps, world_size and whatever else varies, without seed
-    source: str  # in words
+    `rows` has the axes, seed, metric: wire: memory: columns, FAILED and PROVENANCE. `axes` are format, aps, world_size
+    and whatever else varies, without seed.
+    """
+
+    rows: pd.DataFrame
+    axes: list[str]
+    source: str
+
+    def as_runs(self) -> pd.DataFrame:
+        """Return the rows with the columns of `cpdrun.study.collect`, for `make_groups`."""
+        failures = [
+            Failure(failure) if isinstance(failure, str) else None for failure in self.rows["failure"]
+        ]
+        diverged, weights = list(self.rows["diverged"]), list(self.rows["weights_sha256"])
+        columns: dict[str, Any] = {
+            "run:name": [f"row {i + 2}" for i in range(len(self.rows))],
+            "run:path": "",
+            "run:state": [State.DONE if failure is None else State.FAILED for failure in failures],
+            "run:status": ["diverged" if each else "finished" for each in diverged],
+            "run:failure": pd.Series(failures, index=self.rows.index, dtype=object),
+            "run:length": list(self.rows["length"]),
+            "run:not_finite": [()] * len(self.rows),
+            "run:fingerprint": [None if d else w for d, w in zip(diverged, weights, strict=True)],
+            "run:test_samples": pd.to_numeric(self.rows["test_samples"]),
+            "run:num_classes": pd.to_numeric(self.rows["num_classes"]),
+        }
+        return self.rows.assign(**columns)
 
 
-def references() -> Path | None:
-    """The committed references of the checkout that cpdrun runs from; None where it was installed without one."""
-    folder = Path(cpdrun.__file__).resolve().parents[1] / "results" / "reference"
-    return folder if folder.is_dir() else None
-
-
-def of_runs(sweep: SweepDir) -> Values | None:
-    """Return the finished runs of `sweep`, and those that failed beside them; None if no run is finished."""
+def read_runs(sweep: SweepDir) -> Values | None:
+    """Return the finished and the failed runs of a sweep; None if no run has finished."""
     runs = collect([sweep])
     done = finished(runs) if not runs.empty else runs
     if done.empty:
@@ -55,21 +73,22 @@ def of_runs(sweep: SweepDir) -> Values | None:
     done = done.assign(**{key: done.get(key) for key in (*CORE_AXES, SEED)})
     axes = [*CORE_AXES, *other_axes(done)]
     columns = [*axes, SEED, *(column for column in done.columns if column.startswith(MEASURED))]
-    rows = done[columns].assign(
-        failure=[None if failure is None else str(failure) for failure in done["run:failure"]],
-        length=list(done["run:length"]),
-        diverged=[status == "diverged" for status in done["run:status"]],
-        test_samples=[_first(row, _SAMPLES) for row in done.to_dict("records")],
-        num_classes=[_first(row, ["run:num_classes"]) for row in done.to_dict("records")],
-        weights_sha256=[_weights(RunDir(Path(path))) for path in done["run:path"]],
-        commit=[_commit(row) for row in done.to_dict("records")],
-    )
-    typed = _typed(sweep)
-    return Values(rows, axes, f"{sweep.path}{f' ({typed})' if typed else ''}")
+    records = done.to_dict("records")
+    found: dict[str, Any] = {
+        "failure": [None if failure is None else str(failure) for failure in done["run:failure"]],
+        "length": list(done["run:length"]),
+        "diverged": [status == "diverged" for status in done["run:status"]],
+        "test_samples": [_first(row, _SAMPLES) for row in records],
+        "num_classes": [_first(row, ["run:num_classes"]) for row in records],
+        "weights_sha256": [_weights(RunDir(Path(path))) for path in done["run:path"]],
+        "commit": [_commit(row) for row in records],
+    }
+    rows = done[columns].assign(**found)
+    return Values(rows, axes, str(sweep.path))
 
 
-def of_reference(folder: Path) -> Values | None:
-    """The committed values of a reference's folder; None where it keeps none. Raises ReportError for a damaged file."""
+def read_values(folder: Path) -> Values | None:
+    """Return the stored values of a reference; None if it has none. Raises ReportError for a damaged file."""
     path = folder / VALUES
     if not path.is_file():
         return None
@@ -95,8 +114,8 @@ def of_reference(folder: Path) -> Values | None:
 
 
 def write_values(sweeps: Sequence[SweepDir], path: Path) -> None:
-    """Write the finished runs of `sweeps` as `path`, sorted by their axes. Raises ReportError where there is none."""
-    found = [values for sweep in sweeps if (values := of_runs(sweep)) is not None]
+    """Write the runs of `sweeps` to `path`, sorted by their axes. Raises ReportError if no run has finished."""
+    found = [values for sweep in sweeps if (values := read_runs(sweep)) is not None]
     if not found:
         raise ReportError(f"no finished run in {', '.join(str(sweep.path) for sweep in sweeps)}")
     rows = pd.concat([values.rows for values in found], ignore_index=True)
@@ -110,7 +129,7 @@ def write_values(sweeps: Sequence[SweepDir], path: Path) -> None:
 
 
 def _write(value: Any) -> str:
-    """A string as it is; anything else, and a string that would be read as something else, as JSON."""
+    """Return a string unchanged. Return JSON for other values, and for strings that `_read` would take for others."""
     if isinstance(value, str):
         return value if _read(value) == value else json.dumps(value)
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -128,18 +147,8 @@ def _read(text: str) -> Any:
         return text
 
 
-def _typed(sweep: SweepDir) -> str:
-    """What was typed beside the experiment's name: it may have changed what its runs are."""
-    try:
-        words = read_manifest(sweep)["overrides"]
-        kept = [word for word in words if not word.startswith(("exp=", "results_dir=", "name="))]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return ""
-    return " ".join(kept)
-
-
-def _first(row: dict[str, Any], names: Sequence[str]) -> int | None:
-    """The first of these figures that the record has."""
+def _first(row: Mapping[Any, Any], names: Sequence[str]) -> int | None:
+    """Return the first of these figures that the record has."""
     for name in names:
         value = row.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -149,16 +158,11 @@ def _first(row: dict[str, Any], names: Sequence[str]) -> int | None:
 
 def _weights(run: RunDir) -> str | None:
     result = run.result()
-    return result and result.weights_sha256
+    return None if result is None else result.weights_sha256
 
 
-def _commit(row: dict[str, Any]) -> str | None:
+def _commit(row: Mapping[Any, Any]) -> str | None:
     commit, diff = row.get("env:git_commit"), row.get("env:git_diff")
     if not isinstance(commit, str):
         return None
     return commit if diff in ("none", None) else f"{commit}+"
-
-
-def key_of(row: dict[str, Any], axes: Sequence[str]) -> tuple[str, ...]:
-    """The row's cell, as something to group by."""
-    return tuple(identity(row.get(axis)) for axis in axes)

@@ -1,0 +1,43 @@
+"""Judge all claims from the stored values and write the page of claims.
+
+PYTHONPATH=scripts python -m research.claims
+"""
+
+import argparse
+from functools import cache
+from pathlib import Path
+
+from research.claims.claim import read_claims
+from research.claims.judgement import judge
+from research.claims.page import count_verdicts, page
+from research.claims.values import Values, read_values
+
+from cpdrun.record import write_text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Judge what papers claim, from the stored values of runs.")
+    folder = Path("results/reference")
+    parser.add_argument(
+        "--values", type=Path, default=folder, help="folder of stored values (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, help="the page (default: claims.md in that folder)")
+    parser.add_argument(
+        "--confidence", type=float, default=0.95, help="of each verdict (default: %(default)s)"
+    )
+    arguments = parser.parse_args()
+    if not 0 < arguments.confidence < 1:
+        parser.error("--confidence must lie between 0 and 1")
+
+    @cache
+    def stored(sweep: str) -> Values | None:
+        return read_values(arguments.values / sweep)
+
+    judgements = [judge(claim, stored, arguments.confidence) for claim in read_claims()]
+    out = arguments.out or arguments.values / "claims.md"
+    write_text(out, page(judgements, arguments.confidence))
+    print(f"{count_verdicts(judgements)}. Every comparison is in {out}.")
+
+
+if __name__ == "__main__":
+    main()

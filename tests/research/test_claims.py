@@ -1,0 +1,328 @@
+"""Claims of papers: how they are read, which cells they compare, their verdicts, and the page."""
+
+import random
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from made_up import Sweep
+from research.claims.cells import find_pairs, matches
+from research.claims.claim import Claim, Comparison, Paper, read_claims
+from research.claims.judgement import ClaimVerdict, Judgement, judge
+from research.claims.page import describe_verdict, page, tally
+from research.claims.values import FAILED, Values, read_values, write_values
+
+from cpdrun.config.keys import flatten
+from cpdrun.sweep import plan
+
+ROOT = Path(__file__).parents[2]
+STORED = ROOT / "results" / "reference"
+CERTIFIED, REFUTED, OPEN = ClaimVerdict.CERTIFIED, ClaimVerdict.REFUTED, ClaimVerdict.OPEN
+COUNTED, NOT_RUN = ClaimVerdict.COUNTED, ClaimVerdict.NOT_RUN
+
+
+def claim(*comparisons: dict, **changes) -> Claim:
+    usual = {
+        "sweep": "digits_bits",
+        "metric": "test_accuracy",
+        "candidate": {"format": "e4m3", "aps": True},
+        "baseline": {"format": "fp32"},
+    }
+    facts = {"statement": "nothing is lost", "quote": "nothing", "section": "abstract", "threshold": "None."}
+    found = tuple(Comparison(**{**usual, **changed}) for changed in comparisons)
+    return Claim(paper=Paper("A paper", "Nobody", "0000.00000"), comparisons=found, **facts, **changes)
+
+
+class Table:
+    """Stored values under construction."""
+
+    def __init__(self, *axes: str):
+        self.rows: list[dict] = []
+        self.axes = ["format", "aps", "world_size", *axes]
+
+    def add(
+        self, format="fp32", *, aps=False, seed=0, value=0.9, diverged=False, weights=None, **more
+    ) -> None:
+        usual = {"world_size": 8, "test_samples": 10_000, "num_classes": 10, "commit": "a" * 40}
+        row = {
+            "format": format,
+            "aps": aps,
+            "seed": seed,
+            "metric:test_accuracy": value,
+            "diverged": diverged,
+        }
+        self.rows.append({**usual, **row, "weights_sha256": weights or f"w{len(self.rows)}", **more})
+
+    def fill(self, effects: dict, seeds: int = 8, spread: float = 0.002, **more) -> "Table":
+        """Add runs of fp32, and of each format with APS that differ from them by `effects` and noise."""
+        noise = random.Random(1)
+        for seed in range(seeds):
+            base = 0.9 + noise.gauss(0, 0.01)
+            self.add(seed=seed, value=base, **more)
+            for format, effect in effects.items():
+                self.add(format, aps=True, seed=seed, value=base + effect + noise.gauss(0, spread), **more)
+        return self
+
+    def values(self, sweep: str = "digits_bits") -> Values | None:
+        if sweep != "digits_bits":
+            return None
+        rows = pd.DataFrame(self.rows, dtype=object)
+        rows = rows.assign(**{column: None for column in FAILED if column not in rows})
+        return Values(rows, self.axes, "made up")
+
+    def judge(self, *comparisons: dict, **changes) -> Judgement:
+        return judge(claim(*comparisons, **changes), self.values)
+
+
+@pytest.mark.parametrize(("effect", "verdict"), [(0.0, CERTIFIED), (-0.02, REFUTED), (-0.005, OPEN)])
+def test_a_loss_is_compared_with_the_threshold(effect, verdict):
+    judgement = Table().fill({"e4m3": effect}).judge({"at_least": -0.5})
+    (finding,) = judgement.findings
+    assert judgement.verdict == finding.verdict == verdict
+    assert finding.pairs == 8 and finding.low < finding.value < finding.high
+    assert finding.value == pytest.approx(100 * effect, abs=0.3)
+
+
+def test_two_bounds_must_both_hold():
+    table = Table().fill({"e4m3": -0.015})
+    assert table.judge({"at_least": -2, "at_most": -1}).verdict is CERTIFIED
+    assert table.judge({"at_least": -1, "at_most": 0}).verdict is REFUTED
+    assert table.judge({"at_least": -1.5, "at_most": 0}).verdict is OPEN
+    (finding,) = table.judge({"at_most": 0}).findings
+    assert finding.verdict is CERTIFIED and finding.low < finding.value < finding.high < 0
+
+
+def test_the_quantifier_is_part_of_the_verdict():
+    table = Table().fill({"e4m3": 0.0, "e5m2": 0.0, "e3m0": -0.1})
+    comparison = {"candidate": {"format": ["e5m2", "e4m3", "e3m0"], "aps": True}, "at_least": -1}
+    found = {
+        holds_for: table.judge(comparison, holds_for=holds_for, across="formats")
+        for holds_for in ("every", "most", "some")
+    }
+    assert {holds_for: describe_verdict(judgement) for holds_for, judgement in found.items()} == {
+        "every": "in all formats: refuted (e3m0)",
+        "most": "in most formats (e5m2; e4m3): certified; in others (e3m0): refuted",
+        "some": "in some formats (e5m2; e4m3): certified; in others (e3m0): refuted",
+    }
+
+
+def test_comparisons_that_were_not_run_are_counted_in_the_verdict():
+    table = Table().fill({"e4m3": 0.0})
+    judgement = table.judge({"at_least": -1}, {"sweep": "never_run", "at_least": -1})
+    assert describe_verdict(judgement) == "in all comparisons: certified; 1 of 2 comparisons not run"
+    assert table.judge({"sweep": "never_run", "at_least": -1}).verdict is NOT_RUN
+    reason = Claim(paper=Paper("", "", ""), statement="s", quote=None, section="", not_run="No cluster.")
+    assert judge(reason, table.values).verdict is NOT_RUN
+
+
+def test_comparisons_with_identical_weights_count_once():
+    table = Table("sync.order")
+    for order in ("rank", "ring", "tree"):
+        for seed in range(4):
+            weights = f"{seed} {'tree' if order == 'tree' else 'chain'}"
+            table.add(seed=seed, **{"sync.order": order})
+            more = {"weights": weights, "sync.order": order}
+            table.add("e4m3", aps=True, seed=seed, value=0.9 + 0.001 * seed, **more)
+    judgement = table.judge({"at_least": -5})
+    assert [finding.repeats for finding in judgement.findings] == [
+        None,
+        ("e4m3", "with APS", "order rank"),
+        None,
+    ]
+    assert (
+        tally(judgement)
+        == "of 2 comparisons 2 certified; 1 more with the same weights as another, bit for bit"
+    )
+
+
+def test_identical_comparisons_leave_their_share_of_the_error_to_the_others():
+    """Enough evidence for one refutation in a claim about one comparison, not in one about twenty."""
+    alone, distinct, identical = Table("epochs"), Table("epochs"), Table("epochs")
+    for i in range(20):
+        for seed, gap in enumerate((-0.010, -0.012, -0.011)):
+            other = gap if i == 0 else 0.002 * (seed - 1) + 1e-6 * i
+            for table in (alone, distinct, identical)[0 if i == 0 else 1 :]:
+                weights = f"{seed}" if table is identical else None
+                table.add(seed=seed, epochs=i)
+                table.add("e4m3", aps=True, seed=seed, value=0.9 + other, weights=weights, epochs=i)
+    assert alone.judge({"at_least": -0.1}).verdict is REFUTED
+    assert distinct.judge({"at_least": -0.1}).verdict is OPEN
+    assert identical.judge({"at_least": -0.1}).verdict is REFUTED
+
+
+def test_a_diverged_run_counts_as_the_worst_and_prevents_a_certificate():
+    table = Table().fill({"e4m3": 0.0})
+    table.add(seed=8)
+    table.add("e4m3", aps=True, seed=8, diverged=True)
+    (finding,) = table.judge({"at_least": -0.5}).findings
+    assert (finding.verdict, finding.pairs) == (OPEN, 9)
+    assert finding.note == "1 of 9 runs failed (1 diverged)"
+    assert finding.value == pytest.approx(-90 / 9, abs=0.3)
+
+
+def test_a_baseline_in_fp32_that_diverged_is_not_compared_with():
+    table = Table().fill({"e4m3": 0.0})
+    table.add(seed=8, value=0.1, diverged=True)
+    (finding,) = table.judge({"at_least": -0.5}).findings
+    assert finding.verdict is OPEN and "fp32 itself diverged" in finding.note
+
+
+def test_one_pair_settles_nothing():
+    (finding,) = Table().fill({"e4m3": 0.0}, seeds=1).judge({"at_least": -0.5}).findings
+    assert (finding.verdict, finding.note) == (OPEN, "one pair")
+
+
+def test_bytes_are_counted():
+    table = Table()
+    for seed in range(3):
+        table.add(seed=seed, **{"wire:bytes_per_step_real_worker": 4000.0})
+        table.add("e4m3", aps=True, seed=seed, **{"wire:bytes_per_step_real_worker": 1010.0})
+    count = {"metric": None, "count": "wire_bytes"}
+    judgement = table.judge({**count, "at_least": 3.5})
+    assert judgement.verdict is COUNTED and not judgement.is_tested
+    assert "3.96 times fewer bytes" in page([judgement], 0.95)
+    more = {
+        **count,
+        "counted_as": "percent_more",
+        "candidate": {"format": "fp32", "aps": False},
+        "baseline": {"format": "e4m3", "aps": True},
+    }
+    assert table.judge({**more, "at_most": 100}).verdict is REFUTED
+
+
+def test_cells_are_compared_only_with_their_equals():
+    table = Table("scaling._target_")
+    for world_size in (8, 64):
+        table.fill({"e4m3": 0.0}, world_size=world_size, **{"scaling._target_": "a.APS"})
+        for seed in range(3):
+            table.add("e4m3", aps=True, seed=seed, world_size=world_size, **{"scaling._target_": "a.Other"})
+    pairs = find_pairs(claim({"at_least": 0}).comparisons[0], table.values())
+    assert {pair.cell for pair in pairs} == {
+        ("e4m3", "with APS", f"workers {n}", f"scaling {rule}") for n in (8, 64) for rule in ("APS", "Other")
+    }
+    assert all(pair.candidate.keys["world_size"] == pair.baseline.keys["world_size"] for pair in pairs)
+    only = claim({"at_least": 0, "where": {"world_size": 64}}).comparisons[0]
+    assert len(find_pairs(only, table.values())) == 2
+
+
+def test_a_case_determines_its_format():
+    table = Table("case", "partition._target_")
+    for seed in range(6):
+        for skew in ("a.Iid", "a.Skewed"):
+            table.add(seed=seed, case="fp32", **{"partition._target_": skew})
+            more = {"case": "8 bits", "partition._target_": skew}
+            table.add("e4m3", aps=True, seed=seed, value=0.9 + 0.001 * (seed % 3), **more)
+    cases = {"candidate": {"case": "8 bits"}, "baseline": {"case": "fp32"}, "at_least": -1}
+    assert len(table.judge(cases).findings) == 2
+    skewed = table.judge({**cases, "where": {"partition._target_": "Skewed"}})
+    assert (len(skewed.findings), skewed.verdict) == (1, CERTIFIED)
+
+
+def test_text_of_a_record_does_not_become_markup():
+    table = Table("case")
+    for seed in range(3):
+        for case in ("fp32", "<b>|`x`"):
+            table.add(seed=seed, case=case, value=0.9 + 0.001 * seed * (case == "fp32"))
+    cases = {"candidate": {"case": "<b>|`x`"}, "baseline": {"case": "fp32"}, "at_least": -1}
+    text = page([table.judge(cases)], 0.95)
+    assert r"&lt;b&gt;\|\`x\`" in text and "<b>" not in text
+
+
+def test_the_page_says_how_many_wrong_verdicts_it_allows():
+    table = Table().fill({"e4m3": 0.0})
+    text = page([table.judge({"at_least": -1}), table.judge({"sweep": "never_run", "at_least": -1})], 0.95)
+    assert "With 1 tested claims, at most 0.05 wrong verdicts are expected" in text
+    assert "2 claims: 1 certified, 1 not run" in text
+
+
+def test_failed_runs_are_written_to_values_and_read_again(tmp_path):
+    sweep = Sweep(tmp_path / "results" / "digits_bits")
+    for seed in range(5):
+        sweep.add("fp32", seed=seed, accuracy=0.9, env={"git_commit": "a" * 40, "git_diff": "none"})
+        failed = {"status": None, "outcome": "failed"} if seed == 4 else {"accuracy": 0.9 + 0.001 * seed}
+        sweep.add("e4m3", aps=True, seed=seed, env={"git_commit": "a" * 40, "git_diff": "none"}, **failed)
+    write_values([sweep.dir], tmp_path / "values.csv")
+    (finding,) = judge(claim({"at_least": -0.5}), lambda name: read_values(tmp_path)).findings
+    assert (finding.verdict, finding.note) == (OPEN, "1 of 5 runs failed")
+    assert finding.source == f"{tmp_path.name}/values.csv, commit {'a' * 10}"
+
+
+def test_every_claim_finds_its_cells_in_the_stored_values():
+    for item in read_claims():
+        for comparison in item.comparisons:
+            values = read_values(STORED / comparison.sweep)
+            if values is not None:
+                assert all(pair.candidate for pair in find_pairs(comparison, values)), (
+                    item.statement,
+                    comparison,
+                )
+
+
+def test_the_stored_page_is_up_to_date():
+    judgements = [judge(item, lambda sweep: read_values(STORED / sweep)) for item in read_claims()]
+    assert (STORED / "claims.md").read_text() == page(judgements, 0.95), "run `make claims`"
+
+
+WITHOUT_VALUES = sorted(
+    {
+        c.sweep
+        for item in read_claims()
+        for c in item.comparisons
+        if not (STORED / c.sweep / "values.csv").exists()
+    }
+)
+
+
+@pytest.mark.parametrize("sweep", WITHOUT_VALUES)
+def test_experiments_without_stored_values_have_the_cells_of_their_claims(sweep):
+    rows = [
+        {**dict(flatten(run.config)), "case": run.config.get("case")} for run in plan([f"exp={sweep}"]).runs
+    ]
+    comparisons = [c for item in read_claims() for c in item.comparisons if c.sweep == sweep]
+    for comparison in comparisons:
+        for cells in (comparison.candidate, comparison.baseline):
+            assert any(matches(row, {**comparison.where, **cells}) for row in rows), (sweep, cells)
+
+
+def test_each_claim_has_a_sweep_whose_values_can_be_stored():
+    references = yaml.safe_load((ROOT / "scripts" / "references.yaml").read_text())
+    assert {c.sweep for item in read_claims() for c in item.comparisons} <= references.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"comparisons": []}, "either comparisons, or not_run"),
+        ({"holds_for": "all"}, "holds_for must be one of every, most, some"),
+        ({"colour": 1}, "colour"),
+        ({"threshold": None}, "needs a threshold"),
+        (
+            {"comparisons": [{"sweep": "a", "candidate": {}, "baseline": {}, "metric": "m"}]},
+            "at_least or at_most",
+        ),
+        (
+            {"comparisons": [{"sweep": "a", "candidate": {}, "baseline": {}, "at_least": 0}]},
+            "a metric or a count",
+        ),
+        ({"comparisons": [{"sweep": "a"}]}, "candidate"),
+    ],
+)
+def test_an_invalid_claim_is_named_in_the_error(tmp_path, change, message):
+    comparison = {"sweep": "a", "candidate": {}, "baseline": {}, "metric": "m", "at_least": 0}
+    good = {
+        "statement": "all is well",
+        "quote": None,
+        "section": "s",
+        "threshold": "t",
+        "comparisons": [comparison],
+    }
+    path = tmp_path / "claims.yaml"
+    for content, error in ((good, None), ({**good, **change}, message)):
+        path.write_text(yaml.safe_dump([{"title": "T", "authors": "A", "arxiv": "1", "claims": [content]}]))
+        if error is None:
+            assert len(read_claims(path)) == 1
+        else:
+            with pytest.raises(ValueError, match=f"'all is well': .*{re.escape(error)}"):
+                read_claims(path)
