@@ -158,7 +158,7 @@ def main() -> None:
         "| noise | most pairs | rule | false among the kept | real ideas kept | gain per 100 pairs | pairs |"
     )
     print("|---|--:|---|--:|--:|--:|--:|")
-    for pairs in (6, 12, 24):
+    for pairs in (6, 12):
         for name, noise in NOISE.items():
             chunks = [
                 simulate(rng, noise, min(arguments.chunk, arguments.sessions), pairs)

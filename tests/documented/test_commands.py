@@ -134,6 +134,7 @@ NOT_RUN = {
     "chrt -r 5 python scripts/": ("it measures for minutes, on a machine that does nothing else", ""),
     "python scripts/synthesise.py": ("half an hour of Yosys", "tests/report/test_synthesis.py"),
     "python scripts/simulate_search.py": ("hours", "tests/stats/test_simulation.py"),
+    "python scripts/simulate_judge.py": ("minutes", "tests/stats/test_online.py"),
     "python scripts/soak_elastic.py": ("hours", "tests/launch/test_elastic.py"),
     "PYTHONPATH=qtorch": ("it needs other libraries, downloaded", "tests/custom_fp/test_outside_oracles.py"),
     "cpdrun search --config-dir results/digits_screen_small/screen": (
@@ -201,7 +202,8 @@ def shortened(page: str, line: str) -> str:
 def folder(tmp_path) -> Path:
     """A reader's: what `cpdrun init` writes, with a script, a recipe and a format beside it."""
     folder = tmp_path / "reader"
-    shutil.copytree(STARTER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(REPOSITORY / "docs" / "examples", folder / "docs" / "examples")
+    shutil.copytree(STARTER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "train.py").write_text(SCRIPT)
     (folder / "conf" / "recipe").mkdir()
     shutil.copy(REPOSITORY / "conf" / "recipe" / "mxfp8.yaml", folder / "conf" / "recipe" / "mine.yaml")

@@ -1,10 +1,14 @@
 """Online e-BH: which ideas of a stream are kept, and at what rate false ones are among them."""
 
+import importlib.util
 import math
 import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cpdrun.stats.evidence import log_evidence
 from cpdrun.stats.online import kept_ideas, required_log_evidence, share
 
 ALPHA, PLANNED = 0.05, 10
@@ -41,3 +45,14 @@ def test_at_most_alpha_of_the_kept_ideas_are_false():
         assert {3, 7} <= kept
         shares.append(len(kept - {3, 7}) / len(kept))
     assert sum(shares) / len(shares) <= ALPHA
+
+
+@pytest.mark.parametrize(("pairs", "degrees"), [(2, 0), (3, 4), (12, 4)])
+def test_the_evidence_of_the_simulation_is_that_of_the_command(pairs, degrees):
+    path = Path(__file__).parents[2] / "scripts" / "simulate_judge.py"
+    spec = importlib.util.spec_from_file_location("simulate_judge", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    statistics = np.linspace(0, math.sqrt(pairs), 7)
+    expected = [log_evidence(float(statistic), pairs, degrees) for statistic in statistics]
+    assert script.log_evidence(statistics, pairs, degrees) == pytest.approx(expected, rel=1e-9)
