@@ -100,7 +100,7 @@ def test_fewest_bits_against_the_chain(new_sweep, report):
         "chain 14, hierarchical: e3m1 with APS",
         "chain 6, tree: e3m0 with APS",
         "chain 63, rank: e4m3 with APS",
-        "chain 63, ring: sync.order ring with APS: open",
+        "chain 63, ring: sync.order ring with APS: refuted",
     ]
 
 

@@ -110,7 +110,7 @@ def test_markdown_shows_points(digits, report):
     assert text.startswith(made.sentences[0].split(" [")[0])
     fp32 = next(row for row in rows_of(made) if row["format"] == "fp32")
     mean, half = (100 * float(fp32[f"test_accuracy_{part}"]) for part in ("mean", "ci95"))
-    assert f"| fp32 | 32 | no | 8 | 3 | {mean:.1f} ± {half:.1f} | - | 0 of 3 | baseline | - |" in text
+    assert f"| fp32 | 32 | no | 8 | 3 | {mean:.1f} ± {half:.1f} | - | - | 0 of 3 | baseline | - |" in text
 
 
 def test_another_metric(new_sweep, report):
