@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import add_json, positive
@@ -49,8 +50,11 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     judge.add_argument("--state", metavar="COLUMN", help=state)
     stated = "the known standard deviation between runs of one arm; the verdict is conditional on it"
     judge.add_argument("--sd", type=_positive_number, metavar="X", help=stated)
-    step = "the step in which values count, such as 1/360 = 0.00278 for an accuracy on 360 examples"
-    judge.add_argument("--resolution", type=_positive_number, default=0.0, metavar="X", help=step)
+    step = (
+        "the step in which values count, such as 1/360 = 0.00278 for an accuracy on 360 examples; default: one unit "
+        "of the last digit written"
+    )
+    judge.add_argument("--resolution", type=_positive_number, metavar="X", help=step)
     worst = "what a failed run counts as; default: the worst value of the table"
     judge.add_argument("--worst", type=_number, metavar="X", help=worst)
     judge.add_argument("--confidence", type=_percent, metavar="PERCENT", help="default: 95")
@@ -74,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     question = _question(arguments)
     columns = Columns(arguments.arm, arguments.seed, arguments.value, arguments.state)
     table = read_table(arguments.file, columns, needs_arms=question.target is None)
+    if arguments.resolution is None:
+        question = replace(question, resolution=table.step)
     margin = checked_margin(table, question)
     standing = None
     if arguments.session is None:
@@ -121,7 +127,7 @@ def _question(arguments: argparse.Namespace) -> "Question":
         arguments.lower_is_better,
         95.0 if arguments.confidence is None else arguments.confidence,
         arguments.sd,
-        arguments.resolution,
+        arguments.resolution or 0.0,
         arguments.worst,
         tuple(arguments.candidate),
     )

@@ -49,7 +49,9 @@ def told(capsys, tmp_path):
 
 
 def test_the_verdict_is_that_of_the_evidence(told):
-    (found,) = told(long_table({"base": BASE, "new": better(8)}), *MARGIN)["candidates"]
+    (found,) = told(long_table({"base": BASE, "new": better(8)}), *MARGIN, "--resolution", "1e-9")[
+        "candidates"
+    ]
     expected = judge(
         [n - b for n, b in zip(better(8), BASE, strict=True)],
         0.05,
@@ -78,6 +80,15 @@ def test_all_kinds_of_files_say_the_same(told, tmp_path):
     assert first == told(renamed, *MARGIN, *options)["candidates"]
     (tmp_path / "t.csv").write_text(long_table(arms))
     assert first == cpdrun.judge(tmp_path / "t.csv", baseline="base", margin=0.05)["candidates"]
+
+
+def test_values_that_were_rounded_until_they_are_equal_prove_nothing(told):
+    rounded = long_table({"base": (0.91,) * 4, "near": (0.90,) * 4})
+    typed = ("--baseline", "base", "--margin", "0.013")
+    (found,) = told(rounded, *typed)["candidates"]
+    assert found["verdict"] == "open"
+    (sure,) = told(rounded.replace("0.91", "0.9100").replace("0.90", "0.9000"), *typed)["candidates"]
+    assert sure["verdict"] == "certified"
 
 
 def test_lower_is_better_turns_the_verdict(told):

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class Table:
-    """The runs of every arm, in the order of the file. `is_shuffled`: without seeds, runs are in a random order."""
+    """The runs of every arm, in the order of the file. `is_shuffled`: without seeds, runs are in a random order. `step`
+    is one unit of the last digit with which values are written: they are known no better than that."""
 
     name: str
     arms: Mapping[str, Runs]
     is_shuffled: bool = False
+    step: float = 0.0
 
     def find(self, arm: str, what: str) -> Runs:
         """Return the runs of this arm. Raises UserError if there is none."""
@@ -85,9 +88,22 @@ def read_table(path: str, columns: Columns, *, needs_arms: bool = True) -> Table
     )
     runs = _long(header, rows, columns, name, needs_arms) if is_long else _wide(header, rows, columns, name)
     has_seeds = not is_long or (columns.seed or SEED) in header
-    return Table(
-        name, {arm: _runs(arm, found, name, has_seeds) for arm, found in runs.items()}, not has_seeds
-    )
+    arms = {arm: _runs(arm, found, name, has_seeds) for arm, found in runs.items()}
+    step = _step(rows, [columns.value or VALUE] if is_long else list(runs))
+    return Table(name, arms, not has_seeds, step)
+
+
+def _step(rows: Sequence[Row], columns: Sequence[str]) -> float:
+    """Return one unit of the last digit of the value that is written with most digits."""
+    exponents = []
+    for _, row in rows:
+        for column in columns:
+            try:
+                exponent = Decimal(_label(row.get(column))).as_tuple().exponent
+            except InvalidOperation:
+                continue  # a run without a result
+            exponents += [exponent] if isinstance(exponent, int) else []
+    return float(Decimal(1).scaleb(min(exponents))) if exponents else 0.0
 
 
 def _text(path: str) -> str:
