@@ -29,7 +29,7 @@ def limma(cells):
 def test_the_prior_solves_the_equations_of_limma(cells):
     deviation, degrees = limma(cells)
     found = squeeze(cells)
-    assert found.degrees == min(MOST_DEGREES, math.floor(degrees))
+    assert found.degrees == math.floor(min(MOST_DEGREES, degrees))
     assert found.deviation == pytest.approx(deviation if degrees >= 1 else 0.0, rel=1e-6)
 
 
