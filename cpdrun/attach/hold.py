@@ -18,7 +18,7 @@ The exception is `run.worker` where a process plays several and the losses are n
 import atexit
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from cpdrun.attach.environment import RUN_DIR
+from cpdrun.attach.environment import NOT_FINITE, RUN_DIR
 from cpdrun.attach.held.ddp import HoldsDdp
 from cpdrun.attach.held.exchange import Asked
 from cpdrun.attach.held.facts import LEFT_ALONE, facts_of
@@ -38,6 +38,7 @@ from cpdrun.attach.held.played import Played
 from cpdrun.attach.held.products import Products
 from cpdrun.attach.held.script import Script
 from cpdrun.attach.held.steps import Steps
+from cpdrun.comm.statistics import count_nonfinite
 from cpdrun.errors import UserError
 from cpdrun.record import RunDir, read_config
 
@@ -159,6 +160,19 @@ class Hold:
             raise UserError(
                 f"run.load_state_dict: this is not what run.state_dict() gave in this run: {said}"
             ) from None
+
+    def say_not_finite(self) -> None:
+        """Print, for a script that has failed, whether its weights were finite, and what to do if the format may be
+        the reason. Weights that are not finite are noticed by many scripts only through an error further on."""
+        weights = [p.detach() for p in self.script.parameters()]
+        with suppress(RuntimeError):  # a GPU may be unusable by now
+            if count := count_nonfinite(weights):
+                total = sum(p.numel() for p in weights)
+                print(
+                    f"{NOT_FINITE} ({count} of {total}){self.asked.overflow_advice}",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     # ---- for the record
 

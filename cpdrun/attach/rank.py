@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cpdrun.attach.environment import ATTEMPT_DIR, RUN_DIR
+from cpdrun.attach.environment import ATTEMPT_DIR, NOT_FINITE, RUN_DIR
 from cpdrun.attach.watched.log import BoundedLog
 from cpdrun.attach.watched.process import ScriptProcess
 from cpdrun.attach.watched.together import all_ended
@@ -72,7 +72,7 @@ class _Rank:
         self.tally, self.patterns = Tally(), Patterns(self.script)
         self.reads_output = reads_output(self.script)
         self.status_written = self.told_at = 0.0
-        self.error = self.last_words = ""
+        self.error = self.last_words = self.not_finite = ""
         self.since_error = 0
         self.goes_on = False  # from what an attempt before has saved
         self.files: list[GrowingFile] = []
@@ -115,6 +115,8 @@ class _Rank:
         is_theirs = not line.startswith("error: ")
         if error is not None and not (is_theirs and self.error.startswith("error: ")):
             self.error, self.since_error = error[1].strip(), 0
+        elif line.startswith(NOT_FINITE):
+            self.not_finite = line.removeprefix(OURS)
         elif not line.startswith(OURS):
             self.last_words = line.strip()
             self.since_error += 1
@@ -202,7 +204,8 @@ class _Rank:
             print(words, file=sys.stderr, flush=True)
         else:
             said = f"{self.name} ended with exit code {code}{f': {words}' if words else ''}"
-            print(f"error: {said}", file=sys.stderr, flush=True)
+            cause = f"; {self.not_finite}" if self.not_finite else ""
+            print(f"error: {said}{cause}", file=sys.stderr, flush=True)
         return code if code != os.EX_TEMPFAIL else FAILED
 
     def _finish(self, began: float) -> None:

@@ -82,7 +82,7 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
     is_first_rank = int(os.environ.get("RANK", "0")) == 0
     if is_first_rank:
         _record_early(hold, run)
-    code = _execute(file, module)
+    code = _execute(file, module, hold)
     hold.products.note_models_in_float32()
     nothing_was_left = has_trained and hold.steps.none_so_far
     facts = before if nothing_was_left and before else hold.facts()
@@ -119,25 +119,33 @@ def _record_early(hold: Hold, run: RunDir) -> None:
     register_optimizer_step_post_hook(torch.compiler.disable(after_step))
 
 
-def _execute(file: Path, module: str | None) -> int:
+def _execute(file: Path, module: str | None, hold: Hold) -> int:
     try:
         if module:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(str(file), run_name="__main__")
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or OK
-        print(end.code, file=sys.stderr)
-        return FAILED
     except UserError as error:
         traceback.print_exception(error.with_traceback(_of_script(error, file)))
         return _refused(error)
     except BaseException as error:
-        of_script = _of_script(error, file)
-        sys.excepthook(type(error), error.with_traceback(of_script), of_script)
-        return FAILED
+        code = _exit_code(error, file)
+        if code != OK:
+            hold.say_not_finite()  # now, because the traceback keeps the script's models alive
+        return code
     return OK
+
+
+def _exit_code(error: BaseException, file: Path) -> int:
+    """Print the exception that ended the script as Python does, and return the exit code."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return error.code or OK
+        print(error.code, file=sys.stderr)
+        return FAILED
+    of_script = _of_script(error, file)
+    sys.excepthook(type(error), error.with_traceback(of_script), of_script)
+    return FAILED
 
 
 def _of_script(error: BaseException, file: Path) -> Any:

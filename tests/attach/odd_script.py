@@ -26,6 +26,12 @@ if do == "nan":
     say(float("nan"))
 elif do == "raises":
     raise ValueError("boom")
+elif do == "overflows":
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.full((1, 1), float("inf"))).sum().backward()
+    optimizer.step()
+    raise ValueError("the output is NaN")
 elif do == "leaves":
     os._exit(0)
 elif do == "code":

@@ -1,6 +1,7 @@
 """One process that is one worker, held to a format: the bits of the built-in sums, whatever the script calls."""
 
 import copy
+import math
 from collections.abc import Callable
 
 import pytest
@@ -35,6 +36,27 @@ def test_a_step_is_by_the_rounded_gradient(hold) -> None:
     facts = held_now.facts()["gradients"]
     assert facts["exchange"] == ["rounded before the optimizer's step"]
     assert facts["parameters"] == 4 and facts["values"] == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("format", "aps", "advice"),
+    [
+        ("e4m3fn", "false", ": without APS, a gradient beyond 448 is not finite in e4m3fn. Try aps=true"),
+        ("e4m3fn", "true", ""),
+        ("bf16", "false", ""),
+        ("fp32", "false", ""),
+    ],
+)
+def test_weights_that_are_not_finite_are_named_with_what_to_do(hold, capsys, format, aps, advice) -> None:
+    held_now = hold(f"format={format}", f"aps={aps}")
+    model = nn.Linear(3, 1, bias=False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    held_now.say_not_finite()
+    assert "weights were not finite" not in capsys.readouterr().err
+    model(torch.full((1, 3), math.inf)).sum().backward()
+    optimizer.step()
+    held_now.say_not_finite()
+    assert f"cpdrun: weights were not finite (3 of 3){advice}\n" in capsys.readouterr().err
 
 
 def test_what_a_sum_draws_and_remembers_is_that_of_the_built_in_loop(hold) -> None:

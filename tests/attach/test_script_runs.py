@@ -19,6 +19,7 @@ ENDS = {
     "orphan": (Ending.FINISHED, ""),
     "nan": (Ending.DIVERGED, ""),
     "raises": (Ending.FAILED, "odd_script.py ended with exit code 1: ValueError: boom"),
+    "overflows": (Ending.FAILED, "ValueError: the output is NaN; weights were not finite (1 of 2)"),
     "code": (Ending.FAILED, "odd_script.py ended with exit code 3: epoch 1: val loss "),
     "words": (Ending.FAILED, "odd_script.py ended with exit code 1: no more data"),
     "again": (Ending.FAILED, "odd_script.py ended with exit code 75"),

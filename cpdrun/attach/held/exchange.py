@@ -19,6 +19,8 @@ from cpdrun.comm.sums.magnitudes import StepBefore
 from cpdrun.errors import UserError
 from cpdrun.train.instantiate import naming, part
 
+LARGEST_BFLOAT16 = torch.finfo(torch.bfloat16).max  # what is beyond it is beyond float32 too, or nearly so
+
 
 class Asked:
     """Of the gradients between workers. Raises UserError for what a script's cannot be held to."""
@@ -46,6 +48,7 @@ class Asked:
         self.plain = sync.sum.is_plain and not sync.shifts.scale
         self.longest_chain = sync.longest_chain
         self.remembers = _remembered(sync)
+        self.overflow_advice = "" if sync.shifts.scale else _overflow_advice(sync)
 
     def __str__(self) -> str:
         return f"{self.format} with APS" if self._scaling() else str(self.format)
@@ -137,6 +140,14 @@ class Mean(Going):
         self.sync.reduce_layers(layers, stacks, step=self.step, epoch=0, out=sums)
         self.step += 1
         return sums
+
+
+def _overflow_advice(sync: AllReduceSync) -> str:
+    """Return what to do about gradients beyond the format's largest value, or "" if they cannot be the reason."""
+    largest = getattr(sync.sum.fmt, "max", None)
+    if sync.sum.overflow != "infinity" or largest is None or largest >= LARGEST_BFLOAT16:
+        return ""
+    return f": without APS, a gradient beyond {largest:g} is not finite in {sync.sum.fmt}. Try aps=true"
 
 
 def _remembered(sync: AllReduceSync) -> str:
