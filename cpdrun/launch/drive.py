@@ -20,15 +20,15 @@ def drive(
     options: LaunchOptions,
     display: Display,
     cancelled_before: int | None,
-    on_end: Callable[[Event], None] | None = None,
+    on_end: Callable[[Event, bool], None] | None = None,
 ) -> Iterator[Event]:
     """Every event of the sweep, as it happens, until the executor has nothing left.
 
-    `on_end` is told each run's end, and may submit more; no longer once the sweep stops. Stops the executor on
-    Ctrl-C, on `cpdrun cancel` from another shell, where the disk is full and, if asked to, on a failure. Raises
-    FolderGoneError.
+    `on_end` is told each run's end and whether the sweep stops, and may submit more unless it stops. Stops the executor
+    on Ctrl-C, on `cpdrun cancel` from another shell, where the disk is full and, if asked to, on a failure; after these
+    two, `on_end` is no longer called. Raises FolderGoneError.
     """
-    presses = 0
+    presses, is_broken = 0, False
     with _stop_signals() as signals:
         while executor.unfinished:
             for event in executor.poll(POLL_S):
@@ -38,9 +38,9 @@ def drive(
                     display.say(f"stopping {why}; runs save at their next step")
                     executor.cancel(now=False)
                     signals.append(signal.SIGTERM)
-                    presses = 1
-                if event.outcome and on_end is not None and not signals:
-                    on_end(event)
+                    presses, is_broken = 1, True
+                if event.outcome and on_end is not None and not is_broken:
+                    on_end(event, bool(signals))
             _check_folder(sweep, executor)
             if not presses and cancellation(sweep) != cancelled_before:
                 signals.append(signal.SIGTERM)

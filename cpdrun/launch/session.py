@@ -82,8 +82,9 @@ class Session:
 
         `launcher` is the config's group of that name: an Executor by `_target_`, and its arguments. `cancelled_before`
         is what `cancellation` said of the sweep before anything was looked at. Without `options.wait` a scheduler gets
-        the jobs and nothing is shown. Ctrl-C stops gently (runs save and can be resumed; `more` is asked no longer), a
-        second one at once. A job that another launcher has is waited for, and counts as that one ended it.
+        the jobs and nothing is shown. Ctrl-C stops gently (runs save and can be resumed; jobs that `more` still returns
+        for a run that ends well count as left to do), a second one at once. A job that another launcher has is waited
+        for, and counts as that one ended it.
 
         Raises LaunchError when the sweep as a whole cannot go on, such as where the scheduler is not there;
         CannotWriteError; FolderGoneError where the sweep's folder is gone.
@@ -100,6 +101,12 @@ class Session:
                 tally.jobs += len(new)
                 display.expect(len(new))
 
+        def on_end(event: Event, is_stopping: bool) -> None:
+            if not is_stopping:
+                submit(more(event))
+            elif event.outcome.status.has_result:
+                tally.jobs += len(more(event))
+
         try:
             with before_a_start():
                 submit(jobs)
@@ -107,8 +114,8 @@ class Session:
                 display.console.print(executor.note, soft_wrap=True)
             if options.wait:
                 with display:
-                    on_end = None if more is None else lambda event: submit(more(event))
-                    for event in drive(executor, sweep, options, display, cancelled_before, on_end):
+                    told = None if more is None else on_end
+                    for event in drive(executor, sweep, options, display, cancelled_before, told):
                         display.event(event)
                         tally.event(event)
         finally:

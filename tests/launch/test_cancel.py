@@ -1,15 +1,20 @@
 """`cpdrun cancel` stops a command from the moment in which that is typed, also while it is still starting."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
 from driving import DEADLINE_S, TINY_SEARCH, training
+from rich.console import Console
 
+from cpdrun.errors import INTERRUPTED, OK
+from cpdrun.launch import Display, Event, Job, LaunchOptions, Session
+from cpdrun.launch.base import Executor
 from cpdrun.launch.cancel import cancel_sweep
-from cpdrun.record import SweepDir, cancellation, cancellation_before
+from cpdrun.record import Ending, Outcome, SweepDir, cancellation, cancellation_before
 
 COMMANDS = {
     "sweep": ["sweep", "exp=digits_bits", "epochs=1", "device=cpu", "name=one"],
@@ -36,6 +41,49 @@ def test_cancelled_before_it_has_read_its_settings(command, tmp_path):
     assert typed.returncode == 130, said
     assert "Cancelled from another shell. Nothing was started." in said
     assert not any(run.attempts() for run in sweep.runs())
+
+
+class EndsAtCtrlC(Executor):
+    """Ends each job well, and presses Ctrl-C just before: the job was at its end."""
+
+    slots = 1
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def submit(self, jobs: list[Job]) -> None:
+        self.jobs += jobs
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return [Event(self.jobs.pop(), Outcome(Ending.FINISHED))]
+
+    def cancel(self, *, now: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def running(self) -> list[Job]:
+        return []
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.jobs)
+
+
+@pytest.mark.parametrize(("further", "code"), [(1, INTERRUPTED), (0, OK)])
+def test_ctrl_c_as_the_only_run_ends_leaves_to_do_what_would_have_come_next(
+    sweep, job, monkeypatch, further, code
+):
+    monkeypatch.setattr("cpdrun.launch.session.make_executor", lambda *_: EndsAtCtrlC())
+    first, second = job(), job()
+    display = Display(Console(quiet=True), [])
+    summary = Session().launch(
+        sweep, [first], {}, LaunchOptions(), display, None, more=lambda _: [second][:further]
+    )
+    assert (summary.done, summary.interrupted, summary.exit_code) == (1, further, code)
 
 
 def test_an_earlier_cancellation_does_not_count(sweep):
