@@ -298,7 +298,12 @@ def _read_each_file_once(repository: Any, found: dict[str, Any]) -> None:
 
     def load_config(config_path: str) -> Any:
         if config_path not in found:
-            found[config_path] = load(config_path)
+            try:
+                found[config_path] = load(config_path)
+            except AssertionError:  # Hydra's own check of a key such as 1
+                raise ValueError(
+                    f"{config_path}: the keys of its defaults list must be names of groups"
+                ) from None
         return copy.deepcopy(found[config_path])
 
     repository.load_config = load_config

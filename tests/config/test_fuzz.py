@@ -94,8 +94,10 @@ def value(draws, depth=0):
     return draws.choice(VALUES)
 
 
-@pytest.mark.parametrize("text", ["sync.compat: {_target_: [e4m3]}", "model: {_target_: [e4m3]}"])
-def test_a_target_that_is_no_text_is_a_plan_or_one_line(text, tmp_path):
+@pytest.mark.parametrize(
+    "text", ["sync.compat: {_target_: [e4m3]}", "model: {_target_: [e4m3]}", "defaults: [{1: 2}]"]
+)
+def test_what_should_be_text_and_is_not_is_a_plan_or_one_line(text, tmp_path):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "mine.yaml").write_text(text)
     with contextlib.suppress(ConfigError):
