@@ -53,7 +53,7 @@ FEW = f"{TINY} seed=0 format=fp32,e3m0"  # of 39 runs 3
 SHORTER = {
     "cpdrun sweep exp=digits_bits": (FEW, "39 runs, two minutes"),
     "cpdrun predict exp=digits_bits": (TINY, "one run, of 15 epochs"),
-    "cpdrun search exp=digits_search --report": (f"{TINY} --budget 2", "41 runs, two minutes"),
+    "cpdrun search exp=digits_search --report": (f"{TINY} --budget 2", "25 runs, two minutes"),
     "cpdrun sweep exp=resnet50_bits nproc=8 --launcher slurm launcher.time=24:00:00 data.data_dir=/data/imagenet": (
         "--dry-run",
         "no Slurm, no GPU and no ImageNet here",
