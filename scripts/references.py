@@ -77,8 +77,13 @@ def _part(name: str, about: Mapping[str, Any]) -> Part:
 
 
 class Maker:
-    """Makes references of one commit; `work` is where runs and finished references wait. `commit` trains, or has
-    trained, and `reporting` is the one that is checked out."""
+    """Makes the references of one commit.
+
+    Attributes:
+        commit: The commit whose code trains the runs, or has trained them.
+        reporting: The commit that is checked out. Its code writes the reports.
+        work: The folder of the runs and of the finished references that are not copied yet.
+    """
 
     def __init__(
         self, commit: str, reporting: str, results_dir: Path, config_dir: Path | None, jobs: str | None
@@ -90,7 +95,7 @@ class Maker:
         self.started = time.monotonic()
 
     def is_made(self, name: str) -> bool:
-        """made_by.txt is written last."""
+        """Return whether the reference is complete. `made_by.txt` is its last file to be written."""
         return (self.made(name) / MADE_BY).exists()
 
     def made(self, name: str) -> Path:
@@ -192,7 +197,7 @@ def _end_with_parent() -> None:
 
 
 def _make_all(maker: Maker, parts: Mapping[str, list[Part]]) -> bool:
-    """Whether all could be made; one that cannot does not keep the others waiting."""
+    """Make all references and return whether all succeeded. A failed reference does not stop the others."""
     failed = []
     for i, name in enumerate(parts, start=1):
         print(f"{name}: {i} of {len(parts)}", flush=True)
@@ -205,7 +210,7 @@ def _make_all(maker: Maker, parts: Mapping[str, list[Part]]) -> bool:
 
 
 def put(made: Path, kept: Path) -> None:
-    """Copy a finished reference to where it is committed; files that an earlier one kept and this one does not go."""
+    """Copy a finished reference to the folder that is committed, and delete the files that only the old one has."""
     kept.mkdir(parents=True, exist_ok=True)
     before = _files(kept / MADE_BY)
     now = sorted(path.name for path in made.iterdir())

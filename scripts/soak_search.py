@@ -80,7 +80,7 @@ class Search:
                 if moment == "a little later":
                     time.sleep(later_s)
                 if process.poll() is not None:
-                    raise BrokenError(f"the search was over after {self.kills} kills")
+                    raise BrokenError(f"the search ended after {self.kills} kills, before the next one")
                 process.send_signal(signal.SIGKILL)
             self.kills += 1
             print(f"  {self.kills:3d}  killed: {moment}, {len(self._done())} runs are done", flush=True)

@@ -54,7 +54,7 @@ class Answer(Mapping[str, Any]):
 
     @property
     def exit_code(self) -> int:
-        """The command's: 0 all done, 1 some run failed."""
+        """The exit code of the command: 0 if all runs finished, 1 if a run failed."""
         return self["exit_code"]
 
     @property
@@ -63,7 +63,7 @@ class Answer(Mapping[str, Any]):
 
     @property
     def says(self) -> list[str]:
-        """It in sentences; of a sweep how many runs stand how."""
+        """The answer as sentences. For a sweep, they count the runs by status."""
         if self.kind == "sweep":
             return list(_of_sweep(self))
         return list(self.get(SAYS.get(self.kind, "says")) or [])

@@ -178,12 +178,11 @@ class Composer:
         return config
 
     def left_out(self) -> list[str]:
-        """What has been left out of experiments so far, each with its reason."""
+        """Return the settings of experiments that have been left out so far, each with its reason."""
         return list(self._left_out)
 
     def set_by(self, experiment: str) -> list[str]:
-        """The groups of which the experiment's file makes a choice, and the keys to which it gives a value, where these
-        are not the defaults."""
+        """Return the groups and keys that the experiment's file sets to something other than the default."""
         own, usual = self._choices_of(experiment), self._choices_of(None)
         without = dict(flatten(self.compose({group: own[group] for group in self.groups() if group in own})))
         body = dict(flatten(self.compose({EXPERIMENT: experiment})))
@@ -191,7 +190,7 @@ class Composer:
         return chosen + [key for key, value in body.items() if key not in without or without[key] != value]
 
     def _leave_out(self, config: dict[str, Any], choices: Mapping[str, str]) -> list[str]:
-        """What is taken out of `config`, each with its reason."""
+        """Remove inapplicable settings from `config` and return them, each with its reason."""
         left_out = []
         axes = _axes_in(config.get("sweep"))
         for group, choice in choices.items():
@@ -215,12 +214,12 @@ class Composer:
         return left_out
 
     def choice(self, group: str, choices: Mapping[str, str]) -> str | None:
-        """That of a group under these choices, typed or the experiment's; None where it has none."""
+        """Return the choice of a group, as typed or else as the experiment sets it; None if there is none."""
         chosen = choices.get(group) or self._choices_of(choices.get(EXPERIMENT)).get(group)
         return None if chosen == NONE_CHOSEN else chosen
 
     def _choices_of(self, experiment: str | None) -> dict[str, str]:
-        """The choice of each group where nothing is typed but the experiment, which has been composed."""
+        """Return the choice of each group if only the experiment, already composed, is typed."""
         key = self.root, experiment
         if key not in self._known.usual:
             typed = [] if experiment is None else [f"{EXPERIMENT}@_global_={experiment}"]

@@ -151,7 +151,7 @@ def _effect(name: str, given: Mapping[str, Any], config: Mapping[str, Any], stri
 
 
 def _is_like(one: RunDir, config: Mapping[str, Any]) -> bool:
-    """Whether it made gradients as this config does: the same workers, model and data."""
+    """Return whether a run has the settings of `config` that determine gradients, such as workers, model and data."""
     try:
         other = read_config(one)
     except (OSError, ValueError):

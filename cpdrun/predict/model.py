@@ -25,10 +25,10 @@ from cpdrun.predict.features import Damage
 
 COEFFICIENTS = "fitted.json"
 RANGE = (0.1, 0.9)  # quantiles of the printed 80 % range
-GRID = np.linspace(-8.0, 8.0, 641)  # levels, in units of their deviation
-PRIOR_PAIRS = 2  # that the usual spread is worth
+GRID = np.linspace(-8.0, 8.0, 641)  # grid of levels, in units of the standard deviation of a level
+PRIOR_PAIRS = 2  # the number of pairs that the usual spread counts as
 
-Weights = NDArray[np.float64]  # of each level of GRID, with sum 1
+Weights = NDArray[np.float64]  # the weight of each level of GRID; they sum to 1
 
 
 @dataclass(frozen=True)

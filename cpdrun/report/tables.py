@@ -24,7 +24,7 @@ _OPERATIONS_TITLE, _AREA_TITLE = "bit operations a step", "transistors a unit"
 OPERATIONS, MACS, AREA = "bit_operations_per_step", "macs_per_step", "transistors_per_mac"
 BITS_A_PARAMETER = "bits_per_parameter_per_step"
 
-# columns of ours in table.csv and details.csv, beside those that begin with the metric's name
+# columns that table.csv and details.csv have in addition to those named after the metric
 _OF_VERDICT = (
     "verdict",
     "pairs",

@@ -1,5 +1,7 @@
-"""What a search is likely to cost, from what the recorded runs say: the noise, the pairs that it makes necessary, the
-runs and the time. Said before anything starts."""
+"""Forecast the cost of a search before it starts.
+
+The forecast estimates the noise from the recorded runs, then the pairs, the runs and the time that the search needs.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -110,7 +112,7 @@ def _tolerances(results: Results) -> list[float]:
 
 
 def _pairs(standings: Sequence[Standing], results: Results, tolerance: float, noise: float) -> str:
-    """Return how many pairs a width with one format takes."""
+    """Return, in words, after how many pairs a width that has one format is decided."""
     _, error = standings[0].widths[standings[0].chain.start].judgements[0].errors
     distance = tolerance / results.metric.scale
     most = 10 * results.question.settings.most_seeds

@@ -155,7 +155,10 @@ def _within(runs: Sequence[NextRun], budget: Budget | None) -> Iterator[NextRun]
 
 
 def sure(results: Results, judgement: Judgement) -> tuple[float, float]:
-    """Return the per cent at which the evidence so far would certify, and refute, a candidate: 0 to just below 100."""
+    """Return the confidences, in percent, at which the evidence so far would certify and refute a candidate.
+
+    Each is at least 0 and below 100.
+    """
     alpha, (certify, refute) = results.question.settings.alpha, judgement.errors
     sides = ((judgement.log_certify, certify), (judgement.log_refute, refute))
     of_certify, of_refute = (100 * (1 - min(1.0, alpha / share * math.exp(-log))) for log, share in sides)
@@ -163,7 +166,7 @@ def sure(results: Results, judgement: Judgement) -> tuple[float, float]:
 
 
 def candidate_facts(found: Next) -> list[dict[str, Any]]:
-    """Of the candidates that the listed runs say something of, how each stands and would."""
+    """Return the present and the expected state of each candidate that the listed runs give evidence on."""
     return [
         {
             "candidate": candidate.label,

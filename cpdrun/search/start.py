@@ -32,8 +32,11 @@ SAME = ("tolerance", "baseline")  # of the question that a start was chosen for
 
 
 def predicted_width(chain: Chain, most: float = EVEN) -> int:
-    """The index of the narrowest width of which a candidate misses the tolerance with a chance of `most` or less; 0
-    where there is none, or nothing is predicted of some candidate."""
+    """Return the index of the narrowest width that is predicted to hold the tolerance.
+
+    At least one candidate of that width must miss the tolerance with probability `most` or less. The index is 0 if no
+    width qualifies, or if any candidate has no prediction.
+    """
     chances = [[candidate.chance for candidate in width] for width in chain.widths]
     if any(chance is None for width in chances for chance in width):
         return 0
@@ -41,7 +44,7 @@ def predicted_width(chain: Chain, most: float = EVEN) -> int:
 
 
 def start_at(chain: Chain, width: int, seed: int | None) -> Chain:
-    """The chain with that start; `seed`: of the run that it was chosen by."""
+    """Return the chain with its start at `width`. If that is not 0, set `seed`, which chose the start, aside."""
     return replace(chain, start=width, aside=seed if width else None, is_started=True)
 
 
@@ -53,7 +56,7 @@ class Begun:
     chains: Mapping[str, tuple[float, int | None]] = field(default_factory=dict)
 
     def of(self, chain: Chain) -> Chain | None:
-        """The chain with its start; None where that is still to be predicted."""
+        """Return the chain with its start, or None if the start is still to be predicted."""
         if len(chain.widths) == 1:
             return chain
         bits, aside = self.chains.get(chain.label, (math.nan, None))

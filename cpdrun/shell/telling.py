@@ -100,11 +100,14 @@ class Telling:
             print(visible_line(line), file=sys.stderr, flush=True)
 
     def tell(self, facts: Mapping[str, Any], kind: str | None = None) -> None:
-        """Plain data for programs; told again, it takes the place of what was told before."""
+        """Set the result, as plain data for programs. A later call replaces it."""
         self._facts, self._kind = dict(facts), kind or self.command
 
     def document(self, exit_code: int, error: UserError | None = None) -> dict[str, Any]:
-        """All that was told, under the name of its schema; of a call that failed before it told anything the error."""
+        """Return the command's result as a document with the name of its schema.
+
+        If the command stopped before it had a result, return an error document instead.
+        """
         failed = None if error is None else {"lines": error.told()}
         if self._facts is None:
             lines = ["interrupted"] if failed is None else failed["lines"]

@@ -1,8 +1,8 @@
-"""How sure a mean over a few seeds is, and an accuracy over so many test samples.
+"""Confidence intervals of a mean over a few seeds and of an accuracy on a finite test set.
 
-Two errors are told apart. That of the seeds: another initialisation and order of the data gives another model.
-That of the test set: another draw of as many samples gives another accuracy of the same model; every seed is
-judged on the same samples, so more seeds do not lessen it.
+There are two sources of error. The first is the seed: another initialization and data order give another model. The
+second is the test set: the same model has another accuracy on another sample of the same size. All seeds share one
+test set, so more seeds do not reduce the second error.
 """
 
 import math

@@ -61,9 +61,9 @@ def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: A
 
 
 def asked(sweeps: Sequence[SweepDir]) -> Asked:
-    """Return the question that all of `sweeps` were searched with; an empty one if they were not, or differ.
+    """Return the search question that all `sweeps` share, or an empty one if they are not searches or differ.
 
-    Several sweeps together are a question of their own, which has its own ledger.
+    Several sweeps together count as a new question, so its ledger is empty.
     """
     questions = [_asked(sweep) for sweep in sweeps]
     first = questions[0] if questions else Asked()

@@ -205,7 +205,10 @@ class Study:
         return dict(zip(self.runs["run:path"], self.runs[SEED], strict=True))
 
     def samples(self, *groups: Group) -> float:
-        """How many test samples the metric of `groups` is a share of; NaN where it is none, or that is not known."""
+        """Return the number of test samples behind the metric of `groups`, the smallest if they differ.
+
+        NaN if the metric is not a fraction of samples, or if a number is unknown.
+        """
         counts = [group.test_samples for group in groups]
         known = self.metric.counts_samples and all(count > 0 for count in counts)
         return min(counts) if known else math.nan

@@ -193,15 +193,20 @@ def _config(
 
 
 def _given(composer: Composer, asked: Asked) -> list[str]:
-    """Every key and group that was given a value: by the words typed, by axes and cases, in the experiment's file."""
+    """Return every key and group that the command line, an axis, a case or the experiment's file sets."""
     of_cases = [key for case in asked.cases.values() for key in case]
     body = [] if asked.experiment is None else composer.set_by(asked.experiment)
     return [*(t.key for t in asked.typed), *asked.axes, *of_cases, *body]
 
 
 def _question(composer: Composer, asked: Asked, block: str) -> dict[str, Any]:
-    """The block `search:` or `screen:` with what was typed of it; no run has it, for it changes none. Raises
-    ConfigError."""
+    """Return the block `search:` or `screen:` of the config, with the values typed on the command line.
+
+    The configs of the runs do not contain this block, because it does not affect training.
+
+    Raises:
+        ConfigError: A key of the block has several values, or none.
+    """
     config = composer.compose(asked.choices)
     for t in asked.typed:
         if t.key.startswith(TUNE):
@@ -214,8 +219,7 @@ def _question(composer: Composer, asked: Asked, block: str) -> dict[str, Any]:
 
 
 def _set_tuned(config: dict[str, Any], t: Typed) -> None:
-    """`search.tune.optim.lr=.05,.1`: the values to try of one key, in place of the experiment's, however that wrote
-    them."""
+    """Replace the experiment's values of one tuned key by the typed ones, as in `search.tune.optim.lr=.05,.1`."""
     block = config[SEARCH]
     if isinstance(block["tune"] or {}, Mapping):
         key, tune = t.key.removeprefix(TUNE), dict(flatten(block["tune"] or {}))

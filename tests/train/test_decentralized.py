@@ -224,7 +224,7 @@ def test_a_topology_a_compressor_and_a_rule_of_one_s_own(tmp_path, train_here, m
     [
         (
             ("sync.quasi_global_momentum=0.9", "sync.nesterov=true", "optim=adamw"),
-            "looks a step of SGD ahead: type optim=sgd",
+            "looks ahead by one SGD step: type optim=sgd",
         ),
         (("sync.quasi_global_momentum=0.9",), "stands in for optim.momentum: type optim.momentum=0"),
         (("precision.weights=bf16",), "workers that gossip keep float32 weights"),

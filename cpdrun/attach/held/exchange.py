@@ -1,6 +1,7 @@
-"""What a run asks of a script's gradients: the sum of the workers' in a format, as the built-in loop forms it.
+"""Sum the gradients of a script's workers in a number format, as the built-in training loop does.
 
-`Asked` reads it from the config and makes sums of it; a `Mean` is one sum with the parameters whose gradients it forms.
+`Asked` reads the settings from the config and creates the sums. A `Mean` is one sum and the parameters whose gradients
+it computes.
 """
 
 from collections.abc import Sequence

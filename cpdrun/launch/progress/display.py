@@ -87,7 +87,7 @@ class Display:
         self._live.update(self._table(progress), refresh=True)
 
     def _called(self, job: Job) -> str:
-        """The run's name, and its values on axes that the name does not tell."""
+        """Return the name of the run, followed by its values on axes that the name does not contain."""
         values = values_in(job.overrides, self.axes)
         return visible(" ".join([job.run.name, *(f"{key}={value}" for key, value in values.items())]))
 

@@ -31,7 +31,10 @@ def markers_text(study: Study) -> str:
 
 
 class MetricAxis:
-    """The axes of one panel: `parts` from top to bottom, one or two, sharing x; the best heap has the larger."""
+    """The axes of one panel, broken in two if the values form two clusters.
+
+    `parts` lists the one or two axes from top to bottom. They share x. The best values have the larger one.
+    """
 
     def __init__(self, figure: SubFigure, study: Study):
         self.study = study

@@ -21,8 +21,8 @@ TITLE = "Evidence against pairs of runs"
 QUESTION = "sure"
 ALT = "The evidence that each format is within the tolerance, or is not, against the pairs of runs it took."
 
-FEWEST_PAIRS = 4  # of the longest line: fewer draw nothing that a table does not say
-_MOST = 8.0  # powers of ten shown: what is broken goes on to hundreds
+FEWEST_PAIRS = 4  # the longest line needs as many; a table shows fewer as well
+_MOST = 8.0  # largest power of ten shown; a broken format reaches hundreds
 
 
 def draw(study: Study) -> Figure:

@@ -38,12 +38,12 @@ class Group:
     failures: dict[Any, Failure] = field(default_factory=dict)  # by seed, of runs without a value
     lengths: dict[Any, int] = field(
         default_factory=dict
-    )  # of finished runs of scripts: epochs, steps or rows
+    )  # length of each finished script run: epochs, steps or rows
     gave_up_seeds: frozenset[Any] = frozenset()
     fingerprints: dict[Any, str] = field(
         default_factory=dict
     )  # by seed, equal only for runs equal bit for bit
-    gave_up: int = 0  # runs that ended early, for they did not learn; their value is that of their last epoch
+    gave_up: int = 0  # number of runs stopped early for not learning; their last epoch counts
     products: dict[str, Any] | None = None  # of done.json: what a step multiplies, as it was counted
     rounds: Choice | None = None  # of a named case: what it rounds to
     method: Method = field(default_factory=lambda: Method(WITHOUT_APS))  # how its workers exchange

@@ -21,7 +21,7 @@ class Pairing(StrEnum):
     """Which run of the baseline a candidate's run is compared with."""
 
     SEEDS = "seeds"  # the run of the same seed
-    ORDER = "order"  # no seed is in both arms: the first with the first, in the order of the seeds
+    ORDER = "order"  # if the arms share no seed: the i-th run of each arm, sorted by seed
     SHUFFLED = "shuffled"  # the table has no seeds: at random, so the number of runs must be fixed beforehand
     TARGET = "target"  # every run with the same target value
 
@@ -173,7 +173,7 @@ def judge_candidates(table: Table, question: Question) -> list[Judged]:
     cells = {
         arm: list((pairs.get(arm) or form_pairs(table, question, arm)).gaps.values()) for arm in everyone
     }
-    # without a margin there is no measure of what is broken
+    # a margin of infinity: without a margin, no candidate counts as broken
     pooled = priors(cells, margin if margin > 0 else math.inf, question.resolution)
     prior = stated_prior(question)
     share = question.alpha / len(pairs)

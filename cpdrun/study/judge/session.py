@@ -171,8 +171,10 @@ def _decide(
 
 
 def _evidence_now(judged: Judged) -> float:
-    """Return the log evidence of the present pairs; that of fewer pairs must not be picked, nor does it count if a run
-    failed."""
+    """Return the log evidence of all pairs so far.
+
+    Larger evidence at an earlier pair must not be chosen instead. The evidence is 0 if failed runs bar the idea.
+    """
     trace = judged.judgement.trace
     return max(0.0, trace[-1] * math.log(10)) if trace and not judged.pairs.is_barred else 0.0
 

@@ -46,7 +46,7 @@ class OwnWeights(Apart):
         if sync.beta is not None and any("lr" in group for group in groups_of(config)):
             raise ValueError("sync.quasi_global_momentum knows one lr: parameter_groups must not set others")
         if sync.nesterov and config["optim"]["_target_"] != "torch.optim.SGD":
-            raise ValueError("sync.nesterov=true looks a step of SGD ahead: type optim=sgd")
+            raise ValueError("sync.nesterov=true looks ahead by one SGD step: type optim=sgd")
 
     def step(self, index_NxB: Tensor, *, step: int, epoch: int, lr_factor: float, look: bool) -> Tensor:
         x_WxD = self.models.x_WxD
