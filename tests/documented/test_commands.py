@@ -112,7 +112,7 @@ SHORTER = {
     ),
     "cpdrun sweep exp=digits_bits --launcher pull --no-wait": (FEW, "39 runs"),
 }
-PLACEHOLDERS = {"RUN": "convnet-e3m0-aps-w8-s0", "SWEEP": "digits_workers"}
+PLACEHOLDERS = {"RUN": "convnet-e3m0-aps-w8-s0"}
 # pages that begin where a sweep has been run: of these, its records
 AFTER_A_SWEEP = {"docs/json.md": "digits_bits", "docs/reading_the_report.md": "digits_bits"}
 # a line that begins so, or such a line of one page as "PAGE: line", is not run: (why, what tests it)
@@ -134,6 +134,7 @@ NOT_RUN = {
     "chrt -r 5 python scripts/": ("it measures for minutes, on a machine that does nothing else", ""),
     "python scripts/synthesise.py": ("half an hour of Yosys", "tests/report/test_synthesis.py"),
     "python scripts/simulate_search.py": ("hours", "tests/stats/test_simulation.py"),
+    "python scripts/fit_predict.py fit": ("minutes", "tests/predict/test_fit_predict.py"),
     "python scripts/simulate_judge.py": ("minutes", "tests/stats/test_online.py"),
     "python scripts/soak_elastic.py": ("hours", "tests/launch/test_elastic.py"),
     "PYTHONPATH=qtorch": ("it needs other libraries, downloaded", "tests/custom_fp/test_outside_oracles.py"),
