@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from cpdrun.sweep import Plan, PlannedRun
     from cpdrun.sweep.standing import Standing
 
-FEWEST_COMPARED = 4  # runs: two seeds of a candidate and of its baseline
-
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     sweep = commands.add_parser(
@@ -112,7 +110,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
         if sweep.question:
             with writing(sweep.directory.path):
                 write_manifest(sweep)
-        telling.tell({**planned, "seed_power": _say_seed_power(sweep, telling), "notes": telling.notes})
+        telling.tell({**planned, "seed_power": _conclude(sweep, telling), "notes": telling.notes})
         telling.say(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
         return FAILED if odd else OK
     anew = {r.name for r in to_run} if arguments.rerun == "all" else again
@@ -120,7 +118,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     if summary is None:
         return INTERRUPTED
     has_ended = options.wait and summary.exit_code != INTERRUPTED
-    power = _say_seed_power(sweep, telling) if has_ended else None
+    power = _conclude(sweep, telling) if has_ended else None
     if summary.exit_code == OK and options.wait:
         telling.say(f"For the report: cpdrun report {sweep.directory.path}")
     after = facts(sweep, standing(sweep), to_run, options)
@@ -173,30 +171,29 @@ def _launch(
     return summary
 
 
-def _say_seed_power(sweep: "Plan", telling: "Telling") -> dict[str, Any] | None:
-    """Say what the seeds of a sweep can settle, and return it for programs. None if no runs are compared."""
+def _conclude(sweep: "Plan", telling: "Telling") -> dict[str, Any] | None:
+    """Record what the runs were asked, and say what their seeds can settle.
+
+    Returns the latter for programs, None if no runs are compared.
+    """
     from cpdrun.study.errors import ReportError
     from cpdrun.study.reader import read_study
     from cpdrun.study.seed_power import seed_power
     from cpdrun.sweep.manifest import write_ledger
 
-    if len(sweep.runs) < FEWEST_COMPARED:
+    if len(sweep.runs) < 2:
         return None
     try:
         study = read_study([sweep.directory])
-        power = seed_power(study)
+        hypotheses, power = study.hypotheses, seed_power(study)
     except ReportError:  # `cpdrun report` explains it
         return None
     with writing(sweep.directory.path):
-        write_ledger(sweep.directory, study.hypotheses)
+        write_ledger(sweep.directory, hypotheses)
     if power is None:
         return None
     telling.say(describe_seed_power(power, study.metric))
-    facts = asdict(power) | {"limited_by_test_set": power.is_limited_by_test_set}
-    return {
-        key: value if not isinstance(value, float) or math.isfinite(value) else None
-        for key, value in facts.items()
-    }
+    return asdict(power) | {"limited_by_test_set": power.is_limited_by_test_set}
 
 
 def describe_seed_power(power: "SeedPower", metric: "Metric") -> str:

@@ -21,7 +21,7 @@ from cpdrun.config.errors import ConfigError, did_you_mean
 
 SCRIPT = "script"
 SHORT_FORMS = {SCRIPT: "script.path", "script_args": "script.arguments", "metric": "script.metric"}
-# The values of these keys are text, with any commas and braces.
+# The values of these keys are taken as text, even if they contain commas or braces.
 AS_TYPED = tuple(
     f"script.{key}"
     for key in ("path", "arguments", "launch_with", "work_dir", "jsonl", "csv", "tensorboard", "metric")

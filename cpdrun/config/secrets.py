@@ -17,7 +17,7 @@ MASK = "***masked***"
 VARIABLE = "CPDRUN_SECRETS"
 _NAME = r"(?:[\w-]*[-_])?(?:token|secret|password|passwd|api[-_]?key|access[-_]?key|secret[-_]?key)"
 _IS_NAME = re.compile(_NAME, re.IGNORECASE)
-# `--token VALUE`, `--token=VALUE` and `token=VALUE`, and values that say themselves what they are
+# `--token VALUE`, `--token=VALUE` and `token=VALUE`, and values whose beginning shows that they are secrets
 _TYPED = re.compile(
     rf"(?<![\w-])(?:--?{_NAME}(?:=|\s+)|{_NAME}=)(?P<typed>\"[^\"]*\"|'[^']*'|[^\s'\"]+)"
     r"|\b(?P<known>(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{12,}|AKIA[0-9A-Z]{16})\b",

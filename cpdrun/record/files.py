@@ -72,12 +72,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def json_text(value: Any) -> str:
     """`value` as every command prints JSON for programs: strict, non-finite floats become null, in UTF-8."""
-    return json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON in one step (see write_text); non-finite floats become null."""
-    write_text(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def open_record(path: Path) -> BinaryIO:
@@ -158,7 +158,7 @@ def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] |
 def append_json_line(path: Path, row: dict[str, Any], *, to_disk: bool = True) -> None:
     """Add `row` as one line of JSON and hand it to the disk; a line that a kill cut short is ended first.
     Not `to_disk`, it survives its process and not its machine, and costs microseconds."""
-    line = _LINE(_finite(row)).encode() + b"\n"
+    line = _LINE(finite(row)).encode() + b"\n"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
     try:
         size = os.fstat(fd).st_size
@@ -174,7 +174,7 @@ def append_json_line(path: Path, row: dict[str, Any], *, to_disk: bool = True) -
 
 def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write all `rows` in one step, a line each; as `write_json`."""
-    write_text(path, "".join(_LINE(_finite(row)) + "\n" for row in rows))
+    write_text(path, "".join(_LINE(finite(row)) + "\n" for row in rows))
 
 
 def read_json_lines(path: Path, max_rows: int | None = None) -> Iterator[dict[str, Any]]:
@@ -247,11 +247,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return JSON data with None in place of every float that is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -14,7 +14,7 @@ from cpdrun.report.look.style import strategy_looks
 from cpdrun.report.tables import Shown
 from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.identical import are_identical, describe_identical
-from cpdrun.stats.intervals import unseen_share
+from cpdrun.stats.intervals import most_failing
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import axis_text, axis_title
 from cpdrun.study.collect import identity
@@ -65,7 +65,7 @@ def verdicts(study: Study) -> list[dict[str, Any]]:
 
 
 def counts(study: Study) -> list[str]:
-    """Return how many of the compared groups are settled, in a sentence; nothing if none is compared."""
+    """Return one sentence that counts the certified, refuted and open groups, or no sentence if none is compared."""
     found = [judged.verdict for judged in study.judged.values()]
     if not found:
         return []
@@ -361,7 +361,7 @@ def _facts(study: Study, facet: Facet, answer: ChainAnswer) -> dict[str, Any]:
         return {"verdict": str(answer.verdict), "candidate": None, "bits": None}
     judged = study.judged[group]
     found, failed = judged.judgement, judged.failures
-    bound = unseen_share(found.pairs, study.ci) if found.pairs and not failed.failed else math.nan
+    bound = most_failing(0, found.pairs, study.ci) if found.pairs and not failed.failed else math.nan
     more = found.more if answer.judgement is None else answer.judgement.more
     is_open = answer.verdict is Verdict.OPEN and more is not None
     return {

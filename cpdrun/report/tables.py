@@ -7,7 +7,7 @@ import pandas as pd
 
 from cpdrun.report.cost.axes import bit_operations, show_bytes, show_count, show_transistors, transistors
 from cpdrun.stats.evidence import Judgement, Verdict
-from cpdrun.stats.intervals import is_zero, mean_interval, unseen_share
+from cpdrun.stats.intervals import is_zero, mean_interval, most_failing
 from cpdrun.study.axes.titles import SWEEP, axis_text, axis_title
 from cpdrun.study.collect import FORMAT, SEED, finished
 from cpdrun.study.groups.group import Group
@@ -307,7 +307,7 @@ def _judged(study: Study, group: Group) -> dict:
         *(end if math.isfinite(end) else None for end in (found.own_low, found.own_high)),
         *((None, None, None) if more is None else (more.likely, more.low, more.high)),
         failed,
-        unseen_share(found.pairs, study.ci) if found.pairs and not failed else None,
+        most_failing(0, found.pairs, study.ci) if found.pairs and not failed else None,
     )
     return dict(zip(_OF_VERDICT, values, strict=True))
 

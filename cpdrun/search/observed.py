@@ -177,7 +177,7 @@ def subjects(question: Question, chain: Chain) -> list[Subject]:
 
 
 def with_chances(question: Question, chain: Chain, run: RunDir, strictness: float) -> Chain | None:
-    """Return the chain with the chance of failing of each candidate, and the candidates of a width in that order.
+    """Return the chain with the predicted chance that each candidate fails, the least likely of each width first.
 
     The chance is the mean over the levels that an unseen network may have. Outcomes of candidates do not enter it: the
     start of a chain must not depend on the pairs that are tested. None if `run`, a run of the chain's baseline, was not

@@ -19,7 +19,7 @@ from cpdrun.stats.chain import Width
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.failures import FailureCounts
 from cpdrun.stats.identical import describe_identical
-from cpdrun.stats.intervals import unseen_share
+from cpdrun.stats.intervals import most_failing
 from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.metric import Metric
 from cpdrun.study.result_text import more_text, own_interval_text, pairs_text, result_text
@@ -330,7 +330,7 @@ def format_of(candidate: Candidate, chain: Chain) -> str:
 
 def _failure_facts(counts: FailureCounts, pairs: int, confidence: float) -> dict[str, Any]:
     """Return how many runs failed, and the largest share that may fail if none did."""
-    bound = unseen_share(pairs, confidence) if pairs and not counts.failed else None
+    bound = most_failing(0, pairs, confidence) if pairs and not counts.failed else None
     facts = {"runs_ended": counts.ended, "runs_failed": counts.failed, "pairs_left_out": counts.left_out}
     return {**facts, "at_most_fail": bound}
 

@@ -108,6 +108,8 @@ class Telling:
 
         If the command stopped before it had a result, return an error document instead.
         """
+        from cpdrun.record.files import finite
+
         failed = None if error is None else {"lines": error.told()}
         if self._facts is None:
             lines = ["interrupted"] if failed is None else failed["lines"]
@@ -117,7 +119,7 @@ class Telling:
                 "command": self.command,
                 "lines": lines,
             }
-        found = {"schema": schema_name(self._kind), "exit_code": exit_code, **self._facts}
+        found = {"schema": schema_name(self._kind), "exit_code": exit_code, **finite(self._facts)}
         return found if failed is None else found | {ERROR: failed}
 
 

@@ -210,7 +210,7 @@ def differences(
     accuracy, the loss of a guess for a loss). A seed that diverged on both sides is left out.
     """
     sign = 1.0 if higher_is_better else -1.0
-    pairs = [(ours[seed], baseline[seed]) for seed in _ordered(ours.keys() & baseline.keys())]
+    pairs = [(ours[seed], baseline[seed]) for seed in ordered_seeds(ours.keys() & baseline.keys())]
     known = [(a, b) for a, b in pairs if not (math.isnan(a) and math.isnan(b))]
     return [sign * ((worst if math.isnan(a) else a) - (worst if math.isnan(b) else b)) for a, b in known]
 
@@ -377,7 +377,7 @@ def _statistic(mean: float, spread: float, n: int, prior: SpreadPrior) -> float:
     return math.copysign(math.sqrt(n / (1 + own + pooled)), mean)
 
 
-def _ordered(seeds: Any) -> list[Any]:
+def ordered_seeds(seeds: Any) -> list[Any]:
     """Return numbers by size, whatever type a table has made of them, then everything else."""
 
     def key(seed: Any) -> tuple[bool, Any, str]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cpdrun.stats.intervals import unseen_share
+from cpdrun.stats.intervals import most_failing
 
 GIVE_UP_AFTER = 2  # failed runs of a cell, if none ended well
 
@@ -166,5 +166,5 @@ def no_failure(runs: int, confidence: float) -> str:
     """Return what `runs` runs without a failure say: `0 of 9 runs failed (with 95 % confidence at most 28 % fail)`."""
     if not runs:
         return "0 of 0 runs failed"
-    bound = unseen_share(runs, confidence)
+    bound = most_failing(0, runs, confidence)
     return f"0 of {runs} runs failed (with {confidence:g} % confidence at most {100 * bound:.0f} % fail)"

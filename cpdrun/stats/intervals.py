@@ -90,24 +90,17 @@ def share_interval(values: Sequence[float], samples: float, ci: float) -> Interv
     return Interval(mean, max(low, 0.0), min(high, 1.0))
 
 
-def unseen_share(samples: float, ci: float) -> float:
-    """How large a share can be of which not one was seen among `samples`: its upper limit at `ci` per cent.
-
-    The rule of three, about 3 / samples at 95 %: J. A. Hanley and A. Lippman-Hand, "If nothing goes wrong, is
-    everything all right? Interpreting zero numerators", Journal of the American Medical Association 249 (1983).
-    NaN where `samples` is.
-    """
-    return 1 - (1 - ci / 100) ** (1 / samples)
-
-
 def most_failing(failed: int, samples: int, ci: float) -> float:
     """Return the upper limit, at `ci` per cent, of a share of which `failed` were seen among `samples`.
 
     This is the exact one-sided limit of C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits
-    illustrated in the case of the binomial", Biometrika 26 (1934); `unseen_share` if `failed` is 0.
+    illustrated in the case of the binomial", Biometrika 26 (1934). For 0 of n it is about 3 / n at 95 %, the rule of
+    three.
     """
     if failed >= samples:
         return 1.0
+    if not failed:
+        return float(1 - (1 - ci / 100) ** (1 / samples))
     low, high = failed / samples, 1.0
     for _ in range(60):
         share = (low + high) / 2

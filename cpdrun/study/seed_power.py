@@ -107,7 +107,7 @@ def _shows_noise(study: Study, group: Group, baseline: Group | None) -> bool:
 
 
 def _test_set_settles(study: Study, groups: list[Group]) -> float:
-    """Return the error due to the test examples that no seed removes, at the confidence of a one-sided test."""
+    """Return the smallest margin that the test set settles with any number of seeds, in a one-sided test."""
     found = [error for group in groups if (error := study.finite_test_set(group)) is not None]
     if len(found) < len(groups):
         return math.nan

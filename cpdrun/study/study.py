@@ -108,7 +108,7 @@ class Study:
         return verdict is not False
 
     def may_be_within(self, group: Group) -> bool:
-        """Return whether all of its runs trained: a group with a failed run is never as good as the baseline."""
+        """Return whether all runs of a group trained. A group with a failed run is never as good as the baseline."""
         failed = self.failures(group).failed or group.diverged or group.gave_up
         return bool(group.values) and not failed and self.learnt(group)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+import cpdrun
 from cpdrun.cli import main
 from cpdrun.commands.sweep import describe_seed_power
 from cpdrun.record import ExampleOutcomes, write_example_outcomes, write_json, write_text
@@ -19,7 +20,8 @@ from cpdrun.stats.evidence import Verdict, judge
 from cpdrun.study.metric import Metric
 from cpdrun.study.reader import read_study
 from cpdrun.study.seed_power import SeedPower, seed_power
-from cpdrun.sweep import plan
+from cpdrun.sweep import plan, write_manifest
+from cpdrun.sweep.manifest import read_ledger
 
 SEEDS = 4
 
@@ -59,7 +61,7 @@ def test_a_candidate_that_equals_its_baseline_is_certified_from_the_said_margin_
     assert len({judged.enough for judged in study.judged.values()}) == 1
     levels = {"certify": certify, "refute": certify, "confidence": 0.95}
     gaps = with_moments(SEEDS, power.deviation)
-    # the last look decides: earlier ones see less of the spread
+    # only the interval after the last pair counts, because earlier ones see less of the spread
     assert judge(gaps, power.settles * 1.001, **levels).log_certify >= math.log(1 / certify)
     assert trace_of(gaps, power.settles * 0.999, levels) < -math.log10(certify)
     enough = with_moments(power.pairs_needed, power.deviation)
@@ -181,6 +183,7 @@ def test_a_sweep_says_it_at_its_end_and_to_programs(tmp_path, capsys):
         )
         done = {"status": "finished", "metrics": {"test_accuracy": accuracy}, "num_classes": 10}
         write_json(folder.done, done | {"test_samples": 360})
+    write_manifest(sweep)
     assert main(["sweep", *typed]) == 0
     *_, said, last = capsys.readouterr().out.splitlines()
     assert said.startswith("3 seeds settle differences of ") and last.startswith("Nothing to do.")
@@ -189,5 +192,8 @@ def test_a_sweep_says_it_at_its_end_and_to_programs(tmp_path, capsys):
     jsonschema.validate(document, schema("sweep"), cls=jsonschema.Draft202012Validator)
     told = document["seed_power"]
     assert (told["pairs"], told["comparisons"], told["test_set_settles"]) == (3, 1, None)
+    assert cpdrun.sweep(*typed, quiet=True)["seed_power"] == told
+    (asked,) = read_ledger(sweep.directory).hypotheses
+    assert (asked.metric, asked.opened_by) == ("test_accuracy", ()) and asked.weight == pytest.approx(0.8)
     assert main(["sweep", *typed, "--json", "--dry-run"]) == 0
     assert json.loads(capsys.readouterr().out)["seed_power"] is None

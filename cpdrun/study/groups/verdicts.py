@@ -98,7 +98,7 @@ def judge_chains(
 
 @dataclass(frozen=True)
 class _Chain:
-    """A chain of groups, most bits first, with what is compared and the differences of each group."""
+    """A chain of groups, most bits first, with the compared runs and the differences of each group."""
 
     widths: list[list[Group]]
     asked: AskedChain

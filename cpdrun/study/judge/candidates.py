@@ -8,13 +8,19 @@ from statistics import fmean
 from typing import Any
 
 from cpdrun.errors import UserError
-from cpdrun.stats.evidence import NO_PRIOR, Judgement, SpreadPrior, Verdict, differences, judge
-from cpdrun.stats.failures import Compared, Failure, FailureCounts, Runs, compare_runs
+from cpdrun.stats.evidence import (
+    NO_PRIOR,
+    Judgement,
+    SpreadPrior,
+    Verdict,
+    differences,
+    judge,
+    ordered_seeds,
+)
+from cpdrun.stats.failures import Failure, FailureCounts, Runs, compare_runs
 from cpdrun.stats.intervals import most_failing
 from cpdrun.stats.pooled_spread import priors
 from cpdrun.study.judge.table import Seed, Table
-
-MOST_PERCENT = 100.0  # of a relative margin
 
 
 class Pairing(StrEnum):
@@ -111,7 +117,7 @@ def checked_margin(table: Table, question: Question) -> float:
     if boundary.is_relative and reference == 0:
         raise UserError(f"a margin in percent needs {what} to differ from 0. Write it as a number.")
     margin = boundary.margin(reference)
-    values = [value for runs in table.arms.values() for value in runs.values.values() if math.isfinite(value)]
+    values = table.values
     if abs(margin) >= 1 and all(0 <= value <= 1 for value in values):
         raise UserError(
             f"a margin of {abs(margin):g} makes no sense for values between 0 and 1. Write 0.05 for 5 points, or "
@@ -154,12 +160,15 @@ def form_pairs(table: Table, question: Question, candidate: str) -> Pairs:
         if not is_matched:
             ours, theirs = _numbered(ours), _numbered(theirs)
     compared = compare_runs(ours, theirs)
-    seeds = _sorted(compared.ours.keys() & compared.baseline.keys())
+    seeds = ordered_seeds(compared.ours.keys() & compared.baseline.keys())
     worst = _worst(table, question) if question.worst is None else question.worst
-    gaps = _gaps(compared, seeds, worst, question.lower_is_better)
+    higher = not question.lower_is_better
+    gaps = differences(compared.ours, compared.baseline, higher_is_better=higher, worst=worst)
     failed = frozenset(seed for seed in seeds if math.isnan(compared.ours[seed]))
     unmatched = len(_seeds(ours) - _seeds(theirs))
-    return Pairs(gaps, failed, pairing, compared.counts, unmatched, compared.is_barred)
+    return Pairs(
+        dict(zip(seeds, gaps, strict=True)), failed, pairing, compared.counts, unmatched, compared.is_barred
+    )
 
 
 def judge_candidates(table: Table, question: Question) -> list[Judged]:
@@ -217,15 +226,6 @@ def judge_pairs(
     return Judged(candidate, verdict, judgement, pairs, margin, errors, bound)
 
 
-def _gaps(
-    compared: Compared, seeds: Sequence[Seed], worst: float, lower_is_better: bool
-) -> dict[Seed, float]:
-    ours = {number: compared.ours[seed] for number, seed in enumerate(seeds)}
-    baseline = {number: compared.baseline[seed] for number, seed in enumerate(seeds)}
-    gaps = differences(ours, baseline, higher_is_better=not lower_is_better, worst=worst)
-    return dict(zip(seeds, gaps, strict=True))
-
-
 def _as_baseline(runs: Runs) -> Runs:
     """Return the runs with diverged ones as failed ones, so that their pairs are left out."""
     lost = {seed: Failure.ERROR for seed, value in runs.values.items() if math.isnan(value)}
@@ -234,8 +234,7 @@ def _as_baseline(runs: Runs) -> Runs:
 
 
 def _worst(table: Table, question: Question) -> float:
-    values = [value for runs in table.arms.values() for value in runs.values.values() if math.isfinite(value)]
-    values += [] if question.target is None else [question.target]
+    values = [*table.values, *([] if question.target is None else [question.target])]
     choose: Callable[[Sequence[float]], float] = max if question.lower_is_better else min
     return choose(values) if values else math.nan
 
@@ -245,16 +244,9 @@ def _seeds(runs: Runs) -> set[Seed]:
 
 
 def _numbered(runs: Runs) -> Runs:
-    number = {seed: index for index, seed in enumerate(_sorted(_seeds(runs)))}
+    number = {seed: index for index, seed in enumerate(ordered_seeds(_seeds(runs)))}
 
     def renamed(by_seed: Mapping[Any, Any]) -> dict[Any, Any]:
         return {number[seed]: value for seed, value in by_seed.items()}
 
     return Runs(renamed(runs.values), renamed(runs.failures))
-
-
-def _sorted(seeds: Any) -> list[Seed]:
-    """Return numbers by size, then text."""
-    return sorted(
-        seeds, key=lambda seed: (isinstance(seed, str), 0 if isinstance(seed, str) else seed, str(seed))
-    )

@@ -262,12 +262,10 @@ def _locked(path: str) -> Iterator[int]:
 
 
 def _content(fd: int, path: str) -> bytes:
-    parts = []
-    while part := os.pread(fd, 1 << 20, sum(map(len, parts))):
-        parts.append(part)
-        if sum(map(len, parts)) > MAX_BYTES:
-            raise UserError(f"the session {path} is larger than {MAX_BYTES >> 20} MiB.")
-    return b"".join(parts)
+    size = os.fstat(fd).st_size
+    if size > MAX_BYTES:
+        raise UserError(f"the session {path} is larger than {MAX_BYTES >> 20} MiB.")
+    return os.pread(fd, size, 0)
 
 
 def _read(content: bytes, path: str) -> tuple[Settings | None, dict[int, Idea]]:

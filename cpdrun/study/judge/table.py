@@ -54,6 +54,12 @@ class Table:
     is_shuffled: bool = False
     step: float = 0.0
 
+    @property
+    def values(self) -> list[float]:
+        """The values of all runs that have one."""
+        found = (value for runs in self.arms.values() for value in runs.values.values())
+        return [value for value in found if math.isfinite(value)]
+
     def find(self, arm: str, what: str) -> Runs:
         """Return the runs of this arm. Raises UserError if there is none."""
         if arm not in self.arms:

@@ -32,7 +32,7 @@ _SAMPLES = ("run:test_samples", "sync.worker_test_samples", "data.test_samples",
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a sweep, one row per run, and their source in words.
+    """The values of a sweep, one row per run, and the name of the file that they come from.
 
     `rows` has the axes, seed, metric: wire: memory: columns, FAILED and PROVENANCE. `axes` are format, aps, world_size
     and whatever else varies, without seed.
