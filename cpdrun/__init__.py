@@ -5,11 +5,13 @@ Start at :mod:`cpdrun.cli` and follow it downwards; from Python, at :mod:`cpdrun
 """
 
 # packages, and functions: cpdrun.shell.called
-_PACKAGES = ("attach", "sweep", "search", "predict", "report", "screen", "explain")
+_PACKAGES = ("attach", "sweep", "search", "report", "screen")
 _FUNCTIONS = (
     *(
         "next",
+        "predict",
         "judge",
+        "explain",
         "status",
         "logs",
         "cancel",

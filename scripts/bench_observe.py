@@ -23,8 +23,8 @@ import yaml
 
 from cpdrun.record import RunDir
 from cpdrun.sweep import plan
-from cpdrun.train.observe.seen.observation import Observation
 from cpdrun.train.rank import run_rank
+from cpdrun.whatif.collect.observation import Observation
 
 EXPERIMENTS = (
     "digits_bits",

@@ -4,8 +4,8 @@
     python scripts/fit_predict.py judge [NAME ...]    # recompute gaps and margins in data.csv from what is recorded
     python scripts/fit_predict.py observe [NAME ...]  # train the baselines, observed, and rewrite their rows
 
-`predict_rows.py` makes the data. The level of `cpdrun.predict.model` is a random intercept. Gauss-Hermite quadrature
-integrates it out, and the fit maximizes the likelihood over the intercept, the slope and the level's deviation.
+`predict_rows.py` makes the data. The level of `cpdrun.whatif.failure_model` is a random intercept. Gauss-Hermite
+quadrature integrates it out, and the fit maximizes the likelihood over the intercept, the slope and the level's deviation.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from predict_rows import DATA, RECORDED, judge, observe, read_rows, rounded, wri
 from scipy.optimize import minimize
 from sklearn.metrics import roc_auc_score
 
-from cpdrun.predict.features import Damage
-from cpdrun.predict.model import COEFFICIENTS, GRID, RANGE, Chance, Model, Weights, expit
 from cpdrun.record import write_json
+from cpdrun.whatif.damage import Damage
+from cpdrun.whatif.failure_model import COEFFICIENTS, GRID, RANGE, Chance, Model, Weights, expit
 
 FIT, PREDICTED = (DATA.parent / name for name in ("fit.md", "predicted.csv"))
 # quadrature nodes: the error of the log-likelihood of these data is 0.05 with 41 nodes and 1e-5 with 200
@@ -253,7 +253,7 @@ def fit_all() -> None:
     print(text)
     FIT.write_text(text, encoding="utf-8")
     numbers = {key: _rounded(value) for key, value in asdict(model).items()}
-    write_json(Path("cpdrun/predict") / COEFFICIENTS, numbers)
+    write_json(Path("cpdrun/whatif") / COEFFICIENTS, numbers)
     keys = ("experiment", "candidate", "fails", "gap")
     order = list(RECORDED)
     found = sorted(leave_out(rows, "experiment"), key=lambda each: order.index(each.name))

@@ -5,7 +5,7 @@ grid of 30 seeds; positive is better) with its damage, from one observed run of 
 (`tolerance`) are those of the experiment's own search. Damage comes from effects alone, never from how training ended.
 
 `fails` is 1 if the recorded mean gap exceeds the margin. `chance` is the chance that the true mean gap does, because
-two or three seeds may leave that open (`cpdrun.predict.model.failure_chance`).
+two or three seeds may leave that open (`cpdrun.whatif.failure_model.failure_chance`).
 """
 
 import csv
@@ -22,9 +22,6 @@ import numpy as np
 
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.launch import Display, Job, LaunchOptions, Session
-from cpdrun.predict.effects import ask as ask_effects
-from cpdrun.predict.features import damage, shown_effects, strictness
-from cpdrun.predict.model import failure_chance
 from cpdrun.search.observed import Subject, observations, subjects
 from cpdrun.search.question import Question, ask
 from cpdrun.search.results import Results
@@ -33,6 +30,9 @@ from cpdrun.stats.evidence import differences
 from cpdrun.study.margin import DEFAULT_POINTS
 from cpdrun.study.metric import Metric
 from cpdrun.study.runs.learnt import worst
+from cpdrun.whatif.damage import damage, shown_effects, strictness
+from cpdrun.whatif.effects import ask as ask_effects
+from cpdrun.whatif.failure_model import failure_chance
 
 REFERENCE = Path("results/reference")
 DATA = REFERENCE / "predict" / "data.csv"

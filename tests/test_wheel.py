@@ -96,7 +96,7 @@ def test_wheel_has_portable_tag_and_package_data(wheel):
         "custom_fp/__init__.pyi",
         "cpdrun/conf/config.yaml",
         "custom_fp/csrc/custom_fp.cu",
-        "cpdrun/predict/fitted.json",
+        "cpdrun/whatif/fitted.json",
         "cpdrun/report/page/page.js",
     ):
         assert needed in names

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cpdrun.launch import LaunchOptions, Session
-    from cpdrun.predict.forecast import ChainForecast
-    from cpdrun.predict.presentation import Context
+    from cpdrun.report.prediction import Context
     from cpdrun.search.observed import Observation
     from cpdrun.search.question import Question
+    from cpdrun.whatif.forecast import ChainForecast
 
 WIDEST = 1000  # columns of a table
 
@@ -66,13 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _predict_experiment(
     arguments: argparse.Namespace, options: "LaunchOptions", session: "Session", console: "Console"
 ) -> int:
-    from cpdrun.predict.effects import refuse_diverged
-    from cpdrun.predict.presentation import Context
+    from cpdrun.report.prediction import Context
     from cpdrun.search.observed import forecast_chains, observations, trained_outcomes
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
     from cpdrun.search.words import candidates_text, tolerance_of
     from cpdrun.sweep import listed
+    from cpdrun.whatif.effects import refuse_diverged
 
     with before_a_start():
         if not arguments.dry_run:
@@ -109,10 +109,10 @@ def _predict_experiment(
 
 
 def _predict_variants(arguments: argparse.Namespace, console: "Console") -> int:
-    from cpdrun.predict.effects import refuse_diverged
-    from cpdrun.predict.presentation import Context
-    from cpdrun.predict.variants import forecast_variants
     from cpdrun.record import find_runs
+    from cpdrun.report.prediction import Context
+    from cpdrun.whatif.effects import refuse_diverged
+    from cpdrun.whatif.variants import forecast_variants
 
     if arguments.steps or arguments.dry_run:
         raise UserError("--steps and --dry-run need an experiment: the run that was named is trained already")
@@ -130,7 +130,7 @@ def _show(
     console: "Console", chains: "Sequence[ChainForecast]", context: "Context", arguments: argparse.Namespace
 ) -> None:
     """Print the table, then the sentences, so that the answer is the last thing on the screen."""
-    from cpdrun.predict.presentation import make_table, summarize, to_document
+    from cpdrun.report.prediction import make_table, summarize, to_document
 
     table = make_table(chains)
     if not console.is_terminal:  # a file has room

@@ -16,10 +16,10 @@ from cpdrun.costmodel import CalibrationError, Network, NotCalibratedError, netw
 from cpdrun.record import SweepDir, check_inside, read_manifest, write_text
 from cpdrun.report import best_of, completeness, export, headline, pareto, pivot, tables
 from cpdrun.report.cost.axes import COSTS
+from cpdrun.report.diagnosis.worse_groups import worse_groups
 from cpdrun.report.methods import comparison, crossover, crossover_text
 from cpdrun.report.page import html, markup, pictures
 from cpdrun.report.page.table_files import TABLES
-from cpdrun.report.why import groups
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes.titles import plain
 from cpdrun.study.collect import sweep_names
@@ -215,7 +215,7 @@ def _answers_by_question(
     study: Study, costs: Sequence[str], fastest: "Fastest | None"
 ) -> tuple[dict[str, list[str]], dict[str, tuple[str, tables.Shown]]]:
     """What the page says, and the table it has, beside the pictures of a question (plots.QUESTIONS)."""
-    why = groups.shown(study)
+    why = worse_groups(study)
     said = {
         "sure": headline.counts(study),
         "workers": headline.compare_orders(study),

@@ -17,15 +17,15 @@ from cpdrun.config.identity import belongs_to_identity, run_name
 from cpdrun.config.keys import flatten
 from cpdrun.config.registry import foreign_names
 from cpdrun.config.script import is_script
-from cpdrun.predict.effects import NoEffectsError, is_observed
-from cpdrun.predict.effects import ask as ask_effects
-from cpdrun.predict.forecast import ChainForecast, Subject, forecast_all
-from cpdrun.predict.model import Outcome, outcome
 from cpdrun.record import RunDir, SweepDir
 from cpdrun.search.question import Question
 from cpdrun.search.schedule import Candidate, Chain, Ended, Rules
 from cpdrun.stats.evidence import differences
 from cpdrun.sweep import PlannedRun
+from cpdrun.whatif.effects import NoEffectsError, is_observed
+from cpdrun.whatif.effects import ask as ask_effects
+from cpdrun.whatif.failure_model import Outcome, outcome
+from cpdrun.whatif.forecast import ChainForecast, Subject, forecast_all
 
 STEPS = 16
 """Observed, spread over the run. A look costs .8 to 2 of the run's steps (scripts/bench_observe.py): 16 are at most a

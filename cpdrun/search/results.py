@@ -6,7 +6,6 @@ from statistics import fmean
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.script import SCRIPT, direction_of, is_script, judged_by
-from cpdrun.predict.features import strictness
 from cpdrun.record import Ending, Result, RunDir
 from cpdrun.record.measure import ERROR, MEASURES
 from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
@@ -21,6 +20,7 @@ from cpdrun.study.margin import Course, Margin, choose_margin, course_of, with_d
 from cpdrun.study.metric import Metric
 from cpdrun.study.runs.learnt import learnt, worst
 from cpdrun.sweep.manifest import read_ledger
+from cpdrun.whatif.damage import strictness
 
 
 class Results:

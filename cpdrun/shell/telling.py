@@ -28,7 +28,7 @@ VERSIONS = {
     "predict": 1,
     "judge": 1,
     "report": 1,
-    "explain": 1,
+    "explain": 2,
     "status": 1,
     "logs": 1,
     "cancel": 1,

@@ -16,7 +16,6 @@ from cpdrun.optim.groups import trainable
 from cpdrun.record import Best, Ending, EpochRow, Result
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.base import Learner
-from cpdrun.train.observe.seen.observer import Observer
 from cpdrun.train.preflight.operations import step_operations
 from cpdrun.train.ranks import pulse
 from cpdrun.train.ranks.vote import Vote, Wish
@@ -24,6 +23,7 @@ from cpdrun.train.seeds import generator
 from cpdrun.train.state import checkpoint, kept
 from cpdrun.train.state.journal import Journal
 from cpdrun.train.state.progress import Progress
+from cpdrun.whatif.collect.observer import Observer
 
 
 class Preempted(Exception):

@@ -12,7 +12,7 @@ from torch.optim import LBFGS, SGD
 from cpdrun.attach.held.observed import EVERY, Spread
 from cpdrun.cli import main
 from cpdrun.record import RunDir, SweepDir, read_config
-from cpdrun.train.observe.seen.observation import ROLES, Observation
+from cpdrun.whatif.collect.observation import ROLES, Observation
 
 SCRIPT = Path(__file__).with_name("observed_script.py")
 LOSS = ["script.metrics.val_loss=val loss ([0-9.]+)"]

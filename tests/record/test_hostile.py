@@ -87,7 +87,7 @@ def received(trained, tmp_path, monkeypatch) -> SweepDir:
     monkeypatch.setattr(
         "cpdrun.report.plots.available", lambda: iter(())
     )  # they take most of a report's time
-    monkeypatch.setattr("cpdrun.predict.effects.subprocess.run", _in_this_process)
+    monkeypatch.setattr("cpdrun.whatif.effects.subprocess.run", _in_this_process)
     monkeypatch.setattr("os.fsync", lambda fd: None)
     shutil.copytree(trained.path, tmp_path / "shared", symlinks=True)
     (tmp_path / "shared" / "__init__.py").touch()
@@ -100,12 +100,12 @@ def received(trained, tmp_path, monkeypatch) -> SweepDir:
 
 
 def _in_this_process(command, **options):
-    """Do what `python -m cpdrun.train.observe` does, without importing torch again. Nothing else may be started."""
+    """Do what `python -m cpdrun.whatif` does, without importing torch again. Nothing else may be started."""
     from subprocess import CompletedProcess
 
-    from cpdrun.train.observe.__main__ import main as observe
+    from cpdrun.whatif.__main__ import main as observe
 
-    assert command[1:3] == ["-m", "cpdrun.train.observe"], command
+    assert command[1:3] == ["-m", "cpdrun.whatif"], command
     out = io.StringIO()
     with redirect_stdout(out), redirect_stderr(out):
         code = observe(command[3 : command.index("--parent")])  # this process is not a child of itself

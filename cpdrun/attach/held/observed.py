@@ -33,9 +33,9 @@ from cpdrun.attach.held.patches import Patches
 from cpdrun.attach.held.script import Script, of_optimizer, trainable
 from cpdrun.comm.workers import Workers
 from cpdrun.record import RunDir
-from cpdrun.train.observe.seen.look import Look
-from cpdrun.train.observe.seen.modules import Watched, modules_of
-from cpdrun.train.observe.seen.observation import Observation, merged
+from cpdrun.whatif.collect.modules import Watched, modules_of
+from cpdrun.whatif.collect.observation import Observation, merged
+from cpdrun.whatif.collect.snapshot import Look
 
 EVERY = 10
 

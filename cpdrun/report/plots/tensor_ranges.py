@@ -24,10 +24,10 @@ from cpdrun.report.look.hover import hover
 from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, WITHOUT_APS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
-from cpdrun.report.why.chain import together
-from cpdrun.report.why.standing import row_of
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import short
+from cpdrun.study.diagnosis.addition_chain import workers_per_scale
+from cpdrun.study.diagnosis.run_comparison import row_of
 from cpdrun.study.groups.group import Group
 from cpdrun.study.runs.observed import Look, Observed, read_observed
 from cpdrun.study.study import Study
@@ -151,7 +151,7 @@ def _room(role: str, row: Mapping[str, Any], workers: int) -> int:
     """Workers whose sum a scale makes room for."""
     if role != "gradient":
         return 1
-    return together({key: row.get(f"sync.{key}") for key in ("order", "group_size")}, workers)
+    return workers_per_scale({key: row.get(f"sync.{key}") for key in ("order", "group_size")}, workers)
 
 
 def _counts(layers: Mapping[str, list[Look]], high: int, workers: int) -> tuple[Counter, Counter]:

@@ -1,5 +1,5 @@
 """What a run observed of its tensors, as far as a picture needs it: how many values lie in each binade, by role and
-layer, and the largest of each step. cpdrun.train.observe.seen.observation writes the file, and says all that is in
+layer, and the largest of each step. cpdrun.whatif.collect.observation writes the file, and says all that is in
 it."""
 
 import json

@@ -20,8 +20,8 @@ from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import Evaluation
 from cpdrun.train.learners.gradients import Gradients
-from cpdrun.train.observe.seen.observer import Observer
 from cpdrun.train.precision.base import Precision
+from cpdrun.whatif.collect.observer import Observer
 
 
 class Learner(ABC):

@@ -1,0 +1,187 @@
+"""Render a prediction: sentences and a table for people, a document for programs."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from cpdrun.whatif.failure_model import Chance, fitted_model
+from cpdrun.whatif.forecast import ChainForecast, Forecast, ranked
+
+MOST_NAMED, MOST_RANKED = 3, 12
+HARDLY_FAILS, SURELY_FAILS = 0.1, 0.9
+PERCENT, RATIO = "%", ""
+# by the key of a forecast's `measured`: heading, unit
+COLUMNS = {
+    "underflow": ("underflow %", PERCENT),
+    "saturation": ("saturation %", PERCENT),
+    "snr_db": ("SNR dB", RATIO),
+    "cosine": ("cosine", RATIO),
+    "growth": ("growth", RATIO),
+    "update_lost": ("update lost %", PERCENT),
+}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What was asked: the margin (`1 point`), the name of the baseline, and the runs that were observed."""
+
+    margin: str
+    baseline: str
+    observed: tuple[str, ...]
+
+
+def summarize(chains: Sequence[ChainForecast], context: Context) -> list[str]:
+    """Return the answer in sentences: the ranking, the narrowest format of each chain, then what limits the answer."""
+    forecasts = ranked(chains)
+    return [
+        f"Ranking, least likely to fail first: {_list([f.subject.label for f in forecasts], MOST_RANKED)}.",
+        *(_describe_chain(chain, context) for chain in chains),
+        _describe_level(forecasts),
+        *_describe_margin(forecasts),
+        *_describe_uncovered(forecasts),
+        "This is a prediction from one run of the baseline. cpdrun search certifies.",
+    ]
+
+
+def _describe_chain(chain: ChainForecast, context: Context) -> str:
+    label = chain.label[:1].upper() + chain.label[1:]
+    within = f"likely within {context.margin} of {context.baseline}"
+    best, optimistic, pessimistic = (chain.narrowest(at) for at in ("mean", "low", "high"))
+    if best is None:
+        widest = chain.widths[0][0]
+        hope = "" if optimistic is None else f" It may still be {_named(optimistic)}."
+        return f"{label}: no format is {within}; {_named(widest)} {_fails(widest.chance)}.{hope}"
+    answer = f"{label}: the narrowest format that is {within} is {_named(best)}, which {_fails(best.chance)}."
+    if optimistic is pessimistic or optimistic is None:
+        return answer
+    least = "no format at all" if pessimistic is None else _named(pessimistic)
+    return f"{answer} In the 80 % range it is between {_named(optimistic)} and {least}."
+
+
+def _describe_level(forecasts: Sequence[Forecast]) -> str:
+    trained = [f for f in forecasts if f.outcome is not None]
+    if trained:
+        names = _list([f.subject.label for f in trained], MOST_NAMED)
+        one = "a trained candidate sets" if len(trained) == 1 else f"{len(trained)} trained candidates set"
+        return f"How much damage this network tolerates: {one} the level ({names})."
+    nearest = min(forecasts, key=lambda f: abs(f.logit))
+    return (
+        "The ranges are wide because networks differ in how much damage they tolerate, and no candidate of this one "
+        f"was trained. Train {nearest.subject.label} and repeat the command to narrow them."
+    )
+
+
+def _describe_margin(forecasts: Sequence[Forecast]) -> Iterator[str]:
+    low, high = fitted_model().strictness
+    if not low - 0.05 <= (strictness := forecasts[0].strictness) <= high + 0.05:
+        share, loosest, strictest = (f"{100 * 10**-each:.2g} %" for each in (strictness, low, high))
+        yield (
+            f"The margin is {share} of the metric's range. The model was fitted on {strictest} to {loosest}, so these "
+            "chances are extrapolated."
+        )
+
+
+def _describe_uncovered(forecasts: Sequence[Forecast]) -> Iterator[str]:
+    labels: dict[str, list[str]] = {}
+    for forecast in forecasts:
+        for part in forecast.uncovered:
+            labels.setdefault(part, []).append(forecast.subject.label)
+    for part, found in labels.items():
+        whose = "" if len(found) == len(forecasts) else f" (of {_list(found, MOST_NAMED)})"
+        yield f"Not covered, and counted as no damage: {part}{whose}."
+
+
+def _list(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _named(forecast: Forecast) -> str:
+    return f"{forecast.subject.label} ({forecast.subject.bits:g} bits)"
+
+
+def _fails(chance: Chance) -> str:
+    return f"fails with {_range(chance)} %"
+
+
+def _range(chance: Chance) -> str:
+    """Return `0 to 92`, or `92` if both ends are equal."""
+    low, high = f"{100 * chance.low:.0f}", f"{100 * chance.high:.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def make_table(chains: Sequence[ChainForecast]) -> Table:
+    """Return a table with a row per candidate, the least likely to fail first."""
+    forecasts = ranked(chains)
+    has_outcomes = any(forecast.outcome is not None for forecast in forecasts)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("candidate", no_wrap=True)
+    headings = ["bits", *(heading for heading, _ in COLUMNS.values()), "fails %"]
+    for heading in headings + (["trained"] if has_outcomes else []):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for forecast in forecasts:
+        cells = [_show(forecast.measured.get(key), unit) for key, (_, unit) in COLUMNS.items()]
+        chance = Text(_range(forecast.chance), style=_style(forecast.chance))
+        trained = [_show_outcome(forecast)] if has_outcomes else []
+        table.add_row(forecast.subject.label, f"{forecast.subject.bits:g}", *cells, chance, *trained)
+    return table
+
+
+def _show(value: float | None, unit: str) -> str:
+    if value is None or not math.isfinite(value):
+        return "-"
+    if unit == PERCENT:
+        return f"{100 * value:.3g}"
+    return f"{value:.4f}" if abs(value) <= 1 else f"{value:.1f}"
+
+
+def _show_outcome(forecast: Forecast) -> str:
+    found = forecast.outcome
+    if found is None:
+        return "-"
+    gap = f"{found.gap:+.3g}" if math.isfinite(found.gap) else "diverged"
+    return f"{gap} ({found.pairs} pair{'s' if found.pairs > 1 else ''})"
+
+
+def _style(chance: Chance) -> str:
+    return "green" if chance.high <= HARDLY_FAILS else "red" if chance.low >= SURELY_FAILS else "yellow"
+
+
+def to_document(chains: Sequence[ChainForecast], context: Context) -> dict[str, Any]:
+    """Return the prediction as plain data, with None for numbers that are not known."""
+    return {
+        "tolerance": context.margin,
+        "baseline": context.baseline,
+        "observed": list(context.observed),
+        "chains": [_chain_document(chain) for chain in chains],
+        "ranking": [forecast.subject.label for forecast in ranked(chains)],
+        "says": summarize(chains, context),
+    }
+
+
+def _chain_document(chain: ChainForecast) -> dict[str, Any]:
+    ends = {"smallest": chain.narrowest(), "from": chain.narrowest("low"), "to": chain.narrowest("high")}
+    return {
+        "chain": chain.label,
+        **{key: end.subject.label if end else None for key, end in ends.items()},
+        **{f"{key}_bits": end.subject.bits if end else None for key, end in ends.items()},
+        "candidates": [_candidate_document(forecast) for forecast in chain],
+    }
+
+
+def _candidate_document(forecast: Forecast) -> dict[str, Any]:
+    return {
+        "candidate": forecast.subject.label,
+        "run": forecast.subject.name,
+        "bits": forecast.subject.bits,
+        "probability": forecast.chance.mean,
+        "low": forecast.chance.low,
+        "high": forecast.chance.high,
+        **forecast.measured,
+        "features": asdict(forecast.damage),
+        "not_seen": list(forecast.uncovered),
+        "trained": None if forecast.outcome is None else asdict(forecast.outcome),
+    }

@@ -1,0 +1,1 @@
+"""Record statistics of a run's tensors in a few steps, without changing the run."""

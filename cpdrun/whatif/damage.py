@@ -1,0 +1,146 @@
+"""The two features of a prediction: the damage that a format does in the layers and in the forward pass.
+
+Both come from effects alone (`cpdrun.whatif.simulate.effects`), never from how training ended. Both are
+log10(d / (1 - d)) with d = 1 - cosine, the share of a tensor's direction that is lost. The cosine is a mean over
+layers, because a layer whose gradients vanish is not trained, however small they are next to those of other layers.
+Errors of different roles are independent, so their cosines multiply. A tensor that vanished completely has d = 1.
+
+- `layers`: the workers' summed gradient, the output gradients, the activations and the weights together. The gradient
+  of a weight is linear in each of them.
+- `forward`: weights and activations again. They count twice because no later step compensates for them: they change the
+  function that is trained and tested.
+
+Figures that the effects lack, or that are not finite, count as no damage; `uncovered` lists them. Damage is clipped to
+[-4, 3], so it is always finite.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from cpdrun.study.metric import Metric
+from cpdrun.study.runs.learnt import guess
+
+SMALLEST_SHARE = 1e-4
+LARGEST_SHARE = 0.999
+UNKNOWN_MARGIN = 0.02  # of the metric's range
+GRADIENT, UPDATE = "gradient", "update"
+FORWARD = ("weight", "activation")
+PRODUCTS = (*FORWARD, "output_gradient")
+PRECISION_ROLES = {"weights": "weight", "activations": "activation", "errors": "output_gradient"}
+EMULATED_SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.AllReduceSync", "cpdrun.comm.sync.decoded")
+
+Figures = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """The damage of one candidate, each part in log10 odds."""
+
+    layers: float
+    forward: float
+
+    @property
+    def total(self) -> float:
+        return self.layers + self.forward
+
+
+def damage(effects: Mapping[str, Any]) -> Damage:
+    """Return the damage that the given effects describe."""
+    return Damage(
+        layers=_log_odds(_combined(_lost_direction(effects, role) for role in (GRADIENT, *PRODUCTS))),
+        forward=_log_odds(_combined(_lost_direction(effects, role) for role in FORWARD)),
+    )
+
+
+def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> float:
+    """Return -log10 of the margin as a share of the metric's range, from a guess's value to a perfect one's.
+
+    Args:
+        metric: The metric that is judged.
+        tolerance: The margin, in the unit in which the metric is shown. NaN, not known yet, counts as UNKNOWN_MARGIN.
+        classes: The number of classes of the task, which gives the value of a guess. The range is 1 without it.
+    """
+    if math.isnan(tolerance):
+        return -math.log10(UNKNOWN_MARGIN)
+    value_range = 1.0 if metric.is_fraction else abs(guess(metric, classes))
+    return -math.log10(tolerance / metric.scale / (value_range if 0 < value_range < math.inf else 1.0))
+
+
+def shown_effects(effects: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the figures that a table shows: those of the gradients between workers, and the lost updates."""
+    gradient = _figures(effects, GRADIENT)
+    keys = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth")
+    lost = _figures(effects, UPDATE).get("update_lost", gradient.get("update_lost"))
+    return {**{key: gradient.get(key) for key in keys}, "update_lost": lost}
+
+
+def uncovered(effects: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the config does that its effects do not measure, in the effects' own words if they have some."""
+    if said := effects.get("said"):
+        yield from said
+        return
+    gradient, sync = _figures(effects, GRADIENT), str(config["sync"].get("_target_"))
+    is_known = math.isfinite(_number(gradient, "sum_error", math.nan)) or _has_vanished(gradient)
+    if config["world_size"] > 1 and config["format"] != "fp32" and not is_known:
+        yield f"sums of gradients in {config['format']}"
+    if config["world_size"] > 1 and not sync.startswith(EMULATED_SUMS):
+        yield f"what sync {sync.rsplit('.', 1)[-1]} does besides rounding"
+    elif config["sync"].get("error_feedback"):
+        yield "what error feedback gives back"
+    rounded = _rounded_roles(config)
+    for role in (role for role in PRODUCTS if role in rounded):
+        if not math.isfinite(_number(_figures(effects, role), "snr_db", math.nan)):
+            yield f"rounding of products' {role.replace('_', ' ')}s"
+
+
+def _rounded_roles(config: Mapping[str, Any]) -> set[str]:
+    precision = config.get("precision")
+    if not isinstance(precision, Mapping):
+        return set()
+    roles = {role for key, role in PRECISION_ROLES.items() if precision.get(key, "fp32") != "fp32"}
+    rules = precision.get("rules")
+    for rule in rules if isinstance(rules, list) else ():
+        named = rule.get("role") if isinstance(rule, Mapping) else None
+        each = PRODUCTS if named is None else named if isinstance(named, list) else [named]
+        roles |= {"activation" if role == "input" else role for role in each}
+    return roles
+
+
+def _role(effects: Mapping[str, Any], role: str) -> Mapping[str, Any]:
+    return effects.get("role", effects).get(role) or {}
+
+
+def _figures(effects: Mapping[str, Any], role: str) -> Figures:
+    return _role(effects, role).get("all") or {}
+
+
+def _number(figures: Figures, key: str, default: float) -> float:
+    value = figures.get(key)
+    return value if isinstance(value, int | float) and math.isfinite(value) else default
+
+
+def _has_vanished(figures: Figures) -> bool:
+    """Return whether rounding left nothing of a tensor. A tensor that was zero before has no signal-to-noise ratio."""
+    return "cosine" in figures and figures["cosine"] is None and figures.get("snr_db", 0.0) is not None
+
+
+def _lost_direction(effects: Mapping[str, Any], role: str) -> float:
+    """Return 1 - cosine as a mean over layers, or that of the whole role if it has no layers."""
+    layers = (_role(effects, role).get("layers") or {}).values()
+    cosines = [
+        _number(figures, "cosine", 0.0 if _has_vanished(figures) else 1.0)
+        for figures in (layers or [_figures(effects, role)])
+    ]
+    return fmean(min(1.0, max(0.0, 1 - cosine)) for cosine in cosines)
+
+
+def _combined(shares: Iterable[float]) -> float:
+    return 1 - math.prod(1 - share for share in shares)
+
+
+def _log_odds(share: float) -> float:
+    share = min(LARGEST_SHARE, max(SMALLEST_SHARE, share))
+    return math.log10(share / (1 - share))

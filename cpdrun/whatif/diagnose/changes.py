@@ -1,0 +1,170 @@
+"""Changes of a configuration that may lose less: the words to type, and the configuration that they give."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from custom_fp.formats.names import is_own
+
+from cpdrun.config.compose import Composer
+from cpdrun.config.errors import ConfigError
+from cpdrun.config.keys import get_key, has_key, set_key
+from cpdrun.config.overrides import typed_form
+from cpdrun.config.scaling import SCALING, SHORT_FOR
+from cpdrun.config.schema import validate
+from cpdrun.study.axes import formats
+
+SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
+CHAINS = ("rank", "ring")
+GRADIENT, UPDATE = "gradient", "update"
+# keys of `precision`, and operands of its rules, by role
+PRECISION_KEYS = {"weight": "weights", "activation": "activations", "output_gradient": "errors"}
+OPERANDS = {"weight": "weight", "activation": "input", "output_gradient": "output_gradient"}
+WIDE = "bf16"
+_ALL = ["*", "MultiheadAttention"]  # the pattern by which recipes name every layer with a matrix product
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a configuration.
+
+    Attributes:
+        description: The change in a few words.
+        words: key=value, as they are typed.
+        config: The changed configuration.
+        role: The role whose error the change reduces: gradient, weight, activation, output_gradient or update.
+    """
+
+    description: str
+    words: tuple[str, ...]
+    config: dict[str, Any]
+    role: str = GRADIENT
+
+
+def changes_of_sums(config: Mapping[str, Any], layers: Sequence[str] = ()) -> list[Change]:
+    """Return changes of how the workers' gradients are summed.
+
+    The list is empty if gradients are summed in fp32, by another method than an all-reduce, or by one worker.
+
+    Args:
+        config: The configuration of the run.
+        layers: Names of the layers with the largest errors, which may stay in fp32.
+    """
+    sync = config.get("sync") or {}
+    fmt = formats.parse(config["format"])
+    if config["world_size"] < 2 or sync.get("_target_") not in SUMS or formats.is_baseline(config["format"]):
+        return []
+    found = []
+    if fmt is not None and fmt.exponent_bits is not None and not fmt.has_scales and not config["aps"]:
+        found.append(("APS: one power-of-two scale per layer", {"aps": True}))
+    found += [(f"added in another order, {order}", {"sync.order": order}) for order in _orders(sync)]
+    if sync.get("kahan") is False:
+        found.append(("Kahan's compensated sum", {"sync.kahan": True}))
+    if sync.get("rounding") == "nearest_even":
+        found.append(("stochastic rounding", {"sync.rounding": "stochastic"}))
+    if sync.get("error_feedback") is False:
+        found.append(("error feedback", {"sync.error_feedback": True}))
+    if layers:
+        some = list(layers)[:2]
+        found.append((f"{' and '.join(some)} in fp32", {"full_precision.layers": some}))
+    found += [(text, {"format": name}) for name, text in _formats(config["format"])]
+    return [made for text, values in found if (made := change(config, text, values)) is not None]
+
+
+def changes_of_products(config: Mapping[str, Any]) -> list[Change]:
+    """Return changes of what is rounded within a worker.
+
+    They are: each role in bf16, the first and the last layer in bf16, and optimizer steps that lose less.
+    """
+    precision = config.get("precision") or {}
+    if precision.get("rules"):
+        return _of_rules(config, precision["rules"])
+    found = []
+    for role, key in PRECISION_KEYS.items():
+        if not formats.is_baseline(precision.get(key, "fp32")):
+            found.append((role, f"{key} in {WIDE}", {f"precision.{key}": WIDE}))
+    if found and precision.get("aps") is False and precision.get("master_weights") is not False:
+        found.append((found[0][0], "a power-of-two scale for each tensor", {"precision.aps": True}))
+    if precision.get("master_weights") is False:
+        found.append(
+            (UPDATE, "stochastic rounding of weight updates", {"precision.update_rounding": "stochastic"})
+        )
+        found.append((UPDATE, "Kahan compensation of weight updates", {"precision.kahan_weights": True}))
+        found.append((UPDATE, "float32 master weights", {"precision.master_weights": True}))
+    changes = ((role, change(config, text, values)) for role, text, values in found)
+    return [replace(one, role=role) for role, one in changes if one is not None]
+
+
+def _of_rules(config: Mapping[str, Any], rules: Sequence[Mapping[str, Any]]) -> list[Change]:
+    """Return changes that put a rule in front of a recipe's rules. The first rule that matches counts."""
+    found = []
+    roles = list(OPERANDS.values())
+    for role, operand in OPERANDS.items():
+        found.append(
+            (role, f"{PRECISION_KEYS[role]} in {WIDE}", {"modules": _ALL, "role": operand, "format": WIDE})
+        )
+    for end in ("first", "last"):
+        rule = {"modules": _ALL, end: 1, "role": roles, "format": WIDE}
+        found.append(("activation", f"the {end} layer in {WIDE}", rule))
+    made = []
+    for role, text, rule in found:
+        one = change(config, text, {"precision.rules": [rule, *rules]})
+        if one is not None:
+            made.append(replace(one, words=(f"a rule in front: {typed_form(rule)}",), role=role))
+    return made
+
+
+def change(config: Mapping[str, Any], description: str, values: Mapping[str, Any]) -> Change | None:
+    """Return the change of a configuration to these values; None if the result would be invalid."""
+    made = copy.deepcopy(dict(config))
+    for key, value in values.items():
+        if not has_key(made, key):
+            return None
+        if key == "full_precision.layers":
+            value = list(dict.fromkeys([*get_key(made, key), *value]))
+        set_key(made, key, value)
+    if values.get("aps"):
+        made[SCALING] = copy.deepcopy(_aps())
+    problem = _problem(made)
+    if problem and problem != _problem(config):  # the record of an earlier version may lack keys
+        return None
+    words = tuple(f"{key}={typed_form(get_key(made, key))}" for key in values)
+    return Change(description, words, made)
+
+
+def _problem(config: Mapping[str, Any]) -> str:
+    try:
+        validate(config, imports=False)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _orders(sync: Mapping[str, Any]) -> list[str]:
+    """Return the reduction orders with fewer rounded additions in series."""
+    order = sync.get("order")
+    return ["hierarchical", "tree"] if order in CHAINS else ["tree"] if order == "hierarchical" else []
+
+
+def _formats(name: str) -> Iterator[tuple[str, str]]:
+    """Yield other formats of as many bits, then those of one bit more, each with a description."""
+    fmt = formats.parse(name)
+    if is_own(name) or fmt is None or fmt.exponent_bits is None or fmt.has_scales:
+        return
+    exponent, mantissa = fmt.exponent_bits, fmt.code_bits - fmt.is_signed - fmt.exponent_bits
+    for e in range(min(8, exponent + mantissa), 1, -1):
+        m = exponent + mantissa - e
+        if e != exponent and m <= 10:
+            yield f"e{e}m{m}", "as many bits, with another split"
+    if exponent < 8:
+        yield f"e{exponent + 1}m{mantissa}", "one more exponent bit"
+    if mantissa < 10:
+        yield f"e{exponent}m{mantissa + 1}", "one more mantissa bit"
+
+
+@cache
+def _aps() -> dict[str, Any]:
+    with Composer() as composer:
+        return composer.file(SCALING, SHORT_FOR)

@@ -1,0 +1,173 @@
+"""Compute what configurations do to the tensors that a run observed, in a process that has torch.
+
+An answer is {"role": {role: {"all": figures, "layers": {name: figures}}}, "said": [a sentence per part not covered]}.
+The roles are gradient, weight, update, activation and output_gradient. Figures are numbers by name (underflow, snr_db,
+cosine, ...), or null if they are not defined. `cpdrun.whatif.simulate.effects` defines each of them.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from cpdrun.config.identity import identity_hash
+from cpdrun.config.registry import foreign_names
+from cpdrun.errors import FAILED, UserError
+from cpdrun.record import Ending, RunDir, SweepDir, check_inside, open_record, read_object, write_json
+
+Effects = dict[str, Any]
+MODULE = "cpdrun.whatif"
+MAX_EFFECTS_BYTES = 64 << 20  # a larger cache is ignored, and the effects are computed again
+MAX_ANSWER_BYTES = 1 << 30  # of the process that computes, which is our own
+TRIES = 2  # of a process that a signal ended
+PACKAGE = Path(__file__).parent
+
+
+class NoEffectsError(UserError):
+    """The process that computes the effects failed. The message ends with the last line of its output."""
+
+    exit_code = FAILED
+
+
+class DivergedError(UserError):
+    """The baseline diverged, so formats cannot be compared with it."""
+
+    exit_code = FAILED
+
+
+def is_observed(run: RunDir) -> bool:
+    return run.observed.is_file()
+
+
+def refuse_diverged(run: RunDir) -> None:
+    """Raise DivergedError if the observed run diverged."""
+    done = run.result()
+    if done is not None and done.status is Ending.DIVERGED:
+        raise DivergedError(
+            f"{run.path} diverged, so no format can be compared with it. Lower optim.lr, or run cpdrun explain "
+            f"{run.path}"
+        )
+
+
+def ask(
+    run: RunDir,
+    configs: Mapping[str, Mapping[str, Any]],
+    beside: SweepDir | None = None,
+    *,
+    may_import: Collection[str] = (),
+) -> dict[str, Effects]:
+    """Return the effects of each resolved config on the tensors of `run`, by the same names.
+
+    Answers about the same observation are cached in the sweep's folder.
+
+    Args:
+        run: An observed run.
+        configs: Resolved configurations. They may come from a record, which anyone may have written.
+        beside: The sweep that keeps the answers; None for that of `run`.
+        may_import: Names of the user's own formats and classes that may be imported, because the user typed them or
+            named the directory that holds them. Any other name that is not cpdrun's own is refused.
+
+    Raises:
+        NoEffectsError: A config names something that may not be imported, or the process that computes failed.
+    """
+    foreign = [name for each in configs.values() for name in foreign_names(each) if name not in may_import]
+    if foreign:
+        raise NoEffectsError(
+            f"{run.path} names {foreign[0]}, which is not part of cpdrun. A record is data: nothing that it names is "
+            "imported"
+        )
+    sweep = beside or run.sweep
+    cache = sweep.effects(_digest(run.observed))
+    kept = read_object(cache, MAX_EFFECTS_BYTES) or {}
+    known = {key: effects for key, effects in kept.items() if _is_whole(effects)}
+    keys = {name: identity_hash(config) for name, config in configs.items()}
+    missing = {keys[name]: dict(config) for name, config in configs.items() if keys[name] not in known}
+    if missing:
+        check_inside(sweep.path, cache)
+        known |= _compute(run, missing)
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        write_json(cache, known)
+    return {name: known[key] for name, key in keys.items()}
+
+
+def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Effects]:
+    """Compute the effects in a process that has torch.
+
+    A search that gets no answer starts at another width and keeps that start, so a signal must not decide it. Ctrl-C on
+    the terminal does not reach the process, and a process that a signal ended is started once more.
+
+    Raises:
+        NoEffectsError: The process failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        asked, out = Path(folder) / "configs.json", Path(folder) / "effects.json"
+        asked.write_text(json.dumps(configs), encoding="utf-8")
+        command = [sys.executable, "-m", MODULE, str(run.path), str(asked), str(out)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        for _ in range(TRIES):
+            done = subprocess.run(
+                [*command, "--parent", str(os.getpid())],
+                env=environment,
+                check=False,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+            if done.returncode >= 0:
+                break
+        found = read_object(out, MAX_ANSWER_BYTES)
+        if done.returncode or found is None or not found.keys() >= configs.keys():
+            said = done.stdout.strip().splitlines() or ["no output"]
+            raise NoEffectsError(
+                f"the effects of these formats on {run.observed} cannot be computed: {said[-1]}"
+            )
+    return {name: _figures(effects) for name, effects in found.items()}
+
+
+def _figures(effects: Effects) -> Effects:
+    """Return an answer without histograms and single steps. A config that cannot be built has no roles."""
+    roles = {}
+    for role, found in effects.get("role", {}).items():
+        layers = {name: _numbers(figures) for name, figures in found["layers"].items()}
+        roles[role] = {"all": _numbers(found["all"]), "layers": layers}
+    return {
+        "role": roles,
+        "said": [*effects.get("said", ()), *([effects["error"]] if "error" in effects else [])],
+    }
+
+
+def _numbers(figures: Mapping[str, Any]) -> dict[str, float | None]:
+    return {key: value for key, value in figures.items() if value is None or isinstance(value, int | float)}
+
+
+def _is_whole(effects: Any) -> bool:
+    """Return whether a cached answer has the form that `_figures` gives it. Anyone may have written the file."""
+    if not isinstance(effects, dict) or not isinstance(effects.get("role"), dict):
+        return False
+    return isinstance(effects.get("said"), list) and all(
+        isinstance(role, dict)
+        and isinstance(role.get("layers"), dict)
+        and all(
+            isinstance(figures, dict) and figures == _numbers(figures)
+            for figures in (role.get("all"), *role["layers"].values())
+        )
+        for role in effects["role"].values()
+    )
+
+
+def _digest(observed: Path) -> str:
+    """Return a digest of the observation and of the code that computes the effects."""
+    digest = hashlib.sha256()
+    with open_record(observed) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    for source in sorted(path for part in ("collect", "simulate") for path in (PACKAGE / part).glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,140 @@
+"""What a run's format, scaling and order of summation would do to the gradients between its workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import torch
+from custom_fp.formats.scalar import Format
+
+from cpdrun.comm.hybrid import FullPrecision
+from cpdrun.comm.sums.codec import quantize_scaled, scale
+from cpdrun.comm.sums.feedback import ErrorFeedback
+from cpdrun.comm.sums.scaling import ScalingRule
+from cpdrun.comm.sums.sum import FP32, Sum
+from cpdrun.train.instantiate import part as made
+from cpdrun.train.precision.loss_scale import log2_of
+from cpdrun.whatif.collect.observation import Observation, Seen
+from cpdrun.whatif.simulate.multi_step import Following
+from cpdrun.whatif.simulate.part import Part
+from cpdrun.whatif.simulate.rounding_error import Tally, of_values, tally
+from cpdrun.whatif.simulate.worker_sums import first_shifts, summed
+
+SUMS_HERE = ("AllReduceSync", "decoded", "ShardedSync")
+"""The syncs whose sum is a Sum."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Between workers. Called with one step after another, in their order: `following` adds them up."""
+
+    how: Sum
+    rule: ScalingRule | None
+    full: FullPrecision
+    places: dict[str, int]
+    steps_an_epoch: int
+    seed: int
+    loss_shift: int  # log2 of the loss scale, over that of the run that was seen
+    following: Following
+
+    @classmethod
+    def of(cls, observation: Observation, config: Mapping[str, Any], said: list[str]) -> Gradients | None:
+        sync = config["sync"]
+        name = sync["_target_"].rsplit(".", 1)[-1]
+        if name not in SUMS_HERE:
+            said.append(f"gradient: what {name} sends is no sum of gradients in a format: not seen")
+            return None
+        knobs = {f.name: sync[f.name] for f in fields(Sum)[1:] if f.name in sync}
+        how = Sum.of(config["format"], **knobs)
+        following = Following(ErrorFeedback() if how.error_feedback else None)
+        if how.error_feedback:
+            said.append(
+                "gradient: what error feedback gives back in later steps, which is in steps_cosine alone"
+            )
+            how = replace(how, error_feedback=False)
+        rule = made("scaling", config["scaling"]) if config["aps"] else None
+        about, names = observation.about, observation.about["layers"]
+        full = FullPrecision(tuple(names), epochs=about["epochs"], **config["full_precision"])
+        places = {name: p for p, name in enumerate(names)}
+        if config["world_size"] != about["world_size"]:
+            said.append(
+                f"gradient: world_size={config['world_size']}, and {about['world_size']} workers were seen: "
+                "it is their sum that is judged"
+            )
+        return cls(
+            *(how, rule, full, places, about["steps_an_epoch"], config["seed"], loss_shift(about, config)),
+            following,
+        )
+
+    def __call__(self, step: int, layers: Mapping[str, Seen]) -> list[Part]:
+        in_full = [self.full.covers(self.places[name], step // self.steps_an_epoch) for name in layers]
+        found: dict[str, Part] = {}
+        for full in (False, True):
+            chosen = [name for name, of in zip(layers, in_full, strict=True) if of == full]
+            how, rule = (self.how.in_full_precision(), None) if full else (self.how, self.rule)
+            if chosen:
+                of_chosen = self._parts(how, rule, {name: layers[name] for name in chosen}, step)
+                found |= dict(zip(chosen, of_chosen, strict=True))
+        return [found[name] for name in layers]
+
+    def _parts(self, how: Sum, rule: ScalingRule | None, layers: Mapping[str, Seen], step: int) -> list[Part]:
+        names, seen = list(layers), list(layers.values())
+        scale_by = np.float32(2.0**self.loss_shift)
+        values, extremes, maxima = (
+            [s.samples[what] * scale_by for s in seen] for what in ("values", "extremes", "maxima")
+        )
+        given = (how, rule, names, values, extremes, maxima, (self.seed, step))
+        totals, results = summed(*given)
+        if self.following.feedback is not None and how is self.how:
+            results = self.following.fed_back(*given, [s.numel for s in seen])
+        for name, x, result, s in zip(names, values, results, seen, strict=True):
+            self.following.add(step, name, x, result, s.numel)
+        shifts = first_shifts(how, rule, names, torch.from_numpy(np.stack(maxima, 1)))
+        groups = how.ordering.levels(len(maxima[0]))[0].groups
+        parts = []
+        for p, s in enumerate(seen):
+            of_groups = [(shifts[j][p], len(group)) for j, group in enumerate(groups)]
+            whole, is_exact = self._rounded(how, s, of_groups)
+            n = values[p].shape[1]
+            weighed = totals[p].times(s.numel / n) if n else totals[p]
+            mean = sum(shift * n for shift, n in of_groups) / len(maxima[p])
+            parts.append(Part(how.fmt.name, mean, whole, is_exact, weighed))
+        return parts
+
+    def _rounded(self, how: Sum, seen: Seen, of_groups: Sequence[tuple[int, int]]) -> tuple[Tally, bool]:
+        """What rounding does to the workers' gradients, groups of them by shifts of their own, and whether it is
+        exact."""
+        if isinstance(how.fmt, Format) and how.rounding == "nearest_even":
+            workers = sum(n for _, n in of_groups)
+            by_shift: dict[int, int] = {}
+            for shift, n in of_groups:
+                by_shift[shift] = by_shift.get(shift, 0) + n
+            found = [
+                tally(seen, how.fmt, shift + self.loss_shift).times(n / workers)
+                for shift, n in by_shift.items()
+            ]
+            narrow = how.fmt.mantissa_bits <= 10 or how.fmt == FP32
+            return reduce(add, found), len(by_shift) == 1 and narrow
+        x_Nxn = torch.from_numpy(np.array(seen.samples["values"]))
+        shifts = [shift + self.loss_shift for shift, n in of_groups for _ in range(n)]
+        key = (self.seed, "observed")
+        largest = getattr(how.fmt, "max", math.inf)
+        weight = seen.numel / max(1, x_Nxn.shape[1])
+        found = []
+        for w, (x_n, shift) in enumerate(zip(x_Nxn, shifts, strict=True)):
+            rounded_n = scale(quantize_scaled(x_n, shift, how, how.draw(*key, w)), -shift)
+            found.append(of_values(x_n.numpy(), rounded_n.numpy(), math.ldexp(largest, -shift)))
+        return reduce(add, found).times(weight), False
+
+
+def loss_shift(about: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """What gradients are larger by, as a power of two, for the config's precision.loss_scale than they were seen
+    with."""
+    setting = config["precision"].get("loss_scale", 1.0) if isinstance(config["precision"], Mapping) else 1.0
+    return log2_of(setting) - round(math.log2(about.get("loss_scale", 1.0)))

@@ -1,0 +1,290 @@
+"""Observed runs have the bits of others, whatever plays their workers; and what is seen was there."""
+
+import json
+import math
+from unittest.mock import Mock
+
+import custom_fp
+import numpy as np
+import pytest
+import torch
+import yaml
+from custom_fp import Format
+from torch import nn
+
+from cpdrun.comm import emulate_all_reduce
+from cpdrun.comm.workers import Workers
+from cpdrun.config.errors import ConfigError
+from cpdrun.config.identity import run_name
+from cpdrun.record import RunDir, read_json
+from cpdrun.sweep import plan
+from cpdrun.whatif.__main__ import main
+from cpdrun.whatif.collect import samples
+from cpdrun.whatif.collect.modules import Watched, modules_of
+from cpdrun.whatif.collect.observation import ROLES, Observation
+from cpdrun.whatif.collect.observer import OWN_WEIGHTS, Observer, steps_to_see
+from cpdrun.whatif.simulate.effects import effects
+from cpdrun.whatif.simulate.rounding_error import of_values, tally
+
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+WHOLE = "features.0.0.weight"  # a layer that its sample has as a whole
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory) -> RunDir:
+    """A run of two epochs, 44 steps, of which 4 are seen."""
+    from cpdrun.train.rank import run_rank
+
+    folder, threads = tmp_path_factory.mktemp("observed"), torch.get_num_threads()
+    config = config_of("observe=4")
+    run = RunDir(folder / "run")
+    run.path.mkdir()
+    run.config.write_text(yaml.safe_dump(config))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RANK", "WORLD_SIZE", "CPDRUN_ATTEMPT_DIR"):
+            patch.delenv(name, raising=False)
+        assert run_rank(str(run.path)) == 0
+    torch.set_num_threads(threads)
+    return run
+
+
+def config_of(*typed: str) -> dict:
+    small = (
+        "exp=digits_bits",
+        "format=e4m3",
+        "aps=true",
+        "seed=0",
+        "epochs=2",
+        "model.width=4",
+        "device=cpu",
+    )
+    named = {text.partition("=")[0] for text in typed}
+    (planned,) = plan([*(t for t in small if t.partition("=")[0] not in named), *typed]).runs
+    return planned.config
+
+
+def test_observing_changes_neither_a_run_s_name_nor_a_bit(observed, make_run, train_here):
+    plain = make_run()
+    assert run_name(config_of("observe=4")) == run_name(config_of()) == plain.name
+    assert train_here(plain) == 0
+    assert not plain.observed.exists()
+    assert read_json(plain.done)["weights_sha256"] == read_json(observed.done)["weights_sha256"]
+    assert read_json(plain.done)["metrics"] == read_json(observed.done)["metrics"]
+
+
+def test_several_ranks_that_stop_and_one_that_goes_on_see_what_one_sees(
+    observed, make_run, in_ranks, train_here
+):
+    run = make_run("observe=4", "emulation=exact")
+    run.preempt.touch()
+    in_ranks(run, 2)
+    assert Observation.load(run.observed).steps == [0]
+    run.preempt.unlink()
+    assert train_here(run) == 0
+    one, other = Observation.load(observed.observed), Observation.load(run.observed)
+    assert one.steps == other.steps == [0, 14, 29, 43]
+    assert one.about == other.about
+    for step in one.steps:
+        assert list(one.of_steps[step]) == list(other.of_steps[step]) == list(ROLES)
+        for role, layers in one.of_steps[step].items():
+            for name, seen in layers.items():
+                again = other.of_steps[step][role][name]
+                assert np.array_equal(seen.binades, again.binades) and seen.numel == again.numel
+                assert np.array_equal(seen.column("count"), again.column("count"))
+                np.testing.assert_allclose(seen.rows, again.rows, rtol=1e-11, atol=1e-300)
+                assert (seen.zeros, seen.nonfinite, seen.largest) == (
+                    again.zeros,
+                    again.nonfinite,
+                    again.largest,
+                )
+                for what, values in seen.samples.items():
+                    assert np.array_equal(values, again.samples[what]), (role, name, what)
+
+
+def test_what_a_checkpoint_kept_is_there_when_the_run_goes_on_from_it(observed, tmp_path):
+    """Killed twice, between checkpoints: what was seen after one is seen again, what was before it is kept."""
+    whole, run = Observation.load(observed.observed), RunDir(tmp_path)
+
+    def observer(step):
+        found = Observer({}, Mock(course=Mock(steps=44)), Workers(8), run)
+        found.due, found.found.about = frozenset(whole.steps), whole.about
+        found.goes_on(step)
+        return found
+
+    def see(one, *steps):
+        for step in steps:
+            one.found.of_steps[step] = whole.of_steps[step]
+            one.fresh.append(step)
+        one.keep()
+
+    first = observer(0)
+    see(first, 0)
+    see(first, 14, 29)
+    assert len(list(run.observed_parts.iterdir())) == 2 and not run.observed.exists()
+    second = observer(20)
+    assert sorted(second.found.of_steps) == [0, 14]
+    see(second, 29)
+    third = observer(40)
+    see(third, 43)
+    third.write()
+    assert Observation.load(run.observed).steps == whole.steps and not run.observed_parts.exists()
+    assert run.observed.read_bytes() == observed.observed.read_bytes()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_tables_are_of_the_values_that_samples_show(observed, role):
+    """Of layers that their samples have as a whole, in every step."""
+    compared, fmt = 0, Format.parse("e4m3")
+    for layers in Observation.load(observed.observed).of(role).values():
+        for seen in layers.values():
+            values = seen.samples["values"]
+            if (
+                values.size < values.shape[0] * (seen.numel if values.ndim == 2 else 1)
+                or values.shape[-1] < seen.numel
+            ):
+                continue
+            scaled = values.astype(np.float64) * 2.0**6
+            rounded = custom_fp.quantize(torch.from_numpy(scaled), fmt).double().numpy() * 2.0**-6
+            by_value, by_table = of_values(values, rounded, fmt.max * 2.0**-6), tally(seen, fmt, 6)
+            assert (by_table.count, by_table.to_zero) == (by_value.count, by_value.to_zero)
+            assert math.isclose(by_table.squared_error, by_value.squared_error, rel_tol=1e-10, abs_tol=1e-300)
+            assert seen.zeros == int((values == 0).sum())
+            assert seen.largest == np.abs(values).max()
+            compared += 1
+    assert compared >= 4
+
+
+@pytest.mark.parametrize(
+    ("fmt", "aps", "knobs"),
+    [
+        ("e4m3", True, {"order": "rank"}),
+        ("e3m0", True, {"order": "hierarchical", "group_size": 2}),
+        ("e3m0", True, {"order": "tree", "kahan": True}),
+        ("e5m2", False, {"order": "ring", "overflow": "saturate"}),
+        ("e4m3", False, {"order": "rank", "rounding": "toward_zero"}),
+        ("e4m3", False, {"order": "rank", "compat": "cpd"}),
+        ("mxfp8_e4m3", False, {"requantise": "once"}),
+    ],
+)
+def test_the_sum_is_that_of_a_run_in_its_order(observed, fmt, aps, knobs):
+    typed = [f"format={fmt}", f"aps={str(aps).lower()}", *(f"sync.{k}={v}" for k, v in knobs.items())]
+    observation = Observation.load(observed.observed)
+    found = effects(observation, config_of(*typed)).roles["gradient"]["layers"][WHOLE]
+    squares, errors = 0.0, 0.0
+    for layers in observation.of("gradient").values():
+        values = layers[WHOLE].samples["values"]
+        total = (
+            emulate_all_reduce(list(torch.from_numpy(values.copy())), fmt, aps=aps, **knobs).double().numpy()
+        )
+        exact = values.astype(np.float64).sum(0)
+        squares, errors = squares + float(exact @ exact), errors + float(((total - exact) ** 2).sum())
+    assert math.isclose(found["sum_error"], math.sqrt(errors / squares), rel_tol=1e-9)
+    assert found["growth"] > 0 and found["cosine"] <= 1 + 1e-12
+
+
+def test_a_shift_is_of_the_whole_layer_and_not_of_its_sample(observed):
+    observation = Observation.load(observed.observed)
+    for layers in observation.of_steps.values():
+        seen = layers["gradient"][WHOLE]
+        seen.samples["maxima"][3] *= 64  # one element of worker 3, outside the sample
+    one = effects(Observation.load(observed.observed), config_of()).roles["gradient"]["layers"][WHOLE]
+    other = effects(observation, config_of()).roles["gradient"]["layers"][WHOLE]
+    assert one["shift"] - 6 <= other["shift"] <= one["shift"] - 3
+    assert other["underflow"] > one["underflow"]
+
+
+def test_recipes_and_rules_reach_the_layers_that_they_mean(observed):
+    observation = Observation.load(observed.observed)
+    rule = "precision.rules=[{modules: classifier, role: weight, format: e2m1}]"
+    roles = effects(observation, config_of(rule)).roles
+    formats = {name: of["format"] for name, of in roles["weight"]["layers"].items()}
+    assert formats.pop("classifier.weight") == "e2m1"
+    assert formats.pop("classifier.bias") == "e2m1"
+    assert set(formats.values()) == {"fp32"}
+    kept = effects(observation, config_of("precision.weights=e4m3", "precision.master_weights=false")).roles
+    assert kept["update"]["all"]["update_lost"] > 0.5
+    assert kept["weight"]["exact"] and kept["weight"]["all"]["snr_db"] < 40
+    kahan = ("precision.weights=e4m3", "precision.master_weights=false", "precision.kahan_weights=true")
+    less = effects(observation, config_of(*kahan)).roles["update"]["all"]["update_lost"]
+    assert less < kept["update"]["all"]["update_lost"]
+    nvfp4 = effects(observation, config_of("recipe=nvfp4")).roles["activation"]
+    assert not nvfp4["exact"] and 10 < nvfp4["all"]["snr_db"] < 40
+
+
+def test_full_precision_and_loss_scales_are_seen(observed):
+    observation = Observation.load(observed.observed)
+    hybrid = effects(
+        observation, config_of("full_precision.layers=['classifier.*']", "full_precision.first_epochs=1")
+    )
+    gradient = hybrid.roles["gradient"]
+    assert gradient["layers"]["classifier.weight"]["snr_db"] == 200
+    assert gradient["steps"]["0"]["snr_db"] == 200 > gradient["steps"]["43"]["snr_db"]
+    plain = effects(observation, config_of("aps=false")).roles["gradient"]["all"]
+    scaled = effects(observation, config_of("aps=false", "precision.loss_scale=1024")).roles["gradient"][
+        "all"
+    ]
+    assert scaled["underflow"] < plain["underflow"]
+
+
+def test_what_is_not_seen_is_said(observed, make_run, train_here):
+    observation = Observation.load(observed.observed)
+    said = effects(observation, config_of("sync=local", "format=fp32", "aps=false")).said
+    assert any("no sum of gradients" in line for line in said)
+    run = make_run("sync=local", "observe=2", "epochs=1", "format=fp32", "aps=false")
+    assert train_here(run) == 0
+    own = Observation.load(run.observed)
+    assert own.unseen == [OWN_WEIGHTS]
+    assert set(own.of_steps[0]) == {"activation", "output_gradient"}
+
+
+def test_what_rules_reach_and_nobody_saw_is_said(observed):
+    observation = Observation.load(observed.observed)
+
+    def said(*words):
+        return effects(observation, config_of("format=fp32", "aps=false", *words)).said
+
+    assert said() == said("recipe=nvfp4") == []
+    assert said("recipe=fp8_delayed") == ["delayed scales are judged as scales of the same step"]
+    assert said("precision=mixed_fp16") == [
+        "what rules round in BatchNorm2d, Dropout, ReLU is not seen",
+        "output_gradient: a dynamic loss scale is judged at its first value, 2^16",
+    ]
+    assert said("precision.rules=[{modules: '*scores', role: input, format: e4m3}]") == []
+    observation.about["attends"] = True
+    assert said("recipe=nvfp4") == ["what rules round in attention's products is not seen"]
+    observation.about["attends"] = False
+    observation.about["modules"] += modules_of(nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4)))
+    everywhere = "precision.rules=[{modules: '*', role: input, format: e4m3}]"
+    assert said(everywhere) == ["what rules round in Linear is not seen"]
+
+
+def test_attention_is_noticed_and_its_bits_stay():
+    block = nn.TransformerEncoderLayer(8, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
+    x, watched = torch.randn(2, 3, 8, generator=torch.manual_seed(0)), Watched(block, here=True)
+    watched.open()
+    seen = block(x)
+    assert watched.close()["activation"] and watched.attends
+    assert torch.equal(seen, block(x)) and torch.nn.functional.scaled_dot_product_attention is ATTENTION
+
+
+def test_the_command_judges_configs_and_says_what_does_not_fit(observed, tmp_path, capsys):
+    asked, out = tmp_path / "configs.json", tmp_path / "out.json"
+    asked.write_text(json.dumps({"good": config_of(), "bad": config_of() | {"format": "e9m9"}}))
+    assert main([str(observed.path), str(asked), str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert set(found["good"]["role"]) == set(ROLES)
+    assert "e9m9" in found["bad"]["error"]
+    assert main([str(tmp_path), str(asked), str(out)]) == 2
+    refused = capsys.readouterr().err
+    assert refused.count("\n") == 1 and "observe=" in refused
+
+
+def test_steps_and_samples_are_spread():
+    assert steps_to_see(16, 330)[::15] == [0, 329] and len(steps_to_see(16, 330)) == 16
+    assert steps_to_see(5, 3) == [0, 1, 2] and steps_to_see(0, 9) == [] and steps_to_see(1, 9) == [0]
+    at = samples.places(100_000, samples.size(100_000, 10, 8), torch.device("cpu"))
+    assert len(at) == 1024 == len(at.unique()) and at[0] == 0 and at[-1] > 95_000
+    assert (at.view(-1, 32)[:, 0] % 32 == 0).all()
+    assert samples.size(10**9, 400, 1024) == 32
+    with pytest.raises(ConfigError, match="observe"):
+        config_of("observe=-1")

@@ -1,0 +1,190 @@
+"""Tables against a direct count: every element rounded by custom_fp.quantize, in float64, one by one.
+
+Counts are equal bit for bit. Sums of a table are added in another order and from integers, exact but for the last
+products: each is a sum of at most n terms of one sign, or a difference of such (error, product), so that it differs
+from the direct sum by less than n 2^-52 of the sum of the terms' magnitudes; the tests ask for 1e-11 of that, for n
+below 2^15.
+"""
+
+import itertools
+import math
+from dataclasses import fields
+
+import custom_fp
+import numpy as np
+import pytest
+import torch
+from custom_fp import Format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpdrun.whatif.collect import histogram as cells
+from cpdrun.whatif.collect import moments as of_tables
+from cpdrun.whatif.collect.observation import Seen
+from cpdrun.whatif.simulate.rounding_error import of_values, tally
+
+FORMATS = (
+    "e5m2",
+    "e4m3",
+    "e4m3fn",
+    "e3m0",
+    "e2m1fn",
+    "e2m3fn",
+    "e1m2",
+    "e1m2fn",
+    "e1m0",
+    "e4m0",
+    "e4m0fn",
+    "e8m0",
+    "e8m10",
+)
+FORMATS += ("e5m10", "e8m7", "e3m1fn", "e6m9", "e5m2b20", "e4m3b-30", "e7m1fn")
+SHIFTS = (0, 7, -9, 130, -140)
+
+
+def seen_of(*tensors: torch.Tensor) -> Seen:
+    binades, rows = of_tables.add(*of_tables.tables(tensors))
+    return Seen(binades.numpy().astype(np.int16), rows.numpy(), 0, 0, 0.0, sum(x.numel() for x in tensors))
+
+
+def check(x: torch.Tensor, seen: Seen, fmt: Format, shift: int) -> None:
+    """Values beyond the largest are those that quantize makes something else of than saturation; their error is that
+    of the largest value."""
+    finite = x[torch.isfinite(x) & (x != 0)].double()
+    scaled = finite * 2.0**shift
+    rounded = custom_fp.quantize(scaled, fmt).double()
+    taken = custom_fp.quantize(scaled, fmt, overflow="saturate").double()
+    # what has no inf and no NaN saturates in any case: it is beyond where a format with one more binade has a larger
+    # value
+    past = (~torch.isfinite(rounded)) | (rounded.abs() > fmt.max)
+    if not fmt.has_inf and not fmt.has_nan:
+        wide = Format(fmt.exponent_bits + 1, fmt.mantissa_bits, fmt.bias, "ieee")
+        past = custom_fp.quantize(scaled, wide).double().abs() > fmt.max
+    q, a = taken.abs() * 2.0**-shift, finite.abs()
+    e = q - a
+    found = tally(seen, fmt, shift)
+    assert (found.count, found.to_zero) == (len(a), int(((taken == 0) & ~past).sum()))
+    assert found.beyond == int(past.sum())
+    for got, terms in ((found.error, e), (found.squared_error, e * e), (found.product, a * e)):
+        assert abs(got - float(terms.sum())) <= 1e-11 * max(float((a * a).sum()), 1e-300) or abs(
+            got - float(terms.sum())
+        ) <= 1e-11 * float(terms.abs().sum())
+    assert math.isclose(found.magnitude, float(a.sum()), rel_tol=1e-11)
+    assert math.isclose(found.square, float((a * a).sum()), rel_tol=1e-11)
+
+
+def hard_values() -> torch.Tensor:
+    """Every value of small formats with its midpoints and their neighbours, in many binades, subnormal ones
+    included."""
+    mantissas = torch.arange(0, 1 << 12, dtype=torch.int64) << 11  # all of 12 bits: midpoints of 11
+    near = torch.cat([mantissas, mantissas + 1, mantissas - 1]) % (1 << 23)
+    fields = torch.tensor([0, 1, 2, 60, 110, 120, 124, 126, 127, 128, 130, 143, 254])
+    bits = (fields[:, None] << 23 | near).reshape(-1).to(torch.int32)
+    x = bits.view(torch.float32)
+    return torch.cat([x, -x[::3], torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan])])
+
+
+@pytest.fixture(scope="module")
+def hard():
+    x = hard_values()
+    return x, seen_of(x)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_scalar_format_and_shift_counts_as_rounding_one_by_one(hard, name):
+    for shift in SHIFTS:
+        check(*hard, Format.parse(name), shift)
+
+
+def test_small_tensors_one_by_one_are_what_cells_give(hard):
+    x = hard[0][::31]
+    parts = x.split(1500)
+    (small_k, small), (k, rows) = of_tables.add(*of_tables.tables(parts)), of_tables.tables([x])[0]
+    assert torch.equal(small_k, k)
+    assert torch.allclose(small, rows, rtol=1e-11, atol=0.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(width=32), min_size=1, max_size=40),
+    st.integers(1, 8),
+    st.integers(0, 10),
+    st.sampled_from(["ieee", "fn"]),
+    st.integers(-40, 40),
+)
+def test_any_values_any_format_any_shift(values, e, m, family, shift):
+    if family == "fn" and e == 8 and m:
+        return
+    x = torch.tensor(values)
+    check(x, seen_of(x), Format(e, m, None, family), shift)
+
+
+def test_wide_formats_are_bounded():
+    torch.manual_seed(0)
+    x = torch.randn(5000) * torch.exp2(torch.randint(-20, 3, (5000,)))
+    for name in ("e8m11", "e5m12", "e8m16"):
+        fmt = Format.parse(name)
+        found, q = tally(seen_of(x), fmt), custom_fp.quantize(x, fmt).double()
+        e = q - x.double()
+        assert found.to_zero == int((q == 0).sum())
+        assert float((e * e).sum()) <= found.squared_error <= 16 * float((e * e).sum())
+    assert tally(seen_of(x), Format.parse("fp32")).squared_error == 0
+
+
+def test_values_themselves_tally_as_their_table(hard):
+    x = hard[0][::7]
+    fmt = Format.parse("e4m3")
+    by_table, by_value = (
+        tally(seen_of(x), fmt),
+        of_values(x.numpy(), custom_fp.quantize(x, fmt).numpy(), fmt.max),
+    )
+    assert (by_table.count, by_table.to_zero, by_table.beyond) == (
+        by_value.count,
+        by_value.to_zero,
+        by_value.beyond,
+    )
+    assert math.isclose(by_table.squared_error, by_value.squared_error, rel_tol=1e-11)
+
+
+def test_tables_add_and_leave_what_they_read():
+    torch.manual_seed(1)
+    x, y = torch.randn(3000), torch.randn(70) * 1e-3
+    kept = x.clone()
+    both, (together,) = of_tables.add(*of_tables.tables([x, y])), of_tables.tables([torch.cat([x, y])])
+    assert torch.equal(both[0], together[0]) and torch.allclose(both[1], together[1], rtol=1e-11, atol=0)
+    assert torch.equal(x, kept)
+    assert [
+        len(k) for k, _ in of_tables.tables([torch.zeros(5), torch.zeros(0), torch.tensor([math.nan])])
+    ] == [0, 0, 0]
+
+
+def test_cells_decide_every_spacing():
+    """All of a cell rounds alike: its ends, seen from within, and its middle."""
+    low_C, q_CxS = cells.roundings(torch.device("cpu"))
+    odd = torch.arange(len(low_C)) % 2 == 1
+    for s, m in enumerate(of_tables.SPACINGS):
+        fmt = Format(2, 0, 0) if m < 0 else Format(8, m)
+        for offset in itertools.chain((2.0**-23, 2.0**-11 - 2.0**-23)):
+            assert torch.equal(custom_fp.quantize((low_C + offset).float(), fmt)[odd].double(), q_CxS[odd, s])
+
+
+def test_the_extension_counts_what_the_matrices_do(hard):
+    """Bit for bit: every cell of thirteen binades from both sides, any bits at all, and tensors without values."""
+    drawn = torch.manual_seed(2)
+    anything = torch.randint(-(1 << 31), (1 << 31) - 1, (50_000,), generator=drawn).int().view(torch.float32)
+    flat = [
+        hard[0],
+        anything,
+        torch.zeros(3),
+        torch.tensor([math.inf, 1e-40]),
+        torch.randn(5, generator=drawn),
+    ]
+    (by_matrices, expected), (natively, found) = cells.by_matrices(flat), cells.natively(flat)
+    for one, other in zip(by_matrices, natively, strict=True):
+        assert torch.equal(one.binades, other.binades)
+        assert (one.subnormal is None) == (other.subnormal is None)
+        assert one.subnormal is None or torch.equal(one.subnormal, other.subnormal)
+    assert len(found.n) == sum(len(one.binades) for one in natively) > 250
+    for field in fields(cells.Sums):
+        one, other = getattr(expected, field.name), getattr(found, field.name)
+        assert one.numpy().tobytes() == other.numpy().tobytes(), field.name
