@@ -5,7 +5,8 @@
     python scripts/fit_predict.py observe [NAME ...]  # train the baselines, observed, and rewrite their rows
 
 `predict_rows.py` makes the data. The level of `cpdrun.whatif.failure_model` is a random intercept. Gauss-Hermite
-quadrature integrates it out, and the fit maximizes the likelihood over the intercept, the slope and the level's deviation.
+quadrature integrates it out, and the fit maximizes the likelihood over the intercept, the slope and the level's
+deviation.
 """
 
 import argparse
