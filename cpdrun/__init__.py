@@ -1,14 +1,15 @@
 """cpdrun: how many bits does this training run need?
 
-Start at :mod:`cpdrun.cli` and follow it downwards; from Python, at :mod:`cpdrun.api`, whose functions are here too:
+Readers start at :mod:`cpdrun.cli`. The functions of :mod:`cpdrun.api` are available here, too:
 `cpdrun.sweep(exp="digits_bits", format=["fp32", "e4m3"])`. Importing this package imports nothing else.
 """
 
 # packages, and functions: cpdrun.shell.called
-_PACKAGES = ("attach", "sweep", "search", "report", "screen")
+_PACKAGES = ("attach", "sweep", "search", "report")
 _FUNCTIONS = (
     *(
         "next",
+        "screen",
         "predict",
         "judge",
         "explain",
@@ -29,9 +30,9 @@ _ERRORS = ("UserError", "Stopped")
 
 
 def __getattr__(name: str) -> object:
-    """Looked up when asked for: every process of a run imports this package."""
+    """Import what is asked for only then, because every process of a run imports this package."""
     if name in _PACKAGES or name in _FUNCTIONS or name in _ERRORS:
-        # by their names: nothing of what lies in this package leads there
+        # import_module, so that the import contracts of the packages below do not follow this function
         from importlib import import_module
 
         if name in _PACKAGES:

@@ -1,4 +1,4 @@
-"""What commands say alike of what may be typed: words of a kind, numbers, and how the shell completes them."""
+"""Arguments that several commands share, types of arguments, and completion in the shell."""
 
 import argparse
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import NoReturn
 
 from cpdrun.errors import MistypedError
 
-AS_JSON = "one JSON document on stdout, for programs (docs/json.md); words go to stderr"
+AS_JSON = "print one JSON document (docs/json.md) on stdout, and text on stderr"
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises MistypedError where argparse would end the process."""
+    """An ArgumentParser that raises MistypedError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise MistypedError(message, f"{self.format_usage()}{self.prog}: ")
@@ -20,22 +20,30 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help=AS_JSON)
 
 
+def add_mode(parser: argparse.ArgumentParser, option: str, meaning: str) -> None:
+    """Show an option that turns the command into another one (`cpdrun.cli.MODES`) in its help."""
+    text = f"{meaning} (own options: {parser.prog} {option} -h)"
+    parser.add_argument(option, action="store_true", help=text)
+
+
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """`key=value ...` and the folder of yaml that they may come from."""
+    """Add `key=value ...`, and the directory of the user's own configuration."""
     words = parser.add_argument("overrides", nargs="*", metavar="key=value", help=meaning)
     complete_by("overrides", words)
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yaml in front of conf/")
+    parser.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="a directory of your own yaml, searched before conf/"
+    )
 
 
 def add_names(parser: argparse.ArgumentParser, nargs: str, meaning: str) -> None:
-    """Names of sweeps (any number, none for the latest) or, with nargs="+", of runs too."""
-    text = f"{meaning}; results_dir=PATH says where names lie"
+    """Add names of sweeps (any number, none for the latest) or, with nargs="+", also of runs."""
+    text = f"{meaning}; results_dir=PATH names the results directory"
     names = parser.add_argument("names", nargs=nargs, metavar="NAME", help=text)
     complete_by("sweeps" if nargs == "*" else "sweeps_and_runs", names)
 
 
 def complete_by(name: str, argument: argparse.Action) -> None:
-    """The shell's completion of `argument` is cpdrun.shell.completion.<name>, imported when asked."""
+    """Let the function cpdrun.shell.completion.<name> complete `argument`. It is imported when needed."""
 
     def completer(**words: str) -> list[str]:
         from cpdrun.shell import completion
@@ -48,7 +56,7 @@ def complete_by(name: str, argument: argparse.Action) -> None:
 def with_words_after_options(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]
 ) -> argparse.Namespace:
-    """argparse takes a command's words together, before its options or after them; people type both."""
+    """Accept words after options, too: argparse takes the words of a command only in one place."""
     words = next((vars(arguments)[name] for name in ("overrides", "names") if name in arguments), None)
     if words is None or any(word.startswith("-") for word in rest):
         if rest:

@@ -1,8 +1,9 @@
-"""The command line: reads what was typed, hands it to its command, and tells a user's mistake in a line.
+"""The command line: read what was typed, run the command, and report a user's mistake in one line.
 
-Exit codes: 0 all done, 1 some run failed, 2 usage or configuration error, 130 interrupted. With --json one document
-goes to stdout, in any case (`cpdrun.shell.telling`). What is imported at the top, here and in commands/, costs every
-call.
+Exit codes: 0 all done, 1 some run failed, 2 usage or configuration error, 130 interrupted. With --json, exactly one
+document goes to stdout (`cpdrun.shell.telling`). Imports at the top of this file and of commands/ slow down every call.
+
+A new command is a file in commands/, with the functions `add` and `run`, and its name in COMMANDS.
 """
 
 import argparse
@@ -21,32 +22,46 @@ from cpdrun.process_tree import own_age_s
 from cpdrun.shell.telling import Telling, print_document
 from cpdrun.shell.visible import visible_line
 
-# as a user meets them
+# Commands in the order of the help. The file commands/NAME.py has a parser and a function for each.
 COMMANDS = (
-    "search",
-    "next",
-    "screen",
     "sweep",
+    "search",
     "predict",
     "judge",
-    "work",
     "report",
-    "explain",
     "status",
     "logs",
     "cancel",
-    "calibrate",
     "formats",
-    "vectors",
     "init",
-    "schema",
     "doctor",
 )
+
+# Options that turn a command into another one with options of its own, and the file in commands/ that defines it.
+MODES = {
+    "search --plan": "search_plan",
+    "search --allocate": "search_allocate",
+    "sweep --join": "sweep_join",
+    "formats --vectors": "formats_vectors",
+    "init --schema": "init_schema",
+    "doctor --calibrate": "doctor_calibrate",
+}
+
+# Former names of commands, which keep working for one release.
+FORMER = {
+    "next": "search --plan",
+    "screen": "search --allocate",
+    "work": "sweep --join",
+    "explain": "report",
+    "vectors": "formats --vectors",
+    "schema": "init --schema",
+    "calibrate": "doctor --calibrate",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     typed = sys.argv[1:] if argv is None else list(argv)
-    # whatever is typed in another shell from here on means this command: see `cpdrun.commands.launching`
+    # A cancellation typed in another shell from now on concerns this command (`cpdrun.commands.launching`).
     began = time.monotonic() - (own_age_s() if argv is None else 0.0)
     try:
         arguments = read(typed)
@@ -57,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_document(Telling(typed[0], as_json=True).document(USAGE, error))
         raise SystemExit(USAGE) from None
     telling = arguments.telling = Telling(arguments.command, as_json=arguments.json)
+    if typed and typed[0] in FORMER:
+        telling.aside(f"note: `cpdrun {typed[0]}` is now `cpdrun {FORMER[typed[0]]}`")
     code, failure = _run(arguments)
     if failure is not None:
         tell(failure)
@@ -70,7 +87,8 @@ def _run(arguments: argparse.Namespace) -> tuple[int, UserError | None]:
         _end_as_by_ctrl_c("SIGTERM", "SIGHUP")
         return arguments.run(arguments), None
     except KeyboardInterrupt:
-        # where it came while a text was executed (a dataclass's methods), `python -m` would end by SIGINT all the same
+        # If the signal came while a string was executed (such as a dataclass's methods), `python -m` would end by
+        # SIGINT.
         eval("0")
         return INTERRUPTED, None
     except UserError as error:
@@ -78,12 +96,16 @@ def _run(arguments: argparse.Namespace) -> tuple[int, UserError | None]:
 
 
 def tell(error: UserError) -> None:
-    """Each line of it on stderr, and its consequence behind the last."""
+    """Print the lines of an error to stderr."""
     print("\n".join(f"error: {visible_line(line)}" for line in error.told()), file=sys.stderr)
 
 
 def read(typed: Sequence[str]) -> argparse.Namespace:
-    """Return what was typed, with the `run` of its command. Raises MistypedError for what cannot be read."""
+    """Parse what was typed. The result has the function `run` of the command.
+
+    Raises:
+        MistypedError: The words cannot be parsed.
+    """
     parser, commands = _parser()
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
@@ -91,18 +113,29 @@ def read(typed: Sequence[str]) -> argparse.Namespace:
         argcomplete.autocomplete(parser)
     if not typed:
         parser.error("name a command; cpdrun --help says what each does")
-    if not typed[0].startswith("-") and typed[0] not in COMMANDS:
+    words = [*FORMER.get(typed[0], typed[0]).split(), *typed[1:]]
+    if not words[0].startswith("-") and words[0] not in COMMANDS:
         from custom_fp.words import did_you_mean
 
-        near = did_you_mean(typed[0], COMMANDS)
-        parser.error(f"no command {typed[0]!r}{near}; there are: {', '.join(COMMANDS)}")
-    if typed[0] in script_line.COMMANDS:
-        typed = script_line.with_settings(typed, commands[typed[0]]._option_string_actions)
-    return with_words_after_options(parser, *parser.parse_known_args(typed))
+        near = did_you_mean(words[0], COMMANDS)
+        parser.error(f"no command {words[0]!r}{near}; there are: {', '.join(COMMANDS)}")
+    if words[0] in script_line.COMMANDS:
+        words = script_line.with_settings(words, commands[words[0]]._option_string_actions)
+    return with_words_after_options(parser, *parser.parse_known_args(_with_mode(words)))
+
+
+def _with_mode(words: list[str]) -> list[str]:
+    """Return the words with the command and the option that is a mode of it, such as `search --plan`, as one word."""
+    for word in words[1:]:
+        if (mode := f"{words[0]} {word}") in MODES:
+            rest = words[1:]
+            rest.remove(word)
+            return [mode, *rest]
+    return words
 
 
 def parsers() -> Mapping[str, argparse.ArgumentParser]:
-    """Of each command."""
+    """Return the parser of each command and of each mode."""
     return _parser()[1]
 
 
@@ -110,18 +143,18 @@ def _parser() -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
     parser = Parser(
         prog="cpdrun",
         description="How many bits does this training run need?",
-        epilog="Start with: cpdrun sweep exp=digits_bits, then cpdrun report",
+        epilog="Start with: cpdrun search exp=digits_search --report. For the options of a command: cpdrun COMMAND -h",
     )
-    parser.add_argument("--version", action=Version, nargs=0, help="say which cpdrun this is, and stop")
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        command = import_module(f"cpdrun.commands.{name}")
-        command.add(commands).set_defaults(run=command.run, command=name)
+    for name, file in {**{name: name for name in COMMANDS}, **MODES}.items():
+        module = import_module(f"cpdrun.commands.{file}")
+        module.add(commands).set_defaults(run=module.run, command=getattr(module, "DOCUMENT", name))
     return parser, commands.choices
 
 
 def _end_as_by_ctrl_c(*names: str) -> None:
-    """Until a launch handles these signals itself, they do what Ctrl-C does; one that nohup ignores stays ignored."""
+    """Treat these signals as Ctrl-C until a launch handles them itself. Signals that nohup ignores stay ignored."""
     if threading.current_thread() is threading.main_thread():
         for number in (getattr(signal, name) for name in names if hasattr(signal, name)):
             if signal.getsignal(number) is signal.SIG_DFL:

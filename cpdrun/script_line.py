@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from cpdrun.errors import MistypedError
 
-COMMANDS = ("sweep", "search", "next", "predict")
+COMMANDS = ("sweep", "search", "predict")
 PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?")
 Options = Mapping[str, argparse.Action]
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")

@@ -1,13 +1,13 @@
-"""Train every fix that `cpdrun explain` proposes for a few bad runs, and say whether it fixes the run.
+"""Train every fix that `cpdrun report` proposes for a few bad runs, and say whether it fixes the run.
 
     python scripts/explain_fixes.py                # all of them: results/reference/explain/table.md, made_by.txt
     python scripts/explain_fixes.py range          # one of them, printed
 
 Each experiment of explain_fixes.yaml is trained in fp32 and as the file says, both observed. The second run is
 explained, and each proposed fix becomes a further run of the same seed. Then the run is explained again, so that what
-was computed is now measured. A fix works if the run comes within half a point of fp32. It helps if it gives back a fifth
-of what was lost (as `cpdrun.study.diagnosis.neighbors` counts it). Otherwise it does not help. There is one seed of 360
-test samples, of which 3.6 make a point.
+was computed is now measured. A fix works if the run comes within half a point of fp32. It helps if it gives back a
+fifth of what was lost (as `cpdrun.study.diagnosis.neighbors` counts it). Otherwise it does not help. There is one
+seed of 360 test samples, of which 3.6 make a point.
 
 All runs are of one commit; a working tree that differs from it is refused. Runs land in results/explain_fixes-COMMIT. A
 killed command continues when it is typed again.
@@ -50,7 +50,7 @@ def main() -> int:
     results = given.results or Path(f"results/explain_fixes-{commit[:10]}")
     parts = [part(name, asked[name], results) for name in given.names or asked]
     lines = [
-        "What `cpdrun explain` says about a run: every fix that it proposes, the figure that it rests on, and what",
+        "What `cpdrun report` says about a run: every fix that it proposes, the figure that it rests on, and what",
         "training with it gave (`scripts/explain_fixes.py`). `explained again` is the basis of the same fix once its",
         "run has ended. One seed of 360 test samples, of which 3.6 make a point.",
         *(line for lines in parts for line in ("", *lines)),

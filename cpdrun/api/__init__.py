@@ -1,25 +1,26 @@
-"""cpdrun from Python, in the words of the command line.
+"""cpdrun from Python.
 
     import cpdrun
 
-    found = cpdrun.sweep(exp="digits_bits", format=["fp32", "e4m3"], aps=[True, False], jobs=2)
-    cpdrun.plot(found.path, "accuracy_vs_bits")
+    answer = cpdrun.sweep(exp="digits_bits", format=["fp32", "e4m3"], aps=[True, False], jobs=2)
+    cpdrun.plot(answer.path, "accuracy_vs_bits")
 
-Each function does what the command of its name does, by the same code: the same runs under the same names, finished
-ones skipped, the same errors.
+Each function does what the command of its name does: it trains the same runs under the same names, skips finished ones,
+and raises the errors that the command prints.
 
-- A keyword that is an option of the command is that option: `jobs=2` is `--jobs 2`, `dry_run=True` is `--dry-run`.
-  Every other is a key of the configuration: `format="e4m3"`; with dots `**{"optim.lr": .1}` or `optim={"lr": .1}`.
-- A list is an axis: `seed=[0, 1, 2]`, `seed=range(3)`. A value that is a list itself stands in one: `[[1, 2]]`.
-- Words as one types them go in front, or as `overrides`: `cpdrun.sweep("exp=digits_bits", "optim.lr=.1,.2")`.
-- What comes back is an `Answer`: the document that `--json` prints (docs/json.md), which shows itself in a notebook.
-- Progress is a live line in a terminal and in a notebook, and lines on stderr elsewhere; `quiet=True` leaves it away.
-- What is wrong with what was asked raises `cpdrun.UserError`, whose text is the line that the command prints. Ctrl-C,
-  and `cpdrun cancel` from a shell, raise `cpdrun.Stopped`, a KeyboardInterrupt, once the runs have saved. Runs that
-  fail raise nothing: `Answer.exit_code` is 1, and the answer names them.
+- A keyword that is an option of the command is that option: `jobs=2` is `--jobs 2`, `dry_run=True` is `--dry-run`. Any
+  other keyword is a key of the configuration: `format="e4m3"`. Keys with dots are `**{"optim.lr": 0.1}` or
+  `optim={"lr": 0.1}`.
+- A list is an axis: `seed=[0, 1, 2]`, `seed=range(3)`. A value that is itself a list is a list in a list: `[[1, 2]]`.
+- Words of the command line come first, or as `overrides`: `cpdrun.sweep("exp=digits_bits", "optim.lr=.1,.2")`.
+- The result is an `Answer`: the document that `--json` prints (docs/json.md), which displays itself in a notebook.
+- Progress is a live line in a terminal and in a notebook, and lines on stderr elsewhere. `quiet=True` turns it off.
+- A mistake raises `cpdrun.UserError` with the message that the command prints. Ctrl-C and `cpdrun cancel` raise
+  `cpdrun.Stopped`, a KeyboardInterrupt, after the runs have saved. Failed runs raise nothing: `Answer.exit_code` is 1,
+  and the answer names them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -27,151 +28,256 @@ from cpdrun.api.answer import Answer
 from cpdrun.api.call import call
 from cpdrun.api.read import load, plot, plots
 
-__all__ = [  # noqa: RUF022 (as a user meets them)
+__all__ = [  # noqa: RUF022 (in the order of the command line's help)
     "sweep",
     "search",
-    "next",
-    "screen",
     "predict",
     "judge",
     "report",
-    "explain",
     "status",
     "logs",
     "cancel",
-    "work",
-    "calibrate",
     "formats",
-    "vectors",
     "init",
-    "schema",
     "doctor",
     "load",
     "plot",
     "plots",
     "Answer",
+    # former names
+    "next",
+    "screen",
+    "explain",
+    "work",
+    "vectors",
+    "schema",
+    "calibrate",
 ]
 
+Names = str | PathLike[str]
 
-def sweep(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:
-    """Train every combination of an experiment's axes; finished runs are skipped (`cpdrun sweep`).
 
-    Options: dry_run, jobs, jobs_per_gpu, retries, rerun, launcher, max_parallel, fail_fast, wait, config_dir.
+def sweep(
+    *words: str,
+    exp: str | None = None,
+    jobs: int | None = None,
+    launcher: str | None = None,
+    dry_run: bool = False,
+    rerun: str | None = None,
+    overrides: Iterable[str] = (),
+    quiet: bool = False,
+    **keys: Any,
+) -> Answer:
+    """Train every combination of an experiment's axes. Finished runs are skipped (`cpdrun sweep`).
+
+    Args:
+        words: Words as they are typed, such as "format=fp32,e4m3".
+        exp: The name of an experiment.
+        jobs: The number of processes at a time. By default all cores are used.
+        launcher: Where to run: "local" or "slurm".
+        dry_run: Plan the runs without starting any.
+        rerun: Run "failed", "changed" or "all" runs again.
+        overrides: Further words.
+        quiet: Show no progress.
+        keys: Keys of the configuration, or further options: jobs_per_gpu, retries, max_parallel, fail_fast, wait,
+            keep_going, config_dir, join.
     """
-    return call("sweep", (*words, *overrides), keywords, quiet=quiet)
+    given = _given(exp=exp, jobs=jobs, launcher=launcher, dry_run=dry_run, rerun=rerun)
+    return call("sweep", (*words, *overrides), given | keys, quiet=quiet)
 
 
-def search(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:
-    """The smallest format that trains as well as the baseline, certified (`cpdrun search`).
+def search(
+    *words: str,
+    exp: str | None = None,
+    budget: str | int | None = None,
+    jobs: int | None = None,
+    launcher: str | None = None,
+    dry_run: bool = False,
+    report: bool = False,
+    overrides: Iterable[str] = (),
+    quiet: bool = False,
+    **keys: Any,
+) -> Answer:
+    """Find and certify the smallest format that trains as well as the baseline (`cpdrun search`).
 
-    Options: budget, dry_run, report, jobs, jobs_per_gpu, retries, launcher, max_parallel, fail_fast, config_dir. The
-    settings of the search are keys: `search={"tolerance": 1}`.
+    Args:
+        words: Words as they are typed, such as "format=fp32,e4m3".
+        exp: The name of an experiment.
+        budget: At most so many runs in total, or a core time such as "2h".
+        jobs: The number of processes at a time. By default all cores are used.
+        launcher: Where to run: "local" or "slurm".
+        dry_run: Say what is known and what the search may cost, without starting a run.
+        report: Also write tables, plots and the HTML page.
+        overrides: Further words.
+        quiet: Show no progress.
+        keys: Keys of the configuration (`search={"tolerance": 1}`), or further options: jobs_per_gpu, retries,
+            max_parallel, fail_fast, keep_going, config_dir, plan, allocate.
     """
-    return call("search", (*words, *overrides), keywords, quiet=quiet)
+    given = _given(exp=exp, budget=budget, jobs=jobs, launcher=launcher, dry_run=dry_run, report=report)
+    return call("search", (*words, *overrides), given | keys, quiet=quiet)
+
+
+def predict(
+    *words: str,
+    exp: str | None = None,
+    steps: int | None = None,
+    jobs: int | None = None,
+    dry_run: bool = False,
+    overrides: Iterable[str] = (),
+    quiet: bool = False,
+    **keys: Any,
+) -> Answer:
+    """Rank formats by how likely they are to fail, from one observed run of the baseline (`cpdrun predict`).
+
+    Use `cpdrun.predict(exp="digits_bits")` for an experiment and `cpdrun.predict(RUN, format=["e4m3", "e3m0"])` for an
+    observed run.
+
+    Args:
+        words: Words as they are typed, or the name or folder of an observed run.
+        exp: The name of an experiment.
+        steps: Train and observe a run of so many steps only.
+        jobs: The number of processes at a time. By default all cores are used.
+        dry_run: List the runs that would be trained, without starting any.
+        overrides: Further words.
+        quiet: Show no progress.
+        keys: Keys of the configuration, or further options: jobs_per_gpu, retries, config_dir.
+    """
+    given = _given(exp=exp, steps=steps, jobs=jobs, dry_run=dry_run)
+    return call("predict", (*words, *overrides), given | keys, quiet=quiet)
+
+
+def judge(
+    file: Names,
+    *,
+    baseline: str | None = None,
+    target: float | None = None,
+    margin: str | float | None = None,
+    better_by: str | float | None = None,
+    lower_is_better: bool = False,
+    **options: Any,
+) -> Answer:
+    """Return the verdict for results from anywhere (`cpdrun judge`).
+
+    Args:
+        file: A CSV file, JSON lines, or "-" for stdin.
+        baseline: The arm that the others are compared with.
+        target: A value to compare every arm with, instead of a baseline.
+        margin: How much worse than the baseline is still good enough: a number, or a percentage such as "2%".
+        better_by: How much better than the baseline an arm must be, instead of a margin.
+        lower_is_better: True for losses, errors and times.
+        options: candidate, arm, seed, value, state, sd, resolution, worst, confidence, session, ideas, idea.
+    """
+    given = _given(baseline=baseline, target=target, margin=margin, better_by=better_by)
+    given |= _given(lower_is_better=lower_is_better)
+    return call("judge", (str(file),), given | options, quiet=True)
+
+
+def report(
+    *names: Names,
+    metric: str | None = None,
+    format: Sequence[str] | None = None,
+    ci: float | None = None,
+    tol: str | float | None = None,
+    baseline: Mapping[str, Any] | None = None,
+    quiet: bool = True,
+    **options: Any,
+) -> Answer:
+    """Write tables and plots of sweeps next to their runs, or say why a run is worse (`cpdrun report`).
+
+    Args:
+        names: Names or folders of sweeps, by default the latest; or of one run.
+        metric: The metric to report.
+        format: The files to write, such as ["csv", "html", "pdf"].
+        ci: The confidence level in percent.
+        tol: The margin in the metric's unit, or a percentage such as "2%".
+        baseline: The runs to compare with, such as {"format": "bf16"}.
+        quiet: Print nothing.
+        options: rows, cols, networks, costs, to; and results_dir.
+    """
+    given = _given(metric=metric, format=format, ci=ci, tol=tol, baseline=baseline)
+    return call("report", names, given | options, quiet=quiet)
+
+
+def status(*names: Names, **options: Any) -> Answer:
+    """Return the progress of sweeps, run by run; by default of the latest (`cpdrun status`)."""
+    return call("status", names, options, quiet=True)
+
+
+def logs(*names: Names, rank: int | None = None, **options: Any) -> Answer:
+    """Return what runs printed (`cpdrun logs`), or what one process of theirs printed."""
+    return call("logs", names, _given(rank=rank) | options, quiet=True)
+
+
+def cancel(*names: Names, **options: Any) -> Answer:
+    """Stop sweeps or runs. They can be resumed (`cpdrun cancel`)."""
+    return call("cancel", names, options, quiet=True)
+
+
+def formats(name: str | None = None, *, values: bool = False) -> Answer:
+    """Return the number formats, or one of them value by value (`cpdrun formats`)."""
+    return call("formats", () if name is None else (name,), _given(values=values), quiet=True)
+
+
+def init(folder: Names) -> Answer:
+    """Write a starter project into a new folder (`cpdrun init`)."""
+    return call("init", (str(folder),), {}, quiet=True)
+
+
+def doctor(**options: Any) -> Answer:
+    """Return what this machine has and lacks (`cpdrun doctor`)."""
+    return call("doctor", (), options, quiet=True)
+
+
+# ---- former names, which keep working for one release
 
 
 def next(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:
-    """What a search would run next, how long it takes, and what it would settle; starts nothing (`cpdrun next`).
-
-    Options: budget, config_dir.
-    """
-    return call("next", (*words, *overrides), keywords, quiet=quiet)
+    """Return the runs that a search would start next (`cpdrun search --plan`). Options: budget, config_dir."""
+    return call("search --plan", (*words, *overrides), keywords, quiet=quiet)
 
 
 def screen(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:
-    """Which layers and roles need high bits, and the fewest bits that follow (`cpdrun screen`).
+    """Find the layers that need more bits, and allocate bits to layers (`cpdrun search --allocate`).
 
     Options: dry_run, jobs, jobs_per_gpu, retries, launcher, max_parallel, fail_fast, config_dir.
     """
-    return call("screen", (*words, *overrides), keywords, quiet=quiet)
+    return call("search --allocate", (*words, *overrides), keywords, quiet=quiet)
 
 
-def predict(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:
-    """Rank formats by how likely they are to fail, from one observed run of the baseline (`cpdrun predict`).
-
-    For an experiment: `cpdrun.predict(exp="digits_bits")`. For a run that was observed:
-    `cpdrun.predict(RUN, format=["e4m3", "e3m0"])`. Options: steps, dry_run, jobs, jobs_per_gpu, retries, config_dir.
-    """
-    return call("predict", (*words, *overrides), keywords, quiet=quiet)
+def explain(*names: Names, **options: Any) -> Answer:
+    """Return why a run is worse than its baseline, and what would fix it (`cpdrun report RUN`)."""
+    return call("report", names, options, quiet=True)
 
 
-def judge(file: str | PathLike[str], **keywords: Any) -> Answer:
-    """Return the verdict for results from anywhere: a CSV file, JSON lines or "-" for stdin (`cpdrun judge`).
-
-    Options: baseline, target, margin, better_by, lower_is_better, candidate, arm, seed, value, state, sd, resolution,
-    worst, confidence, session, ideas, idea.
-    """
-    return call("judge", (str(file),), keywords, quiet=True)
-
-
-def report(*names: str, quiet: bool = True, **keywords: Any) -> Answer:
-    """Tables and plots of accuracy against bits, written beside the runs (`cpdrun report`); `cpdrun.plot` draws one.
-
-    `names`: of sweeps, or their folders; the latest by default. Options: metric, format, ci, tol, baseline, rows, cols,
-    networks, costs, to; and results_dir.
-    """
-    return call("report", names, keywords, quiet=quiet)
-
-
-def explain(*names: str, **keywords: Any) -> Answer:
-    """Why a run is worse than its baseline, and what would mend it (`cpdrun explain`)."""
-    return call("explain", names, keywords, quiet=True)
-
-
-def status(*names: str, **keywords: Any) -> Answer:
-    """How far sweeps are, run by run (`cpdrun status`); the latest by default."""
-    return call("status", names, keywords, quiet=True)
-
-
-def logs(*names: str, **keywords: Any) -> Answer:
-    """What runs printed (`cpdrun logs`). Option: rank."""
-    return call("logs", names, keywords, quiet=True)
-
-
-def cancel(*names: str, **keywords: Any) -> Answer:
-    """Stop a sweep or a run; it can be resumed (`cpdrun cancel`)."""
-    return call("cancel", names, keywords, quiet=True)
-
-
-def work(*names: str, quiet: bool = False, **keywords: Any) -> Answer:
-    """Take the waiting runs of sweeps, here, until none is left (`cpdrun work`).
+def work(*names: Names, quiet: bool = False, **options: Any) -> Answer:
+    """Take the waiting runs of sweeps on this machine until none is left (`cpdrun sweep --join`).
 
     Options: rerun, jobs, jobs_per_gpu, retries.
     """
-    return call("work", names, keywords, quiet=quiet)
+    return call("sweep --join", names, options, quiet=quiet)
+
+
+def vectors(name: str, **options: Any) -> Answer:
+    """Return test vectors of a format or an accumulator (`cpdrun formats --vectors`).
+
+    Options: rounding, overflow, operands, count, seed, out.
+    """
+    return call("formats --vectors", (name,), options, quiet=True)
+
+
+def schema(**options: Any) -> Answer:
+    """Return the JSON Schema of an experiment's yaml (`cpdrun init --schema`). Option: config_dir."""
+    return call("init --schema", (), options, quiet=True)
 
 
 def calibrate(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:
-    """Measure this machine; forecast steps with more workers and other networks (`cpdrun calibrate`).
+    """Measure this machine, and forecast steps with more workers (`cpdrun doctor --calibrate`).
 
     Options: nproc, formats, network, algorithm, overlap, repeats, config_dir.
     """
-    return call("calibrate", (*words, *overrides), keywords, quiet=quiet)
+    return call("doctor --calibrate", (*words, *overrides), keywords, quiet=quiet)
 
 
-def formats(name: str | None = None, **keywords: Any) -> Answer:
-    """Which number formats there are; or one of them, value by value (`cpdrun formats`). Option: values."""
-    return call("formats", () if name is None else (name,), keywords, quiet=True)
-
-
-def vectors(name: str, **keywords: Any) -> Answer:
-    """Known answers of a number format: inputs, codes, values (`cpdrun vectors`).
-
-    Options: rounding, overflow, count, seed, out.
-    """
-    return call("vectors", (name,), keywords, quiet=True)
-
-
-def init(folder: str | PathLike[str], **keywords: Any) -> Answer:
-    """Write a project of one's own that runs into `folder` (`cpdrun init`)."""
-    return call("init", (str(folder),), keywords, quiet=True)
-
-
-def schema(**keywords: Any) -> Answer:
-    """The JSON Schema of an experiment's yaml, for editors (`cpdrun schema`). Option: config_dir."""
-    return call("schema", (), keywords, quiet=True)
-
-
-def doctor(**keywords: Any) -> Answer:
-    """What this machine has, what it lacks, and what mends it (`cpdrun doctor`)."""
-    return call("doctor", (), keywords, quiet=True)
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that were given: not None and not False."""
+    return {name: value for name, value in options.items() if value is not None and value is not False}

@@ -1,4 +1,4 @@
-"""A command called from Python: typed, run in this process, its document handed back."""
+"""Run a command in this process and return its document."""
 
 import sys
 import time
@@ -16,19 +16,32 @@ from cpdrun.shell.terminal import Notebook, is_notebook
 
 
 def call(command: str, words: Sequence[str], keywords: Mapping[str, Any], *, quiet: bool) -> Answer:
-    """Raises UserError where the command would print an error, and Stopped where it was stopped."""
+    """Run a command and return its document.
+
+    Args:
+        command: The command, with its mode if it has one: "search --plan".
+        words: Words as they are typed.
+        keywords: Options of the command, and keys of the configuration.
+        quiet: Show no progress.
+
+    Raises:
+        UserError: The command would print an error.
+        Stopped: The command was interrupted or cancelled.
+    """
     began, parser = time.monotonic(), parsers()[command]
-    arguments = read([command, *typed(parser, words, keywords)])
+    arguments = read([*command.split(), *typed(parser, words, keywords)])
     arguments.began = began
     nowhere = Console(quiet=True, force_jupyter=False)
-    telling = Telling(command, as_json=True, words=nowhere, progress=nowhere if quiet else _progress())
+    telling = Telling(
+        arguments.command, as_json=True, words=nowhere, progress=nowhere if quiet else _progress()
+    )
     arguments.telling = telling
     code = arguments.run(arguments)
     if code == INTERRUPTED:
-        raise Stopped("stopped; what ran has saved, and the same call goes on from there")
+        raise Stopped("stopped; what ran has been saved, and the same call continues from there")
     return Answer(telling.document(code))
 
 
 def _progress() -> Console:
-    """Looked up anew each time: notebooks and tests replace the streams."""
+    """Return the console for progress. It is made for each call, because notebooks and tests replace the streams."""
     return Notebook() if is_notebook() else Console(file=sys.stderr, highlight=False)

@@ -1,19 +1,18 @@
-"""`cpdrun doctor`: what this machine has, what it lacks, and what mends it."""
+"""`cpdrun doctor`: what this machine has and lacks, and the commands that fix it."""
 
 import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from cpdrun.arguments import add_json
+from cpdrun.arguments import add_json, add_mode
 from cpdrun.errors import UserError
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    doctor = commands.add_parser("doctor", help="what this machine has, what it lacks, and what mends it")
-    doctor.add_argument(
-        "names", nargs="*", metavar="results_dir=PATH", help="where results are to be written"
-    )
+    doctor = commands.add_parser("doctor", help="say what this machine has and lacks, and how to fix it")
+    doctor.add_argument("names", nargs="*", metavar="results_dir=PATH", help="the results directory to check")
     doctor.add_argument("--results-dir", type=Path, metavar="DIR", help="the same")
+    add_mode(doctor, "--calibrate", "measure this machine for the cost model")
     add_json(doctor)
     return doctor
 
@@ -24,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     results_dir, unknown = split_results_dir(arguments.names)
     if unknown:
-        raise UserError(f"cannot read {unknown[0]!r}; doctor takes results_dir=PATH alone")
+        raise UserError(f"cannot read {unknown[0]!r}: doctor takes only results_dir=PATH")
     findings = examine(arguments.results_dir or results_dir)
     arguments.telling.tell({"findings": [asdict(finding) for finding in findings]})
     return print_findings(arguments.telling.console, findings)

@@ -1,11 +1,11 @@
-"""`cpdrun formats`: which number formats there are; one of them, with what each of its codes means."""
+"""`cpdrun formats`: list the number formats, or show one of them value by value."""
 
 import argparse
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cpdrun.arguments import add_json, complete_by
+from cpdrun.arguments import add_json, add_mode, complete_by
 from cpdrun.errors import OK, UserError
 
 if TYPE_CHECKING:
@@ -23,16 +23,17 @@ WIDEST = 1000  # columns of a table
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     formats = commands.add_parser(
         "formats",
-        help="which number formats there are; one of them, value by value",
-        description="Without a name: the kinds of number formats, and those that have names of their own. With "
-        "one: its properties, where conf/ uses it, and the value of each of its codes.",
+        help="list the number formats, or show one of them value by value",
+        description="Without a name, list the kinds of number formats and the formats with names of their own. With a "
+        "name, show the format's properties, where conf/ uses it, and the value of each of its codes.",
         epilog="Example: cpdrun formats e4m3fn",
     )
     known = "any format: e5m2, nvfp4, posit8, e6m9fn ..."
     complete_by("formats", formats.add_argument("name", nargs="?", metavar="NAME", help=known))
     formats.add_argument(
-        "--values", action="store_true", help="the values of 9 to 16 bits too, those of up to 8 come without"
+        "--values", action="store_true", help="also show the values of a format of 9 to 16 bits"
     )
+    add_mode(formats, "--vectors", "write test vectors of a format or an accumulator")
     add_json(formats)
     return formats
 
@@ -40,7 +41,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.name is None:
         if arguments.values:
-            raise UserError("--values is of one format: cpdrun formats NAME --values")
+            raise UserError("--values needs the name of a format: cpdrun formats NAME --values")
         _list(arguments.telling)
         return OK
     fmt = named(arguments.name)

@@ -1,20 +1,21 @@
-"""`cpdrun init`: a project of one's own that runs."""
+"""`cpdrun init`: write a starter project."""
 
 import argparse
 from pathlib import Path
 
-from cpdrun.arguments import add_json
+from cpdrun.arguments import add_json, add_mode
 from cpdrun.errors import OK
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     init = commands.add_parser(
         "init",
-        help="write a project of one's own: a model, a dataset, a task and an experiment that runs",
-        description="Write a project of one's own into a new folder: a model, a dataset and a task, each a class in a "
-        "file, the yaml that names them, and an experiment, which runs as it stands. Change what is not yours.",
+        help="write a starter project with your own model, dataset, task and experiment",
+        description="Write a starter project into a new folder: a model, a dataset and a task (a class in a file "
+        "each), the yaml that names them, and an experiment that runs unchanged. Replace the parts with your own.",
     )
-    init.add_argument("folder", type=Path, metavar="DIR", help="where to; made, must not hold anything")
+    init.add_argument("folder", type=Path, metavar="DIR", help="the folder to write; it must be new or empty")
+    add_mode(init, "--schema", "print the JSON Schema of an experiment's yaml, for editors")
     add_json(init)
     return init
 

@@ -1,4 +1,4 @@
-"""What the commands that train runs have in common: their options, and checks before anything starts."""
+"""Options and checks that all commands that train runs share."""
 
 import argparse
 import time
@@ -17,16 +17,29 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
-    """Each is a field of LaunchOptions. where: what is said of --launcher; without, runs are trained here."""
+    """Add the options of a launch; each is a field of LaunchOptions.
+
+    Args:
+        parser: The parser of the command.
+        where: Launchers other than `local`, for the help of --launcher. Without, runs are trained on this machine.
+    """
     if where:
         parser.add_argument("--launcher", metavar="NAME", help=f"where to run: local (default), {where}")
-        parser.add_argument("--max-parallel", type=positive, metavar="K", help="runs at once on a cluster")
+        parser.add_argument(
+            "--max-parallel", type=positive, metavar="K", help="number of runs at a time on a cluster"
+        )
         parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
-    parser.add_argument("--jobs", type=positive, metavar="N", help="processes at once (default: all cores)")
-    parser.add_argument("--jobs-per-gpu", type=positive, metavar="K", help="processes that share a GPU")
-    go_on = "start all runs of a script, although its first one failed at once or logged no metric"
+    parser.add_argument(
+        "--jobs", type=positive, metavar="N", help="number of processes at a time (default: all cores)"
+    )
+    parser.add_argument(
+        "--jobs-per-gpu", type=positive, metavar="K", help="number of processes that share a GPU"
+    )
+    go_on = "start all runs of a script even if the first one fails at once or logs no metric"
     parser.add_argument("--keep-going", action="store_true", help=go_on)
-    parser.add_argument("--retries", type=count, default=0, metavar="R", help="tries again after a failure")
+    parser.add_argument(
+        "--retries", type=count, default=0, metavar="R", help="how often to retry a failed run"
+    )
 
 
 def options_of(arguments: argparse.Namespace) -> "LaunchOptions":
@@ -38,7 +51,7 @@ def options_of(arguments: argparse.Namespace) -> "LaunchOptions":
 
 
 def words_of(arguments: argparse.Namespace) -> list[str]:
-    """What was typed, --launcher as the word that it stands for."""
+    """Return the typed words, with --launcher as the override that it stands for."""
     return [*arguments.overrides, *([f"launcher={arguments.launcher}"] if arguments.launcher else [])]
 
 

@@ -1,4 +1,4 @@
-"""`cpdrun logs`: what a run printed."""
+"""`cpdrun logs`: print the output of runs."""
 
 import argparse
 import sys
@@ -9,10 +9,10 @@ from cpdrun.shell.visible import visible_line
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    logs = commands.add_parser("logs", help="what a run printed")
+    logs = commands.add_parser("logs", help="print the output of a run")
     add_names(logs, "+", "name of a run, or a part of it that no other has")
-    logs.add_argument("--rank", type=count, metavar="K", help="of this process of the run")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    logs.add_argument("--rank", type=count, metavar="K", help="the output of this process of the run")
+    logs.add_argument("-f", "--follow", action="store_true", help="keep printing until the run ends")
     add_json(logs)
     return logs
 
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     telling = arguments.telling
     if arguments.follow and telling.as_json:
-        raise UserError("--json is one document; --follow goes on: type one of the two")
+        raise UserError("--json prints one document and --follow keeps printing, so type only one of them")
     if telling.as_json:
         telling.tell(
             {

@@ -1,4 +1,4 @@
-"""`cpdrun report`: tables and plots of accuracy against bits."""
+"""`cpdrun report`: print the verdict on sweeps, and write tables and plots; for a run, say why it is worse."""
 
 import argparse
 from typing import Any
@@ -6,41 +6,45 @@ from typing import Any
 from cpdrun.arguments import add_json, add_names, several
 from cpdrun.errors import OK, UserError
 
-FORMATS = "tables and pictures to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv,html)"
+FORMATS = "files to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv,html)"
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     report = commands.add_parser(
         "report",
-        help="tables and plots of accuracy against bits",
-        description="Tables and plots of accuracy against bits, from the runs of one or more sweeps.",
+        help="verdict, tables and plots of a sweep; for a run: why it is worse",
+        description="For sweeps: print the verdict, and write tables and plots of accuracy against bits. For one run: "
+        "say why it is worse than its baseline, which layers lose what, and what would fix it.",
     )
-    add_names(report, "*", "name or folder of a sweep (default: the latest)")
+    add_names(report, "*", "name or folder of a sweep (default: the latest), or of one run")
     report.add_argument(
-        "--metric", help="what to report (default: what the data is judged by: accuracy, mean IoU ...)"
+        "--metric", help="the metric to report (default: that of the task, such as accuracy or mean IoU)"
     )
     report.add_argument("--format", type=several, default=["md", "csv", "html"], metavar="F,F", help=FORMATS)
-    level = "confidence level, per cent (default: what a search asked, or 95)"
+    level = "confidence level in percent (default: that of the search, or 95)"
     report.add_argument("--ci", type=float, help=level)
     margin = (
-        "the margin: how much worse than fp32 is still good enough, in the metric's unit (points for shares), or a "
-        "percentage of fp32's value or improvement such as 2%% (default: what a search asked, or 0.5 points, or 2%%)"
+        "the margin: how much worse than the baseline is still good enough, in the metric's unit (percentage points for "
+        "accuracy), or a percentage of the baseline's value or improvement such as 2%% (default: that of the search, or "
+        "0.5 points, or 2%%)"
     )
     report.add_argument("--tol", metavar="T", help=margin)
-    against = (
-        "compare with these runs: format=bf16, or along another axis of bits: precision.activations=fp32"
-    )
+    against = "the runs to compare with: format=bf16, or on another axis of bits: precision.activations=fp32"
     report.add_argument("--baseline", type=several, metavar="KEY=VALUE,...", help=against)
-    report.add_argument("--rows", type=several, default=[], metavar="AXES", help="rows of one more table")
-    report.add_argument("--cols", type=several, default=[], metavar="AXES", help="and its columns")
-    networks = "of the predicted speed-up and step times: 1gbit, 10gbit, a yaml file ... (default: all)"
+    report.add_argument(
+        "--rows", type=several, default=[], metavar="AXES", help="axes of the rows of an additional table"
+    )
+    report.add_argument("--cols", type=several, default=[], metavar="AXES", help="axes of its columns")
+    networks = (
+        "networks of the predicted speed-up and step times: 1gbit, 10gbit, a yaml file ... (default: all)"
+    )
     report.add_argument(
         "--network", "--networks", type=several, default=[], metavar="N,N", help=networks, dest="networks"
     )
     report.add_argument(
-        "--to", type=several, default=[], metavar="TOOL", help="export: tensorboard, mlflow, wandb"
+        "--to", type=several, default=[], metavar="TOOL", help="export to tensorboard, mlflow or wandb"
     )
-    costs = "costs whose Pareto front is put into words: bytes, kept, bitops, area (default: all that differ)"
+    costs = "costs whose Pareto front is described: bytes, kept, bitops, area (default: all that differ)"
     report.add_argument(
         "--cost", "--costs", type=several, default=[], metavar="C,C", help=costs, dest="costs"
     )
@@ -49,11 +53,19 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.record import find_sweeps
+    from cpdrun.commands.report_run import report_run
+    from cpdrun.record import find_sweeps, find_sweeps_or_runs
+    from cpdrun.record.find import split_results_dir
     from cpdrun.report import write_report
 
+    has_names = bool(split_results_dir(arguments.names)[1])
+    sweeps, runs = find_sweeps_or_runs(arguments.names) if has_names else (find_sweeps(arguments.names), [])
+    if runs and sweeps:
+        raise UserError(f"{sweeps[0].name} is a sweep and {runs[0].name} a run: name sweeps, or one run")
+    if runs:
+        return report_run(arguments, runs)
     made = write_report(
-        find_sweeps(arguments.names),
+        sweeps,
         metric=arguments.metric,
         formats=arguments.format,
         ci=arguments.ci,
@@ -71,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _baseline(words: list[str]) -> dict[str, Any]:
-    """`format=bf16` as it is in a config. Raises UserError."""
+    """Return KEY=VALUE words as a mapping. Raises UserError for other words."""
     import yaml
 
     found = {}

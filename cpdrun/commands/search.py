@@ -1,9 +1,9 @@
-"""`cpdrun search`: the smallest format that is as good as the baseline, certified, for few runs."""
+"""`cpdrun search`: find the smallest format that is as good as the baseline, and certify it with few runs."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from cpdrun.arguments import add_json, add_overrides
+from cpdrun.arguments import add_json, add_mode, add_overrides
 from cpdrun.commands.launching import (
     add_options,
     cancelled_before,
@@ -24,21 +24,23 @@ if TYPE_CHECKING:
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     search = commands.add_parser(
         "search",
-        help="the smallest format that trains as well as the baseline, certified",
-        description="Draw seeds of an experiment's formats, and of the baseline, where they settle most, until each "
-        "format in question is certified to be within the margin, or refuted. It may be stopped, looked at and "
-        "gone on with at any time: the confidence holds.",
+        help="find and certify the smallest format that is good enough",
+        description="Train the formats of an experiment and its baseline with as many seeds as needed, until each format "
+        "in question is certified to be within the margin, or refuted. You may stop it, look at the results and continue "
+        "at any time: the confidence stays valid.",
         epilog="Example: cpdrun search exp=digits_bits search.tolerance=1",
     )
     add_overrides(search, "exp=NAME, key=value, key=a,b,c for an axis, or search.key=value")
-    budget = "at most N runs in all, or core time T such as 2h or 90min (search.budget)"
+    budget = "at most N runs in total, or a core time T such as 2h or 90min (search.budget)"
     search.add_argument("--budget", metavar="T|N", help=budget)
     search.add_argument(
-        "--dry-run", action="store_true", help="say what is known and what it may cost, and stop"
+        "--dry-run", action="store_true", help="print what is known and what the search may cost, and stop"
     )
     add_json(search)
-    search.add_argument("--report", action="store_true", help="write tables, pictures and the page as well")
+    search.add_argument("--report", action="store_true", help="also write tables, plots and the HTML page")
     add_options(search, "or slurm, which gets rounds of runs")
+    add_mode(search, "--plan", "list the runs that the search would start next")
+    add_mode(search, "--allocate", "find the layers that need more bits, and allocate bits to layers")
     return search
 
 

@@ -1,4 +1,4 @@
-"""`cpdrun status`: how far a sweep is."""
+"""`cpdrun status`: show the progress of sweeps."""
 
 import argparse
 
@@ -7,9 +7,9 @@ from cpdrun.errors import OK, UserError
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    status = commands.add_parser("status", help="how far a sweep is")
+    status = commands.add_parser("status", help="show the progress of a sweep, run by run")
     add_names(status, "*", "name or folder of a sweep (default: the latest)")
-    status.add_argument("--watch", action="store_true", help="keep showing it until nothing runs")
+    status.add_argument("--watch", action="store_true", help="keep showing the progress until nothing runs")
     add_json(status)
     return status
 
@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     telling = arguments.telling
     if arguments.watch and arguments.json:
-        raise UserError("--json is one document; --watch goes on: type one of the two")
+        raise UserError("--json prints one document and --watch keeps printing, so type only one of them")
     sweeps = find_sweeps(arguments.names)
     telling.tell({"sweeps": [facts(sweep) for sweep in sweeps]})
     if not telling.as_json:

@@ -5,7 +5,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cpdrun.arguments import add_json, add_overrides
+from cpdrun.arguments import add_json, add_mode, add_overrides
 from cpdrun.commands.launching import (
     add_options,
     cancelled_before,
@@ -31,20 +31,21 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     sweep = commands.add_parser(
         "sweep",
         help="train every combination of an experiment's axes",
-        description="Train every combination of an experiment's axes. Finished runs are skipped: "
-        "a sweep that was stopped goes on when its command is typed again.",
+        description="Train every combination of an experiment's axes. Finished runs are skipped, so a sweep that was "
+        "stopped continues when its command is typed again.",
         epilog="Example: cpdrun sweep exp=digits_bits format=e4m3,e3m0 seed=0",
     )
     add_overrides(sweep, "exp=NAME, key=value, or key=a,b,c for an axis")
-    sweep.add_argument("--dry-run", action="store_true", help="say what would be run, and stop")
+    sweep.add_argument("--dry-run", action="store_true", help="print what would run, and stop")
     add_json(sweep)
-    show = "with --dry-run: the whole config of the first run, as it would be read"
+    show = "with --dry-run: print the whole configuration of the first run"
     sweep.add_argument("--show", action="store_true", help=show)
-    add_options(sweep, "slurm, or pull, which leaves the runs to `cpdrun work`")
-    rerun = "only failed runs; also those of other code or data than now; or all from the start"
+    add_options(sweep, "slurm, or pull, which leaves the runs to `cpdrun sweep --join`")
+    rerun = "run failed runs again; or those of other code or data, too; or all from the start"
     sweep.add_argument("--rerun", choices=["failed", "changed", "all"], help=rerun)
-    leave = "hand the runs to the cluster, or to workers, and leave"
+    leave = "hand the runs to the cluster or to other machines, and return"
     sweep.add_argument("--no-wait", action="store_false", dest="wait", help=leave)
+    add_mode(sweep, "--join", "take the waiting runs of a sweep on this machine")
     return sweep
 
 

@@ -2,7 +2,7 @@
 
 A cost is a pure function of frozen parameters: seconds in, seconds out, nothing measured here.
 
-    parameters.py   network, codec, workload: measured by `cpdrun calibrate` or given by name
+    parameters.py   network, codec, workload: measured by `cpdrun doctor --calibrate` or given by name
     rings_and_trees.py  ring, tree and hierarchical all-reduce of k-bit values, in the alpha-beta model
     direct.py       the direct exchange of cpdrun.comm: its three stages over a link, segment by segment
     patterns.py     the exchange of any method, by who sends what to whom, from the bytes that a run recorded

@@ -1,4 +1,4 @@
-"""What `cpdrun calibrate` left beside the runs of a study, and the networks that a prediction is for."""
+"""What `cpdrun doctor --calibrate` left beside the runs of a study, and the networks that a prediction is for."""
 
 from cpdrun.costmodel import (
     Calibration,
@@ -20,7 +20,7 @@ def calibration_of(study: Study) -> Calibration:
     for folder in sorted(folders):
         if (found := read_calibration(SweepDir(folder).calibration)) is not None:
             return found
-    raise NotCalibratedError("the sweep has no calibration, `cpdrun calibrate` makes one")
+    raise NotCalibratedError("the sweep has no calibration, `cpdrun doctor --calibrate` makes one")
 
 
 def known_networks(calibration: Calibration) -> dict[str, Network]:

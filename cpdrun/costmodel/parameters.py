@@ -86,7 +86,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What `cpdrun calibrate` measured: a model on this machine, and the network between its ranks."""
+    """What `cpdrun doctor --calibrate` measured: a model on this machine, and the network between its ranks."""
 
     about: dict[str, Any]  # model, batch size, threads, device, ranks: for the reader
     workload: Workload
@@ -110,7 +110,7 @@ class Calibration:
                 {key: _make(Codec, codec) for key, codec in values.get("compressors", {}).items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise CalibrationError(f"not what `cpdrun calibrate` writes ({error})") from None
+            raise CalibrationError(f"not what `cpdrun doctor --calibrate` writes ({error})") from None
 
 
 def compressor_key(settings: Mapping[str, Any]) -> str:
@@ -123,7 +123,7 @@ def read_calibration(path: Path) -> Calibration | None:
     values = read_json(path)
     if values is None:
         if path.exists():
-            raise CalibrationError(f"{path} is not JSON: measure again with `cpdrun calibrate`")
+            raise CalibrationError(f"{path} is not JSON: measure again with `cpdrun doctor --calibrate`")
         return None
     try:
         return Calibration.from_json(values)

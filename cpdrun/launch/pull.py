@@ -1,6 +1,6 @@
-"""Runs that are left to whoever takes them: `cpdrun work SWEEP`, on any machine that sees the folder.
+"""Runs that are left to whoever takes them: `cpdrun sweep --join SWEEP`, on any machine that sees the folder.
 
-So a scheduler that cpdrun knows nothing of serves as well: it is given `cpdrun work` as often as it has machines.
+So a scheduler that cpdrun knows nothing of serves as well: it is given `cpdrun sweep --join` as often as it has machines.
 Nobody hands out anything; whoever claims a run has it (record/lock.py).
 """
 
@@ -50,7 +50,7 @@ class PullExecutor(Executor):
     @property
     def note(self) -> str:
         failed = any(state_of(job.run) is State.FAILED for job in self._jobs.values())
-        return f"Runs are taken by: cpdrun work {self._sweep.path}{' --rerun failed' if failed else ''}"
+        return f"Runs are taken by: cpdrun sweep --join {self._sweep.path}{' --rerun failed' if failed else ''}"
 
     def submit(self, jobs: list[Job]) -> None:
         for job in jobs:

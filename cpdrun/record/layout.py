@@ -3,9 +3,9 @@
 <results_dir>/<sweep>/sweep.yaml                  axes, overrides, runs, git commit, versions
 <results_dir>/<sweep>/.lock                       held while the sweep's own files are written anew
 <results_dir>/<sweep>/report/                     what `cpdrun report` writes
-<results_dir>/<sweep>/allocation.yaml              which bits go where, by `cpdrun screen`
+<results_dir>/<sweep>/allocation.yaml              which bits go where, by `cpdrun search --allocate`
 <results_dir>/<sweep>/screen/exp/NAME*.yaml        its runs, and the allocation, as experiments: a --config-dir
-<results_dir>/<sweep>/calibration.json            what `cpdrun calibrate` measured, for the cost model
+<results_dir>/<sweep>/calibration.json            what `cpdrun doctor --calibrate` measured, for the cost model
 <results_dir>/<sweep>/predict/                    what `cpdrun predict` asked: effects-*.json; runs/ of its own
 <results_dir>/<sweep>/array.sbatch  slurm.json    what was handed to Slurm; its own logs are in slurm/
 <results_dir>/<sweep>/runs/<slug>-<hash10>/
@@ -273,7 +273,7 @@ class SweepDir:
 
     @property
     def screen(self) -> Path:
-        """A folder of yaml for --config-dir, with experiments that `cpdrun screen` writes."""
+        """A folder of yaml for --config-dir, with experiments that `cpdrun search --allocate` writes."""
         return self.path / "screen"
 
     @property

@@ -1,4 +1,4 @@
-"""`cpdrun next`: the runs that a search would ask for now, how long they take, and what they would settle.
+"""`cpdrun search --plan`: the runs that a search would ask for now, how long they take, and what they would settle.
 
 It looks once, and starts nothing: what comes behind these runs depends on what they show. A budget is of further runs.
 How sure a candidate stands is that at which its evidence so far would certify, or refute, it: per cent, of the share of

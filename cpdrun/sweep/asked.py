@@ -42,7 +42,7 @@ NOT_OF_SCRIPTS = (
     *("init_from", "label_smoothing", "parameter_groups", "clip_norm", "emulation", "loaders", "eval_batch"),
 )
 SEARCH = "search"  # what `cpdrun search` is asked: no part of any run
-SCREEN = "screen"  # and `cpdrun screen`
+SCREEN = "screen"  # and `cpdrun search --allocate`
 TUNE = "search.tune."  # and the key of a run's config that it tunes
 BASELINE = "search.baseline."  # and a key of a run's config, or a group, that says which cell it is
 

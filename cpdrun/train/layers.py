@@ -1,4 +1,4 @@
-"""What layers a run's model has, for `cpdrun screen`: their parameters, and how often they multiply.
+"""What layers a run's model has, for `cpdrun search --allocate`: their parameters, and how often they multiply.
 
     python -m cpdrun.train.layers CONFIG.json OUT.json
 

@@ -49,7 +49,7 @@ def refuse_diverged(run: RunDir) -> None:
     done = run.result()
     if done is not None and done.status is Ending.DIVERGED:
         raise DivergedError(
-            f"{run.path} diverged, so no format can be compared with it. Lower optim.lr, or run cpdrun explain "
+            f"{run.path} diverged, so no format can be compared with it. Lower optim.lr, or run cpdrun report "
             f"{run.path}"
         )
 

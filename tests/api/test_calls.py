@@ -54,7 +54,7 @@ def test_quiet_says_nothing_and_a_second_call_trains_nothing(found, capfd):
 
 def test_others_of_the_same_runs(found):
     assert list(cpdrun.status(str(found.path)).table["state"]) == ["done", "done"]
-    following = cpdrun.next(str(found.path), budget=2)
+    following = cpdrun.search(str(found.path), plan=True, budget=2, quiet=True)
     assert following["fit"] == 2 and following.says
     made = cpdrun.report(str(found.path), format="csv")
     assert len(made["table"]) == 2 and all(Path(file).exists() for file in made["files"])

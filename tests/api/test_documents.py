@@ -50,16 +50,16 @@ def test_commands_on_a_sweep(folder, capsys):
     planned = told(capsys, "sweep", *SMALL, "seed=0,1", f"results_dir={folder}", "--dry-run")
     assert (planned["done"], planned["to_run"]) == (2, 2)
     assert told(capsys, "search", *SMALL, f"results_dir={folder}", "--dry-run")["runs"] == 2
-    assert told(capsys, "next", sweep, "--budget", "3")["fit"] == 3
+    assert told(capsys, "search", "--plan", sweep, "--budget", "3")["fit"] == 3
     assert told(capsys, "predict", *SMALL, f"results_dir={folder}", "--dry-run")["dry_run"]
     assert told(capsys, "report", sweep, "--format", "csv")["table"]
     (standing,) = told(capsys, "status", sweep)["sweeps"]
     assert standing["counts"]["done"] == 2
     run = str(next((folder / "digits_bits" / "runs").iterdir()))
     assert told(capsys, "logs", run)["runs"][0]["lines"]
-    assert told(capsys, "explain", run)
+    assert told(capsys, "report", run)["sentences"]
     assert told(capsys, "cancel", sweep)["sweeps"][0]["asked"] == 0
-    assert told(capsys, "work", sweep)["sweeps"][0]["summary"] is None
+    assert told(capsys, "sweep", "--join", sweep)["sweeps"][0]["summary"] is None
 
 
 def test_a_search_that_trains(capsys, tmp_path):
@@ -81,7 +81,7 @@ def test_a_search_that_trains(capsys, tmp_path):
 
 def test_a_calibration(capsys, tmp_path):
     found = told(
-        capsys, "calibrate", *SMALL, f"results_dir={tmp_path}", "--repeats", "1", "--network", "1gbit"
+        capsys, "doctor", "--calibrate", *SMALL, f"results_dir={tmp_path}", "--repeats", "1", "--network", "1gbit"
     )
     assert Path(found["calibration"]).exists() and {row["format"] for row in found["forecast"]} >= {"e4m3"}
     assert all(row["total_s"] > 0 for row in found["forecast"])
@@ -89,12 +89,12 @@ def test_a_calibration(capsys, tmp_path):
 
 def test_commands_that_need_no_sweep(capsys, tmp_path):
     assert told(capsys, "init", str(tmp_path / "mine"))["files"]
-    assert told(capsys, "schema")["experiment"]
+    assert told(capsys, "init", "--schema")["experiment"]
     assert told(capsys, "formats")["formats"]
     assert told(capsys, "formats", "e2m1fn")["values"]
-    assert told(capsys, "vectors", "e2m1fn", "--count", "1")["vectors"]
+    assert told(capsys, "formats", "--vectors", "e2m1fn", "--count", "1")["vectors"]
     assert told(capsys, "doctor", "--results-dir", str(tmp_path))["findings"]
-    assert told(capsys, "screen", "exp=digits_screen_small", f"results_dir={tmp_path}", "--dry-run")[
+    assert told(capsys, "search", "--allocate", "exp=digits_screen_small", f"results_dir={tmp_path}", "--dry-run")[
         "factors"
     ]
 

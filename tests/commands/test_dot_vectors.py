@@ -1,4 +1,4 @@
-"""`cpdrun vectors ACCUMULATOR`, read by a reader of its own: codes by the meaning of their fields, dot products in
+"""`cpdrun formats --vectors ACCUMULATOR`, read by a reader of its own: codes by the meaning of their fields, dot products in
 rationals (dot_oracle.py)."""
 
 import json

@@ -1,4 +1,4 @@
-"""`cpdrun vectors`: every boundary is asked, and the compiled kernels give the definition's answers."""
+"""`cpdrun formats --vectors`: every boundary is asked, and the compiled kernels give the definition's answers."""
 
 import csv
 import io
@@ -117,7 +117,7 @@ def test_a_file_has_its_definition_and_its_vectors(tmp_path, capsys):
     assert main(["vectors", *words]) == 0
     head, *known = map(json.loads, file.read_text().splitlines())
     assert head["format"]["name"] == "e2m1fn" and "LLVM" in head["definition"] and head["boundaries"] == "all"
-    assert head["made_by"].startswith("cpdrun ") and head["command"].startswith("cpdrun vectors e2m1fn ")
+    assert head["made_by"].startswith("cpdrun ") and head["command"].startswith("cpdrun formats --vectors e2m1fn ")
     assert str(file) in capsys.readouterr().out
     fmt = parse("e2m1fn")
     expected = rows(fmt, [Rule(), Rule("toward_zero")], count=3, seed=0)

@@ -66,7 +66,7 @@ def test_each_calibrated_format_of_the_study_is_a_line_in_a_panel_for_each_netwo
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        (None, "cpdrun calibrate"),
+        (None, "cpdrun doctor --calibrate"),
         ("{", "not JSON"),
         ("{}", "measure again"),
     ],

@@ -78,12 +78,12 @@ SHORTER = {
     ),
     "cpdrun sweep script=train.py recipe=bf16,nvfp4": ("--dry-run", "docs/scripts.md runs the script"),
     "cpdrun sweep --config-dir conf exp=mine": ("epochs=1 seed=0 format=fp32,e3m0", "10 runs of 12 epochs"),
-    "cpdrun screen exp=digits_screen_small": ("--dry-run", "80 runs; tests/screen trains one"),
-    "cpdrun screen --config-dir conf exp=mine screen.low.gradient=e2m1 screen.seeds=3": (
+    "cpdrun search --allocate exp=digits_screen_small": ("--dry-run", "80 runs; tests/screen trains one"),
+    "cpdrun search --allocate --config-dir conf exp=mine screen.low.gradient=e2m1 screen.seeds=3": (
         "--dry-run",
         "72 runs",
     ),
-    "cpdrun screen exp=gpt_plain_screen_small screen.low.weight='[e4m0,e2m1b6fn]'": (
+    "cpdrun search --allocate exp=gpt_plain_screen_small screen.low.weight='[e4m0,e2m1b6fn]'": (
         "--dry-run",
         "of minutes",
     ),
@@ -142,17 +142,17 @@ NOT_RUN = {
         "it needs a screen of 80 runs",
         "tests/screen/test_screen.py::test_the_command_finds_what_was_planted_and_its_search_can_be_typed",
     ),
-    "cpdrun calibrate ": ("it measures for a quarter of a minute", "tests/costmodel/test_calibrate.py"),
-    "cpdrun vectors fp16 --operands e4m3fn,e5m2": (
+    "cpdrun doctor --calibrate ": ("it measures for a quarter of a minute", "tests/costmodel/test_calibrate.py"),
+    "cpdrun formats --vectors fp16 --operands e4m3fn,e5m2": (
         "another test asks for these very answers",
         "tests/commands/test_dot_vectors.py::test_answers_are_what_rationals_say",
     ),
-    "cpdrun vectors e4m3fnuz --rounding to_odd": (
+    "cpdrun formats --vectors e4m3fnuz --rounding to_odd": (
         "docs/formats.md has others",
         "tests/commands/test_vectors_command.py::test_kernels_give_the_known_codes_and_values",
     ),
     "docs/slurm.md: cpdrun status --watch": ("docs/commands.md has it", "tests/launch/test_status.py"),
-    "cpdrun work ": ("it takes what waits, as any launch", "tests/launch/test_work.py"),
+    "cpdrun sweep --join ": ("it takes what waits, as any launch", "tests/launch/test_work.py"),
     "docs/tutorial.md: cpdrun sweep --config-dir conf exp=mine": ("README.md has it", ""),
     "docs/tutorial.md: cpdrun report": ("README.md has it", ""),
     "cpdrun/starter/project/README.md: cpdrun sweep --config-dir conf exp=mine": (
@@ -164,11 +164,11 @@ NOT_RUN = {
         "tests/examples/test_own_project.py::test_sweep_and_report_on_a_model_and_data_of_ones_own",
     ),
     "docs/tutorial.md: cpdrun doctor": ("docs/commands.md has it", "tests/launch/test_doctor.py"),
-    "docs/commands.md: cpdrun screen exp=digits_screen_small": (
+    "docs/commands.md: cpdrun search --allocate exp=digits_screen_small": (
         "docs/screen.md has it",
         "tests/screen/test_screen.py",
     ),
-    "docs/reading_the_report.md: cpdrun explain RUN": (
+    "docs/reading_the_report.md: cpdrun report RUN": (
         "docs/commands.md explains one",
         "tests/explain/test_explain.py",
     ),

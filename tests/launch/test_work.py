@@ -1,4 +1,4 @@
-"""`cpdrun work`: workers that share the folder of a sweep, and a launch that leaves its runs to them."""
+"""`cpdrun sweep --join`: workers that share the folder of a sweep, and a launch that leaves its runs to them."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""`cpdrun next` lists what a search would ask for, with its time and how sure its candidates stand."""
+"""`cpdrun search --plan` lists what a search would ask for, with its time and how sure its candidates stand."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`cpdrun explain` on trained runs: the fix that it names works, and what it cannot explain gets a clear line."""
+"""`cpdrun report` on trained runs: the fix that it names works, and what it cannot explain gets a clear line."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`cpdrun calibrate`: measures, in ranks of its own, what the cost model needs for the model of a run."""
+"""`cpdrun doctor --calibrate`: measures, in ranks of its own, what the cost model needs for the model of a run."""
 
 import contextlib
 import os

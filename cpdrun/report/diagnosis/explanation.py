@@ -1,4 +1,4 @@
-"""The document of `cpdrun explain`: a diagnosis as plain data, with its sentences."""
+"""The document of `cpdrun report`: a diagnosis as plain data, with its sentences."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -28,7 +28,7 @@ def worse_groups(study: Study) -> tuple[list[str], Shown] | None:
     if not rows:
         return None
     sentences = [
-        "What the sums of gradients lost, in one run of each group that is worse. For more: cpdrun explain RUN."
+        "What the sums of gradients lost, in one run of each group that is worse. For more: cpdrun report RUN."
     ]
     if len(worse) > MOST_GROUPS:
         sentences.append(f"{len(worse) - MOST_GROUPS} more groups are worse and not shown here.")

@@ -2,7 +2,7 @@
 
     step = compute + exchange(pattern, bytes)
 
-compute: of one worker, and codec: seconds a value, as `cpdrun calibrate` measured them on one machine; bytes: as the
+compute: of one worker, and codec: seconds a value, as `cpdrun doctor --calibrate` measured them on one machine; bytes: as the
 runs recorded them; exchange: costmodel/patterns.py, with its assumptions: nothing hides behind forward and backward. A
 plain sum in fp32, bf16 or fp16 needs no codec of ours: it costs what a ring or the direct exchange does, whichever is
 less. Seconds to the loss: the steps until the metric was first within the tolerance of the baseline's last of the same
@@ -173,5 +173,5 @@ def steps_to(study: Study, group: Group, against: Group | None) -> float:
 def _codec(key: str, calibration: Calibration) -> Codec:
     if (found := calibration.codecs.get(key) or calibration.compressors.get(key)) is None:
         short = key if not key.startswith("{") else "its compressor"
-        raise CalibrationError(f"{short} is not calibrated: measure again with `cpdrun calibrate`")
+        raise CalibrationError(f"{short} is not calibrated: measure again with `cpdrun doctor --calibrate`")
     return found

@@ -1,6 +1,6 @@
 """What the bits would buy: predicted speed-up against workers, a panel for each network.
 
-The cost model (cpdrun.costmodel) with what `cpdrun calibrate` left in the sweep's folder: weak scaling,
+The cost model (cpdrun.costmodel) with what `cpdrun doctor --calibrate` left in the sweep's folder: weak scaling,
 the direct exchange after backward as cpdrun's own loop does it, each format with APS where the study has it
 so. The formats are the study's that were calibrated.
 """
@@ -44,7 +44,7 @@ def draw(study: Study) -> Figure:
     lines = _lines(study, calibration)
     if not lines:
         raise NotDrawnError(
-            "the calibration has none of the sweep's formats: `cpdrun calibrate` with --formats"
+            "the calibration has none of the sweep's formats: `cpdrun doctor --calibrate` with --formats"
         )
     return picture(calibration, lines, study.networks)
 

@@ -1,15 +1,16 @@
-"""A float32 tensor's elements, counted by binade and by *cell* of a binade, and what every cell's elements round to, as
-exact sums.
+"""Histograms of float32 tensors by binade and by cell of a binade, and exact sums of what the elements round to.
 
-The rounded mantissa, for every spacing 2^-m of m = -1 .. 10, is decided by the first 11 bits of the mantissa's fraction
-and by whether any of the others is set: 4096 cells of a binade. An element is |x| = (low + d) 2^k, where low is its
-cell's lower end and d what lies above it. What each cell becomes is asked of `custom_fp.quantize` once.
+A binade holds the values with 2^k <= |x| < 2^(k+1). It is divided into 4096 cells: the first 11 bits of the mantissa's
+fraction, and one bit that tells whether any of the remaining bits is set. The cell determines the rounded mantissa for
+every spacing 2^-m with m = -1 .. 10. An element is |x| = (low + d) 2^k, where low is the lower end of its cell and d is
+the distance from that end. `custom_fp.quantize` is called once to find the value to which each cell is rounded.
 
-All sums are of integers in units of 2^-11 (low, q) and 2^-23 (d), exact in float64 for up to 2^22 elements: the order
-of addition plays no part, and the two ways to have them are equal bit for bit. `by_matrices` is the definition, on any
-device; `natively`, of custom_fp's CPU extension, merges cells that round alike as the spacing grows.
+All sums add integers, in units of 2^-11 (low and the rounded mantissa q) and 2^-23 (d). They are exact in float64 for
+up to 2^22 elements. Therefore the order of addition does not matter, and the two implementations agree bit for bit.
+`by_matrices` is the definition and runs on any device. `natively` uses the CPU extension of custom_fp, which merges
+cells that round to the same value as the spacing grows.
 
-Legend: K binades, C = 4096 cells, S = len(SPACINGS).
+Legend: n elements, K binades, C = 4096 cells, S = len(SPACINGS).
 """
 
 from collections.abc import Sequence
@@ -21,14 +22,14 @@ import custom_fp
 import torch
 from torch import Tensor
 
+# The exponents m of the spacings 2^-m of a mantissa between 1 and 2.
 SPACINGS = tuple(range(-1, 11))
-"""The m of a spacing 2^-m, of a mantissa in 1 .. 2."""
 
+# The largest number of elements in one pass. Up to this size the sums are exact, and it bounds the temporary memory.
 MOST = 1 << 22
-"""Elements at once: sums stay exact, and what a pass takes beside the tensor is bounded."""
 
-DROPPED = 12  # bits of a float32 mantissa below the first 11
-CELLS = 1 << 12  # 11 bits, and whether any other is set
+DROPPED = 12  # the number of float32 fraction bits below the first 11
+CELLS = 1 << 12  # 11 fraction bits, and one bit that tells whether any lower bit is set
 FIELD_BITS = 23
 BIAS = 127
 _NO_FIELD = 1 << 30
@@ -36,11 +37,26 @@ _NO_FIELD = 1 << 30
 
 @dataclass(frozen=True)
 class Sums:
-    """float64, of the elements of a binade each, for k = 0. With q what u = low + d is rounded to and r = q - low:
+    """Sums over the elements of each binade, as float64 tensors.
 
-    n, x, low_low, d, low_d, d_d        (K,) 1, u, low^2, d, low d, d^2
-    r, r_r, low_r, d_r                  (K, S)
-    up, x_up, last, x_last              (K, S) 1 and u of those with q = 2, and with q at 2 - 2^-m or beyond
+    The mantissas are scaled to k = 0. An element has the mantissa u = low + d in [1, 2). It is rounded to q, and
+    r = q - low.
+
+    Attributes:
+        n: (K,) The number of elements.
+        x: (K,) The sum of u.
+        low_low: (K,) The sum of low^2.
+        d: (K,) The sum of d.
+        low_d: (K,) The sum of low d.
+        d_d: (K,) The sum of d^2.
+        r: (K, S) The sum of r.
+        r_r: (K, S) The sum of r^2.
+        low_r: (K, S) The sum of low r.
+        d_r: (K, S) The sum of d r.
+        up: (K, S) The number of elements with q = 2, which is in the next binade.
+        x_up: (K, S) The sum of u over the elements with q = 2.
+        last: (K, S) The number of elements with q >= 2 - 2^-m, the last value of the binade.
+        x_last: (K, S) The sum of u over the elements with q >= 2 - 2^-m.
     """
 
     n: Tensor
@@ -60,23 +76,35 @@ class Sums:
 
 
 class Counted(NamedTuple):
-    """Of one tensor: the binades k that have normal float32 values, (K,) int64, ascending; and its subnormal values, in
-    no binade; None without any."""
+    """The binades and the subnormal values of one tensor.
+
+    Attributes:
+        binades: (K,) int64, ascending. The exponents k of the binades that contain normal float32 values.
+        subnormal: The subnormal float32 values, which are not counted in any binade. None if there are none.
+    """
 
     binades: Tensor
     subnormal: Tensor | None
 
 
 def sums(chunks: Sequence[Tensor]) -> tuple[list[Counted], Sums]:
-    """Of tensors of any float dtype, of at most MOST values each: what each of them has, and the sums of all their
-    binades, tensor by tensor."""
+    """Return the binades of each tensor, and the sums of all their binades.
+
+    Zeros, inf and NaN are not counted.
+
+    Args:
+        chunks: Tensors of any shape and float dtype, with at most MOST elements each.
+
+    Returns:
+        One `Counted` per tensor, and the `Sums` of all their binades, concatenated in the order of the tensors.
+    """
     flat = [x.detach().reshape(-1).float().contiguous() for x in chunks]
     fast = custom_fp.backend("cpu") == "native" and all(x_n.device.type == "cpu" for x_n in flat)
     return natively(flat) if fast else by_matrices(flat)
 
 
 def natively(flat: Sequence[Tensor]) -> tuple[list[Counted], Sums]:
-    """`sums` of contiguous float32 tensors on the CPU, by custom_fp's extension."""
+    """Compute `sums` of contiguous float32 tensors on the CPU with custom_fp's extension."""
     from custom_fp.native import count_binades
 
     counted, rows = [], []
@@ -102,7 +130,10 @@ def natively(flat: Sequence[Tensor]) -> tuple[list[Counted], Sums]:
 
 
 def by_matrices(flat: Sequence[Tensor]) -> tuple[list[Counted], Sums]:
-    """`sums` of contiguous float32 tensors: of the counts of cells, by matrices of what each of them becomes."""
+    """Compute `sums` of contiguous float32 tensors.
+
+    The elements are counted by cell, and the counts are multiplied by matrices that describe how each cell is rounded.
+    """
     pairs = [_by_matrices(x_n) for x_n in flat]
     of_each = [[getattr(of, f.name) for f in fields(Sums)] for _, of in pairs]
     return [one for one, _ in pairs], Sums(*map(torch.cat, zip(*of_each, strict=True)))
@@ -111,7 +142,7 @@ def by_matrices(flat: Sequence[Tensor]) -> tuple[list[Counted], Sums]:
 def _by_matrices(x_n: Tensor) -> tuple[Counted, Sums]:
     bits_n, cell_n = split(x_n)
     least, most = (int(bits) >> FIELD_BITS for bits in bits_n.aminmax())
-    # zeros, subnormals, inf, NaN: they fall into the places before and after
+    # Zeros, subnormals, inf and NaN are clamped to the first and the last place below, which are dropped.
     has_others = least == 0 or most == 255
     subnormal = None
     if has_others:
@@ -121,7 +152,7 @@ def _by_matrices(x_n: Tensor) -> tuple[Counted, Sums]:
         least = int(torch.where(field_n == 0, _NO_FIELD, field_n).amin())
         most = int(torch.where(field_n == 255, 0, field_n).amax())
     if not least <= most < 255:
-        least, most = 1, 0  # none
+        least, most = 1, 0  # there are no normal values
     first, count = least * CELLS, (most - least + 1) * CELLS
     place_n = cell_n.sub_(first - 1)
     place_n = (place_n.clamp_(0, count + 1) if has_others else place_n).long()
@@ -139,33 +170,48 @@ def _by_matrices(x_n: Tensor) -> tuple[Counted, Sums]:
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(n,) int32 of a float32 tensor: the bits of |x|, and its cell's number among those of all fields."""
+    """Return the bits and the cells of a float tensor's elements.
+
+    Returns:
+        (n,) int32 with the bits of |x| as float32, and (n,) int32 with the index of each element's cell, which counts
+        the cells of all exponent fields: exponent field * CELLS + cell.
+    """
     bits_n = x.detach().reshape(-1).float().contiguous().view(torch.int32) & 0x7FFFFFFF
-    # one more where a dropped bit is set
+    # The addition carries into the kept bits if any dropped bit is set.
     cell_n = (bits_n + ((1 << DROPPED) - 1)).bitwise_right_shift_(DROPPED)
     return bits_n, cell_n.add_(bits_n >> DROPPED)
 
 
 @cache
 def roundings(device: torch.device) -> tuple[Tensor, Tensor]:
-    """(C,) lower end u of each cell, 1 <= u < 2, and (C, S) what its elements are rounded to, float64."""
+    """Return the lower end of each cell and the values to which its elements are rounded.
+
+    Returns:
+        (C,) float64 with the lower ends u, 1 <= u < 2, and (C, S) float64 with the rounded values for each spacing.
+    """
     cells = torch.arange(CELLS, device=device)
     low_C = 1 + (cells >> 1).double() * 2.0**-11
-    inside_C = (low_C + (cells & 1) * 2.0**-12).float()  # of odd cells the middle: neither end is in them
-    # of the spacing 2: the smallest value of a format without subnormals, so that 1 is halfway to zero
+    # An odd cell contains neither of its ends, so its middle represents it.
+    inside_C = (low_C + (cells & 1) * 2.0**-12).float()
+    # The first format has the spacing 2. It has no subnormals and its smallest value is 2, so 1 is halfway to zero.
     formats = [custom_fp.Format(2, 0, bias=0), *(custom_fp.Format(8, m) for m in SPACINGS[1:])]
     return low_C, torch.stack([custom_fp.quantize(inside_C, fmt).double() for fmt in formats], 1)
 
 
 @cache
 def lasts(device: torch.device) -> Tensor:
-    """(S,) the last value of a binade, for k = 0."""
+    """Return the last value of the binade k = 0 for each spacing, (S,) float64."""
     return torch.tensor([2 - 2.0**-m for m in SPACINGS], dtype=torch.float64, device=device)
 
 
 @cache
 def _rounded() -> Tensor:
-    """For the extension: of m = 10 all cells, of m = 9 every other one's bits ..., int32, in units of 2^-11."""
+    """Return the rounded values of cells in the layout that the extension expects.
+
+    Returns:
+        int32, in units of 2^-11: for m = 10 the values of all 4096 cells, then for m = 9 those of its 2048 merged
+        cells, and so on down to the 2 cells of m = -1.
+    """
     _, q_CxS = roundings(torch.device("cpu"))
     found = []
     for m in reversed(SPACINGS):
@@ -176,8 +222,13 @@ def _rounded() -> Tensor:
 
 @cache
 def _matrices(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(C, 3 S), r, r^2 and low r of each cell, r = rounded - low; and (S,) int64, the last cells
-    that do not round to the next binade, and to the last value of this one or beyond: those behind do; -1 for none."""
+    """Return the matrices that turn counts of cells into sums.
+
+    Returns:
+        (C, 3 S) float64 with r, r^2 and low r of each cell, where r = rounded value - low. Then two (S,) int64 tensors:
+        the last cell that is not rounded to the next binade, and the last cell that is rounded to less than the last
+        value of its binade. All later cells are rounded to at least these values. -1 means that all cells are.
+    """
     low_C, q_CxS = roundings(device)
     r = q_CxS - low_C[:, None]
     below_up, below_last = (q_CxS < 2).sum(0) - 1, (q_CxS < lasts(device)).sum(0) - 1
@@ -185,7 +236,13 @@ def _matrices(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _of_cells(n_KxC: Tensor, d_KxC: Tensor, d_d_K: Tensor) -> Sums:
-    """Of the cells' counts and sums of d and the binades' sums of d^2."""
+    """Return the sums of binades.
+
+    Args:
+        n_KxC: The number of elements in each cell.
+        d_KxC: The sum of d in each cell.
+        d_d_K: The sum of d^2 in each binade.
+    """
     device, S = n_KxC.device, len(SPACINGS)
     low_C, _ = roundings(device)
     by_count, below_up, below_last = _matrices(device)
@@ -200,5 +257,11 @@ def _of_cells(n_KxC: Tensor, d_KxC: Tensor, d_d_K: Tensor) -> Sums:
 
 
 def _behind(below_KxC: Tensor, total_K: Tensor, cell_S: Tensor) -> Tensor:
-    """(K, S) of running sums and their totals: what is behind each of the cells."""
+    """Return the sums over all cells after the given cells, (K, S).
+
+    Args:
+        below_KxC: Cumulative sums over cells.
+        total_K: The totals of each binade.
+        cell_S: The last cell to leave out for each spacing; -1 leaves out none.
+    """
     return total_K[:, None] - below_KxC[:, cell_S.clamp_min(0)] * (cell_S >= 0)

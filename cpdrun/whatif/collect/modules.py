@@ -1,5 +1,8 @@
-"""A model's layers: as rules know them, for a config that is judged without the model; and what their products read,
-and what comes back to them, while a step is looked at."""
+"""Descriptions of a model's layers, and hooks that record their operands.
+
+The descriptions contain everything that precision rules need, so that the effects of a config can be computed without
+the model. The hooks record the inputs of Linear and Conv layers and the gradients of their outputs during one step.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,14 @@ _WATCHED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def modules_of(model: nn.Module) -> list[dict[str, Any]]:
-    """What `SeenLayer` must know of each layer of a model, prepared for a precision or not."""
+    """Return a description of each layer of a model, from which `SeenLayer.of` restores the layer.
+
+    Args:
+        model: The model. It may or may not have been prepared for a precision.
+
+    Returns:
+        One dictionary per layer, which can be written as JSON.
+    """
     name_of = {id(p): name for name, p in model.named_parameters()}
     found = []
     for layer in layers_of(model):
@@ -39,7 +49,15 @@ def modules_of(model: nn.Module) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class SeenLayer(Layer):
-    """A layer of a model that is not here."""
+    """A layer of a model that is not loaded. `module` is None.
+
+    Attributes:
+        called: The class name of the layer, or the name of its attention function.
+        named: Whether a pattern such as * does not match the layer's products, as in `Layer.must_be_named`.
+        takes_part: Pairs of a role and the products in which that role takes part.
+        is_norm: Whether the layer is a normalization layer.
+        parameters: The names of the layer's own trainable parameters.
+    """
 
     called: str = ""
     named: bool = False
@@ -74,20 +92,30 @@ class SeenLayer(Layer):
 
 
 class Watched:
-    """Linear and Conv layers of a model, as worker 0 calls them. `here`: whether this rank plays it."""
+    """Record the operands of a model's Linear and Conv layers in the calls of worker 0.
+
+    Args:
+        model: The model to record.
+        here: Whether this rank emulates worker 0. No layer is recorded on other ranks.
+
+    Attributes:
+        layers: The recorded layers by name.
+        handles: The handles of the registered hooks.
+        calls: The number of calls of the model since `open`.
+        attends: Whether the model called scaled_dot_product_attention, whose operands are not recorded.
+        found: The recorded tensors, by role and layer.
+    """
 
     def __init__(self, model: nn.Module, here: bool):
         self.model = model
         self.layers = {name: m for name, m in model.named_modules() if here and isinstance(m, _WATCHED)}
         self.handles: list[Any] = []
         self.calls = 0
-        self.attends = (
-            False  # whether the model called scaled_dot_product_attention, whose operands are not looked at
-        )
+        self.attends = False
         self.found: dict[str, dict[str, list[Tensor]]] = {}
 
     def open(self) -> None:
-        """From here on; of the first worker that calls the model alone."""
+        """Start recording. Only the first worker that calls the model is recorded."""
         self.calls, self.found = 0, {"activation": {}, "output_gradient": {}}
         if not self.layers:
             return
@@ -97,7 +125,12 @@ class Watched:
             self.handles.append(module.register_forward_hook(self._hook(name)))
 
     def close(self) -> dict[str, dict[str, Tensor]]:
-        """By role and layer, all that was read or came back, one tensor each."""
+        """Stop recording and return the recorded tensors.
+
+        Returns:
+            {role: {layer: values}} for the roles activation and output_gradient. The values of several calls of a layer
+            are flattened and concatenated. Roles without values are left out.
+        """
         if self.handles:
             F.scaled_dot_product_attention = self.attention
         for handle in self.handles:
@@ -118,7 +151,10 @@ class Watched:
             self.calls += 1
 
     def counts(self) -> bool:
-        """Whether a call is a worker's: here all are, between `open` and `close`."""
+        """Return whether the current call belongs to a worker's training step.
+
+        In this class, all calls between `open` and `close` do. Subclasses exclude evaluation.
+        """
         return True
 
     def _hook(self, name: str) -> Any:
@@ -136,7 +172,7 @@ class Watched:
 
 
 def _of_worker_0(x: Tensor) -> Tensor:
-    """A copy; of a tensor in a pass over many workers (torch.func.vmap) the first one's."""
+    """Return a copy of a tensor. If torch.func.vmap batches several workers, copy the values of the first worker."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         place = functorch.maybe_get_bdim(x) if functorch.is_batchedtensor(x) else None

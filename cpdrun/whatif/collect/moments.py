@@ -1,16 +1,17 @@
-"""What rounding would do to a tensor, for every scalar format and every power-of-two shift at once.
+"""Tables of moments that determine the rounding error of a tensor for every scalar format and power-of-two shift.
 
-Nearest-even rounding of x with 2^k <= |x| < 2^(k+1) depends on the mantissa u = |x| / 2^k alone, and on the spacing
-of the format's values there: 2^(k - m'), where m' is the format's mantissa bits m among its normal values and m -
-(emin - k) among its subnormal ones. A shift moves k and nothing else. So for each binade k and each m' of -1 .. 10 a
-few sums say all that any scalar format of at most 10 mantissa bits does, saturation included (`tally.py`). Below m' =
--1 everything becomes zero.
+Let 2^k <= |x| < 2^(k+1). Rounding x to nearest even depends only on the mantissa u = |x| / 2^k and on the spacing of
+the format's values in this binade. The spacing is 2^(k - m'). Here m' is the number of mantissa bits m if the values
+are normal, and m - (emin - k) if they are subnormal. A shift changes only k. Therefore a few sums for each binade k and
+each m' of -1 .. 10 determine the error of any scalar format with at most 10 mantissa bits, including saturation
+(`cpdrun.whatif.simulate.rounding_error`). Below m' = -1, every value is rounded to zero.
 
-Elements are counted by these m' and by what decides them (`cells.py`), in integers: a table's sums are exact but for
-float64's rounding in the last products, a relative 1e-12. Tensors of a few elements are gone through one by one.
+The elements are counted by cell in integers (`cpdrun.whatif.collect.histogram`). The sums of a table are therefore
+exact except for the rounding of the last products in float64, a relative error of 1e-12. Small tensors are processed
+element by element.
 
-inf and NaN are counted and take no other part; zeros likewise, of either sign (a zero stays one). Subnormal float32
-values are values as all others: their k goes down to -149.
+Tables do not contain inf, NaN or zeros of either sign, because a zero is always rounded to zero. `Seen` counts them
+separately. Subnormal float32 values are treated like all other values. Their k goes down to -149.
 
 Legend: K binades, T tensors, n elements, S = len(SPACINGS), F = len(COLUMNS).
 """
@@ -35,15 +36,17 @@ from cpdrun.whatif.collect.histogram import (
 
 OF_BINADE = ("count", "magnitude", "square")
 OF_SPACING = ("error", "squared_error", "product", "up", "last", "up_error", "last_error")
+# The names of a row's columns. Each column is a sum over the elements of a binade, in the units of x. q is |x| rounded,
+# and e = q - |x| is the error, which is positive if the magnitude grows.
+#
+#     count, magnitude, square    the number of elements, the sum of |x|, the sum of x^2
+#     error, squared_error        the sums of e and e^2
+#     product                     the sum of |x| e
+#     up, up_error                the number of elements with q = 2^(k+1), in the next binade, and the sum of their e
+#     last, last_error            the number of elements with q >= 2^(k+1) - 2^(k-m'), the last value of the binade, and
+#                                 the sum of their e
 COLUMNS = (*OF_BINADE, *(f"{name}{m}" for name in OF_SPACING for m in SPACINGS))
-"""A row's sums over the elements of its binade, in the units of x, where q is |x| rounded and e = q - |x|:
-
-    count, magnitude, square    1, |x|, x^2
-    error, squared_error        e, e^2: positive where the magnitude grows
-    product                     |x| e
-    up, up_error                1 and e of those with q = 2^(k+1), the next binade
-    last, last_error            1 and e of those with q at the binade's last value, 2^(k+1) - 2^(k-m'), or beyond
-"""
+# The power of s by which a column grows when x is multiplied by s.
 _POWERS = dict(zip(OF_BINADE, (0, 1, 2), strict=True)) | {
     name: {"error": 1, "squared_error": 2, "product": 2, "up": 0, "last": 0}.get(name, 1)
     for name in OF_SPACING
@@ -54,14 +57,20 @@ _POWER_F = [
 ]
 
 _LIFT = 64  # float32 subnormals times 2^64 are normal
-_SMALL = 2048  # elements up to which one by one is cheaper than by cells
+_SMALL = 2048  # up to this number of elements, processing them one by one is faster than counting cells
 
 
 def tables(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Of each tensor (float32, any shape) its binades k, (K,) int64, ascending, and their rows, (K, F) float64, on
-    the CPU.
+    """Return the table of each tensor.
 
-    Tensors are not changed. Binades without elements have no row; a tensor of zeros has none.
+    The tensors are not changed.
+
+    Args:
+        tensors: float32 tensors of any shape.
+
+    Returns:
+        For each tensor, its binades k as (K,) int64 in ascending order, and their rows as (K, F) float64, both on the
+        CPU. Binades without elements have no row, so a tensor of zeros has an empty table.
     """
     found = [_none()] * len(tensors)
     small = [t for t, x in enumerate(tensors) if x.numel() <= _SMALL]
@@ -73,7 +82,7 @@ def tables(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def add(*parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The table of several tensors' elements together."""
+    """Return the table of all elements of several tensors, given the tensors' tables."""
     if len(parts) == 1:
         return parts[0]
     binades_K, rows_KxF = torch.cat([k for k, _ in parts]), torch.cat([rows for _, rows in parts])
@@ -103,7 +112,10 @@ def _counted(chunks: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _rows(of: cells.Sums) -> Tensor:
-    """(K, F) for k = 0: with x = low + d and e = r - d."""
+    """Return the rows that follow from sums over cells, (K, F), scaled to k = 0.
+
+    They use x = low + d and e = r - d.
+    """
     d, dd = of.d[:, None], of.d_d[:, None]
     up_error = 2 * of.up - of.x_up
     last_error = 2 * of.up + lasts(of.n.device) * (of.last - of.up) - of.x_last
@@ -120,14 +132,20 @@ def _rows(of: cells.Sums) -> Tensor:
 
 
 def _lifted(x_n: Tensor) -> tuple[Tensor, Tensor]:
-    """Of subnormal float32 values alone: those of x * 2^64, exact, brought down again."""
+    """Return the table of subnormal float32 values.
+
+    The values are multiplied by 2^64, which is exact, and the resulting table is scaled back.
+    """
     ((binades_K, rows),) = _counted([(x_n.double() * 2.0**_LIFT).float()])
     power_F = torch.tensor(_POWER_F, dtype=torch.float64)
     return binades_K - _LIFT, rows * torch.exp2(-_LIFT * power_F)
 
 
 def _one_by_one(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """The same of small tensors, all at once: each element has a row, and rows are added by tensor and binade."""
+    """Return the tables of small tensors, computed in one pass.
+
+    Each element gets a row, and the rows are added by tensor and binade.
+    """
     if not tensors:
         return []
     device = tensors[0].device
@@ -143,7 +161,7 @@ def _one_by_one(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     bits_n, cell_n, fields_n = bits_n[here_n], cell_n[here_n], fields_n[here_n]
     binade_n = fields_n.long() - BIAS - _LIFT * lift_n[here_n].long()
     low_n = (bits_n & (1 << DROPPED) - 1).double() * 2.0**-23
-    # binades are from -149 to 127
+    # Binades range from -149 to 127, so binade + 256 fits in 512 values.
     key_n, order_n = torch.sort(tensor_n[here_n] * 512 + binade_n + 256, stable=True)
     cell_n, low_n = (cell_n & CELLS - 1).long()[order_n], low_n[order_n]
     keys, counts = torch.unique_consecutive(key_n, return_counts=True)
@@ -159,7 +177,14 @@ def _one_by_one(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _rows_of_one(cell_n: Tensor, low_n: Tensor) -> Tensor:
-    """(F, n), a column for each element: cells and d above their lower ends. In place, for memory is what it costs."""
+    """Return the row of each single element as a column, (F, n) float64, scaled to k = 0.
+
+    The columns are computed in place because memory dominates the cost.
+
+    Args:
+        cell_n: (n,) int64. The cell of each element in its binade.
+        low_n: (n,) float64. The distance d of each mantissa from the lower end of its cell.
+    """
     low_C, q_CxS = roundings(cell_n.device)
     rows_Fxn = torch.empty(len(COLUMNS), len(cell_n), dtype=torch.float64, device=cell_n.device)
     one, u_n, square = rows_Fxn[: len(OF_BINADE)]
@@ -177,7 +202,10 @@ def _rows_of_one(cell_n: Tensor, low_n: Tensor) -> Tensor:
 
 
 def _scaled(binades_K: Tensor, rows_KxF: Tensor) -> tuple[Tensor, Tensor]:
-    """From k = 0 to the units of x, exact: float64 holds 2^-298."""
+    """Scale rows from k = 0 to the units of x, and move them to the CPU.
+
+    The scaling is exact, because the smallest factor, 2^-298, can be represented in float64. `rows_KxF` is overwritten.
+    """
     power_F = torch.tensor(_POWER_F, dtype=torch.float64, device=rows_KxF.device)
     rows_KxF *= torch.exp2(binades_K.double()[:, None] * power_F)
     return binades_K.cpu(), rows_KxF.cpu()

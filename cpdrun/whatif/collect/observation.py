@@ -1,18 +1,22 @@
-"""What was seen of a run's tensors: in each observed step, of each role and layer, a table and a sample; and their
-file.
+"""Observations of a run's tensors, and the file in which they are stored.
 
-    gradient         each worker's, of the layers (parameters), divided by the number of workers N: their sum is the
-                    mean
-    weight, update   of the parameters: before the step, and what it adds, the difference in float32
-    activation, output_gradient    of the layers that multiply: what worker 0's products read of a batch, and what comes
-                     back to them
+An observation contains a table of moments and a sample for each role and layer in each observed step. The roles are:
 
-A sample is of runs of 32 neighbours, so that formats with scales see blocks as they are. RUN/observed.npz holds
-arrays of numbers and one of JSON, `about`; nothing in it is code.
+    gradient          The gradient of each worker for each layer (parameter), divided by the number of workers N, so
+                      that the sum over workers is the mean gradient.
+    weight            The parameters before the step.
+    update            The change of the parameters in the step: the difference of the weights in float32.
+    activation        The inputs of the matrix products of worker 0, for layers that multiply.
+    output_gradient   The gradients of the outputs of these layers.
 
-Its size: rows of 87 float64 for each binade with elements (about 20) of each layer and step, and the samples, for each
-layer and step at most 1,024 elements of each worker, or fewer where layers and workers are many (`samples.py`): nothing
-that grows with the length of the run.
+Samples consist of runs of 32 neighboring elements, so that formats with scales are applied to real blocks. The file
+RUN/observed.npz contains numeric arrays and one array with JSON, `about`. It contains no code.
+
+The size of the file does not grow with the length of the run. For each layer and step, it contains a row of 87 float64
+for each binade that has elements (about 20), and at most 1,024 sampled elements of each worker. Runs with many layers
+and workers have fewer sampled elements (`samples.py`).
+
+Legend: N workers, K binades, F = len(COLUMNS), n sampled elements of a layer.
 """
 
 from __future__ import annotations
@@ -34,14 +38,21 @@ ROLES = ("gradient", "weight", "update", "activation", "output_gradient")
 
 @dataclass(frozen=True)
 class Seen:
-    """One role of one layer in one step.
+    """The statistics of one role of one layer in one step.
 
-    binades: (K,) int16; rows: (K, F) float64 (`tables.py`). zeros, nonfinite: elements that are in no table. largest:
-    of the finite magnitudes. numel: elements of the layer (of one worker), of which `samples` has some:
+    Attributes:
+        binades: (K,) int16, ascending. The exponents k of the binades that have elements.
+        rows: (K, F) float64. The moments of each binade (`moments.py`).
+        zeros: The number of elements that are zero. The table does not contain them.
+        nonfinite: The number of elements that are inf or NaN. The table does not contain them.
+        largest: The largest finite magnitude.
+        numel: The number of elements of the layer, for one worker.
+        samples: float32 arrays by name. All roles have `values`, and gradients also have `extremes` and `maxima`.
 
-        values     (n,) float32, or (N, n) of the gradients of N workers
-        extremes   (N, 2) of gradients: the elements where the largest of all workers and that of their sum lie
-        maxima     (N,) each worker's largest finite magnitude in the whole layer
+            values: (n,), or (N, n) for the gradients of N workers. The sampled elements.
+            extremes: (N, 1). The element at which the sum of all workers has its largest magnitude; (N, 0) for an empty
+                layer.
+            maxima: (N,). The largest finite magnitude of each worker in the whole layer.
     """
 
     binades: np.ndarray
@@ -56,7 +67,10 @@ class Seen:
         return self.rows[:, COLUMNS.index(name)]
 
     def with_workers(self, later: Seen) -> Seen:
-        """Both, of workers that follow each other. Of other roles than gradients their samples are the first one's."""
+        """Return the statistics of these workers and of the workers that follow them.
+
+        Tables and counts are added. Samples are concatenated along the axis of the workers.
+        """
         binades = np.union1d(self.binades, later.binades)
         rows = np.zeros((len(binades), len(COLUMNS)))
         for part in (self, later):
@@ -74,9 +88,15 @@ class Seen:
 
 @dataclass
 class Observation:
-    """of_steps[step][role][layer], steps counted from 0. about: what a reader must know of the run: world_size, steps,
-    steps_an_epoch, epochs, loss_scale, `modules`, its layers as rules know them, and `attends`, whether it forms
-    attention's products. unseen: in sentences, what could not be looked at."""
+    """The statistics of a run's tensors in its observed steps.
+
+    Attributes:
+        about: The facts about the run that the simulation needs: world_size, steps, steps_an_epoch, epochs, loss_scale,
+            layers (the names of the parameters), modules (the descriptions of the layers, from `modules_of`) and
+            attends (whether the model calls scaled_dot_product_attention).
+        of_steps: The statistics as of_steps[step][role][layer]. Steps are counted from 0.
+        unseen: A sentence for each thing that could not be observed.
+    """
 
     about: dict[str, Any] = field(default_factory=dict)
     of_steps: dict[int, dict[str, dict[str, Seen]]] = field(default_factory=dict)
@@ -87,17 +107,17 @@ class Observation:
         return sorted(self.of_steps)
 
     def of(self, role: str) -> dict[int, dict[str, Seen]]:
-        """By step and layer; {} where the role was not seen."""
+        """Return the statistics of a role as {step: {layer: Seen}}. Steps without this role are left out."""
         return {step: self.of_steps[step][role] for step in self.steps if role in self.of_steps[step]}
 
     def before(self, step: int) -> Observation:
-        """What was seen before this step, for a run that goes on from there."""
+        """Return the part of the observation before the given step, for a run that resumes from that step."""
         return Observation(
             self.about, {s: seen for s, seen in self.of_steps.items() if s < step}, self.unseen
         )
 
     def save(self, path: Path) -> None:
-        """In one step: a reader sees the old file or the new one."""
+        """Write the observation to a file atomically, so that readers see either the old or the new file."""
         arrays: dict[str, np.ndarray] = {}
         entries: dict[str, list[list[Any]]] = {}
         names: dict[str, list[str]] = {}
@@ -130,8 +150,8 @@ class Observation:
         """Read the observation of a run.
 
         Raises:
-            OSError: there is no such file, or it is no regular file.
-            ValueError: it holds no observation of this version.
+            OSError: The file does not exist or is not a regular file.
+            ValueError: The file does not contain an observation, or another version of cpdrun wrote it.
         """
         try:
             arrays = read_arrays(path)
@@ -167,7 +187,7 @@ class Observation:
 
 
 def merged(parts: Iterable[dict[str, dict[str, Seen]]]) -> dict[str, dict[str, Seen]]:
-    """One step, of all ranks in their order."""
+    """Merge the statistics that the ranks recorded in one step, given in the order of the ranks."""
     whole: dict[str, dict[str, Seen]] = {}
     for part in parts:
         for role, layers in part.items():

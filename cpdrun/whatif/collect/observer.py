@@ -1,5 +1,7 @@
-"""Looks at a run's tensors in some of its steps, and changes nothing: a run that is observed has the bits of one that
-is not. It copies, counts and draws nothing from a generator.
+"""The observer, which records statistics of a run's tensors in some of its steps.
+
+The observer only copies and counts, and it draws no random numbers. Therefore an observed run is bit-identical to one
+that is not observed.
 
 Legend: N workers, W of them on this rank, P parameters.
 """
@@ -24,7 +26,16 @@ OWN_WEIGHTS = "gradient, weight, update: each worker has weights of its own: not
 
 
 def steps_to_see(observe: int, steps: int) -> list[int]:
-    """So many of a run's steps, evenly spread, the first and the last among them; all where it has no more."""
+    """Return the steps to observe.
+
+    Args:
+        observe: The number of steps to observe.
+        steps: The number of steps of the run.
+
+    Returns:
+        `observe` evenly spaced steps in ascending order, including the first and the last, or only the first if
+        `observe` is 1. All steps if the run does not have more, and none if one of the arguments is below 1.
+    """
     if observe < 1 or steps < 1:
         return []
     n = min(observe, steps)
@@ -32,8 +43,28 @@ def steps_to_see(observe: int, steps: int) -> list[int]:
 
 
 class Observer:
-    """Of one run, on one rank. A learner tells it what there is to see in a step (`begin`, `gradients`, `end`); the
-    loop has it written."""
+    """Record the observation of one run on one rank.
+
+    The training loop calls `begin` and `end` around each step, and `keep` and `write` to store the observation. The
+    learner calls `gradients` in each step.
+
+    Args:
+        config: The resolved configuration. `observe` is the number of steps to observe.
+        parts: The parts of the run.
+        workers: The workers that this rank emulates.
+        run: The folder of the run.
+
+    Attributes:
+        due: The steps to observe.
+        parameters: The trainable parameters by name; empty if no step is observed.
+        shared: Whether all workers share the same weights. If not, gradients and weights are not observed.
+        found: The observation so far. Only rank 0 has the observed steps.
+        step: The step that is being observed; None between observed steps.
+        look: The snapshot of the step that is being observed.
+        weights: Copies of the parameters before the step.
+        fresh: The observed steps that have not been written to a file yet.
+        watched: The hooks that record the operands of layers; None if no step is observed.
+    """
 
     def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, run: RunDir):
         self.workers, self.run = workers, run
@@ -41,10 +72,10 @@ class Observer:
         self.parameters = trainable(parts.model) if self.due else {}
         self.shared = parts.learner.shares_weights
         self.found = Observation()
-        self.step: int | None = None  # that is being looked at
+        self.step: int | None = None
         self.look = Look(workers, 0)
         self.weights: list[Tensor] = []
-        self.fresh: list[int] = []  # steps that no file has yet
+        self.fresh: list[int] = []
         self.watched: Watched | None = None
         if self.due:
             self.found.about = {
@@ -61,7 +92,12 @@ class Observer:
                 self.found.unseen = [OWN_WEIGHTS]
 
     def goes_on(self, step: int) -> None:
-        """The run starts at this step, or goes on from there: what its files have of earlier ones is kept."""
+        """Prepare to start the run, or to resume it from `step`.
+
+        At step 0, rank 0 deletes the files that an earlier attempt left in the folder of parts. At a later step, it
+        loads the observations of the steps before `step` from the run's files. An observation that cannot be read is
+        lost, and a message is printed.
+        """
         if not self.due or self.workers.rank != 0:
             return
         if step == 0:
@@ -75,7 +111,7 @@ class Observer:
                 print(f"observe: what was seen before step {step} is lost ({error})", flush=True)
 
     def begin(self, step: int) -> None:
-        """Before the workers of a step see their batches."""
+        """Start observing a step if it is due. Call this before the workers receive their batches."""
         if step not in self.due:
             return
         self.step, self.look = step, Look(self.workers, len(self.parameters))
@@ -84,13 +120,17 @@ class Observer:
         self.watched.open()
 
     def gradients(self, stacks_WxP: Sequence[Tensor]) -> None:
-        """As they are exchanged: (W, ...) of each parameter, divided by N. Collective where it is a step to see."""
+        """Record the gradients that the workers exchange. Collective in steps that are observed.
+
+        Args:
+            stacks_WxP: For each parameter, the gradients of this rank's workers, (W, ...), divided by N.
+        """
         if self.step is None:
             return
         self.look.gradients(list(self.parameters), stacks_WxP)
 
     def end(self) -> None:
-        """After the optimizer's step."""
+        """Record weights, updates and operands after the optimizer's step. Collective in steps that are observed."""
         if self.step is None:
             return
         looked: list[tuple[str, str, Tensor]] = []  # role, layer, values
@@ -110,8 +150,10 @@ class Observer:
         self.step, self.weights = None, []
 
     def keep(self) -> None:
-        """What was seen since the last time goes into a file beside the run's, by rank 0: a checkpoint is written, and
-        a run that goes on from there needs it."""
+        """Write the steps that were observed since the last call to a separate file on rank 0.
+
+        Call this when a checkpoint is written. A run that resumes from the checkpoint needs the file.
+        """
         if self.fresh and self.workers.rank == 0:
             new = Observation(
                 self.found.about, {s: self.found.of_steps[s] for s in self.fresh}, self.found.unseen
@@ -121,7 +163,7 @@ class Observer:
         self.fresh = []
 
     def write(self) -> None:
-        """All that was seen goes into the run's file, by rank 0: the run ends, or stops."""
+        """Write the whole observation to the run's file on rank 0 when the run ends or stops."""
         if self.found.of_steps and self.workers.rank == 0:
             self.found.save(self.run.observed)
             shutil.rmtree(self.run.observed_parts, ignore_errors=True)

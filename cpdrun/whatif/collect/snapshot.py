@@ -1,4 +1,4 @@
-"""One step's tensors of one rank, as an observation has them: tables, samples, and what is in neither.
+"""Snapshots: the statistics of one rank's tensors in one step, in the form in which an observation stores them.
 
 Legend: N workers, W of them on this rank, n elements of a layer.
 """
@@ -19,14 +19,27 @@ from cpdrun.whatif.collect.observation import Seen
 
 
 class Look:
-    """seen[role][layer]. layers: how many parameters the run has, from which follows how long samples are."""
+    """Record the statistics of one step on one rank.
+
+    Args:
+        workers: The workers that this rank emulates.
+        layers: The number of parameters of the run, which determines the size of the samples.
+
+    Attributes:
+        seen: The recorded statistics as seen[role][layer].
+    """
 
     def __init__(self, workers: Workers, layers: int) -> None:
         self.workers, self.layers = workers, layers
         self.seen: dict[str, dict[str, Seen]] = {}
 
     def gradients(self, names: Sequence[str], stacks: Sequence[Tensor]) -> None:
-        """(W, ...) of each parameter, divided by N. Collective."""
+        """Record the gradients of this rank's workers. Collective.
+
+        Args:
+            names: The names of the parameters.
+            stacks: For each parameter, the gradients of the workers, (W, ...), divided by N.
+        """
         of_layers = [stack.detach().reshape(len(stack), -1) for stack in stacks]
         found = self.seen.setdefault("gradient", {})
         for name, table, g_Wxn, sum_n in zip(
@@ -35,7 +48,7 @@ class Look:
             found[name] = _seen(table, g_Wxn, g_Wxn.shape[1], self._gradient_sample(g_Wxn, sum_n))
 
     def tensors(self, looked: Sequence[tuple[str, str, Tensor]]) -> None:
-        """Role, layer and values."""
+        """Record tensors of other roles, each given as its role, layer and values."""
         for (role, name, x), table in zip(looked, tables([x for _, _, x in looked]), strict=True):
             values = self._sample(x.detach().reshape(-1))
             self.seen.setdefault(role, {})[name] = _seen(table, x.detach(), x.numel(), {"values": values})
@@ -47,7 +60,10 @@ class Look:
         return x_n[self._places(x_n.numel(), x_n.device)].float().cpu().numpy()
 
     def _sums(self, of_layers: Sequence[Tensor]) -> list[Tensor]:
-        """The sum over all N workers, to find its largest element. Collective."""
+        """Return the sum of each layer's gradients over all N workers, (n,). Collective.
+
+        The sum is used only to find its largest element.
+        """
         sums = [g_Wxn.sum(0) for g_Wxn in of_layers]
         if self.workers.ranks > 1:
             flat = self.workers.sum_of_disjoint(torch.cat(sums))
@@ -55,10 +71,13 @@ class Look:
         return sums
 
     def _gradient_sample(self, g_Wxn: Tensor, sum_n: Tensor) -> dict[str, np.ndarray]:
-        """Of my workers. extremes: the element whose sum is the largest, from which upper levels of an order take their
-        shifts."""
+        """Return the samples of this rank's workers for one layer (see `Seen.samples`).
+
+        `extremes` contains the element whose sum has the largest magnitude, because the upper levels of a reduction
+        order derive their shifts from it.
+        """
         largest_sum = sum_n.abs().nan_to_num_(0.0, 0.0, 0.0)
-        # a list of places and not one, which would be a view of a buffer that later steps write to
+        # Index with a tensor. An int would return a view of a buffer that later steps overwrite.
         where = largest_sum.argmax().reshape(1) if len(sum_n) else slice(0)
         at = self._places(g_Wxn.shape[1], g_Wxn.device)
         of_each = {

@@ -1,4 +1,4 @@
-"""Figures that add: of elements, of layers, of steps."""
+"""A base class for statistics that can be added over elements, layers and steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Additive:
-    """A frozen dataclass of floats, each a sum over something."""
+    """A frozen dataclass whose fields are float sums. Instances can be added and weighted."""
 
     def times(self, weight: float) -> Self:
         return type(self)(*(weight * getattr(self, f.name) for f in fields(self)))

@@ -1,20 +1,25 @@
-"""What a run's config would do to the tensors that another run showed: by role, by layer, by step and over all.
+"""The effects of a configuration on the tensors that a run observed: by role, by layer, by step and over all.
 
-    underflow     share of the finite values but zeros that become 0
-    saturation    share of them beyond the format's largest value
-    snr_db        10 log10(sum x^2 / sum error^2), at most 200, where nothing is lost; those beyond count as the
-                    largest value
-    bias          mean error of the magnitudes over their mean: negative where they shrink
-    cosine        of the tensor and what becomes of it; of gradients that of the workers' sum with the exact sum
-    sum_error     ||s - S|| / ||S|| of the workers' sum s with the exact sum S
-    growth        sum_error over that of the first addition, of workers 0 and 1 alone
-    steps_cosine  of gradients, all layers together: the cosine of the sums of all steps that were seen, added up, with
-                    the exact ones; with error feedback it is carried from each to the next (`following.py`); `steps`
-    update_lost   share of what a step adds, zeros left out, that leaves a weight as it was
+    underflow     The share of the nonzero finite values that are rounded to 0. saturation    The share of the nonzero
+    finite values that exceed the largest value of the format. snr_db        The signal-to-noise ratio, 10 log10(sum x^2
+    / sum error^2). It is at most 200, which means that nothing
+                  is lost. The error of values beyond the largest value is the error of replacing them by that value.
+    bias          The mean error of the magnitudes divided by their mean. It is negative if magnitudes shrink.
+    cosine        The cosine between a tensor and the rounded tensor. For gradients, the cosine between the workers' sum
+                  and the exact sum.
+    sum_error     ||s - S|| / ||S||, where s is the workers' sum and S is the exact sum.
+    growth        sum_error divided by the error of the first addition, that of workers 0 and 1 alone.
+    steps_cosine  For gradients, over all layers together: the cosine between the sums of all observed steps, added up,
+                  and the exact sums. With error feedback, the workers' residuals are carried from each step to the next
+                  (`multi_step.py`).
+    steps         The number of steps that steps_cosine covers.
+    update_lost   The share of the nonzero updates that leave the weight unchanged.
 
-The first five are exact where a format has no scales and rounding is to nearest, over every element that was seen, in
-the whole of it (`tally.py`); else, and the others always, they are of samples, and `exact` is false. Null: there is
-nothing to say (a tensor of zeros, a sum that is not finite).
+underflow, saturation, snr_db, bias and the cosine of roles other than gradients are exact over all observed elements if
+the format has no scales and is rounded to nearest (`rounding_error.py`, which states the limits for formats with more
+than 10 mantissa bits). Otherwise they are computed from samples, and `exact` is false. The other figures are always
+computed from samples. A figure is null if it is not defined, for example for a tensor of zeros or if a sum is not
+finite.
 """
 
 from __future__ import annotations
@@ -36,11 +41,15 @@ FIGURES = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "
 
 @dataclass
 class Effects:
-    """roles[role]: {"all": figures, "layers": {name: figures}, "steps": {step: figures}, "exact": whether}.
+    """The effects of one configuration.
 
-    Figures are those of `FIGURES` that a role has; of layers and of all also `exponents`, by floor(log2 |x|) how many
-    values, `shift`, the mean of the shifts that they are multiplied by 2^shift with, and `format`. said: sentences on
-    what was not seen, or is known in another way than it is asked for.
+    Attributes:
+        roles: {role: {"all": figures, "layers": {name: figures}, "steps": {step: figures}, "exact": bool}}. The figures
+            are those of `FIGURES` that the role has. The figures of layers and of "all" also contain `exponents` (the
+            number of values for each floor(log2 |x|)), `shift` (the mean shift; values are multiplied by 2^shift) and
+            `format`.
+        said: A sentence for each part of the configuration that was not observed or that is computed differently than
+            in a run.
     """
 
     roles: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -51,7 +60,11 @@ class Effects:
 
 
 def effects(observation: Observation, config: Mapping[str, Any]) -> Effects:
-    """What a resolved config would do. Raises ValueError where its parts do not fit together."""
+    """Compute the effects of a resolved config on observed tensors.
+
+    Raises:
+        ValueError: The parts of the config are not compatible.
+    """
     found = Effects(said=list(observation.unseen))
     for role, judge in judges_of(observation, config, found.said).items():
         parts = [
@@ -67,8 +80,16 @@ def effects(observation: Observation, config: Mapping[str, Any]) -> Effects:
 
 
 def judges_of(observation: Observation, config: Mapping[str, Any], said: list[str]) -> dict[str, Judge]:
-    """By role; sentences on what cannot be judged go into `said`. Raises ValueError for a config that does not fit
-    together."""
+    """Return the function that computes the effects on each role.
+
+    Args:
+        observation: The observed tensors.
+        config: The resolved configuration.
+        said: Receives a sentence for each part of the config that cannot be simulated.
+
+    Raises:
+        ValueError: The parts of the config are not compatible.
+    """
     gradients = Gradients.of(observation, config, said)
     return ({"gradient": gradients} if gradients else {}) | computed.judges(observation, config, said)
 
@@ -99,7 +120,7 @@ def _figures(parts: list[tuple[Seen, Part]]) -> dict[str, Any]:
 
 
 def _plain(parts: Iterable[Part]) -> dict[str, float | None]:
-    """Of the sums of all: NaN becomes None."""
+    """Return the figures of all parts together, with None in place of NaN."""
     return _nulled(figures(list(parts)))
 
 

@@ -1,4 +1,4 @@
-"""What a run's format, scaling and order of summation would do to the gradients between its workers."""
+"""The effects of a format, a scaling rule and a reduction order on the gradients that workers exchange."""
 
 from __future__ import annotations
 
@@ -26,13 +26,26 @@ from cpdrun.whatif.simulate.part import Part
 from cpdrun.whatif.simulate.rounding_error import Tally, of_values, tally
 from cpdrun.whatif.simulate.worker_sums import first_shifts, summed
 
+# The syncs that add gradients with a `Sum`.
 SUMS_HERE = ("AllReduceSync", "decoded", "ShardedSync")
-"""The syncs whose sum is a Sum."""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Between workers. Called with one step after another, in their order: `following` adds them up."""
+    """Compute the effects of one configuration on the gradients that workers exchange.
+
+    Call the instance with one step after another, in ascending order, because `following` accumulates the steps.
+
+    Attributes:
+        how: The sum, without error feedback.
+        rule: The scaling rule; None if gradients are not scaled.
+        full: The parameters and epochs whose gradients are exchanged in full precision.
+        places: The index of each parameter by name.
+        steps_an_epoch: The number of steps per epoch.
+        seed: The seed of stochastic rounding.
+        loss_shift: log2 of the config's loss scale divided by the loss scale of the observed run.
+        following: The sums over several steps.
+    """
 
     how: Sum
     rule: ScalingRule | None
@@ -40,7 +53,7 @@ class Gradients:
     places: dict[str, int]
     steps_an_epoch: int
     seed: int
-    loss_shift: int  # log2 of the loss scale, over that of the run that was seen
+    loss_shift: int
     following: Following
 
     @classmethod
@@ -108,8 +121,18 @@ class Gradients:
         return parts
 
     def _rounded(self, how: Sum, seen: Seen, of_groups: Sequence[tuple[int, int]]) -> tuple[Tally, bool]:
-        """What rounding does to the workers' gradients, groups of them by shifts of their own, and whether it is
-        exact."""
+        """Compute the rounding-error statistics of the workers' gradients for one layer.
+
+        Args:
+            how: The sum that is used for the layer.
+            seen: The observed gradients of the layer.
+            of_groups: The shift and the number of workers of each group in the first level of the reduction order.
+
+        Returns:
+            The statistics, and whether they are exact. The table is shared by all workers. If groups have different
+            shifts, each shift is applied to the whole table and weighted by its share of the workers, which is not
+            exact.
+        """
         if isinstance(how.fmt, Format) and how.rounding == "nearest_even":
             workers = sum(n for _, n in of_groups)
             by_shift: dict[int, int] = {}
@@ -134,7 +157,11 @@ class Gradients:
 
 
 def loss_shift(about: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """What gradients are larger by, as a power of two, for the config's precision.loss_scale than they were seen
-    with."""
+    """Return log2 of the factor by which the config's loss scale enlarges gradients, relative to the observed run.
+
+    Args:
+        about: The facts about the observed run (`Observation.about`).
+        config: The resolved configuration.
+    """
     setting = config["precision"].get("loss_scale", 1.0) if isinstance(config["precision"], Mapping) else 1.0
     return log2_of(setting) - round(math.log2(about.get("loss_scale", 1.0)))

@@ -1,18 +1,22 @@
-"""What the sums of gradients keep over several steps: of what one step loses, error feedback and stochastic rounding
-give back in others, which no figure of a single step shows.
+"""Accuracy of the sums of gradients over several steps.
 
-The steps that were seen, a sample of each, are taken for steps that follow each other, in their order. Of each layer
-the sums that come out and the exact ones are added up, as an optimizer without momentum would at one learning rate:
+Error feedback and stochastic rounding recover in later steps what one step loses. Figures of single steps cannot show
+this. Therefore this module treats the samples of the observed steps as if the steps followed each other. It adds up the
+computed sums and the exact sums of each layer over all steps, as an optimizer without momentum does at a constant
+learning rate:
 
-    steps_cosine   of both totals, all layers together, each weighed by the elements that its sample stands for
-    steps          how many there were
+    steps_cosine   The cosine between the two totals over all layers. Each layer is weighted by the number of elements
+                   that one sampled element represents.
+    steps          The number of steps.
 
-With error feedback workers carry what was taken from them from one to the next, as `cpdrun.comm.sums.feedback` does; a
-shift goes by the largest of a worker's sampled elements with what they carry or, of a layer that is not all in its
-sample, by the magnitude that was seen where that is larger.
-Steps of a run that do follow each other are more of them and more alike: more comes back there than here.
+With error feedback, each worker carries its residual from one step to the next, as in `cpdrun.comm.sums.feedback`. The
+shift follows from the largest compensated gradient (gradient plus residual) among a worker's sampled elements. If the
+layer is not completely sampled and its observed maximum is larger, the shift follows from that maximum.
 
-NaN and inf: what is carried where a value is not finite is 0, as in a run; a total with one has no cosine (NaN).
+The steps of a real run are more numerous and more similar to each other, so a real run recovers more than these figures
+show.
+
+Residuals are set to 0 if a value is not finite, as in a run. If a total contains inf or NaN, the cosine is NaN.
 
 Legend: N workers, n sampled elements of a layer. Totals are float64.
 """
@@ -37,7 +41,15 @@ from cpdrun.whatif.simulate.worker_sums import SeenShifts
 
 @dataclass
 class Following:
-    """Of one config. feedback: what its workers carry, None where they forget."""
+    """Accumulate the sums of gradients over several steps for one configuration.
+
+    Attributes:
+        feedback: The residuals of the workers; None without error feedback.
+        came: The total of the computed sums of each layer, (n,) float64.
+        exact: The total of the exact sums of each layer, (n,) float64.
+        weights: The number of elements of each layer divided by the number of sampled elements; 0 for empty layers.
+        steps: The steps that have been added.
+    """
 
     feedback: ErrorFeedback | None
     came: dict[str, np.ndarray] = field(default_factory=dict)
@@ -46,7 +58,15 @@ class Following:
     steps: set[int] = field(default_factory=set)
 
     def add(self, step: int, name: str, values_Nxn: np.ndarray, result_n: np.ndarray, numel: int) -> None:
-        """The sum of a layer in a step; n may be 0."""
+        """Add the sum of one layer in one step to the totals.
+
+        Args:
+            step: The step.
+            name: The name of the layer.
+            values_Nxn: The sampled gradients of the workers. n may be 0.
+            result_n: Their sum as the configuration computes it.
+            numel: The number of elements of the layer.
+        """
         n = values_Nxn.shape[1]
         exact = values_Nxn.astype(np.float64).sum(0)
         self.steps.add(step)
@@ -65,8 +85,11 @@ class Following:
         key: tuple,
         numels: Sequence[int],
     ) -> list[np.ndarray]:
-        """The sums (n,) of each layer with what workers carry, who then carry what was taken from them. numels: their
-        elements; the other arguments as of `sums.summed`."""
+        """Return the sums of the compensated gradients, (n,) for each layer, and update the residuals.
+
+        Args:
+            numels: The number of elements of each layer. The other arguments are those of `worker_sums.summed`.
+        """
         carried = [
             self.feedback.compensate(name, torch.from_numpy(x)) for name, x in zip(names, values, strict=True)
         ]
@@ -77,7 +100,7 @@ class Following:
             for seen, x_Nxn, numel in zip(maxima, carried, numels, strict=True)
         ]
         stacks = carried
-        if rule is not None:  # the element that later levels take their shifts from
+        if rule is not None:  # append the element from which later levels derive their shifts
             pairs = zip(carried, extremes, strict=True)
             stacks = [torch.cat([x, torch.from_numpy(end)], 1).contiguous() for x, end in pairs]
         out = [torch.empty_like(stack[0]) for stack in stacks]
@@ -90,7 +113,7 @@ class Following:
         return [total[: x.shape[1]].numpy() for total, x in zip(out, carried, strict=True)]
 
     def figures(self) -> dict[str, float]:
-        """{} where nothing was seen."""
+        """Return `steps_cosine` and `steps`; an empty dictionary if no step was added."""
         if not self.steps:
             return {}
         products = {"came": 0.0, "exact": 0.0, "both": 0.0}
@@ -106,5 +129,8 @@ class Following:
 
 
 def _largest(x_Nxn: torch.Tensor) -> torch.Tensor:
-    """(N,) magnitudes; what is not finite counts as none, as where it is seen."""
+    """Return the largest finite magnitude of each worker, (N,); 0 if there is none.
+
+    Values that are not finite are ignored, as in the recorded maxima.
+    """
     return x_Nxn.abs().nan_to_num(0.0, 0.0, 0.0).amax(1) if x_Nxn.shape[1] else x_Nxn.new_zeros(len(x_Nxn))

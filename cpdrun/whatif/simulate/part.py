@@ -1,4 +1,4 @@
-"""What becomes of one layer of one role in one step, and of several together."""
+"""The effects on one layer of one role in one step, and the figures of several of them together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from cpdrun.whatif.collect.observation import Seen
 from cpdrun.whatif.simulate.rounding_error import Tally
 from cpdrun.whatif.simulate.worker_sums import Summed
 
+# A function that computes the effects on all layers of a role in one step.
 Judge = Callable[[int, Mapping[str, Seen]], "list[Part]"]
-"""Of the layers of a role in one step."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What becomes of one layer in one step. total: of the workers' sum; lost: of updates, (lost, all)."""
+    """The effects on one layer in one step.
+
+    Attributes:
+        format: The name of the format. shift: The shift; values are multiplied by 2^shift before they are rounded. For
+        gradients, the mean over workers. tally: The rounding-error statistics. exact: Whether `tally` is exact. If not,
+        it is computed from samples or is an approximation. total: The accuracy of the workers' sum; None for roles
+        other than gradients. lost: The number of updates that leave the weight unchanged, and the number of nonzero
+        updates. Both are scaled
+            from the sample to the layer. None for roles other than updates.
+    """
 
     format: str
     shift: float
@@ -29,7 +38,7 @@ class Part:
 
 
 def figures(parts: Sequence[Part]) -> dict[str, float]:
-    """Of all of them together; NaN where there is nothing to say."""
+    """Return the figures of all parts together; NaN if a figure is not defined."""
     found = reduce(add, [part.tally for part in parts]).figures()
     totals = [part.total for part in parts if part.total is not None]
     if totals:

@@ -1,12 +1,18 @@
-"""From a table to one format and one shift: what rounding to nearest does to the elements, exactly.
+"""Rounding-error statistics for one format and one shift, computed from a table of moments.
 
-Errors are of q(x 2^shift) 2^-shift - x, and of magnitudes: positive where a value grows. A value beyond the largest
-one is counted in `beyond`, and its error is that of taking the largest one, whatever the run makes of it (infinity is
-no number to take a mean of).
+The statistics describe rounding to nearest. The error of a value x is |q(x 2^shift)| 2^-shift - |x|, so it is positive
+if the magnitude grows. Values beyond the largest value of the format are counted in `beyond`. Their error is that of
+replacing them by the largest value, whatever the run does with them, because infinity would leave no finite mean.
 
-Exact for formats of at most 10 mantissa bits. Wider ones: underflow is exact too, the squared error is its bound,
-half a spacing for each element, `error` and `product` are 0, and of values within the largest binade none is beyond;
-those of 23 bits have no error, since float32 has no more.
+The statistics are exact for formats with at most 10 mantissa bits. For wider formats:
+
+- Underflow is exact.
+- The squared error is an upper bound: half a spacing for each element.
+- `error` and `product` are 0.
+- No value within the largest binade counts as beyond the largest value.
+- Values have no error if the format's spacing is not wider than that of float32, as with 23 mantissa bits.
+
+Legend: K binades.
 """
 
 from __future__ import annotations
@@ -21,17 +27,29 @@ from cpdrun.whatif.collect.moments import COLUMNS, OF_SPACING, SPACINGS
 from cpdrun.whatif.collect.observation import Seen
 from cpdrun.whatif.simulate.additive import Additive
 
+# The signal-to-noise ratio in dB if nothing is lost. It is larger than float32 can resolve.
 NO_ERROR_DB = 200.0
-"""Signal to noise where nothing is lost: more than float32 can tell."""
 
+# The number of fraction bits of float32, and log2 of its smallest subnormal value.
 _FLOAT32_BITS, _FLOAT32_LEAST = 23, -149
+# The column of the smallest spacing exponent for each moment.
 _FIRST = {name: COLUMNS.index(f"{name}{SPACINGS[0]}") for name in OF_SPACING}
 
 
 @dataclass(frozen=True)
 class Tally(Additive):
-    """Sums over elements that are finite and not zero; they add. magnitude, square: of |x| and x^2; product: of |x|
-    times the error."""
+    """Rounding-error statistics: sums over the elements that are finite and not zero.
+
+    Attributes:
+        count: The number of elements.
+        to_zero: The number of elements that are rounded to zero.
+        beyond: The number of elements beyond the largest value of the format.
+        magnitude: The sum of |x|.
+        square: The sum of x^2.
+        error: The sum of the errors e of the magnitudes.
+        squared_error: The sum of e^2.
+        product: The sum of |x| e.
+    """
 
     count: float = 0.0
     to_zero: float = 0.0
@@ -43,7 +61,7 @@ class Tally(Additive):
     product: float = 0.0
 
     def figures(self) -> dict[str, float]:
-        """NaN where there is nothing to divide by. cosine: of the values and what becomes of them."""
+        """Return underflow, saturation, snr_db, bias and cosine (`effects.py`); NaN if a denominator is zero."""
         rounded = self.square + 2 * self.product + self.squared_error
         return {
             "underflow": _ratio(self.to_zero, self.count),
@@ -55,7 +73,13 @@ class Tally(Additive):
 
 
 def tally(seen: Seen, fmt: Format, shift: int = 0) -> Tally:
-    """Of the elements of a table, rounded to a format after a shift by 2^shift."""
+    """Compute the statistics of a table's elements, multiplied by 2^shift and rounded to a format.
+
+    Args:
+        seen: The observed tensor.
+        fmt: A scalar format.
+        shift: The exponent of the scale.
+    """
     k_K = seen.binades.astype(np.int64)
     shifted_K = k_K + shift
     mantissa_K = fmt.mantissa_bits - np.maximum(0, fmt.emin - shifted_K)
@@ -89,9 +113,10 @@ def tally(seen: Seen, fmt: Format, shift: int = 0) -> Tally:
         next_binade = math.ldexp(1.0, int(k_K[i]) + 1)
         up, up_error = of["up"][i], of["up_error"][i]
         below = (of["last"][i] - up, of["last_error"][i] - up_error)
-        # values of the grid that the format does not have: how many, their errors, and how far above the largest
+        # The values of the grid that the format lacks: the value, the number of elements that are rounded to it, and
+        # the sum of their errors.
         missing = [(next_binade, up, up_error)]
-        if top < next_binade - 1.5 * spacing:  # its last code is NaN
+        if top < next_binade - 1.5 * spacing:  # the last code of the format is NaN
             missing.append((next_binade - spacing, *below))
         for value, n, errors in missing:
             past = value - top
@@ -104,8 +129,16 @@ def tally(seen: Seen, fmt: Format, shift: int = 0) -> Tally:
 
 
 def of_values(x: np.ndarray, rounded: np.ndarray, largest: float) -> Tally:
-    """The same of values themselves: what they became, and the format's largest value in their units. Zeros and what is
-    not finite take no part; what became infinite or NaN is beyond, as is what is larger than the largest."""
+    """Compute the same statistics from values and their rounded values.
+
+    Elements of `x` that are zero, inf or NaN are ignored. Elements that are rounded to inf or NaN, or that exceed
+    `largest` and are rounded to at least `largest`, count as beyond the largest value.
+
+    Args:
+        x: The values, of any shape.
+        rounded: The rounded values, of the same shape.
+        largest: The largest value of the format in the units of `x`; inf if it is not known.
+    """
     x, rounded = x.astype(np.float64).reshape(-1), rounded.astype(np.float64).reshape(-1)
     here = np.isfinite(x) & (x != 0)
     a, q = np.abs(x[here]), rounded[here] * np.sign(x[here])
@@ -125,7 +158,7 @@ def of_values(x: np.ndarray, rounded: np.ndarray, largest: float) -> Tally:
 
 
 def decibel(signal: float, noise: float) -> float:
-    """10 log10(signal / noise), at most NO_ERROR_DB; NaN of no signal."""
+    """Return 10 log10(signal / noise), at most NO_ERROR_DB; NaN if there is no signal."""
     if not signal > 0:
         return math.nan
     if noise <= signal * 10 ** (-NO_ERROR_DB / 10):

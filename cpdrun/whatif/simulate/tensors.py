@@ -1,13 +1,22 @@
-"""What a run's precision or recipe would do to weights, updates, activations and output gradients.
+"""The effects of a precision or a recipe on weights, updates, activations and output gradients.
 
-A tensor is rounded by the first rule that means it (`custom_fp.recipe.rules`): of a weight the rule of how it is kept
-(role parameter), else of what the forward product reads; of an activation what that product reads, else what a layer
-reads; of an output gradient what the product for the input's gradient reads, else that for the weight's, else what
-arrives at a layer. Accumulators and results of products are not seen.
+Each tensor is rounded by the first rule that applies to it (`custom_fp.recipe.rules`). The rules are tried in this
+order:
 
-Formats with scales, transforms and stochastic rounding are judged on the samples, in blocks of neighbours in memory;
-one scale for a whole tensor is that of its largest value, which was seen, and so are delayed scales, as if they were
-its own.
+    weight            The rule for the stored parameter (role parameter), then the rule for the weight operand of the
+                      forward product.
+    activation        The rule for the input operand of the forward product, then the rule for the layer's inputs.
+    output_gradient   The rule for the operand of the product that computes the gradient of the input, then that of the
+                      product that computes the gradient of the weight, then the rule for the gradient of the layer's
+                      output (role error).
+
+Accumulators and results of products are not simulated.
+
+Formats with scales, transforms and stochastic rounding are applied to the samples, in blocks of neighbors in memory. A
+scale for a whole tensor follows from the observed largest value of the tensor. Delayed scales are replaced by the scale
+of the same step.
+
+Legend: n sampled elements of a layer.
 """
 
 from __future__ import annotations
@@ -38,7 +47,8 @@ from cpdrun.whatif.simulate.gradients import loss_shift
 from cpdrun.whatif.simulate.part import Judge, Part
 from cpdrun.whatif.simulate.rounding_error import Tally, of_values, tally
 
-_ASKED = {  # role and product of the rules that may mean a tensor, the first that says something
+# The rules that may apply to a tensor, as pairs of a rule's role and product. The first rule that exists is used.
+_ASKED = {
     "weight": (("parameter", None), ("weight", FORWARD)),
     "activation": (("input", FORWARD), ("activation", None)),
     "output_gradient": (
@@ -47,11 +57,20 @@ _ASKED = {  # role and product of the rules that may mean a tensor, the first th
         ("error", None),
     ),
 }
-_SEED = 20  # of stochastic rounding on samples
+_SEED = 20  # the seed of stochastic rounding of samples
 
 
 def judges(observation: Observation, config: Mapping[str, Any], said: list[str]) -> dict[str, Judge]:
-    """By role. Raises ValueError for a precision that does not fit together."""
+    """Return the function that computes the effects on each role other than gradients.
+
+    Args:
+        observation: The observed tensors.
+        config: The resolved configuration.
+        said: Receives a sentence for each part of the config that cannot be simulated.
+
+    Raises:
+        ValueError: The parts of the precision are not compatible.
+    """
     precision = made("precision", config["precision"])
     if not isinstance(precision, Formats):
         name = type(precision).__name__
@@ -85,7 +104,7 @@ def judges(observation: Observation, config: Mapping[str, Any], said: list[str])
 def _unseen(
     observation: Observation, config: Mapping[str, Any], layers: Sequence[SeenLayer], rules: Rules
 ) -> Iterator[str]:
-    """What of a step the rules reach and nobody looked at, or that is judged as something else."""
+    """Yield a sentence for each operand that rules round but that was not observed or is simulated differently."""
     kinds, delayed = set(), False
     for role in ("activation", "output_gradient"):
         watched = {name for of_step in observation.of(role).values() for name in of_step}
@@ -107,12 +126,19 @@ def _unseen(
 
 @dataclass(frozen=True)
 class _Operands:
-    """weight, activation and output_gradient."""
+    """Compute the effects on weights, activations or output gradients.
+
+    Attributes:
+        role: The role.
+        rules: The rules of the precision.
+        layers: The layers by the name under which the observation lists them.
+        larger: log2 of the factor by which the values are larger than the observed values.
+    """
 
     role: str
     rules: Rules
     layers: Mapping[str, SeenLayer]
-    larger: int  # by this power of two than what was seen
+    larger: int
 
     def __call__(self, step: int, seen: Mapping[str, Seen]) -> list[Part]:
         return [judged(s, self._rounding(name, step), self.larger) for name, s in seen.items()]
@@ -127,8 +153,17 @@ class _Operands:
 
 @dataclass(frozen=True)
 class _Updates:
-    """What a step adds, in the format of the step's operations; and whether weights of a format without a float32 copy
-    take it."""
+    """Compute the effects on updates.
+
+    Updates are rounded to the format of the optimizer's operations. If weights are stored in a format without a float32
+    copy, the updates that leave a weight unchanged are counted.
+
+    Attributes:
+        observation: The observed tensors, which include the weights before each step.
+        precision: The precision.
+        rules: The rules of the precision.
+        holders: The layer of each parameter by the parameter's name.
+    """
 
     observation: Observation
     precision: Formats
@@ -150,11 +185,11 @@ class _Updates:
         return parts
 
     def _lost(self, weight: np.ndarray, update: np.ndarray, fmt: str) -> tuple[float, float]:
-        """How many updates but zeros leave the weight as it was, and of how many."""
+        """Return the number of nonzero updates that leave the weight unchanged, and the number of nonzero updates."""
         word = self.precision.update_rounding
         u = torch.from_numpy(np.array(update)).double()
         w = custom_fp.quantize(torch.from_numpy(np.array(weight)), fmt).double()
-        if self.precision.kahan_weights:  # what waits in the compensation is not lost
+        if self.precision.kahan_weights:  # an update that waits in the compensation term is not lost
             same = custom_fp.quantize(u, fmt) == 0
         else:
             seed = None if word == NEAREST else _SEED
@@ -164,7 +199,15 @@ class _Updates:
 
 
 def judged(seen: Seen, rounding: Rounding | None, larger: int = 0) -> Part:
-    """By its table where that says all, else by its sample; of values 2^larger times those that were seen."""
+    """Compute the effects of a rounding on one observed tensor.
+
+    The table is used for scalar formats with rounding to nearest and without a transform. Otherwise the sample is used.
+
+    Args:
+        seen: The observed tensor.
+        rounding: The rounding; None leaves the tensor in float32.
+        larger: log2 of the factor by which the values are larger than the observed values.
+    """
     if rounding is None:
         return Part("fp32", 0, tally(seen, Format.parse("fp32")), True)
     fmt = parse(rounding.format)
@@ -184,11 +227,12 @@ def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> Tally:
             x_n = F.pad(x_n, (0, missing))
         x_n = custom_fp.hadamard(x_n, rounding.hadamard, seed=SIGNS, axis=-1)
     fmt = parse(rounding.format)
-    if fmt.has_tiles:  # of neighbours in memory, 32 in a row
+    if fmt.has_tiles:  # each row of a tile consists of 32 neighbors in memory
         x_n = F.pad(x_n, (0, -len(x_n) % RUN))
         rounded = custom_fp.quantize(x_n.view(-1, RUN), fmt, rounding=rounding.word, seed=_seed(rounding))
         return of_values(x_n.numpy(), rounded.numpy(), math.inf)
-    # the tensor's largest value behind the others, for scales of a whole tensor; what is of blocks it has its own
+    # Append the tensor's largest value, from which a scale for the whole tensor follows. In formats with blocks, it is
+    # in a block of its own.
     with_largest = torch.cat([x_n, torch.tensor([largest])])
     seed = _seed(rounding)
     if rounding.aps:

@@ -1,10 +1,12 @@
-"""The sum of N workers' gradients in a run's own order, of the sampled elements: by the code that forms it in a run
-(`cpdrun.comm.sums`), so that any format, order, rounding, Kahan and compat says here what it does there.
+"""Sums of N workers' gradients over the sampled elements, in the reduction order of a run.
 
-A shift is a matter of the whole layer: the first level of an order has each worker's largest magnitude of it, as it was
-seen. Of later levels, whose sums are not here as a whole, it is the largest of the sampled elements and of the one
-whose sum of all workers is the largest, which is always among them. `aps_delayed` goes by the same step's magnitudes,
-for the step before was not seen.
+The sums are computed by the code that computes them in a run (`cpdrun.comm.sums`). Every format, order, rounding, Kahan
+summation and compat setting therefore has the same effect as in a run.
+
+A shift depends on the whole layer. For the first level of an order, it follows from each worker's observed largest
+magnitude in the whole layer. The sums of later levels are known only for the sampled elements. Their shifts follow from
+the largest of these elements and of the element whose sum over all workers is largest, which is always included.
+`aps_delayed` uses the magnitudes of the same step, because the previous step was not observed.
 
 Legend: N workers, n sampled elements of a layer, P layers.
 """
@@ -32,8 +34,16 @@ from cpdrun.whatif.simulate.additive import Additive
 
 @dataclass(frozen=True)
 class Summed(Additive):
-    """Of one layer in one step, squares over the sampled elements: of the exact sum, of its error, of what came out,
-    and of the product of both; the same of the first two workers' sum, which is the first addition."""
+    """The accuracy of the workers' sum for one layer in one step, as sums over the sampled elements.
+
+    Attributes:
+        exact: The sum of squares of the exact sum.
+        error: The sum of squares of the difference between the computed sum and the exact sum.
+        result: The sum of squares of the computed sum.
+        product: The inner product of the computed sum and the exact sum.
+        first_exact: The sum of squares of the exact sum of workers 0 and 1.
+        first_error: The sum of squares of the error of the first addition, that of workers 0 and 1.
+    """
 
     exact: float = 0.0
     error: float = 0.0
@@ -43,7 +53,7 @@ class Summed(Additive):
     first_error: float = 0.0
 
     def figures(self) -> dict[str, float]:
-        """sum_error, growth and cosine; NaN where they say nothing: a sum of zeros, or one that is not finite."""
+        """Return cosine, sum_error and growth; NaN if the exact sum is zero or the error is not finite."""
         if not (self.exact > 0 and math.isfinite(self.error)):
             return dict.fromkeys(("cosine", "sum_error", "growth"), math.nan)
         error = math.sqrt(self.error / self.exact)
@@ -57,7 +67,12 @@ class Summed(Additive):
 
 
 class SeenShifts(Shifts):
-    """A rule that goes by the magnitudes that were seen, (N, P)."""
+    """Choose shifts by the observed magnitudes.
+
+    Args:
+        rule: The scaling rule; None for no scaling.
+        maxima_NxP: The observed largest magnitude of each worker in each layer.
+    """
 
     def __init__(self, rule: ScalingRule | None, maxima_NxP: Tensor):
         super().__init__(rule)
@@ -80,7 +95,7 @@ class SeenShifts(Shifts):
 
 
 class _Given(ScalingRule):
-    """The shifts of layers, by their names."""
+    """A scaling rule that returns a given shift for each layer, by its name."""
 
     def __init__(self, shifts: dict[str, int]):
         self.shifts = shifts
@@ -92,7 +107,17 @@ class _Given(ScalingRule):
 def first_shifts(
     how: Sum, rule: ScalingRule | None, names: Sequence[str], maxima_NxP: Tensor
 ) -> list[list[int]]:
-    """[j][p] of the first level's group j and layer p: with what workers' gradients are rounded."""
+    """Return the shifts with which the workers' gradients are rounded.
+
+    Args:
+        how: The sum.
+        rule: The scaling rule; None for no scaling.
+        names: The names of the layers.
+        maxima_NxP: The observed largest magnitude of each worker in each layer.
+
+    Returns:
+        shifts[j][p] for group j of the first level and layer p.
+    """
     workers = Workers(len(maxima_NxP))
     level = how.ordering.levels(workers.world_size)[0]
     shifts = SeenShifts(rule, maxima_NxP)
@@ -108,14 +133,26 @@ def summed(
     maxima: Sequence[np.ndarray],
     key: tuple,
 ) -> tuple[list[Summed], list[np.ndarray]]:
-    """Of each layer, and the sums (n,) that come out. values[p]: (N, n); extremes[p]: (N, 1); maxima[p]: (N,). key: of
-    stochastic rounding.
+    """Compute the sums of several layers in one step, and their accuracy.
 
-    Raises ValueError where the sum does not fit the number of workers.
+    Args:
+        how: The sum.
+        rule: The scaling rule; None for no scaling.
+        names: The names of the layers.
+        values: values[p] is (N, n) float32. The sampled gradients of layer p.
+        extremes: extremes[p] is (N, 1) float32. The element of layer p whose sum has the largest magnitude.
+        maxima: maxima[p] is (N,) float32. The largest finite magnitude of each worker in layer p.
+        key: The key of stochastic rounding, such as (seed, step).
+
+    Returns:
+        The accuracy of each layer's sum, and the sums, (n,) float32.
+
+    Raises:
+        ValueError: The sum cannot be computed with this number of workers.
     """
     n_workers = len(values[0])
     maxima_NxP = torch.from_numpy(np.stack(maxima, 1))
-    # without a rule nothing is shifted, and one element more would change the blocks of a format with scales
+    # Without a rule, nothing is shifted, and an appended element would change the blocks of formats with scales.
     whole = (
         values if rule is None else [np.concatenate(pair, 1) for pair in zip(values, extremes, strict=True)]
     )
@@ -139,7 +176,7 @@ def _run(
 
 
 def _squares(values_Nxn: np.ndarray, result: np.ndarray, first: np.ndarray) -> Summed:
-    n = values_Nxn.shape[1]  # what follows are the extremes
+    n = values_Nxn.shape[1]  # the elements after the first n are the extremes
     exact = values_Nxn.astype(np.float64).sum(0)
     came, first_exact = result[:n].astype(np.float64), values_Nxn[:2].astype(np.float64).sum(0)
     first = first[:n].astype(np.float64)

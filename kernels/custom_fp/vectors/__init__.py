@@ -1,6 +1,6 @@
 """Known-answer vectors of a number format, for whoever builds it: inputs, and what the definition makes of them.
 
-    python -m custom_fp.vectors REQUEST.json FILE      # cpdrun vectors NAME asks so
+    python -m custom_fp.vectors REQUEST.json FILE      # cpdrun formats --vectors NAME asks so
 
 The answers are the definition's (reference.py, scaled/ and tabulated/ in torch, never a compiled kernel), by way of
 packed bytes, so that codes are what a wire or a memory holds. The first line says of what format, and defines it; each

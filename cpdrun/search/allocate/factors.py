@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.screen.layers import Layer
-from cpdrun.screen.settings import GRADIENT, Settings
+from cpdrun.search.allocate.layers import Layer
+from cpdrun.search.allocate.settings import GRADIENT, Settings
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`cpdrun work`: take the runs of a sweep that wait, until none is left."""
+"""`cpdrun sweep --join`: take the waiting runs of a sweep until none is left."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -11,21 +11,22 @@ if TYPE_CHECKING:
     from cpdrun.launch import Session, Summary
     from cpdrun.record import SweepDir
 
+DOCUMENT = "work"  # the kind of its JSON document
+
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     work = commands.add_parser(
-        "work",
-        help="take the waiting runs of a sweep, here, until none is left",
-        description="Take the runs of a sweep that wait or were stopped, and train them on this machine, until none is "
-        "left. Any number of workers, on any machines that see the folder, share a sweep: each run is trained once; "
-        "one whose worker is killed is taken by another. Ctrl-C saves and stops; typed again it goes on. So any "
-        "scheduler serves: write the runs with `cpdrun sweep exp=NAME --launcher pull --no-wait`, and have it run "
-        "`cpdrun work NAME` as often as it has machines. `cpdrun cancel NAME` stops all workers.",
+        "sweep --join",
+        description="Train the waiting and stopped runs of a sweep on this machine until none is left. Any number of "
+        "machines that see the folder can join a sweep. Each run is trained once, and if a machine dies, another takes "
+        "its run. Ctrl-C saves and stops; the same command continues. So any scheduler works: write the runs with "
+        "`cpdrun sweep exp=NAME --launcher pull --no-wait`, and let it start `cpdrun sweep --join NAME` on each machine. "
+        "`cpdrun cancel NAME` stops all of them.",
     )
-    text = "name or folder of a sweep; results_dir=PATH says where names lie"
+    text = "name or folder of a sweep; results_dir=PATH names the results directory"
     complete_by("sweeps", work.add_argument("names", nargs="+", metavar="SWEEP", help=text))
     add_options(work)
-    work.add_argument("--rerun", choices=["failed"], help="take failed runs too, each once")
+    work.add_argument("--rerun", choices=["failed"], help="also take failed runs, each once")
     add_json(work)
     return work
 
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _work(
     sweep: "SweepDir", launcher: dict[str, Any], arguments: argparse.Namespace, session: "Session"
 ) -> "tuple[int, Summary | None]":
-    """Take what is left of one sweep: the exit code, and how it went, if there was anything to do."""
+    """Train what is left of one sweep. Return the exit code and the summary, None if nothing was left."""
     from cpdrun.launch import Display, axes_of, print_summary
     from cpdrun.launch.pull import Pool
 

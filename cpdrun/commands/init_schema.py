@@ -1,4 +1,4 @@
-"""`cpdrun schema`: the JSON Schema of an experiment's yaml, for editors."""
+"""`cpdrun init --schema`: the JSON Schema of an experiment's yaml, for editors."""
 
 import argparse
 from pathlib import Path
@@ -6,17 +6,18 @@ from pathlib import Path
 from cpdrun.arguments import add_json
 from cpdrun.errors import OK
 
+DOCUMENT = "schema"  # the kind of its JSON document
+
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     schema = commands.add_parser(
-        "schema",
-        help="the JSON Schema of an experiment's yaml, for editors",
-        description="Print the JSON Schema of an experiment's yaml: keys with their defaults and comments, choices of "
-        "groups. Editors with a YAML language server complete and check by it, where the yaml has the line "
+        "init --schema",
+        description="Print the JSON Schema of an experiment's yaml: keys with defaults and comments, and the choices "
+        "of groups. Editors with a YAML language server use it to complete and check yaml files that contain the line "
         "`# yaml-language-server: $schema=PATH`.",
     )
     schema.add_argument(
-        "--config-dir", type=Path, metavar="DIR", help="a folder of your own yaml beside conf/"
+        "--config-dir", type=Path, metavar="DIR", help="a directory of your own yaml, searched before conf/"
     )
     add_json(schema)
     return schema

@@ -1,4 +1,4 @@
-"""`cpdrun screen`: which layers and roles need high bits, and the fewest bits that follow."""
+"""`cpdrun search --allocate`: find the layers and roles that need more bits, and allocate bits to them."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -11,27 +11,28 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cpdrun.launch import LaunchOptions, Session
-    from cpdrun.screen.allocation import Allocation
-    from cpdrun.screen.question import Question
-    from cpdrun.screen.results import Round
+    from cpdrun.search.allocate.allocation import Allocation
+    from cpdrun.search.allocate.question import Question
+    from cpdrun.search.allocate.results import Round
     from cpdrun.sweep import PlannedRun
+
+DOCUMENT = "screen"  # the kind of its JSON document
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     screen = commands.add_parser(
-        "screen",
-        help="which layers and roles need high bits, and the fewest bits that follow",
-        description="Train an experiment with the bits of each group of layers and role low or high, by a two-level "
-        "design; say which of them matter, and allocate bits for a search to certify. Finished runs are skipped: a "
-        "screen that was stopped goes on when its command is typed again.",
-        epilog="Example: cpdrun screen exp=digits_screen_small screen.seeds=2",
+        "search --allocate",
+        description="Train an experiment with low or high bits for each group of layers and role, by a two-level "
+        "screening design. Say which of them matter, and allocate bits for a search to certify. Finished runs are "
+        "skipped, so a command that was stopped continues when it is typed again.",
+        epilog="Example: cpdrun search --allocate exp=digits_screen_small screen.seeds=2",
     )
     add_overrides(screen, "exp=NAME, key=value, or screen.key=value")
     screen.add_argument(
-        "--dry-run", action="store_true", help="say which factors and how many runs, and stop"
+        "--dry-run", action="store_true", help="print the factors and the number of runs, and stop"
     )
     add_json(screen)
-    add_options(screen, "slurm, or pull, which leaves the runs to `cpdrun work`")
+    add_options(screen, "slurm, or pull, which leaves the runs to `cpdrun sweep --join`")
     return screen
 
 
@@ -44,9 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
     from cpdrun.record import State
-    from cpdrun.screen.question import ask
-    from cpdrun.screen.results import Round, read
-    from cpdrun.screen.words import asked_lines, facts
+    from cpdrun.search.allocate.question import ask
+    from cpdrun.search.allocate.results import Round, read
+    from cpdrun.search.allocate.words import asked_lines, facts
     from cpdrun.sweep import listed
     from cpdrun.sweep.standing import standing
 
@@ -84,7 +85,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 
 def _further(rounds: "list[Round]", console: "Console") -> "Question | None":
     """What this round says, and the round behind it, if there is one."""
-    from cpdrun.screen.words import table, verdict_lines
+    from cpdrun.search.allocate.words import table, verdict_lines
 
     question, found = rounds[-1].question, rounds[-1].found
     console.print(table(question, found), width=max(console.width, 110), crop=False)
@@ -102,7 +103,7 @@ def _launch(
     arguments: argparse.Namespace,
 ) -> int:
     from cpdrun.launch import Display, Job, axes_of, print_summary
-    from cpdrun.screen.certify import write_rows
+    from cpdrun.search.allocate.certify import write_rows
     from cpdrun.sweep import write_manifest
 
     directory, telling = question.directory, arguments.telling
@@ -125,8 +126,8 @@ def _launch(
 
 
 def _chosen(rounds: "list[Round]") -> "Allocation | None":
-    from cpdrun.screen.allocation import allocate
-    from cpdrun.screen.words import costs_of
+    from cpdrun.search.allocate.allocation import allocate
+    from cpdrun.search.allocate.words import costs_of
 
     question, found = rounds[-1].question, rounds[-1].found
     steps = [each.step for each in rounds]
@@ -134,7 +135,7 @@ def _chosen(rounds: "list[Round]") -> "Allocation | None":
 
 
 def _unfinished(question: "Question", console: "Console") -> int:
-    from cpdrun.screen.results import missing
+    from cpdrun.search.allocate.results import missing
 
     console.print(
         f"{missing(question)} runs have no result yet: effects are of the whole design. Type it again."
@@ -144,8 +145,8 @@ def _unfinished(question: "Question", console: "Console") -> int:
 
 def _tell(rounds: "list[Round]", arguments: argparse.Namespace) -> int:
     """The allocation, and how it is certified."""
-    from cpdrun.screen.certify import write_allocation
-    from cpdrun.screen.words import allocation_lines, facts
+    from cpdrun.search.allocate.certify import write_allocation
+    from cpdrun.search.allocate.words import allocation_lines, facts
 
     console = arguments.telling.console
     question, chosen = rounds[-1].question, _chosen(rounds)

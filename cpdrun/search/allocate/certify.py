@@ -7,12 +7,12 @@ from typing import Any
 import yaml
 
 from cpdrun.record import write_text
-from cpdrun.screen.allocation import Allocation
-from cpdrun.screen.cases import ALL_LOW, ALLOCATED, FP32
-from cpdrun.screen.experiment import copy_yaml, write_experiment
-from cpdrun.screen.question import CASE, Question
-from cpdrun.screen.results import Round
-from cpdrun.screen.words import allocation_facts, costs_of, level_text, round_facts
+from cpdrun.search.allocate.allocation import Allocation
+from cpdrun.search.allocate.cases import ALL_LOW, ALLOCATED, FP32
+from cpdrun.search.allocate.experiment import copy_yaml, write_experiment
+from cpdrun.search.allocate.question import CASE, Question
+from cpdrun.search.allocate.results import Round
+from cpdrun.search.allocate.words import allocation_facts, costs_of, level_text, round_facts
 
 SEARCH_SEEDS = 3  # that the written experiment lists; a search draws its own
 
@@ -22,7 +22,7 @@ def write_rows(question: Question) -> None:
     case='row 01'`. Raises OSError."""
     folder = question.directory.screen
     copy_yaml(question.config_dir, folder)
-    about = f"The rows of `cpdrun screen exp={question.experiment}`, as it wrote them.\n"
+    about = f"The rows of `cpdrun search --allocate exp={question.experiment}`, as it wrote them.\n"
     seeds = question.settings.drawn
     write_experiment(folder, question.experiment, about, _body(question), question.by_case(), seeds)
 
@@ -43,7 +43,7 @@ def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
     }
     search |= {"baseline": {CASE: FP32}, "tolerance": found.tolerance * found.metric.scale}
     search |= {"metric": found.metric.name}
-    about = f"The bits that `cpdrun screen exp={question.experiment}` allocated, as it wrote them."
+    about = f"The bits that `cpdrun search --allocate exp={question.experiment}` allocated, as it wrote them."
     folder = question.directory.screen
     write_experiment(folder, name, about, _body(question), cases, range(SEARCH_SEEDS), search)
     command = _command(question, name)

@@ -1,4 +1,4 @@
-"""`cpdrun screen`: factors, what their runs round, allocations against all subsets, the command on made-up results."""
+"""`cpdrun search --allocate`: factors, what their runs round, allocations against all subsets, the command on made-up results."""
 
 import itertools
 import json
@@ -20,15 +20,15 @@ from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError
 from cpdrun.errors import UserError
 from cpdrun.record import write_json
-from cpdrun.screen import question as question_module
-from cpdrun.screen.allocation import Costs, Step, allocate
-from cpdrun.screen.certify import write_rows
-from cpdrun.screen.factors import Factor, Group, factors_of, groups_of
-from cpdrun.screen.layers import Layer, ask_layers
-from cpdrun.screen.question import ask
-from cpdrun.screen.results import read
-from cpdrun.screen.settings import settings
-from cpdrun.screen.words import verdict_lines
+from cpdrun.search.allocate import question as question_module
+from cpdrun.search.allocate.allocation import Costs, Step, allocate
+from cpdrun.search.allocate.certify import write_rows
+from cpdrun.search.allocate.factors import Factor, Group, factors_of, groups_of
+from cpdrun.search.allocate.layers import Layer, ask_layers
+from cpdrun.search.allocate.question import ask
+from cpdrun.search.allocate.results import read
+from cpdrun.search.allocate.settings import settings
+from cpdrun.search.allocate.words import verdict_lines
 from cpdrun.shell.telling import schema
 from cpdrun.stats.screening import Effect, Effects, Verdict
 from cpdrun.stats.tuning import FIRST_SEED

@@ -1,4 +1,4 @@
-"""`cpdrun calibrate`: measure this machine; forecast steps with more workers and other networks."""
+"""`cpdrun doctor --calibrate`: measure this machine, and forecast steps with more workers and other networks."""
 
 import argparse
 from typing import Any
@@ -6,23 +6,34 @@ from typing import Any
 from cpdrun.arguments import add_json, add_overrides, positive, several
 from cpdrun.errors import OK, UserError
 
+DOCUMENT = "calibrate"  # the kind of its JSON document
+
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     calibrate = commands.add_parser(
-        "calibrate",
-        help="measure this machine; forecast steps with more workers and other networks",
-        description="Measure what the cost model needs for the model of a run (compute, codec, network) and print "
-        "what a step would cost with more workers. Kept beside the sweep, for its report.",
+        "doctor --calibrate",
+        description="Measure what the cost model needs for the model of a run (compute, codec, network), and print "
+        "what a step would cost with more workers. The measurement is stored in the sweep's folder for its report.",
     )
     add_overrides(calibrate, "as for sweep: exp=NAME ...")
-    calibrate.add_argument("--nproc", type=positive, default=1, metavar="N", help="ranks to measure between")
+    calibrate.add_argument(
+        "--nproc",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="number of ranks between which the network is measured",
+    )
     calibrate.add_argument("--formats", type=several, default=[], metavar="F,F", help="default: the sweep's")
     calibrate.add_argument(
         "--network", type=several, default=[], metavar="N,N", help="1gbit, 10gbit, a yaml ..."
     )
     calibrate.add_argument("--algorithm", choices=["direct", "ring", "tree"], default="direct")
-    calibrate.add_argument("--overlap", action="store_true", help="as DDP overlaps with the backward pass")
-    calibrate.add_argument("--repeats", type=positive, default=9, metavar="R", help="of every measurement")
+    calibrate.add_argument(
+        "--overlap", action="store_true", help="overlap communication with the backward pass, as DDP does"
+    )
+    calibrate.add_argument(
+        "--repeats", type=positive, default=9, metavar="R", help="repetitions of every measurement"
+    )
     add_json(calibrate)
     return calibrate
 
@@ -35,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     sweep = plan(arguments.overrides, arguments.config_dir)
     if is_script(sweep.runs[0].config):
-        raise UserError("calibrate measures the model of cpdrun's own loop; a script's it does not know")
+        raise UserError(
+            "doctor --calibrate measures models of cpdrun's own training loop, not those of scripts"
+        )
     networks = {name: network(name) for name in arguments.network}
     named = [run.config["format"] for run in sweep.runs if run.config["format"]]
     gathered = [run.config["sync"]["gather"] for run in sweep.runs if "gather" in run.config["sync"]]
@@ -46,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         config, path, nproc=arguments.nproc, formats=formats, methods=methods, repeats=arguments.repeats
     )
     calibration = read_calibration(path)
-    assert calibration is not None  # it was just written
+    assert calibration is not None  # because it was just written
     if not networks:
         measured = calibration.network
         networks = {"as measured": measured} if measured else {"10gbit": network("10gbit")}
@@ -60,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _methods(configs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The first config that has each compressor, by what a report will call it."""
+    """Return the first configuration of each compressor, by the name that a report gives it."""
     from cpdrun.config.keys import flatten
     from cpdrun.study.axes.method import method_of
 

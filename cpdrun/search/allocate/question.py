@@ -15,11 +15,11 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import is_script
 from cpdrun.record import SweepDir
-from cpdrun.screen.cases import Cases, Levels, Values
-from cpdrun.screen.experiment import body_of, copy_yaml, write_experiment
-from cpdrun.screen.factors import Factor, Group, factors_of, groups_of
-from cpdrun.screen.layers import Layer, ask_layers
-from cpdrun.screen.settings import GRADIENT, PRODUCTS, Settings, settings
+from cpdrun.search.allocate.cases import Cases, Levels, Values
+from cpdrun.search.allocate.experiment import body_of, copy_yaml, write_experiment
+from cpdrun.search.allocate.factors import Factor, Group, factors_of, groups_of
+from cpdrun.search.allocate.layers import Layer, ask_layers
+from cpdrun.search.allocate.settings import GRADIENT, PRODUCTS, Settings, settings
 from cpdrun.stats.screening import LOW, Design, design
 from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
@@ -111,7 +111,7 @@ def ask(
     keys = {_key(text): text.partition("=")[2] for text in texts}
     experiment = keys.get(EXPERIMENT)
     if experiment is None:
-        raise ConfigError("say what to screen: cpdrun screen exp=NAME, such as exp=digits_screen_small")
+        raise ConfigError("say what to screen: cpdrun search --allocate exp=NAME, such as exp=digits_screen_small")
     if SEED in keys:
         raise ConfigError(
             f"a screen draws its seeds itself, from {FIRST_SEED} on; screen.seeds=N says how many"

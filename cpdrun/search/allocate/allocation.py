@@ -22,10 +22,10 @@ from functools import partial
 
 from custom_fp.formats.names import parse
 
-from cpdrun.screen.cases import Levels
-from cpdrun.screen.factors import Factor, Group
-from cpdrun.screen.layers import Layer
-from cpdrun.screen.settings import GRADIENT, WIRE, Level, Settings
+from cpdrun.search.allocate.cases import Levels
+from cpdrun.search.allocate.factors import Factor, Group
+from cpdrun.search.allocate.layers import Layer
+from cpdrun.search.allocate.settings import GRADIENT, WIRE, Level, Settings
 from cpdrun.stats.screening import Effect, Effects, joint_margin
 
 MOST_PROGRAMS = (

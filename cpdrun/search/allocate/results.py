@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.record import Ending, Result
-from cpdrun.screen.allocation import Step
-from cpdrun.screen.question import Question
+from cpdrun.search.allocate.allocation import Step
+from cpdrun.search.allocate.question import Question
 from cpdrun.stats.screening import Effects, effects
 from cpdrun.study.margin import choose_margin, course_of
 from cpdrun.study.metric import Metric

@@ -13,9 +13,9 @@ from typing import Any
 
 from custom_fp.formats.names import parse
 
-from cpdrun.screen.factors import Factor, Group
-from cpdrun.screen.layers import Layer
-from cpdrun.screen.settings import GRADIENT, PRODUCTS, Level, Settings
+from cpdrun.search.allocate.factors import Factor, Group
+from cpdrun.search.allocate.layers import Layer
+from cpdrun.search.allocate.settings import GRADIENT, PRODUCTS, Level, Settings
 
 FP32 = "fp32"
 ALLOCATED, ALL_LOW = "allocated", "all low"

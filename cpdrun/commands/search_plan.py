@@ -1,4 +1,4 @@
-"""`cpdrun next`: what a search would run next, and what it would settle."""
+"""`cpdrun search --plan`: the runs that a search would start next, and what they would settle."""
 
 import argparse
 from collections.abc import Mapping
@@ -13,19 +13,21 @@ if TYPE_CHECKING:
 
     from cpdrun.search.next import Next
 
-OF_PLACE = ("seed", "name", "results_dir")  # keys that a search draws, or that the folder says
+IMPLIED = ("seed", "name", "results_dir")  # keys that the search chooses, or that the folder implies
+
+DOCUMENT = "next"  # the kind of its JSON document
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     following = commands.add_parser(
-        "next",
-        help="what a search would run next, and what it would settle",
-        description="Look at what is recorded and say which runs a search would ask for now, in their order, how long "
-        "they take, which candidate each says something of and how sure that stands. Nothing is started.",
-        epilog="Example: cpdrun next exp=digits_search --budget 2h, or of a sweep that is there: cpdrun next NAME",
+        "search --plan",
+        description="From the finished runs, list the runs that a search would start next, in their order: how long "
+        "they take, which candidates they concern, and how certain each candidate's answer is. Nothing is started.",
+        epilog="Example: cpdrun search --plan exp=digits_search --budget 2h. For an existing sweep: cpdrun search --plan "
+        "NAME",
     )
     add_overrides(following, "exp=NAME, key=value, search.key=value; or first the name or folder of a sweep")
-    budget = "what further runs may take: N of them, or core time T such as 2h or 90min"
+    budget = "at most N further runs, or a core time T such as 2h or 90min"
     following.add_argument("--budget", metavar="T|N", help=budget)
     add_json(following)
     return following
@@ -38,7 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     from cpdrun.search.settings import budget
 
     if not arguments.overrides:
-        raise UserError("say of what: cpdrun next exp=NAME, such as exp=digits_search, or cpdrun next SWEEP")
+        raise UserError(
+            "name an experiment or a sweep: cpdrun search --plan exp=digits_search, or cpdrun search --plan SWEEP"
+        )
     words = _words(arguments.overrides)
     limit = budget(arguments.budget)
     results = Results(ask(words, arguments.config_dir, imports=False))
@@ -56,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _words(typed: list[str]) -> list[str]:
-    """As they are; of a sweep that is there those that made it. Raises UserError where its list does not say."""
+    """Return the typed words; for an existing sweep, those that made it. Raises UserError if these are unknown."""
     if "=" in typed[0]:
         return typed
     from cpdrun.record import find_sweeps, read_manifest
@@ -70,8 +74,10 @@ def _words(typed: list[str]) -> list[str]:
         manifest = None
     made_by = manifest.get("overrides") if isinstance(manifest, Mapping) else None
     if not isinstance(made_by, list):
-        raise UserError(f"{sweep.manifest} does not say what made its runs; type it: cpdrun next exp=NAME")
-    others = {*OF_PLACE, *(word.split("=")[0] for word in more)}
+        raise UserError(
+            f"{sweep.manifest} does not say which words made its runs. Type them: cpdrun search --plan exp=NAME"
+        )
+    others = {*IMPLIED, *(word.split("=")[0] for word in more)}
     kept = [str(word) for word in made_by if str(word).lstrip("+").split("=")[0] not in others]
     where = [f"name={sweep.name}", f"results_dir={Path(sweep.path).parent}"]
     return [*kept, *where, *(word for word in more if word not in folders)]

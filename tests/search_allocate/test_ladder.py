@@ -1,4 +1,4 @@
-"""`cpdrun screen` down a ladder of levels: what is asked, what runs round, allocations against all, the command."""
+"""`cpdrun search --allocate` down a ladder of levels: what is asked, what runs round, allocations against all, the command."""
 
 import itertools
 import json
@@ -16,15 +16,15 @@ from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError
 from cpdrun.launch import Session
 from cpdrun.record import SweepDir, write_json
-from cpdrun.screen import question as question_module
-from cpdrun.screen.allocation import Costs, Step, allocate
-from cpdrun.screen.certify import write_rows
-from cpdrun.screen.factors import Factor, Group
-from cpdrun.screen.layers import Layer
-from cpdrun.screen.question import ask
-from cpdrun.screen.results import Round, read
-from cpdrun.screen.settings import settings
-from cpdrun.screen.words import costs_of
+from cpdrun.search.allocate import question as question_module
+from cpdrun.search.allocate.allocation import Costs, Step, allocate
+from cpdrun.search.allocate.certify import write_rows
+from cpdrun.search.allocate.factors import Factor, Group
+from cpdrun.search.allocate.layers import Layer
+from cpdrun.search.allocate.question import ask
+from cpdrun.search.allocate.results import Round, read
+from cpdrun.search.allocate.settings import settings
+from cpdrun.search.allocate.words import costs_of
 from cpdrun.stats.screening import Effect, Effects, Verdict, joint_margin
 from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model

@@ -11,10 +11,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.screen.allocation import Allocation, Costs
-from cpdrun.screen.question import Question
-from cpdrun.screen.results import Found, Round
-from cpdrun.screen.settings import GRADIENT, Level
+from cpdrun.search.allocate.allocation import Allocation, Costs
+from cpdrun.search.allocate.question import Question
+from cpdrun.search.allocate.results import Found, Round
+from cpdrun.search.allocate.settings import GRADIENT, Level
 from cpdrun.stats.screening import Verdict
 
 STYLES = {Verdict.SENSITIVE: "red", Verdict.HARMLESS: "green", Verdict.OPEN: "yellow"}

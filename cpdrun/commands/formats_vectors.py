@@ -1,5 +1,4 @@
-"""`cpdrun vectors`: what a number format makes of inputs, or an accumulator of vectors, for those who build it in
-hardware or software."""
+"""`cpdrun formats --vectors`: test vectors of a number format or an accumulator, for hardware and software teams."""
 
 import argparse
 import contextlib
@@ -22,24 +21,26 @@ if TYPE_CHECKING:
 
 MODULE = "custom_fp.vectors"  # imports torch
 LINES, CSV = ".jsonl", ".csv"
-VALUES, BLOCKS = 1024, 64  # at random, where --count does not say
+VALUES, BLOCKS = 1024, 64  # default numbers of random inputs
 
 
 class NoVectorsError(UserError):
-    """The process that computes them failed; the line is its last."""
+    """The process that computes the vectors failed. The message is its last line."""
 
     exit_code = FAILED
 
 
+DOCUMENT = "vectors"  # the kind of its JSON document
+
+
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     vectors = commands.add_parser(
-        "vectors",
-        help="known answers of a number format or an accumulator: inputs, codes, values",
-        description="Write inputs and what the format makes of them, by its definition: every value and boundary "
-        "between neighbours with the float32 numbers beside it, zeros, subnormals, infinities, NaN, what is past the "
-        "largest value, and some at random. Of formats with scales whole blocks. Of an accumulator dot products: "
-        "ends of blocks, products far apart, what cancels, subnormals, infinities, NaN.",
-        epilog="Example: cpdrun vectors e4m3fn --rounding nearest_even,toward_zero --out e4m3fn.csv",
+        "formats --vectors",
+        description="Write inputs with the outputs that a format defines: every value, every boundary between two "
+        "values with the float32 numbers next to it, zeros, subnormals, infinities, NaN, values above the largest, and random "
+        "values. For formats with scales, write whole blocks. For an accumulator, write dot products: ends of blocks, "
+        "products of very different size, cancellation, subnormals, infinities, NaN.",
+        epilog="Example: cpdrun formats --vectors e4m3fn --rounding nearest_even,toward_zero --out e4m3fn.csv",
     )
     listed = "a number format (cpdrun formats lists them), or an accumulator (docs/accumulators.md)"
     complete_by("formats", vectors.add_argument("name", metavar="NAME", help=listed))
@@ -61,15 +62,15 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "--operands",
         type=several,
         metavar="F[,F]",
-        help="formats of an accumulator's two vectors; default: its machine's, else that of its sums. A NAME that "
-        "is a format is then the accumulator",
+        help="formats of the accumulator's two vectors (default: those of its machine, or that of its sums). A NAME "
+        "that is a format then means the accumulator with that format",
     )
-    many = f"inputs at random; {VALUES}, and {BLOCKS} blocks of a format with scales"
+    many = f"number of random inputs (default: {VALUES}, or {BLOCKS} blocks of a format with scales)"
     vectors.add_argument("--count", type=count, metavar="N", help=many)
     vectors.add_argument(
-        "--seed", type=count, default=0, metavar="S", help="of random inputs and of rounding"
+        "--seed", type=count, default=0, metavar="S", help="seed of random inputs and of stochastic rounding"
     )
-    file = f"a {CSV} file, or {LINES} with a JSON object a line; default: those lines on the screen"
+    file = f"a {CSV} file, or a {LINES} file with one JSON object per line (default: print these lines)"
     vectors.add_argument("--out", type=Path, metavar="FILE", help=file)
     add_json(vectors)
     return vectors

@@ -1,0 +1,26 @@
+"""`cpdrun report RUN`: why a run is worse than its baseline, and what would fix it."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cpdrun.errors import OK, UserError
+
+if TYPE_CHECKING:
+    from cpdrun.record import RunDir
+
+DOCUMENT = "explain"  # the kind of its JSON document
+
+
+def report_run(arguments: argparse.Namespace, runs: "Sequence[RunDir]") -> int:
+    """Print why a run is worse than its baseline."""
+    from cpdrun.report.diagnosis.explanation import explain
+    from cpdrun.whatif.diagnose.diagnose import diagnose
+
+    if len(runs) != 1:
+        raise UserError(f"name sweeps, or one run; {len(runs)} runs were named")
+    found = explain(diagnose(runs[0]))
+    arguments.telling.tell(found.as_json(), DOCUMENT)
+    for line in found.sentences:
+        arguments.telling.say(line)
+    return OK
