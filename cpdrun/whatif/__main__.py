@@ -1,9 +1,9 @@
-"""Judge configs by what a run showed of its tensors.
+"""Compute the effects of configs on the tensors that a run observed.
 
     python -m cpdrun.whatif RUN_DIR CONFIGS.json OUT.json
 
-CONFIGS.json is {name: resolved config}; OUT.json becomes {name: effects} (`effects.py`), in which a config that does
-not fit the run has {"error": why}.
+CONFIGS.json contains {name: resolved config}. The program writes {name: effects} to OUT.json (`simulate/effects.py`). A
+config that is not compatible with the run gets {"error": message} in place of its effects.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, config in configs.items():
         try:
             found[name] = effects(observation, config).as_json()
-        except (ValueError, BuildError) as error:  # one that cannot be built says nothing of the others
+        except (ValueError, BuildError) as error:  # the other configs may still be valid
             found[name] = {"error": str(error)}
     write_json(given.out, found)
     return 0

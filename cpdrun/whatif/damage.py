@@ -1,16 +1,17 @@
 """The two features of a prediction: the damage that a format does in the layers and in the forward pass.
 
-Both come from effects alone (`cpdrun.whatif.simulate.effects`), never from how training ended. Both are
+Both features depend only on the effects (`cpdrun.whatif.simulate.effects`), never on the outcome of training. Each is
 log10(d / (1 - d)) with d = 1 - cosine, the share of a tensor's direction that is lost. The cosine is a mean over
-layers, because a layer whose gradients vanish is not trained, however small they are next to those of other layers.
-Errors of different roles are independent, so their cosines multiply. A tensor that vanished completely has d = 1.
+layers, because a layer whose gradients vanish is not trained, however small they are compared with those of other
+layers. Errors of different roles are treated as independent, so their cosines are multiplied. A tensor that vanished
+completely has d = 1.
 
-- `layers`: the workers' summed gradient, the output gradients, the activations and the weights together. The gradient
-  of a weight is linear in each of them.
-- `forward`: weights and activations again. They count twice because no later step compensates for them: they change the
-  function that is trained and tested.
+- `layers` covers the workers' summed gradient, the output gradients, the activations and the weights. The gradient of a
+  weight is linear in each of them.
+- `forward` covers the weights and the activations again. They count twice because no later step compensates for their
+  errors, which change the function that is trained and tested.
 
-Figures that the effects lack, or that are not finite, count as no damage; `uncovered` lists them. Damage is clipped to
+Figures that the effects lack, or that are not finite, count as no damage. `uncovered` lists them. Damage is clipped to
 [-4, 3], so it is always finite.
 """
 
@@ -25,7 +26,7 @@ from cpdrun.study.runs.learnt import guess
 
 SMALLEST_SHARE = 1e-4
 LARGEST_SHARE = 0.999
-UNKNOWN_MARGIN = 0.02  # of the metric's range
+UNKNOWN_MARGIN = 0.02  # the assumed margin, as a share of the metric's range, if the margin is not known
 GRADIENT, UPDATE = "gradient", "update"
 FORWARD = ("weight", "activation")
 PRODUCTS = (*FORWARD, "output_gradient")
@@ -37,7 +38,12 @@ Figures = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Damage:
-    """The damage of one candidate, each part in log10 odds."""
+    """The damage of one candidate, in log10 odds.
+
+    Attributes:
+        layers: The damage in the layers.
+        forward: The damage in the forward pass.
+    """
 
     layers: float
     forward: float
@@ -56,12 +62,16 @@ def damage(effects: Mapping[str, Any]) -> Damage:
 
 
 def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> float:
-    """Return -log10 of the margin as a share of the metric's range, from a guess's value to a perfect one's.
+    """Return the strictness of a margin: -log10 of the margin divided by the metric's range.
+
+    The range extends from the value of a guess to the perfect value. It is 1 for metrics that are fractions.
 
     Args:
-        metric: The metric that is judged.
-        tolerance: The margin, in the unit in which the metric is shown. NaN, not known yet, counts as UNKNOWN_MARGIN.
-        classes: The number of classes of the task, which gives the value of a guess. The range is 1 without it.
+        metric: The metric that decides whether a candidate is good enough.
+        tolerance: The margin, in the unit in which the metric is shown. If it is NaN because it is not known yet,
+            UNKNOWN_MARGIN is used as the share of the range.
+        classes: The number of classes of the task, which determines the value of a guess. If it is not known, the range
+            is 1.
     """
     if math.isnan(tolerance):
         return -math.log10(UNKNOWN_MARGIN)
@@ -70,7 +80,7 @@ def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> f
 
 
 def shown_effects(effects: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the figures that a table shows: those of the gradients between workers, and the lost updates."""
+    """Return the figures that a table shows: the effects on the gradients between workers, and the lost updates."""
     gradient = _figures(effects, GRADIENT)
     keys = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth")
     lost = _figures(effects, UPDATE).get("update_lost", gradient.get("update_lost"))
@@ -78,7 +88,10 @@ def shown_effects(effects: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def uncovered(effects: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the config does that its effects do not measure, in the effects' own words if they have some."""
+    """Yield a phrase for each part of the config that its effects do not measure.
+
+    If the effects contain sentences about parts that they do not cover, only those sentences are yielded.
+    """
     if said := effects.get("said"):
         yield from said
         return
@@ -97,6 +110,7 @@ def uncovered(effects: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator
 
 
 def _rounded_roles(config: Mapping[str, Any]) -> set[str]:
+    """Return the roles that the config's precision rounds, directly or by a rule."""
     precision = config.get("precision")
     if not isinstance(precision, Mapping):
         return set()
@@ -123,12 +137,15 @@ def _number(figures: Figures, key: str, default: float) -> float:
 
 
 def _has_vanished(figures: Figures) -> bool:
-    """Return whether rounding left nothing of a tensor. A tensor that was zero before has no signal-to-noise ratio."""
+    """Return whether rounding turned a whole tensor into zeros.
+
+    A tensor that was zero before rounding does not count. Its signal-to-noise ratio is not defined.
+    """
     return "cosine" in figures and figures["cosine"] is None and figures.get("snr_db", 0.0) is not None
 
 
 def _lost_direction(effects: Mapping[str, Any], role: str) -> float:
-    """Return 1 - cosine as a mean over layers, or that of the whole role if it has no layers."""
+    """Return the mean of 1 - cosine over the layers of a role. If it has no layers, return 1 - cosine of the role."""
     layers = (_role(effects, role).get("layers") or {}).values()
     cosines = [
         _number(figures, "cosine", 0.0 if _has_vanished(figures) else 1.0)

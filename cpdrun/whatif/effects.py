@@ -1,8 +1,9 @@
-"""Compute what configurations do to the tensors that a run observed, in a process that has torch.
+"""Compute the effects of configurations on the tensors that a run observed, in a process that has torch.
 
-An answer is {"role": {role: {"all": figures, "layers": {name: figures}}}, "said": [a sentence per part not covered]}.
-The roles are gradient, weight, update, activation and output_gradient. Figures are numbers by name (underflow, snr_db,
-cosine, ...), or null if they are not defined. `cpdrun.whatif.simulate.effects` defines each of them.
+An answer is {"role": {role: {"all": figures, "layers": {name: figures}}}, "said": [sentence, ...]}. "said" contains a
+sentence for each part of the configuration that the effects do not cover. The roles are gradient, weight, update,
+activation and output_gradient. Figures are numbers by name (underflow, snr_db, cosine, ...), or null if they are not
+defined. `cpdrun.whatif.simulate.effects` defines each of them.
 """
 
 import hashlib
@@ -23,8 +24,8 @@ from cpdrun.record import Ending, RunDir, SweepDir, check_inside, open_record, r
 Effects = dict[str, Any]
 MODULE = "cpdrun.whatif"
 MAX_EFFECTS_BYTES = 64 << 20  # a larger cache is ignored, and the effects are computed again
-MAX_ANSWER_BYTES = 1 << 30  # of the process that computes, which is our own
-TRIES = 2  # of a process that a signal ended
+MAX_ANSWER_BYTES = 1 << 30  # the limit for the answer of the computing process, which is our own
+TRIES = 2  # a process that a signal ended is started once more
 PACKAGE = Path(__file__).parent
 
 
@@ -41,6 +42,7 @@ class DivergedError(UserError):
 
 
 def is_observed(run: RunDir) -> bool:
+    """Return whether the run has an observation."""
     return run.observed.is_file()
 
 
@@ -68,7 +70,7 @@ def ask(
     Args:
         run: An observed run.
         configs: Resolved configurations. They may come from a record, which anyone may have written.
-        beside: The sweep that keeps the answers; None for that of `run`.
+        beside: The sweep that caches the answers; None for the sweep of `run`.
         may_import: Names of the user's own formats and classes that may be imported, because the user typed them or
             named the directory that holds them. Any other name that is not cpdrun's own is refused.
 
@@ -98,8 +100,9 @@ def ask(
 def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Effects]:
     """Compute the effects in a process that has torch.
 
-    A search that gets no answer starts at another width and keeps that start, so a signal must not decide it. Ctrl-C on
-    the terminal does not reach the process, and a process that a signal ended is started once more.
+    A search that gets no answer starts at another width and keeps that start, so the outcome must not depend on a
+    signal. Therefore the process runs in its own session, where Ctrl-C in the terminal does not reach it, and it is
+    started once more if a signal ended it.
 
     Raises:
         NoEffectsError: The process failed.
@@ -132,7 +135,7 @@ def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
 
 def _figures(effects: Effects) -> Effects:
-    """Return an answer without histograms and single steps. A config that cannot be built has no roles."""
+    """Return an answer without its histograms and single steps. A config that cannot be built has no roles."""
     roles = {}
     for role, found in effects.get("role", {}).items():
         layers = {name: _numbers(figures) for name, figures in found["layers"].items()}
@@ -144,11 +147,12 @@ def _figures(effects: Effects) -> Effects:
 
 
 def _numbers(figures: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the figures that are numbers or null."""
     return {key: value for key, value in figures.items() if value is None or isinstance(value, int | float)}
 
 
 def _is_whole(effects: Any) -> bool:
-    """Return whether a cached answer has the form that `_figures` gives it. Anyone may have written the file."""
+    """Return whether a cached answer has the form that `_figures` produces. Anyone may have written the file."""
     if not isinstance(effects, dict) or not isinstance(effects.get("role"), dict):
         return False
     return isinstance(effects.get("said"), list) and all(

@@ -8,12 +8,19 @@ from cpdrun.whatif.damage import Damage, damage, shown_effects, uncovered
 from cpdrun.whatif.effects import Effects
 from cpdrun.whatif.failure_model import Chance, Outcome, fitted_model
 
-LIKELY = 0.5  # a format that fails with a smaller chance is taken to be good enough
+LIKELY = 0.5  # a format counts as likely good enough if its chance of failing is at most this
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A candidate: its name, its label, its bits per value and the config of one of its runs."""
+    """A candidate to forecast.
+
+    Attributes:
+        name: The name, which identifies the candidate.
+        label: The label that is shown.
+        bits: The bits per value.
+        config: The configuration of one of its runs.
+    """
 
     name: str
     label: str
@@ -23,13 +30,17 @@ class Subject:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is predicted for a candidate.
+    """The forecast for one candidate.
 
     Attributes:
+        subject: The candidate.
         measured: The effects that a table shows.
-        logit: The logit of the chance at the middle level; it ranks the candidates.
-        uncovered: What the candidate does that its effects do not measure.
-        outcome: What its own runs showed; None if it was not trained.
+        damage: The damage of the effects.
+        strictness: The strictness of the margin.
+        logit: The logit of the chance of failing at the mean level. It ranks the candidates.
+        chance: The chance that the candidate fails.
+        uncovered: A phrase for each part of the candidate's config that its effects do not measure.
+        outcome: The outcome of its own runs; None if it was not trained.
     """
 
     subject: Subject
@@ -44,23 +55,32 @@ class Forecast:
 
 @dataclass(frozen=True)
 class ChainForecast:
-    """Forecasts of candidates that differ in their format alone, most bits first, and in each width the best first."""
+    """The forecasts of candidates that differ only in their format.
+
+    Attributes:
+        label: The label of the chain.
+        widths: The forecasts of each width, with most bits first. Within a width, the best candidate comes first.
+    """
 
     label: str
     widths: tuple[tuple[Forecast, ...], ...]
 
     @classmethod
     def of(cls, label: str, forecasts: Sequence[Forecast]) -> "ChainForecast":
+        """Group and sort forecasts by width."""
         widths: dict[float, list[Forecast]] = {}
         for forecast in sorted(forecasts, key=lambda f: (-f.subject.bits, f.logit)):
             widths.setdefault(forecast.subject.bits, []).append(forecast)
         return cls(label, tuple(map(tuple, widths.values())))
 
     def narrowest(self, at: str = "mean") -> Forecast | None:
-        """Return the format of the fewest bits that is likely good enough, as is one of every wider width.
+        """Return the narrowest format that a search is likely to accept; None if the widest one is not good enough.
 
-        A search stops at the first width that is not good enough, so narrower ones do not count. None if the widest is
-        not good enough. `at`: the field of `Chance` that decides, `mean`, `low` or `high`.
+        A search starts at the widest formats and stops at the first width at which no format is good enough. Narrower
+        formats do not count after that.
+
+        Args:
+            at: The field of `Chance` that is compared with LIKELY: `mean`, `low` or `high`.
         """
         found = None
         for width in self.widths:
@@ -79,13 +99,14 @@ def forecast_all(
     strictness: float,
     outcomes: Mapping[str, Outcome] | None = None,
 ) -> dict[str, Forecast]:
-    """Return the forecast of every subject, by its name.
+    """Return the forecast of every subject by its name.
 
     Args:
-        subjects: Candidates of one experiment; they share its level.
-        effects: The effects of each, by name.
-        strictness: That of the margin, from `features.strictness`.
-        outcomes: What the runs of candidates that were trained showed, by name. They set the level.
+        subjects: Candidates of one experiment. They share its level.
+        effects: The effects of each subject, by its name.
+        strictness: The strictness of the margin, from `damage.strictness`.
+        outcomes: The outcomes of the candidates that were trained, by name. They determine the distribution of the
+            level.
     """
     model, outcomes = fitted_model(), outcomes or {}
     damages = {subject.name: damage(effects[subject.name]) for subject in subjects}
@@ -109,5 +130,5 @@ def forecast_all(
 
 
 def ranked(chains: Sequence[ChainForecast]) -> list[Forecast]:
-    """Return all forecasts, the least likely to fail first. Of equal ones, the one of fewer bits comes first."""
+    """Return all forecasts, least likely to fail first. Ties are sorted by bits, fewest first."""
     return sorted((f for chain in chains for f in chain), key=lambda f: (f.logit, f.subject.bits))

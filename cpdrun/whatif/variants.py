@@ -1,4 +1,4 @@
-"""Forecasts of variants of one observed run, with other formats, scaling and sums, for `cpdrun predict RUN`."""
+"""Forecasts for variants of one observed run with other formats, scaling or sums, for `cpdrun predict RUN`."""
 
 import itertools
 import math
@@ -29,16 +29,24 @@ USUAL: Mapping[str, list[Any]] = {
     FORMAT: ["fp16", "bf16", "e5m2", "e4m3", "e3m4", "e3m2", "e2m3", "e4m1", "e3m1", "e3m0", "e2m1"],
     APS: [False, True],
 }
-SUM_KEYS = (FORMAT, APS, SCALING, "sync", "full_precision")  # no worker's gradients depend on these
-MOST = 2_000
+# The keys on which the gradients of the workers do not depend. Only these may vary.
+SUM_KEYS = (FORMAT, APS, SCALING, "sync", "full_precision")
+MOST = 2_000  # the largest number of variants in one prediction
 TOLERANCE = "search.tolerance="
 
 
 def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[ChainForecast], str]:
-    """Return a forecast for each variant that `words` name (USUAL if they name no format), and the margin in words.
+    """Return forecasts for variants of an observed run, and the margin as text.
 
-    The margin is that of `search.tolerance=`, or the metric's default. Variants that were trained in the same sweep,
-    with the same seed, set the level.
+    Variants that were trained in the same sweep with the same seed determine the distribution of the level.
+
+    Args:
+        run: The observed run.
+        words: The settings to vary, such as format=e4m3. If they name no format, or neither aps nor scaling, the values
+            in USUAL are used. `search.tolerance=` sets the margin. Without it, the metric's default margin is used.
+
+    Returns:
+        One `ChainForecast` for each combination of settings other than the format, and the margin as text.
 
     Raises:
         UserError: The run was not observed, or its config cannot be read.
@@ -71,13 +79,14 @@ def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[ChainFore
 
 
 def _metric(run: RunDir) -> Metric:
+    """Return the metric that decides about the run, or test accuracy if the run recorded none."""
     done = run.result()
     judge = (done.judge if done else None) or "test_accuracy"
     return Metric(judge, done.measures.get(judge) if done else None)
 
 
 def _outcomes(run: RunDir, metric: Metric, margin: float, subjects: Sequence[Subject]) -> dict[str, Outcome]:
-    """Return the outcomes of the variants that the run's own sweep holds, with one pair each."""
+    """Return the outcomes of the variants that were trained in the run's sweep, with one pair each."""
     done = run.result()
     baseline = None if done is None else done.metrics.get(metric.name)
     found: dict[str, Outcome] = {}
@@ -111,6 +120,7 @@ def _margin(run: RunDir, metric: Metric, words: Sequence[str]) -> tuple[float, f
 
 
 def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple[str, Subject]]:
+    """Yield the label of the chain and the subject for each variant that the words name."""
     with Composer() as composer:
         typed = parse(words, composer.loader)
         for each in typed:
@@ -130,6 +140,7 @@ def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple
 
 
 def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
+    """Raise ConfigError if a key cannot be varied or a scaling rule does not exist."""
     if typed.deletes or not typed.values:
         raise ConfigError(f"{typed.text!r} must name a value, such as format=e4m3")
     if typed.key.split(".")[0] not in SUM_KEYS:
@@ -151,6 +162,14 @@ def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
 def _variant(
     config: Mapping[str, Any], point: Mapping[str, Any], varies: Sequence[str], composer: Composer
 ) -> tuple[str, Subject]:
+    """Return the label of the chain and the subject for one combination of values.
+
+    Args:
+        config: The configuration of the run.
+        point: The value of each key.
+        varies: The keys to show in the label.
+        composer: The composer of the project's configuration.
+    """
     made = copied(config)
     for key, value in point.items():
         if key not in (APS, SCALING):
@@ -176,7 +195,7 @@ def _variant(
 
 
 def _rule(config: Mapping[str, Any], scaled: object) -> str | None:
-    """Return the scaling that a variant needs; None if the run's own will do."""
+    """Return the name of the scaling rule that a variant needs; None if it can keep the rule of the run."""
     if not isinstance(scaled, bool):
         raise ConfigError(f"aps={typed_form(scaled)}: must be true or false")
     if scaled == bool(config[APS]):

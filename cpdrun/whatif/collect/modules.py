@@ -67,6 +67,7 @@ class SeenLayer(Layer):
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> SeenLayer:
+        """Restore a layer from its description by `modules_of`."""
         products = tuple((role, tuple(of_role)) for role, of_role in facts["products"].items())
         names, part = tuple(facts["names"]), facts["part"]
         given = facts["kind"], facts["must_be_named"], products, facts["is_norm"], tuple(facts["parameters"])

@@ -64,6 +64,7 @@ class Seen:
     samples: dict[str, np.ndarray] = field(default_factory=dict)
 
     def column(self, name: str) -> np.ndarray:
+        """Return a moment of all binades by its name in COLUMNS, (K,) float64."""
         return self.rows[:, COLUMNS.index(name)]
 
     def with_workers(self, later: Seen) -> Seen:

@@ -11,6 +11,7 @@ class Additive:
     """A frozen dataclass whose fields are float sums. Instances can be added and weighted."""
 
     def times(self, weight: float) -> Self:
+        """Return the sums multiplied by a weight."""
         return type(self)(*(weight * getattr(self, f.name) for f in fields(self)))
 
     def __add__(self, other: Self) -> Self:

@@ -1,9 +1,9 @@
 """The effects of a configuration on the tensors that a run observed: by role, by layer, by step and over all.
 
-    underflow     The share of the nonzero finite values that are rounded to 0. saturation    The share of the nonzero
-    finite values that exceed the largest value of the format. snr_db        The signal-to-noise ratio, 10 log10(sum x^2
-    / sum error^2). It is at most 200, which means that nothing
-                  is lost. The error of values beyond the largest value is the error of replacing them by that value.
+    underflow     The share of the nonzero finite values that are rounded to 0.
+    saturation    The share of the nonzero finite values that exceed the largest value of the format.
+    snr_db        The signal-to-noise ratio, 10 log10(sum x^2 / sum error^2). It is at most 200, which means that
+                  nothing is lost. Values beyond the largest value count as if they were replaced by that value.
     bias          The mean error of the magnitudes divided by their mean. It is negative if magnitudes shrink.
     cosine        The cosine between a tensor and the rounded tensor. For gradients, the cosine between the workers' sum
                   and the exact sum.
@@ -17,9 +17,9 @@
 
 underflow, saturation, snr_db, bias and the cosine of roles other than gradients are exact over all observed elements if
 the format has no scales and is rounded to nearest (`rounding_error.py`, which states the limits for formats with more
-than 10 mantissa bits). Otherwise they are computed from samples, and `exact` is false. The other figures are always
-computed from samples. A figure is null if it is not defined, for example for a tensor of zeros or if a sum is not
-finite.
+than 10 mantissa bits). Otherwise they are computed from samples or are approximations, and `exact` is false. The other
+figures are always computed from samples. A figure is null if it is not defined, for example for a tensor of zeros or if
+a sum is not finite.
 """
 
 from __future__ import annotations

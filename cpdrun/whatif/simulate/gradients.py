@@ -58,6 +58,16 @@ class Gradients:
 
     @classmethod
     def of(cls, observation: Observation, config: Mapping[str, Any], said: list[str]) -> Gradients | None:
+        """Create an instance for a resolved config; None if its sync does not add gradients with a `Sum`.
+
+        Args:
+            observation: The observed tensors.
+            config: The resolved configuration.
+            said: Receives a sentence for each part of the config that cannot be simulated.
+
+        Raises:
+            ValueError: The parts of the config are not compatible.
+        """
         sync = config["sync"]
         name = sync["_target_"].rsplit(".", 1)[-1]
         if name not in SUMS_HERE:
@@ -86,6 +96,7 @@ class Gradients:
         )
 
     def __call__(self, step: int, layers: Mapping[str, Seen]) -> list[Part]:
+        """Return the effects on the gradient of each layer in one step, in the order of `layers`."""
         in_full = [self.full.covers(self.places[name], step // self.steps_an_epoch) for name in layers]
         found: dict[str, Part] = {}
         for full in (False, True):

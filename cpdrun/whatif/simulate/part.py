@@ -21,12 +21,14 @@ class Part:
     """The effects on one layer in one step.
 
     Attributes:
-        format: The name of the format. shift: The shift; values are multiplied by 2^shift before they are rounded. For
-        gradients, the mean over workers. tally: The rounding-error statistics. exact: Whether `tally` is exact. If not,
-        it is computed from samples or is an approximation. total: The accuracy of the workers' sum; None for roles
-        other than gradients. lost: The number of updates that leave the weight unchanged, and the number of nonzero
-        updates. Both are scaled
-            from the sample to the layer. None for roles other than updates.
+        format: The name of the format.
+        shift: The exponent of the scale 2^shift by which values are multiplied before rounding. For gradients, the
+            mean over workers.
+        tally: The rounding-error statistics.
+        exact: Whether `tally` is exact. If not, it is computed from samples or is an approximation.
+        total: The accuracy of the workers' sum; None for roles other than gradients.
+        lost: The number of updates that leave the weight unchanged, and the number of nonzero updates. Both are
+            extrapolated from the sample to the layer. None for roles other than updates.
     """
 
     format: str

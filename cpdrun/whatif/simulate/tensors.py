@@ -227,7 +227,7 @@ def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> Tally:
             x_n = F.pad(x_n, (0, missing))
         x_n = custom_fp.hadamard(x_n, rounding.hadamard, seed=SIGNS, axis=-1)
     fmt = parse(rounding.format)
-    if fmt.has_tiles:  # each row of a tile consists of 32 neighbors in memory
+    if fmt.has_tiles:  # a row consists of 32 neighbors in memory
         x_n = F.pad(x_n, (0, -len(x_n) % RUN))
         rounded = custom_fp.quantize(x_n.view(-1, RUN), fmt, rounding=rounding.word, seed=_seed(rounding))
         return of_values(x_n.numpy(), rounded.numpy(), math.inf)

@@ -53,7 +53,10 @@ class Summed(Additive):
     first_error: float = 0.0
 
     def figures(self) -> dict[str, float]:
-        """Return cosine, sum_error and growth; NaN if the exact sum is zero or the error is not finite."""
+        """Return cosine, sum_error and growth.
+
+        A figure is NaN if it is not defined. All are NaN if the exact sum is zero or the error is not finite.
+        """
         if not (self.exact > 0 and math.isfinite(self.error)):
             return dict.fromkeys(("cosine", "sum_error", "growth"), math.nan)
         error = math.sqrt(self.error / self.exact)
