@@ -131,7 +131,7 @@ def trained(
 
 
 def explained(run: Path) -> dict[str, Any]:
-    told = subprocess.run([*CPDRUN, "explain", str(run), "--json"], check=True, stdout=subprocess.PIPE)
+    told = subprocess.run([*CPDRUN, "report", str(run), "--json"], check=True, stdout=subprocess.PIPE)
     return json.loads(told.stdout)
 
 

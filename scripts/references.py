@@ -122,8 +122,8 @@ class Maker:
         if not part.calibrate:
             return []
         if SweepDir(self.work / part.name).calibration.exists():
-            return [shlex.join(["cpdrun", "calibrate", *part.calibrate])]
-        return [self._cpdrun("calibrate", [*part.calibrate, *self.config_dir])]
+            return [shlex.join(["cpdrun", "doctor", "--calibrate", *part.calibrate])]
+        return [self._cpdrun("doctor", ["--calibrate", *part.calibrate, *self.config_dir])]
 
     def _report(self, part: Part, folder: Path) -> str:
         typed = self._cpdrun("report", [part.name, *part.report])

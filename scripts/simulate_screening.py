@@ -2,11 +2,12 @@
 
     python scripts/simulate_screening.py [--runs 2000] [--factors 12] [--active 3] [--interactions .5]
 
-A row is a design: that of `cpdrun search --allocate` (folded over, 24 runs of one seed for 12 factors, by Lenth's method; or of
-several seeds, by t), and the smallest that is not folded. A column is the size of each planted effect over the noise:
-the standard deviation of one run about its expectation, once its seed's share is taken out. Noise is normal. `found` is
-the share of simulations in which every planted factor is called sensitive at the family-wise 5 %, `wrong` that in which
-another one is. With --interactions each pair of planted factors interacts by so much of their effect.
+A row is a design: that of `cpdrun search --allocate` (folded over, 24 runs of one seed for 12 factors, by Lenth's
+method; or of several seeds, by t), and the smallest that is not folded. A column is the size of each planted effect
+over the noise: the standard deviation of one run about its expectation, once its seed's share is taken out. Noise is
+normal. `found` is the share of simulations in which every planted factor is called sensitive at the family-wise 5 %,
+`wrong` that in which another one is. With --interactions each pair of planted factors interacts by so much of their
+effect.
 """
 
 import argparse

@@ -317,7 +317,7 @@ def test_an_experiment_of_ones_own_without_its_folder_is_told_the_option(cpdrun,
 def test_a_mistyped_command_is_told_the_nearest(cpdrun):
     result = cpdrun("serach", "exp=digits_search")
     assert result.returncode == 2
-    assert "error: no command 'serach' (did you mean 'search'?); there are: search, next, " in result.stderr
+    assert "error: no command 'serach' (did you mean 'search'?); there are: sweep, search, " in result.stderr
     assert "cpdrun --help says what each does" in cpdrun().stderr
 
 

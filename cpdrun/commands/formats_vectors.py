@@ -37,9 +37,9 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     vectors = commands.add_parser(
         "formats --vectors",
         description="Write inputs with the outputs that a format defines: every value, every boundary between two "
-        "values with the float32 numbers next to it, zeros, subnormals, infinities, NaN, values above the largest, and random "
-        "values. For formats with scales, write whole blocks. For an accumulator, write dot products: ends of blocks, "
-        "products of very different size, cancellation, subnormals, infinities, NaN.",
+        "values with the float32 numbers next to it, zeros, subnormals, infinities, NaN, values above the largest, "
+        "and random values. For formats with scales, write whole blocks. For an accumulator, write dot products: "
+        "ends of blocks, products of very different size, cancellation, subnormals, infinities, NaN.",
         epilog="Example: cpdrun formats --vectors e4m3fn --rounding nearest_even,toward_zero --out e4m3fn.csv",
     )
     listed = "a number format (cpdrun formats lists them), or an accumulator (docs/accumulators.md)"
@@ -137,7 +137,7 @@ def _request_of_sums(arguments: argparse.Namespace) -> dict[str, Any]:
     formats = _operands(how, arguments.operands)
     random = VALUES if arguments.count is None else arguments.count
     operands = [fmt.name for fmt in formats]
-    command = ["cpdrun", "vectors", arguments.name]
+    command = ["cpdrun", "formats", "--vectors", arguments.name]
     command += [] if how.scales else ["--operands", ",".join(operands)]
     return {
         "accumulator": arguments.name,
@@ -210,7 +210,7 @@ def _request(fmt: "NumberFormat", arguments: argparse.Namespace) -> dict[str, An
     import cpdrun
 
     random = arguments.count
-    command = ["cpdrun", "vectors", arguments.name, "--rounding", ",".join(arguments.rounding)]
+    command = ["cpdrun", "formats", "--vectors", arguments.name, "--rounding", ",".join(arguments.rounding)]
     command += [] if fmt.has_scales else ["--overflow", ",".join(arguments.overflow)]
     random = random if random is not None else BLOCKS if fmt.has_scales else VALUES
     return {

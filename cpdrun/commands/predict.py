@@ -72,7 +72,7 @@ def _predict_experiment(
     from cpdrun.search.results import Results
     from cpdrun.search.words import candidates_text, tolerance_of
     from cpdrun.sweep import listed
-    from cpdrun.whatif.effects import refuse_diverged
+    from cpdrun.whatif.effects import check_not_diverged
 
     with before_a_start():
         if not arguments.dry_run:
@@ -96,7 +96,7 @@ def _predict_experiment(
         if code != OK:
             return code
     for each in found:
-        refuse_diverged(each.folder)
+        check_not_diverged(each.folder)
     results = Results(question)
     context = Context(
         tolerance_of(results), question.baseline_name, tuple(str(each.folder.path) for each in found)
@@ -111,7 +111,7 @@ def _predict_experiment(
 def _predict_variants(arguments: argparse.Namespace, console: "Console") -> int:
     from cpdrun.record import find_runs
     from cpdrun.report.prediction import Context
-    from cpdrun.whatif.effects import refuse_diverged
+    from cpdrun.whatif.effects import check_not_diverged
     from cpdrun.whatif.variants import forecast_variants
 
     if arguments.steps or arguments.dry_run:
@@ -119,7 +119,7 @@ def _predict_variants(arguments: argparse.Namespace, console: "Console") -> int:
     name, *words = arguments.overrides
     folders = [word for word in words if word.startswith("results_dir=")]
     [run] = find_runs([name, *folders])
-    refuse_diverged(run)
+    check_not_diverged(run)
     with writing(run.path):
         chains, margin = forecast_variants(run, [word for word in words if word not in folders])
     _show(console, chains, Context(margin, "the run itself", (str(run.path),)), arguments)

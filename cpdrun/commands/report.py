@@ -24,9 +24,9 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     level = "confidence level in percent (default: that of the search, or 95)"
     report.add_argument("--ci", type=float, help=level)
     margin = (
-        "the margin: how much worse than the baseline is still good enough, in the metric's unit (percentage points for "
-        "accuracy), or a percentage of the baseline's value or improvement such as 2%% (default: that of the search, or "
-        "0.5 points, or 2%%)"
+        "the margin: how much worse than the baseline is still good enough, in the metric's unit (percentage points "
+        "for accuracy), or a percentage of the baseline's value or improvement such as 2%% (default: that of the "
+        "search, or 0.5 points, or 2%%)"
     )
     report.add_argument("--tol", metavar="T", help=margin)
     against = "the runs to compare with: format=bf16, or on another axis of bits: precision.activations=fp32"

@@ -25,9 +25,9 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     search = commands.add_parser(
         "search",
         help="find and certify the smallest format that is good enough",
-        description="Train the formats of an experiment and its baseline with as many seeds as needed, until each format "
-        "in question is certified to be within the margin, or refuted. You may stop it, look at the results and continue "
-        "at any time: the confidence stays valid.",
+        description="Train the formats of an experiment and its baseline with as many seeds as needed, until each "
+        "format in question is certified to be within the margin, or refuted. You may stop it, look at the results "
+        "and continue at any time: the confidence stays valid.",
         epilog="Example: cpdrun search exp=digits_bits search.tolerance=1",
     )
     add_overrides(search, "exp=NAME, key=value, key=a,b,c for an axis, or search.key=value")

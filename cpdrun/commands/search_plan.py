@@ -23,8 +23,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "search --plan",
         description="From the finished runs, list the runs that a search would start next, in their order: how long "
         "they take, which candidates they concern, and how certain each candidate's answer is. Nothing is started.",
-        epilog="Example: cpdrun search --plan exp=digits_search --budget 2h. For an existing sweep: cpdrun search --plan "
-        "NAME",
+        epilog="Example: cpdrun search --plan exp=digits_search --budget 2h. For an existing sweep: cpdrun search "
+        "--plan NAME",
     )
     add_overrides(following, "exp=NAME, key=value, search.key=value; or first the name or folder of a sweep")
     budget = "at most N further runs, or a core time T such as 2h or 90min"

@@ -20,8 +20,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         description="Train the waiting and stopped runs of a sweep on this machine until none is left. Any number of "
         "machines that see the folder can join a sweep. Each run is trained once, and if a machine dies, another takes "
         "its run. Ctrl-C saves and stops; the same command continues. So any scheduler works: write the runs with "
-        "`cpdrun sweep exp=NAME --launcher pull --no-wait`, and let it start `cpdrun sweep --join NAME` on each machine. "
-        "`cpdrun cancel NAME` stops all of them.",
+        "`cpdrun sweep exp=NAME --launcher pull --no-wait`, and let it start `cpdrun sweep --join NAME` on each "
+        "machine. `cpdrun cancel NAME` stops all of them.",
     )
     text = "name or folder of a sweep; results_dir=PATH names the results directory"
     complete_by("sweeps", work.add_argument("names", nargs="+", metavar="SWEEP", help=text))

@@ -1,7 +1,7 @@
 """Runs that are left to whoever takes them: `cpdrun sweep --join SWEEP`, on any machine that sees the folder.
 
-So a scheduler that cpdrun knows nothing of serves as well: it is given `cpdrun sweep --join` as often as it has machines.
-Nobody hands out anything; whoever claims a run has it (record/lock.py).
+So a scheduler that cpdrun knows nothing of serves as well: it is given `cpdrun sweep --join` as often as it has
+machines. Nobody hands out anything; whoever claims a run has it (record/lock.py).
 """
 
 import time
@@ -50,7 +50,9 @@ class PullExecutor(Executor):
     @property
     def note(self) -> str:
         failed = any(state_of(job.run) is State.FAILED for job in self._jobs.values())
-        return f"Runs are taken by: cpdrun sweep --join {self._sweep.path}{' --rerun failed' if failed else ''}"
+        return (
+            f"Runs are taken by: cpdrun sweep --join {self._sweep.path}{' --rerun failed' if failed else ''}"
+        )
 
     def submit(self, jobs: list[Job]) -> None:
         for job in jobs:

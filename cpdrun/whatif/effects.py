@@ -46,7 +46,7 @@ def is_observed(run: RunDir) -> bool:
     return run.observed.is_file()
 
 
-def refuse_diverged(run: RunDir) -> None:
+def check_not_diverged(run: RunDir) -> None:
     """Raise DivergedError if the observed run diverged."""
     done = run.result()
     if done is not None and done.status is Ending.DIVERGED:

@@ -81,7 +81,15 @@ def test_a_search_that_trains(capsys, tmp_path):
 
 def test_a_calibration(capsys, tmp_path):
     found = told(
-        capsys, "doctor", "--calibrate", *SMALL, f"results_dir={tmp_path}", "--repeats", "1", "--network", "1gbit"
+        capsys,
+        "doctor",
+        "--calibrate",
+        *SMALL,
+        f"results_dir={tmp_path}",
+        "--repeats",
+        "1",
+        "--network",
+        "1gbit",
     )
     assert Path(found["calibration"]).exists() and {row["format"] for row in found["forecast"]} >= {"e4m3"}
     assert all(row["total_s"] > 0 for row in found["forecast"])
@@ -94,9 +102,9 @@ def test_commands_that_need_no_sweep(capsys, tmp_path):
     assert told(capsys, "formats", "e2m1fn")["values"]
     assert told(capsys, "formats", "--vectors", "e2m1fn", "--count", "1")["vectors"]
     assert told(capsys, "doctor", "--results-dir", str(tmp_path))["findings"]
-    assert told(capsys, "search", "--allocate", "exp=digits_screen_small", f"results_dir={tmp_path}", "--dry-run")[
-        "factors"
-    ]
+    assert told(
+        capsys, "search", "--allocate", "exp=digits_screen_small", f"results_dir={tmp_path}", "--dry-run"
+    )["factors"]
 
 
 @pytest.mark.parametrize(

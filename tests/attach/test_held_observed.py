@@ -119,6 +119,6 @@ def test_a_script_s_run_is_observed_predicted_and_explained(tmp_path, monkeypatc
     capsys.readouterr()
     assert main(["predict", str(one.path), "format=e5m2,e3m0", "aps=false", "search.tolerance=0.01"]) == 0
     assert "e3m0" in capsys.readouterr().out
-    assert main(["explain", str(other.path)]) == 0
+    assert main(["report", str(other.path)]) == 0
     said = capsys.readouterr().out
     assert f"Observed in {one.name}" in said and "gradient" in said

@@ -1,5 +1,5 @@
-"""`cpdrun formats --vectors ACCUMULATOR`, read by a reader of its own: codes by the meaning of their fields, dot products in
-rationals (dot_oracle.py)."""
+"""`cpdrun formats --vectors ACCUMULATOR`, read by a reader of its own: codes by the meaning of their fields, dot
+products in rationals (dot_oracle.py)."""
 
 import json
 import math
@@ -68,7 +68,7 @@ def same(x, y):
     ids=str,
 )
 def test_answers_are_what_rationals_say(words, capsys):
-    assert main(["vectors", *words, "--count", "20", "--seed", "3"]) == 0
+    assert main(["formats", "--vectors", *words, "--count", "20", "--seed", "3"]) == 0
     head, *rows = map(json.loads, capsys.readouterr().out.splitlines())
     how, formats = Accumulator.parse(head["accumulator"]["in_words"]), head["formats"]
     assert how.name == head["accumulator"]["name"] and head["definition"].startswith("Equal ones")
@@ -104,13 +104,13 @@ def test_answers_are_what_rationals_say(words, capsys):
     ids=str,
 )
 def test_what_has_no_answers_is_said(words, says, capsys):
-    assert main(["vectors", *words]) == 2
+    assert main(["formats", "--vectors", *words]) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1
 
 
 def test_a_table_of_commas(tmp_path):
     file = tmp_path / "quire.csv"
-    assert main(["vectors", "posit8-exact", "--count", "5", "--out", str(file)]) == 0
+    assert main(["formats", "--vectors", "posit8-exact", "--count", "5", "--out", str(file)]) == 0
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "case,a,b,result" and len(lines[1].split(",")[1].split()) == 16

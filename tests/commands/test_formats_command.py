@@ -112,7 +112,7 @@ def test_one_format_is_shown_with_its_values_scales_and_uses(capsys):
         ),
         (["nvfp5"], "error: unknown format 'nvfp5' (did you mean 'nvfp4'?)"),
         (["fp32", "--values"], "error: --values: fp32 has 32 bits; tables of values stop at 16 bits"),
-        (["--values"], "error: --values is of one format: cpdrun formats NAME --values"),
+        (["--values"], "error: --values needs the name of a format: cpdrun formats NAME --values"),
     ],
 )
 def test_a_mistake_is_told_in_a_line(capsys, words, line):

@@ -114,10 +114,12 @@ def test_kernels_give_the_known_blocks(name, rounding):
 def test_a_file_has_its_definition_and_its_vectors(tmp_path, capsys):
     file = tmp_path / "e2m1fn.jsonl"
     words = ["e2m1fn", "--rounding", "nearest_even,toward_zero", "--count", "3", "--out", str(file)]
-    assert main(["vectors", *words]) == 0
+    assert main(["formats", "--vectors", *words]) == 0
     head, *known = map(json.loads, file.read_text().splitlines())
     assert head["format"]["name"] == "e2m1fn" and "LLVM" in head["definition"] and head["boundaries"] == "all"
-    assert head["made_by"].startswith("cpdrun ") and head["command"].startswith("cpdrun formats --vectors e2m1fn ")
+    assert head["made_by"].startswith("cpdrun ") and head["command"].startswith(
+        "cpdrun formats --vectors e2m1fn "
+    )
     assert str(file) in capsys.readouterr().out
     fmt = parse("e2m1fn")
     expected = rows(fmt, [Rule(), Rule("toward_zero")], count=3, seed=0)
@@ -165,7 +167,7 @@ def test_a_csv_file_is_a_table_behind_its_header():
 )
 def test_a_mistake_is_told_in_a_line(capsys, tmp_path, monkeypatch, words, line):
     monkeypatch.chdir(tmp_path)
-    assert main(["vectors", *words]) == 2
+    assert main(["formats", "--vectors", *words]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: {line}") and said.count("\n") == 1
     assert not list(tmp_path.iterdir())

@@ -39,7 +39,7 @@ def test_a_reference_stands_in_for_a_value(validator):
 
 
 def test_it_has_the_comments_and_the_choices(capsys):
-    assert main(["schema"]) == 0
+    assert main(["init", "--schema"]) == 0
     known = json.loads(capsys.readouterr().out)["properties"]
     assert known["epochs"]["description"].startswith("passes over the training set")
     assert known["epochs"]["default"] == 15

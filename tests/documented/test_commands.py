@@ -142,7 +142,10 @@ NOT_RUN = {
         "it needs a screen of 80 runs",
         "tests/screen/test_screen.py::test_the_command_finds_what_was_planted_and_its_search_can_be_typed",
     ),
-    "cpdrun doctor --calibrate ": ("it measures for a quarter of a minute", "tests/costmodel/test_calibrate.py"),
+    "cpdrun doctor --calibrate ": (
+        "it measures for a quarter of a minute",
+        "tests/costmodel/test_calibrate.py",
+    ),
     "cpdrun formats --vectors fp16 --operands e4m3fn,e5m2": (
         "another test asks for these very answers",
         "tests/commands/test_dot_vectors.py::test_answers_are_what_rationals_say",

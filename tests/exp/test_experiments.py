@@ -33,7 +33,9 @@ def planned(exp):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_opens_with_its_command_and_has_a_grid(file):
     first, second, *_ = file.read_text().splitlines()
-    assert first in [f"# cpdrun {command} exp={file.stem}" for command in ("sweep", "search", "screen")]
+    assert first in [
+        f"# cpdrun {command} exp={file.stem}" for command in ("sweep", "search", "search --allocate")
+    ]
     assert second.startswith("# ")
     sweep = planned(file.stem)
     assert len(sweep.runs) == len({run.name for run in sweep.runs}) >= 3

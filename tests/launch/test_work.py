@@ -18,7 +18,17 @@ def work(sweep):
     started = []
 
     def start(*words: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "cpdrun.cli", "work", str(sweep.path), "--jobs", "1", *words]
+        command = [
+            sys.executable,
+            "-m",
+            "cpdrun.cli",
+            "sweep",
+            "--join",
+            str(sweep.path),
+            "--jobs",
+            "1",
+            *words,
+        ]
         pipe = subprocess.PIPE
         started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
         return started[-1]

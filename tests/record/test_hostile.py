@@ -73,7 +73,7 @@ def trained(tmp_path_factory) -> SweepDir:
     torch.set_num_threads(threads)
     run = jobs[-1].run.path
     for command in (
-        ("explain", str(run)),
+        ("report", str(run)),
         ("predict", str(run), *PREDICTED),
     ):  # their answers are kept in the folder
         assert main(command) == 0
@@ -152,7 +152,7 @@ def commands(sweep: SweepDir) -> list[tuple[str, ...]]:
         ("report", "shared", "results_dir=.", "--format", "md,csv,html"),
         ("logs", str(run)),
         ("logs", str(run), "--json"),
-        ("explain", str(run)),
+        ("report", str(run)),
         ("predict", str(run), *PREDICTED),
         ("sweep", *WORDS, "results_dir=.", "name=shared", "device=cpu", "--dry-run"),
         (
@@ -407,7 +407,11 @@ def test_reading_in_processes_of_their_own(received):
     CASES["code in a format of precision"](received, Path("outside"))
     each(("status.json", "metrics.jsonl", "attempts/1/where.json"), pipe)(received, Path("outside"))
     shutil.rmtree(received.prediction.path)
-    words = [words for words in commands(received) if words[0] in ("status", "explain", "predict")]
+    words = [
+        words
+        for words in commands(received)
+        if words[0] in ("status", "predict") or (words[0] == "report" and len(words) == 2)
+    ]
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "cpdrun.cli", *each_word],

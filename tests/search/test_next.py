@@ -88,7 +88,7 @@ def test_pairs_are_counted_where_both_sides_have_run(after):
 
 
 def test_it_starts_nothing_and_tells_a_mistake(capsys, tmp_path):
-    words = ["next", *TYPED, f"results_dir={tmp_path}", "--json"]
+    words = ["search", "--plan", *TYPED, f"results_dir={tmp_path}", "--json"]
     assert main([*words, "--budget", "soon"]) == 2
     assert "must be a number of runs, or core time" in json.loads(capsys.readouterr().out)["lines"][0]
     assert main(words) == 0

@@ -1,4 +1,5 @@
-"""`cpdrun search --allocate` down a ladder of levels: what is asked, what runs round, allocations against all, the command."""
+"""`cpdrun search --allocate` down a ladder of levels: what is asked, what runs round, allocations against all, the "
+"command."""
 
 import itertools
 import json
@@ -108,7 +109,7 @@ def test_each_round_asks_of_what_the_last_one_took_down(descent):
 def test_the_command_goes_on_where_the_runs_end(descent, capsys):
     rounds, _ = descent
     question = rounds[0].question
-    assert main(["screen", *TYPED, "--json"]) == 0
+    assert main(["search", "--allocate", *TYPED, "--json"]) == 0
     told, aside = capsys.readouterr()
     facts = json.loads(told)
     assert "at most 20 runs in 3 rounds" in aside and aside.count(" 0 to run") == 3
@@ -205,7 +206,7 @@ def test_levels_of_later_rounds_are_looked_at_before_any_run_starts(monkeypatch,
     monkeypatch.setattr(
         Session, "preflight", lambda self, configs, _: (looked.extend(configs), (["no"], []))[1]
     )
-    assert main(["screen", *TYPED, "name=later"]) == 2
+    assert main(["search", "--allocate", *TYPED, "name=later"]) == 2
     assert capsys.readouterr().err == "error: no. Nothing was started.\n"
     assert not SweepDir(Path("results/later")).path.exists()
     found = [{rule["format"] for rule in config["precision"]["rules"]} for config in looked]

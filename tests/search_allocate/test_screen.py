@@ -1,4 +1,5 @@
-"""`cpdrun search --allocate`: factors, what their runs round, allocations against all subsets, the command on made-up results."""
+"""`cpdrun search --allocate`: factors, what their runs round, allocations against all subsets, the command on "
+"made-up results."""
 
 import itertools
 import json
@@ -297,13 +298,13 @@ COSTS = {"features.1.0 output_gradient": 2.0, "classifier weight": 0.7, "feature
 
 
 def test_the_command_finds_what_was_planted_and_its_search_can_be_typed(here, question, capsys):
-    assert main(["screen", *TYPED, "--dry-run"]) == 0 and not list(here.iterdir())
+    assert main(["search", "--allocate", *TYPED, "--dry-run"]) == 0 and not list(here.iterdir())
     said = capsys.readouterr().out
     assert "12 factors" in said and "24 rows x 1 seed" in said and "0 done, 24 to run" in said
     for run in question.runs:
         question.directory.run(run.name).path.mkdir(parents=True)
     train(question, COSTS)
-    assert main(["screen", *TYPED, "--json"]) == 0
+    assert main(["search", "--allocate", *TYPED, "--json"]) == 0
     told, aside = capsys.readouterr()
     facts = json.loads(told)
     jsonschema.validate(facts, schema("screen"), cls=jsonschema.Draft202012Validator)

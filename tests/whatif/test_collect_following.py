@@ -10,7 +10,7 @@ from cpdrun.comm import AllReduceSync
 from cpdrun.comm.sums.feedback import ErrorFeedback
 from cpdrun.comm.sums.scaling import APS
 from cpdrun.comm.sums.sum import Sum
-from cpdrun.whatif.simulate.multi_step import Following
+from cpdrun.whatif.simulate.multi_step import MultiStepSums
 
 N, STEPS, NAMES = 4, 6, ["a", "b"]
 
@@ -20,14 +20,14 @@ def gradients(step: int) -> list[torch.Tensor]:
     return [torch.randn(N, n, generator=draw) * 2.0**-exponent for n, exponent in ((40, 3), (7, 6))]
 
 
-def judged(how: Sum, rule) -> Following:
-    found = Following(ErrorFeedback() if how.error_feedback else None)
+def simulate_rounding(how: Sum, rule) -> MultiStepSums:
+    found = MultiStepSums(ErrorFeedback() if how.error_feedback else None)
     plain = Sum.of(how.fmt.name, order=how.order, rounding=how.rounding, group_size=how.group_size)
     for step in range(STEPS):
         values = [g.numpy() for g in gradients(step)]
         maxima = [np.abs(x).max(1) for x in values]
         extremes = [x[:, [np.abs(x.sum(0)).argmax()]] for x in values]
-        sums = found.fed_back(plain, rule, NAMES, values, extremes, maxima, (0, step), [40, 7])
+        sums = found.sum_with_feedback(plain, rule, NAMES, values, extremes, maxima, (0, step), [40, 7])
         for name, x, total in zip(NAMES, values, sums, strict=True):
             found.add(step, name, x, total, x.shape[1])
     return found
@@ -44,7 +44,7 @@ def judged(how: Sum, rule) -> Following:
 )
 def test_a_run_of_the_same_gradients_carries_and_sums_the_same_bits(fmt, rule, knobs):
     how = Sum.of(fmt, error_feedback=True, **knobs)
-    found = judged(how, rule)
+    found = simulate_rounding(how, rule)
     sync = AllReduceSync(
         format=fmt, world_size=N, parameter_names=NAMES, scaling=rule, seed=0, error_feedback=True, **knobs
     )
@@ -62,13 +62,13 @@ def test_a_run_of_the_same_gradients_carries_and_sums_the_same_bits(fmt, rule, k
 def test_what_never_reaches_the_format_comes_back_in_later_steps_alone():
     """A tenth of the smallest value, the same in each step: a single sum is 0, and each fifth or so is not."""
     g = np.full((1, 3), 0.1, np.float32) * 2.0**-2
-    found, forgets = Following(ErrorFeedback()), Following(None)
+    found, forgets = MultiStepSums(ErrorFeedback()), MultiStepSums(None)
     how, ends = Sum.of("e3m0", order="rank"), np.zeros((1, 1), np.float32)
     for step in range(30):
-        [fed] = found.fed_back(how, None, ["a"], [g], [ends], [np.abs(g).max(1)], (0, step), [3])
+        [fed] = found.sum_with_feedback(how, None, ["a"], [g], [ends], [np.abs(g).max(1)], (0, step), [3])
         found.add(step, "a", g, fed, 3)
         forgets.add(step, "a", g, np.zeros(3, np.float32), 3)
     assert found.figures()["steps_cosine"] == pytest.approx(1.0)
     assert found.came["a"][0] == pytest.approx(30 * float(g[0, 0]), abs=2.0**-2)
     assert math.isnan(forgets.figures()["steps_cosine"])
-    assert Following(None).figures() == {}
+    assert MultiStepSums(None).figures() == {}

@@ -20,11 +20,11 @@ from cpdrun.record import RunDir, read_json
 from cpdrun.sweep import plan
 from cpdrun.whatif.__main__ import main
 from cpdrun.whatif.collect import samples
-from cpdrun.whatif.collect.modules import Watched, modules_of
+from cpdrun.whatif.collect.modules import OperandRecorder, describe_layers
 from cpdrun.whatif.collect.observation import ROLES, Observation
-from cpdrun.whatif.collect.observer import OWN_WEIGHTS, Observer, steps_to_see
+from cpdrun.whatif.collect.observer import OWN_WEIGHTS, Observer, observed_steps
 from cpdrun.whatif.simulate.effects import effects
-from cpdrun.whatif.simulate.rounding_error import of_values, tally
+from cpdrun.whatif.simulate.rounding_error import rounding_error_of, rounding_error_of_values
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 WHOLE = "features.0.0.weight"  # a layer that its sample has as a whole
@@ -145,7 +145,8 @@ def test_tables_are_of_the_values_that_samples_show(observed, role):
                 continue
             scaled = values.astype(np.float64) * 2.0**6
             rounded = custom_fp.quantize(torch.from_numpy(scaled), fmt).double().numpy() * 2.0**-6
-            by_value, by_table = of_values(values, rounded, fmt.max * 2.0**-6), tally(seen, fmt, 6)
+            by_value = rounding_error_of_values(values, rounded, fmt.max * 2.0**-6)
+            by_table = rounding_error_of(seen, fmt, 6)
             assert (by_table.count, by_table.to_zero) == (by_value.count, by_value.to_zero)
             assert math.isclose(by_table.squared_error, by_value.squared_error, rel_tol=1e-10, abs_tol=1e-300)
             assert seen.zeros == int((values == 0).sum())
@@ -253,14 +254,14 @@ def test_what_rules_reach_and_nobody_saw_is_said(observed):
     observation.about["attends"] = True
     assert said("recipe=nvfp4") == ["what rules round in attention's products is not seen"]
     observation.about["attends"] = False
-    observation.about["modules"] += modules_of(nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4)))
+    observation.about["modules"] += describe_layers(nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4)))
     everywhere = "precision.rules=[{modules: '*', role: input, format: e4m3}]"
     assert said(everywhere) == ["what rules round in Linear is not seen"]
 
 
 def test_attention_is_noticed_and_its_bits_stay():
     block = nn.TransformerEncoderLayer(8, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
-    x, watched = torch.randn(2, 3, 8, generator=torch.manual_seed(0)), Watched(block, here=True)
+    x, watched = torch.randn(2, 3, 8, generator=torch.manual_seed(0)), OperandRecorder(block, here=True)
     watched.open()
     seen = block(x)
     assert watched.close()["activation"] and watched.attends
@@ -280,8 +281,8 @@ def test_the_command_judges_configs_and_says_what_does_not_fit(observed, tmp_pat
 
 
 def test_steps_and_samples_are_spread():
-    assert steps_to_see(16, 330)[::15] == [0, 329] and len(steps_to_see(16, 330)) == 16
-    assert steps_to_see(5, 3) == [0, 1, 2] and steps_to_see(0, 9) == [] and steps_to_see(1, 9) == [0]
+    assert observed_steps(16, 330)[::15] == [0, 329] and len(observed_steps(16, 330)) == 16
+    assert observed_steps(5, 3) == [0, 1, 2] and observed_steps(0, 9) == [] and observed_steps(1, 9) == [0]
     at = samples.places(100_000, samples.size(100_000, 10, 8), torch.device("cpu"))
     assert len(at) == 1024 == len(at.unique()) and at[0] == 0 and at[-1] > 95_000
     assert (at.view(-1, 32)[:, 0] % 32 == 0).all()

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from cpdrun.whatif.collect import histogram as cells
 from cpdrun.whatif.collect import moments as of_tables
-from cpdrun.whatif.collect.observation import Seen
-from cpdrun.whatif.simulate.rounding_error import of_values, tally
+from cpdrun.whatif.collect.observation import TensorStatistics
+from cpdrun.whatif.simulate.rounding_error import rounding_error_of, rounding_error_of_values
 
 FORMATS = (
     "e5m2",
@@ -42,12 +42,14 @@ FORMATS += ("e5m10", "e8m7", "e3m1fn", "e6m9", "e5m2b20", "e4m3b-30", "e7m1fn")
 SHIFTS = (0, 7, -9, 130, -140)
 
 
-def seen_of(*tensors: torch.Tensor) -> Seen:
+def seen_of(*tensors: torch.Tensor) -> TensorStatistics:
     binades, rows = of_tables.add(*of_tables.tables(tensors))
-    return Seen(binades.numpy().astype(np.int16), rows.numpy(), 0, 0, 0.0, sum(x.numel() for x in tensors))
+    return TensorStatistics(
+        binades.numpy().astype(np.int16), rows.numpy(), 0, 0, 0.0, sum(x.numel() for x in tensors)
+    )
 
 
-def check(x: torch.Tensor, seen: Seen, fmt: Format, shift: int) -> None:
+def check(x: torch.Tensor, seen: TensorStatistics, fmt: Format, shift: int) -> None:
     """Values beyond the largest are those that quantize makes something else of than saturation; their error is that
     of the largest value."""
     finite = x[torch.isfinite(x) & (x != 0)].double()
@@ -62,7 +64,7 @@ def check(x: torch.Tensor, seen: Seen, fmt: Format, shift: int) -> None:
         past = custom_fp.quantize(scaled, wide).double().abs() > fmt.max
     q, a = taken.abs() * 2.0**-shift, finite.abs()
     e = q - a
-    found = tally(seen, fmt, shift)
+    found = rounding_error_of(seen, fmt, shift)
     assert (found.count, found.to_zero) == (len(a), int(((taken == 0) & ~past).sum()))
     assert found.beyond == int(past.sum())
     for got, terms in ((found.error, e), (found.squared_error, e * e), (found.product, a * e)):
@@ -124,19 +126,19 @@ def test_wide_formats_are_bounded():
     x = torch.randn(5000) * torch.exp2(torch.randint(-20, 3, (5000,)))
     for name in ("e8m11", "e5m12", "e8m16"):
         fmt = Format.parse(name)
-        found, q = tally(seen_of(x), fmt), custom_fp.quantize(x, fmt).double()
+        found, q = rounding_error_of(seen_of(x), fmt), custom_fp.quantize(x, fmt).double()
         e = q - x.double()
         assert found.to_zero == int((q == 0).sum())
         assert float((e * e).sum()) <= found.squared_error <= 16 * float((e * e).sum())
-    assert tally(seen_of(x), Format.parse("fp32")).squared_error == 0
+    assert rounding_error_of(seen_of(x), Format.parse("fp32")).squared_error == 0
 
 
 def test_values_themselves_tally_as_their_table(hard):
     x = hard[0][::7]
     fmt = Format.parse("e4m3")
     by_table, by_value = (
-        tally(seen_of(x), fmt),
-        of_values(x.numpy(), custom_fp.quantize(x, fmt).numpy(), fmt.max),
+        rounding_error_of(seen_of(x), fmt),
+        rounding_error_of_values(x.numpy(), custom_fp.quantize(x, fmt).numpy(), fmt.max),
     )
     assert (by_table.count, by_table.to_zero, by_table.beyond) == (
         by_value.count,
@@ -179,12 +181,12 @@ def test_the_extension_counts_what_the_matrices_do(hard):
         torch.tensor([math.inf, 1e-40]),
         torch.randn(5, generator=drawn),
     ]
-    (by_matrices, expected), (natively, found) = cells.by_matrices(flat), cells.natively(flat)
-    for one, other in zip(by_matrices, natively, strict=True):
+    (sums_reference, expected), (sums_native, found) = cells.sums_reference(flat), cells.sums_native(flat)
+    for one, other in zip(sums_reference, sums_native, strict=True):
         assert torch.equal(one.binades, other.binades)
         assert (one.subnormal is None) == (other.subnormal is None)
         assert one.subnormal is None or torch.equal(one.subnormal, other.subnormal)
-    assert len(found.n) == sum(len(one.binades) for one in natively) > 250
+    assert len(found.n) == sum(len(one.binades) for one in sums_native) > 250
     for field in fields(cells.Sums):
         one, other = getattr(expected, field.name), getattr(found, field.name)
         assert one.numpy().tobytes() == other.numpy().tobytes(), field.name

@@ -16,7 +16,7 @@ from cpdrun.study.reader import read_study
 from cpdrun.study.runs.observed import read_observed
 from cpdrun.sweep import plan
 from cpdrun.whatif.collect.moments import tables
-from cpdrun.whatif.collect.observation import Observation, Seen
+from cpdrun.whatif.collect.observation import Observation, TensorStatistics
 from cpdrun.whatif.diagnose.changes import changes_of_products, changes_of_sums
 from cpdrun.whatif.diagnose.counterfactual import OWN, worst_layers
 from cpdrun.whatif.diagnose.diagnose import diagnose
@@ -166,7 +166,9 @@ def test_an_observation_is_read_and_drawn_without_torch(add):
     for name, scale in (("a", 2.0**-20), ("b", 2.0**-4)):
         x = torch.randn(500, generator=torch.Generator().manual_seed(0)) * scale
         ((binades, rows),) = tables([x])
-        seen[name] = Seen(binades.numpy().astype(np.int16), rows.numpy(), 0, 0, float(x.abs().max()), 500)
+        seen[name] = TensorStatistics(
+            binades.numpy().astype(np.int16), rows.numpy(), 0, 0, float(x.abs().max()), 500
+        )
     about = {"world_size": 8, "steps": 1}
     steps = {0: {"gradient": seen, "weight": {"a": seen["b"]}}, 3: {"gradient": {"a": seen["a"]}}}
     Observation(about, steps).save(baseline.observed)

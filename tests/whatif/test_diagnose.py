@@ -52,11 +52,11 @@ def test_the_fix_that_explain_names_fixes_the_run(train, capsys):
     assert again.fixes[0].after < 0.7 < again.fixes[0].before
 
     capsys.readouterr()
-    assert main(["explain", str(lost.path), "--json"]) == 0
+    assert main(["report", str(lost.path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["sentences"] == again.sentences and said["fixes"][0]["words"] == ["aps=true"]
     assert said["lost"] == pytest.approx(found.lost) and said["not_seen"]
-    assert main(["explain", str(lost.path)]) == 0
+    assert main(["report", str(lost.path)]) == 0
     assert capsys.readouterr().out.splitlines() == again.sentences
 
 
@@ -83,9 +83,9 @@ def test_what_cannot_be_explained_gets_one_line(train, capsys):
         explain(failed)
     capsys.readouterr()
     for words, line in [
-        ([str(pending.sweep.path)], "is a sweep: none of its runs has ended"),
-        ([str(pending.path), str(failed.path)], "explain takes the name of one run, not of 2"),
+        ([str(pending.sweep.path), str(pending.path)], "name sweeps, or one run"),
+        ([str(pending.path), str(failed.path)], "name sweeps, or one run; 2 runs were named"),
         (["nothing_like_it", f"results_dir={pending.sweep.path.parent}"], "no run 'nothing_like_it'"),
     ]:
-        assert main(["explain", *words]) == 2
+        assert main(["report", *words]) == 2
         assert line in capsys.readouterr().err

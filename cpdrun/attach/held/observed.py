@@ -33,9 +33,9 @@ from cpdrun.attach.held.patches import Patches
 from cpdrun.attach.held.script import Script, of_optimizer, trainable
 from cpdrun.comm.workers import Workers
 from cpdrun.record import RunDir
-from cpdrun.whatif.collect.modules import Watched, modules_of
+from cpdrun.whatif.collect.modules import OperandRecorder, describe_layers
 from cpdrun.whatif.collect.observation import Observation, merged
-from cpdrun.whatif.collect.snapshot import Look
+from cpdrun.whatif.collect.snapshot import Snapshot
 
 EVERY = 10
 
@@ -71,7 +71,7 @@ class Observed:
         self.parameters: dict[str, nn.Parameter] = {}
         self.passes: list[dict[str, Tensor]] = []  # of each backward pass of the step, what it gave
         self.weights: list[Tensor] = []
-        self.watched: Watched | None = None
+        self.watched: OperandRecorder | None = None
         self.group: dist.ProcessGroup | None = None
         self._handles: list[Any] = []
 
@@ -199,7 +199,7 @@ class Observed:
         if ranks > 1 and self.group is None:
             self.group = dist.new_group(backend="gloo")
         workers = Workers(self.script.world_size, rank, ranks, self.group)
-        look = Look(workers, len(self.parameters))
+        look = Snapshot(workers, len(self.parameters))
         stacks = self._stacks(workers)
         if stacks:
             look.gradients(list(self.parameters), stacks)
@@ -250,7 +250,7 @@ class Observed:
             "world_size": self.script.world_size,
             "loss_scale": 1.0,
             "layers": list(self.parameters),
-            "modules": modules_of(models[0]) if models else [],
+            "modules": describe_layers(models[0]) if models else [],
         }
         if self.compiled:
             self._unseen("activation, output_gradient: the model is compiled: not seen")
@@ -271,7 +271,7 @@ class Observed:
         self.found.save(self.run.observed)
 
 
-class _OfTraining(Watched):
+class _OfTraining(OperandRecorder):
     """A script evaluates between its steps, too."""
 
     def counts(self) -> bool:

@@ -2,11 +2,11 @@
 
     step = compute + exchange(pattern, bytes)
 
-compute: of one worker, and codec: seconds a value, as `cpdrun doctor --calibrate` measured them on one machine; bytes: as the
-runs recorded them; exchange: costmodel/patterns.py, with its assumptions: nothing hides behind forward and backward. A
-plain sum in fp32, bf16 or fp16 needs no codec of ours: it costs what a ring or the direct exchange does, whichever is
-less. Seconds to the loss: the steps until the metric was first within the tolerance of the baseline's last of the same
-seed, by the curves that runs recorded, times seconds of a step; as fine as the curve, an epoch as a rule.
+compute: of one worker, and codec: seconds a value, as `cpdrun doctor --calibrate` measured them on one machine; bytes:
+as the runs recorded them; exchange: costmodel/patterns.py, with its assumptions: nothing hides behind forward and
+backward. A plain sum in fp32, bf16 or fp16 needs no codec of ours: it costs what a ring or the direct exchange does,
+whichever is less. Seconds to the loss: the steps until the metric was first within the tolerance of the baseline's last
+of the same seed, by the curves that runs recorded, times seconds of a step; as fine as the curve, an epoch as a rule.
 """
 
 import math

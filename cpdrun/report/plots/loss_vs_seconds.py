@@ -1,6 +1,7 @@
 """The metric against predicted seconds of a step, a panel for each network: what `loss_vs_bytes` is worth in time.
 
-Predicted by the cost model from what runs sent and what `cpdrun doctor --calibrate` measured (cpdrun.report.methods.crossover).
+Predicted by the cost model from what runs sent and what `cpdrun doctor --calibrate` measured
+(cpdrun.report.methods.crossover).
 """
 
 from matplotlib.figure import Figure

@@ -111,7 +111,9 @@ def ask(
     keys = {_key(text): text.partition("=")[2] for text in texts}
     experiment = keys.get(EXPERIMENT)
     if experiment is None:
-        raise ConfigError("say what to screen: cpdrun search --allocate exp=NAME, such as exp=digits_screen_small")
+        raise ConfigError(
+            "say what to screen: cpdrun search --allocate exp=NAME, such as exp=digits_screen_small"
+        )
     if SEED in keys:
         raise ConfigError(
             f"a screen draws its seeds itself, from {FIRST_SEED} on; screen.seeds=N says how many"

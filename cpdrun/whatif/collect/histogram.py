@@ -7,8 +7,8 @@ the distance from that end. `custom_fp.quantize` is called once to find the valu
 
 All sums add integers, in units of 2^-11 (low and the rounded mantissa q) and 2^-23 (d). They are exact in float64 for
 up to 2^22 elements. Therefore the order of addition does not matter, and the two implementations agree bit for bit.
-`by_matrices` is the definition and runs on any device. `natively` uses the CPU extension of custom_fp, which merges
-cells that round to the same value as the spacing grows.
+`sums_reference` is the definition and runs on any device. `sums_native` uses the CPU extension of custom_fp, which
+merges cells that round to the same value as the spacing grows.
 
 Legend: n elements, K binades, C = 4096 cells, S = len(SPACINGS).
 """
@@ -75,7 +75,7 @@ class Sums:
     x_last: Tensor
 
 
-class Counted(NamedTuple):
+class BinadeCount(NamedTuple):
     """The binades and the subnormal values of one tensor.
 
     Attributes:
@@ -87,7 +87,7 @@ class Counted(NamedTuple):
     subnormal: Tensor | None
 
 
-def sums(chunks: Sequence[Tensor]) -> tuple[list[Counted], Sums]:
+def sums(chunks: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
     """Return the binades of each tensor, and the sums of all their binades.
 
     Zeros, inf and NaN are not counted.
@@ -96,14 +96,14 @@ def sums(chunks: Sequence[Tensor]) -> tuple[list[Counted], Sums]:
         chunks: Tensors of any shape and float dtype, with at most MOST elements each.
 
     Returns:
-        One `Counted` per tensor, and the `Sums` of all their binades, concatenated in the order of the tensors.
+        One `BinadeCount` per tensor, and the `Sums` of all their binades, concatenated in the order of the tensors.
     """
     flat = [x.detach().reshape(-1).float().contiguous() for x in chunks]
     fast = custom_fp.backend("cpu") == "native" and all(x_n.device.type == "cpu" for x_n in flat)
-    return natively(flat) if fast else by_matrices(flat)
+    return sums_native(flat) if fast else sums_reference(flat)
 
 
-def natively(flat: Sequence[Tensor]) -> tuple[list[Counted], Sums]:
+def sums_native(flat: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
     """Compute `sums` of contiguous float32 tensors on the CPU with custom_fp's extension."""
     from custom_fp.native import count_binades
 
@@ -111,7 +111,7 @@ def natively(flat: Sequence[Tensor]) -> tuple[list[Counted], Sums]:
     for x_n in flat:
         counts, rows_Kx102 = count_binades(x_n, _rounded())
         subnormal = x_n[(x_n.abs() < 2.0**-126) & (x_n != 0)] if int(counts[0]) else None
-        counted.append(Counted(counts[1:255].nonzero()[:, 0] + (1 - BIAS), subnormal))
+        counted.append(BinadeCount(counts[1:255].nonzero()[:, 0] + (1 - BIAS), subnormal))
         rows.append(rows_Kx102)
     rows = torch.cat(rows)
     n, low, low_low, d, low_d, d_d = rows[:, :6].unbind(1)
@@ -129,17 +129,17 @@ def natively(flat: Sequence[Tensor]) -> tuple[list[Counted], Sums]:
     return counted, Sums(*(total.double() * 2.0**-unit for total, unit in (*of_binade, *of_spacing)))
 
 
-def by_matrices(flat: Sequence[Tensor]) -> tuple[list[Counted], Sums]:
+def sums_reference(flat: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
     """Compute `sums` of contiguous float32 tensors.
 
     The elements are counted by cell, and the counts are multiplied by matrices that describe how each cell is rounded.
     """
-    pairs = [_by_matrices(x_n) for x_n in flat]
+    pairs = [_sums_reference(x_n) for x_n in flat]
     of_each = [[getattr(of, f.name) for f in fields(Sums)] for _, of in pairs]
     return [one for one, _ in pairs], Sums(*map(torch.cat, zip(*of_each, strict=True)))
 
 
-def _by_matrices(x_n: Tensor) -> tuple[Counted, Sums]:
+def _sums_reference(x_n: Tensor) -> tuple[BinadeCount, Sums]:
     bits_n, cell_n = split(x_n)
     least, most = (int(bits) >> FIELD_BITS for bits in bits_n.aminmax())
     # Zeros, subnormals, inf and NaN are clamped to the first and the last place below, which are dropped.
@@ -166,7 +166,7 @@ def _by_matrices(x_n: Tensor) -> tuple[Counted, Sums]:
     there = n.sum(1) > 0
     binades_K = torch.arange(least - BIAS, most - BIAS + 1, device=x_n.device)[there]
     of_cells = _of_cells(n[there], d[there] * 2.0**-23, dd[there].sum(1) * 2.0**-46)
-    return Counted(binades_K, subnormal), of_cells
+    return BinadeCount(binades_K, subnormal), of_cells
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:

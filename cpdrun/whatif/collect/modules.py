@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from cpdrun.models.normed.norms import is_norm
 
-_WATCHED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_RECORDED_CLASSES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def modules_of(model: nn.Module) -> list[dict[str, Any]]:
-    """Return a description of each layer of a model, from which `SeenLayer.of` restores the layer.
+def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
+    """Return a description of each layer of a model, from which `LayerDescription.of` restores the layer.
 
     Args:
         model: The model. It may or may not have been prepared for a precision.
@@ -48,7 +48,7 @@ def modules_of(model: nn.Module) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class SeenLayer(Layer):
+class LayerDescription(Layer):
     """A layer of a model that is not loaded. `module` is None.
 
     Attributes:
@@ -66,8 +66,8 @@ class SeenLayer(Layer):
     parameters: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> SeenLayer:
-        """Restore a layer from its description by `modules_of`."""
+    def of(cls, facts: Mapping[str, Any]) -> LayerDescription:
+        """Restore a layer from its description by `describe_layers`."""
         products = tuple((role, tuple(of_role)) for role, of_role in facts["products"].items())
         names, part = tuple(facts["names"]), facts["part"]
         given = facts["kind"], facts["must_be_named"], products, facts["is_norm"], tuple(facts["parameters"])
@@ -92,7 +92,7 @@ class SeenLayer(Layer):
         return role in dict(self.takes_part)
 
 
-class Watched:
+class OperandRecorder:
     """Record the operands of a model's Linear and Conv layers in the calls of worker 0.
 
     Args:
@@ -109,7 +109,9 @@ class Watched:
 
     def __init__(self, model: nn.Module, here: bool):
         self.model = model
-        self.layers = {name: m for name, m in model.named_modules() if here and isinstance(m, _WATCHED)}
+        self.layers = {
+            name: m for name, m in model.named_modules() if here and isinstance(m, _RECORDED_CLASSES)
+        }
         self.handles: list[Any] = []
         self.calls = 0
         self.attends = False

@@ -10,8 +10,8 @@ The elements are counted by cell in integers (`cpdrun.whatif.collect.histogram`)
 exact except for the rounding of the last products in float64, a relative error of 1e-12. Small tensors are processed
 element by element.
 
-Tables do not contain inf, NaN or zeros of either sign, because a zero is always rounded to zero. `Seen` counts them
-separately. Subnormal float32 values are treated like all other values. Their k goes down to -149.
+Tables do not contain inf, NaN or zeros of either sign, because a zero is always rounded to zero. `TensorStatistics`
+counts them separately. Subnormal float32 values are treated like all other values. Their k goes down to -149.
 
 Legend: K binades, T tensors, n elements, S = len(SPACINGS), F = len(COLUMNS).
 """

@@ -37,7 +37,7 @@ ROLES = ("gradient", "weight", "update", "activation", "output_gradient")
 
 
 @dataclass(frozen=True)
-class Seen:
+class TensorStatistics:
     """The statistics of one role of one layer in one step.
 
     Attributes:
@@ -67,7 +67,7 @@ class Seen:
         """Return a moment of all binades by its name in COLUMNS, (K,) float64."""
         return self.rows[:, COLUMNS.index(name)]
 
-    def with_workers(self, later: Seen) -> Seen:
+    def with_workers(self, later: TensorStatistics) -> TensorStatistics:
         """Return the statistics of these workers and of the workers that follow them.
 
         Tables and counts are added. Samples are concatenated along the axis of the workers.
@@ -76,7 +76,7 @@ class Seen:
         rows = np.zeros((len(binades), len(COLUMNS)))
         for part in (self, later):
             rows[np.searchsorted(binades, part.binades)] += part.rows
-        return Seen(
+        return TensorStatistics(
             binades.astype(np.int16),
             rows,
             self.zeros + later.zeros,
@@ -93,22 +93,23 @@ class Observation:
 
     Attributes:
         about: The facts about the run that the simulation needs: world_size, steps, steps_an_epoch, epochs, loss_scale,
-            layers (the names of the parameters), modules (the descriptions of the layers, from `modules_of`) and
+            layers (the names of the parameters), modules (the descriptions of the layers, from `describe_layers`) and
             attends (whether the model calls scaled_dot_product_attention).
         of_steps: The statistics as of_steps[step][role][layer]. Steps are counted from 0.
         unseen: A sentence for each thing that could not be observed.
     """
 
     about: dict[str, Any] = field(default_factory=dict)
-    of_steps: dict[int, dict[str, dict[str, Seen]]] = field(default_factory=dict)
+    of_steps: dict[int, dict[str, dict[str, TensorStatistics]]] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
 
     @property
     def steps(self) -> list[int]:
         return sorted(self.of_steps)
 
-    def of(self, role: str) -> dict[int, dict[str, Seen]]:
-        """Return the statistics of a role as {step: {layer: Seen}}. Steps without this role are left out."""
+    def of(self, role: str) -> dict[int, dict[str, TensorStatistics]]:
+        """Return the statistics of a role as {step: {layer: TensorStatistics}}. Steps without this role are left "
+        "out."""
         return {step: self.of_steps[step][role] for step in self.steps if role in self.of_steps[step]}
 
     def before(self, step: int) -> Observation:
@@ -182,14 +183,16 @@ class Observation:
                 at[what] += size
             here = slice(row, row + binades)
             rows = arrays[f"{role}.rows"][here]
-            seen = Seen(arrays[f"{role}.binades"][here], rows, zeros, nonfinite, largest, numel, samples)
+            seen = TensorStatistics(
+                arrays[f"{role}.binades"][here], rows, zeros, nonfinite, largest, numel, samples
+            )
             self.of_steps.setdefault(step, {}).setdefault(role, {})[names[place]] = seen
             row += binades
 
 
-def merged(parts: Iterable[dict[str, dict[str, Seen]]]) -> dict[str, dict[str, Seen]]:
+def merged(parts: Iterable[dict[str, dict[str, TensorStatistics]]]) -> dict[str, dict[str, TensorStatistics]]:
     """Merge the statistics that the ranks recorded in one step, given in the order of the ranks."""
-    whole: dict[str, dict[str, Seen]] = {}
+    whole: dict[str, dict[str, TensorStatistics]] = {}
     for part in parts:
         for role, layers in part.items():
             into = whole.setdefault(role, {})
@@ -198,7 +201,7 @@ def merged(parts: Iterable[dict[str, dict[str, Seen]]]) -> dict[str, dict[str, S
     return whole
 
 
-def _entry(step: int, place: int, seen: Seen) -> list[Any]:
+def _entry(step: int, place: int, seen: TensorStatistics) -> list[Any]:
     shapes = {what: list(values.shape) for what, values in seen.samples.items()}
     counts = [len(seen.binades), seen.zeros, seen.nonfinite, seen.largest, seen.numel]
     return [step, place, *counts, shapes]

@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.record import RunDir
-from cpdrun.train.build import Parts
-from cpdrun.whatif.collect.modules import Watched, modules_of
+from cpdrun.whatif.collect.modules import OperandRecorder, describe_layers
 from cpdrun.whatif.collect.observation import Observation, merged
-from cpdrun.whatif.collect.snapshot import Look
+from cpdrun.whatif.collect.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from cpdrun.train.build import Parts
 
 OWN_WEIGHTS = "gradient, weight, update: each worker has weights of its own: not seen"
 
 
-def steps_to_see(observe: int, steps: int) -> list[int]:
+def observed_steps(observe: int, steps: int) -> list[int]:
     """Return the steps to observe.
 
     Args:
@@ -68,15 +70,15 @@ class Observer:
 
     def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, run: RunDir):
         self.workers, self.run = workers, run
-        self.due = frozenset(steps_to_see(config.get("observe", 0), parts.course.steps))
+        self.due = frozenset(observed_steps(config.get("observe", 0), parts.course.steps))
         self.parameters = trainable(parts.model) if self.due else {}
         self.shared = parts.learner.shares_weights
         self.found = Observation()
         self.step: int | None = None
-        self.look = Look(workers, 0)
+        self.look = Snapshot(workers, 0)
         self.weights: list[Tensor] = []
         self.fresh: list[int] = []
-        self.watched: Watched | None = None
+        self.watched: OperandRecorder | None = None
         if self.due:
             self.found.about = {
                 "world_size": workers.world_size,
@@ -85,9 +87,9 @@ class Observer:
                 "epochs": parts.course.epochs,
                 "loss_scale": parts.precision.loss_scale.value,
                 "layers": list(self.parameters),
-                "modules": modules_of(parts.model),
+                "modules": describe_layers(parts.model),
             }
-            self.watched = Watched(parts.model, workers.mine.start == 0)
+            self.watched = OperandRecorder(parts.model, workers.mine.start == 0)
             if not self.shared:
                 self.found.unseen = [OWN_WEIGHTS]
 
@@ -114,7 +116,7 @@ class Observer:
         """Start observing a step if it is due. Call this before the workers receive their batches."""
         if step not in self.due:
             return
-        self.step, self.look = step, Look(self.workers, len(self.parameters))
+        self.step, self.look = step, Snapshot(self.workers, len(self.parameters))
         if self.shared:
             self.weights = [p.detach().clone() for p in self.parameters.values()]
         self.watched.open()

@@ -15,10 +15,10 @@ from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.workers import Workers
 from cpdrun.whatif.collect import samples
 from cpdrun.whatif.collect.moments import tables
-from cpdrun.whatif.collect.observation import Seen
+from cpdrun.whatif.collect.observation import TensorStatistics
 
 
-class Look:
+class Snapshot:
     """Record the statistics of one step on one rank.
 
     Args:
@@ -31,7 +31,7 @@ class Look:
 
     def __init__(self, workers: Workers, layers: int) -> None:
         self.workers, self.layers = workers, layers
-        self.seen: dict[str, dict[str, Seen]] = {}
+        self.seen: dict[str, dict[str, TensorStatistics]] = {}
 
     def gradients(self, names: Sequence[str], stacks: Sequence[Tensor]) -> None:
         """Record the gradients of this rank's workers. Collective.
@@ -71,7 +71,7 @@ class Look:
         return sums
 
     def _gradient_sample(self, g_Wxn: Tensor, sum_n: Tensor) -> dict[str, np.ndarray]:
-        """Return the samples of this rank's workers for one layer (see `Seen.samples`).
+        """Return the samples of this rank's workers for one layer (see `TensorStatistics.samples`).
 
         `extremes` contains the element whose sum has the largest magnitude, because the upper levels of a reduction
         order derive their shifts from it.
@@ -88,11 +88,13 @@ class Look:
         return {what: values.float().cpu().numpy() for what, values in of_each.items()}
 
 
-def _seen(table: tuple[Tensor, Tensor], x: Tensor, numel: int, of_samples: dict[str, np.ndarray]) -> Seen:
+def _seen(
+    table: tuple[Tensor, Tensor], x: Tensor, numel: int, of_samples: dict[str, np.ndarray]
+) -> TensorStatistics:
     binades, rows = table[0].numpy().astype(np.int16), table[1].numpy()
     largest = float(largest_magnitude(x))
     nonfinite = 0
     if x.numel() and not bool(torch.isfinite(x.sum())):
         nonfinite = int((~torch.isfinite(x)).sum())
     zeros = x.numel() - nonfinite - round(rows[:, 0].sum())
-    return Seen(binades, rows, zeros, nonfinite, largest, numel, of_samples)
+    return TensorStatistics(binades, rows, zeros, nonfinite, largest, numel, of_samples)

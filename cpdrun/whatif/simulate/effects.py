@@ -31,10 +31,10 @@ from typing import Any
 
 import numpy as np
 
-from cpdrun.whatif.collect.observation import Observation, Seen
+from cpdrun.whatif.collect.observation import Observation, TensorStatistics
 from cpdrun.whatif.simulate import tensors as computed
 from cpdrun.whatif.simulate.gradients import Gradients
-from cpdrun.whatif.simulate.part import Judge, Part, figures
+from cpdrun.whatif.simulate.layer_effect import LayerEffect, RoleSimulator, figures
 
 FIGURES = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth", "update_lost")
 
@@ -66,7 +66,7 @@ def effects(observation: Observation, config: Mapping[str, Any]) -> Effects:
         ValueError: The parts of the config are not compatible.
     """
     found = Effects(said=list(observation.unseen))
-    for role, judge in judges_of(observation, config, found.said).items():
+    for role, judge in simulators_by_role(observation, config, found.said).items():
         parts = [
             (step, name, seen, part)
             for step, layers in observation.of(role).items()
@@ -79,7 +79,9 @@ def effects(observation: Observation, config: Mapping[str, Any]) -> Effects:
     return found
 
 
-def judges_of(observation: Observation, config: Mapping[str, Any], said: list[str]) -> dict[str, Judge]:
+def simulators_by_role(
+    observation: Observation, config: Mapping[str, Any], said: list[str]
+) -> dict[str, RoleSimulator]:
     """Return the function that computes the effects on each role.
 
     Args:
@@ -91,10 +93,12 @@ def judges_of(observation: Observation, config: Mapping[str, Any], said: list[st
         ValueError: The parts of the config are not compatible.
     """
     gradients = Gradients.of(observation, config, said)
-    return ({"gradient": gradients} if gradients else {}) | computed.judges(observation, config, said)
+    return ({"gradient": gradients} if gradients else {}) | computed.tensor_simulators(
+        observation, config, said
+    )
 
 
-def _of_role(parts: list[tuple[int, str, Seen, Part]]) -> dict[str, Any]:
+def _of_role(parts: list[tuple[int, str, TensorStatistics, LayerEffect]]) -> dict[str, Any]:
     layers = dict.fromkeys(name for _, name, *_ in parts)
     steps = dict.fromkeys(step for step, *_ in parts)
     return {
@@ -105,7 +109,7 @@ def _of_role(parts: list[tuple[int, str, Seen, Part]]) -> dict[str, Any]:
     }
 
 
-def _figures(parts: list[tuple[Seen, Part]]) -> dict[str, Any]:
+def _figures(parts: list[tuple[TensorStatistics, LayerEffect]]) -> dict[str, Any]:
     exponents: dict[int, float] = {}
     for seen, _ in parts:
         for k, count in zip(seen.binades.tolist(), seen.column("count").tolist(), strict=True):
@@ -119,7 +123,7 @@ def _figures(parts: list[tuple[Seen, Part]]) -> dict[str, Any]:
     }
 
 
-def _plain(parts: Iterable[Part]) -> dict[str, float | None]:
+def _plain(parts: Iterable[LayerEffect]) -> dict[str, float | None]:
     """Return the figures of all parts together, with None in place of NaN."""
     return _nulled(figures(list(parts)))
 

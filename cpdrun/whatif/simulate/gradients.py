@@ -20,11 +20,11 @@ from cpdrun.comm.sums.scaling import ScalingRule
 from cpdrun.comm.sums.sum import FP32, Sum
 from cpdrun.train.instantiate import part as made
 from cpdrun.train.precision.loss_scale import log2_of
-from cpdrun.whatif.collect.observation import Observation, Seen
-from cpdrun.whatif.simulate.multi_step import Following
-from cpdrun.whatif.simulate.part import Part
-from cpdrun.whatif.simulate.rounding_error import Tally, of_values, tally
-from cpdrun.whatif.simulate.worker_sums import first_shifts, summed
+from cpdrun.whatif.collect.observation import Observation, TensorStatistics
+from cpdrun.whatif.simulate.layer_effect import LayerEffect
+from cpdrun.whatif.simulate.multi_step import MultiStepSums
+from cpdrun.whatif.simulate.rounding_error import RoundingError, rounding_error_of, rounding_error_of_values
+from cpdrun.whatif.simulate.worker_sums import first_shifts, simulate_sums
 
 # The syncs that add gradients with a `Sum`.
 SUMS_HERE = ("AllReduceSync", "decoded", "ShardedSync")
@@ -54,7 +54,7 @@ class Gradients:
     steps_an_epoch: int
     seed: int
     loss_shift: int
-    following: Following
+    following: MultiStepSums
 
     @classmethod
     def of(cls, observation: Observation, config: Mapping[str, Any], said: list[str]) -> Gradients | None:
@@ -75,7 +75,7 @@ class Gradients:
             return None
         knobs = {f.name: sync[f.name] for f in fields(Sum)[1:] if f.name in sync}
         how = Sum.of(config["format"], **knobs)
-        following = Following(ErrorFeedback() if how.error_feedback else None)
+        following = MultiStepSums(ErrorFeedback() if how.error_feedback else None)
         if how.error_feedback:
             said.append(
                 "gradient: what error feedback gives back in later steps, which is in steps_cosine alone"
@@ -95,10 +95,10 @@ class Gradients:
             following,
         )
 
-    def __call__(self, step: int, layers: Mapping[str, Seen]) -> list[Part]:
+    def __call__(self, step: int, layers: Mapping[str, TensorStatistics]) -> list[LayerEffect]:
         """Return the effects on the gradient of each layer in one step, in the order of `layers`."""
         in_full = [self.full.covers(self.places[name], step // self.steps_an_epoch) for name in layers]
-        found: dict[str, Part] = {}
+        found: dict[str, LayerEffect] = {}
         for full in (False, True):
             chosen = [name for name, of in zip(layers, in_full, strict=True) if of == full]
             how, rule = (self.how.in_full_precision(), None) if full else (self.how, self.rule)
@@ -107,16 +107,18 @@ class Gradients:
                 found |= dict(zip(chosen, of_chosen, strict=True))
         return [found[name] for name in layers]
 
-    def _parts(self, how: Sum, rule: ScalingRule | None, layers: Mapping[str, Seen], step: int) -> list[Part]:
+    def _parts(
+        self, how: Sum, rule: ScalingRule | None, layers: Mapping[str, TensorStatistics], step: int
+    ) -> list[LayerEffect]:
         names, seen = list(layers), list(layers.values())
         scale_by = np.float32(2.0**self.loss_shift)
         values, extremes, maxima = (
             [s.samples[what] * scale_by for s in seen] for what in ("values", "extremes", "maxima")
         )
         given = (how, rule, names, values, extremes, maxima, (self.seed, step))
-        totals, results = summed(*given)
+        totals, results = simulate_sums(*given)
         if self.following.feedback is not None and how is self.how:
-            results = self.following.fed_back(*given, [s.numel for s in seen])
+            results = self.following.sum_with_feedback(*given, [s.numel for s in seen])
         for name, x, result, s in zip(names, values, results, seen, strict=True):
             self.following.add(step, name, x, result, s.numel)
         shifts = first_shifts(how, rule, names, torch.from_numpy(np.stack(maxima, 1)))
@@ -128,10 +130,12 @@ class Gradients:
             n = values[p].shape[1]
             weighed = totals[p].times(s.numel / n) if n else totals[p]
             mean = sum(shift * n for shift, n in of_groups) / len(maxima[p])
-            parts.append(Part(how.fmt.name, mean, whole, is_exact, weighed))
+            parts.append(LayerEffect(how.fmt.name, mean, whole, is_exact, weighed))
         return parts
 
-    def _rounded(self, how: Sum, seen: Seen, of_groups: Sequence[tuple[int, int]]) -> tuple[Tally, bool]:
+    def _rounded(
+        self, how: Sum, seen: TensorStatistics, of_groups: Sequence[tuple[int, int]]
+    ) -> tuple[RoundingError, bool]:
         """Compute the rounding-error statistics of the workers' gradients for one layer.
 
         Args:
@@ -150,7 +154,7 @@ class Gradients:
             for shift, n in of_groups:
                 by_shift[shift] = by_shift.get(shift, 0) + n
             found = [
-                tally(seen, how.fmt, shift + self.loss_shift).times(n / workers)
+                rounding_error_of(seen, how.fmt, shift + self.loss_shift).times(n / workers)
                 for shift, n in by_shift.items()
             ]
             narrow = how.fmt.mantissa_bits <= 10 or how.fmt == FP32
@@ -163,7 +167,9 @@ class Gradients:
         found = []
         for w, (x_n, shift) in enumerate(zip(x_Nxn, shifts, strict=True)):
             rounded_n = scale(quantize_scaled(x_n, shift, how, how.draw(*key, w)), -shift)
-            found.append(of_values(x_n.numpy(), rounded_n.numpy(), math.ldexp(largest, -shift)))
+            found.append(
+                rounding_error_of_values(x_n.numpy(), rounded_n.numpy(), math.ldexp(largest, -shift))
+            )
         return reduce(add, found).times(weight), False
 
 

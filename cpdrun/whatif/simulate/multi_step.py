@@ -36,11 +36,11 @@ from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.sums.summations import summation_of
 from cpdrun.comm.sums.summations.base import Layers
 from cpdrun.comm.workers import Workers
-from cpdrun.whatif.simulate.worker_sums import SeenShifts
+from cpdrun.whatif.simulate.worker_sums import ObservedShifts
 
 
 @dataclass
-class Following:
+class MultiStepSums:
     """Accumulate the sums of gradients over several steps for one configuration.
 
     Attributes:
@@ -74,7 +74,7 @@ class Following:
         self.came[name] = self.came.get(name, 0.0) + result_n.astype(np.float64)
         self.exact[name] = self.exact.get(name, 0.0) + exact
 
-    def fed_back(
+    def sum_with_feedback(
         self,
         how: Sum,
         rule: ScalingRule | None,
@@ -88,7 +88,7 @@ class Following:
         """Return the sums of the compensated gradients, (n,) for each layer, and update the residuals.
 
         Args:
-            numels: The number of elements of each layer. The other arguments are those of `worker_sums.summed`.
+            numels: The number of elements of each layer. The other arguments are those of `worker_sums.simulate_sums`.
         """
         carried = [
             self.feedback.compensate(name, torch.from_numpy(x)) for name, x in zip(names, values, strict=True)
@@ -104,7 +104,7 @@ class Following:
             pairs = zip(carried, extremes, strict=True)
             stacks = [torch.cat([x, torch.from_numpy(end)], 1).contiguous() for x, end in pairs]
         out = [torch.empty_like(stack[0]) for stack in stacks]
-        summation = summation_of(how, Workers(len(stacks[0])), SeenShifts(rule, torch.stack(largest, 1)))
+        summation = summation_of(how, Workers(len(stacks[0])), ObservedShifts(rule, torch.stack(largest, 1)))
         shifts = summation.run(Layers(names, stacks, out, key)).shifts
         for p, name in enumerate(names):
             for w, carried_n in enumerate(carried[p]):

@@ -24,7 +24,7 @@ import numpy as np
 from custom_fp import Format
 
 from cpdrun.whatif.collect.moments import COLUMNS, OF_SPACING, SPACINGS
-from cpdrun.whatif.collect.observation import Seen
+from cpdrun.whatif.collect.observation import TensorStatistics
 from cpdrun.whatif.simulate.additive import Additive
 
 # The signal-to-noise ratio in dB if nothing is lost. It is larger than float32 can resolve.
@@ -37,7 +37,7 @@ _FIRST = {name: COLUMNS.index(f"{name}{SPACINGS[0]}") for name in OF_SPACING}
 
 
 @dataclass(frozen=True)
-class Tally(Additive):
+class RoundingError(Additive):
     """Rounding-error statistics: sums over the elements that are finite and not zero.
 
     Attributes:
@@ -72,7 +72,7 @@ class Tally(Additive):
         }
 
 
-def tally(seen: Seen, fmt: Format, shift: int = 0) -> Tally:
+def rounding_error_of(seen: TensorStatistics, fmt: Format, shift: int = 0) -> RoundingError:
     """Compute the statistics of a table's elements, multiplied by 2^shift and rounded to a format.
 
     Args:
@@ -125,10 +125,10 @@ def tally(seen: Seen, fmt: Format, shift: int = 0) -> Tally:
             error[i] -= past * n
             product[i] -= past * (n * value - errors)
     sums = (count, to_zero, beyond, magnitude, square, error, squared, product)
-    return Tally(*(float(values.sum()) for values in sums))
+    return RoundingError(*(float(values.sum()) for values in sums))
 
 
-def of_values(x: np.ndarray, rounded: np.ndarray, largest: float) -> Tally:
+def rounding_error_of_values(x: np.ndarray, rounded: np.ndarray, largest: float) -> RoundingError:
     """Compute the same statistics from values and their rounded values.
 
     Elements of `x` that are zero, inf or NaN are ignored. Elements that are rounded to inf or NaN, or that exceed
@@ -145,7 +145,7 @@ def of_values(x: np.ndarray, rounded: np.ndarray, largest: float) -> Tally:
     beyond = ~np.isfinite(q) | (a > largest) & (q >= largest)
     q = np.where(np.isfinite(q), q, largest if math.isfinite(largest) else a)
     e = q - a
-    return Tally(
+    return RoundingError(
         float(len(a)),
         float((q == 0).sum()),
         float(beyond.sum()),

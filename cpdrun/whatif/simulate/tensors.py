@@ -40,12 +40,12 @@ from torch import Tensor
 from cpdrun.train.instantiate import part as made
 from cpdrun.train.precision.formats import Formats
 from cpdrun.train.precision.loss_scale import DynamicLossScale, loss_scale_of
-from cpdrun.whatif.collect.modules import SeenLayer
-from cpdrun.whatif.collect.observation import Observation, Seen
+from cpdrun.whatif.collect.modules import LayerDescription
+from cpdrun.whatif.collect.observation import Observation, TensorStatistics
 from cpdrun.whatif.collect.samples import RUN
 from cpdrun.whatif.simulate.gradients import loss_shift
-from cpdrun.whatif.simulate.part import Judge, Part
-from cpdrun.whatif.simulate.rounding_error import Tally, of_values, tally
+from cpdrun.whatif.simulate.layer_effect import LayerEffect, RoleSimulator
+from cpdrun.whatif.simulate.rounding_error import RoundingError, rounding_error_of, rounding_error_of_values
 
 # The rules that may apply to a tensor, as pairs of a rule's role and product. The first rule that exists is used.
 _ASKED = {
@@ -60,7 +60,9 @@ _ASKED = {
 _SEED = 20  # the seed of stochastic rounding of samples
 
 
-def judges(observation: Observation, config: Mapping[str, Any], said: list[str]) -> dict[str, Judge]:
+def tensor_simulators(
+    observation: Observation, config: Mapping[str, Any], said: list[str]
+) -> dict[str, RoleSimulator]:
     """Return the function that computes the effects on each role other than gradients.
 
     Args:
@@ -81,13 +83,13 @@ def judges(observation: Observation, config: Mapping[str, Any], said: list[str])
     gather = config["sync"].get("gather", "fp32")
     if gather != "fp32":
         said.append(f"weight: what sync.gather={gather} makes of them is not seen")
-    layers = [SeenLayer.of(facts) for facts in observation.about["modules"]]
+    layers = [LayerDescription.of(facts) for facts in observation.about["modules"]]
     precision.steps = observation.about["steps"]
     norms = [layer for layer in layers if precision.fp32_norms and layer.is_norm]
     rules = precision.rules(layers, norms)
     holders = {name: layer for layer in layers for name in layer.parameters}
     by_name = {name: layer for layer in layers if layer.part is None for name in layer.names}
-    found: dict[str, Judge] = {
+    found: dict[str, RoleSimulator] = {
         role: _Operands(
             role,
             rules,
@@ -102,7 +104,7 @@ def judges(observation: Observation, config: Mapping[str, Any], said: list[str])
 
 
 def _unseen(
-    observation: Observation, config: Mapping[str, Any], layers: Sequence[SeenLayer], rules: Rules
+    observation: Observation, config: Mapping[str, Any], layers: Sequence[LayerDescription], rules: Rules
 ) -> Iterator[str]:
     """Yield a sentence for each operand that rules round but that was not observed or is simulated differently."""
     kinds, delayed = set(), False
@@ -137,11 +139,11 @@ class _Operands:
 
     role: str
     rules: Rules
-    layers: Mapping[str, SeenLayer]
+    layers: Mapping[str, LayerDescription]
     larger: int
 
-    def __call__(self, step: int, seen: Mapping[str, Seen]) -> list[Part]:
-        return [judged(s, self._rounding(name, step), self.larger) for name, s in seen.items()]
+    def __call__(self, step: int, seen: Mapping[str, TensorStatistics]) -> list[LayerEffect]:
+        return [simulate_rounding(s, self._rounding(name, step), self.larger) for name, s in seen.items()]
 
     def _rounding(self, name: str, step: int) -> Rounding | None:
         if (layer := self.layers.get(name)) is None:
@@ -168,14 +170,14 @@ class _Updates:
     observation: Observation
     precision: Formats
     rules: Rules
-    holders: Mapping[str, SeenLayer]
+    holders: Mapping[str, LayerDescription]
 
-    def __call__(self, step: int, seen: Mapping[str, Seen]) -> list[Part]:
+    def __call__(self, step: int, seen: Mapping[str, TensorStatistics]) -> list[LayerEffect]:
         fmt = self.precision.stepping.update
         weights = self.observation.of_steps[step].get("weight", {})
         parts = []
         for name, s in seen.items():
-            part = judged(s, Rounding(fmt) if fmt else None)
+            part = simulate_rounding(s, Rounding(fmt) if fmt else None)
             holder, lost = self.holders.get(name), (0.0, float(np.count_nonzero(s.samples["values"])))
             kept = None if holder is None else self.rules.of(holder, "parameter", None, step)
             if kept is not None and not self.precision.master_weights and name in weights:
@@ -198,7 +200,7 @@ class _Updates:
         return float((same & there).sum()), float(there.sum())
 
 
-def judged(seen: Seen, rounding: Rounding | None, larger: int = 0) -> Part:
+def simulate_rounding(seen: TensorStatistics, rounding: Rounding | None, larger: int = 0) -> LayerEffect:
     """Compute the effects of a rounding on one observed tensor.
 
     The table is used for scalar formats with rounding to nearest and without a transform. Otherwise the sample is used.
@@ -209,19 +211,23 @@ def judged(seen: Seen, rounding: Rounding | None, larger: int = 0) -> Part:
         larger: log2 of the factor by which the values are larger than the observed values.
     """
     if rounding is None:
-        return Part("fp32", 0, tally(seen, Format.parse("fp32")), True)
+        return LayerEffect("fp32", 0, rounding_error_of(seen, Format.parse("fp32")), True)
     fmt = parse(rounding.format)
     if isinstance(fmt, Format) and rounding.word == NEAREST and rounding.hadamard is None:
         shift = larger
         if rounding.aps and seen.largest:
             shift = fmt.emax - custom_fp.max_exponent(torch.tensor([seen.largest]))
-        return Part(fmt.name, shift, tally(seen, fmt, shift), fmt.mantissa_bits <= 10 or fmt.is_fp32)
+        return LayerEffect(
+            fmt.name, shift, rounding_error_of(seen, fmt, shift), fmt.mantissa_bits <= 10 or fmt.is_fp32
+        )
     x_n = torch.from_numpy(np.array(seen.samples["values"]).reshape(-1)) * 2.0**larger
     share = seen.numel / max(1, len(x_n))
-    return Part(fmt.name, 0, _sampled(x_n, math.ldexp(seen.largest, larger), rounding).times(share), False)
+    return LayerEffect(
+        fmt.name, 0, _sampled(x_n, math.ldexp(seen.largest, larger), rounding).times(share), False
+    )
 
 
-def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> Tally:
+def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> RoundingError:
     if rounding.hadamard is not None:
         if missing := -len(x_n) % rounding.hadamard:
             x_n = F.pad(x_n, (0, missing))
@@ -230,7 +236,7 @@ def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> Tally:
     if fmt.has_tiles:  # a row consists of 32 neighbors in memory
         x_n = F.pad(x_n, (0, -len(x_n) % RUN))
         rounded = custom_fp.quantize(x_n.view(-1, RUN), fmt, rounding=rounding.word, seed=_seed(rounding))
-        return of_values(x_n.numpy(), rounded.numpy(), math.inf)
+        return rounding_error_of_values(x_n.numpy(), rounded.numpy(), math.inf)
     # Append the tensor's largest value, from which a scale for the whole tensor follows. In formats with blocks, it is
     # in a block of its own.
     with_largest = torch.cat([x_n, torch.tensor([largest])])
@@ -242,7 +248,7 @@ def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> Tally:
     else:
         rounded = custom_fp.quantize(with_largest, fmt, rounding=rounding.word, seed=seed)
     most = fmt.max if isinstance(fmt, Format) and not rounding.aps else math.inf
-    return of_values(x_n.numpy(), rounded[:-1].numpy(), most)
+    return rounding_error_of_values(x_n.numpy(), rounded[:-1].numpy(), most)
 
 
 def _seed(rounding: Rounding) -> int | None:

@@ -33,7 +33,7 @@ from cpdrun.whatif.simulate.additive import Additive
 
 
 @dataclass(frozen=True)
-class Summed(Additive):
+class SumAccuracy(Additive):
     """The accuracy of the workers' sum for one layer in one step, as sums over the sampled elements.
 
     Attributes:
@@ -69,7 +69,7 @@ class Summed(Additive):
         }
 
 
-class SeenShifts(Shifts):
+class ObservedShifts(Shifts):
     """Choose shifts by the observed magnitudes.
 
     Args:
@@ -97,7 +97,7 @@ class SeenShifts(Shifts):
         return super().of_level(level, layers, local, fmt, workers)
 
 
-class _Given(ScalingRule):
+class _FixedShifts(ScalingRule):
     """A scaling rule that returns a given shift for each layer, by its name."""
 
     def __init__(self, shifts: dict[str, int]):
@@ -123,11 +123,11 @@ def first_shifts(
     """
     workers = Workers(len(maxima_NxP))
     level = how.ordering.levels(workers.world_size)[0]
-    shifts = SeenShifts(rule, maxima_NxP)
+    shifts = ObservedShifts(rule, maxima_NxP)
     return shifts.of_level(level, names, lambda: [], how.fmt, workers)[0]
 
 
-def summed(
+def simulate_sums(
     how: Sum,
     rule: ScalingRule | None,
     names: Sequence[str],
@@ -135,7 +135,7 @@ def summed(
     extremes: Sequence[np.ndarray],
     maxima: Sequence[np.ndarray],
     key: tuple,
-) -> tuple[list[Summed], list[np.ndarray]]:
+) -> tuple[list[SumAccuracy], list[np.ndarray]]:
     """Compute the sums of several layers in one step, and their accuracy.
 
     Args:
@@ -160,11 +160,11 @@ def summed(
         values if rule is None else [np.concatenate(pair, 1) for pair in zip(values, extremes, strict=True)]
     )
     stacks = [torch.from_numpy(np.ascontiguousarray(x)) for x in whole]
-    results = _run(how, SeenShifts(rule, maxima_NxP), names, stacks, key)
+    results = _run(how, ObservedShifts(rule, maxima_NxP), names, stacks, key)
     shifts = first_shifts(how, rule, names, maxima_NxP)[0]
     first = [stack[:2].contiguous() for stack in stacks]
     pair_how = replace(how, order="rank", group_size=None) if how.ordering.is_stated else how
-    given = Shifts(_Given(dict(zip(names, shifts, strict=True)))) if rule is not None else None
+    given = Shifts(_FixedShifts(dict(zip(names, shifts, strict=True)))) if rule is not None else None
     of_two = _run(pair_how, given, names, first, key) if n_workers > 1 else [s[0] for s in first]
     found = [_squares(values[p], results[p].numpy(), of_two[p].numpy()) for p in range(len(names))]
     return found, [results[p].numpy()[: values[p].shape[1]] for p in range(len(names))]
@@ -178,13 +178,13 @@ def _run(
     return out
 
 
-def _squares(values_Nxn: np.ndarray, result: np.ndarray, first: np.ndarray) -> Summed:
+def _squares(values_Nxn: np.ndarray, result: np.ndarray, first: np.ndarray) -> SumAccuracy:
     n = values_Nxn.shape[1]  # the elements after the first n are the extremes
     exact = values_Nxn.astype(np.float64).sum(0)
     came, first_exact = result[:n].astype(np.float64), values_Nxn[:2].astype(np.float64).sum(0)
     first = first[:n].astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        return Summed(
+        return SumAccuracy(
             float(exact @ exact),
             float(((came - exact) ** 2).sum()),
             float(came @ came),
