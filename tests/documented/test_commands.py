@@ -14,7 +14,7 @@ import pytest
 from documented_lines import PAGES, REFERENCES, REPOSITORY, commands, commands_in_text
 from typed_line import type_line
 
-from cpdrun.cli import COMMANDS, parsers, read
+from cpdrun.cli import COMMANDS, MODES, parsers, read
 from cpdrun.errors import MistypedError
 from cpdrun.record import write_run
 
@@ -78,7 +78,10 @@ SHORTER = {
     ),
     "cpdrun sweep script=train.py recipe=bf16,nvfp4": ("--dry-run", "docs/scripts.md runs the script"),
     "cpdrun sweep --config-dir conf exp=mine": ("epochs=1 seed=0 format=fp32,e3m0", "10 runs of 12 epochs"),
-    "cpdrun search --allocate exp=digits_screen_small": ("--dry-run", "80 runs; tests/screen trains one"),
+    "cpdrun search --allocate exp=digits_screen_small": (
+        "--dry-run",
+        "80 runs; tests/search_allocate trains one",
+    ),
     "cpdrun search --allocate --config-dir conf exp=mine screen.low.gradient=e2m1 screen.seeds=3": (
         "--dry-run",
         "72 runs",
@@ -134,13 +137,13 @@ NOT_RUN = {
     "chrt -r 5 python scripts/": ("it measures for minutes, on a machine that does nothing else", ""),
     "python scripts/synthesise.py": ("half an hour of Yosys", "tests/report/test_synthesis.py"),
     "python scripts/simulate_search.py": ("hours", "tests/stats/test_simulation.py"),
-    "python scripts/fit_predict.py fit": ("minutes", "tests/predict/test_fit_predict.py"),
+    "python scripts/fit_predict.py fit": ("minutes", "tests/whatif/test_fit_predict.py"),
     "python scripts/simulate_judge.py": ("minutes", "tests/stats/test_online.py"),
     "python scripts/soak_elastic.py": ("hours", "tests/launch/test_elastic.py"),
     "PYTHONPATH=qtorch": ("it needs other libraries, downloaded", "tests/custom_fp/test_outside_oracles.py"),
     "cpdrun search --config-dir results/digits_screen_small/screen": (
         "it needs a screen of 80 runs",
-        "tests/screen/test_screen.py::test_the_command_finds_what_was_planted_and_its_search_can_be_typed",
+        "tests/search_allocate/test_screen.py::test_the_command_finds_what_was_planted_and_its_search_can_be_typed",
     ),
     "cpdrun doctor --calibrate ": (
         "it measures for a quarter of a minute",
@@ -169,11 +172,11 @@ NOT_RUN = {
     "docs/tutorial.md: cpdrun doctor": ("docs/commands.md has it", "tests/launch/test_doctor.py"),
     "docs/commands.md: cpdrun search --allocate exp=digits_screen_small": (
         "docs/screen.md has it",
-        "tests/screen/test_screen.py",
+        "tests/search_allocate/test_screen.py",
     ),
     "docs/reading_the_report.md: cpdrun report RUN": (
         "docs/commands.md explains one",
-        "tests/explain/test_explain.py",
+        "tests/whatif/test_diagnose.py",
     ),
 }
 
@@ -272,9 +275,9 @@ def test_commands_named_in_the_text_have_those_options(page):
         options = [word for word in words if word.startswith("--")]
         if program == "cpdrun" and words and words[0] != "--version":
             assert words[0] in COMMANDS, command
-            assert [
-                o for o in options if not re.search(rf"{o}\b", parsers()[words[0]].format_help())
-            ] == [], command
+            mode = next((f"{words[0]} {o}" for o in options if f"{words[0]} {o}" in MODES), words[0])
+            shown = parsers()[words[0]].format_help() + parsers()[mode].format_help()
+            assert [o for o in options if not re.search(rf"{o}\b", shown)] == [], command
         if script := re.search(r"\bscripts/\w+\.\w+", command):
             source = (REPOSITORY / script[0]).read_text()
             assert [option for option in options if f'"{option}"' not in source] == [], command
