@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from cpdrun.launch import LaunchOptions, Session
     from cpdrun.screen.allocation import Allocation
-    from cpdrun.screen.question import Question
+    from cpdrun.screen.question import ScreenQuestion
     from cpdrun.screen.results import Round
     from cpdrun.sweep import PlannedRun
 
@@ -82,7 +82,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         question = further
 
 
-def _further(rounds: "list[Round]", console: "Console") -> "Question | None":
+def _further(rounds: "list[Round]", console: "Console") -> "ScreenQuestion | None":
     """What this round says, and the round behind it, if there is one."""
     from cpdrun.screen.words import table, verdict_lines
 
@@ -96,7 +96,7 @@ def _further(rounds: "list[Round]", console: "Console") -> "Question | None":
 
 def _launch(
     session: "Session",
-    question: "Question",
+    question: "ScreenQuestion",
     to_run: "list[PlannedRun]",
     options: "LaunchOptions",
     arguments: argparse.Namespace,
@@ -133,7 +133,7 @@ def _chosen(rounds: "list[Round]") -> "Allocation | None":
     return allocate(costs_of(question), steps, found.tolerance, question.settings.confidence)
 
 
-def _unfinished(question: "Question", console: "Console") -> int:
+def _unfinished(question: "ScreenQuestion", console: "Console") -> int:
     from cpdrun.screen.results import missing
 
     console.print(

@@ -18,7 +18,7 @@ from cpdrun.predict.effects import ask, is_observed
 from cpdrun.predict.features import strictness
 from cpdrun.predict.forecast import Forecast, Subject, forecast_all
 from cpdrun.record import RunDir, read_config
-from cpdrun.report.why.standing import Standing
+from cpdrun.report.why.standing import RunStanding
 from cpdrun.study.axes import formats
 from cpdrun.study.metric import Metric
 from cpdrun.study.study import Study
@@ -60,7 +60,7 @@ class Counted:
 
 
 def observed_for(
-    study: Study | None, run: RunDir, stands: Standing, config: Mapping[str, Any]
+    study: Study | None, run: RunDir, stands: RunStanding, config: Mapping[str, Any]
 ) -> RunDir | None:
     """The run whose observation serves: the baseline's of the same seed, one of another seed, another run of the same
     gradients; last the run itself, which saw what it had made of itself. None where nobody observed."""
@@ -137,7 +137,7 @@ def _parts(effects: Mapping[str, Effect]) -> dict[str, float]:
     return {"range": max(0.0, own - wide), "additions": max(0.0, wide - exact), "mantissa": exact}
 
 
-def strict_of(study: Study | None, stands: Standing) -> float:
+def strict_of(study: Study | None, stands: RunStanding) -> float:
     """Of the tolerance that the forecast is of: that of the study, or else half a point of an accuracy."""
     if study is None:
         return strictness(Metric("test_accuracy"), USUAL_TOLERANCE)

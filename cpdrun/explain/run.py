@@ -16,7 +16,7 @@ from cpdrun.record import RunDir, State, SweepDir, garbage, read_config, state_o
 from cpdrun.report.why.beside import Beside, beside, is_mend
 from cpdrun.report.why.reason import Reason, reason
 from cpdrun.report.why.seen import seen
-from cpdrun.report.why.standing import Standing, Verdict, standing
+from cpdrun.report.why.standing import RunStanding, RunVerdict, standing
 from cpdrun.report.why.words import measured
 from cpdrun.study.errors import ReportError
 from cpdrun.study.reader import read_study
@@ -42,8 +42,8 @@ def explain(run: RunDir) -> Explanation:
     counted, problem = _count(study, run, stands, config, found)
     mends += _not_measured(counted, mends) if counted is not None else _estimated(config, found, mends)
     about = words.About(run, config, state, result, study, stands, found, counted, problem)
-    needs_mending = stands.verdict is Verdict.WORSE or (
-        stands.verdict is Verdict.OPEN and not is_script(config)
+    needs_mending = stands.verdict is RunVerdict.WORSE or (
+        stands.verdict is RunVerdict.OPEN and not is_script(config)
     )
     mends = (
         mends[:MOST_MENDS]
@@ -108,13 +108,13 @@ def _study(sweep: SweepDir) -> Study | None:
         return None
 
 
-def _alone() -> Standing:
+def _alone() -> RunStanding:
     problem = "no run of its sweep has finished"
-    return Standing(Verdict.OPEN, math.nan, None, math.nan, same_seed=False, problem=problem)
+    return RunStanding(RunVerdict.OPEN, math.nan, None, math.nan, same_seed=False, problem=problem)
 
 
-def _beside(study: Study, run: RunDir, stands: Standing) -> list[Beside]:
-    if stands.verdict is Verdict.BASELINE:
+def _beside(study: Study, run: RunDir, stands: RunStanding) -> list[Beside]:
+    if stands.verdict is RunVerdict.BASELINE:
         return []
     return [one for one in beside(study, run, stands) if is_mend(study, stands, one)]
 
@@ -151,10 +151,10 @@ def _not_measured(counted: Counted, known: list[Mend]) -> list[Mend]:
 
 
 def _count(
-    study: Study | None, run: RunDir, stands: Standing, config: dict[str, Any], found: Reason
+    study: Study | None, run: RunDir, stands: RunStanding, config: dict[str, Any], found: Reason
 ) -> tuple[Counted | None, str]:
     """What can be computed on what was observed; or why it cannot, where somebody observed."""
-    if stands.verdict is Verdict.BASELINE:
+    if stands.verdict is RunVerdict.BASELINE:
         return None, ""
     observed = observed_for(study, run, stands, config)
     if observed is None:

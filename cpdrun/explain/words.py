@@ -16,7 +16,7 @@ from cpdrun.record import Ending, Result, RunDir, State
 from cpdrun.report.why import words as said
 from cpdrun.report.why.chain import chain, together
 from cpdrun.report.why.reason import Cause, Reason
-from cpdrun.report.why.standing import Standing, Verdict
+from cpdrun.report.why.standing import RunStanding, RunVerdict
 from cpdrun.study.axes import formats
 from cpdrun.study.result_text import gap_text
 from cpdrun.study.runs.history import rows_of
@@ -32,7 +32,7 @@ class About:
     state: State
     result: Result | None
     study: Study | None
-    stands: Standing
+    stands: RunStanding
     reason: Reason
     counted: Counted | None = None
     problem: str = ""  # why nothing is counted though somebody observed
@@ -41,14 +41,14 @@ class About:
 def sentences(about: About, mends: list[Mend], unseen: list[str]) -> list[str]:
     """The main reason first."""
     because = _because(about)
-    if because and (about.stands.verdict is Verdict.WITHIN or _is_chance(about)):
+    if because and (about.stands.verdict is RunVerdict.WITHIN or _is_chance(about)):
         lines = [f"{about.run.name} {_standing(about)}.", f"What it loses: {because}."]
     else:
         lines = [f"{about.run.name} {_standing(about)}{': ' + because if because else ''}."]
     observed = () if about.counted is None else observed_words.roles(about.counted)
     lines += [f"{line}." for line in (*_where(about), *observed, *_ended(about)) if line]
     if mends:
-        title = "What mends it" if about.stands.verdict is Verdict.WORSE else "What loses less"
+        title = "What mends it" if about.stands.verdict is RunVerdict.WORSE else "What loses less"
         lines += [f"{title}: {mends[0].text}.", *(f"Also: {mend.text}." for mend in mends[1:])]
     return [*lines, *(f"Not seen: {one}." for one in unseen)]
 
@@ -77,7 +77,7 @@ def not_seen(about: About) -> list[str]:
         found.append(
             f"what rounding {' and '.join(rounds)} takes within a worker; `{_observes(about)}` observes it"
         )
-    elif about.stands.verdict is not Verdict.BASELINE and about.reason.seen.layers:
+    elif about.stands.verdict is not RunVerdict.BASELINE and about.reason.seen.layers:
         found.append(
             f"gradients before they are summed, by value: the figures above are those of the last look in each epoch; "
             f"`{_observes(about)}` observes them and says what each mend would do"
@@ -119,9 +119,9 @@ def _standing(about: About) -> str:
     if about.result is not None and about.result.status is Ending.DID_NOT_LEARN:
         after = f" after {about.result.ended_after} epochs" if about.result.ended_after else ""
         return f"did not learn, and was ended{after}: {_gap(about)}"
-    if stands.verdict is Verdict.BASELINE:
+    if stands.verdict is RunVerdict.BASELINE:
         return f"is the baseline itself, {study.baseline_name}: there is nothing that it is worse than"
-    if stands.verdict is Verdict.WITHIN:
+    if stands.verdict is RunVerdict.WITHIN:
         tolerance = study.metric.show_tolerance(study.tolerance)
         return f"is not worse: within the tolerance of {tolerance}, {_gap(about).removeprefix('it is ')}"
     return _gap(about).removeprefix("it ")
@@ -144,7 +144,7 @@ def _because(about: About) -> str:
     config, found, counted = about.config, about.reason, about.counted
     if counted is not None and (counted.role != GRADIENT or found.cause in (Cause.UNSEEN, Cause.EXACT)):
         return observed_words.reason(counted)
-    if about.stands.verdict is Verdict.BASELINE or found.cause is Cause.UNSEEN:
+    if about.stands.verdict is RunVerdict.BASELINE or found.cause is Cause.UNSEEN:
         return ""
     if found.cause is Cause.EXACT and not _rounded_within(config):
         return "gradients are summed in fp32 and nothing else is rounded, so no format is the reason"
@@ -161,7 +161,7 @@ def _because(about: About) -> str:
 
 def _where(about: About) -> Iterator[str]:
     found = about.reason
-    if found.cause in (Cause.UNSEEN, Cause.EXACT) or about.stands.verdict is Verdict.BASELINE:
+    if found.cause in (Cause.UNSEEN, Cause.EXACT) or about.stands.verdict is RunVerdict.BASELINE:
         return
     yield f"Where: {said.layers(found)}"
     if when := said.when(found):
@@ -176,7 +176,7 @@ def _ended(about: About) -> Iterator[str]:
     if about.reason.seen.nonfinite is not None and status is not Ending.DIVERGED:
         yield f"Summed gradients were not finite{_when_nonfinite(about)}{_hidden(about)}"
     group = about.stands.group
-    if about.study is not None and group is not None and about.stands.verdict is not Verdict.BASELINE:
+    if about.study is not None and group is not None and about.stands.verdict is not RunVerdict.BASELINE:
         gap = about.study.against_baseline(group)
         if gap is not None and gap.pairs > 1:
             verdict = about.study.judged[group].verdict

@@ -12,7 +12,7 @@ from cpdrun.report.why.beside import beside, is_mend
 from cpdrun.report.why.chain import chain, group_size
 from cpdrun.report.why.reason import Cause, reach, reached, reason
 from cpdrun.report.why.seen import seen
-from cpdrun.report.why.standing import Verdict, standing
+from cpdrun.report.why.standing import RunVerdict, standing
 from cpdrun.study.reader import read_study
 from cpdrun.study.runs.history import rows_of
 
@@ -51,16 +51,16 @@ def test_a_run_stands_against_the_baseline_of_its_seed_or_else_against_the_mean(
     sweep, runs = pairs
     study = read_study([sweep.dir])
     lost = standing(study, runs["lost"])
-    assert (lost.verdict, lost.same_seed, lost.baseline.name) == (Verdict.WORSE, True, runs["fp32"].name)
+    assert (lost.verdict, lost.same_seed, lost.baseline.name) == (RunVerdict.WORSE, True, runs["fp32"].name)
     assert lost.lost == pytest.approx(0.87)
     assert (
         words.gap(study, lost)
         == "87.0 points worse than fp32 (test accuracy 11.0 % against 98.0 %, the same seed)"
     )
     assert words.by_chance(study, lost) == ""
-    assert standing(study, runs["scaled"]).verdict is Verdict.WITHIN
+    assert standing(study, runs["scaled"]).verdict is RunVerdict.WITHIN
     assert "10 of 10000 test samples" in words.by_chance(study, standing(study, runs["scaled"]))
-    assert standing(study, runs["fp32"]).verdict is Verdict.BASELINE
+    assert standing(study, runs["fp32"]).verdict is RunVerdict.BASELINE
     other = standing(study, runs["other seed"])
     assert (other.same_seed, other.baseline_value) == (False, pytest.approx(0.985))
 
@@ -90,12 +90,12 @@ def test_a_mend_that_is_no_axis_of_the_baseline_is_held_against_the_same_baselin
     mended = sweep.add("e3m0", accuracy=0.95, sync=drawn, rows=SCALED)
     study = read_study([sweep.dir])
     stands = standing(study, mended)
-    assert (stands.verdict, stands.lost) == (Verdict.WORSE, pytest.approx(0.03))
+    assert (stands.verdict, stands.lost) == (RunVerdict.WORSE, pytest.approx(0.03))
     [found] = beside(study, lost, standing(study, lost))
     assert (found.words, found.stands.lost) == (["sync.rounding=stochastic"], pytest.approx(0.03))
     other = sweep.add("e3m0", accuracy=0.95, batch_size=16)
     alone = standing(read_study([sweep.dir]), other)
-    assert (alone.verdict, alone.problem) == (Verdict.OPEN, "no finished fp32 run beside it")
+    assert (alone.verdict, alone.problem) == (RunVerdict.OPEN, "no finished fp32 run beside it")
 
 
 def test_the_layers_that_lose_most_come_first_and_the_course_is_told(pairs):
@@ -168,7 +168,7 @@ def test_a_run_that_goes_on_stands_against_its_baseline_in_the_same_epoch(pairs)
     sweep.add("fp32", seed=9, accuracy=0.98, rows=rows)
     going = sweep.add("e3m0", seed=9, status=None, rows=[{"epoch": 1, "test_accuracy": 0.1}, LOST[0]])
     stands = standing(read_study([sweep.dir]), going)
-    assert (stands.verdict, stands.epoch, stands.same_seed) == (Verdict.WORSE, 1, True)
+    assert (stands.verdict, stands.epoch, stands.same_seed) == (RunVerdict.WORSE, 1, True)
     assert (stands.value, stands.baseline_value) == (0.1, pytest.approx(0.6))
 
 

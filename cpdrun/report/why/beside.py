@@ -15,7 +15,7 @@ from cpdrun.config.overrides import typed_form
 from cpdrun.record import RunDir, State
 from cpdrun.report.why.knobs import FORMAT, knob
 from cpdrun.report.why.seen import Seen, seen
-from cpdrun.report.why.standing import Standing, Verdict, against, row_of
+from cpdrun.report.why.standing import RunStanding, RunVerdict, against, row_of
 from cpdrun.study.axes import formats
 from cpdrun.study.collect import CASE, CORE_AXES, SEED, config_keys, identity, may_be_axis
 from cpdrun.study.runs.history import rows_of
@@ -33,11 +33,11 @@ class Beside:
     knob: str
     words: list[str]  # key=value, as they are typed to get it
     run: RunDir
-    stands: Standing
+    stands: RunStanding
     seen: Seen
 
 
-def beside(study: Study, run: RunDir, stands: Standing) -> list[Beside]:
+def beside(study: Study, run: RunDir, stands: RunStanding) -> list[Beside]:
     """Those that have ended, held against the same baseline as `run`, which stands as it `stands`, and lost less; the
     best first of what costs no bits. Of formats those of as many bits, and of the wider ones the narrowest."""
     keys = [*CORE_AXES, *study.axes]  # what the runs differ in
@@ -66,7 +66,7 @@ def beside(study: Study, run: RunDir, stands: Standing) -> list[Beside]:
     def cheap_and_good(one: Beside) -> tuple:
         """First what is within the tolerance, then what sends no more bits, then what loses less."""
         wider = one.knob == FORMAT and (formats.bits(one.words[0].partition("=")[2]) or 0) > mine
-        return one.stands.verdict is not Verdict.WITHIN, wider, one.stands.lost
+        return one.stands.verdict is not RunVerdict.WITHIN, wider, one.stands.lost
 
     return sorted(_fewest_bits(found, own), key=cheap_and_good)
 
@@ -75,9 +75,9 @@ def _changed(row: Mapping[str, Any], own: Mapping[str, Any], keys: Iterable[str]
     return [key for key in keys if identity(row.get(key)) != identity(own.get(key))]
 
 
-def is_mend(study: Study, stands: Standing, one: Beside) -> bool:
+def is_mend(study: Study, stands: RunStanding, one: Beside) -> bool:
     """Whether it loses so much less than a run that stands as it `stands` that one would turn that knob."""
-    if one.stands.verdict is Verdict.WITHIN:
+    if one.stands.verdict is RunVerdict.WITHIN:
         return True
     if not math.isfinite(stands.lost):
         return True

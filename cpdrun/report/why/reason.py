@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cpdrun.report.why.seen import Layer, Seen
+from cpdrun.report.why.seen import RoundedLayer, Seen
 from cpdrun.study.axes import formats
 
 MATTERS = 0.05  # of ||S||: below, a sum is not what spoils a run (e4m3 with APS, 8 workers: 0.056, and equal to fp32)
@@ -27,7 +27,7 @@ class Reason:
 
     cause: Cause
     seen: Seen
-    worst: list[Layer]
+    worst: list[RoundedLayer]
 
 
 def reason(seen: Seen) -> Reason:

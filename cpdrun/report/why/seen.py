@@ -34,7 +34,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Layer:
+class RoundedLayer:
     """One layer in the epochs in which its sum was rounded."""
 
     name: str
@@ -75,7 +75,7 @@ class Nonfinite:
 class Seen:
     """`layers`: those whose sum was rounded, in the model's order; empty where the record has none."""
 
-    layers: list[Layer]
+    layers: list[RoundedLayer]
     exact: list[str]  # layers that were summed in fp32
     nonfinite: Nonfinite | None
     epochs: int  # rows there are
@@ -101,7 +101,7 @@ class Seen:
     def high(self) -> int | None:
         return max((layer.high for layer in self.layers if layer.high is not None), default=None)
 
-    def worst(self, most: int = 3) -> list[Layer]:
+    def worst(self, most: int = 3) -> list[RoundedLayer]:
         """The layers whose sum is furthest off, then those that lost most; the worst first."""
         return sorted(self.layers, key=lambda one: (-_known(one.sum_error), -_known(one.underflow)))[:most]
 
@@ -133,7 +133,7 @@ def seen(rows: Iterable[EpochRow]) -> Seen:
                 continue
             names[name] = str(one.get("format", ""))
             moments.setdefault(name, []).append(_moment(row.epoch, one))
-    rounded = [Layer(name, names[name], of) for name, of in moments.items()]
+    rounded = [RoundedLayer(name, names[name], of) for name, of in moments.items()]
     return Seen(rounded, [name for name in exact if name not in names], nonfinite, count)
 
 

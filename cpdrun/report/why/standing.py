@@ -14,7 +14,7 @@ from cpdrun.study.runs.history import rows_of
 from cpdrun.study.study import Study
 
 
-class Verdict(StrEnum):
+class RunVerdict(StrEnum):
     WORSE = "worse"
     WITHIN = "within the tolerance"
     BASELINE = "baseline"
@@ -22,10 +22,10 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStanding:
     """A figure that is not known is NaN; values are as they are stored, a share 0..1."""
 
-    verdict: Verdict
+    verdict: RunVerdict
     value: float
     baseline: RunDir | None  # of the same seed, or else the first there is
     baseline_value: float
@@ -36,17 +36,17 @@ class Standing:
     lost: float = math.nan  # how much less good than the baseline, whichever way the metric points
 
 
-def standing(study: Study, run: RunDir) -> Standing:
+def standing(study: Study, run: RunDir) -> RunStanding:
     """`study`: of the run's sweep, and perhaps of others."""
     row = row_of(study, run)
     group = next((group for group in study.groups if _has(group, run)), None)
     facet = _facet(study, row, group)
     if group is not None and group.is_baseline:
         value = _value(row, study.metric.name)
-        return Standing(Verdict.BASELINE, value, run, value, same_seed=True, group=group)
+        return RunStanding(RunVerdict.BASELINE, value, run, value, same_seed=True, group=group)
     fp32 = _baseline_of(study, facet)
     value, epoch = _own_value(study, run, row)
-    own = Standing(Verdict.OPEN, value, None, math.nan, same_seed=False, epoch=epoch, group=group)
+    own = RunStanding(RunVerdict.OPEN, value, None, math.nan, same_seed=False, epoch=epoch, group=group)
     if problem := _problem(study, facet, fp32):
         return replace(own, problem=problem)
     baseline, same_seed = _baseline(study, fp32, row.get(SEED))
@@ -55,22 +55,22 @@ def standing(study: Study, run: RunDir) -> Standing:
     return _judged(study, own, row)
 
 
-def against(study: Study, row: dict[str, Any], other: Standing) -> Standing:
+def against(study: Study, row: dict[str, Any], other: RunStanding) -> RunStanding:
     """How the ended run of a row stands against the baseline of another run."""
     return _judged(study, replace(other, value=_value(row, study.metric.name), epoch=None, group=None), row)
 
 
-def _judged(study: Study, stands: Standing, row: dict[str, Any]) -> Standing:
+def _judged(study: Study, stands: RunStanding, row: dict[str, Any]) -> RunStanding:
     sign = 1 if study.metric.higher_is_better else -1
     lost = sign * (stands.baseline_value - stands.value)
     if row.get("run:status") in ("diverged", "did not learn"):
-        verdict = Verdict.WORSE
+        verdict = RunVerdict.WORSE
     elif math.isnan(lost):
-        verdict = Verdict.OPEN
+        verdict = RunVerdict.OPEN
     else:
         # a share of 360 samples differs from itself in the last bits of a difference
         worse = lost * study.metric.scale > study.tolerance * (1 + 1e-9)
-        verdict = Verdict.WORSE if worse else Verdict.WITHIN
+        verdict = RunVerdict.WORSE if worse else RunVerdict.WITHIN
     return replace(stands, verdict=verdict, lost=lost)
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from cpdrun.report.why.beside import Beside
 from cpdrun.report.why.reason import Cause, Reason, reach
-from cpdrun.report.why.seen import Layer, Moment
-from cpdrun.report.why.standing import Standing, Verdict
-from cpdrun.stats.intervals import is_zero
+from cpdrun.report.why.seen import Moment, RoundedLayer
+from cpdrun.report.why.standing import RunStanding, RunVerdict
+from cpdrun.stats.moments import is_zero
 from cpdrun.study.axes.titles import plain
 from cpdrun.study.metric import Metric
 from cpdrun.study.study import Study
@@ -30,7 +30,7 @@ def share(value: float) -> str:
     return "more than 99.9 %" if 0.999 < value < 1 else f"{text} %"
 
 
-def gap(study: Study, stands: Standing) -> str:
+def gap(study: Study, stands: RunStanding) -> str:
     """`88.4 points worse than fp32 (11.0 % against 99.4 %, both of seed 0)`; what is not known is left out."""
     metric, baseline = study.metric, study.baseline_name
     values = f"{_value(metric, stands.value)} against {_value(metric, stands.baseline_value)}"
@@ -45,7 +45,7 @@ def gap(study: Study, stands: Standing) -> str:
     return f"{amount} {'worse' if stands.lost > 0 else 'better'} than {baseline} {behind}"
 
 
-def by_chance(study: Study, stands: Standing) -> str:
+def by_chance(study: Study, stands: RunStanding) -> str:
     """A clause where a difference of shares of the test set is no more than their own error; else "".
 
     Each share of n samples has the variance p (1 - p) / n; the difference of two within twice the root of their sum
@@ -117,7 +117,7 @@ def layers(found: Reason) -> str:
     )
 
 
-def layer_figures(one: Layer) -> str:
+def layer_figures(one: RoundedLayer) -> str:
     parts = [f"sum off by {share(one.sum_error)}"] if math.isfinite(one.sum_error) else []
     parts += [f"{share(one.underflow)} become 0"] if one.underflow > 0 else []
     parts += [f"{share(one.overflow)} overflow"] if one.overflow > 0 else []
@@ -157,7 +157,7 @@ def measured(study: Study, one: Beside, own: Reason) -> str:
     (measured)`"""
     metric, stands = study.metric, one.stands
     stand = f"within {metric.show_tolerance(study.tolerance)} of {study.baseline_name}"
-    if stands.verdict is not Verdict.WITHIN:
+    if stands.verdict is not RunVerdict.WITHIN:
         stand = f"{metric.show(abs(stands.lost))}{metric.points} worse than {study.baseline_name}"
     text = f"{plain(' '.join(one.words))}: the run reaches {_value(metric, stands.value)}, {stand}"
     before, after = own.seen.sum_error, one.seen.sum_error
