@@ -65,8 +65,10 @@ claims: $(DEV)
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
 
-# Print what a step does, run it, and end with one readable line if it fails: $(call step,DESCRIPTION,COMMAND).
-step = echo '$(1)'; $(2) || { echo 'error: this step failed: $(1). See the messages above and $(LOG).' >&2; exit 1; }
+# Print what a step does, run it, and end with one readable line if it fails: $(call step,DESCRIPTION,COMMAND). The
+# first step writes no log.
+see = See the messages above$(if $(findstring Step 1,$(1)),, and $(LOG)).
+step = echo '$(1)'; $(2) || { echo 'error: this step failed: $(1). $(see)' >&2; exit 1; }
 
 pip_install = $(BIN)/python -m pip install --log $(LOG) --constraint constraints.txt
 version_check = import sys; sys.version_info >= (3, 11) or sys.exit(f"This is Python {sys.version}")

@@ -197,7 +197,9 @@ def replay(grid: Grid, rules: Rules, seed: int) -> tuple[list[float | None], int
     while True:
         standings = stand(known(grid.chains, ended), ended, rules, ledger=ledger)
         if all(standing.chain.is_started for standing in standings):
-            ledger = ledger.merged([each for s in standings for width in s.hypotheses for each in width])
+            ledger = ledger.merged(
+                [each for s in standings for width in s.widths for each in width.hypotheses]
+            )
         for wish in wanted(standings, ended, set(flying), rules):
             if len(flying) == SLOTS:
                 break

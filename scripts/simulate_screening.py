@@ -15,7 +15,7 @@ import itertools
 
 import numpy as np
 
-from cpdrun.stats.screening import Design, Verdict, design, effects
+from cpdrun.stats.screening import Design, Sensitivity, design, effects
 
 RATIOS = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0)
 
@@ -35,7 +35,7 @@ def share_found(
             mean_N = mean_N + interaction * ratio / 2 * levels[:, i] * levels[:, j]
         y_NxS = mean_N[:, None] + rng.normal(size=(of.runs, seeds)) + 3 * rng.normal(size=seeds)
         told = effects(of, y_NxS, margin=1.0)
-        sensitive = {i for i, each in enumerate(told.factors) if each.verdict is Verdict.SENSITIVE}
+        sensitive = {i for i, each in enumerate(told.factors) if each.verdict is Sensitivity.SENSITIVE}
         found += set(planted) <= sensitive
         wrong += bool(sensitive - set(planted))
     return found / simulations, wrong / simulations

@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import scipy.stats
 
 from cpdrun.stats.evidence import critical_statistic
-from cpdrun.stats.intervals import wilson
 from cpdrun.stats.pooled_spread import squeeze
 
 PAIRS, ALPHA, OTHERS, POOLS = 30, 0.05, 7, 200
@@ -131,8 +131,8 @@ def resampled(*cells: np.ndarray) -> Draw:
 
 
 def share(hits: np.ndarray) -> str:
-    low, high = wilson(float(hits.mean()), len(hits), 95)
-    return f"{100 * hits.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    ends = scipy.stats.binomtest(int(hits.sum()), len(hits)).proportion_ci(0.95, method="wilson")
+    return f"{100 * hits.mean():.1f} [{100 * ends.low:.1f}, {100 * ends.high:.1f}]"
 
 
 def row(name: str, own: Draw, others: Draw, margins: tuple[float, ...], count: int, seed: int) -> list[str]:

@@ -159,7 +159,7 @@ def test_a_sweep_its_report_and_the_sweep_again(cpdrun, tmp_path):
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [
         *("format", "bits", "aps", "world_size"),
-        *("n", "test_accuracy_mean", "test_accuracy_ci95", "diverged", "bits_per_parameter_per_step"),
+        *("n", "test_accuracy_mean", "test_accuracy_sd", "diverged", "bits_per_parameter_per_step"),
     ]
     assert [(row["format"], row["bits"]) for row in rows] == [("fp32", "32"), ("e4m3", "8"), ("e4m3", "8")]
 

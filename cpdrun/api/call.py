@@ -15,7 +15,7 @@ from cpdrun.shell.telling import Telling
 from cpdrun.shell.terminal import Notebook, is_notebook
 
 
-def call(command: str, words: Sequence[str], keywords: Mapping[str, Any], *, quiet: bool) -> Answer:
+def call(command: str, words: Sequence[object], keywords: Mapping[str, Any], *, quiet: bool) -> Answer:
     """Run a command and return its document.
 
     Args:

@@ -14,7 +14,7 @@ from cpdrun.errors import UserError
 RESULTS_DIR = "results_dir"
 
 
-def typed(parser: argparse.ArgumentParser, words: Sequence[str], keywords: Mapping[str, Any]) -> list[str]:
+def typed(parser: argparse.ArgumentParser, words: Sequence[object], keywords: Mapping[str, Any]) -> list[str]:
     """What one would type behind the name of the command that `parser` reads. Raises UserError for a keyword that the
     command does not know, as far as its options tell: keys of the configuration are looked at by the command."""
     options = _options(parser)

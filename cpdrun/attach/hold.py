@@ -40,7 +40,7 @@ from cpdrun.attach.held.script import Script
 from cpdrun.attach.held.steps import Steps
 from cpdrun.comm.statistics import count_nonfinite
 from cpdrun.errors import UserError
-from cpdrun.record import RunDir, read_config
+from cpdrun.record import RunDir, SweepDir, read_config, read_manifest
 
 
 class Hold:
@@ -60,8 +60,8 @@ class Hold:
         self.steps = Steps(self.asked, self.script, self.products, self.on_step, self.played, self.patches)
         self.sharded: Any = None
         folder = os.environ.get(RUN_DIR)
-        run = RunDir(Path(folder)) if folder else None
-        self.observed = Observed(config.get("observe", 0), self.script, run)
+        self.run = RunDir(Path(folder)) if folder else None
+        self.observed = Observed(config.get("observe", 0), self.script, self.run)
 
     @classmethod
     def around(cls) -> "Hold":
@@ -83,6 +83,9 @@ class Hold:
         self.products.install(self.patches)
         if not self.asked.plain or self.products.asked:
             self._install_sharded()
+            self.steps.watch()
+        elif self.run is not None and _compares_formats(self.run.sweep):
+            self.steps.is_baseline = True
             self.steps.watch()
         if self.asked.plain and self.script.share > 1:
             # left alone, but not called a run of so many workers unless it is one
@@ -226,3 +229,14 @@ class Hold:
 
         self.sharded = HoldsFsdp(self.asked, self.script, self.products)
         self.sharded.install(self.patches)
+
+
+def _compares_formats(sweep: SweepDir) -> bool:
+    """Return whether other runs of the sweep round gradients or products."""
+    try:
+        return any(
+            key == "format" or str(key).startswith(("recipe", "precision"))
+            for key in read_manifest(sweep)["axes"]
+        )
+    except (OSError, ValueError, LookupError, TypeError):
+        return False

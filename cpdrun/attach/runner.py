@@ -126,7 +126,7 @@ def _execute(file: Path, module: str | None, hold: Hold) -> int:
         else:
             runpy.run_path(str(file), run_name="__main__")
     except UserError as error:
-        traceback.print_exception(error.with_traceback(_of_script(error, file)))
+        _print_place(error, file)
         return _refused(error)
     except BaseException as error:
         code = _exit_code(error, file)
@@ -134,6 +134,13 @@ def _execute(file: Path, module: str | None, hold: Hold) -> int:
             hold.say_not_finite()  # now, because the traceback keeps the script's models alive
         return code
     return OK
+
+
+def _print_place(error: UserError, file: Path) -> None:
+    """Print which line of the script called what is refused. Frames of torch and of cpdrun would say no more."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    if frames:
+        print(f"cpdrun: at {file.name}, line {frames[-1].lineno}: {frames[-1].line}", file=sys.stderr)
 
 
 def _exit_code(error: BaseException, file: Path) -> int:

@@ -10,8 +10,8 @@ from cpdrun.arguments import add_json, positive
 from cpdrun.errors import OK, UserError
 
 if TYPE_CHECKING:
-    from cpdrun.study.judge.candidates import Boundary, Judged, Question
-    from cpdrun.study.judge.session import Decision, Standing
+    from cpdrun.study.judge.candidates import Boundary, JudgedArm, JudgeQuestion
+    from cpdrun.study.judge.session import Decision, SessionState
 
 DECISIONS = {"certified": "keep", "refuted": "drop", "open": "undecided"}  # of an idea
 PAIRED = {
@@ -112,15 +112,15 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _question(arguments: argparse.Namespace) -> "Question":
+def _question(arguments: argparse.Namespace) -> "JudgeQuestion":
     """Raises UserError for a margin that cannot be read, and for options of a session without one."""
-    from cpdrun.study.judge.candidates import Question
+    from cpdrun.study.judge.candidates import JudgeQuestion
 
     if arguments.session is None and (arguments.ideas is not None or arguments.idea is not None):
         raise UserError("--ideas and --idea need --session FILE.")
     is_improvement = arguments.better_by is not None
     typed = arguments.better_by if is_improvement else arguments.margin
-    return Question(
+    return JudgeQuestion(
         _boundary(typed, "--better-by" if is_improvement else "--margin", is_improvement),
         arguments.baseline,
         arguments.target,
@@ -152,7 +152,7 @@ def _boundary(text: str, option: str, is_improvement: bool) -> "Boundary":
 
 
 def _sentences(
-    question: "Question", margin: float, judged: "list[Judged]", standing: "Standing | None"
+    question: "JudgeQuestion", margin: float, judged: "list[JudgedArm]", standing: "SessionState | None"
 ) -> Iterator[str]:
     yield _asked(question, margin, len(judged), standing)
     decisions = standing.decisions if standing is not None else [None] * len(judged)
@@ -163,7 +163,7 @@ def _sentences(
     yield from _assumptions(question, judged, is_session=standing is not None)
 
 
-def _asked(question: "Question", margin: float, count: int, standing: "Standing | None") -> str:
+def _asked(question: "JudgeQuestion", margin: float, count: int, standing: "SessionState | None") -> str:
     direction = "lower" if question.lower_is_better else "higher"
     against = _against(question)
     boundary = question.boundary
@@ -179,11 +179,11 @@ def _asked(question: "Question", margin: float, count: int, standing: "Standing 
     return f"Is it {asked} {abs(margin):.4g}{origin} than {against}? {direction.capitalize()} is better; {shared}."
 
 
-def _against(question: "Question") -> str:
+def _against(question: "JudgeQuestion") -> str:
     return f"the target {question.target:g}" if question.baseline is None else question.baseline
 
 
-def _answer(judged: "Judged", question: "Question", decision: "Decision | None") -> str:
+def _answer(judged: "JudgedArm", question: "JudgeQuestion", decision: "Decision | None") -> str:
     """Return the verdict with its three numbers: the interval, the interval from the own pairs, the failures."""
     judgement, counts = judged.judgement, judged.pairs.counts
     word = str(judged.verdict) if decision is None else DECISIONS[_verdict_of(decision)]
@@ -230,7 +230,7 @@ def _power(log: float) -> str:
     return f"{math.exp(log):.3g}" if log < 700 else f"1e+{log / math.log(10):.0f}"
 
 
-def _of_session(standing: "Standing") -> Iterator[str]:
+def _of_session(standing: "SessionState") -> Iterator[str]:
     planned = standing.settings.planned
     kept = f"{len(standing.kept)} kept ({', '.join(standing.kept)})" if standing.kept else "none kept"
     yield f"Session: {standing.ideas} of {planned} planned ideas judged, {kept}."
@@ -238,7 +238,7 @@ def _of_session(standing: "Standing") -> Iterator[str]:
         yield f"Also keep now, because the kept ideas lower what others need: {', '.join(standing.also_kept)}."
 
 
-def _assumptions(question: "Question", judged: "list[Judged]", *, is_session: bool) -> Iterator[str]:
+def _assumptions(question: "JudgeQuestion", judged: "list[JudgedArm]", *, is_session: bool) -> Iterator[str]:
     """Yield what the numbers depend on."""
     if question.run_deviation is not None:
         yield (
@@ -265,7 +265,7 @@ def _assumptions(question: "Question", judged: "list[Judged]", *, is_session: bo
         yield f"In the gap, a failed run counts as {worst} (--worst)."
 
 
-def _facts(judged: "Judged") -> dict[str, Any]:
+def _facts(judged: "JudgedArm") -> dict[str, Any]:
     judgement, counts, prior = judged.judgement, judged.pairs.counts, judged.judgement.prior
     more = judgement.more
     return {
@@ -304,7 +304,7 @@ def _decision_facts(decision: "Decision") -> dict[str, Any]:
     }
 
 
-def _session_facts(path: str, standing: "Standing") -> dict[str, Any]:
+def _session_facts(path: str, standing: "SessionState") -> dict[str, Any]:
     return {
         "file": path,
         "ideas": standing.ideas,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from cpdrun.launch import LaunchOptions, Session
     from cpdrun.search.allocate.allocation import Allocation
-    from cpdrun.search.allocate.question import Question
+    from cpdrun.search.allocate.question import ScreenQuestion
     from cpdrun.search.allocate.results import Round
     from cpdrun.sweep import PlannedRun
 
@@ -83,7 +83,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         question = further
 
 
-def _further(rounds: "list[Round]", console: "Console") -> "Question | None":
+def _further(rounds: "list[Round]", console: "Console") -> "ScreenQuestion | None":
     """What this round says, and the round behind it, if there is one."""
     from cpdrun.search.allocate.words import table, verdict_lines
 
@@ -97,7 +97,7 @@ def _further(rounds: "list[Round]", console: "Console") -> "Question | None":
 
 def _launch(
     session: "Session",
-    question: "Question",
+    question: "ScreenQuestion",
     to_run: "list[PlannedRun]",
     options: "LaunchOptions",
     arguments: argparse.Namespace,
@@ -134,7 +134,7 @@ def _chosen(rounds: "list[Round]") -> "Allocation | None":
     return allocate(costs_of(question), steps, found.tolerance, question.settings.confidence)
 
 
-def _unfinished(question: "Question", console: "Console") -> int:
+def _unfinished(question: "ScreenQuestion", console: "Console") -> int:
     from cpdrun.search.allocate.results import missing
 
     console.print(

@@ -32,7 +32,7 @@ from cpdrun.costmodel.rings_and_trees import (
     ring_s,
 )
 from cpdrun.costmodel.step import ALGORITHMS, Setup, StepCost, speedup, step_cost
-from cpdrun.costmodel.table import Forecast, forecast, print_forecast
+from cpdrun.costmodel.table import CostForecast, forecast, print_forecast
 
 __all__ = [
     "ALGORITHMS",
@@ -40,8 +40,8 @@ __all__ = [
     "Calibration",
     "CalibrationError",
     "Codec",
+    "CostForecast",
     "Exchange",
-    "Forecast",
     "Network",
     "NotCalibratedError",
     "Setup",

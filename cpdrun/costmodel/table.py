@@ -14,7 +14,7 @@ WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True)
-class Forecast:
+class CostForecast:
     """One row: a format and a number of workers, with what they were predicted to cost."""
 
     format: str
@@ -38,7 +38,7 @@ def forecast(
     aps: bool = True,
     group_size: int = 1,
     inner: Network | None = None,
-) -> Iterator[Forecast]:
+) -> Iterator[CostForecast]:
     """Every calibrated format (APS for those below fp32) with every number of workers, fewest bits last.
 
     Numbers of workers that group_size does not divide are left out. Raises ValueError as `Setup` does.
@@ -60,10 +60,10 @@ def forecast(
                 group_size=group_size,
                 inner=inner,
             )
-            yield Forecast(name, count, step_cost(setup), speedup(setup))
+            yield CostForecast(name, count, step_cost(setup), speedup(setup))
 
 
-def print_forecast(console: Console, title: str, rows: Sequence[Forecast]) -> None:
+def print_forecast(console: Console, title: str, rows: Sequence[CostForecast]) -> None:
     """Milliseconds a step, and times one worker, by workers and format."""
     names = list(dict.fromkeys(row.format for row in rows))
     found = {(row.workers, row.format): row for row in rows}
@@ -77,5 +77,5 @@ def print_forecast(console: Console, title: str, rows: Sequence[Forecast]) -> No
     console.print(table)
 
 
-def _cell(row: Forecast) -> str:
+def _cell(row: CostForecast) -> str:
     return f"{1e3 * row.cost.total_s:.3g} ms\n{row.speedup:.3g}x"

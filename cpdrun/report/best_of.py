@@ -105,7 +105,7 @@ def shown(study: Study) -> Shown | None:
                     *(axis_text(group.keys[axis]) for axis in axes),
                     *values,
                     str(len(group.values)),
-                    study.metric.show_interval(study.interval(group)),
+                    study.metric.show(group.mean),
                     study.metric.show_difference(gap),
                 ]
             )

@@ -13,8 +13,8 @@ from cpdrun.report.completeness import mixture
 from cpdrun.report.look.style import strategy_looks
 from cpdrun.report.tables import Shown
 from cpdrun.stats.evidence import Verdict
+from cpdrun.stats.failures import most_failing
 from cpdrun.stats.identical import are_identical, describe_identical
-from cpdrun.stats.intervals import most_failing
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import axis_text, axis_title
 from cpdrun.study.collect import identity
@@ -121,7 +121,7 @@ def _facet_lines(study: Study, facet: Facet) -> Iterator[str]:
     found = _case_texts(study, facet) if facet.has_cases else _chain_texts(study, facet)
     for heading in _HEADINGS:
         yield from (f"{heading.upper()}{at}: {text}." for kind, text in found if kind == heading)
-    baseline = study.metric.show_interval(study.interval(facet.baseline)) + study.metric.unit
+    baseline = study.metric.show(facet.baseline.mean) + study.metric.unit
     about = [f"{study.baseline_name}{at}: {baseline}", *_failures(study, facet), *_identical(study, facet)]
     yield ". ".join([*(text.removesuffix(".") for text in about), *_test_set(study, facet)]) + "."
 
@@ -258,7 +258,7 @@ def _no_baseline(study: Study, facet: Facet, problem: str, where: str) -> str:
     if not groups:
         return f"{where}No finished run has a value of {study.metric.name}."
     best = (max if study.metric.higher_is_better else min)(groups, key=lambda group: group.mean)
-    value = study.metric.show_interval(study.interval(best)) + study.metric.unit
+    value = study.metric.show(best.mean) + study.metric.unit
     return (
         f"{where}No answer: there is no finished {study.baseline_name} run to compare with. The best mean is that of "
         f"{best.title} {best.strategy}: {value}."
@@ -314,7 +314,7 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
     ):
         problem = study.baseline_problem(facet)
         lengths = [f"{longest_chain(facet):.0f}" if longest_chain(facet) else "-"] if has_chains else []
-        fp32 = problem or study.metric.show_interval(study.interval(facet.baseline))
+        fp32 = problem or study.metric.show(facet.baseline.mean)
         cells = ["-" if problem else _cell(study, facet, name) for name in names]
         rows.append([*(axis_text(facet.keys[key]) for key in keys), *lengths, fp32, *cells])
     labels = [*map(axis_title, keys), *(["chain"] if has_chains else [])]

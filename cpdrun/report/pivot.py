@@ -10,6 +10,7 @@ from cpdrun.study.axes.titles import axis_text, axis_title
 from cpdrun.study.collect import CORE_AXES, FORMAT, identity
 from cpdrun.study.errors import ReportUsageError
 from cpdrun.study.groups.group import Group
+from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.study import Study
 
 
@@ -32,10 +33,7 @@ def complete(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[li
 
 
 def shown(study: Study, down: list[str], along: list[str]) -> Shown:
-    cells = {
-        key: study.metric.show_interval(study.interval(group))
-        for key, group in _cells(study, down, along).items()
-    }
+    cells = {key: _cell(study, group) for key, group in _cells(study, down, along).items()}
     top, side = _values(study, along), _values(study, down)
     header = [
         *map(axis_title, down),
@@ -48,9 +46,15 @@ def shown(study: Study, down: list[str], along: list[str]) -> Shown:
     return Shown(header, rows, len(down))
 
 
+def _cell(study: Study, group: Group) -> str:
+    """Return the mean with the mark of its verdict, such as `98.9 ✓`."""
+    mark = f" {MARKS[study.judged[group].verdict]}" if group in study.judged else ""
+    return f"{study.metric.show(group.mean)}{mark}"
+
+
 def numbers(study: Study, down: list[str], along: list[str]) -> pd.DataFrame:
     """The means alone, in the metric's own unit."""
-    cells = {key: study.interval(group).mean for key, group in _cells(study, down, along).items()}
+    cells = {key: group.mean for key, group in _cells(study, down, along).items()}
     top, side = _values(study, along), _values(study, down)
     rows = []
     for here, values in side.items():

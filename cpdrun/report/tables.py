@@ -7,7 +7,8 @@ import pandas as pd
 
 from cpdrun.report.cost.axes import bit_operations, show_bytes, show_count, show_transistors, transistors
 from cpdrun.stats.evidence import Judgement, Verdict
-from cpdrun.stats.intervals import is_zero, mean_interval, most_failing
+from cpdrun.stats.failures import most_failing
+from cpdrun.stats.moments import deviation
 from cpdrun.study.axes.titles import SWEEP, axis_text, axis_title
 from cpdrun.study.collect import FORMAT, SEED, finished
 from cpdrun.study.groups.group import Group
@@ -72,12 +73,11 @@ class Shown:
 
 
 def frame(study: Study) -> pd.DataFrame:
-    """table.csv: format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_ciNN, diverged, and
+    """table.csv: format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_sd, diverged, and
     bits_per_parameter_per_step where a record has it.
 
-    Means and half-widths are in the metric's own unit (a fraction 0..1 for an accuracy). The half-width is that of
-    Student's t over the seeds alone, empty where all seeds are equal: that is no certainty. `n` counts the seeds
-    that the mean is over; `diverged`, the runs that ended so: their measured value is in the mean.
+    Means and standard deviations over the seeds are in the metric's own unit (a fraction 0..1 for an accuracy). `n`
+    counts the seeds; `diverged` counts the runs that diverged, whose measured values are in the mean.
     """
     table = pd.DataFrame([_numbers(study, group) for group in study.groups])
     table["bits"] = _whole_if_possible(table["bits"])
@@ -95,19 +95,15 @@ def details(study: Study) -> pd.DataFrame:
     own pairs alone. Both are valid after every number of pairs, and an end is empty while the pairs leave it open.
     `verdict` belongs to the same evidence, and `more_pairs` is about how many further pairs would settle an open one,
     with a range. `runs_failed` counts the runs that failed, diverged or did not learn; if none did, at most
-    `at_most_fail` of them do, with the confidence of the report. `METRIC_low` and `METRIC_high` are the interval of the
-    group's own mean, with the error of the test set. The rest are counts: the longest chain of rounded additions, bytes
-    on the wire and in memory, seconds, and where a record has them a step's multiply-accumulates, its bit operations,
-    and the mean number of transistors of a multiply-accumulate unit (cost/axes.py).
+    `at_most_fail` of them do, with the confidence of the report. The rest are counts: the longest chain of rounded
+    additions, bytes on the wire and in memory, seconds, and where a record has them a step's multiply-accumulates, its
+    bit operations, and the mean number of transistors of a multiply-accumulate unit (cost/axes.py).
     """
     rows = []
     for group in study.groups:
-        interval, name = study.interval(group), study.metric.name
         rows.append(
             _numbers(study, group)
             | {
-                f"{name}_low": interval.low,
-                f"{name}_high": interval.high,
                 "learnt": study.learnt(group) if group.values else None,
                 "gave_up": group.gave_up,
                 "baseline": study.baseline_name if group in study.judged else "",
@@ -133,7 +129,7 @@ def brief(study: Study) -> Shown:
     """Return the table for a terminal of 80 columns: as `means`, with some columns left out or shortened.
 
     APS and workers are left out if they are the same in every row, and `n`, because `failed` says how many runs ended.
-    The interval of a group's own mean is left out, and that of the gap on its own spread is only a half-width. Words
+    The interval of the gap on its own spread is only a half-width. Words
     do not break within an interval.
     """
     table = _means(study, is_short=True)
@@ -169,9 +165,7 @@ def _means(study: Study, is_short: bool) -> Shown:
         gap = study.against_baseline(group)
         shown = "-" if gap is None else gap_text(study.metric, gap).replace(study.metric.points, "", 1)
         labels_of_row = [*_labels(group, axes), *(column[i] for column in chain.values())]
-        interval = study.interval(group)
-        mean = study.metric.show(interval.mean) if is_short else study.metric.show_interval(interval)
-        figures = [str(len(group.values)), mean, shown]
+        figures = [str(len(group.values)), study.metric.show(group.mean), shown]
         figures += [_own_spread(study, gap, is_short)] if own else []
         verdict = _verdict(study, group)
         if is_short:
@@ -289,9 +283,9 @@ def column(axis: str) -> str:
 def _numbers(study: Study, group: Group) -> dict:
     row = {FORMAT: group.keys[FORMAT], "bits": group.bits}
     row |= {column(axis): group.keys[axis] for axis in _axes(study)} | {"n": len(group.values)}
-    mean, half_width = mean_interval(group.values, study.ci)
-    name, half_width = study.metric.name, math.nan if is_zero(half_width) else half_width
-    return row | {f"{name}_mean": mean, f"{name}_ci{study.ci:g}": half_width, "diverged": group.diverged}
+    values, name = group.values, study.metric.name
+    spread = deviation(values) if len(values) > 1 else None
+    return row | {f"{name}_mean": group.mean, f"{name}_sd": spread, "diverged": group.diverged}
 
 
 def _judged(study: Study, group: Group) -> dict:

@@ -166,7 +166,7 @@ class Results:
         they start."""
         found = stand(self.chains, self.ended, self.rules(), self.question.tuning, self.ledger)
         if self._metric is not None and all(standing.chain.is_started for standing in found):
-            asked = [each for standing in found for width in standing.hypotheses for each in width]
+            asked = [each for standing in found for width in standing.widths for each in width.hypotheses]
             self.ledger = self.ledger.merged(asked)
         return found
 

@@ -10,11 +10,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cpdrun.search.tune import Tuning
-from cpdrun.stats.chain import Width, settle
+from cpdrun.stats.chain import PairedChain, Width, judge_chains
 from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.failures import Compared, Failure, FailureCounts, Runs, compare_runs
-from cpdrun.stats.ledger import AskedChain, Hypothesis, Ledger
-from cpdrun.stats.pooled_spread import priors
+from cpdrun.stats.ledger import AskedChain, Ledger
 
 FIRST_PAIRS = 3  # the fewest that settle anything; asked for at once where there are cores
 
@@ -114,7 +113,6 @@ class Standing:
     widths: list[Width]
     exhausted: tuple[tuple[bool, ...], ...]  # candidates of which no further pair can be had
     failures: tuple[tuple[FailureCounts, ...], ...]  # of each candidate
-    hypotheses: tuple[tuple[Hypothesis, ...], ...] = ()  # of each candidate, for the ledger
 
     def failures_of(self, candidate: Candidate) -> FailureCounts:
         """Return how many runs of one of the candidates failed."""
@@ -176,16 +174,20 @@ def stand(
 ) -> list[Standing]:
     """Return how all candidates stand, each under the name of its arm as soon as that is chosen.
 
-    The hypotheses of the standings have their weights, and the priors that can be fixed now; the caller adds them to
-    the ledger.
+    The caller adds the hypotheses of the widths to the ledger.
     """
     chosen = tuning.chosen(ended, higher_is_better=rules.higher_is_better)
-    hypotheses = _with_priors(
-        ledger.ask(rules.metric, [_as_asked(chain) for chain in chains]),
-        pairs := [_paired(of_arms(chain, chosen), ended, rules, tuning.seeds) for chain in chains],
-        rules,
+    asked = [_as_asked(chain) for chain in chains]
+    paired = [_paired(of_arms(chain, chosen), ended, rules, tuning.seeds) for chain in chains]
+    settled = judge_chains(
+        [each.as_asked(chain) for each, chain in zip(paired, asked, strict=True)],
+        rules.metric,
+        rules.tolerance,
+        alpha=rules.alpha,
+        ledger=ledger,
+        resolution=rules.resolution,
     )
-    return [_stand(of_chain, each, ended, rules) for of_chain, each in zip(pairs, hypotheses, strict=True)]
+    return [_stand(each, widths, ended) for each, widths in zip(paired, settled, strict=True)]
 
 
 def _as_asked(chain: Chain) -> AskedChain:
@@ -209,8 +211,14 @@ class _Paired:
     """A chain with the runs of its candidates: what is compared, and the differences, width by width."""
 
     chain: Chain
+    seeds: list[int]
     compared: list[list[Compared]]
     gaps: list[list[list[float]]]
+
+    def as_asked(self, asked: AskedChain) -> PairedChain:
+        """Return the pairs for the test, under the names with which the chain is asked."""
+        barred = [[found.is_barred for found in of_width] for of_width in self.compared]
+        return PairedChain(asked, self.gaps, barred, len(self.seeds))
 
 
 def _paired(chain: Chain, ended: Ended, rules: Rules, aside: Collection[int]) -> _Paired:
@@ -224,41 +232,11 @@ def _paired(chain: Chain, ended: Ended, rules: Rules, aside: Collection[int]) ->
         ]
         for width, of_width in zip(chain.widths, compared, strict=True)
     ]
-    return _Paired(chain, compared, gaps)
+    return _Paired(chain, seeds, compared, gaps)
 
 
-def _with_priors(
-    hypotheses: list[list[list[Hypothesis]]], pairs: Sequence[_Paired], rules: Rules
-) -> list[list[list[Hypothesis]]]:
-    """Return the hypotheses with the priors that can be fixed by the pairs that there are."""
-    cells = {
-        each.key: gaps
-        for of_chain, known in zip(pairs, hypotheses, strict=True)
-        for of_width, of_known in zip(of_chain.gaps, known, strict=True)
-        for gaps, each in zip(of_width, of_known, strict=True)
-    }
-    fixed = priors(cells, rules.tolerance, rules.resolution)
-
-    def with_prior(each: Hypothesis) -> Hypothesis:
-        return each if each.prior is not None else replace(each, prior=fixed.get(each.key))
-
-    return [[[*map(with_prior, width)] for width in of_chain] for of_chain in hypotheses]
-
-
-def _stand(
-    paired: _Paired, hypotheses: Sequence[Sequence[Hypothesis]], ended: Ended, rules: Rules
-) -> Standing:
-    chain, seeds = paired.chain, paired.chain.seeds(rules.most_seeds)
-    widths = settle(
-        paired.gaps,
-        rules.tolerance,
-        hypotheses,
-        alpha=rules.alpha,
-        barred=[[found.is_barred for found in of_width] for of_width in paired.compared],
-        resolution=rules.resolution,
-        most_pairs=len(seeds),
-        start=chain.start,
-    )
+def _stand(paired: _Paired, widths: list[Width], ended: Ended) -> Standing:
+    chain, seeds = paired.chain, paired.seeds
     exhausted = tuple(
         tuple(
             judgement.settled_at is not None or _is_exhausted(candidate, ended, seeds)
@@ -267,7 +245,7 @@ def _stand(
         for candidates, width in zip(chain.widths, widths, strict=True)
     )
     failures = tuple(tuple(found.counts for found in of_width) for of_width in paired.compared)
-    return Standing(chain, widths, exhausted, failures, tuple(map(tuple, hypotheses)))
+    return Standing(chain, widths, exhausted, failures)
 
 
 def _is_exhausted(candidate: Candidate, ended: Ended, seeds: Sequence[int]) -> bool:

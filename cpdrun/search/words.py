@@ -17,9 +17,8 @@ from cpdrun.search.results import Results
 from cpdrun.search.schedule import Candidate, Chain, Standing
 from cpdrun.stats.chain import Width
 from cpdrun.stats.evidence import Judgement, Verdict
-from cpdrun.stats.failures import FailureCounts
+from cpdrun.stats.failures import FailureCounts, most_failing
 from cpdrun.stats.identical import describe_identical
-from cpdrun.stats.intervals import most_failing
 from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.metric import Metric
 from cpdrun.study.result_text import more_text, own_interval_text, pairs_text, result_text

@@ -12,15 +12,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cpdrun.stats.evidence import NO_PRIOR, Judgement, Verdict, judge
-from cpdrun.stats.ledger import Hypothesis
+from cpdrun.stats.ledger import AskedChain, Hypothesis, Ledger
+from cpdrun.stats.pooled_spread import priors
+
+
+@dataclass(frozen=True)
+class PairedChain:
+    """A chain as it is asked, with the pairs of its candidates, width by width.
+
+    `gaps` holds the differences of each candidate in the order of the seeds, as `evidence.differences` returns them.
+    `barred` says whether a run of it failed.
+    """
+
+    asked: AskedChain
+    gaps: Sequence[Sequence[Sequence[float]]]
+    barred: Sequence[Sequence[bool]]
+    most_pairs: int = 1000
 
 
 @dataclass(frozen=True)
 class Width:
-    """The candidates of one number of bits, the likeliest first."""
+    """The candidates of one number of bits, the likeliest first, with their hypotheses for the ledger."""
 
     judgements: tuple[Judgement, ...]
     is_reached: bool  # every one before it in its sequence is certified
+    hypotheses: tuple[Hypothesis, ...] = ()
 
     @property
     def certified(self) -> int | None:
@@ -40,6 +56,47 @@ class Width:
             return Verdict.CERTIFIED
         refuted = all(each.verdict is Verdict.REFUTED for each in self.judgements)
         return Verdict.REFUTED if refuted else Verdict.OPEN
+
+
+def judge_chains(
+    chains: Sequence[PairedChain],
+    metric: str,
+    margin: float,
+    *,
+    alpha: float,
+    ledger: Ledger,
+    resolution: float = 0.0,
+) -> list[list[Width]]:
+    """Return the verdicts of chains that share the error probability of one ledger.
+
+    Hypotheses that the ledger lacks get a weight of what is left, and the priors that the pairs fix now. The caller
+    adds them to the ledger. `margin` and `resolution` are in the unit of the gaps.
+    """
+    asked = ledger.ask(metric, [chain.asked for chain in chains])
+    rows = [
+        (hypothesis.key, gaps)
+        for chain, widths in zip(chains, asked, strict=True)
+        for of_width, width in zip(chain.gaps, widths, strict=True)
+        for gaps, hypothesis in zip(of_width, width, strict=True)
+    ]
+    fixed = priors(dict(rows), margin, resolution)
+
+    def with_prior(each: Hypothesis) -> Hypothesis:
+        return each if each.prior is not None else replace(each, prior=fixed.get(each.key))
+
+    return [
+        settle(
+            chain.gaps,
+            margin,
+            [[*map(with_prior, width)] for width in widths],
+            alpha=alpha,
+            barred=chain.barred,
+            resolution=resolution,
+            most_pairs=chain.most_pairs,
+            start=chain.asked.start,
+        )
+        for chain, widths in zip(chains, asked, strict=True)
+    ]
 
 
 def settle(
@@ -86,5 +143,5 @@ def settle(
             for each, bar in zip(judgements, bars, strict=True)
         )
         is_reached = i <= start or found[-1].certified is not None
-        found.append(Width(judgements, is_reached))
+        found.append(Width(judgements, is_reached, tuple(of_width)))
     return found

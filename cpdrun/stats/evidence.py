@@ -34,7 +34,7 @@ from numbers import Real
 from statistics import fmean
 from typing import Any
 
-from cpdrun.stats.intervals import deviation
+from cpdrun.stats.moments import deviation
 
 # In standard deviations: small effects settle after many pairs, large ones after few. The largest is for broken
 # formats: three pairs refute them even if four chains share the error.

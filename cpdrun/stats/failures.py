@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cpdrun.stats.intervals import most_failing
-
 GIVE_UP_AFTER = 2  # failed runs of a cell, if none ended well
 
 
@@ -160,6 +158,27 @@ def full_length(lengths: Iterable[int]) -> int:
 def stopped_early(runs: Runs, full: int) -> set[Any]:
     """Return the seeds of the runs that are shorter than a full run."""
     return {seed for seed, length in runs.lengths.items() if length < full}
+
+
+def most_failing(failed: int, samples: int, ci: float) -> float:
+    """Return the upper limit, at `ci` per cent, of a share of which `failed` were seen among `samples`.
+
+    This is the exact one-sided limit of C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits
+    illustrated in the case of the binomial", Biometrika 26 (1934). For 0 of n it is about 3 / n at 95 %, the rule of
+    three.
+    """
+    if failed >= samples:
+        return 1.0
+    if not failed:
+        return float(1 - (1 - ci / 100) ** (1 / samples))
+    low, high = failed / samples, 1.0
+    for _ in range(60):
+        share = (low + high) / 2
+        at_most = math.fsum(
+            math.comb(samples, k) * share**k * (1 - share) ** (samples - k) for k in range(failed + 1)
+        )
+        low, high = (share, high) if at_most > 1 - ci / 100 else (low, share)
+    return high
 
 
 def no_failure(runs: int, confidence: float) -> str:

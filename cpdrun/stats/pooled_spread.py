@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from statistics import fmean, variance
 
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior
-from cpdrun.stats.intervals import deviation
+from cpdrun.stats.moments import deviation
 
 MOST_DEGREES = 4
 FEWEST_CELLS = 3

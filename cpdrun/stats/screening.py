@@ -44,7 +44,7 @@ LARGEST = 512  # runs; beyond, nobody trains them
 HIGH, LOW = -1, +1
 
 
-class Verdict(StrEnum):
+class Sensitivity(StrEnum):
     SENSITIVE = "sensitive"  # shown to cost something
     HARMLESS = "harmless"  # shown to cost less than the margin
     OPEN = "not shown to be either"
@@ -82,7 +82,7 @@ class Effect:
     high: float
     p_sensitive: float
     p_harmless: float
-    verdict: Verdict
+    verdict: Sensitivity
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def _above(larger: float, smaller: float, error: float, degrees: float) -> float
     return float(stdtr(degrees, (smaller - larger) / error))
 
 
-def _verdict(p_sensitive: float, p_harmless: float, alpha: float) -> Verdict:
+def _verdict(p_sensitive: float, p_harmless: float, alpha: float) -> Sensitivity:
     if p_sensitive <= alpha:
-        return Verdict.SENSITIVE
-    return Verdict.HARMLESS if p_harmless <= alpha else Verdict.OPEN
+        return Sensitivity.SENSITIVE
+    return Sensitivity.HARMLESS if p_harmless <= alpha else Sensitivity.OPEN

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cpdrun.record.measure import Measure, known_measure
-from cpdrun.stats.intervals import Interval
 from cpdrun.study.errors import ReportError
 
 MOST_DIGITS = 12  # decimals
@@ -87,31 +86,15 @@ class Metric:
         needed = 1 - math.floor(math.log10(self.show_down_to)) if self.show_down_to > 0 else 0
         return min(max(4, needed), MOST_DIGITS)
 
-    def show(self, value: float, half_width: float = math.nan) -> str:
-        """`98.9 ± 0.2`, `98.9` where there is no interval, `-` where there is no value."""
+    def show(self, value: float) -> str:
+        """Return `98.9`; `-` without a value."""
+        return f"{value * self.scale:.{self.digits}f}" if math.isfinite(value) else "-"
+
+    def show_difference(self, value: float) -> str:
+        """Return `+0.1` or `−0.2`; `-` without a value."""
         if not math.isfinite(value):
             return "-"
-        text = f"{value * self.scale:.{self.digits}f}"
-        if math.isfinite(half_width):
-            text += f" ± {half_width * self.scale:.{self.digits}f}"
-        return text
-
-    def show_interval(self, interval: Interval) -> str:
-        """As `show`; `99.2 +0.6/−1.3` where the ends are not equally far, as near 100 %."""
-        if not (math.isfinite(interval.mean) and interval.is_known):
-            return self.show(interval.mean)
-        below, above = interval.mean - interval.low, interval.high - interval.mean
-        down, up = (f"{distance * self.scale:.{self.digits}f}" for distance in (below, above))
-        if down == up:
-            return self.show(interval.mean, below)
-        return f"{self.show(interval.mean)} +{up}/\N{MINUS SIGN}{down}"
-
-    def show_difference(self, value: float, half_width: float = math.nan) -> str:
-        """As `show`, with the sign always: `+0.1 ± 0.3`, `−0.2`."""
-        if not math.isfinite(value):
-            return "-"
-        sign = "\N{MINUS SIGN}" if value < 0 else "+"
-        return sign + self.show(abs(value), half_width)
+        return ("\N{MINUS SIGN}" if value < 0 else "+") + self.show(abs(value))
 
     def show_tolerance(self, shown: float) -> str:
         """Return `1 point`, `0.5 points` or `0.05`; `the margin` if the number is unknown."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from cpdrun.stats.evidence import Judgement
 from cpdrun.stats.failures import FailureCounts, no_failure
-from cpdrun.stats.intervals import is_zero
+from cpdrun.stats.moments import is_zero
 from cpdrun.study.metric import Metric
 
 MOST_ADVISED = 100  # pairs; a larger estimate is no advice

@@ -12,7 +12,6 @@ from cpdrun.costmodel import Network
 from cpdrun.record import EpochRow, ExampleOutcomes
 from cpdrun.stats.evidence import Judgement, differences, judge
 from cpdrun.stats.failures import FailureCounts, compare_runs
-from cpdrun.stats.intervals import Interval, is_zero, mean_interval, share_interval
 from cpdrun.stats.ledger import Hypothesis, Ledger, Start
 from cpdrun.study.axes.bits_axis import BitsAxis
 from cpdrun.study.axes.titles import axis_text, axis_title, is_strategy
@@ -22,7 +21,7 @@ from cpdrun.study.groups.finite_test_set import FiniteTestSet, finite_test_set, 
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.groups.grouping import make_facets
 from cpdrun.study.groups.tuned import Tuned
-from cpdrun.study.groups.verdicts import Judged, judge_chains
+from cpdrun.study.groups.verdicts import Judged, judge_groups
 from cpdrun.study.margin import Margin
 from cpdrun.study.metric import Metric
 from cpdrun.study.result_text import gap_text
@@ -172,7 +171,7 @@ class Study:
         margin = self.tolerance / self.metric.scale
         alpha, shared = 1 - self.ci / 100, ledger or Ledger()
         starts = () if ledger is None else self.starts
-        return judge_chains(chains, self.metric, margin, alpha, samples, shared, starts)
+        return judge_groups(chains, self.metric, margin, alpha, samples, shared, starts)
 
     def finite_test_set(self, group: Group) -> FiniteTestSet | None:
         """Return what the choice of the test examples leaves open about the group's gap to its baseline.
@@ -221,23 +220,6 @@ class Study:
             for group in facet.groups
         }
 
-    def interval(self, group: Group) -> Interval:
-        """The mean over its seeds and its interval, with the test set's own error where that is known."""
-        return self._intervals[group]
-
-    @property
-    def interval_title(self) -> str:
-        """What the bars of a picture are; empty where single seeds leave it open."""
-        known = [group for group in self.groups if self.interval(group).is_known]
-        samples = " and test samples" if any(self.samples(group) > 0 for group in known) else ""
-        return f"bars: {self.ci:g} % interval over seeds{samples}" if known else ""
-
-    @cached_property
-    def _intervals(self) -> dict[Group, Interval]:
-        if self.metric.is_fraction:
-            return {g: share_interval(g.values, self.samples(g), self.ci) for g in self.groups}
-        return {group: _of_seeds(group.values, self.ci) for group in self.groups}
-
     # ---- words and rows
 
     def history(self, group: Group, runs: int | None = None) -> list[EpochRow]:
@@ -250,7 +232,7 @@ class Study:
         return unit_of(run for group in self.groups for run in group.runs)
 
     def describe(self, group: Group) -> str:
-        """One group in a line: `e4m3 with APS, workers 8: 98.7 ± 0.3 %, 3 seeds, −0.10 points [−0.4, +0.2] against
+        """One group in a line: `e4m3 with APS, workers 8: 98.7 %, 3 seeds, −0.10 points [−0.4, +0.2] against
         fp32, open`."""
         facet = [
             f"{axis_title(k)} {axis_text(group.keys[k])}"
@@ -259,7 +241,7 @@ class Study:
         ]
         name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
         facet += [f"{group.hybrid} in fp32"] if group.hybrid else []
-        parts = [self.metric.show_interval(self.interval(group)) + self.metric.unit]
+        parts = [self.metric.show(group.mean) + self.metric.unit]
         parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
         if gap := self.against_baseline(group):
             parts.append(
@@ -292,13 +274,3 @@ def _baseline_problem(facet: Facet, metric: Metric, name: str) -> str | None:
     if verdict is None and metric.is_fraction and not learnt(metric, baseline.mean, CLASSES_IF_UNKNOWN):
         return f"{name} itself reaches {shown}, and its record does not say of how many classes"
     return None
-
-
-def _of_seeds(values: list[float], ci: float) -> Interval:
-    """Of a metric that is no share; equal values have measured no spread."""
-    mean, half = mean_interval(values, ci)
-    return (
-        Interval(mean)
-        if not math.isfinite(half) or is_zero(half)
-        else Interval(mean, mean - half, mean + half)
-    )

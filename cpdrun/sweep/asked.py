@@ -29,7 +29,7 @@ from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import INGREDIENTS, flatten, has_key
 from cpdrun.config.overrides import MOST_VALUES, Typed, parse, typed_form
 from cpdrun.config.scaling import with_short_form
-from cpdrun.config.script import SCRIPT, is_of_script, is_open
+from cpdrun.config.script import SCRIPT, SHORT_FORMS, is_of_script, is_open
 
 Axes = dict[str, list[Any]]
 Case = Mapping[str, Any]  # what it sets
@@ -174,6 +174,11 @@ def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[
             return
         known += [BASELINE + each for each in known]
     section = t.key.split(".")[0]
+    if t.key == SHORT_FORMS["metric"]:
+        raise ConfigError(
+            "metric=NAME says which metric of a script decides, and there is no script. For an experiment, type "
+            "search.metric=NAME"
+        )
     near = did_you_mean(t.key, known)
     if section == INGREDIENTS:
         own = ", ".join(base.get(INGREDIENTS) or ())

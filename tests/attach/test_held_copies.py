@@ -4,6 +4,7 @@ import copy
 import io
 import runpy
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,20 @@ def test_a_script_without_an_optimizer_is_refused_at_its_first_backward(hold, ty
     x, y = batch(0, 0)
     loss = F.cross_entropy(Net()(x), y)
     with pytest.raises(UserError, match="has made no optimizer"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(("axes", "is_refused"), [("format: [fp32, e5m2]", True), ("seed: [0, 1]", False)])
+def test_the_baseline_of_formats_is_refused_before_it_trains(
+    hold, axes, is_refused, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "sweep.yaml").write_text(f"axes: {{{axes}}}")
+    monkeypatch.setenv("CPDRUN_RUN_DIR", str(tmp_path / "runs" / "baseline"))
+    hold("format=fp32")
+    x, y = batch(0, 0)
+    loss = F.cross_entropy(Net()(x), y)
+    expected = pytest.raises(UserError, match="has made no optimizer") if is_refused else nullcontext()
+    with expected:
         loss.backward()
 
 

@@ -150,6 +150,10 @@ def test_an_experiment_of_a_script(here):
         (["script=train.py", "script_args=--name 'x"], "No closing quotation"),
         (["script=train.py", "script.jsonl=log.jsonl"], "write to the same place"),
         (["script=train.py", "nproc=2", "world_size=3"], "does not divide"),
+        (
+            ["exp=digits_bits", "metric=test_loss"],
+            "there is no script. For an experiment, type search.metric=NAME",
+        ),
         (["script=train.py", "script_args=--seed {sed}"], "unknown placeholder {sed}.*did you mean 'seed'"),
         (["script=train.py", "lr=0.1,0.2"], "type script.args.lr=0.1,0.2"),
         (["script=train.py", "metric=accuracy", LOSS], "script.metric=accuracy is not among script.metrics"),

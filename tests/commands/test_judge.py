@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +16,9 @@ import cpdrun
 from cpdrun.cli import main
 from cpdrun.shell.telling import schema
 from cpdrun.stats.evidence import judge
-from cpdrun.stats.intervals import most_failing
+from cpdrun.stats.failures import most_failing
 
+REPOSITORY = Path(__file__).parents[2]
 GAPS = (0.010, 0.012, 0.009, 0.011, 0.0105, 0.0095, 0.0112, 0.0101)
 BASE = (0.90, 0.91, 0.905, 0.902, 0.908, 0.906, 0.901, 0.909)
 MARGIN = ("--baseline", "base", "--margin", "0.05")
@@ -106,7 +109,7 @@ def test_a_margin_in_percent_is_of_the_baseline(told):
 
 
 def test_a_failed_run_bars_a_certificate(told):
-    for failed in ("", "nan", "failed", "diverged", "inf"):
+    for failed in ("", "failed", "diverged", "inf"):
         (found,) = told(long_table({"base": BASE, "new": (*better(7), failed)}), *MARGIN)["candidates"]
         assert (found["verdict"], found["runs_failed"], found["runs"]) == ("open", 1, 8)
     (found,) = told(long_table({"base": BASE, "new": (*better(7), "-")}), *MARGIN)["candidates"]
@@ -114,7 +117,7 @@ def test_a_failed_run_bars_a_certificate(told):
 
 
 def test_a_failed_baseline_leaves_its_pair_out(told):
-    document = told(long_table({"base": ("nan", *BASE[1:]), "new": better(8)}), *MARGIN)
+    document = told(long_table({"base": ("diverged", *BASE[1:]), "new": better(8)}), *MARGIN)
     (found,) = document["candidates"]
     assert (found["pairs"], found["pairs_left_out"], found["runs_failed"]) == (7, 1, 0)
     assert any("left out because the baseline's run failed" in line for line in document["says"])
@@ -250,7 +253,9 @@ TABLE = long_table({"base": BASE, "new": better(8)})
         (long_table({"base": BASE}), MARGIN, "only one arm"),
         (long_table({"base": BASE, "new": (0.9, "98 %")}), MARGIN, "line 11: '98 %' in the column 'value'"),
         (TABLE + "new,3,0.9\n", MARGIN, "has seed 3 twice, in lines 13 and 18"),
-        (long_table({"base": ("nan", "nan"), "new": (1, 2)}), MARGIN, "no run of the baseline 'base'"),
+        (long_table({"base": ("failed", "inf"), "new": (1, 2)}), MARGIN, "no run of the baseline 'base'"),
+        (long_table({"base": BASE, "new": (0.9, "nan")}), MARGIN, "line 11: 'nan' in the column 'value'"),
+        ('{"arm": "base", "seed": 0, "value": NaN}', MARGIN, "line 1: 'nan' in the column 'value'"),
         (TABLE, ("--baseline", "base", "--margin", "-1"), "use --better-by 1"),
         (TABLE, ("--baseline", "base", "--margin", "little"), "a number such as 0.05"),
         (TABLE, ("--baseline", "base", "--margin", "nan"), "a number such as 0.05"),
@@ -270,6 +275,22 @@ def test_bad_input_is_one_clear_line(told, text, typed, said):
     document = told(text, *typed)
     (line,) = document["lines"]
     assert document["exit_code"] == 2 and said in line
+
+
+def test_the_answers_on_the_page_are_those_of_the_command(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(REPOSITORY)
+    said: list[str] = []
+    compared = 0
+    for line in (REPOSITORY / "docs" / "judge.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("    cpdrun judge "):
+            words = shlex.split(line)[1:]
+            assert main([str(tmp_path / word) if word == "ideas.jsonl" else word for word in words]) == 0
+            said = capsys.readouterr().out.splitlines()
+        elif line.startswith("    "):
+            parts = [part for part in re.split(r" ?\.\.\. ?", line.strip()) if part]
+            assert any(all(part in answer for part in parts) for answer in said), line
+            compared += 1
+    assert compared >= 7
 
 
 def test_it_imports_neither_torch_nor_numpy(tmp_path):

@@ -238,6 +238,20 @@ def test_nothing_of_a_hostile_name_reaches_the_terminal(job, local, sweep, monke
     assert r"sour \x1b]0;owned\x07\x1b[2J\u202e" in text
 
 
+def test_a_summary_folds_progress_bars_and_says_each_reason_once(job, local, sweep):
+    drive(local(), [job("a", act="crash"), job("b", act="crash")])
+    runs = list(sweep.runs())
+    for run in runs:
+        with run.last_attempt().rank_log(0).open("a") as log:
+            log.write("\r1/3 [>  ]\r2/3 [=> ]\r3/3 [==>]\nerror: boom\n")
+    out = io.StringIO()
+    print_summary(Console(file=out, width=300), Summary(failed=[(run, "error: boom") for run in runs]))
+    lines = out.getvalue().splitlines()
+    assert "    3/3 [==>]" in lines and not any("2/3" in line for line in lines)
+    assert [line for line in lines if "boom" in line] == [f"failed {runs[0].name}: error: boom"]
+    assert f"failed for the same reason: {runs[1].name}" in lines
+
+
 def test_logs_show_a_terminal_no_escapes_and_a_pipe_the_bytes(job, local, sweep):
     one = job(act="crash")
     drive(local(), [one])

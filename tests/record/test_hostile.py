@@ -163,6 +163,7 @@ def commands(sweep: SweepDir) -> list[tuple[str, ...]]:
             "device=cpu",
             "--dry-run",
         ),
+        ("next", "shared", "results_dir=."),
         ("cancel", "shared", "results_dir=."),
     ]
 

@@ -114,7 +114,7 @@ def test_the_verdict_comes_first(new_sweep, report):
         "CERTIFIED: e4m1 (6 bits) without APS is at most 0.5 points worse than fp32 in the mean over seeds, with 95 % "
         "confidence: −0.20 points [−0.24, −0.16] (3 pairs). 0 of 3 runs failed (with 95 % confidence at most 63 % "
         "fail). Refuted: 4 bits.",
-        "fp32: 99.1 ± 0.3 %. 0.5 points are 50.0 of 10000 test samples.",
+        "fp32: 99.1 %. 0.5 points are 50.0 of 10000 test samples.",
         "Margin: 0.5 points (the default for shares).",
     ]
     assert made.printed.splitlines()[0] == made.sentences[0]
@@ -302,8 +302,6 @@ def test_equal_counts_of_every_seed_are_no_certainty(new_sweep, report):
         made.sentences[0].startswith("OPEN: ")
         and "0.5 points are 0.2 of 40 test samples" in made.sentences[1]
     )
-    details = pd.read_csv(made.folder / "details.csv")
-    assert (details["test_accuracy_high"] <= 1).all() and (details["test_accuracy_low"] < 0.9).all()
 
 
 def test_what_did_not_learn_is_called_so(new_sweep, report):

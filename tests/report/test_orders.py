@@ -50,7 +50,7 @@ def test_the_chain_is_in_the_table_and_in_details(new_sweep, report, no_pictures
     assert "| sync.order | chain | n |" in header and "| tree | 6 | 2 |" in row
     assert list(made.table.columns) == [
         "format", "bits", "aps", "world_size", "sync.order",
-        "n", "test_accuracy_mean", "test_accuracy_ci95", "diverged",
+        "n", "test_accuracy_mean", "test_accuracy_sd", "diverged",
     ]  # fmt: skip
 
 

@@ -1,17 +1,16 @@
-"""table.csv and table.md against means and intervals computed another way."""
+"""table.csv and table.md against means and standard deviations computed another way."""
 
 import csv
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from cpdrun.study.axes.titles import hybrid
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 CORE = ["format", "bits", "aps", "world_size"]
-RESULT = ["n", "test_accuracy_mean", "test_accuracy_ci95", "diverged"]
+RESULT = ["n", "test_accuracy_mean", "test_accuracy_sd", "diverged"]
 
 
 def rows_of(made) -> list[dict[str, str]]:
@@ -30,24 +29,22 @@ def test_columns_and_one_row_for_each_format_and_scaling(digits, report):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("ci", [95, 68.5])
-def test_mean_and_interval_are_students(new_sweep, report, ci):
+def test_mean_and_standard_deviation_are_over_the_seeds(new_sweep, report):
     values = [0.91, 0.935, 0.92, 0.97]
     sweep = new_sweep()
     for seed, value in enumerate(values):
         sweep.add(seed=seed, accuracy=value)
-    (row,) = rows_of(report(sweep, ci=ci))
-    low, high = scipy.stats.t.interval(ci / 100, 3, loc=np.mean(values), scale=scipy.stats.sem(values))
+    (row,) = rows_of(report(sweep))
     assert float(row["test_accuracy_mean"]) == pytest.approx(np.mean(values))
-    assert float(row[f"test_accuracy_ci{ci:g}"]) == pytest.approx((high - low) / 2)
+    assert float(row["test_accuracy_sd"]) == pytest.approx(np.std(values, ddof=1))
     assert row["n"] == "4"
 
 
-def test_one_seed_has_no_interval(new_sweep, report):
+def test_one_seed_has_no_standard_deviation(new_sweep, report):
     sweep = new_sweep()
     sweep.add(accuracy=0.91)
     (row,) = rows_of(report(sweep))
-    assert (row["n"], row["test_accuracy_mean"], row["test_accuracy_ci95"]) == ("1", "0.91", "")
+    assert (row["n"], row["test_accuracy_mean"], row["test_accuracy_sd"]) == ("1", "0.91", "")
 
 
 def test_diverged_runs_count_with_their_measured_value(new_sweep, report):
@@ -109,8 +106,8 @@ def test_markdown_shows_points(digits, report):
     text = (made.folder / "table.md").read_text(encoding="utf-8")
     assert text.startswith(made.sentences[0].split(" [")[0])
     fp32 = next(row for row in rows_of(made) if row["format"] == "fp32")
-    mean, half = (100 * float(fp32[f"test_accuracy_{part}"]) for part in ("mean", "ci95"))
-    assert f"| fp32 | 32 | no | 8 | 3 | {mean:.1f} ± {half:.1f} | - | - | 0 of 3 | baseline | - |" in text
+    mean = 100 * float(fp32["test_accuracy_mean"])
+    assert f"| fp32 | 32 | no | 8 | 3 | {mean:.1f} | - | - | 0 of 3 | baseline | - |" in text
 
 
 def test_another_metric(new_sweep, report):

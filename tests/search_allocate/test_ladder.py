@@ -20,13 +20,13 @@ from cpdrun.record import SweepDir, write_json
 from cpdrun.search.allocate import question as question_module
 from cpdrun.search.allocate.allocation import Costs, Step, allocate
 from cpdrun.search.allocate.certify import write_rows
-from cpdrun.search.allocate.factors import Factor, Group
+from cpdrun.search.allocate.factors import Factor, LayerGroup
 from cpdrun.search.allocate.layers import Layer
 from cpdrun.search.allocate.question import ask
 from cpdrun.search.allocate.results import Round, read
 from cpdrun.search.allocate.settings import settings
 from cpdrun.search.allocate.words import costs_of
-from cpdrun.stats.screening import Effect, Effects, Verdict, joint_margin
+from cpdrun.stats.screening import Effect, Effects, Sensitivity, joint_margin
 from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model
 from cpdrun.train.layers import layers as layers_in_torch
@@ -160,11 +160,11 @@ def test_allocations_over_levels_are_the_cheapest_of_all():
             Layer(str(i), "Linear", {str(i): 4}, True, int(rng.integers(1, 99)), i > 0) for i in range(3)
         ]
         factors = [Factor(i, role, f"{i} {role}") for i in range(3) for role in ("weight", "input")]
-        costs = Costs(of, [Group(x.name, (x,)) for x in layers], factors, layers)
+        costs = Costs(of, [LayerGroup(x.name, (x,)) for x in layers], factors, layers)
         steps = []
         for measured, error in (((0, 1, 2, 3, 4, 5), 0.1), ((0, 1, 3, 4), 0.05), ((0, 4), 0.2)):
             means = rng.normal(0.2, 0.3, len(measured)).tolist()
-            effects = tuple(Effect(m, m, m, 1, 1, Verdict.OPEN) for m in means)
+            effects = tuple(Effect(m, m, m, 1, 1, Sensitivity.OPEN) for m in means)
             steps.append(Step(measured, Effects(effects, error, 9 + len(measured), "")))
         depths = [range(1 + sum(i in step.factors for step in steps)) for i in range(6)]
         allowed = []

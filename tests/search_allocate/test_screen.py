@@ -24,14 +24,14 @@ from cpdrun.record import write_json
 from cpdrun.search.allocate import question as question_module
 from cpdrun.search.allocate.allocation import Costs, Step, allocate
 from cpdrun.search.allocate.certify import write_rows
-from cpdrun.search.allocate.factors import Factor, Group, factors_of, groups_of
+from cpdrun.search.allocate.factors import Factor, LayerGroup, factors_of, groups_of
 from cpdrun.search.allocate.layers import Layer, ask_layers
 from cpdrun.search.allocate.question import ask
 from cpdrun.search.allocate.results import read
 from cpdrun.search.allocate.settings import settings
 from cpdrun.search.allocate.words import verdict_lines
 from cpdrun.shell.telling import schema
-from cpdrun.stats.screening import Effect, Effects, Verdict
+from cpdrun.stats.screening import Effect, Effects, Sensitivity
 from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model
@@ -241,7 +241,7 @@ def made_up(groups, roles, rng):
     sizes = rng.integers(1, 99, (groups, 2)).tolist()
     layers = [Layer(str(i), "Linear", {str(i): n}, True, macs, i > 0) for i, (n, macs) in enumerate(sizes)]
     factors = [Factor(i, role, f"{i} {role}") for i in range(groups) for role in roles]
-    return Costs(four_or_eight_bits(roles), [Group(x.name, (x,)) for x in layers], factors, layers)
+    return Costs(four_or_eight_bits(roles), [LayerGroup(x.name, (x,)) for x in layers], factors, layers)
 
 
 @pytest.mark.parametrize(("groups", "roles"), [(8, ("gradient",)), (3, PRODUCTS)])
@@ -250,7 +250,7 @@ def test_allocations_are_the_cheapest_of_all_subsets(groups, roles):
     for _ in range(4):
         costs = made_up(groups, roles, rng)
         means = rng.normal(0.3, 0.5, len(costs.factors))
-        told = Effects(tuple(Effect(m, m, m, 1, 1, Verdict.OPEN) for m in means.tolist()), 0.1, 9, "")
+        told = Effects(tuple(Effect(m, m, m, 1, 1, Sensitivity.OPEN) for m in means.tolist()), 0.1, 9, "")
         every = range(len(means))
         subsets = [low for n in range(1, len(means) + 1) for low in itertools.combinations(every, n)]
         allowed = [low for low in subsets if told.bound(low, 95) <= 1.0]
@@ -267,7 +267,7 @@ def test_prices_by_hand():
         Layer("a", "Linear", {"a": 10}, True, 10, False),
         Layer("b", "Linear", {"b": 20}, True, 30, True),
     ]
-    group = [Group("a", (layers[0],))]
+    group = [LayerGroup("a", (layers[0],))]
     costs = Costs(four_or_eight_bits(PRODUCTS), group, [Factor(0, "weight", "a weight")], layers)
     price = costs.price({0: 1})
     assert price.cost == 10 * (8 * 4 + 8 * 8) + 30 * 3 * 64

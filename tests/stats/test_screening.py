@@ -12,7 +12,7 @@ from cpdrun.stats.screening import (
     HIGH,
     LOW,
     Effects,
-    Verdict,
+    Sensitivity,
     design,
     effects,
     hadamard_matrix,
@@ -147,14 +147,16 @@ def test_verdicts_where_nothing_but_the_factors_moves_the_metric():
     y_NxS = (of.levels * costs / 2).sum(axis=1)[:, None] + np.array([0.0, 5.0])
     told = effects(of, y_NxS, margin=0.5)
     assert [each.mean for each in told.factors] == pytest.approx(costs, abs=1e-12)
-    assert told.factors[0].verdict is Verdict.SENSITIVE and told.factors[2].verdict is Verdict.HARMLESS
+    assert (
+        told.factors[0].verdict is Sensitivity.SENSITIVE and told.factors[2].verdict is Sensitivity.HARMLESS
+    )
     assert told.bound([0, 2], 95) == pytest.approx(2.0), "what looks like a gain pays for nothing"
 
 
 def test_a_factor_with_much_noise_is_neither():
     of, rng = design(4), np.random.default_rng(1)
     told = effects(of, rng.normal(size=(of.runs, 2)), margin=0.01)
-    assert {each.verdict for each in told.factors} == {Verdict.OPEN}
+    assert {each.verdict for each in told.factors} == {Sensitivity.OPEN}
     assert told.bound([0, 1, 2, 3], 95) >= told.margin(4, 95) == pytest.approx(2 * told.margin(1, 95))
 
 
@@ -175,7 +177,7 @@ def test_three_of_twelve_in_24_runs(ratio, least, most):
         planted = set(rng.choice(12, 3, replace=False).tolist())
         mean_N = (of.levels[:, list(planted)] * ratio / 2).sum(axis=1)
         told = effects(of, (mean_N + rng.normal(size=24))[:, None], margin=1.0)
-        sensitive = {i for i, each in enumerate(told.factors) if each.verdict is Verdict.SENSITIVE}
+        sensitive = {i for i, each in enumerate(told.factors) if each.verdict is Sensitivity.SENSITIVE}
         found += planted <= sensitive
         wrong += bool(sensitive - planted)
     assert least <= found / 300 <= most and wrong / 300 <= 0.05

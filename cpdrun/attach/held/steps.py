@@ -42,6 +42,7 @@ class Steps:
         self._watch: Patches | None = None
         self._passes: int | None = None  # backward passes before the first step, where they are counted
         self.has_backward = False  # whether a backward pass ran while they were watched
+        self.is_baseline = False  # of formats that could not be applied to a script without an optimizer
 
     @property
     def none_so_far(self) -> bool:
@@ -182,7 +183,7 @@ class Steps:
 
     def _check_can_round(self) -> None:
         """Raise UserError, at the first backward pass, if the script trains by steps that nothing here sees."""
-        asked = self.products.asked or not self.asked.plain
+        asked = self.products.asked or not self.asked.plain or self.is_baseline
         seen = self.script.optimizers or self.script.wrappers or self.products.placed or self.played.in_use
         if asked and not seen:
             raise UserError(

@@ -103,11 +103,15 @@ def last_line(log: Path) -> str:
 
 
 def tail(log: Path, count: int) -> list[str]:
-    """Return the last `count` lines of `log` that are not empty, or fewer if there are no more."""
+    """Return the last `count` lines of `log` that are not empty, or fewer if there are no more.
+
+    A progress bar, which rewrites its line after each carriage return, is one line in its last state.
+    """
     try:
         with open_record(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except (FileNotFoundError, NotRegularError):
         return []
-    return [line for line in text.splitlines() if line.strip()][-count:]
+    lines = (line.rstrip().rpartition("\r")[2] for line in text.split("\n"))
+    return [line for line in lines if line.strip()][-count:]

@@ -128,11 +128,14 @@ def print_summary(console: Console, summary: Summary) -> None:
     """The end of a sweep: the logs of what failed, then one line of counts and one of efficiency."""
     full = [run for run, reason in summary.failed if DISK_FULL in reason]
     others = [(run, reason) for run, reason in summary.failed if DISK_FULL not in reason]
-    for run, reason in others[:FAILURES_SHOWN]:
+    runs_of: dict[str, list[RunDir]] = {}
+    for run, reason in others:
+        runs_of.setdefault(reason, []).append(run)
+    for reason, (run, *same) in list(runs_of.items())[:FAILURES_SHOWN]:
         _print_failure(console, run, reason)
-    if len(others) > FAILURES_SHOWN:
-        rest = ", ".join(visible(run.name) for run, _ in others[FAILURES_SHOWN:])
-        console.print(f"failed too: {rest}", highlight=False, markup=False)
+        _print_names(console, "failed for the same reason", same)
+    not_shown = list(runs_of.values())[FAILURES_SHOWN:]
+    _print_names(console, "failed too", [run for runs in not_shown for run in runs])
     if full:
         words = f"{DISK_FULL}: {full[0].sweep.path}; {len(full)} failed of it. Make room, then type the command again"
         console.print(Text.assemble(("failed ", "red"), visible(words)), highlight=False, soft_wrap=True)
@@ -174,12 +177,19 @@ def telling_log(run: RunDir) -> Path | None:
     return None
 
 
+def _print_names(console: Console, what: str, runs: Sequence[RunDir]) -> None:
+    if runs:
+        names = ", ".join(visible(run.name) for run in runs)
+        console.print(f"{what}: {names}", highlight=False, markup=False, soft_wrap=True)
+
+
 def _print_failure(console: Console, run: RunDir, reason: str) -> None:
+    """Print the reason, followed by the last lines of the log that do not only repeat it."""
     console.print(
         Text.assemble(("failed ", "red"), visible(f"{run.name}: {reason}")), highlight=False, soft_wrap=True
     )
     if (log := telling_log(run)) is not None:
-        for line in tail(log, LOG_LINES):
+        for line in [line for line in tail(log, 2 * LOG_LINES) if line.strip() != reason][-LOG_LINES:]:
             console.print(f"    {visible_line(line)}", highlight=False, markup=False, soft_wrap=True)
         console.print(
             f"    the rest is in {visible(str(log))}", highlight=False, markup=False, soft_wrap=True

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from cpdrun.stats.intervals import is_zero
+from cpdrun.stats.moments import is_zero
 from cpdrun.study.axes.titles import plain
 from cpdrun.study.diagnosis.gradient_statistics import EpochStatistics, LayerStatistics
 from cpdrun.study.diagnosis.main_reason import Cause, Reason, exponent_range

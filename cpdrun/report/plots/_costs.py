@@ -10,7 +10,7 @@ from cpdrun.report.pareto import Front, front_of
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, panel
-from cpdrun.report.plots._metric_axis import MetricAxis, markers_text
+from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
 
@@ -49,7 +49,7 @@ def drawn(study: Study, cost: Cost) -> Figure:
         "ring: its knee" if ringed else "",
         markers_text(study),
         "y axis broken" if broken else "",
-        study.interval_title,
+        bars_text(study),
         _left_out(study, shown, cost),
     )
     return figure

@@ -10,7 +10,7 @@ from cpdrun.study.study import Study
 _APART = 2  # rows between the largest format tried and the row of those that needed more
 
 
-class BitsAxis:
+class FewestBitsAxis:
     """The same axis for every panel of a study.
 
     It has ticks at the sizes that were tried. `none` is the height of the row above them, for chains in which no format

@@ -4,8 +4,10 @@ Runs train about as well as fp32 or not at all: on one scale from 0 to 100 % the
 their error bars, cannot be seen.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
@@ -21,6 +23,7 @@ from cpdrun.study.study import Study
 
 Point = tuple[float, float]
 _PALE = 0.45
+_LONGEST_BAR = 3  # in margins, that an axis makes room for
 _HALO = [withStroke(linewidth=1.6, foreground="white")]
 
 
@@ -28,6 +31,27 @@ def markers_text(study: Study) -> str:
     """Return the part of a caption that explains the markers of `MetricAxis.point`."""
     certified = f"certified at most {study.margin_text} worse than {study.baseline_name}"
     return f"filled: {certified}; hollow: open; pale: refuted"
+
+
+def bars_text(study: Study, has_band: bool = True) -> str:
+    """Return the part of a caption that explains the bars, and the band of `MetricAxis.band`."""
+    is_known = any(math.isfinite(each.judgement.high - each.judgement.low) for each in study.judged.values())
+    bars = f"bars: {study.ci:g} % interval of the gap to {study.baseline_name}" if is_known else ""
+    return "; ".join(filter(None, [bars, "band: the margin" if has_band and study.tolerance > 0 else ""]))
+
+
+def marker_style(study: Study, group: Group, look: Look, verdict: Verdict | None = None) -> dict[str, Any]:
+    """Return how the marker of a group is drawn: filled if it is certified or the baseline, hollow if open, pale if
+    refuted. `verdict` is by default the study's."""
+    if verdict is None and group in study.judged:
+        verdict = study.judged[group].verdict
+    filled = group.is_baseline or verdict is Verdict.CERTIFIED
+    return {
+        "color": look.color,
+        "marker": look.marker,
+        "markerfacecolor": look.color if filled else "white",
+        "alpha": _PALE if verdict is Verdict.REFUTED else 1.0,
+    }
 
 
 class MetricAxis:
@@ -60,32 +84,23 @@ class MetricAxis:
         return self.study.metric.scale * group.mean
 
     def band(self, baseline: Group, x: Point) -> None:
-        """fp32 from x[0] to x[1]: its mean as a line, its interval as a band."""
-        mean, low, high = span(self.study, baseline)
+        """Draw the baseline from x[0] to x[1]: its mean as a line, the margin as a band."""
+        mean, low, high = margin_band(self.study, baseline)
         axes = self.at(mean)
         axes.fill_between(x, low, high, color=FP32.color, alpha=0.2, linewidth=0)
         axes.hlines(mean, *x, color=FP32.color, linewidth=0.8)
 
     def point(self, x: float, group: Group, look: Look, verdict: Verdict | None = None) -> None:
-        """Draw the mean of a group: filled if it is certified or the baseline, hollow if open, pale if refuted.
-
-        `verdict` is by default the study's.
-        """
+        """Draw the mean of a group, with the interval of its gap as bars."""
         mean, low, high = span(self.study, group)
-        if verdict is None and group in self.study.judged:
-            verdict = self.study.judged[group].verdict
-        filled = group.is_baseline or verdict is Verdict.CERTIFIED
         line, caps, bars = self.at(mean).errorbar(
             x,
             mean,
             yerr=[[mean - low], [high - mean]] if high > low else None,
-            color=look.color,
-            marker=look.marker,
-            markerfacecolor=look.color if filled else "white",
             capsize=2.0,
             elinewidth=0.9,
-            alpha=_PALE if verdict is Verdict.REFUTED else 1.0,
             zorder=4,
+            **marker_style(self.study, group, look, verdict),
         )
         text = self.study.describe(group)
         hover(line, text)
@@ -148,9 +163,13 @@ def apart(heights: list[float], least: float, floor: float) -> list[float]:
 def value_ranges(study: Study) -> list[tuple[float, float]]:
     """The y axis, upper part first: one range, or two where the best heap is narrow and the next value far.
 
-    A long error bar is cut where its part ends.
+    A bar that is longer than `_LONGEST_BAR` margins, or ends in the other part, is cut where its part ends.
     """
-    spans = [span(study, group) for group in study.groups if group.values]
+    spans = [
+        margin_band(study, group) if group.is_baseline else _cut(study, span(study, group))
+        for group in study.groups
+        if group.values
+    ]
     if study.metric.higher_is_better:
         return _ranges(spans)
     return [(-high, -low) for low, high in reversed(_ranges([(-m, -high, -low) for m, low, high in spans]))]
@@ -170,12 +189,34 @@ def _ranges(spans: list[tuple[float, float, float]]) -> list[tuple[float, float]
     return [top, (low, min(high, top[0]))]
 
 
+def margin_band(study: Study, baseline: Group) -> tuple[float, float, float]:
+    """Return the baseline's mean and the ends of the band of values that are at most the margin worse."""
+    mean = study.metric.scale * baseline.mean
+    margin = study.tolerance if study.tolerance > 0 else 0.0
+    return (mean, mean - margin, mean) if study.metric.higher_is_better else (mean, mean, mean + margin)
+
+
+def _cut(study: Study, ends: tuple[float, float, float]) -> tuple[float, float, float]:
+    """Return a span without the parts of its bars that are far beyond the margin."""
+    longest = _LONGEST_BAR * study.tolerance if study.tolerance > 0 else math.inf
+    mean, low, high = ends
+    return mean, max(low, mean - longest), min(high, mean + longest)
+
+
 def span(study: Study, group: Group) -> tuple[float, float, float]:
-    """A group's mean and the ends of its interval, in shown units; the mean again where that is not known."""
-    interval, scale = study.interval(group), study.metric.scale
-    if not interval.is_known:
-        return scale * interval.mean, scale * interval.mean, scale * interval.mean
-    return scale * interval.mean, scale * interval.low, scale * interval.high
+    """Return a group's mean and the ends of the interval of its gap, drawn at the mean, in shown units.
+
+    Without an interval, as for the baseline, the ends are the mean.
+    """
+    mean = study.metric.scale * group.mean
+    if group not in study.judged:
+        return mean, mean, mean
+    judgement = study.judged[group].judgement
+    below, above = (study.metric.scale * (end - judgement.mean) for end in (judgement.low, judgement.high))
+    if not math.isfinite(above - below):
+        return mean, mean, mean
+    low, high = (below, above) if study.metric.higher_is_better else (-above, -below)
+    return mean, mean + low, mean + high
 
 
 def _padded(

@@ -1,4 +1,4 @@
-"""The metric of each named case of an experiment, a row each, by name; the case fp32 as a band."""
+"""The metric of each named case of an experiment, a row each, by name; the baseline as a line, the margin as a band."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -7,14 +7,14 @@ from cpdrun.report.look.hover import hover
 from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
-from cpdrun.report.plots._metric_axis import span
+from cpdrun.report.plots._metric_axis import bars_text, margin_band, marker_style, markers_text, span
 from cpdrun.study.axes.titles import plain
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
 
 TITLE = "Accuracy of each case"
 QUESTION = "enough"
-ALT = "The metric of each named case, a row each, with its interval; fp32 as a band."
+ALT = "The metric of each named case, a row each, with the interval of its gap; the margin as a band."
 
 OF_CASES = True
 _ROW_IN = 0.17
@@ -29,14 +29,14 @@ def draw(study: Study) -> Figure:
     for part, facet in parts:
         _panel(part.subplots(), study, facet)
         title(part, facet, facets)
-    caption(figure, facets, f"band: the case {study.baseline_name}", study.interval_title)
+    caption(figure, facets, markers_text(study), bars_text(study))
     return figure
 
 
 def _panel(axes: Axes, study: Study, facet: Facet) -> None:
     groups = [group for group in facet.groups if group.values]
     if facet.baseline is not None:
-        mean, low, high = span(study, facet.baseline)
+        mean, low, high = margin_band(study, facet.baseline)
         axes.axvspan(low, high, color=FP32.color, alpha=0.2, linewidth=0)
         axes.axvline(mean, color=FP32.color, linewidth=0.8)
     for row, group in enumerate(groups):
@@ -54,7 +54,7 @@ def _row(axes: Axes, study: Study, group: Group, y: int) -> None:
     look = FP32 if group.is_baseline else WITH_APS
     bars = [[mean - low], [high - mean]] if high > low else None
     line, _, _ = axes.errorbar(
-        mean, y, xerr=bars, color=look.color, marker=look.marker, capsize=2, elinewidth=0.9
+        mean, y, xerr=bars, capsize=2, elinewidth=0.9, **marker_style(study, group, look)
     )
     hover(line, study.describe(group))
     text = study.metric.show(group.mean) + (" \N{MULTIPLICATION SIGN}" if group.diverged else "")

@@ -1,4 +1,4 @@
-"""Accuracy against bits, with APS and without; fp32 as a band.
+"""Accuracy against bits, with APS and without; fp32 as a line, the margin as a band.
 
 The x axis has one slot for each format, formats of equal size side by side, fewest bits on the left: several
 formats share a number of bits, and differ. The line goes through the best format of each size.
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from cpdrun.report.look.style import COLUMN_IN, FP32, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
-from cpdrun.report.plots._metric_axis import MetricAxis, markers_text
+from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import short
 from cpdrun.study.groups.group import Facet, Group
@@ -21,7 +21,7 @@ from cpdrun.study.study import Study
 
 TITLE = "Accuracy against bits"
 QUESTION = "enough"
-ALT = "The metric of each format, fewest bits on the left, a line for each way of scaling; fp32 as a band."
+ALT = "The metric of each format, fewest bits on the left, a line for each way of scaling; the margin as a band."
 
 DIVERGED = "\N{MULTIPLICATION SIGN}"
 _POINTS_IN_AN_INCH = 72
@@ -50,7 +50,7 @@ def draw(study: Study) -> Figure:
         facets,
         "line: the best mean of each size",
         markers_text(study),
-        study.interval_title,
+        bars_text(study),
         "y axis broken" if len(axis.parts) > 1 else "",
         _hybrid(study),
         f"{DIVERGED} runs diverged" if any(group.diverged for group in study.groups) else "",

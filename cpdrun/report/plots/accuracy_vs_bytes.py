@@ -17,7 +17,7 @@ from cpdrun.report.pareto import front_of
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._costs import ring
 from cpdrun.report.plots._grid import caption, grid, title
-from cpdrun.report.plots._metric_axis import MetricAxis, markers_text
+from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
 from cpdrun.study.axes.titles import short
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
@@ -53,6 +53,7 @@ def draw(study: Study) -> Figure:
         "grey line: the Pareto front, its formats named",
         "ring: its knee" if ringed else "",
         markers_text(study),
+        bars_text(study, has_band=False),
         "y axis broken" if len(axis.parts) > 1 else "",
     )
     return figure

@@ -16,7 +16,7 @@ from cpdrun.report.headline import ORDER
 from cpdrun.report.look.hover import hover, part_of
 from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS
 from cpdrun.report.plots import NotDrawnError
-from cpdrun.report.plots._fewest import BitsAxis, markers_text
+from cpdrun.report.plots._fewest import FewestBitsAxis, markers_text
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import axis_text
@@ -64,7 +64,7 @@ def draw(study: Study) -> Figure:
         )
     series = dict.fromkeys(point.series for _, points in drawn for point in points)
     colors = dict(zip(series, cycle(OTHER_COLORS), strict=False))
-    facets, axis = [facet for facet, _ in drawn], BitsAxis(study)
+    facets, axis = [facet for facet, _ in drawn], FewestBitsAxis(study)
     figure, parts = grid(facets, 1.6 * COLUMN_IN, 2.7, columns=1)
     for (part, facet), (_, points) in zip(parts, drawn, strict=False):
         _panel(part.subplots(), points, colors, axis)
@@ -114,7 +114,7 @@ def spread(places: list[float], least: float) -> list[float]:
     return [place for _, place in sorted(zip(order, moved, strict=True))]
 
 
-def _panel(axes: Axes, points: list[Point], colors: dict[str, str], axis: BitsAxis) -> None:
+def _panel(axes: Axes, points: list[Point], colors: dict[str, str], axis: FewestBitsAxis) -> None:
     for height in dict.fromkeys(axis.height(point.bits) for point in points):
         row = sorted(
             (p for p in points if axis.height(p.bits) == height), key=lambda p: (p.chain, p.order, p.series)

@@ -14,7 +14,7 @@ from cpdrun.report.methods.comparison import by_setting, method_verdicts, refere
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, Cost, legend, panel, rows_of_legend
-from cpdrun.report.plots._metric_axis import MetricAxis, markers_text
+from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
 from cpdrun.report.tables import show_bits, show_bytes
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
@@ -51,7 +51,7 @@ def draw(study: Study) -> Figure:
         FRONT_TEXT,
         markers_text(study),
         "y axis broken" if broken else "",
-        study.interval_title,
+        bars_text(study),
     )
     return figure
 

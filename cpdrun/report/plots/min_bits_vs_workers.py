@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from cpdrun.report.look.hover import hover, name_of, part_of
 from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, NAME, Look, strategy_looks
 from cpdrun.report.plots import NotDrawnError
-from cpdrun.report.plots._fewest import BitsAxis, markers_text
+from cpdrun.report.plots._fewest import FewestBitsAxis, markers_text
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
 from cpdrun.study.axes import formats
@@ -39,7 +39,7 @@ def draw(study: Study) -> Figure:
     series = [one for one in _series(study) if len(one) > 1]
     if not series:
         raise NotDrawnError("it needs runs with fp32 and other formats at two numbers of workers or more")
-    axis = BitsAxis(study)
+    axis = FewestBitsAxis(study)
     panels = [_without_workers(next(iter(one.values()))) for one in series]
     figure, parts = grid(panels, COLUMN_IN, 2.4)
     for (part, facet), one in zip(parts, series, strict=False):
@@ -63,7 +63,7 @@ def _without_workers(facet: Facet) -> Facet:
     return Facet({key: value for key, value in facet.keys.items() if key != "world_size"}, facet.groups)
 
 
-def _panel(axes: Axes, study: Study, series: Series, axis: BitsAxis) -> None:
+def _panel(axes: Axes, study: Study, series: Series, axis: FewestBitsAxis) -> None:
     ends = []
     looks = strategy_looks(study)
     for place, (name, look) in enumerate(looks.items()):

@@ -29,7 +29,7 @@ from cpdrun.study.axes.titles import short
 from cpdrun.study.diagnosis.addition_chain import workers_per_scale
 from cpdrun.study.diagnosis.run_comparison import row_of
 from cpdrun.study.groups.group import Group
-from cpdrun.study.runs.observed import Look, Observed, read_observed
+from cpdrun.study.runs.observed import Observed, ObservedStep, read_observed
 from cpdrun.study.study import Study
 
 TITLE = "Why: the exponents of every tensor"
@@ -154,7 +154,7 @@ def _room(role: str, row: Mapping[str, Any], workers: int) -> int:
     return workers_per_scale({key: row.get(f"sync.{key}") for key in ("order", "group_size")}, workers)
 
 
-def _counts(layers: Mapping[str, list[Look]], high: int, workers: int) -> tuple[Counter, Counter]:
+def _counts(layers: Mapping[str, list[ObservedStep]], high: int, workers: int) -> tuple[Counter, Counter]:
     before, after = Counter(), Counter()
     for look in (look for looks in layers.values() for look in looks if look.largest > 0):
         shift = high - math.ceil(math.log2(look.largest * workers))

@@ -13,7 +13,7 @@ from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, ink, shades, strateg
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
-from cpdrun.stats.intervals import mean_interval
+from cpdrun.stats.moments import mean
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import short
 from cpdrun.study.groups.group import Group
@@ -82,7 +82,7 @@ def _panel(
         if group is None or not curves[group]:
             continue
         epochs = list(curves[group])
-        means = [mean_interval(values, study.ci)[0] for values in curves[group].values()]
+        means = [mean(values) for values in curves[group].values()]
         color = FP32.color if group.is_baseline else colors[group.format]
         low, high = [min(v) for v in curves[group].values()], [max(v) for v in curves[group].values()]
         band = axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)

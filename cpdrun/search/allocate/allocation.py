@@ -23,9 +23,9 @@ from functools import partial
 from custom_fp.formats.names import parse
 
 from cpdrun.search.allocate.cases import Levels
-from cpdrun.search.allocate.factors import Factor, Group
+from cpdrun.search.allocate.factors import Factor, LayerGroup
 from cpdrun.search.allocate.layers import Layer
-from cpdrun.search.allocate.settings import GRADIENT, WIRE, Level, Settings
+from cpdrun.search.allocate.settings import GRADIENT, WIRE, Level, ScreenSettings
 from cpdrun.stats.screening import Effect, Effects, joint_margin
 
 MOST_PROGRAMS = (
@@ -72,8 +72,8 @@ class Allocation:
 class Costs:
     """What levels of factors cost."""
 
-    asked: Settings
-    groups: Sequence[Group]
+    asked: ScreenSettings
+    groups: Sequence[LayerGroup]
     factors: Sequence[Factor]
     layers: Sequence[Layer]
 

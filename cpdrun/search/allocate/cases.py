@@ -13,9 +13,9 @@ from typing import Any
 
 from custom_fp.formats.names import parse
 
-from cpdrun.search.allocate.factors import Factor, Group
+from cpdrun.search.allocate.factors import Factor, LayerGroup
 from cpdrun.search.allocate.layers import Layer
-from cpdrun.search.allocate.settings import GRADIENT, PRODUCTS, Level, Settings
+from cpdrun.search.allocate.settings import GRADIENT, PRODUCTS, Level, ScreenSettings
 
 FP32 = "fp32"
 ALLOCATED, ALL_LOW = "allocated", "all low"
@@ -31,8 +31,8 @@ class Cases:
     """base: values that every case has, baseline and all; aps: of runs whose gradients are low (None: as the experiment
     says); kept: patterns of `full_precision.layers` that the experiment has; rules: those of its precision."""
 
-    asked: Settings
-    groups: Sequence[Group]
+    asked: ScreenSettings
+    groups: Sequence[LayerGroup]
     factors: Sequence[Factor]
     layers: Sequence[Layer]
     base: Values

@@ -10,14 +10,14 @@ from cpdrun.record import write_text
 from cpdrun.search.allocate.allocation import Allocation
 from cpdrun.search.allocate.cases import ALL_LOW, ALLOCATED, FP32
 from cpdrun.search.allocate.experiment import copy_yaml, write_experiment
-from cpdrun.search.allocate.question import CASE, Question
+from cpdrun.search.allocate.question import CASE, ScreenQuestion
 from cpdrun.search.allocate.results import Round
 from cpdrun.search.allocate.words import allocation_facts, costs_of, level_text, round_facts
 
 SEARCH_SEEDS = 3  # that the written experiment lists; a search draws its own
 
 
-def write_rows(question: Question) -> None:
+def write_rows(question: ScreenQuestion) -> None:
     """The screen's own runs, so that one of them can be typed again: `cpdrun sweep --config-dir FOLDER exp=NAME
     case='row 01'`. Raises OSError."""
     folder = question.directory.screen
@@ -61,12 +61,12 @@ def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
     return command
 
 
-def _body(question: Question) -> dict[str, Any]:
+def _body(question: ScreenQuestion) -> dict[str, Any]:
     """In the same folder of results, whatever it is called."""
     return question.body | {"name": question.directory.name}
 
 
-def _command(question: Question, name: str) -> str:
+def _command(question: ScreenQuestion, name: str) -> str:
     words: Sequence[str] = [word for word in question.words if not word.startswith("exp=")]
     typed = ["cpdrun", "search", "--config-dir", str(question.directory.screen), f"exp={name}", *words]
     return " ".join(map(shlex.quote, typed))

@@ -13,11 +13,11 @@ from fnmatch import fnmatchcase
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.search.allocate.layers import Layer
-from cpdrun.search.allocate.settings import GRADIENT, Settings
+from cpdrun.search.allocate.settings import GRADIENT, ScreenSettings
 
 
 @dataclass(frozen=True)
-class Group:
+class LayerGroup:
     name: str
     layers: tuple[Layer, ...]
 
@@ -35,7 +35,7 @@ class Factor:
     name: str  # `blocks.0 weight`
 
 
-def groups_of(layers: Sequence[Layer], asked: Settings) -> list[Group]:
+def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup]:
     """Raises ConfigError for a pattern that names no layer, and for a model without layers that have a role."""
     if asked.groups is not None:
         return _typed(layers, asked.groups)
@@ -55,11 +55,11 @@ def groups_of(layers: Sequence[Layer], asked: Settings) -> list[Group]:
         else:
             cells.append((key, [layer]))
     merged = _merged(cells, max(1, asked.most_factors // len(asked.roles)))
-    return [Group(_name(cell), _with_followers(cell, layers, leading)) for cell in merged]
+    return [LayerGroup(_name(cell), _with_followers(cell, layers, leading)) for cell in merged]
 
 
-def factors_of(groups: Sequence[Group], asked: Settings) -> list[Factor]:
-    """Group by group. Raises ConfigError for more than the design holds."""
+def factors_of(groups: Sequence[LayerGroup], asked: ScreenSettings) -> list[Factor]:
+    """LayerGroup by group. Raises ConfigError for more than the design holds."""
     found = [
         Factor(i, role, f"{group.name} {role}")
         for i, group in enumerate(groups)
@@ -74,7 +74,7 @@ def factors_of(groups: Sequence[Group], asked: Settings) -> list[Factor]:
     return found
 
 
-def _typed(layers: Sequence[Layer], patterns: Mapping[str, Sequence[str]]) -> list[Group]:
+def _typed(layers: Sequence[Layer], patterns: Mapping[str, Sequence[str]]) -> list[LayerGroup]:
     """Each layer in the first group that names it; those of none stay high."""
     found: dict[str, list[Layer]] = {name: [] for name in patterns}
     for layer in layers:
@@ -88,7 +88,7 @@ def _typed(layers: Sequence[Layer], patterns: Mapping[str, Sequence[str]]) -> li
             raise ConfigError(
                 f"screen.groups.{name}: {patterns[name]} names no layer that is left; layers are {some}"
             )
-    return [Group(name, tuple(members)) for name, members in found.items()]
+    return [LayerGroup(name, tuple(members)) for name, members in found.items()]
 
 
 def _stage(name: str) -> str:

@@ -17,9 +17,9 @@ from cpdrun.config.script import is_script
 from cpdrun.record import SweepDir
 from cpdrun.search.allocate.cases import Cases, Levels, Values
 from cpdrun.search.allocate.experiment import body_of, copy_yaml, write_experiment
-from cpdrun.search.allocate.factors import Factor, Group, factors_of, groups_of
+from cpdrun.search.allocate.factors import Factor, LayerGroup, factors_of, groups_of
 from cpdrun.search.allocate.layers import Layer, ask_layers
-from cpdrun.search.allocate.settings import GRADIENT, PRODUCTS, Settings, settings
+from cpdrun.search.allocate.settings import GRADIENT, PRODUCTS, ScreenSettings, settings
 from cpdrun.stats.screening import LOW, Design, design
 from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
@@ -34,14 +34,14 @@ SET_HERE = {  # what the screen's own values would be lost to
 
 
 @dataclass(frozen=True)
-class Question:
-    settings: Settings
+class ScreenQuestion:
+    settings: ScreenSettings
     experiment: str
     body: dict[str, Any]  # of the experiment's file, but for what it asks
     search: dict[str, Any]  # its block of that name, and what was typed of it
     config_dir: Path | None
     words: list[str]  # typed, that every run has
-    groups: list[Group]
+    groups: list[LayerGroup]
     factors: list[Factor]
     layers: list[Layer]
     cases: Cases
@@ -71,7 +71,7 @@ class Question:
         """The values of each case by its name."""
         return {name: self.cases.of(dict(levels)) for levels, name in self.names.items()}
 
-    def next_round(self, levels: Levels) -> "Question | None":
+    def next_round(self, levels: Levels) -> "ScreenQuestion | None":
         """Of the factors that `levels` has as low as this round took any, and that can go further down. None where
         there is none. Raises as `ask`."""
         lowest = self.settings.low
@@ -105,7 +105,7 @@ def ask(
     config_dir: Path | None = None,
     *,
     imports: bool = True,
-) -> Question:
+) -> ScreenQuestion:
     """Raises ConfigError for what `sweep.plan` refuses, for axes beside those of bits, and for what the screen sets
     itself; UserError where the model cannot be looked at."""
     keys = {_key(text): text.partition("=")[2] for text in texts}
@@ -137,7 +137,7 @@ def ask(
     factors = factors_of(groups, asked)
     cases = Cases(asked, groups, factors, layers, base, aps, kept, rules)
     words = [text for text in texts if _is_of_runs(text, aps)]
-    start = Question(
+    start = ScreenQuestion(
         *(asked, experiment, body, dict(first.search), config_dir, words),
         *(groups, factors, layers, cases, imports),
         *(1, {}, tuple(range(len(factors))), design(len(factors), foldover=asked.foldover), {}, [], first),
@@ -149,7 +149,7 @@ def _low(of: Design, varied: Sequence[int], row: int) -> list[int]:
     return [i for i, level in zip(varied, of.levels[row], strict=True) if level == LOW]
 
 
-def _with_rows(question: Question) -> Question:
+def _with_rows(question: ScreenQuestion) -> ScreenQuestion:
     """With the design of what varies, and its runs. Rows of the same levels are one case, those of the rounds before
     too."""
     of = design(len(question.varied), foldover=question.settings.foldover)
@@ -169,7 +169,7 @@ def _with_rows(question: Question) -> Question:
     return replace(found, rows=rows, plan=planned)
 
 
-def _planned(question: Question) -> Plan:
+def _planned(question: ScreenQuestion) -> Plan:
     """Through a file that is thrown away: a dry run leaves nothing behind."""
     name = question.directory.name
     with tempfile.TemporaryDirectory() as folder:
@@ -179,7 +179,7 @@ def _planned(question: Question) -> Plan:
         return plan([*question.words, f"name={typed_form(name)}"], Path(folder), imports=question.imports)
 
 
-def _held(first: Plan, asked: Settings, keys: Mapping[str, str]) -> tuple[dict[str, Any], bool | None]:
+def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[dict[str, Any], bool | None]:
     """What the experiment's axes of one value, and its case, give every run; and whether low gradients are scaled.
     Raises ConfigError for other axes, and for a recipe."""
     of_bits = (FORMAT, APS, RECIPE, "precision")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cpdrun.config.errors import ConfigError
 from cpdrun.record import Ending, Result
 from cpdrun.search.allocate.allocation import Step
-from cpdrun.search.allocate.question import Question
+from cpdrun.search.allocate.question import ScreenQuestion
 from cpdrun.stats.screening import Effects, effects
 from cpdrun.study.margin import choose_margin, course_of
 from cpdrun.study.metric import Metric
@@ -25,7 +25,7 @@ class Found:
     effects: Effects
     tolerance: float  # in the metric's unit
 
-    def blamed(self, question: Question) -> list[str]:
+    def blamed(self, question: ScreenQuestion) -> list[str]:
         """The factors that were low in every run that diverged, where there are several such runs."""
         rows = {row for row, _ in self.diverged}
         low = [set(question.low(row)) for row in rows]
@@ -35,7 +35,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Round:
-    question: Question
+    question: ScreenQuestion
     found: Found
 
     @property
@@ -43,12 +43,12 @@ class Round:
         return Step(self.question.varied, self.found.effects)
 
 
-def missing(question: Question) -> int:
+def missing(question: ScreenQuestion) -> int:
     """Runs that have not ended with a result."""
     return sum(question.directory.run(run.name).result() is None for run in question.runs)
 
 
-def read(question: Question) -> Found | None:
+def read(question: ScreenQuestion) -> Found | None:
     """Return the effects, None until all runs have ended.
 
     Raises ConfigError for a metric that they do not have, and for a margin under which nothing may be certified.
@@ -72,7 +72,7 @@ def read(question: Question) -> Found | None:
     return Found(metric, filled, bad, diverged, found, tolerance)
 
 
-def _margin(question: Question, metric: Metric, values_NxS: list[list[float]], classes: float) -> float:
+def _margin(question: ScreenQuestion, metric: Metric, values_NxS: list[list[float]], classes: float) -> float:
     """Return the margin as it is shown. A relative one refers to the row with the fewest low factors. Raises
     ConfigError."""
     rows = [row for row, values in enumerate(values_NxS) if math.isfinite(values[0])]
@@ -89,7 +89,7 @@ def _margin(question: Question, metric: Metric, values_NxS: list[list[float]], c
     return margin.shown
 
 
-def _metric(question: Question, ended: list[Result]) -> Metric:
+def _metric(question: ScreenQuestion, ended: list[Result]) -> Metric:
     asked, first = question.settings.metric, ended[0]
     name = asked or first.judge or next(iter(first.metrics), "test_accuracy")
     if name not in first.metrics:

@@ -29,7 +29,7 @@ Level = dict[str, Any]  # {format: e3m0, aps: true}: what a rule says beside mod
 
 
 @dataclass(frozen=True)
-class Settings:
+class ScreenSettings:
     roles: tuple[str, ...]
     low: dict[str, tuple[Level, ...]]  # by role, each narrower than the one before
     high: dict[str, Level]
@@ -58,15 +58,15 @@ class Settings:
         return max(len(self.low[role]) for role in self.roles)
 
 
-def settings(block: Mapping[str, Any], search: Mapping[str, Any]) -> Settings:
+def settings(block: Mapping[str, Any], search: Mapping[str, Any]) -> ScreenSettings:
     """`search`: the block of that name, for what a screen takes from it. Raises ConfigError for a key or value that
     cannot be."""
-    known = list(Settings.__annotations__)
+    known = list(ScreenSettings.__annotations__)
     for key in block:
         if key not in known:
             raise ConfigError(f"unknown key 'screen.{key}'{did_you_mean(key, known)}")
     roles = _roles(block["roles"])
-    return Settings(
+    return ScreenSettings(
         roles=roles,
         low=_ladders(_by_role("low", block["low"]), roles),
         high=_levels("high", _by_role("high", block["high"]), [role for role in roles if role != GRADIENT])

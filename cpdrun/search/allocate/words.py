@@ -12,15 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from cpdrun.search.allocate.allocation import Allocation, Costs
-from cpdrun.search.allocate.question import Question
+from cpdrun.search.allocate.question import ScreenQuestion
 from cpdrun.search.allocate.results import Found, Round
 from cpdrun.search.allocate.settings import GRADIENT, Level
-from cpdrun.stats.screening import Verdict
+from cpdrun.stats.screening import Sensitivity
 
-STYLES = {Verdict.SENSITIVE: "red", Verdict.HARMLESS: "green", Verdict.OPEN: "yellow"}
+STYLES = {Sensitivity.SENSITIVE: "red", Sensitivity.HARMLESS: "green", Sensitivity.OPEN: "yellow"}
 
 
-def asked_lines(question: Question) -> list[str]:
+def asked_lines(question: ScreenQuestion) -> list[str]:
     """What is varied, and in how many runs."""
     if question.number > 1:
         return [*_round_lines(question)]
@@ -43,7 +43,7 @@ def asked_lines(question: Question) -> list[str]:
     return lines
 
 
-def _round_lines(question: Question) -> list[str]:
+def _round_lines(question: ScreenQuestion) -> list[str]:
     asked, of = question.settings, question.design
     kind = ", folded over: no interaction of two factors biases an effect" if of.is_folded else ""
     seeds = f"{asked.seeds} seed{'s' if asked.seeds > 1 else ''}"
@@ -68,7 +68,7 @@ def level_text(level: Level) -> str:
     return " ".join([str(level["format"]), *extra])
 
 
-def table(question: Question, found: Found) -> Table:
+def table(question: ScreenQuestion, found: Found) -> Table:
     """A row a factor, the most sensitive first."""
     said = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     said.add_column("factor", no_wrap=True)
@@ -89,16 +89,16 @@ def by_effect(found: Found) -> list[int]:
     return sorted(range(len(found.effects.factors)), key=lambda i: -found.effects.factors[i].mean)
 
 
-def verdict_lines(question: Question, found: Found) -> list[str]:
+def verdict_lines(question: ScreenQuestion, found: Found) -> list[str]:
     """What is sensitive, what is harmless, what diverged, and how it is known."""
     asked, metric = question.settings, found.metric
-    of = {v: [i for i in by_effect(found) if found.effects.factors[i].verdict is v] for v in Verdict}
+    of = {v: [i for i in by_effect(found) if found.effects.factors[i].verdict is v] for v in Sensitivity}
     named = ", ".join(
         f"{question.factors[question.varied[i]].name} ({_signed(found, found.effects.factors[i].mean)})"
-        for i in of[Verdict.SENSITIVE]
+        for i in of[Sensitivity.SENSITIVE]
     )
     tolerance = metric.show_tolerance(found.tolerance * metric.scale)
-    sensitive, harmless, open_ = (len(of[verdict]) for verdict in Verdict)
+    sensitive, harmless, open_ = (len(of[verdict]) for verdict in Sensitivity)
     lines = [
         f"{sensitive} of {len(question.varied)} factors are sensitive{': ' if named else ''}{named}; {harmless} are "
         f"harmless, each less than {tolerance}; {open_} not shown to be either. All verdicts of a kind hold together "
@@ -142,7 +142,7 @@ def allocation_lines(rounds: Sequence[Round], chosen: Allocation | None) -> list
     return lines
 
 
-def _how_low(question: Question, chosen: Allocation) -> str:
+def _how_low(question: ScreenQuestion, chosen: Allocation) -> str:
     """`10 of 12 factors low, high: A, B`; of several levels how many have each, and which have not the lowest."""
     of = {i: chosen.levels.get(i, 0) for i in range(len(question.factors))}
     if question.settings.rounds == 1:
@@ -156,7 +156,7 @@ def _how_low(question: Question, chosen: Allocation) -> str:
     return f"of {len(of)} factors {', '.join(said)}"
 
 
-def uniform_prices(question: Question) -> list[tuple[str, float, Any]]:
+def uniform_prices(question: ScreenQuestion) -> list[tuple[str, float, Any]]:
     """(name, bits, Price) of each uniform format that the search is to judge."""
     from cpdrun.study.axes import formats
 
@@ -167,12 +167,12 @@ def uniform_prices(question: Question) -> list[tuple[str, float, Any]]:
     return found
 
 
-def costs_of(question: Question) -> Costs:
+def costs_of(question: ScreenQuestion) -> Costs:
     return Costs(question.settings, question.groups, question.factors, question.layers)
 
 
 def facts(
-    question: Question, rounds: Sequence[Round], chosen: Allocation | None, command: str | None
+    question: ScreenQuestion, rounds: Sequence[Round], chosen: Allocation | None, command: str | None
 ) -> dict[str, Any]:
     """For programs; differences in the metric's own unit, more being worse. `question`: the round that was reached."""
     found = rounds[-1].found if rounds else None
@@ -218,7 +218,7 @@ def _effect_facts(of: Round) -> list[dict[str, Any]]:
     ]
 
 
-def allocation_facts(question: Question, chosen: Allocation) -> dict[str, Any]:
+def allocation_facts(question: ScreenQuestion, chosen: Allocation) -> dict[str, Any]:
     return {
         "low": [question.factors[i].name for i in chosen.low],
         "high": [f.name for i, f in enumerate(question.factors) if i not in chosen.low],

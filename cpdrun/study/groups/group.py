@@ -7,7 +7,7 @@ from typing import Any
 
 from cpdrun.record import RunDir
 from cpdrun.stats.failures import Failure, Runs
-from cpdrun.stats.intervals import mean_interval
+from cpdrun.stats.moments import mean
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.bits_axis import BitsAxis
 from cpdrun.study.axes.formats import Choice
@@ -122,8 +122,8 @@ class Group:
 
     @cached_property
     def mean(self) -> float:
-        """Over the seeds; NaN without a value."""
-        return mean_interval(self.values, 95)[0]
+        """Return the mean over the seeds; NaN without a value."""
+        return mean(self.values)
 
     @property
     def wire_bytes(self) -> float:

@@ -10,7 +10,7 @@ import pandas as pd
 from cpdrun.config.keys import INGREDIENTS
 from cpdrun.record import RunDir, State
 from cpdrun.stats.failures import Failure
-from cpdrun.stats.intervals import mean_interval
+from cpdrun.stats.moments import mean
 from cpdrun.study.axes import choices, formats
 from cpdrun.study.axes.bits_axis import APS, BitsAxis
 from cpdrun.study.axes.method import method_of
@@ -186,7 +186,7 @@ def _value(row: dict[str, Any], metric: str) -> tuple[Any, float | None]:
 
 def _mean(rows: list[dict[str, Any]], name: str) -> float:
     values = [row.get(name, math.nan) for row in rows]
-    return mean_interval([value for value in values if math.isfinite(value)], 95)[0]
+    return mean([value for value in values if math.isfinite(value)])
 
 
 def _seed(row: dict[str, Any]) -> Any:

@@ -4,18 +4,16 @@ no verdict of a grid is worded more surely, and typing a sweep again with more s
 A chain is a facet's formats of one scaling, most bits first; all chains of a report share the error.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cpdrun.config.identity import run_name
 from cpdrun.record import read_config
-from cpdrun.stats.chain import settle
+from cpdrun.stats.chain import PairedChain, judge_chains
 from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.failures import Compared, FailureCounts, compare_runs
 from cpdrun.stats.ledger import AskedChain, Hypothesis, Ledger, Start
-from cpdrun.stats.pooled_spread import priors
 from cpdrun.study.axes import formats
 from cpdrun.study.groups.group import Group
 from cpdrun.study.metric import Metric
@@ -42,7 +40,7 @@ class Judged:
         return -math.log10(certify), -math.log10(refute)
 
 
-def judge_chains(
+def judge_groups(
     chains: Sequence[tuple[Group, Sequence[Group]]],
     metric: Metric,
     margin: float,
@@ -64,46 +62,29 @@ def judge_chains(
     """
     resolution = 1 / samples if samples > 0 else 0.0
     found = [_chain(baseline, groups, metric, margin, ledger, starts) for baseline, groups in chains]
-    hypotheses = ledger.ask(metric.name, [chain.asked for chain in found])
-    fixed = priors(
-        {
-            each.key: gaps
-            for chain, known in zip(found, hypotheses, strict=True)
-            for gaps, each in zip(chain.gaps.values(), itertools.chain(*known), strict=True)
-        },
+    settled = judge_chains(
+        [each.paired for each in found],
+        metric.name,
         margin,
-        resolution,
+        alpha=alpha,
+        ledger=ledger,
+        resolution=resolution,
     )
-    judged: dict[Group, Judged] = {}
-    for chain, known in zip(found, hypotheses, strict=True):
-        of_chain = [
-            [each if each.prior is not None else replace(each, prior=fixed.get(each.key)) for each in width]
-            for width in known
-        ]
-        settled = settle(
-            [[chain.gaps[group] for group in width] for width in chain.widths],
-            margin,
-            of_chain,
-            alpha=alpha,
-            barred=[[chain.compared[group].is_barred for group in width] for width in chain.widths],
-            resolution=resolution,
-            start=chain.asked.start,
-        )
-        for width, stands, asked in zip(chain.widths, settled, of_chain, strict=True):
-            for group, judgement, hypothesis in zip(width, stands.judgements, asked, strict=True):
-                counts, verdict = chain.compared[group].counts, stands.verdict_of(judgement)
-                judged[group] = Judged(verdict, judgement, counts, hypothesis)
-    return judged
+    return {
+        group: Judged(width.verdict_of(judgement), judgement, each.compared[group].counts, hypothesis)
+        for each, widths in zip(found, settled, strict=True)
+        for groups, width in zip(each.widths, widths, strict=True)
+        for group, judgement, hypothesis in zip(groups, width.judgements, width.hypotheses, strict=True)
+    }
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """A chain of groups, most bits first, with the compared runs and the differences of each group."""
+    """A chain of groups, most bits first, with the compared runs and the pairs of each group."""
 
     widths: list[list[Group]]
-    asked: AskedChain
     compared: dict[Group, Compared]
-    gaps: dict[Group, list[float]]
+    paired: PairedChain
 
 
 def _chain(
@@ -138,7 +119,12 @@ def _chain(
         group: differences(found.ours, found.baseline, higher_is_better=metric.higher_is_better, worst=low)
         for group, found in compared.items()
     }
-    return _Chain(widths, asked, compared, gaps)
+    paired = PairedChain(
+        asked,
+        [[gaps[group] for group in width] for width in widths],
+        [[compared[group].is_barred for group in width] for width in widths],
+    )
+    return _Chain(widths, compared, paired)
 
 
 def _cell(group: Group) -> str:

@@ -17,8 +17,7 @@ from cpdrun.stats.evidence import (
     judge,
     ordered_seeds,
 )
-from cpdrun.stats.failures import Failure, FailureCounts, Runs, compare_runs
-from cpdrun.stats.intervals import most_failing
+from cpdrun.stats.failures import Failure, FailureCounts, Runs, compare_runs, most_failing
 from cpdrun.stats.pooled_spread import priors
 from cpdrun.study.judge.table import Seed, Table
 
@@ -47,7 +46,7 @@ class Boundary:
 
 
 @dataclass(frozen=True)
-class Question:
+class JudgeQuestion:
     """What is asked of every candidate. `baseline` is the name of an arm, `target` a number in its place."""
 
     boundary: Boundary
@@ -87,7 +86,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedArm:
     """The verdict on one candidate. `verdict` is open if a failed run bars a certificate."""
 
     candidate: str
@@ -99,7 +98,7 @@ class Judged:
     at_most_fail: float  # the upper limit of the share of runs that fail
 
 
-def baseline_mean(table: Table, question: Question) -> float:
+def baseline_mean(table: Table, question: JudgeQuestion) -> float:
     """Return the mean of the baseline's runs, or the target. Raises UserError if no run of it has a value."""
     if question.target is not None:
         return question.target
@@ -110,7 +109,7 @@ def baseline_mean(table: Table, question: Question) -> float:
     return fmean(values)
 
 
-def checked_margin(table: Table, question: Question) -> float:
+def checked_margin(table: Table, question: JudgeQuestion) -> float:
     """Return the margin in the metric's unit. Raises UserError for one that every candidate, or none, would pass."""
     reference, boundary = baseline_mean(table, question), question.boundary
     what = "the target" if question.baseline is None else f"the baseline's mean {reference:g}"
@@ -129,7 +128,7 @@ def checked_margin(table: Table, question: Question) -> float:
     return margin
 
 
-def candidates_of(table: Table, question: Question) -> list[str]:
+def candidates_of(table: Table, question: JudgeQuestion) -> list[str]:
     """Return the arms to judge, in the order of the table. Raises UserError if there is none."""
     if question.baseline is not None:
         table.find(question.baseline, "baseline")
@@ -145,7 +144,7 @@ def candidates_of(table: Table, question: Question) -> list[str]:
     return [arm for arm in found if not question.candidates or arm in question.candidates]
 
 
-def form_pairs(table: Table, question: Question, candidate: str) -> Pairs:
+def form_pairs(table: Table, question: JudgeQuestion, candidate: str) -> Pairs:
     """Return the differences of one candidate, in the order of the seeds."""
     ours = table.arms[candidate]
     if question.target is not None:
@@ -171,7 +170,7 @@ def form_pairs(table: Table, question: Question, candidate: str) -> Pairs:
     )
 
 
-def judge_candidates(table: Table, question: Question) -> list[Judged]:
+def judge_candidates(table: Table, question: JudgeQuestion) -> list[JudgedArm]:
     """Return the verdict on every candidate. They share the error probability equally.
 
     The standard deviation of the first pairs of the other candidates is pooled if there are at least three of them.
@@ -193,7 +192,7 @@ def judge_candidates(table: Table, question: Question) -> list[Judged]:
     ]
 
 
-def stated_prior(question: Question) -> SpreadPrior | None:
+def stated_prior(question: JudgeQuestion) -> SpreadPrior | None:
     """Return the known standard deviation of a difference, if one is stated; of a pair, both runs vary."""
     if question.run_deviation is None:
         return None
@@ -204,11 +203,11 @@ def stated_prior(question: Question) -> SpreadPrior | None:
 def judge_pairs(
     candidate: str,
     pairs: Pairs,
-    question: Question,
+    question: JudgeQuestion,
     margin: float,
     errors: ErrorProbabilities,
     prior: SpreadPrior,
-) -> Judged:
+) -> JudgedArm:
     """Return the verdict on one candidate's pairs."""
     judgement = judge(
         list(pairs.gaps.values()),
@@ -223,7 +222,7 @@ def judge_pairs(
     verdict = Verdict.OPEN if is_certified and pairs.is_barred else judgement.verdict
     counts = pairs.counts
     bound = most_failing(counts.failed, counts.ended, question.confidence) if counts.ended else math.nan
-    return Judged(candidate, verdict, judgement, pairs, margin, errors, bound)
+    return JudgedArm(candidate, verdict, judgement, pairs, margin, errors, bound)
 
 
 def _as_baseline(runs: Runs) -> Runs:
@@ -233,7 +232,7 @@ def _as_baseline(runs: Runs) -> Runs:
     return Runs(values, {**runs.failures, **lost})
 
 
-def _worst(table: Table, question: Question) -> float:
+def _worst(table: Table, question: JudgeQuestion) -> float:
     values = [*table.values, *([] if question.target is None else [question.target])]
     choose: Callable[[Sequence[float]], float] = max if question.lower_is_better else min
     return choose(values) if values else math.nan

@@ -16,14 +16,14 @@ from typing import Any
 
 from cpdrun.errors import UserError
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior, Verdict
-from cpdrun.stats.intervals import deviation
+from cpdrun.stats.moments import deviation
 from cpdrun.stats.online import kept_ideas, required_log_evidence
 from cpdrun.stats.pooled_spread import FIRST_PAIRS, squeeze
 from cpdrun.study.judge.candidates import (
     ErrorProbabilities,
-    Judged,
+    JudgedArm,
+    JudgeQuestion,
     Pairs,
-    Question,
     candidates_of,
     checked_margin,
     form_pairs,
@@ -45,7 +45,7 @@ MAX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Settings:
+class SessionSettings:
     """What is fixed when a session begins."""
 
     confidence: float = CONFIDENCE  # 100 per cent minus the false discovery rate
@@ -77,7 +77,7 @@ class Decision:
     """One idea after it was judged. `required` is the log evidence that it needs to be the next one to be kept."""
 
     idea: Idea
-    judged: Judged
+    judged: JudgedArm
     required: float
 
     @property
@@ -86,10 +86,10 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Standing:
+class SessionState:
     """The session after a call. `also_kept` names earlier ideas that this call's evidence has let in."""
 
-    settings: Settings
+    settings: SessionSettings
     decisions: list[Decision]
     also_kept: list[str]
     ideas: int
@@ -97,8 +97,8 @@ class Standing:
 
 
 def judge_ideas(
-    path: str, table: Table, question: Question, settings: Mapping[str, Any], name: str | None = None
-) -> Standing:
+    path: str, table: Table, question: JudgeQuestion, settings: Mapping[str, Any], name: str | None = None
+) -> SessionState:
     """Judge the candidates of a table as ideas of a session, and record that.
 
     Args:
@@ -142,11 +142,14 @@ def judge_ideas(
         lines += [_line(idea) for number, idea in sorted(ideas.items()) if idea != known.get(number)]
         _append(fd, content, lines)
     kept = [idea.name for idea in ideas.values() if idea.is_kept]
-    return Standing(now, decisions, [ideas[number].name for number in also], len(ideas), kept)
+    return SessionState(now, decisions, [ideas[number].name for number in also], len(ideas), kept)
 
 
 def _decide(
-    ideas: dict[int, Idea], changed: Mapping[int, tuple[str, Pairs]], question: Question, settings: Settings
+    ideas: dict[int, Idea],
+    changed: Mapping[int, tuple[str, Pairs]],
+    question: JudgeQuestion,
+    settings: SessionSettings,
 ) -> tuple[list[Decision], list[int]]:
     """Judge the changed ideas and update which are kept. Returns the numbers of earlier ideas that are kept now."""
     alpha = question.alpha
@@ -170,7 +173,7 @@ def _decide(
     return [Decision(ideas[n], judged[n], required[n]) for n in changed], also
 
 
-def _evidence_now(judged: Judged) -> float:
+def _evidence_now(judged: JudgedArm) -> float:
     """Return the log evidence of all pairs so far.
 
     Larger evidence at an earlier pair must not be chosen instead. The evidence is 0 if failed runs bar the idea.
@@ -179,7 +182,7 @@ def _evidence_now(judged: Judged) -> float:
     return max(0.0, trace[-1] * math.log(10)) if trace and not judged.pairs.is_barred else 0.0
 
 
-def _asked(ideas: dict[int, Idea], name: str, question: Question, margin: float) -> Idea:
+def _asked(ideas: dict[int, Idea], name: str, question: JudgeQuestion, margin: float) -> Idea:
     """Return the idea that was asked before, or a new one with its number and its margin."""
     boundary = question.boundary
     kind = "better by more than" if boundary.is_improvement else "worse by at most"
@@ -193,7 +196,7 @@ def _asked(ideas: dict[int, Idea], name: str, question: Question, margin: float)
     return idea
 
 
-def _pooled(ideas: Mapping[int, Idea], number: int, question: Question) -> SpreadPrior:
+def _pooled(ideas: Mapping[int, Idea], number: int, question: JudgeQuestion) -> SpreadPrior:
     """Return the prior that the first pairs of the other ideas give."""
     others = [idea for idea in ideas.values() if idea.number != number]
     first = [[gap for gap in idea.pairs.values() if gap is not None][:FIRST_PAIRS] for idea in others]
@@ -226,9 +229,11 @@ def _ordered(pairs: Pairs, idea: Idea, path: str) -> Pairs:
     return replace(pairs, gaps={seed: pairs.gaps[seed] for seed in order})
 
 
-def _settings(agreed: Settings | None, typed: Mapping[str, Any], question: Question, path: str) -> Settings:
+def _settings(
+    agreed: SessionSettings | None, typed: Mapping[str, Any], question: JudgeQuestion, path: str
+) -> SessionSettings:
     if agreed is None:
-        return Settings(**typed, lower_is_better=question.lower_is_better)
+        return SessionSettings(**typed, lower_is_better=question.lower_is_better)
     for key, option in (("confidence", "--confidence"), ("planned", "--ideas")):
         if typed.get(key, getattr(agreed, key)) != getattr(agreed, key):
             raise UserError(
@@ -268,7 +273,7 @@ def _content(fd: int, path: str) -> bytes:
     return os.pread(fd, size, 0)
 
 
-def _read(content: bytes, path: str) -> tuple[Settings | None, dict[int, Idea]]:
+def _read(content: bytes, path: str) -> tuple[SessionSettings | None, dict[int, Idea]]:
     """Return the settings, None for a new file, and the ideas as they were judged last."""
     rows = []
     for line in content.splitlines():
@@ -283,7 +288,7 @@ def _read(content: bytes, path: str) -> tuple[Settings | None, dict[int, Idea]]:
     if header.get("version") != VERSION:
         raise UserError(f"{path} was written by another version of cpdrun. Start another file.")
     try:
-        settings = Settings(header["confidence"], header["planned"], header["lower_is_better"])
+        settings = SessionSettings(header["confidence"], header["planned"], header["lower_is_better"])
         ideas: dict[int, Idea] = {}
         for row in rows[1:]:
             if row[KIND] == IDEA:
@@ -298,7 +303,7 @@ def _read(content: bytes, path: str) -> tuple[Settings | None, dict[int, Idea]]:
     return settings, ideas
 
 
-def _header(settings: Settings) -> dict[str, Any]:
+def _header(settings: SessionSettings) -> dict[str, Any]:
     return {
         KIND: HEADER,
         "version": VERSION,

@@ -1,8 +1,8 @@
 """Read a table of results: an arm, a seed and a value in each row, or one column per arm.
 
 CSV (comma, semicolon or tab), JSON lines and a JSON list of objects are read. In the value column an empty cell, null,
-"failed", "crashed" and the like are runs that failed; "nan", "inf" and "diverged" are runs that diverged. "-" is a run
-that was not made.
+"failed", "crashed" and the like are runs that failed; "inf" and "diverged" are runs that diverged. "-" is a run that
+was not made. "nan" is refused, because it may be any of these.
 """
 
 import csv
@@ -26,7 +26,7 @@ from cpdrun.stats.failures import Failure, Runs
 ARM, SEED, VALUE = "arm", "seed", "value"
 ONLY_ARM = "runs"  # the arm of a table that has none
 FAILED = ("", "failed", "crashed", "error", "killed", "oom", "none", "null")
-DIVERGED = ("nan", "diverged", "inf", "-inf", "infinity", "-infinity")
+DIVERGED = ("diverged", "inf", "-inf", "infinity", "-infinity")
 NOT_MADE = "-"
 ENDED = ("finished", "done", "completed", "complete", "success", "succeeded", "ok")  # in a column of states
 NOT_ENDED = ("running", "pending", "queued")
@@ -265,8 +265,8 @@ def _value(cell: Any, line: int, column: str, name: str) -> float | Failure | No
         number = math.nan
     if math.isnan(number):
         raise UserError(
-            f"{name}, line {line}: {text!r} in the column {column!r} is not a number. A run without a result is "
-            "written as failed, nan or an empty cell."
+            f"{name}, line {line}: {text!r} in the column {column!r} is not a number. Write diverged or failed for a "
+            "run without a result, and - for a run that was not made."
         )
     return number if math.isfinite(number) else math.nan
 

@@ -15,7 +15,7 @@ _COUNT = 0  # the column of a row that counts elements
 
 
 @dataclass(frozen=True)
-class Look:
+class ObservedStep:
     """A layer of a role in one step: elements by floor(log2 |x|), and the largest magnitude (of all workers)."""
 
     counts: Counter
@@ -28,7 +28,7 @@ class Observed:
 
     workers: int
     steps: int
-    looks: dict[str, dict[str, list[Look]]] = field(default_factory=dict)
+    looks: dict[str, dict[str, list[ObservedStep]]] = field(default_factory=dict)
 
 
 def read_observed(run: RunDir) -> Observed | None:
@@ -55,5 +55,5 @@ def _take(
     for _, place, n_binades, _, _, largest, *_ in entries:
         here = slice(row, row + n_binades)
         pairs = zip(binades[here].tolist(), counts[here].tolist(), strict=True)
-        layers.setdefault(names[place], []).append(Look(Counter(dict(pairs)), float(largest)))
+        layers.setdefault(names[place], []).append(ObservedStep(Counter(dict(pairs)), float(largest)))
         row += n_binades

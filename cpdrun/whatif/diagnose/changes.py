@@ -56,7 +56,7 @@ def changes_of_sums(config: Mapping[str, Any], layers: Sequence[str] = ()) -> li
     fmt = formats.parse(config["format"])
     if config["world_size"] < 2 or sync.get("_target_") not in SUMS or formats.is_baseline(config["format"]):
         return []
-    found = []
+    found: list[Any] = []
     if fmt is not None and fmt.exponent_bits is not None and not fmt.has_scales and not config["aps"]:
         found.append(("APS: one power-of-two scale per layer", {"aps": True}))
     found += [(f"added in another order, {order}", {"sync.order": order}) for order in _orders(sync)]
@@ -81,7 +81,7 @@ def changes_of_products(config: Mapping[str, Any]) -> list[Change]:
     precision = config.get("precision") or {}
     if precision.get("rules"):
         return _of_rules(config, precision["rules"])
-    found = []
+    found: list[Any] = []
     for role, key in PRECISION_KEYS.items():
         if not formats.is_baseline(precision.get(key, "fp32")):
             found.append((role, f"{key} in {WIDE}", {f"precision.{key}": WIDE}))
@@ -99,7 +99,7 @@ def changes_of_products(config: Mapping[str, Any]) -> list[Change]:
 
 def _of_rules(config: Mapping[str, Any], rules: Sequence[Mapping[str, Any]]) -> list[Change]:
     """Return changes that put a rule in front of a recipe's rules. The first rule that matches counts."""
-    found = []
+    found: list[Any] = []
     roles = list(OPERANDS.values())
     for role, operand in OPERANDS.items():
         found.append(

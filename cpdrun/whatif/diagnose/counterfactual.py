@@ -99,7 +99,7 @@ def compute_counterfactual(
     Raises:
         NoEffectsError: The effects cannot be computed.
     """
-    configs = {OWN: dict(config)} | {str(i): dict(one.config) for i, one in enumerate(changes)}
+    configs: dict[str, Any] = {OWN: dict(config)} | {str(i): dict(one.config) for i, one in enumerate(changes)}
     configs |= {name: one.config for name, one in _undone(config).items()}
     found = ask(observed, configs, run.sweep)
     effects = {
@@ -171,7 +171,7 @@ def _parts(effects: Mapping[str, Effect]) -> dict[str, float]:
 
 
 def _effect(name: str, given: Mapping[str, Any], config: Mapping[str, Any], strict: float) -> Effect:
-    forecasts = forecast_all([Subject(name, name, 0.0, config)], {name: given}, strict)
+    forecasts = forecast_all([Subject(name, name, 0.0, config)], {name: dict(given)}, strict)
     return Effect(given["role"], forecasts[name])
 
 

@@ -158,12 +158,11 @@ class Rules:
         for rule in self.rules:
             if rule in self._won or rule.optional or rule.means_none:
                 continue
-            if any(map(rule.means, self.layers)):
-                late = rule.first >= self.steps
+            if matched := [layer for layer in self.layers if rule.means(layer)]:
                 why = (
                     f"the run has {self.steps} steps"
-                    if late
-                    else "earlier rules match everything that it matches"
+                    if rule.first >= self.steps
+                    else f"earlier rules match everything that it matches, which is {_names(matched)}"
                 )
                 raise ValueError(f"{rule.typed} would never apply: {why}")
             raise ValueError(f"{rule.typed}: {self._why_none(rule)}")
@@ -181,8 +180,14 @@ class Rules:
             others = ", ".join(kind.__name__ for kind in OTHERS)
             why += f", or that are named: {others}, {SDPA}"
         why += ")" if why else ""
-        some = ", ".join(layer.names[0] or layer.kind for layer in means[:4]) or "none"
-        return f"{patterns} matches no layer{why}; the first ones are {some}"
+        return f"{patterns} matches no layer{why}; the first ones are {_names(means) or 'none'}"
+
+
+def _names(layers: Sequence[Layer]) -> str:
+    """Return the names of the first layers."""
+    return ", ".join(layer.names[0] or layer.kind for layer in layers[:4]) + (
+        ", ..." if len(layers) > 4 else ""
+    )
 
 
 def _transform(rule: Rule | None) -> int | None:

@@ -24,7 +24,7 @@ from cpdrun.stats import evidence, quantified
 from cpdrun.stats.evidence import PairsRange, Verdict
 from cpdrun.stats.failures import compare_runs, no_failure
 from cpdrun.stats.identical import are_identical
-from cpdrun.stats.intervals import deviation, is_zero
+from cpdrun.stats.moments import deviation, is_zero
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.margin import DEFAULT_POINTS
 from cpdrun.study.metric import Metric
