@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpdrun.record import RunDir, SweepDir
-from cpdrun.whatif import losses as effects
+from cpdrun.whatif import effects
 
 ANSWERS = """
 import json, os, signal, sys

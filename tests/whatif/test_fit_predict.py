@@ -115,18 +115,18 @@ def test_a_gap_has_the_unit_of_its_tolerance(script, rows):
     import predict_rows
 
     recorded = predict_rows.RECORDED["llama_fp4"]
-    simulate_rounding = predict_rows.judged_of(predict_rows._question(recorded), recorded)
+    judged = predict_rows.judged_of(predict_rows._question(recorded), recorded)
     losses = {}
     for run in script.read_rows(ROOT / "results/reference" / recorded.values):
         losses.setdefault(run["case"], {})[run["seed"]] = float(run["metric:test_loss"])
     here = [row for row in rows if row["experiment"] == "llama_fp4"]
-    assert {row["candidate"] for row in here} == set(simulate_rounding) == set(losses) - {"bf16"}
+    assert {row["candidate"] for row in here} == set(judged) == set(losses) - {"bf16"}
     for row in here:
         ours = losses[row["candidate"]]
         gap = sum(losses["bf16"][seed] - loss for seed, loss in ours.items()) / len(ours)
         assert float(row["gap"]) == pytest.approx(gap, rel=1e-4) and row["tolerance"] == "0.02"
-        assert {key: row[key] for key in simulate_rounding[row["candidate"]]} == {
-            key: str(value) for key, value in simulate_rounding[row["candidate"]].items()
+        assert {key: row[key] for key in judged[row["candidate"]]} == {
+            key: str(value) for key, value in judged[row["candidate"]].items()
         }
         assert float(row["strictness"]) == pytest.approx(math.log10(math.log(256) / 0.02), rel=1e-4)
 
