@@ -89,18 +89,18 @@ def run(arguments: argparse.Namespace) -> int:
         typed = {key: value for key, value in settings.items() if value is not None}
         standing = judge_ideas(arguments.session, table, question, typed, arguments.idea)
         judged = [decision.judged for decision in standing.decisions]
+        question = replace(question, confidence=standing.settings.confidence)
     sentences = list(_sentences(question, margin, judged, standing))
     for line in sentences:
         arguments.telling.say(line)
-    confidence = question.confidence if standing is None else standing.settings.confidence
     facts = {
         "file": table.name,
         "baseline": question.baseline,
         "target": question.target,
         "lower_is_better": question.lower_is_better,
         "margin": margin,
-        "confidence": confidence,
-        "candidates": [_facts(each) for each in judged],
+        "confidence": question.confidence,
+        "candidates": [_facts(each, question.confidence) for each in judged],
         "session": None if standing is None else _session_facts(arguments.session, standing),
         "says": sentences,
         "notes": arguments.telling.notes,
@@ -199,10 +199,7 @@ def _answer(judged: "JudgedArm", question: "JudgeQuestion", decision: "Decision 
         interval = _interval(judgement.low, judgement.high)
         parts.append(f"{judgement.mean:+.3g} {interval} ({pairs}{on_own}).")
     if counts.ended:
-        told = counts.describe() or f"0 of {counts.ended} runs failed"
-        parts.append(
-            f"{told} (with {question.confidence:g} % confidence at most {100 * judged.at_most_fail:.0f} % fail)."
-        )
+        parts.append(f"{counts.describe_bound(question.confidence)}.")
     if judged.pairs.is_barred:
         parts.append("A candidate with failed runs is not certified.")
     elif judged.verdict == "open" and judgement.more is not None and judgement.more.likely and word != "keep":
@@ -265,7 +262,7 @@ def _assumptions(question: "JudgeQuestion", judged: "list[JudgedArm]", *, is_ses
         yield f"In the gap, a failed run counts as {worst} (--worst)."
 
 
-def _facts(judged: "JudgedArm") -> dict[str, Any]:
+def _facts(judged: "JudgedArm", confidence: float) -> dict[str, Any]:
     judgement, counts, prior = judged.judgement, judged.pairs.counts, judged.judgement.prior
     more = judgement.more
     return {
@@ -286,7 +283,7 @@ def _facts(judged: "JudgedArm") -> dict[str, Any]:
         "more": None if more is None else {"likely": more.likely, "low": more.low, "high": more.high},
         "runs": counts.ended,
         "runs_failed": counts.failed,
-        "at_most_fail": judged.at_most_fail,
+        "at_most_fail": counts.at_most(confidence),
         "pairs_left_out": counts.left_out,
         "runs_unmatched": judged.pairs.unmatched,
     }

@@ -13,7 +13,6 @@ from cpdrun.report.completeness import mixture
 from cpdrun.report.look.style import strategy_looks
 from cpdrun.report.tables import Shown
 from cpdrun.stats.evidence import Verdict
-from cpdrun.stats.failures import most_failing
 from cpdrun.stats.identical import are_identical, describe_identical
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import axis_text, axis_title
@@ -361,7 +360,6 @@ def _facts(study: Study, facet: Facet, answer: ChainAnswer) -> dict[str, Any]:
         return {"verdict": str(answer.verdict), "candidate": None, "bits": None}
     judged = study.judged[group]
     found, failed = judged.judgement, judged.failures
-    bound = most_failing(0, found.pairs, study.ci) if found.pairs and not failed.failed else math.nan
     more = found.more if answer.judgement is None else answer.judgement.more
     is_open = answer.verdict is Verdict.OPEN and more is not None
     return {
@@ -374,7 +372,7 @@ def _facts(study: Study, facet: Facet, answer: ChainAnswer) -> dict[str, Any]:
         "more_range": [more.low, more.high] if is_open else None,
         "runs_ended": failed.ended,
         "runs_failed": failed.failed,
-        "at_most_fail": finite(bound),
+        "at_most_fail": failed.at_most(study.ci),
         "is_identical": are_identical(group.fingerprints, facet.baseline.fingerprints),
     }
 

@@ -7,7 +7,6 @@ import pandas as pd
 
 from cpdrun.report.cost.axes import bit_operations, show_bytes, show_count, show_transistors, transistors
 from cpdrun.stats.evidence import Judgement, Verdict
-from cpdrun.stats.failures import most_failing
 from cpdrun.stats.moments import deviation
 from cpdrun.study.axes.titles import SWEEP, axis_text, axis_title
 from cpdrun.study.collect import FORMAT, SEED, finished
@@ -94,8 +93,8 @@ def details(study: Study) -> pd.DataFrame:
     from `vs_baseline_low` to `vs_baseline_high`; `own_low` and `own_high` are the ends of the interval from the group's
     own pairs alone. Both are valid after every number of pairs, and an end is empty while the pairs leave it open.
     `verdict` belongs to the same evidence, and `more_pairs` is about how many further pairs would settle an open one,
-    with a range. `runs_failed` counts the runs that failed, diverged or did not learn; if none did, at most
-    `at_most_fail` of them do, with the confidence of the report. The rest are counts: the longest chain of rounded
+    with a range. `runs_failed` counts the runs that failed, diverged or did not learn; at most a share of
+    `at_most_fail` fails, with the confidence of the report. The rest are counts: the longest chain of rounded
     additions, bytes on the wire and in memory, seconds, and where a record has them a step's multiply-accumulates, its
     bit operations, and the mean number of transistors of a multiply-accumulate unit (cost/axes.py).
     """
@@ -292,7 +291,7 @@ def _judged(study: Study, group: Group) -> dict:
     judged = study.judged.get(group)
     if judged is None:
         return dict.fromkeys(_OF_VERDICT)
-    found, failed = judged.judgement, judged.failures.failed
+    found, failures = judged.judgement, judged.failures
     more = found.more if judged.verdict is Verdict.OPEN and found.more is not None else None
     values = (
         str(judged.verdict),
@@ -300,8 +299,8 @@ def _judged(study: Study, group: Group) -> dict:
         *(end if math.isfinite(end) else None for end in (found.mean, found.low, found.high)),
         *(end if math.isfinite(end) else None for end in (found.own_low, found.own_high)),
         *((None, None, None) if more is None else (more.likely, more.low, more.high)),
-        failed,
-        most_failing(0, found.pairs, study.ci) if found.pairs and not failed else None,
+        failures.failed,
+        failures.at_most(study.ci),
     )
     return dict(zip(_OF_VERDICT, values, strict=True))
 

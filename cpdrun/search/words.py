@@ -17,7 +17,7 @@ from cpdrun.search.results import Results
 from cpdrun.search.schedule import Candidate, Chain, Standing
 from cpdrun.stats.chain import Width
 from cpdrun.stats.evidence import Judgement, Verdict
-from cpdrun.stats.failures import FailureCounts, most_failing
+from cpdrun.stats.failures import FailureCounts
 from cpdrun.stats.identical import describe_identical
 from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.metric import Metric
@@ -289,7 +289,7 @@ def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:
             "more_range": judgement.more and [judgement.more.low, judgement.more.high],
             "is_identical": results.is_identical(candidate),
             "error_of_certifying": judgement.errors[0],
-            **_failure_facts(standing.failures_of(candidate), judgement.pairs, confidence),
+            **_failure_facts(standing.failures_of(candidate), confidence),
         }
         | tuned_words.facts(results, candidate.name)
         for candidate, judgement, width in standing
@@ -327,11 +327,10 @@ def format_of(candidate: Candidate, chain: Chain) -> str:
     return candidate.label.removesuffix(f" {chain.label}")
 
 
-def _failure_facts(counts: FailureCounts, pairs: int, confidence: float) -> dict[str, Any]:
-    """Return how many runs failed, and the largest share that may fail if none did."""
-    bound = most_failing(0, pairs, confidence) if pairs and not counts.failed else None
+def _failure_facts(counts: FailureCounts, confidence: float) -> dict[str, Any]:
+    """Return how many runs failed, and the upper limit of the share that fails."""
     facts = {"runs_ended": counts.ended, "runs_failed": counts.failed, "pairs_left_out": counts.left_out}
-    return {**facts, "at_most_fail": bound}
+    return {**facts, "at_most_fail": counts.at_most(confidence)}
 
 
 def _after_comma(*texts: str) -> str:

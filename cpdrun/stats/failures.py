@@ -92,6 +92,17 @@ class FailureCounts:
         of = f" of {candidate}" if candidate else ""
         return f"{self.failed} of {self.ended} runs{of} failed{f' ({told})' if told else ''}"
 
+    def at_most(self, confidence: float) -> float | None:
+        """Return the upper limit of the share of runs that fail; None if no run has ended."""
+        return most_failing(self.failed, self.ended, confidence) if self.ended else None
+
+    def describe_bound(self, confidence: float) -> str:
+        """Return `0 of 9 runs failed (with 95 % confidence at most 28 % fail)`."""
+        told, bound = self.describe() or f"0 of {self.ended} runs failed", self.at_most(confidence)
+        if bound is None:
+            return told
+        return f"{told} (with {confidence:g} % confidence at most {100 * bound:.0f} % fail)"
+
     def describe_pairs(self) -> str:
         """Return `2 pairs left out because the baseline's run failed`; "" if there is none."""
         pairs = f"{self.left_out} pair{'s' if self.left_out != 1 else ''}"
@@ -179,11 +190,3 @@ def most_failing(failed: int, samples: int, ci: float) -> float:
         )
         low, high = (share, high) if at_most > 1 - ci / 100 else (low, share)
     return high
-
-
-def no_failure(runs: int, confidence: float) -> str:
-    """Return what `runs` runs without a failure say: `0 of 9 runs failed (with 95 % confidence at most 28 % fail)`."""
-    if not runs:
-        return "0 of 0 runs failed"
-    bound = most_failing(0, runs, confidence)
-    return f"0 of {runs} runs failed (with {confidence:g} % confidence at most {100 * bound:.0f} % fail)"

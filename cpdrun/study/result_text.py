@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from cpdrun.stats.evidence import Judgement
-from cpdrun.stats.failures import FailureCounts, no_failure
+from cpdrun.stats.failures import FailureCounts
 from cpdrun.stats.moments import is_zero
 from cpdrun.study.metric import Metric
 
@@ -21,7 +21,7 @@ def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, c
     own = ""
     if (judgement.own_low, judgement.own_high) != (judgement.low, judgement.high):
         own = f"; on its own spread {own_interval_text(metric, judgement)}"
-    failed = failures.describe() or no_failure(judgement.pairs, confidence)
+    failed = failures.describe_bound(confidence)
     left_out = failures.describe_pairs()
     text = f"{gap_text(metric, judgement)} ({pairs}{own}). {failed}"
     return f"{text}; {left_out}" if left_out else text

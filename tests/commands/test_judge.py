@@ -277,6 +277,11 @@ def test_bad_input_is_one_clear_line(told, text, typed, said):
     assert document["exit_code"] == 2 and said in line
 
 
+def test_an_endless_file_is_refused(capsys):
+    assert main(["judge", "/dev/zero", *MARGIN]) == 2
+    assert "error: /dev/zero is larger than 64 MiB" in capsys.readouterr().err
+
+
 def test_the_answers_on_the_page_are_those_of_the_command(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(REPOSITORY)
     said: list[str] = []

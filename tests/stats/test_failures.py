@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cpdrun.stats.failures import Failure, Runs, compare_runs, full_length, no_failure
+from cpdrun.stats.failures import Failure, FailureCounts, Runs, compare_runs, full_length
 from cpdrun.stats.identical import are_identical, describe_identical
 
 WELL = Runs(dict.fromkeys(range(4), 0.98))
@@ -52,8 +52,15 @@ def test_a_candidate_that_never_ended_well_has_no_pairs():
 
 @pytest.mark.parametrize(("runs", "share"), [(3, 63), (4, 53), (9, 28), (30, 10)])
 def test_the_failure_bound(runs, share):
-    assert no_failure(runs, 95) == f"0 of {runs} runs failed (with 95 % confidence at most {share} % fail)"
+    text = FailureCounts(ended=runs).describe_bound(95)
+    assert text == f"0 of {runs} runs failed (with 95 % confidence at most {share} % fail)"
     assert 100 * (1 - 0.05 ** (1 / runs)) == pytest.approx(share, abs=0.5)
+
+
+def test_the_bound_is_said_of_runs_that_failed_too():
+    text = FailureCounts(ended=10, diverged=1).describe_bound(95)
+    assert text == "1 of 10 runs failed (1 diverged) (with 95 % confidence at most 39 % fail)"
+    assert FailureCounts().describe_bound(95) == "0 of 0 runs failed" and FailureCounts().at_most(95) is None
 
 
 def test_cells_that_are_equal_bit_for_bit_are_identical():

@@ -215,6 +215,8 @@ def span(study: Study, group: Group) -> tuple[float, float, float]:
     below, above = (study.metric.scale * (end - judgement.mean) for end in (judgement.low, judgement.high))
     if not math.isfinite(above - below):
         return mean, mean, mean
+    # The interval holds at every look, so it need not contain the mean of the last one.
+    below, above = min(below, 0.0), max(above, 0.0)
     low, high = (below, above) if study.metric.higher_is_better else (-above, -below)
     return mean, mean + low, mean + high
 

@@ -17,7 +17,7 @@ from cpdrun.stats.evidence import (
     judge,
     ordered_seeds,
 )
-from cpdrun.stats.failures import Failure, FailureCounts, Runs, compare_runs, most_failing
+from cpdrun.stats.failures import Failure, FailureCounts, Runs, compare_runs
 from cpdrun.stats.pooled_spread import priors
 from cpdrun.study.judge.table import Seed, Table
 
@@ -95,7 +95,6 @@ class JudgedArm:
     pairs: Pairs
     margin: float
     errors: ErrorProbabilities
-    at_most_fail: float  # the upper limit of the share of runs that fail
 
 
 def baseline_mean(table: Table, question: JudgeQuestion) -> float:
@@ -220,9 +219,7 @@ def judge_pairs(
     )
     is_certified = judgement.verdict is Verdict.CERTIFIED
     verdict = Verdict.OPEN if is_certified and pairs.is_barred else judgement.verdict
-    counts = pairs.counts
-    bound = most_failing(counts.failed, counts.ended, question.confidence) if counts.ended else math.nan
-    return JudgedArm(candidate, verdict, judgement, pairs, margin, errors, bound)
+    return JudgedArm(candidate, verdict, judgement, pairs, margin, errors)
 
 
 def _as_baseline(runs: Runs) -> Runs:

@@ -13,6 +13,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -24,6 +25,7 @@ from cpdrun.errors import UserError
 from cpdrun.stats.failures import Failure, Runs
 
 ARM, SEED, VALUE = "arm", "seed", "value"
+MAX_BYTES = 64 << 20
 ONLY_ARM = "runs"  # the arm of a table that has none
 FAILED = ("", "failed", "crashed", "error", "killed", "oom", "none", "null")
 DIVERGED = ("diverged", "inf", "-inf", "infinity", "-infinity")
@@ -114,7 +116,10 @@ def _step(rows: Sequence[Row], columns: Sequence[str]) -> float:
 
 def _text(path: str) -> str:
     try:
-        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UserError(f"{path} is larger than {MAX_BYTES >> 20} MiB: that is not a table of results.")
         return content.decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
