@@ -99,7 +99,9 @@ def compute_counterfactual(
     Raises:
         NoEffectsError: The effects cannot be computed.
     """
-    configs: dict[str, Any] = {OWN: dict(config)} | {str(i): dict(one.config) for i, one in enumerate(changes)}
+    configs: dict[str, Any] = {OWN: dict(config)} | {
+        str(i): dict(one.config) for i, one in enumerate(changes)
+    }
     configs |= {name: one.config for name, one in _undone(config).items()}
     found = ask(observed, configs, run.sweep)
     effects = {
