@@ -1,5 +1,7 @@
-"""Which axis of an experiment is that of bits, and what its baseline is: the same rules as a report's
-(cpdrun.study.axes.bits_axis), before there are runs to read."""
+"""Find the axis of bits of an experiment and the baseline of that axis.
+
+The rules are those of a report (cpdrun.study.axes.bits_axis), applied before any run exists.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,26 +30,34 @@ from cpdrun.sweep import Plan, PlannedRun
 
 @dataclass(frozen=True)
 class Axis:
-    """The axis of bits, `case` where runs are named cases."""
+    """The axis of bits, or `case` if the runs are named cases.
+
+    Attributes:
+        key: The key of the axis.
+        baseline: The values that turn a candidate's cell into its baseline's cell, as the user typed them.
+        varies: The other axes that have more than one value.
+        held: Further axes whose values name formats. The search does not follow them.
+        is_widest: Whether the baseline is the widest value because no value leaves everything unrounded.
+    """
 
     key: str
-    baseline: dict[str, Any]  # the values that make a candidate's cell its baseline's, as they are typed
-    varies: list[str]  # the other axes of more than one value
-    held: tuple[str, ...]  # of bits too
-    is_widest: bool = False  # the baseline, for want of one that rounds nothing
+    baseline: dict[str, Any]
+    varies: list[str]
+    held: tuple[str, ...]
+    is_widest: bool = False
 
     @property
     def own(self) -> list[str]:
-        """Axes on which a baseline has the value of the cell that it serves."""
+        """The axes on which a baseline has the same value as the candidates that are compared with it."""
         said = [*self.baseline, *((APS, SCALING) if self.baseline.keys() & {APS, SCALING} else ())]
         return [key for key in (self.key, *self.varies) if key not in said]
 
     def of(self, run: PlannedRun) -> str:
-        """The run's value on it: a name that knows its bits."""
+        """Return the value of a run on this axis, as a name whose bits are known."""
         return named_value(run, self.key)
 
     def is_baseline(self, run: PlannedRun) -> bool:
-        """Whether it has the baseline's own format, scaled or not, and so is not in question."""
+        """Return whether a run has the baseline's own format, scaled or not, and so is not a candidate."""
         if self.key not in self.baseline or any(
             not formats.same(value_text(run, key), self.baseline[key])
             for key in self.held
@@ -58,7 +68,9 @@ class Axis:
 
     @property
     def baseline_name(self) -> str:
-        """`fp32`, `bf16`, the name of a case, `fp32 with optim.lr 0.1`, `without APS`."""
+        """The name of the baseline, such as `fp32`, `bf16`, the name of a case, `fp32 with optim.lr 0.1`, or `without
+        APS`.
+        """
         beside = {key: value for key, value in self.baseline.items() if key != self.key}
         if SCALING in beside:
             beside = {APS: beside.pop(SCALING) != "none"} | beside
@@ -69,6 +81,7 @@ class Axis:
 
     @property
     def said(self) -> list[str]:
+        """Sentences about the choice of this axis, for the user."""
         lines = [f"{self.key}: {choices.rule_of(self.key)}"] if self.key in choices.GROUPS else []
         lines += [f"{self.key} has no fp32: {self.baseline_name} is the widest"] if self.is_widest else []
         for key in self.held:
@@ -79,8 +92,16 @@ class Axis:
 
 
 def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Axis:
-    """`first`: the runs of one seed; `asked`: the block's baseline, of which what is as by default says nothing, unless
-    it was typed as a whole. Raises ConfigError for a value that is no format beside others that are."""
+    """Return the axis of bits of an experiment.
+
+    Args:
+        first: The plan of the runs of one seed.
+        asked: The `search.baseline` block. Values that equal the default are ignored unless `is_whole` is true.
+        is_whole: Whether the user typed `search.baseline` as a whole.
+
+    Raises:
+        ConfigError: Some values of an axis are formats and others are not, or the baseline names no case.
+    """
     given = {key: value for key, value in flatten(asked) if value is not None}
     if not is_whole:
         given = {key: value for key, value in given.items() if key not in USUAL or USUAL[key] != value}
@@ -99,7 +120,7 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Axis:
     is_widest = False
     if key == FORMAT:
         baseline = given if is_whole else {**USUAL, **given}
-        if FORMAT in baseline:  # {format: bf16} is bf16 without APS
+        if FORMAT in baseline:  # {format: bf16} means bf16 without APS.
             is_scaled = {} if SCALING in baseline else {APS: False}
             baseline = {**is_scaled, **baseline, FORMAT: _canonical(baseline[FORMAT])}
     else:
@@ -112,7 +133,7 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Axis:
 
 
 def named_value(run: PlannedRun, key: str) -> str:
-    """What a candidate is called: the format, the choice of a group, the case."""
+    """Return the name of a run's value on an axis: the format, the choice of a group, or the case."""
     if key == CASE:
         return choices.of_case(str(run.config[CASE]), _flat(run))
     if key in choices.GROUPS:
@@ -121,7 +142,7 @@ def named_value(run: PlannedRun, key: str) -> str:
 
 
 def value_text(run: PlannedRun, key: str) -> Any:
-    """Its value on an axis; of a group the choice as it was typed, last."""
+    """Return the value of a run on an axis. For a group, return the choice that was typed last."""
     value = get_key(run.config, key) if has_key(run.config, key) else None
     if not isinstance(value, Mapping):
         return _as_named(key, value) if key == choices.RECIPE else value
@@ -130,8 +151,11 @@ def value_text(run: PlannedRun, key: str) -> Any:
 
 
 def values_of(axis: Axis, against: PlannedRun, others: Sequence[PlannedRun]) -> dict[str, Any]:
-    """The baseline as records have it, for a report: in place of the choice of a group, which is told on the axis of
-    bits alone, the keys of the config in which the run `against` differs from one of the others."""
+    """Return the values of the baseline by the keys under which run records store them, for a report.
+
+    A record names the choice of a group only for the axis of bits. For other groups, return the keys of the config in
+    which the run `against` differs from at least one of the runs `others`.
+    """
     found: dict[str, Any] = {}
     ours, theirs = _flat(against), [_flat(run) for run in others]
     for key, value in axis.baseline.items():
@@ -142,19 +166,19 @@ def values_of(axis: Axis, against: PlannedRun, others: Sequence[PlannedRun]) -> 
             found[key] = ours[key]
         else:
             leaves = [leaf for leaf in ours if leaf.startswith(f"{choices.section_of(key)}.")]
-            if key == SCALING:  # of a run that scales nothing no record tells the rule
+            if key == SCALING:  # The record of a run without scaling does not say which rule was chosen.
                 leaves = [APS, *leaves] if ours[APS] else [APS]
             found |= {k: ours[k] for k in leaves if any(flat.get(k) != ours[k] for flat in theirs)}
     return {key: str(value) if isinstance(value, str) else value for key, value in found.items()}
 
 
 def _of_bits(first: Plan, keys: Sequence[str]) -> dict[str, list[str]]:
-    """Of these keys those that are axes of bits, with the names of their values."""
+    """Return the axes of bits among these keys, each with the names of its values."""
     found = {}
     for key in dict.fromkeys(keys):
         if key in (FORMAT, APS, SEED, CASE):
             continue
-        if key not in first.axes:  # the baseline alone has another value
+        if key not in first.axes:  # Only the baseline has another value.
             names = [named_value(first.runs[0], key)]
         elif key in choices.GROUPS:
             names = _choices(first, key)
@@ -167,7 +191,7 @@ def _of_bits(first: Plan, keys: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _choices(first: Plan, group: str) -> list[str]:
-    """Those of a group's choices, each once, if they differ in what they round; else none."""
+    """Return the distinct choices of a group if they differ in what they round, or an empty list."""
     rows = [_flat(run) for run in first.runs]
     names = [str(value_text(run, group)) for run in first.runs]
     found = choices.of_rows(rows, names, group)
@@ -175,7 +199,11 @@ def _choices(first: Plan, group: str) -> list[str]:
 
 
 def _check(key: str, names: Sequence[Any]) -> None:
-    """Raises ConfigError where some are formats and one is none."""
+    """Check that either all values of an axis are formats or none is.
+
+    Raises:
+        ConfigError: Some values are formats and others are not.
+    """
     wrong = [name for name in names if not is_of_bits(name)]
     if key.split(".")[0] not in choices.GROUPS or not wrong or len(wrong) == len(names):
         return
@@ -188,7 +216,7 @@ def _check(key: str, names: Sequence[Any]) -> None:
 
 
 def _as_named(key: str, value: Any) -> Any:
-    """A value of an axis as a name that knows its bits, where it has any."""
+    """Return the value of an axis as a name whose bits are known, if it has bits."""
     if choices.counts_bits(key):
         return choices.bits_choice(value)
     if key == FORMAT and is_own(value):

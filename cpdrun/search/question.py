@@ -1,10 +1,10 @@
-"""From an experiment's axes to chains of candidates, and to the runs of every cell.
+"""Turn the axes of an experiment into chains of candidates and plan the runs of every cell.
 
-A cell is a point of the axes without its seed. The axis of bits makes the candidates of a chain: `format`, or else one
-whose values all name formats, such as precision.weights, count bits, or are choices of a group that names formats,
-such as precision. `case` makes each case a chain of its own; every other axis, such as aps or world_size, makes chains
-beside each other. A candidate's baseline is the cell in which the keys of `search.baseline` have the values given there
-and all other axes its own.
+A cell is a point of the axes without its seed. The candidates of a chain differ along the axis of bits. That axis is
+`format`, or else an axis whose values all name formats, such as precision.weights, count bits, or are choices of a
+group that names formats, such as precision. With `case`, each case is a chain of its own. Every other axis, such as
+aps or world_size, multiplies the chains. The baseline of a candidate is the cell in which the keys of
+`search.baseline` have the values given there and all other axes have the candidate's values.
 """
 
 import json
@@ -31,42 +31,57 @@ from cpdrun.sweep import Plan, PlannedRun, plan
 
 BASELINE = "search.baseline"
 
-Cell = dict[int, PlannedRun]  # by seed
+# The runs of a cell by seed.
+Cell = dict[int, PlannedRun]
 
 
 @dataclass(frozen=True)
 class Question:
+    """What a search decides: the chains of candidates and the planned runs of every cell.
+
+    Attributes:
+        directory: The folder of the sweep.
+        settings: The `search:` block.
+        axis: The axis of bits.
+        baseline_values: The values that make a run a baseline, by keys of its config.
+        chains: The chains of candidates.
+        cells: The runs of each cell, by the name of the cell's run of seed 0.
+        axes: The values of every axis.
+        typed: The words that the user typed.
+        tuning: The tuned keys and the arms of each cell. It is empty if nothing is tuned.
+    """
+
     directory: SweepDir
     settings: Settings
     axis: Axis
-    baseline_values: dict[str, Any]  # what makes a run a baseline, by keys of its config
+    baseline_values: dict[str, Any]
     chains: list[Chain]
-    cells: dict[str, Cell]  # by name: that of its run of seed 0
+    cells: dict[str, Cell]
     axes: dict[str, list[Any]]
     typed: list[str]
     tuning: Tuning = field(default_factory=Tuning)
 
     def config(self, name: str) -> dict[str, Any]:
-        """Of a run of that cell; of one that is tuned with the values listed first."""
+        """Return the config of the given cell. For tuned cells, use the first listed values."""
         return self.cells[self.tuning.arms.get(name, (name,))[0]][0].config
 
     @property
     def baseline_name(self) -> str:
-        """`fp32`, `bf16`, the name of a case, `fp32 with optim.lr 0.1`."""
+        """The name of the baseline, such as `fp32`, `bf16`, the name of a case, or `fp32 with optim.lr 0.1`."""
         return self.axis.baseline_name
 
     @property
     def baseline(self) -> dict[str, Any]:
-        """The values that make a candidate's cell its baseline's, as they are typed."""
+        """The values that turn a candidate's cell into its baseline's cell, as the user typed them."""
         return self.axis.baseline
 
     def as_plan(self, runs: Sequence[PlannedRun]) -> Plan:
-        """The sweep of these runs, for its sweep.yaml."""
+        """Return a plan of these runs, from which sweep.yaml is written."""
         return Plan(self.directory, self.typed, self.axes, list(runs))
 
     @property
     def asked(self) -> dict[str, Any]:
-        """For sweep.yaml, so that a report answers the same question."""
+        """The question as sweep.yaml records it, so that a report answers the same question."""
         about = {key: getattr(self.settings, key) for key in ("tolerance", "confidence", "metric")}
         about |= {"baseline": self.baseline}
         about |= {"baseline_values": self.baseline_values} if self.baseline_values != self.baseline else {}
@@ -79,8 +94,17 @@ class Question:
 
 
 def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> Question:
-    """Raises ConfigError for what `sweep.plan` refuses, for a seed that is typed, for a baseline that is no cell of
-    the experiment, and where no candidate is left beside it."""
+    """Read the axes of an experiment and return the question of its search.
+
+    Args:
+        texts: The overrides that the user typed, such as `format=e5m2,e4m3`.
+        config_dir: A config directory of the user's own.
+        imports: Whether planning may import what the config names.
+
+    Raises:
+        ConfigError: `sweep.plan` refuses the overrides, a seed was typed, the baseline is not a cell of the
+            experiment, or no candidate is left to compare with the baseline.
+    """
     keys = list(map(key_of, texts))
     if SEED in keys:
         raise ConfigError(
@@ -91,7 +115,8 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     _check_metric(asked.metric, first.runs[0].config)
     words = [*texts, *held(asked, first, texts)]
     axis = read_axis(first, asked.baseline, is_whole=BASELINE in keys)
-    count = 1 if asked.tune else asked.most_seeds  # the runs of a search that tunes are those of its arms
+    # If keys are tuned, the runs are those of the arms, which `with_arms` plans.
+    count = 1 if asked.tune else asked.most_seeds
     seeds = f"{SEED}={','.join(map(str, range(count)))}"
     candidates = plan([*words, seeds], config_dir, imports=imports)
     fixed = [f"{key}={typed_form(value)}" for key, value in axis.baseline.items()]
@@ -108,7 +133,7 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
         if against_name is None:
             raise ConfigError(f"{BASELINE}: no run of {' '.join(fixed)} beside {value}")
         if name in baselines or axis.is_baseline(run):
-            continue  # the baseline's own format, scaled or not, is not in question
+            continue  # The baseline's own format is not a candidate, whether it is scaled or not.
         label = _label(run, axis)
         if axis.key == CASE:
             label = named = ", ".join(filter(None, [str(value), label]))
@@ -138,12 +163,19 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
 
 
 def _is_anothers(key: str, against: Plan) -> bool:
-    """Whether it is an ingredient that the baseline's recipe does not have, whose value says nothing of its cell."""
+    """Return whether `key` is an ingredient that no baseline's recipe has.
+
+    The value of such an ingredient does not distinguish one baseline from another.
+    """
     return key.split(".")[0] == INGREDIENTS and not any(has_key(run.config, key) for run in against.runs)
 
 
 def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:
-    """Of a script cpdrun knows no more than its words say. Raises ConfigError."""
+    """Check that the direction of a script's metric is known: cpdrun knows only what the overrides say about a script.
+
+    Raises:
+        ConfigError: The metric of a script has no direction.
+    """
     if name is not None and is_script(config) and direction_of(name, config[SCRIPT]["direction"]) is None:
         raise ConfigError(
             f"search.metric={name}: is less of it better, or more? Type script.direction.{name}=min or "
@@ -152,7 +184,7 @@ def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:
 
 
 def _cells(runs: Sequence[PlannedRun]) -> dict[str, Cell]:
-    """By the name of the run of seed 0."""
+    """Return the cells of the runs, by the name of each cell's run of seed 0."""
     found: dict[tuple[str, ...], Cell] = {}
     for run in runs:
         point = tuple(text for text in run.overrides if text.split("=")[0] != SEED)
@@ -165,7 +197,10 @@ def _point(run: PlannedRun, keys: Sequence[str]) -> str:
 
 
 def _label(run: PlannedRun, axis: Axis) -> str:
-    """What is the same along a chain: `with APS, workers 8`, `of weights`. Of a case only what differs beside it."""
+    """Return what all candidates of a chain have in common, such as `with APS, workers 8` or `of weights`.
+
+    For a case, return only the values of the other axes.
+    """
     scaled = "with APS" if run.config[APS] else "without APS"
     is_of_scaling = axis.key == FORMAT or APS in axis.varies or SCALING in axis.varies
     words = [f"of {last_words(axis.key)}"] if axis.key not in (FORMAT, CASE) else []
@@ -178,8 +213,11 @@ def _label(run: PlannedRun, axis: Axis) -> str:
 
 
 def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ...], ...]:
-    """Most bits first; of one width the format with most exponent bits, and so most range, first, of choices then the
-    one that rounds less: the order if nothing is predicted (`cpdrun.search.observed`)."""
+    """Group candidates by bit width, most bits first.
+
+    Within a width, the format with the most exponent bits, and so the widest range, comes first. Among choices, the
+    choice that rounds less comes first. This order is used if nothing is predicted (`cpdrun.search.observed`).
+    """
 
     widths: dict[float, list[Candidate]] = {}
     for _, candidate in sorted(found, key=lambda pair: formats.widest_first(pair[0])):

@@ -1,15 +1,19 @@
-"""Where a chain starts: at its widest, or at the narrowest width that is predicted to be enough (search.start).
+"""Choose the width at which a chain starts: the widest, or the narrowest that is predicted to be enough
+(search.start).
 
-The rule. A width is as likely to miss the tolerance as the least likely of its formats; the start is the narrowest that
-is rather not to (EVEN at most), the widest where none is, or nothing is predicted. `cpdrun.stats.ledger` says which
-claims a chain that starts there makes, at which error, and why that is valid.
+Rule: A width is as likely to miss the tolerance as its least likely format. The chain starts at the narrowest width
+whose chance of missing the tolerance is at most EVEN. It starts at the widest width if no width qualifies or if
+nothing is predicted. `cpdrun.stats.ledger` says which claims such a chain makes, at which error, and why this is
+valid.
 
-What it may go by. A prediction reads the baseline's first run, and no candidate's. That run is one half of a pair,
-though, and a start that was chosen by a pair would bias it: so its seed is left out of the pairs of a chain that starts
-below its widest. It costs one run of the baseline, unless tuning, whose seeds are in no pair, has made it.
+Evidence: A prediction reads the first run of the baseline and no run of a candidate. That run is also half of a pair,
+and a start that was chosen by a pair would bias the pair. The seed of that run is therefore left out of the pairs of
+every chain that starts below its widest width. This costs one run of the baseline, unless tuning has made that run:
+tuning seeds are in no pair.
 
-The start is written to the sweep's own file before a candidate runs, and holds there for whoever types the search again
-or reports it, whatever a later model predicts. Another tolerance or baseline is another question, with its own start.
+Record: The start is written to sweep.yaml before any candidate runs. It stays valid when the search is typed again or
+reported, whatever a later model predicts. Another tolerance or another baseline is another question and has its own
+start.
 """
 
 import math
@@ -28,7 +32,8 @@ if TYPE_CHECKING:
 
 KEY = "search.start"
 OBSERVE = "observe"
-SAME = ("tolerance", "baseline")  # of the question that a start was chosen for
+# A recorded start is valid only for a question that agrees in these keys.
+SAME = ("tolerance", "baseline")
 
 
 def predicted_width(chain: Chain, most: float = EVEN) -> int:
@@ -44,13 +49,21 @@ def predicted_width(chain: Chain, most: float = EVEN) -> int:
 
 
 def start_at(chain: Chain, width: int, seed: int | None) -> Chain:
-    """Return the chain with its start at `width`. If that is not 0, set `seed`, which chose the start, aside."""
+    """Return the chain with its start at `width`.
+
+    If `width` is not 0, no pair uses `seed`, the seed of the run that chose the start.
+    """
     return replace(chain, start=width, aside=seed if width else None, is_started=True)
 
 
 @dataclass(frozen=True)
 class Begun:
-    """How the chains of a question begin. `chains`: those that were recorded, by label, as bits and the seed aside."""
+    """How the chains of a question start.
+
+    Attributes:
+        by: PREDICTED or WIDEST.
+        chains: The recorded starts by the label of the chain: the bits, and the seed that no pair uses.
+    """
 
     by: str
     chains: Mapping[str, tuple[float, int | None]] = field(default_factory=dict)
@@ -67,8 +80,12 @@ class Begun:
 
 
 def begun(question: "Question") -> Begun:
-    """As the folder's sweep.yaml has it, if it was searched with the same question before; else, and where another
-    start was typed, as is asked for. The fewest seeds that settle anything leave none for a prediction."""
+    """Return how the chains of a question start.
+
+    If the same question was searched in this folder before, its sweep.yaml decides, unless `search.start` was typed
+    again. Otherwise the settings decide. All chains start at their widest width if `search.most_seeds` is at most
+    FEWEST_SEEDS, because no seed is left for a prediction, or if runs cannot be observed.
+    """
     asked, before = question.settings, _before(question)
     is_typed = any(text.split("=")[0] == KEY for text in question.typed)
     by = asked.start if is_typed or before is None else before.by
@@ -78,7 +95,9 @@ def begun(question: "Question") -> Begun:
 
 
 def _before(question: "Question") -> Begun | None:
-    """What the folder says of this question; None where it was not asked there."""
+    """Return the starts that sweep.yaml records for this question, or None if the question was not asked in this
+    folder.
+    """
     try:
         manifest = read_manifest(question.directory)
     except (OSError, ValueError):
@@ -93,9 +112,11 @@ def _before(question: "Question") -> Begun | None:
 
 
 def recorded(by: str, chains: Sequence[Chain], arms: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return what sweep.yaml says about the chains whose start was predicted: the bits, the seed in no pair, and the
-    cells of the candidates, or of their arms, by which a report knows the chain. Without `start`, all chains start
-    at their widest width."""
+    """Return what sweep.yaml records about the chains whose start was predicted.
+
+    Each entry has the bits, the seed that no pair uses, and the cells of the candidates, or of their arms, by which a
+    report recognizes the chain. Without `start`, all chains start at their widest width.
+    """
     if by == WIDEST:
         return {}
     return {

@@ -1,15 +1,16 @@
-"""A fair comparison tunes: which value of the tuned keys each candidate, and the baseline, is certified with. Pure.
+"""Choose the values of the tuned keys for each candidate and for the baseline, so that the comparison is fair. Pure.
 
-A cell of the axes has an arm for each combination of the tuned values (`search.tune`, several keys: their product).
-Every arm runs on the tuning seeds, and the arm that did best there (`cpdrun.stats.tuning`) is the cell's. Then the test
-runs on seeds 0, 1, 2 ... of that arm alone.
+A cell of the axes has an arm for each combination of the tuned values (`search.tune`; the product, if several keys are
+tuned). Every arm runs on the tuning seeds. The arm that does best there (`cpdrun.stats.tuning`) represents the cell,
+and the test runs seeds 0, 1, 2 ... of that arm only.
 
-Why this costs the confidence nothing: tuning seeds are from FIRST_SEED on (cpdrun.stats.tuning) and those of pairs
-below it, so that the two sets never meet. The choice looks at tuning seeds only and is therefore independent of every
-pair; given the choice, the pairs are those of a search that was typed with these values, and its wrong certificates are
-at most alpha whatever was chosen. A poor choice costs power, never validity. What is certified is the candidate with
-its value against the baseline with its own, over seeds; all seeds are judged on the same test set, the tuning ones too.
-A grid of values that is changed after a look at the verdict asks another question of the same seeds.
+Tuning costs no confidence. Tuning seeds start at FIRST_SEED (cpdrun.stats.tuning) and the seeds of pairs are below it,
+so the two sets never meet. The choice reads tuning seeds only and is therefore independent of every pair. Given the
+choice, the pairs are those of a search that was typed with the chosen values, so the chance of a wrong certificate is
+at most alpha whatever was chosen. A poor choice costs power, never validity. The certificate compares, over seeds, the
+candidate with its chosen values and the baseline with its own. All seeds, tuning seeds included, are judged on the
+same test set. If you change the grid of values after you have seen the verdicts, you ask the same seeds another
+question.
 """
 
 import math
@@ -25,20 +26,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tuning:
-    """`arms`: by a cell's name the names of its arms, cells themselves, in the order in which values are listed. A cell
-    has a name that is no arm's. Without arms nothing is tuned."""
+    """The tuned keys and the arms of each cell. Without arms, nothing is tuned.
 
-    keys: Mapping[str, list[Any]] = field(default_factory=dict)  # the values of each tuned key
+    Attributes:
+        keys: The values to try for each tuned key.
+        seeds: The tuning seeds.
+        arms: The names of the arms of each cell, in the order in which the values are listed. Every arm is itself a
+            cell with runs. The name of the cell differs from the names of all arms.
+        values: The values of the tuned keys, by arm and then by key.
+    """
+
+    keys: Mapping[str, list[Any]] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
     arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by arm, then by key
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.arms)
 
     def chosen(self, ended: "Ended", *, higher_is_better: bool) -> dict[str, str]:
-        """By cell its arm, of the cells of which every arm has ended on all tuning seeds or was given up. Where there
-        is one arm there is nothing to choose, and it takes no run."""
+        """Return the chosen arm of each cell whose arms have all ended on all tuning seeds or were given up.
+
+        A cell with one arm needs no run for its choice.
+        """
         return {
             cell: arms[choose([self.measured(arm, ended) for arm in arms], higher_is_better=higher_is_better)]
             for cell, arms in self.arms.items()
@@ -51,7 +61,10 @@ class Tuning:
         return [values[seed] for seed in self.seeds if seed in values]
 
     def missing(self, cell: str, ended: "Ended") -> "list[tuple[Ask, ...]]":
-        """The runs without which the cell's arm cannot be chosen: all arms of a seed, then those of the next."""
+        """Return the runs that are still needed to choose the cell's arm.
+
+        The runs are grouped by seed: all arms of one seed, then all arms of the next seed.
+        """
         arms = self.arms.get(cell, ())
         if len(arms) < 2:
             return []
@@ -60,10 +73,10 @@ class Tuning:
         return [turn for turn in turns if turn]
 
     def runs(self, cell: str) -> int:
-        """How many it takes to choose the cell's arm."""
+        """Return the number of runs that it takes to choose the cell's arm."""
         arms = len(self.arms.get(cell, ()))
         return arms * len(self.seeds) if arms > 1 else 0
 
     def edges(self, arm: str) -> Iterator[tuple[str, str]]:
-        """The keys of which the arm has the largest or the smallest of several numbers tried, and which."""
+        """Return the keys for which the arm has the largest or the smallest number tried, and which of the two it is."""
         return edges(self.values.get(arm, {}), self.keys)
