@@ -1,8 +1,10 @@
-"""`cpdrun search --plan`: the runs that a search would ask for now, how long they take, and what they would settle.
+"""List the runs that a search would ask for now, how long they take and what they would settle (`cpdrun search
+--plan`).
 
-It looks once, and starts nothing: what comes behind these runs depends on what they show. A budget is of further runs.
-How sure a candidate stands is that at which its evidence so far would certify, or refute, it: per cent, of the share of
-the error that it has (`cpdrun.stats.evidence`), so that it is settled where it reaches the search's confidence.
+The plan reads the results once and starts nothing, because the runs after these depend on what these show. A budget
+counts further runs only. The confidence of a candidate is the confidence at which the evidence so far would certify or
+refute it, in percent, given the candidate's share of the error (`cpdrun.stats.evidence`). The candidate is settled
+when this reaches the confidence of the search.
 """
 
 import math
@@ -25,9 +27,20 @@ OWN, OTHERS = "runs of this cell", "other runs of the sweep"
 
 @dataclass(frozen=True)
 class NextRun:
-    """`candidates`: the labels of those that it says something of; `seconds`: expected, None where no run has ended;
-    `is_ahead`: for a core that would stand idle; `fits`: whether it is within the budget, None where that is not known
-    or none was given."""
+    """A run that a search would ask for.
+
+    Attributes:
+        ask: The cell and the seed.
+        name: The name of the run.
+        label: The label of the candidate, or the name of the baseline.
+        seconds: The expected wall time, or None if no run has ended.
+        seconds_of: The runs from which the time is estimated, OWN or OTHERS, or None.
+        core_seconds: The expected core time, or None.
+        candidates: The labels of the candidates on which the run gives evidence.
+        is_baseline: Whether the run is a run of the baseline.
+        is_ahead: Whether the run is asked for only to keep an idle core busy.
+        fits: Whether the run is within the budget, or None if this is unknown or no budget was given.
+    """
 
     ask: Ask
     name: str
@@ -58,6 +71,8 @@ class NextRun:
 
 @dataclass(frozen=True)
 class Next:
+    """The runs that a search would ask for, and the budget."""
+
     results: Results
     standings: list[Standing]
     runs: list[NextRun]
@@ -65,12 +80,12 @@ class Next:
 
     @property
     def fitting(self) -> list[NextRun]:
-        """Those within the budget; all where there is none, or it cannot be told."""
+        """The runs within the budget. All runs count if there is no budget or if it is unknown whether they fit."""
         return [run for run in self.runs if run.fits is not False]
 
 
 def look(results: Results, budget: Budget | None) -> Next:
-    """What a search of `results` would ask for, the most settling first."""
+    """Return the runs that a search would ask for now, those that settle most first."""
     standings = [s for s in results.standings() if not results.problem(s.chain.baseline)]
 
     def asks(*, ahead: bool) -> list[Ask]:
@@ -116,7 +131,10 @@ def _run(
 def _candidates(
     results: Results, standings: Sequence[Standing], ask: Ask, listed: set[Ask]
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Those whose cell it is; and those that it is a baseline's run of: of the same seed, or in question."""
+    """Return the candidates whose cell is run, and the candidates that are compared with a baseline's run.
+
+    The latter have a run of the same seed, or else are in question.
+    """
     name, seed = ask
     cells = {arm: cell for cell, arms in results.question.tuning.arms.items() for arm in arms}
     cell = cells.get(name, name)
@@ -130,7 +148,7 @@ def _candidates(
 
 
 def _seconds(results: Results, name: str) -> tuple[float | None, str | None]:
-    """The median of the cell's own runs, or else of all."""
+    """Return the median wall time of the cell's own runs, or else of all runs, and which of the two it is."""
     done = [results.run((name, seed)).result() for seed in results.question.cells[name]]
     own = [result.wall_seconds for result in done if result is not None and result.wall_seconds is not None]
     every = [seconds for seconds in results.seconds if math.isfinite(seconds)]
@@ -151,7 +169,7 @@ def _within(runs: Sequence[NextRun], budget: Budget | None) -> Iterator[NextRun]
         yield NextRun(**{**vars(run), "fits": fits})
 
 
-# ---- how sure, and what would be settled
+# ---- The confidence so far, and what the runs would settle
 
 
 def sure(results: Results, judgement: Judgement) -> tuple[float, float]:
@@ -195,7 +213,7 @@ def _touched(found: Next) -> Iterator[tuple[Candidate, Judgement, Width]]:
 
 
 def _further(found: Next, candidate: Candidate) -> int:
-    """Pairs that are complete once the runs within the budget have ended."""
+    """Return how many further pairs are complete once the runs within the budget have ended."""
     ended, coming = found.results.ended, {run.ask for run in found.fitting}
 
     def has(ask: Ask) -> bool:
@@ -205,11 +223,11 @@ def _further(found: Next, candidate: Candidate) -> int:
     return sum(has((candidate.name, seed)) and has((candidate.baseline, seed)) for seed in seeds)
 
 
-# ---- in words
+# ---- Messages
 
 
 def says(found: Next) -> list[str]:
-    """What would be settled comes first."""
+    """Return the plan as sentences. What the runs would settle comes first."""
     if not found.runs:
         return [
             "nothing is left to run: nothing that further seeds could settle is open",
@@ -255,7 +273,9 @@ def _percent(value: float) -> str:
 
 
 def command(found: Next, words: Sequence[str]) -> str | None:
-    """What runs them: a search's budget counts the runs that are there."""
+    """Return the command that starts the runs, or None if there are none. Its budget includes the runs that have
+    ended.
+    """
     import shlex
 
     if not found.fitting:
@@ -264,7 +284,7 @@ def command(found: Next, words: Sequence[str]) -> str | None:
 
 
 def facts(found: Next, words: Sequence[str]) -> dict[str, Any]:
-    """For programs."""
+    """Return the plan for programs."""
     results = found.results
     cells = results.question.cells
     runs = [run.facts(cells[run.ask[0]][run.ask[1]].overrides) for run in found.runs]

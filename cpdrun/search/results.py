@@ -1,4 +1,4 @@
-"""What the runs of a search left: values by cell and seed, and the rules of the test in the metric's own unit."""
+"""Read the results of a search: values by cell and seed, and the rules of the test in the metric's own unit."""
 
 import math
 from dataclasses import replace
@@ -24,19 +24,34 @@ from cpdrun.whatif.damage import strictness
 
 
 class Results:
-    """Reads what has ended once, when it is made, and a further run by `take`."""
+    """The results of a search.
+
+    The constructor reads all runs that have ended. Call `take` for every run that ends later.
+
+    Attributes:
+        question: The question of the search.
+        ended: The values and the failures by cell and seed.
+        seconds: The wall time of each run that has ended.
+        core_seconds: The core time of all runs that have ended.
+        fingerprints: The fingerprints by cell and seed, for runs that ended well.
+        unpredicted: One sentence for each chain without a prediction. A display removes the sentences that it shows.
+        begun: How the chains start.
+        ledger: The hypotheses that were tested.
+    """
 
     def __init__(self, question: Question) -> None:
         self.question = question
         self.ended = Ended()
-        self.seconds: list[float] = []  # of each run that has ended
+        self.seconds: list[float] = []
         self.core_seconds = 0.0
         self._classes = self._samples = math.nan
         self._metric: Metric | None = None
-        self._measured: dict[str, list[dict]] = {}  # all metrics of a cell's runs
-        self.fingerprints: dict[str, dict[int, str]] = {}  # by cell and seed, of runs that ended well
-        self._ordered: dict[str, Chain] = {}  # by label, once a run of the baseline has told
-        self.unpredicted: list[str] = []  # a sentence for each chain without a prediction, until it is shown
+        # All metrics of a cell's runs.
+        self._measured: dict[str, list[dict]] = {}
+        self.fingerprints: dict[str, dict[int, str]] = {}
+        # The chains whose order and start are known, by label.
+        self._ordered: dict[str, Chain] = {}
+        self.unpredicted: list[str] = []
         self._courses: dict[Ask, Course] = {}
         self.begun = begun(question)
         arms = {arm: cell for cell, arms in question.tuning.arms.items() for arm in arms}
@@ -52,7 +67,7 @@ class Results:
 
     @property
     def runs(self) -> int:
-        """How many have ended."""
+        """The number of runs that have ended."""
         return len(self.seconds)
 
     def run(self, ask: Ask) -> RunDir:
@@ -77,7 +92,8 @@ class Results:
         if done.status is not Ending.DIVERGED and metric not in done.metrics:
             self.failed(ask, Failure.UNKNOWN)
             return True
-        self.ended.failures.get(name, {}).pop(seed, None)  # it was tried again
+        # A run that failed before may have been tried again.
+        self.ended.failures.get(name, {}).pop(seed, None)
         self.ended.given_up.discard(name)
         value = _number(done.metrics.get(metric))
         is_healthy = done.status is not Ending.DIVERGED and math.isfinite(value)
@@ -100,7 +116,7 @@ class Results:
 
     @property
     def failures(self) -> list[Ask]:
-        """The runs that failed, the baselines' first. A search that is typed again tries them again."""
+        """The runs that failed, the baselines' runs first. The next search of the same question tries them again."""
         asks = [(name, seed) for name, seeds in self.ended.failures.items() for seed in seeds]
         return [ask for ask in asks if self.run(ask).result() is None]
 
@@ -114,7 +130,7 @@ class Results:
 
     @property
     def margin(self) -> Margin:
-        """Return the margin. One that is relative is known when a run of the baseline has ended."""
+        """The margin. A relative margin is known once a run of the baseline has ended."""
         question = self.question
         is_typed = any(text.startswith(f"{MARGIN_KEY}=") for text in question.typed)
         asked_by = "typed" if is_typed else "the experiment's"
@@ -125,12 +141,12 @@ class Results:
 
     @property
     def tolerance(self) -> float:
-        """Return the margin in the unit in which the metric is shown, NaN if there is none (yet)."""
+        """The margin in the unit in which the metric is shown, NaN if there is none (yet)."""
         return self.margin.shown
 
     @property
     def strictness(self) -> float:
-        """Return how strict the margin is, for a prediction."""
+        """How strict the margin is, for a prediction."""
         return strictness(self.metric, self.tolerance, self._classes)
 
     def _baseline_courses(self) -> list[Course]:
@@ -138,7 +154,7 @@ class Results:
         return [course for name in sorted(names) if (course := self._course(name)) is not None]
 
     def _course(self, baseline: str) -> Course | None:
-        """Read the baseline's run of the lowest seed: the margin must not change as further seeds come in."""
+        """Read the baseline's run with the lowest seed, so that the margin does not change when further seeds end."""
         values = self.paired(baseline) or self.ended.values.get(baseline, {})
         seed = min((seed for seed, value in values.items() if math.isfinite(value)), default=None)
         if seed is None or self._metric is None:
@@ -162,8 +178,10 @@ class Results:
         )
 
     def standings(self) -> list[Standing]:
-        """Return how all candidates stand. Their hypotheses are in the ledger from now on, once all chains know where
-        they start."""
+        """Return the verdicts on all candidates.
+
+        Once all chains know where they start, this also adds the hypotheses of the candidates to the ledger.
+        """
         found = stand(self.chains, self.ended, self.rules(), self.question.tuning, self.ledger)
         if self._metric is not None and all(standing.chain.is_started for standing in found):
             asked = [each for standing in found for width in standing.widths for each in width.hypotheses]
@@ -172,8 +190,7 @@ class Results:
 
     @property
     def chains(self) -> list[Chain]:
-        """Return the chains of the question: in each width the likeliest candidate first, as predicted, and from where
-        they start, once that is known."""
+        """The chains of the question, with the predicted order within each width and the start, if they are known."""
         return [self._ordered.get(chain.label) or self._in_order(chain) for chain in self.question.chains]
 
     def _in_order(self, chain: Chain) -> Chain:
@@ -183,7 +200,7 @@ class Results:
             return self._ordered.setdefault(chain.label, known)
         waiting = replace(known or chain, is_ordered=False, is_started=known is not None)
         if self.chosen.get(chain.baseline, chain.baseline) in self.question.tuning.arms:
-            return waiting  # what it recorded depends on what is chosen for it
+            return waiting  # The baseline's record depends on the arm that is chosen for it.
         ask = self.first_run(chain.baseline)
         if ask is None:
             return known or chain
@@ -192,15 +209,19 @@ class Results:
         predicted = with_chances(self.question, chain, self.run(ask), self.strictness)
         if predicted is None:
             config = self.question.cells[ask[0]][0].config
-            if not is_script(config) or config["observe"]:  # a script is observed only if that was typed
+            if (
+                not is_script(config) or config["observe"]
+            ):  # A script is observed only if the user typed `observe`.
                 self.unpredicted.append(_unpredicted(chain, is_started=known is not None))
             return self._ordered.setdefault(chain.label, known or chain)
         started = self.begun.of(predicted) or start_at(predicted, predicted_width(predicted), ask[1])
         return self._ordered.setdefault(chain.label, started)
 
     def first_run(self, named: str) -> Ask | None:
-        """Of a baseline the run that says in which order to try the formats of a width; None where none will end, and
-        while it is not chosen what the baseline is tuned to."""
+        """Return the run of a baseline from which the order of the formats within a width is predicted.
+
+        Return None if the baseline is still being tuned or if none of its runs will end well.
+        """
         baseline, tuning = self.chosen.get(named, named), self.question.tuning
         if baseline in tuning.arms or baseline in self.ended.given_up:
             return None
@@ -211,19 +232,19 @@ class Results:
 
     @property
     def first_runs(self) -> set[Ask | None]:
-        """Those of all baselines; of one that is being tuned that of each value."""
+        """The first runs of all baselines. For a baseline that is being tuned, this includes a run of each arm."""
         tuning, baselines = self.question.tuning, {chain.baseline for chain in self.question.chains}
         arms = {arm for name in baselines for arm in tuning.arms.get(name, ())}
         return {*map(self.first_run, baselines), *((arm, tuning.seeds[0]) for arm in arms)}
 
     @property
     def chosen(self) -> dict[str, str]:
-        """By the name of a cell that is tuned its arm, where that is chosen."""
+        """The chosen arm of each tuned cell, by the name of the cell."""
         better = self._compared.higher_is_better
         return self.question.tuning.chosen(self.ended, higher_is_better=better)
 
     def paired(self, name: str) -> dict[int, float]:
-        """What has ended of a cell by seed, but for the seeds that choose."""
+        """Return the values of a cell by seed, without the tuning seeds."""
         aside, values = self.question.tuning.seeds, self.ended.values.get(name, {})
         return {seed: value for seed, value in values.items() if seed not in aside}
 
@@ -233,7 +254,10 @@ class Results:
         return are_identical(ours, theirs)
 
     def problem(self, baseline: str) -> str | None:
-        """Why this cell is nothing to compare with, once two of its runs have ended; None where it is."""
+        """Return why this baseline cannot be compared with, or None if it can.
+
+        Most problems are known only after two runs of the baseline have ended.
+        """
         tried = self.paired(baseline) or self.ended.values.get(baseline, {})
         values = list(tried.values())
         healthy = [value for value in values if math.isfinite(value)]
@@ -254,7 +278,7 @@ class Results:
         return None
 
     def _metric_before(self) -> Metric:
-        """What will be compared, as far as that is known before a first run has ended."""
+        """Return the metric that will be compared, as far as it is known before the first run has ended."""
         asked, cell = self.question.settings.metric, next(iter(self.question.cells.values()))
         script = next(iter(cell.values())).config.get(SCRIPT)
         name = asked or (script and judged_by(script))
@@ -263,7 +287,10 @@ class Results:
         return Metric(name, MEASURES[direction_of(name, script["direction"])])
 
     def _ignores_seeds(self, name: str) -> bool:
-        """A script may seed itself; runs that are all the same would be taken for evidence without any noise."""
+        """Return whether a script seems to seed itself, so that all its runs are equal.
+
+        Equal runs would count as evidence without any noise.
+        """
         name = self.chosen.get(name, name)
         found = self._measured.get(name, [])
         if len(found) < FEWEST_SEEDS or not is_script(self.question.cells[name][0].config):
@@ -271,7 +298,11 @@ class Results:
         return all(one == found[0] for one in found)
 
     def _metric_of(self, done: Result) -> Metric:
-        """What is compared: the metric asked for, or that which the first run is judged by."""
+        """Return the metric that is compared: `search.metric`, or else the metric by which the first run is judged.
+
+        Raises:
+            ConfigError: The run does not have the metric.
+        """
         if self._metric is None:
             metrics, asked = done.metrics, self.question.settings.metric
             if asked is not None and asked not in metrics:

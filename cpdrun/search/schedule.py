@@ -1,7 +1,7 @@
-"""Which runs to ask for next, from what the recorded ones say. Pure: names and numbers in, names and numbers out.
+"""Choose the runs to ask for next from what the recorded runs say. Pure: names and numbers in, names and numbers out.
 
-A pair is the same seed run with a candidate and with its baseline. Seeds are 0, 1, 2 ... and count in this order: a
-run that ends early, as a diverging one does, tells nothing before those of the seeds below it have ended.
+A pair is the same seed run with a candidate and with its baseline. Seeds are 0, 1, 2 ... and count in this order. A
+run that ends early, as a diverging run does, counts only after the runs of all smaller seeds have ended.
 """
 
 import itertools
@@ -15,32 +15,52 @@ from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.failures import Compared, Failure, FailureCounts, Runs, compare_runs
 from cpdrun.stats.ledger import AskedChain, Ledger
 
-FIRST_PAIRS = 3  # the fewest that settle anything; asked for at once where there are cores
+# The fewest pairs that can settle a candidate. They are asked for at once if there are enough cores.
+FIRST_PAIRS = 3
 
-EVEN = 0.5  # a predicted chance above it: rather not
+# A candidate with a higher predicted chance of missing the tolerance is not expected to hold it.
+EVEN = 0.5
 
 UNTUNED = Tuning()
 EMPTY_LEDGER = Ledger()
 
-Ask = tuple[str, int]  # a cell's name and a seed
+# The name of a cell and a seed.
+Ask = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A cell of the axes that is compared with a baseline; both by the names of their cells."""
+    """A cell of the axes that is compared with a baseline.
+
+    Attributes:
+        name: The name of the candidate's cell.
+        baseline: The name of the baseline's cell.
+        label: The candidate as messages call it.
+        bits: The bit width.
+        chance: The predicted chance of missing the tolerance, or None if nothing is predicted.
+    """
 
     name: str
     baseline: str
     label: str
     bits: float
-    chance: float | None = None  # predicted, of missing the tolerance; None where nothing is
+    chance: float | None = None
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Candidates that differ in their format alone: `widths`, most bits first; in each the likeliest first. Until that
-    is known, `is_ordered` is false, and a width of several candidates waits for a run of the baseline; all wait
-    until `is_started`. `start`: the width asked first; `aside`: the seed of the run that chose it, in no pair."""
+    """Candidates that differ in their format only, grouped by bit width.
+
+    Attributes:
+        label: What all candidates of the chain have in common, such as `with APS`.
+        widths: The candidates of the chain, most bits first. Within a width, the candidate that is likeliest to hold
+            the tolerance comes first.
+        is_ordered: Whether the order within each width is known. Until then, a width with several candidates waits for
+            a run of the baseline.
+        is_started: Whether the start is known. Until then, all candidates wait.
+        start: The index of the width that is tested first.
+        aside: The seed of the baseline's run that chose the start, or None. This seed is in no pair.
+    """
 
     label: str
     widths: tuple[tuple[Candidate, ...], ...]
@@ -51,21 +71,31 @@ class Chain:
 
     @property
     def baseline(self) -> str:
-        """The cell that all of its candidates are compared with."""
+        """The name of the cell with which all candidates of the chain are compared."""
         return self.widths[0][0].baseline
 
     def may_try(self, width: int) -> bool:
-        """Whether it is known which candidate of this width to try first."""
+        """Return whether it is known which candidate of this width to try first."""
         return self.is_started and (self.is_ordered or len(self.widths[width]) == 1)
 
     def seeds(self, most: int) -> list[int]:
-        """Those of its pairs, in their order."""
+        """Return the seeds of the chain's pairs in their order."""
         return [seed for seed in range(most) if seed != self.aside]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The tolerance and the other inputs of the test, in the metric's own unit."""
+    """The tolerance and the other inputs of the test, in the metric's own unit.
+
+    Attributes:
+        tolerance: The margin.
+        alpha: The chance of a wrong verdict that is allowed.
+        most_seeds: The largest number of seeds.
+        higher_is_better: Whether a higher value of the metric is better.
+        worst: The value that stands for a diverged run.
+        resolution: The difference that a single test sample makes, or 0 if the metric does not count samples.
+        metric: The name of the metric.
+    """
 
     tolerance: float
     alpha: float
@@ -78,10 +108,16 @@ class Rules:
 
 @dataclass
 class Ended:
-    """The runs that have ended, by cell and seed: the metric (NaN for a diverged run), or why there is none.
+    """The runs that have ended, by cell and seed.
 
-    `lengths` and `gave_up` are those of `cpdrun.stats.failures.Runs`. A cell is given up after a number of failures if
-    none of its runs ended well.
+    A cell is given up after a number of failures if none of its runs ended well.
+
+    Attributes:
+        values: The metric, NaN for a diverged run.
+        failures: Why a run has no metric.
+        given_up: The cells that were given up.
+        lengths: As in `cpdrun.stats.failures.Runs`.
+        gave_up: As in `cpdrun.stats.failures.Runs`.
     """
 
     values: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -100,19 +136,26 @@ class Ended:
         return Runs(*(found.get(name, {}) for found in of_cell))
 
     def compared(self, candidate: Candidate, aside: Collection[int] = ()) -> Compared:
-        """Return the values and the failures of all pairs of a candidate, without the seeds set `aside`."""
+        """Return the values and the failures of all pairs of a candidate, without the seeds in `aside`."""
         sides = (self.runs(candidate.name), self.runs(candidate.baseline))
         return compare_runs(*(runs.without(aside) if aside else runs for runs in sides))
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A chain and how each of its widths stands."""
+    """A chain and the verdicts on its widths.
+
+    Attributes:
+        chain: The chain.
+        widths: The verdict on each width.
+        exhausted: For each candidate, whether no further pair is possible.
+        failures: The number of failed runs of each candidate.
+    """
 
     chain: Chain
     widths: list[Width]
-    exhausted: tuple[tuple[bool, ...], ...]  # candidates of which no further pair can be had
-    failures: tuple[tuple[FailureCounts, ...], ...]  # of each candidate
+    exhausted: tuple[tuple[bool, ...], ...]
+    failures: tuple[tuple[FailureCounts, ...], ...]
 
     def failures_of(self, candidate: Candidate) -> FailureCounts:
         """Return how many runs of one of the candidates failed."""
@@ -128,7 +171,7 @@ class Standing:
 
     @property
     def answer(self) -> tuple[Candidate, Judgement] | None:
-        """The certified candidate of fewest bits."""
+        """The certified candidate with the fewest bits, or None."""
         found = None
         for candidates, width in zip(self.chain.widths, self.widths, strict=True):
             if width.certified is not None:
@@ -137,8 +180,13 @@ class Standing:
 
     @property
     def frontier(self) -> int | None:
-        """The width in question: the first from the start down that is not certified, None where all are. Where that
-        is the start and it has come to its end, the next wider one that has not, and below one that is certified."""
+        """The index of the width in question, or None if the start and all narrower widths are certified.
+
+        If the start is certified, this is the first narrower width that is not. If the start is not certified, this is
+        the start as long as one of its candidates is in question, and then the nearest wider width with a candidate in
+        question. If a certified width comes before that, the search ends at the next narrower width. If no width has a
+        candidate in question, the index is 0.
+        """
         start, certified = self.chain.start, [width.certified is not None for width in self.widths]
         if certified[start]:
             return next((i for i in range(start, len(certified)) if not certified[i]), None)
@@ -151,7 +199,7 @@ class Standing:
 
     @property
     def in_question(self) -> list[tuple[Candidate, Judgement]]:
-        """The candidates at the frontier that are open and have seeds left, the likeliest first."""
+        """The open candidates at the frontier that have seeds left, the likeliest first."""
         return [] if self.frontier is None else self._questionable(self.frontier)
 
     def _questionable(self, width: int) -> list[tuple[Candidate, Judgement]]:
@@ -161,7 +209,7 @@ class Standing:
 
     @property
     def active(self) -> tuple[Candidate, Judgement] | None:
-        """The candidate to seed, the first in question; None where the chain is at its end."""
+        """The candidate that gets the next seeds, or None if the chain has come to its end."""
         return next(iter(self.in_question), None)
 
 
@@ -172,7 +220,7 @@ def stand(
     tuning: Tuning = UNTUNED,
     ledger: Ledger = EMPTY_LEDGER,
 ) -> list[Standing]:
-    """Return how all candidates stand, each under the name of its arm as soon as that is chosen.
+    """Return the verdicts on all candidates. A candidate whose arm is chosen has the name of that arm.
 
     The caller adds the hypotheses of the widths to the ledger.
     """
@@ -196,7 +244,7 @@ def _as_asked(chain: Chain) -> AskedChain:
 
 
 def of_arms(chain: Chain, chosen: Mapping[str, str]) -> Chain:
-    """The chain with the arms in place of the cells of which one is chosen."""
+    """Return the chain with the chosen arms in place of their cells."""
 
     def of(candidate: Candidate) -> Candidate:
         name, baseline = candidate.name, candidate.baseline
@@ -208,7 +256,7 @@ def of_arms(chain: Chain, chosen: Mapping[str, str]) -> Chain:
 
 @dataclass(frozen=True)
 class _Paired:
-    """A chain with the runs of its candidates: what is compared, and the differences, width by width."""
+    """A chain with the runs of its candidates: what is compared, and the differences, by width and candidate."""
 
     chain: Chain
     seeds: list[int]
@@ -216,7 +264,7 @@ class _Paired:
     gaps: list[list[list[float]]]
 
     def as_asked(self, asked: AskedChain) -> PairedChain:
-        """Return the pairs for the test, under the names with which the chain is asked."""
+        """Return the pairs for the test, under the names with which the chain was asked."""
         barred = [[found.is_barred for found in of_width] for of_width in self.compared]
         return PairedChain(asked, self.gaps, barred, len(self.seeds))
 
@@ -254,7 +302,7 @@ def _is_exhausted(candidate: Candidate, ended: Ended, seeds: Sequence[int]) -> b
 
 
 def _counted(candidate: Candidate, ended: Ended, seeds: Sequence[int]) -> int:
-    """How many of these seeds have ended with both, without a gap."""
+    """Return how many of these seeds, counted from the first without a gap, have ended on both sides."""
     both = (ended.has((candidate.name, seed)) and ended.has((candidate.baseline, seed)) for seed in seeds)
     return sum(1 for _ in itertools.takewhile(bool, both))
 
@@ -282,15 +330,23 @@ def wanted(
     *,
     ahead: bool = True,
 ) -> Iterator[Ask]:
-    """The runs that would settle most, the best first, each once; without those that have ended or are `asked` for.
+    """Yield the runs that would settle most, the best first, each run once.
 
-    Chains take turns, pair by pair. First come the pairs that the candidate in question is likely to need: three, then
-    as many as the figures so far say. Those beyond, `ahead`, keep cores busy that would stand idle: the first pairs of
-    the next narrower format unless the present one looks bad, and further seeds of the present one. Before its own
-    pairs say, it looks as bad as is predicted.
+    Chains take turns, pair by pair. First come the pairs that the candidate in question is likely to need:
+    FIRST_PAIRS, then as many as the results so far suggest. The runs beyond these keep cores busy that would be idle.
+    They are the first pairs of the next narrower format, unless the present format looks bad, and further seeds of the
+    present format. Before its own pairs can tell, a candidate looks bad if the prediction says so.
 
-    A cell of which the arm is still to be chosen runs on its tuning seeds first, and none does before its chain has
-    reached it: what is tuned ahead would be lost where the present format is refuted.
+    A cell whose arm is still to be chosen runs on its tuning seeds first. It does so only when its chain has reached
+    it, because tuning that was done ahead would be lost if the present format is refuted.
+
+    Args:
+        standings: The verdicts on all chains.
+        ended: The runs that have ended. They are left out.
+        asked: The runs that were asked for already. They are left out, too.
+        rules: The inputs of the test.
+        tuning: The tuned keys and the arms.
+        ahead: Whether to include the runs that keep idle cores busy.
     """
     seen = set(asked)
     needed = [list(_needed(standing, ended, rules, tuning)) for standing in standings]
@@ -316,15 +372,21 @@ def _needed(standing: Standing, ended: Ended, rules: Rules, tuning: Tuning) -> I
         return
     seeds = standing.chain.seeds(rules.most_seeds)
     counted = _counted(candidate, ended, seeds)
-    skipped = counted - judgement.pairs  # seeds without a pair take further ones
-    more = 1 if judgement.more is None else math.ceil(judgement.more.likely / 2)  # half: figures move
+    # A seed that gave no pair is replaced by a further seed.
+    skipped = counted - judgement.pairs
+    # Ask for half of the likely number, because the estimate changes with every pair.
+    more = 1 if judgement.more is None else math.ceil(judgement.more.likely / 2)
     upto = max(FIRST_PAIRS + skipped, counted + more)
     pairs = _pairs(candidate, seeds[counted:upto])
     yield from pairs if standing.chain.may_try(standing.frontier) else (pair[:1] for pair in pairs)
 
 
 def _further(standing: Standing, ended: Ended, rules: Rules, tuning: Tuning) -> Iterator[tuple[Ask, ...]]:
-    """At most twice the seeds that have ended, and three: compute is not to be wasted because it is there."""
+    """Yield the runs that keep idle cores busy.
+
+    The present candidate gets at most twice the seeds that have ended plus FIRST_PAIRS in total, because idle cores
+    are no reason to waste compute.
+    """
     chain, frontier = standing.chain, standing.frontier
     if standing.active is None or not chain.may_try(frontier):
         return
@@ -343,8 +405,11 @@ def _further(standing: Standing, ended: Ended, rules: Rules, tuning: Tuning) -> 
 
 
 def _next_width(chain: Chain, frontier: int, *, looks_bad: bool) -> Sequence[Candidate]:
-    """What is asked after the frontier: the next narrower width, or, at the start and above it, where that looks bad
-    the next wider one; there is none beyond the chain's ends."""
+    """Return the candidates of the width that is tested after the frontier.
+
+    At the start and below, this is the next narrower width. At the start and above, if the present width looks bad, it
+    is the next wider width. Beyond the ends of the chain there is none.
+    """
     if looks_bad:
         following = frontier - 1 if frontier <= chain.start else -1
     else:
@@ -364,7 +429,7 @@ def _is_tuned(candidate: Candidate, tuning: Tuning) -> bool:
 
 
 def _of_baseline(candidate: Candidate, tuning: Tuning) -> Iterator[tuple[Ask, ...]]:
-    """What the first pairs will want of it, whatever is chosen for the candidate."""
+    """Yield the baseline's runs for the first pairs, which are needed whatever is chosen for the candidate."""
     if candidate.baseline not in tuning.arms:
         yield from (((candidate.baseline, seed),) for seed in range(FIRST_PAIRS))
 

@@ -78,5 +78,5 @@ class Tuning:
         return arms * len(self.seeds) if arms > 1 else 0
 
     def edges(self, arm: str) -> Iterator[tuple[str, str]]:
-        """Return the keys for which the arm has the largest or the smallest number tried, and which of the two it is."""
+        """Return the keys for which the arm has the largest or the smallest number tried, and which it is."""
         return edges(self.values.get(arm, {}), self.keys)
