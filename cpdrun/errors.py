@@ -1,4 +1,7 @@
-"""The one base of what is told to a user in a line, without a traceback. `cpdrun.cli.main` alone catches it."""
+"""The base class of all errors that the user sees as lines of text without a traceback.
+
+`cpdrun.cli.main` prints the lines of an error that ends a command. The exit codes of the commands are defined here.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,10 +10,14 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class UserError(Exception):
-    """What was given or found, what is allowed, what to do: one line for each of `args`.
+    """An error whose message says what was given or found, what is allowed, and what to do.
 
-    `exit_code` is the command's: 2 for a usage or configuration error, 1 where something that was begun has failed.
-    `consequence` follows the last line.
+    Each of `args` is one line of the message.
+
+    Attributes:
+        exit_code: The exit code of the command: 2 for a usage or configuration error, and 1 if something failed after
+            it was started.
+        consequence: A sentence that follows the last line, or "".
     """
 
     exit_code = USAGE
@@ -18,13 +25,15 @@ class UserError(Exception):
 
     @property
     def lines(self) -> list[str]:
+        """The lines of the message without the consequence."""
         return [str(problem) for problem in self.args]
 
     def __str__(self) -> str:
-        """As it is told: its lines, the consequence behind the last."""
+        """Return the lines of the message, with the consequence at the end of the last line."""
         return "\n".join(self.told())
 
     def told(self) -> list[str]:
+        """Return the lines of the message. The consequence, if there is one, is at the end of the last line."""
         if not self.consequence:
             return self.lines
         *before, last = (line if line.endswith((".", "?", "!")) else f"{line}." for line in self.lines)
@@ -32,7 +41,11 @@ class UserError(Exception):
 
 
 class MistypedError(UserError):
-    """Words of a command line that cannot be read: `usage`, how they could be."""
+    """A command line that cannot be parsed.
+
+    Attributes:
+        usage: The text that is printed before the message, with the usage of the command.
+    """
 
     def __init__(self, problem: str, usage: str) -> None:
         super().__init__(problem)
@@ -40,16 +53,19 @@ class MistypedError(UserError):
 
 
 class Stopped(KeyboardInterrupt):
-    """Stopped by Ctrl-C, or from another shell: what ran has saved, and the same call goes on from there."""
+    """The exception for a call that was stopped by Ctrl-C or from another shell.
+
+    The runs have saved their state, and the same call continues them.
+    """
 
 
 class CannotWriteError(UserError):
-    """A file or folder of the record cannot be written."""
+    """The error for a file or folder of the record that cannot be written."""
 
 
 @contextlib.contextmanager
 def before_a_start() -> Iterator[None]:
-    """What is wrong in here keeps everything from starting, and the user is told so."""
+    """Add the consequence "Nothing was started." to every UserError raised in the context."""
     try:
         yield
     except UserError as error:
@@ -59,7 +75,14 @@ def before_a_start() -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(what: object) -> Iterator[None]:
-    """An OSError in here is the user's: raises CannotWriteError, which names the file, or else `what`."""
+    """Turn every OSError raised in the context into a CannotWriteError.
+
+    Args:
+        what: What is written. The message names it if the OSError has no file name.
+
+    Raises:
+        CannotWriteError: A file or folder cannot be written.
+    """
     try:
         yield
     except OSError as error:

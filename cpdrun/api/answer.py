@@ -1,4 +1,4 @@
-"""What a function of cpdrun hands back: the document of its command, which shows itself as a text and as a table."""
+"""The return type of cpdrun's functions: the document of a command, displayed as text and as a table."""
 
 import html
 from collections.abc import Iterator, Mapping
@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+# The number of rows of a table that are displayed.
 ROWS_SHOWN = 20
-# by kind of document: where its sentences stand, and where its rows; those within a row come one by one
+# The key of the sentences of a document, by kind of document. The default is "says".
 SAYS = {"report": "sentences", "explain": "sentences"}
+# The path of keys to the rows of a document, by kind of document. Keys after the first are inside each row.
 ROWS = {
     "sweep": ("runs",),
     "search": ("chains", "candidates"),
@@ -32,8 +34,11 @@ ROWS = {
 
 
 class Answer(Mapping[str, Any]):
-    """A document as docs/json.md says it, read by its keys: `answer["runs"]`. It is plain data: `dict(answer)` may be
-    written to a file."""
+    """The document of a command, as a mapping: `answer["runs"]`.
+
+    docs/json.md describes the documents. An answer contains only plain data, so `dict(answer)` can be written to a
+    file.
+    """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = dict(document)
@@ -49,7 +54,7 @@ class Answer(Mapping[str, Any]):
 
     @property
     def kind(self) -> str:
-        """`sweep`, `search` ...: the name in its schema."""
+        """The kind of the document, such as `sweep` or `search`."""
         return self["schema"].partition(".")[2].partition("/")[0]
 
     @property
@@ -59,6 +64,7 @@ class Answer(Mapping[str, Any]):
 
     @property
     def is_ok(self) -> bool:
+        """Whether the exit code is 0."""
         return self.exit_code == OK
 
     @property
@@ -70,27 +76,34 @@ class Answer(Mapping[str, Any]):
 
     @property
     def path(self) -> Path:
-        """The sweep's folder. Raises AttributeError where it is not of one."""
+        """The sweep's folder.
+
+        Raises:
+            AttributeError: The answer does not belong to exactly one sweep.
+        """
         if not isinstance(self.get("sweep"), str):
             raise AttributeError(f"the answer of cpdrun.{self.kind} is of no one sweep")
         return Path(self["sweep"])
 
     @property
     def table(self) -> "pd.DataFrame":
-        """Its rows: of a sweep its runs, of a search its candidates, of a report the groups of runs ... Empty where it
-        has none."""
+        """The rows of the document as a DataFrame.
+
+        The rows are the runs of a sweep, the candidates of a search, the groups of runs of a report, and so on. The
+        DataFrame is empty if the document has no rows.
+        """
         import pandas as pd
 
         return pd.DataFrame(_flat(row) for row in _rows(self._document, ROWS.get(self.kind, ())))
 
     def load(self) -> "pd.DataFrame":
-        """All runs of the sweep, one a row: `cpdrun.load(answer.path)`."""
+        """Return a DataFrame with one row per run of the sweep, as `cpdrun.load(answer.path)` does."""
         from cpdrun.api.read import load
 
         return load(self.path)
 
     def plot(self, name: str, **keywords: Any) -> "Figure":
-        """`cpdrun.plot(answer.path, name)`."""
+        """Return a plot of the sweep, as `cpdrun.plot(answer.path, name)` does."""
         from cpdrun.api.read import plot
 
         return plot(self.path, name, **keywords)
@@ -110,6 +123,7 @@ class Answer(Mapping[str, Any]):
 
 
 def _of_sweep(answer: Answer) -> Iterator[str]:
+    """Yield sentences that count the runs of a sweep by status and name the failed runs."""
     yield answer["plan"]
     if answer["dry_run"]:
         seconds = answer["seconds"]
@@ -125,7 +139,10 @@ def _of_sweep(answer: Answer) -> Iterator[str]:
 
 
 def _rows(value: Any, keys: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
-    """Those at the end of `keys`, each with the single values of what it stands in."""
+    """Yield the rows that a path of keys leads to.
+
+    Each row also has the values of the rows that contain it, except for their lists and dictionaries.
+    """
     if not keys:
         return
     for row in value.get(keys[0]) or ():
@@ -138,7 +155,7 @@ def _rows(value: Any, keys: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`metrics.test_accuracy`; lists stay."""
+    """Return a row without nested dictionaries, with keys such as `metrics.test_accuracy`. Lists stay unchanged."""
     found: dict[str, Any] = {}
     for key, value in row.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

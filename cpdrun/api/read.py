@@ -1,4 +1,4 @@
-"""Runs as a DataFrame and plots as figures: what a report is made of, for those who make their own."""
+"""The data and the plots of a report, for users who write their own reports."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,13 +17,26 @@ Names = str | Path | Sequence[str | Path]
 
 
 def load(names: Names = (), *, results_dir: str | Path | None = None) -> "pd.DataFrame":
-    """All runs of sweeps, finished or not, one a row.
+    """Return a DataFrame with one row per run of the given sweeps, whether the run has finished or not.
 
-    `names`: of sweeps, or their folders; without any the latest. Columns: every key of the configuration under its own
-    name (`format`, `aps`, `seed`, `model.width`), and what the record adds under a prefix: `metric:test_accuracy` and
-    the other metrics (float, NaN where there is none), `wire:` bytes that workers send, `memory:` bytes that were held,
-    `run:` where it lies and how it stands (`run:sweep`, `run:name`, `run:path`, `run:state`, `run:status`,
-    `run:wall_seconds`, ...), `env:` versions. docs/api.md has the list. Raises NotFoundError.
+    Every key of the configuration is a column of the same name, such as `format`, `aps`, `seed` or `model.width`. The
+    columns with data from the record have a prefix:
+
+    - `metric:` the metrics, such as `metric:test_accuracy` (float, NaN if a run does not have the metric);
+    - `wire:` the bytes that workers send;
+    - `memory:` the bytes that were kept in memory;
+    - `run:` the location and state of the run (`run:sweep`, `run:name`, `run:path`, `run:state`, `run:status`,
+      `run:wall_seconds`, ...);
+    - `env:` versions.
+
+    docs/api.md lists all columns.
+
+    Args:
+        names: Names or folders of sweeps. By default, the latest sweep is loaded.
+        results_dir: The results directory.
+
+    Raises:
+        NotFoundError: There is no such sweep.
     """
     from cpdrun.study.collect import collect
 
@@ -31,11 +44,20 @@ def load(names: Names = (), *, results_dir: str | Path | None = None) -> "pd.Dat
 
 
 def plot(names: Names, name: str, *, results_dir: str | Path | None = None, **question: Any) -> "Figure":
-    """One plot of a report, as a matplotlib figure of its own (no pyplot: nothing to close).
+    """Return a plot of a report as a matplotlib figure.
 
-    `names`: as of `load`. `name`: one of `cpdrun.plots()`, such as accuracy_vs_bits. `question`: metric, ci, tolerance
-    and baseline, as of `cpdrun.report`. Raises UserError for another name, and where the runs do not hold what the
-    picture needs; NotFoundError; ReportError where no run has finished.
+    The figure is not registered with pyplot and need not be closed.
+
+    Args:
+        names: Names or folders of sweeps. With an empty list, the latest sweep is used.
+        name: The name of a plot in `cpdrun.plots()`, such as "accuracy_vs_bits".
+        results_dir: The results directory.
+        question: metric, ci, tolerance and baseline, with the same meaning as for `cpdrun.report`.
+
+    Raises:
+        UserError: The plot is unknown, or the runs do not have the data that it needs.
+        NotFoundError: There is no such sweep.
+        ReportError: No run has finished.
     """
     from cpdrun.report.page.pictures import draw_one, png
     from cpdrun.report.plots import NotDrawnError
@@ -51,13 +73,13 @@ def plot(names: Names, name: str, *, results_dir: str | Path | None = None, **qu
         figure = draw_one(study, name)
     except NotDrawnError as reason:
         raise UserError(f"no {name}: {reason}") from None
-    # notebooks show figures of pyplot by themselves, and no others
+    # Without this method, notebooks display only figures that are registered with pyplot.
     figure._repr_png_ = partial(png, figure)  # type: ignore[attr-defined]
     return figure
 
 
 def plots() -> list[str]:
-    """The names of the plots that `plot` draws."""
+    """Return the names of the plots that `plot` can draw."""
     from cpdrun.report.plots import names
 
     return names()

@@ -1,4 +1,4 @@
-"""Keyword arguments as what is typed for a command: options, and key=value."""
+"""Conversion of Python keyword arguments to the words of a command line: options and key=value."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +15,19 @@ RESULTS_DIR = "results_dir"
 
 
 def typed(parser: argparse.ArgumentParser, words: Sequence[object], keywords: Mapping[str, Any]) -> list[str]:
-    """What one would type behind the name of the command that `parser` reads. Raises UserError for a keyword that the
-    command does not know, as far as its options tell: keys of the configuration are looked at by the command."""
+    """Return the words of a command line, without the name of the command.
+
+    A keyword that is not an option becomes `key=value` if the command takes keys of the configuration. The command
+    itself checks whether these keys exist.
+
+    Args:
+        parser: The parser of the command.
+        words: Words as they are typed. An Answer stands for its sweep.
+        keywords: Options of the command, and keys of the configuration.
+
+    Raises:
+        UserError: A keyword is not an option of a command that takes no keys, or an option has an unsuitable value.
+    """
     options = _options(parser)
     positional = next((action.dest for action in parser._actions if not action.option_strings), None)
     keys: list[str] = []
@@ -32,12 +43,15 @@ def typed(parser: argparse.ArgumentParser, words: Sequence[object], keywords: Ma
 
 
 def _word(word: Any) -> str:
-    """An answer stands for the sweep that it is of."""
+    """Return a word as text. An Answer is replaced by the path of its sweep."""
     return str(word.path) if isinstance(word, Answer) else str(word)
 
 
 def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """By the names that Python may call them: jobs_per_gpu, and wait as well as no_wait."""
+    """Return the options of a command by the keywords that Python may use for them.
+
+    An option has several keywords if its attribute has another name, such as `wait` and `no_wait` for --no-wait.
+    """
     found = {}
     for action in parser._actions:
         if action.option_strings and action.dest not in ("help", "json"):
@@ -49,6 +63,7 @@ def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def _option(name: str, action: argparse.Action, value: Any) -> list[str]:
+    """Return the words of one option; none if the value is None or the default of a flag."""
     text = action.option_strings[-1]
     if action.nargs == 0:
         if not isinstance(value, bool):
@@ -73,7 +88,10 @@ def _option(name: str, action: argparse.Action, value: Any) -> list[str]:
 
 
 def _overrides(key: str, value: Any) -> Iterator[str]:
-    """`format=e4m3,fp32`; a mapping names the keys below this one."""
+    """Yield the overrides for a key, such as `format=e4m3,fp32`.
+
+    A list or a one-dimensional array becomes an axis. A mapping has the values of the keys below this key.
+    """
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _overrides(f"{key}.{name}", item)
@@ -82,7 +100,7 @@ def _overrides(key: str, value: Any) -> Iterator[str]:
         if not values:
             raise UserError(f"{key}=[]: an axis needs a value; one that is an empty list is [[]]")
         yield f"{key}={','.join(values)}"
-    elif as_typed(f"{key}=") is not None:  # text as it is, whatever it holds
+    elif as_typed(f"{key}=") is not None:  # The value of this key is text and is not parsed.
         yield f"{key}={'null' if value is None else value}"
     else:
         yield f"{key}={typed_form(_plain(value))}"
@@ -93,7 +111,11 @@ def _is_several(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's and torch's numbers as Python's, a number format as its name, a path as text."""
+    """Return a value as plain Python data.
+
+    NumPy's and torch's numbers become Python numbers, and arrays become lists. A number format becomes its name, and
+    any other object, such as a path, becomes text.
+    """
     if hasattr(value, "tolist"):
         return value.tolist()
     if hasattr(value, "code_bits") and hasattr(value, "name"):

@@ -1,1 +1,1 @@
-"""What stands between the commands and a user's terminal."""
+"""The interface between the commands and the user's terminal or notebook."""

@@ -1,4 +1,7 @@
-"""Packages that are functions too: `cpdrun.sweep(...)` beside `from cpdrun.sweep import plan`."""
+"""Support for packages that can also be called as functions.
+
+`cpdrun.sweep` is a package, as in `from cpdrun.sweep import plan`, and a function, as in `cpdrun.sweep(...)`.
+"""
 
 import sys
 from importlib import import_module
@@ -7,13 +10,17 @@ from typing import Any
 
 
 class _Called(ModuleType):
-    """cpdrun.NAME(...) is cpdrun.api.NAME(...)."""
+    """A module that calls the function of the same name in cpdrun.api."""
 
     def __call__(self, *words: Any, **keywords: Any) -> Any:
-        # by its name: the packages below know nothing of what stands above them
+        # import_module instead of an import statement, because lower packages must not import cpdrun.api.
         return getattr(import_module("cpdrun.api"), self.__name__.rpartition(".")[2])(*words, **keywords)
 
 
 def is_function_too(package: str) -> None:
-    """Let the package of this name be called as the function that cpdrun.api has of it."""
+    """Make a package callable.
+
+    Args:
+        package: The full name of the package. Calls go to the function of the same name in cpdrun.api.
+    """
     sys.modules[package].__class__ = _Called

@@ -1,6 +1,6 @@
-"""What the shell offers after <TAB>: experiments, keys, the choices of groups, names of sweeps and runs.
+"""Completion in the shell for experiments, keys, the choices of groups, and the names of sweeps and runs.
 
-Switched on once in the user's shell: eval "$(register-python-argcomplete cpdrun)"
+Users turn it on in their shell with: eval "$(register-python-argcomplete cpdrun)"
 """
 
 import argparse
@@ -17,8 +17,12 @@ from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
 
 
 def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: Any) -> list[str]:
-    """`key=` for every key and group, as the words before make them; behind `group=`, its choices. What lies in
-    the folder of an earlier --config-dir is offered too."""
+    """Return the completions of an override.
+
+    Before the equals sign, they are `key=` for every key and group. After `group=`, they are the choices of the group.
+    The words that were already typed determine which keys exist. Yaml files in the folder of an earlier --config-dir
+    are included.
+    """
     typed = getattr(parsed_args, "overrides", None) or []
     with contextlib.suppress(ConfigError), Composer(getattr(parsed_args, "config_dir", None)) as composer:
         if any(is_of_script(word) for word in typed):

@@ -1,10 +1,12 @@
-"""What a command tells: words for people as it goes, and one document for programs at its end.
+"""The output of a command: text for people while it runs, and one document for programs at its end.
+
+A document looks like this:
 
     {"schema": "cpdrun.sweep/1", "exit_code": 0, ...}
 
-docs/json.md says what the documents hold, cpdrun/schemas/*.json says it to programs. All of them are written here, and
-only here: `--json` prints one on stdout, where then nothing else goes, and a call from Python (`cpdrun.api`) is handed
-the same one.
+docs/json.md describes the documents, and cpdrun/schemas/*.json has their JSON Schemas. Only this module makes
+documents. With `--json`, a command prints its document on stdout and nothing else. A call from Python (`cpdrun.api`)
+returns the same document.
 """
 
 import json
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ERROR = "error"
+# The version of each kind of document. It rises when a key is removed or changes its meaning, but not when a key is
+# added.
 VERSIONS = {
     "sweep": 1,
     "search": 1,
@@ -42,12 +46,20 @@ VERSIONS = {
     "schema": 1,
     ERROR: 1,
 }
-"""Of each kind of document. A version rises when a key changes its meaning or goes; new keys come without."""
 
 
 class Telling:
-    """Of one call of a command. `words` and `progress`: where its answer goes, in words, and what it says meanwhile; by
-    default both to stdout, or to stderr beside a document."""
+    """The output of one call of a command.
+
+    Args:
+        command: The kind of the command's document.
+        as_json: Whether the command prints a document on stdout. All text then goes to stderr.
+        words: The console for the answer as text. By default, the answer goes to stdout.
+        progress: The console for progress. By default, progress is shown where the answer goes.
+
+    Attributes:
+        notes: The notes for the user so far. The document contains them, too.
+    """
 
     def __init__(
         self,
@@ -67,6 +79,7 @@ class Telling:
 
     @cached_property
     def console(self) -> "Console":
+        """The console for the answer as text."""
         from rich.console import Console
 
         from cpdrun.shell.terminal import Terminal
@@ -77,23 +90,28 @@ class Telling:
 
     @property
     def progress(self) -> "Console":
-        """For the live table of runs, and how they went."""
+        """The console for the live table of runs and their results."""
         return self.console if self._progress is None else self._progress
 
     def say(self, line: str) -> None:
-        """A line as it is: no markup, no wrapping."""
+        """Print a line of the answer without markup or wrapping."""
         if self._words is not None:
             self._words.print(visible_line(line), soft_wrap=True, markup=False, highlight=False)
         else:
             print(visible_line(line), file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def note(self, line: str, kind: str = "note") -> None:
-        """What a user should know besides; the document has it too, as `notes`."""
+        """Print an additional fact that the user should know, and add it to `notes`.
+
+        Args:
+            line: The text of the note.
+            kind: The word before the text, such as "note" or "error".
+        """
         self.notes.append(line)
         self.aside(f"{kind}: {line}")
 
     def aside(self, line: str) -> None:
-        """A line that is no part of what was asked for: to stderr in any case."""
+        """Print a line that is not part of the answer, on the progress console if there is one, or else on stderr."""
         if self._progress is not None:
             self._progress.print(visible_line(line), soft_wrap=True, markup=False, highlight=False)
         else:
@@ -134,7 +152,7 @@ def schema_name(kind: str) -> str:
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema of this kind of document, in the version that is written."""
+    """Return the JSON Schema of a kind of document, in its current version."""
     from importlib.resources import files
 
     text = files("cpdrun").joinpath("schemas", f"{kind}-{VERSIONS[kind]}.json").read_text(encoding="utf-8")

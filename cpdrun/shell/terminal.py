@@ -1,4 +1,4 @@
-"""What the commands print on."""
+"""The consoles on which the commands print: a terminal, a notebook, and live displays on either."""
 
 import html
 import io
@@ -11,8 +11,11 @@ from rich.live import Live
 
 
 class Terminal(Console):
-    """Plain text, coloured where it is a terminal. A reader who has seen enough (`| head`) ends the printing, not the
-    command: its files are written all the same."""
+    """A console for plain text, with colors if stdout is a terminal.
+
+    If the reader closes the pipe, as in `cpdrun report | head`, printing stops and the command continues, so that its
+    files are still written.
+    """
 
     def __init__(self) -> None:
         super().__init__(highlight=False)
@@ -23,15 +26,18 @@ class Terminal(Console):
 
 
 class Notebook(Console):
-    """Words go to the cell's output as plain text."""
+    """A console for plain text in the output of a notebook cell."""
 
     def __init__(self) -> None:
         super().__init__(highlight=False, force_terminal=False, force_jupyter=False, width=100)
 
 
 class NotebookLive:
-    """What is drawn takes the place, in the cell's output, of what was drawn before; at the end it is gone. rich's own
-    Live needs ipywidgets there, and leaves nothing in a notebook that is executed without a browser."""
+    """A live display in the output of a notebook cell.
+
+    Each update replaces the previous one, and `stop` clears the display. rich's own Live needs ipywidgets in a
+    notebook, and shows nothing in a notebook that is executed without a browser.
+    """
 
     def __init__(self, console: Console) -> None:
         self._width = console.width
@@ -54,7 +60,10 @@ class NotebookLive:
 
 
 def live(console: Console) -> Live | NotebookLive | None:
-    """To draw the same thing again and again; None where lines must do, a start and an end at a time."""
+    """Return a live display for a console.
+
+    Return None if the console is quiet or is neither a terminal nor a notebook. The caller then prints lines instead.
+    """
     if console.quiet:
         return None
     if isinstance(console, Notebook):
@@ -63,6 +72,6 @@ def live(console: Console) -> Live | NotebookLive | None:
 
 
 def is_notebook() -> bool:
-    """Whether a kernel of a notebook runs this process; IPython's shell in a terminal is none."""
+    """Return whether this process is the kernel of a notebook. IPython's shell in a terminal does not count."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None

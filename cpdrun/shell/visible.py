@@ -1,8 +1,12 @@
-"""Text of unknown origin, fit for a terminal."""
+"""Escaping of text from unknown sources before it is printed on a terminal."""
 
 
 def visible(text: str) -> str:
-    """`text` with what a terminal would obey, or hide, spelled out: the name of a run may come from anyone."""
+    """Return the text with every unprintable character as an escape sequence, such as `\\x1b`.
+
+    Text such as the name of a run may come from other people and may contain control characters, which a terminal
+    would execute or hide.
+    """
     if text.isprintable():
         return text
     return "".join(
@@ -11,5 +15,5 @@ def visible(text: str) -> str:
 
 
 def visible_line(line: str) -> str:
-    """The same for a line of a log, whose tabs and end stay."""
+    """Return the line with unprintable characters escaped, except for tabs and newlines."""
     return "".join(c if c in "\t\n" else visible(c) for c in line)

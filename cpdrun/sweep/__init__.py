@@ -1,5 +1,8 @@
-"""A sweep before it starts: its runs (asked, runs), its record (manifest), and what a user should know of it
-(standing, needs, idle, dry_run)."""
+"""The planning of a sweep, before any run starts.
+
+`asked` and `runs` determine the runs, and `manifest` records them in sweep.yaml. `standing`, `needs`, `idle` and
+`dry_run` tell the user what is already done, what is missing, which settings have no effect, and what would run.
+"""
 
 from cpdrun.shell.called import is_function_too
 from cpdrun.sweep.manifest import listed, write_manifest, write_question

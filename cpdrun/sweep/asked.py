@@ -1,4 +1,6 @@
-"""What an experiment and the words typed ask for: axes, cases and exclusions, read and checked.
+"""Reading and checking of the axes, cases and exclusions that an experiment and the command line ask for.
+
+An experiment's yaml has a section such as:
 
 sweep:
   format: [fp32, e4m3]         # an axis: any key of the config, or a group such as model
@@ -7,8 +9,8 @@ sweep:
   exclude:
     - {format: fp32, aps: true}  # drops the runs that have all of these values
 
-Where axes multiply to far more than is asked, `cases` names combinations, each with the values that it sets; they
-are one axis, `case`, beside the others. A report compares them with the case named fp32.
+If the product of axes has far more runs than needed, `cases` lists named combinations instead, each with the values
+that it sets. All cases together form one more axis, `case`. A report compares them with the case named fp32.
 
 sweep:
   cases:
@@ -32,47 +34,74 @@ from cpdrun.config.scaling import with_short_form
 from cpdrun.config.script import SCRIPT, SHORT_FORMS, is_of_script, is_open
 
 Axes = dict[str, list[Any]]
-Case = Mapping[str, Any]  # what it sets
-Rule = Mapping[str, Any]  # of runs that are left out: the values that they have
+# The values that a case sets, by key.
+Case = Mapping[str, Any]
+# An exclusion: runs that have all of these values are dropped.
+Rule = Mapping[str, Any]
 
 CASE = "case"
-# keys of cpdrun's own loop that people may type for a script
+# Keys of cpdrun's own training loop. People may type them for a script by mistake.
 NOT_OF_SCRIPTS = (
     *("model", "data", "task", "optim", "schedule", "norm", "partition", "batch_size", "epochs", "max_steps"),
     *("init_from", "label_smoothing", "parameter_groups", "clip_norm", "emulation", "loaders", "eval_batch"),
 )
-SEARCH = "search"  # what `cpdrun search` is asked: no part of any run
-SCREEN = "screen"  # and `cpdrun search --allocate`
-TUNE = "search.tune."  # and the key of a run's config that it tunes
-BASELINE = "search.baseline."  # and a key of a run's config, or a group, that says which cell it is
+# The section with the settings of `cpdrun search`. It is not part of any run's config.
+SEARCH = "search"
+# The section with the settings of `cpdrun search --allocate`. It is not part of any run's config.
+SCREEN = "screen"
+# The prefix of a key of a run's config that the search tunes, as in `search.tune.optim.lr`.
+TUNE = "search.tune."
+# The prefix of a key or group whose value selects the baseline, as in `search.baseline.format`.
+BASELINE = "search.baseline."
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Everything but the product. Single words win over the experiment's body and cases, axes over both."""
+    """The checked request for a sweep, before the axes are multiplied out.
+
+    Single values from the command line override the experiment's body and cases. Axes override both.
+
+    Attributes:
+        typed: The overrides from the command line.
+        choices: The choice of each group for which the command line gives a single value.
+        cases: The experiment's cases by name.
+        axes: The values of each axis. The order of the axes is the order of the product.
+        exclusions: The exclusions. A run that matches any of them is dropped.
+    """
 
     typed: list[Typed]
-    choices: dict[str, str]  # of groups, typed as one value
+    choices: dict[str, str]
     cases: dict[str, Case]
     axes: Axes
     exclusions: list[Rule]
 
     @property
     def experiment(self) -> str | None:
+        """The name of the experiment, or None if no experiment was chosen."""
         return self.choices.get(EXPERIMENT)
 
     def count(self) -> int:
+        """Return the number of points, before exclusions."""
         return math.prod(len(values) for values in self.axes.values())
 
     def points(self) -> Iterator[dict[str, Any]]:
-        """A value for each axis, the last axis fastest."""
+        """Yield each combination of the axes' values. The last axis varies fastest."""
         for values in itertools.product(*self.axes.values()):
             yield dict(zip(self.axes, values, strict=True))
 
 
 def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False) -> Asked:
-    """Raises ConfigError for a key, a choice or a case that is not known, and for an axis that can be none. What these
-    say of ingredients that the recipe does not have is left out `of_baseline`: they are those of another's."""
+    """Read and check what the command line and the experiment ask for.
+
+    Args:
+        composer: The composer of the configuration.
+        texts: The overrides as typed.
+        of_baseline: Whether the overrides describe a baseline. Ingredients that its recipe does not have are then
+            ignored, because they belong to the recipes of the candidates.
+
+    Raises:
+        ConfigError: A key, a choice or a case is unknown, an axis is not allowed, or there are too many runs.
+    """
     if is_script := _is_script(composer, texts):
         composer.use(SCRIPT_ROOT)
     groups = composer.groups()
@@ -118,8 +147,12 @@ def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False)
 
 
 def _is_script(composer: Composer, texts: Sequence[str]) -> bool:
-    """Whether these words, or the experiment that they name, ask for runs of a user's script. Raises ConfigError for
-    an experiment of another kind than the words."""
+    """Return whether the overrides, or the experiment that they name, ask for runs of a user's script.
+
+    Raises:
+        ConfigError: The overrides name a script, but the experiment is for cpdrun's own training loop, or the
+            experiment's `script` is not a section.
+    """
     typed = [text for text in texts if is_of_script(text)]
     named = [text.partition("=")[2] for text in texts if text.startswith(f"{EXPERIMENT}=")]
     if not named or named[-1] not in composer.groups()[EXPERIMENT]:
@@ -143,12 +176,15 @@ def _is_ingredient_of_others(key: Any, base: Mapping[str, Any]) -> bool:
 
 
 def is_of_question(key: str) -> bool:
-    """Whether it says what a search or a screen is asked, which changes no run."""
+    """Return whether a key belongs to the settings of a search or a screen, which do not change any run."""
     return key.split(".")[0] in (SEARCH, SCREEN)
 
 
 def _group_choices(typed: list[Typed], groups: Mapping[str, list[str]]) -> dict[str, str]:
-    """The single group choices typed; axes over groups come later."""
+    """Return the choice of each group that has a single value on the command line.
+
+    Groups with several values are axes, which `_axes` handles.
+    """
     choices = {}
     for t in typed:
         if t.key in groups and t.deletes:
@@ -210,7 +246,7 @@ def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping
 
 
 def _cases(block: Any) -> dict[str, Case]:
-    """The experiment's named cases, if it has any."""
+    """Return the experiment's cases by name."""
     cases = block.get("cases") or {} if isinstance(block, Mapping) else {}
     if not isinstance(cases, Mapping) or not all(isinstance(case, Mapping) for case in cases.values()):
         raise ConfigError("sweep.cases must map names to values, such as pure: {precision: pure_fp16}")
@@ -218,7 +254,11 @@ def _cases(block: Any) -> dict[str, Case]:
 
 
 def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Axes, list[Rule]]:
-    """The experiment's axes with those typed in their place or after them, and its exclusions."""
+    """Return the axes and the experiment's exclusions.
+
+    An axis from the command line replaces the experiment's axis of the same key, or is added after the experiment's
+    axes. A single value from the command line removes the axis.
+    """
     if not isinstance(block, Mapping):
         raise ConfigError("sweep: must hold axes, such as `seed: [0, 1, 2]`")
     axes: Axes = {}
@@ -250,7 +290,7 @@ def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Ax
 
 
 def _choose_cases(axes: Axes, t: Typed, cases: Mapping[str, Case]) -> None:
-    """`case=a,b` runs some of the experiment's cases; one or several, they stay an axis."""
+    """Restrict the axis `case` to the typed cases, as in `case=a,b`. A single case is an axis, too."""
     names = [value if isinstance(value, str) else typed_form(value) for value in t.values]
     for name in names:
         if name not in cases:

@@ -1,4 +1,7 @@
-"""`cpdrun sweep --dry-run`: what would be run, said without starting or importing what a configuration names."""
+"""The output of `cpdrun sweep --dry-run`: a description of the runs that would be trained.
+
+Nothing is started, and no module that a configuration names is imported.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,8 +30,10 @@ from cpdrun.sweep.needs import missing_folders, twin
 from cpdrun.sweep.runs import Plan, PlannedRun
 from cpdrun.sweep.standing import Standing
 
+# How the table and the forecast name the states of runs that would be trained.
 WORDS = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
-WIDEST = 1000  # columns of a table
+# The maximum width of a table, in characters.
+WIDEST = 1000
 
 
 def print_dry_run(
@@ -38,7 +43,10 @@ def print_dry_run(
     options: LaunchOptions,
     config_dir: Path | None,
 ) -> None:
-    """All of it, the table of the runs last: on a terminal with fewer lines than that has rows, in a pager."""
+    """Print the description of a sweep, followed by the table of its runs.
+
+    If the table has more rows than the terminal has lines, a pager shows it.
+    """
     console = Terminal()
     for line in (
         *_purpose(sweep.runs[0].config["exp"], config_dir),
@@ -57,7 +65,7 @@ def print_dry_run(
         console.print(Text(visible_line(f"\nwould write {path}:\n\n{script}")), soft_wrap=True)
     table = _table(sweep, found, to_run)
     lines = console.height - 3
-    console.width = max(console.width, _width(console, table))  # names are shown whole, to be copied
+    console.width = max(console.width, _width(console, table))  # so that the names of runs can be copied
     if console.is_terminal and len(sweep.runs) > lines:
         with console.pager(styles=False):
             console.print(table)
@@ -66,7 +74,12 @@ def print_dry_run(
 
 
 def print_config(run: PlannedRun, of: int) -> None:
-    """What RUN/config.yaml will hold, on stdout as yaml."""
+    """Print the config of a run as yaml on stdout, as it will be stored in config.yaml in the run's folder.
+
+    Args:
+        run: The first run of the sweep.
+        of: The number of runs of the sweep.
+    """
     print(f"# {visible_line(run.name)}, the first of {of}")
     print(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), end="")
 
@@ -74,8 +87,11 @@ def print_config(run: PlannedRun, of: int) -> None:
 def facts(
     sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> dict[str, Any]:
-    """The same for programs: counts, every run with its state, overrides and what it measured, what is missing, scripts
-    by path."""
+    """Return the description of a sweep as plain data for programs.
+
+    The dictionary has the numbers of runs, each run with its state, overrides and metrics, the missing folders, and
+    the scripts that the launcher would write, by path.
+    """
     wanted = {run.name for run in to_run}
     runs = [
         {
@@ -115,7 +131,7 @@ def _width(console: Terminal, table: Table) -> int:
 
 
 def _purpose(exp: str | None, config_dir: Path | None) -> Iterator[str]:
-    """What the experiment's yaml says of itself, in the comment below its command."""
+    """Yield the lines of the comment at the top of the experiment's yaml, without its command."""
     if exp is None:
         return
     folders: list[Any] = [config_dir] if config_dir is not None else []
@@ -132,7 +148,10 @@ def _purpose(exp: str | None, config_dir: Path | None) -> Iterator[str]:
 def _forecast(
     sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> Iterator[str]:
-    """`2 new, 1 to be resumed; about 10 s with 2 at once`, by the runs of the folder that are done."""
+    """Yield a line such as `2 new, 1 to be resumed; about 10 s with 2 at once`.
+
+    The time is estimated from the finished runs in the sweep's folder.
+    """
     if not to_run:
         return
     counts = Counter(WORDS.get(state, str(state)) for state in _states(found, to_run))
@@ -147,7 +166,10 @@ def _forecast(
 
 
 def _at_once(sweep: Plan, to_run: Sequence[PlannedRun], options: LaunchOptions) -> int | None:
-    """Ranks at the same time; None where a scheduler says, or an executor of the user's own."""
+    """Return the number of ranks that run at the same time.
+
+    Return None if no run would be trained, or if a scheduler or the user's own executor decides the number.
+    """
     if not to_run or own_class(launcher := to_run[0].config["launcher"]) is None:
         return None
     return make_executor(launcher, sweep.directory, options).at_once(_jobs(sweep, to_run))
@@ -170,7 +192,7 @@ def _missing_folders(sweep: Plan) -> list[str]:
 
 
 def _not_looked_at(sweep: Plan) -> Iterator[str]:
-    """A dry run imports nothing that a configuration names; what it therefore does not know is said."""
+    """Yield a line that names the user's own classes and formats, which a dry run does not import or check."""
     targets = {
         f"{key}={value}": None
         for run in sweep.runs
@@ -185,7 +207,7 @@ def _not_looked_at(sweep: Plan) -> Iterator[str]:
 def _scripts(
     sweep: Plan, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> tuple[dict[Path, str], str | None]:
-    """What the launcher would write, by path, or what it would refuse."""
+    """Return the scripts that the launcher would write, by path, and the reason if it would refuse to start."""
     if not to_run:
         return {}, None
     launcher = to_run[0].config["launcher"]
@@ -196,10 +218,10 @@ def _scripts(
 
 
 def _table(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun]) -> Table:
-    """A row a run: the axes, how it stands, and its name."""
+    """Return the table with one row per run: the values of the axes, the state, and the name of the run."""
     keys = [key for key in sweep.axes if key != CASE or has_key(sweep.runs[0].config, CASE)]
     if sweep.baselines and "aps" not in keys:
-        keys.append("aps")  # typed for all runs, and not so for these
+        keys.append("aps")  # because the added baselines have another value than the other runs
     sent = any(state is State.DONE for state in found.states.values())
     wanted = {run.name for run in to_run}
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)

@@ -1,5 +1,8 @@
-"""Settings that play no part in any run of a sweep: each gets a line before anything starts, wherever it was made: in a
-word typed, an axis, a case or the experiment's file."""
+"""Rules that find settings without an effect on any run of a sweep.
+
+The user gets a line about each such setting before anything starts, whether it was set on the command line, by an axis,
+by a case or in the experiment's file.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,47 +17,62 @@ FP32 = "fp32"
 
 @dataclass(frozen=True)
 class Idle:
-    """A rule: `keys` (a group stands for all its keys) play a part in runs that are `used`; `why` says why not else."""
+    """A rule that says in which runs some keys have an effect.
+
+    Attributes:
+        keys: The keys of the rule. The name of a group stands for all its keys.
+        used: The function that returns whether the keys have an effect on the run with the given config.
+        why: The reason why the keys have no effect, for the user. `{kinds}` is replaced by the classes of `section`.
+        section: The section of the config whose classes the reason names.
+    """
 
     keys: tuple[str, ...]
     used: Callable[[Config], bool]
-    why: str  # {kinds}: the classes of `section`
+    why: str
     section: str = "sync"
 
     def covers(self, key: str) -> bool:
+        """Return whether the rule is about the given key or group."""
         return any(key == own or key.startswith(f"{own}.") for own in self.keys)
 
     def line(self, given: Sequence[str], configs: Iterable[Config]) -> str:
+        """Return the line that tells the user that the given keys have no effect on runs with these configs."""
         kinds = sorted({config[self.section]["_target_"].rsplit(".", 1)[-1] for config in configs})
         verb = "plays" if len(given) == 1 else "play"
         return f"{' and '.join(given)} {verb} no part: {self.why.format(kinds=', '.join(kinds))}"
 
 
 def _taken_in(group: str, section: str) -> Callable[[Config], bool]:
-    """Another section takes the group in, by ${group}."""
+    """Return a function that tells whether a section of a config contains the group, by `${group}`."""
     return lambda config: config[group] in config[section].values()
 
 
 def _rounds(*keys: str) -> Callable[[Config], bool]:
-    """One of these keys of precision is of fewer bits; true where its class has none of them."""
+    """Return a function that tells whether one of these keys of `precision` selects fewer bits than fp32.
+
+    The function returns True as well if `precision` has none of the keys, or has rules for some of the layers.
+    """
 
     def rounds(config: Config) -> bool:
         given = [config["precision"][key] for key in keys if key in config["precision"]]
-        rules = config["precision"].get("rules")  # of its own, for some layers
+        rules = config["precision"].get("rules")  # other precisions for some layers
         return bool(rules) or not given or any(value not in (FP32, None) for value in given)
 
     return rounds
 
 
 def _sums_in_format(config: Config) -> bool:
-    """Rather than compressed messages in float32: sync=local does either, and its compressor=rounded is the former."""
+    """Return whether workers sum gradients in the run's format, and not compressed messages in float32.
+
+    sync=local supports both. It sums in the run's format with compressor=rounded.
+    """
     if "inner_steps" not in config["sync"]:
         return config["compressor"] not in config["sync"].values()
     return config["sync"]["compressor"]["_target_"].rsplit(".", 1)[-1] == "Rounded"
 
 
 def _sends_less(config: Config) -> bool:
-    """Than every gradient in float32."""
+    """Return whether workers send fewer bytes than all gradients in float32 have."""
     compresses = not _sums_in_format(config) or "min_compression_rate" in config["sync"]
     return config["format"] != FP32 or compresses
 
@@ -159,7 +177,12 @@ RULES = (
 
 
 def idle_settings(keys: Iterable[str], configs: Sequence[Config]) -> Iterator[str]:
-    """What is said of keys and groups (`compressor`, `norm.groups`) that none of these resolved configs uses."""
+    """Yield a line for each rule whose keys were given but have no effect on any run.
+
+    Args:
+        keys: The keys and groups that were given a value, such as `compressor` or `norm.groups`.
+        configs: The resolved configs of all runs of the sweep.
+    """
     keys = [key for key in dict.fromkeys(keys) if _is_of_rule(key) or any(has_key(c, key) for c in configs)]
     for rule in RULES:
         given = [key for key in keys if rule.covers(key)]
@@ -168,5 +191,5 @@ def idle_settings(keys: Iterable[str], configs: Sequence[Config]) -> Iterator[st
 
 
 def _is_of_rule(key: str) -> bool:
-    """Of a rule of scaling; a run without one has no such key."""
+    """Return whether the key belongs to a scaling rule. The configs of runs without scaling do not have such keys."""
     return key.startswith("scaling.")

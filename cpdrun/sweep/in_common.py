@@ -1,4 +1,4 @@
-"""What the runs of a sweep have in common, and what a worker sends, in lines for a dry run."""
+"""Lines of a dry run that describe what the runs of a sweep have in common and what a worker sends."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,15 +16,20 @@ from cpdrun.sweep.runs import Plan
 
 PARTS = ("model", "data", "partition", "optim", "schedule", "precision", "sync", "scaling")
 MACHINE = ("device", "nproc", "threads", "loaders", "emulation")
-# where they are set
+# Settings that are shown only if they are set or vary.
 FURTHER = ("parameter_groups", "clip_norm", "label_smoothing", "init_from", "init_into", "init_skip")
 OURS = "cpdrun."
-MOST_SHOWN = 4  # values of a key that varies
+# If a key has more values than this, the recipe shows "(varies)" instead of the values.
+MOST_SHOWN = 4
+# Classes of `sync` for which the number of bytes that a worker sends is known.
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 
 
 def recipe_lines(sweep: Plan) -> Iterator[str]:
-    """The parts of the first run with their settings; what the sweep varies is in the table."""
+    """Yield the lines that describe the first run with the settings of its parts.
+
+    Settings that vary show all their values if these are few. The table of the runs has the values of each run.
+    """
     config = sweep.runs[0].config
     varies = _varying(sweep)
 
@@ -74,7 +79,7 @@ def _part_lines(
 def _script_lines(
     config: Mapping[str, Any], varies: Mapping[str, list[str]], value: Callable[[str], str]
 ) -> Iterator[str]:
-    """The command of the first run, what is read of it, and what is rounded."""
+    """Yield the command of the first run, the sources of its metrics, and the settings of what is rounded."""
     script = config[SCRIPT]
     command = ["python", *script["path"].split(), *words(config, Path("RUN_DIR"))]
     front = f"{script['launch_with']} " if script["launch_with"] else ""
@@ -97,7 +102,12 @@ def _script_lines(
 
 
 def bytes_lines(sweep: Plan) -> Iterator[str]:
-    """What a worker sends: 2 (N - 1) / N values of k bits for each gradient, by reduce-scatter and all-gather."""
+    """Yield a line with the megabytes that a worker sends per step for a million gradients.
+
+    With N workers and a format of k bits, reduce-scatter and all-gather send 2 (N - 1) / N values of k bits for each
+    gradient. There is no line if a run has one worker, or synchronizes gradients in another way. The user's own formats
+    are left out.
+    """
     configs = [run.config for run in sweep.runs]
     if any(config["sync"]["_target_"] not in SUMS or config["world_size"] == 1 for config in configs):
         return
@@ -114,7 +124,7 @@ def bytes_lines(sweep: Plan) -> Iterator[str]:
 
 
 def _varying(sweep: Plan) -> dict[str, list[str]]:
-    """Keys whose value the sweep changes, with the values as they are shown."""
+    """Return the keys whose values differ between runs, with their distinct values as shown to the user."""
     found: dict[str, dict[str, None]] = {}
     for run in sweep.runs:
         for key, value in flatten(run.config):
@@ -123,10 +133,12 @@ def _varying(sweep: Plan) -> dict[str, list[str]]:
 
 
 def class_name(target: str) -> str:
+    """Return the name of the class for cpdrun's own classes, and the whole path for any other class."""
     return target.rsplit(".", 1)[-1] if target.startswith(OURS) else target
 
 
 def shown(value: Any) -> str:
+    """Return a value as the user would type it, shortened to 60 characters."""
     text = visible(value if isinstance(value, str) else typed_form(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 

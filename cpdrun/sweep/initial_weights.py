@@ -1,4 +1,4 @@
-"""The file that a run's weights begin with, as its name needs it: by contents, not by path."""
+"""Identification of the file with a run's initial weights by its contents instead of its path."""
 
 import hashlib
 from functools import cache
@@ -9,7 +9,13 @@ from cpdrun.config.errors import ConfigError
 
 
 def find_initial_weights(config: dict[str, Any]) -> None:
-    """init_from becomes absolute, for a run may be started elsewhere, and init_sha256 the digest of its contents."""
+    """Make `init_from` an absolute path, and set `init_sha256` to the SHA-256 digest of the file's contents.
+
+    The path must be absolute because the run may be started in another folder. `config` is changed in place.
+
+    Raises:
+        ConfigError: The file cannot be read, or the config has another digest.
+    """
     path = Path(config["init_from"]).expanduser().absolute()
     try:
         found = path.stat()
@@ -24,6 +30,9 @@ def find_initial_weights(config: dict[str, Any]) -> None:
 
 @cache
 def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
-    """Once for all runs of a sweep; size and time are the file's, so that one that has changed is read again."""
+    """Return the SHA-256 digest of a file. The result is cached, so all runs of a sweep read the file once.
+
+    Size and modification time are part of the cache key, so that a file that has changed is read again.
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

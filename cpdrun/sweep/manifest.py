@@ -1,4 +1,7 @@
-"""sweep.yaml: what a sweep's folder was asked for, what a search there asks, and the names of its runs."""
+"""Reading and writing of sweep.yaml, the manifest in a sweep's folder.
+
+The manifest has the overrides and axes of the sweep, the names of its runs, and the question of the last search.
+"""
 
 import platform
 from collections.abc import Collection, Mapping
@@ -20,7 +23,10 @@ LEDGER = "ledger"
 
 
 def read_ledger(directory: SweepDir) -> Ledger:
-    """Return the hypotheses that a sweep was asked; an empty ledger if there are none, or none that can be read."""
+    """Return the ledger of the hypotheses that were tested in a sweep's folder.
+
+    The ledger is empty if the manifest has no hypotheses or cannot be read.
+    """
     try:
         manifest = read_manifest(directory)
     except (OSError, ValueError):
@@ -30,7 +36,12 @@ def read_ledger(directory: SweepDir) -> Ledger:
 
 
 def write_ledger(directory: SweepDir, hypotheses: Collection[Hypothesis]) -> None:
-    """Add hypotheses to the ledger in sweep.yaml. Raises as `write_manifest`."""
+    """Add hypotheses to the ledger in sweep.yaml. Do nothing if the folder lists no runs.
+
+    Raises:
+        OSError: The folder cannot be written.
+        ConfigError: cpdrun did not write the existing sweep.yaml.
+    """
     if not hypotheses or not listed(directory):
         return
     with locked(directory.lock):
@@ -47,18 +58,32 @@ def _ledger(block: Mapping[str, Any]) -> Ledger:
 
 
 def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None:
-    """sweep.yaml: what was asked for. One that asks for all of it already is left as it is, and runs that another
-    command has made in the same folder stay listed; so does the last search's question, `search`, for the report, but
-    for what this sweep was given of it.
-    Raises OSError where the folder cannot be written, and ConfigError for a sweep.yaml that is not ours to replace."""
+    """Write sweep.yaml with the overrides, axes and runs of a sweep.
+
+    If the existing file already lists all runs, only its question is updated. Runs that another command has created in
+    the same folder stay listed. The question of the last search stays, too, because a report uses it, except for the
+    settings that this sweep was given.
+
+    Args:
+        sweep: The planned sweep.
+        search: The question of a search, if a search starts these runs. It replaces the question of the last search.
+
+    Raises:
+        OSError: The folder cannot be written.
+        ConfigError: cpdrun did not write the existing sweep.yaml.
+    """
     sweep.directory.path.mkdir(parents=True, exist_ok=True)
-    with locked(sweep.directory.lock):  # two commands typed at once keep each other's runs
+    with locked(sweep.directory.lock):  # so that two commands at the same time keep each other's runs
         _add_to_manifest(sweep, search)
 
 
 def write_question(directory: SweepDir, search: Mapping[str, Any]) -> None:
-    """Another search of the same runs: its question takes the place of the last one's in sweep.yaml, where there is
-    one. Raises as `write_manifest`."""
+    """Replace the question of the last search in sweep.yaml. Do nothing if the folder lists no runs.
+
+    Raises:
+        OSError: The folder cannot be written.
+        ConfigError: cpdrun did not write the existing sweep.yaml.
+    """
     if listed(directory) and (there := read_manifest(directory)) != _asking(there, search):
         with locked(directory.lock):
             _write(directory, _asking(read_manifest(directory), search))
@@ -69,8 +94,11 @@ def _asking(manifest: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str,
 
 
 def _with_earlier(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the question with what earlier ones in the same folder leave behind: the ledger of hypotheses, and the
-    seeds that chose tuned values, which are in no pair."""
+    """Return a question together with what earlier questions in the same folder leave behind.
+
+    Earlier questions leave the ledger of their hypotheses, and the seeds on which they chose tuned values. These seeds
+    are not used in pairs.
+    """
     if not isinstance(before, Mapping):
         return dict(search)
     there, asked = _ledger(before), _ledger(search)
@@ -86,7 +114,10 @@ def _with_earlier(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_what_is_given(asked: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A search's baseline stays: its cells and what they share of the error are of it."""
+    """Return the question with the settings that the sweep was given, except for the baseline of a search.
+
+    A search keeps its baseline, because its cells and their shares of the error probability depend on the baseline.
+    """
     is_of_search = "baseline" in asked
     return {**asked, **{key: v for key, v in given.items() if key != "baseline_values" or not is_of_search}}
 
@@ -130,8 +161,11 @@ def _write(directory: SweepDir, manifest: Mapping[str, Any]) -> None:
 
 
 def listed(directory: SweepDir) -> list[str]:
-    """The runs of the folder's sweep.yaml; none where there is no such file, or nothing in it. Raises ConfigError for
-    one that cpdrun did not write."""
+    """Return the names of the runs in the folder's sweep.yaml. Return an empty list if the file is missing or empty.
+
+    Raises:
+        ConfigError: The file cannot be read, was written by a newer version, or was not written by cpdrun.
+    """
     path = directory.manifest
     try:
         manifest = read_manifest(directory)

@@ -1,5 +1,8 @@
-"""What a run needs that is not here, as far as that shows without running any code: folders of data, and twins that do
-with less. What is in a folder, and whether a model takes it, is looked at before a start (train/preflight/look.py)."""
+"""Checks for data folders that do not exist, and suggestions of smaller experiments that do not need them.
+
+No code of the run is executed. The contents of the folders, and whether a model accepts them, are checked before the
+start in train/preflight/look.py.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +12,16 @@ from cpdrun.config.compose import Composer, resolve
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.keys import flatten
 
-TWIN = "_small"  # of an experiment: the same question where nothing has to be fetched
+# The suffix of an experiment's twin, which asks the same question at a smaller size.
+TWIN = "_small"
+# An experiment that needs no data folder.
 NEEDS_NOTHING = "exp=digits_bits"
+# Keys of folders that cpdrun creates itself.
 WRITTEN_BY_US = ("cache_dir",)
 
 
 def missing_folders(config: Mapping[str, Any]) -> list[str]:
-    """`data.data_dir=data/imagenet` for every folder of the data that is not there."""
+    """Return an override such as `data.data_dir=data/imagenet` for each data folder that does not exist."""
     data = config.get("data")
     return [
         f"data.{key}={value}"
@@ -25,8 +31,11 @@ def missing_folders(config: Mapping[str, Any]) -> list[str]:
 
 
 def twin(exp: str | None, config_dir: Path | None) -> str:
-    """`exp=resnet50_bits_small needs nothing that is not here`: the experiment's twin or, where it has none that does
-    without what is missing, the one that needs nothing anywhere."""
+    """Return which experiment to run instead, such as `exp=resnet50_bits_small needs nothing that is not here`.
+
+    The suggestion is the experiment's twin. If there is no twin, it is an experiment that needs no data folder. If the
+    twin needs folders that do not exist either, the text names both.
+    """
     name = f"{exp}{TWIN}"
     try:
         with Composer(config_dir) as composer:

@@ -1,5 +1,8 @@
-"""From an experiment and what was typed to the list of runs: axes are multiplied out, exclusions and runs of the same
-content dropped. What may be asked for, and how it is written, stands in asked.py."""
+"""Planning of the runs of a sweep.
+
+The axes are multiplied out. Runs that match an exclusion, and runs with the same config as another run, are dropped.
+`asked.py` reads and checks the request.
+"""
 
 import contextlib
 import math
@@ -25,47 +28,78 @@ from cpdrun.sweep.asked import CASE, SCREEN, SEARCH, TUNE, Asked, Axes, Rule, is
 from cpdrun.sweep.initial_weights import find_initial_weights
 
 BASELINE = "fp32"
-MANY = 5_000  # runs that take seconds to plan
+# Planning more runs than this takes seconds.
+MANY = 5_000
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep: its resolved config, and the overrides that give it when typed."""
+    """One run of a sweep.
+
+    Attributes:
+        name: The name of the run, which depends only on its config.
+        config: The resolved config.
+        overrides: The overrides that produce the config when typed.
+    """
 
     name: str
     config: dict[str, Any]
     overrides: list[str]
 
 
-REPORTED = ("tolerance", "confidence", "metric")  # of what a search is asked
+# Settings of a search that a report uses, too.
+REPORTED = ("tolerance", "confidence", "metric")
 BASELINE_KEY = "baseline"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a sweep, in the order of its axes."""
+    """All runs of a sweep, in the order of its axes.
+
+    Attributes:
+        directory: The sweep's folder.
+        typed: The overrides as typed.
+        axes: The values of each axis.
+        runs: The runs. Added baselines come first.
+        excluded: For each exclusion that matches any runs, its description and the number of these runs.
+        baselines: The number of fp32 runs without APS that replace excluded fp32 runs with APS. Without them, the
+            other runs could have no baseline.
+        duplicates: The number of runs that were dropped because another run has the same config.
+        given: The keys and groups that were given a value on the command line, by an axis, by a case or in the
+            experiment's file.
+        search: The section `search` of the config, with the settings of a search.
+        screen: The section `screen` of the config, with the settings of a screen.
+        left_out: The experiment's settings that do not apply to the choices made, each with its reason.
+    """
 
     directory: SweepDir
     typed: list[str]
     axes: Axes
     runs: list[PlannedRun]
-    excluded: list[tuple[str, int]] = field(default_factory=list)  # (description, number of runs)
-    baselines: int = 0  # fp32 without APS in place of excluded runs: without, nothing could be compared
+    excluded: list[tuple[str, int]] = field(default_factory=list)
+    baselines: int = 0
     duplicates: int = 0
-    given: list[str] = field(default_factory=list)  # keys and groups that were given a value, wherever
-    search: dict[str, Any] = field(default_factory=dict)  # the block of that name: what it is asked
-    screen: dict[str, Any] = field(default_factory=dict)  # what a screen is asked
-    left_out: list[str] = field(default_factory=list)  # of the experiment, for choices that were not made
+    given: list[str] = field(default_factory=list)
+    search: dict[str, Any] = field(default_factory=dict)
+    screen: dict[str, Any] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def question(self) -> dict[str, Any]:
-        """What was given of `search` that a report goes by as well, so that both say the same of these runs."""
+        """The settings of `search` that were given a value and that a report uses, too.
+
+        They are stored in sweep.yaml, so that a search and a report give the same answer for these runs.
+        """
         values = {key: self.search.get(key) for key in REPORTED if f"{SEARCH}.{key}" in self.given}
         values["baseline_values"] = self._baseline()
         return {key: value for key, value in values.items() if value is not None}
 
     def _baseline(self) -> dict[str, Any] | None:
-        """What was given of search.baseline, if a run's record says all of it as it is typed: no choice of a group."""
+        """Return the given values of search.baseline, or None if there are none.
+
+        Return None as well if one of the keys is a group or is not in the config, because the record of a run does not
+        contain the choice of a group as it was typed.
+        """
         given = {
             key: value for key, value in (self.search.get(BASELINE_KEY) or {}).items() if self._gives(key)
         }
@@ -78,7 +112,10 @@ class Plan:
         return any(name in self.given for name in names)
 
     def describe(self) -> str:
-        """`format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`."""
+        """Return how the number of runs results from the axes.
+
+        An example is `format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`.
+        """
         if not self.axes and not self.excluded:
             return "1 run"
         product = math.prod(len(values) for values in self.axes.values())
@@ -101,10 +138,19 @@ def plan(
     on_many: Callable[[int], None] | None = None,
     of_baseline: bool = False,
 ) -> Plan:
-    """The runs that these overrides ask for. Raises ConfigError; touches nothing on disk. Without `imports` no module
-    that the configuration names is run, and what a format of the user's own is stays open. `on_many` is told how many
-    there will be where that takes seconds. Runs `of_baseline` are as these overrides say but for ingredients that their
-    recipe does not have."""
+    """Return the plan of the runs that the overrides ask for. Nothing is written to disk.
+
+    Args:
+        texts: The overrides as typed.
+        config_dir: A folder of the user's own yaml files, searched before conf/.
+        imports: Whether modules that the configuration names may be imported. Without imports, the user's own formats
+            are not checked.
+        on_many: A function that is called with the number of runs if planning them takes seconds.
+        of_baseline: Whether the runs are those of a baseline. Ingredients that its recipe does not have are ignored.
+
+    Raises:
+        ConfigError: The overrides or the experiment are wrong, or no run is left.
+    """
     with Composer(config_dir) as composer:
         asked = read(composer, texts, of_baseline=of_baseline)
         if on_many is not None and asked.count() > MANY:
@@ -164,8 +210,11 @@ def _config(
     point: Mapping[str, Any],
     of_baseline: bool,
 ) -> dict[str, Any]:
-    """The defaults and the experiment under the choices of the case, of the words typed and of the point, in this
-    order; then the single values in the same order."""
+    """Return the unresolved config of one point of the axes.
+
+    The choices of groups are applied to the defaults and the experiment first. Then single values are set. In both
+    steps the case comes first, then the command line, then the point. Later values override earlier ones.
+    """
     case = asked.cases.get(point[CASE], {}) if CASE in point else {}
     of_case, of_point = ({k: str(v) for k, v in values.items() if k in groups} for values in (case, point))
     choices = {**of_case, **asked.choices, **of_point}
@@ -186,9 +235,9 @@ def _config(
     config.pop(SCREEN, None)
     spell_out(config, composer, choices)
     recipe.spell_out(config, composer, choices, of_baseline=of_baseline)
-    with contextlib.suppress(ValueError, KeyError):  # validate says what is wrong with it
+    with contextlib.suppress(ValueError, KeyError):  # `validate` reports what is wrong with the format
         if not is_own(config["format"]):
-            config["format"] = parse_format(config["format"]).name  # one name in all records: e8m23 is fp32
+            config["format"] = parse_format(config["format"]).name  # so that records have one name: e8m23 is fp32
     return config
 
 
@@ -219,7 +268,7 @@ def _question(composer: Composer, asked: Asked, block: str) -> dict[str, Any]:
 
 
 def _set_tuned(config: dict[str, Any], t: Typed) -> None:
-    """Replace the experiment's values of one tuned key by the typed ones, as in `search.tune.optim.lr=.05,.1`."""
+    """Replace the values of a tuned key by the typed values, as in `search.tune.optim.lr=.05,.1`."""
     block = config[SEARCH]
     if isinstance(block["tune"] or {}, Mapping):
         key, tune = t.key.removeprefix(TUNE), dict(flatten(block["tune"] or {}))
@@ -229,18 +278,26 @@ def _set_tuned(config: dict[str, Any], t: Typed) -> None:
 
 
 def _set(config: dict[str, Any], key: str, value: Any) -> None:
-    """Raises ConfigError for a value of another kind than the yaml's."""
+    """Set a key of the config in place.
+
+    Raises:
+        ConfigError: The value has another type than the value in the yaml file.
+    """
     if has_key(config, key):
         check_kind(key, value, get_key(config, key))
     set_key(config, key, value)
 
 
 def _is_section_choice(config: Mapping[str, Any], t: Typed) -> bool:
-    """`model=convnet` chose a group and is composed already; `format=e4m3` sets a value."""
+    """Return whether an override chooses a section, such as `model=convnet`.
+
+    The config already contains such a choice. In contrast, `format=e4m3` sets a value.
+    """
     return isinstance(config.get(t.key), Mapping) and isinstance(t.values[0], str)
 
 
 def _planned(config: dict[str, Any], asked: Asked, point: Mapping[str, Any], imports: bool) -> PlannedRun:
+    """Resolve and validate the config of one point, and return the run with its name and overrides."""
     config["exp"] = asked.experiment
     named = script.stem(config[script.SCRIPT]) if _names_a_script(config) else "adhoc"
     config["name"] = config.get("name") or asked.experiment or named
@@ -264,12 +321,13 @@ def _names_a_script(config: Mapping[str, Any]) -> bool:
 
 
 def _matches(rule: Rule, config: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
+    """Return whether a run has all values of an exclusion, in its config or as its point on the axes."""
     values = {**point, **dict(flatten(config))}
     return all(key in values and values[key] == value for key, value in rule.items())
 
 
 def _described(rule: Rule) -> str:
-    """`fp32 with APS` for {format: fp32, aps: true}."""
+    """Return a description of an exclusion, such as `fp32 with APS` for {format: fp32, aps: true}."""
     words = []
     for key, value in rule.items():
         if key == "aps":

@@ -1,4 +1,8 @@
-"""How the runs of a plan stand in the sweep's folder: what is done, what cannot be read, what was changed by hand."""
+"""The state of a plan's runs in the sweep's folder.
+
+Some runs may be done. Others may have an unreadable record, a config that was edited by hand, or code or data that has
+changed since training.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -22,19 +26,32 @@ from cpdrun.sweep.runs import Plan
 
 @dataclass
 class Standing:
-    """By name: the state of every run that can be looked at, and what is wrong with those that are odd."""
+    """The state of a plan's runs.
+
+    Attributes:
+        states: The state of each run whose folder can be read, by the name of the run.
+        odd: The problem of each run with an unreadable folder or record, by the name of the run.
+        edited: The names of runs whose config.yaml does not match the hash in their name.
+        changed: For each done run whose code or data has changed since training, what has changed.
+        processors: The number of done runs that each kind of processor trained.
+    """
 
     states: dict[str, State] = field(default_factory=dict)
     odd: dict[str, str] = field(default_factory=dict)
-    edited: list[str] = field(default_factory=list)  # their config.yaml is of another run
-    changed: dict[str, list[str]] = field(default_factory=dict)  # code or data since they were trained
-    processors: Counter = field(default_factory=Counter)  # that trained those which are done
+    edited: list[str] = field(default_factory=list)
+    changed: dict[str, list[str]] = field(default_factory=dict)
+    processors: Counter = field(default_factory=Counter)
 
     def count(self, state: State) -> int:
+        """Return the number of runs in the given state."""
         return sum(found is state for found in self.states.values())
 
     def notes(self, *, here: bool) -> list[str]:
-        """What a user should know before more is trained. here: the next runs would be trained on this machine."""
+        """Return what the user should know before more runs are trained.
+
+        Args:
+            here: Whether the next runs would be trained on this machine.
+        """
         notes = []
         if self.edited:
             count = f"{len(self.edited)} run{'s' if len(self.edited) > 1 else ''}"
@@ -56,7 +73,10 @@ class Standing:
 
 
 def standing(sweep: Plan) -> Standing:
-    """Look at every run of `sweep` that has a folder; one that cannot be read keeps no other from being looked at."""
+    """Return the state of all runs of a sweep.
+
+    A run whose folder cannot be read is recorded as odd, and the other runs are still examined.
+    """
     found = Standing()
     done = []
     for planned in sweep.runs:
@@ -80,6 +100,7 @@ def standing(sweep: Plan) -> Standing:
 
 
 def _look_at_config(run: RunDir, found: Standing) -> None:
+    """Record a run as edited if its config.yaml does not match its name. A run without config.yaml is skipped."""
     try:
         config = read_config(run)
         same = isinstance(config, Mapping) and run_name(config) == run.name
