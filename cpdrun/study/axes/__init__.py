@@ -1,1 +1,1 @@
-"""What runs differ in: axes, choices, formats and methods, and their words."""
+"""The axes that runs differ in: choices, formats and communication methods, and their titles for reports."""

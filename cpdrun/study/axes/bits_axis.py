@@ -1,10 +1,12 @@
-"""Which axis is that of bits: `format`, of what workers send, or another whose values all name formats, such as
-`precision.weights`, count bits, or are choices of a group that names formats, such as `precision`; and which of its
-values the others are compared with.
+"""The axis of bits, along which formats are compared, and the baseline on it.
 
-Of several such axes one is compared while the others are held: the one that the baseline asked for names, else
-`format` where it varies, else that with most values. The baseline is the value that rounds nothing, else the widest,
-unless one is asked for.
+An axis of bits is `format`, the format of what workers send, or another key whose values have a known bit width: they
+all name formats (`precision.weights`), are numbers of bits (`precision.weight_bits`), or are choices of a group that
+names formats (`precision`).
+
+If several axes of bits vary, one is compared and the others are held fixed. The compared axis is the one that the
+requested baseline names, otherwise `format` if it varies, otherwise the axis with the most values. Unless a baseline is
+requested, it is the value that rounds nothing, or the widest value if every value rounds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,22 +22,36 @@ from cpdrun.study.collect import CASE, FORMAT, config_keys, identity, settles
 
 FP32 = "fp32"
 APS = "aps"
-USUAL = {FORMAT: FP32, APS: False}  # the baseline, where none is asked for
+USUAL = {FORMAT: FP32, APS: False}  # the default baseline
 
 
 @dataclass(frozen=True)
 class BitsAxis:
+    """The axis along which formats are compared, and its baseline.
+
+    Attributes:
+        key: The config key of the axis.
+        what: The tensors that have these formats, such as `weights` or `weights and activations`. Empty for what
+            workers send.
+        against: The baseline's value on this axis. None for fp32.
+        is_widest: Whether the baseline is the widest value because the axis has no fp32.
+        of_choices: Whether the values are choices of a group, such as `precision=pure_fp8`.
+        of_cases: Whether named cases are compared, and not the settings that each of them contains.
+        elsewhere: The baseline's values on other axes.
+        has_value: Whether the baseline has a value of its own on this axis. If False, only `elsewhere` distinguishes
+            the baseline, which has the same format as the candidates that are compared with it.
+        others: The other axes of bits, which are held fixed.
+    """
+
     key: str = FORMAT
-    what: str = ""  # has these formats: `weights`, `weights and activations`; empty: what workers send
-    against: Any = None  # the baseline's value; None: fp32
-    is_widest: bool = False  # for want of fp32
+    what: str = ""
+    against: Any = None
+    is_widest: bool = False
     of_choices: bool = False
-    of_cases: bool = False  # named cases are compared, rather than what each of them holds
-    elsewhere: Mapping[str, Any] = field(default_factory=dict)  # values of the baseline on other axes
-    has_value: bool = (
-        True  # False: the baseline is told by those alone, and shares the format of what it serves
-    )
-    others: tuple[str, ...] = ()  # axes of bits that are held
+    of_cases: bool = False
+    elsewhere: Mapping[str, Any] = field(default_factory=dict)
+    has_value: bool = True
+    others: tuple[str, ...] = ()
 
     @property
     def is_of_gradients(self) -> bool:
@@ -43,12 +59,16 @@ class BitsAxis:
 
     @property
     def noun(self) -> str:
-        """What its values are: a number of bits is one of its choices too."""
+        """The noun for a value of this axis. A number of bits also counts as a choice."""
         return "choice" if self.of_choices else "format"
 
     @property
     def baseline_name(self) -> str:
-        """`fp32`, `bf16`; `fp32 with optim.lr 0.1` where more is asked for; `without APS` where that is all."""
+        """The name of the baseline for reports.
+
+        Examples are `fp32`, `bf16`, `fp32 with optim.lr 0.1` if the baseline has values on other axes, and
+        `without APS` if it has no value on this axis.
+        """
         name = FP32 if self.against is None else str(self.against)
         words = [_in_words(key, value) for key, value in self.elsewhere.items()]
         if not self.has_value:
@@ -59,18 +79,28 @@ class BitsAxis:
         return f"{name} {text}" if text.startswith("with") else f"{name} with {text}"
 
     def is_baseline(self, keys: Mapping[str, Any], name: Any, *, is_case: bool) -> bool:
-        """Of a group with these values, called `name`: by its case, or by its value on this axis."""
+        """Return whether a group is the baseline.
+
+        Args:
+            keys: The group's values by axis.
+            name: The group's value on this axis, or the name of its case.
+            is_case: Whether the group is a named case.
+        """
         if any(not formats.same(keys[key], value) for key, value in self.elsewhere.items()):
             return False
         if not self.has_value:
             return True
         if keys.get(APS) and self.is_of_gradients and not is_case and APS not in self.elsewhere:
-            return False  # scaled: no baseline unless it is asked for
+            return False  # a scaled group is the baseline only if that was requested
         return formats.is_baseline(name) if self.against is None else formats.same(name, self.against)
 
     @property
     def said(self) -> list[str]:
-        """What the reader must know: how many bits a choice has, another baseline than fp32, what else is of bits."""
+        """Notes for the reader of a report.
+
+        They say how the bits of a choice are counted, which baseline is used if it is not fp32, and which other axes of
+        bits are held fixed.
+        """
         lines = [f"{axis_title(self.key)}: {choices.rule_of(self.key)}"] if self.key in choices.GROUPS else []
         if self.is_widest:
             lines.append(
@@ -89,9 +119,14 @@ class BitsAxis:
 def bits_axis(
     runs: pd.DataFrame, axes: Sequence[str], baseline: Mapping[str, Any], along: str | None = None
 ) -> BitsAxis:
-    """`runs`: those that are compared; `axes`: what they differ in beyond format, aps and world size; `baseline`: the
-    values that were asked for, by the report or by a search of the runs, or empty; `along`: the axis that was searched,
-    where it was another than `format`."""
+    """Return the axis of bits of some runs, with its baseline.
+
+    Args:
+        runs: The runs that are compared, as `collect` returns them.
+        axes: The keys that the runs differ in, except format, aps and world size.
+        baseline: The baseline's values that the report, or the search that made the runs, requested. May be empty.
+        along: The axis that was searched, if it was not `format`.
+    """
     baseline = _known(runs, baseline)
     values = {key: _values(runs, key) for key in (FORMAT, *axes) if key in runs.columns}
     named = [key for key in values if key not in (FORMAT, CASE) and all(map(is_of_bits, values[key]))]
@@ -120,7 +155,7 @@ def bits_axis(
             has_value=FORMAT in baseline or not beside,
             others=others,
         )
-    if all(baseline.get(k) == v for k, v in USUAL.items()):  # that says nothing of this axis
+    if all(baseline.get(k) == v for k, v in USUAL.items()):  # the default baseline does not concern this axis
         beside = {other: value for other, value in beside.items() if other not in USUAL}
     found, is_widest = baseline_value(values[key], baseline.get(key))
     against = None if formats.is_baseline(found) and not isinstance(found, Choice) else found
@@ -138,8 +173,15 @@ def bits_axis(
 
 
 def chosen_axis(values: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any]) -> str:
-    """Of axes of bits (`format` among them) by their values: the one that `baseline` names, as that of a search does
-    which says nothing of the format; else `format` where it varies; else that with most values."""
+    """Return the axis of bits along which formats are compared.
+
+    The result is the axis that `baseline` names, if `baseline` has no format or the format does not vary. Otherwise it
+    is `format` if the format varies, and the axis with the most values if it does not.
+
+    Args:
+        values: The values of each axis of bits, including `format`, by key.
+        baseline: The requested values of the baseline, by key.
+    """
     asked = [key for key in values if key in baseline and key != FORMAT]
     if asked and (FORMAT not in baseline or len(values.get(FORMAT, ())) < 2):
         return max(asked, key=lambda key: len(values[key]))
@@ -149,8 +191,13 @@ def chosen_axis(values: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any]
 
 
 def baseline_value(values: Sequence[Any], asked: Any = None) -> tuple[Any, bool]:
-    """Which of an axis's values is the baseline: the one asked for, else the one that rounds nothing, else the widest;
-    and whether it is that for want of another."""
+    """Return which value of an axis is the baseline, and whether it was chosen only because it is the widest.
+
+    Args:
+        values: The values of the axis.
+        asked: The requested value. If it is None, the value that rounds nothing is the baseline, or the widest value if
+            every value rounds.
+    """
     if asked is not None:
         return next((value for value in values if formats.same(value, asked)), asked), False
     unrounded = [value for value in values if formats.is_baseline(value)]
@@ -160,18 +207,22 @@ def baseline_value(values: Sequence[Any], asked: Any = None) -> tuple[Any, bool]
 
 
 def is_of_bits(value: Any) -> bool:
-    """Whether it names a format, however it is spelled, or is a choice of which the bits are known."""
+    """Return whether a value names a format, in any spelling, or is a choice with a known bit width."""
     return isinstance(value, str) and formats.bits(value) is not None
 
 
 def last_words(key: str) -> str:
-    """`optimizer state` of `precision.optimizer_state`; `compressor bits` of `sync.compressor.bits`."""
+    """Return the end of a key in words.
+
+    For example, `precision.optimizer_state` gives `optimizer state`, and `sync.compressor.bits` gives
+    `compressor bits`.
+    """
     *before, last = key.split(".")
     return (f"{before[-1]} {last}" if last == "bits" and before else last).replace("_", " ")
 
 
 def _what(runs: pd.DataFrame, key: str) -> str:
-    """The last words of `key` and of those of its group that always have its value."""
+    """Return the last words of `key` and of all keys in the same section that have the same value in every run."""
     group = key.rpartition(".")[0]
     same = [
         other
@@ -183,7 +234,7 @@ def _what(runs: pd.DataFrame, key: str) -> str:
 
 
 def _known(runs: pd.DataFrame, baseline: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `baseline` can tell runs apart: the values of keys that they have."""
+    """Return the values of `baseline` that are not None and whose keys the runs have."""
     return {key: value for key, value in baseline.items() if value is not None and key in runs.columns}
 
 

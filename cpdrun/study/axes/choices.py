@@ -1,15 +1,16 @@
-"""How many bits a choice of a group has, such as `precision=pure_fp8`, and so does a named case.
+"""The bit widths of choices of a group, such as `precision=pure_fp8`, and of named cases.
 
-As many as the widest of the formats that it rounds to. What it leaves in float32 does not count, and neither does the
-format of sums (`accumulator`), which nothing keeps and nobody sends, unless it rounds nothing else. A choice that
-rounds nothing has 32. A compressor has the bits of its levels (`min_max`, `qsgd`), or those of its format; a `sync`
-without one, those of the run's format.
+A choice has the bits of the widest format that it rounds to. Values that it leaves in float32 do not count. The format
+of sums (`accumulator`) does not count either, because sums are neither stored nor sent, unless the choice rounds
+nothing else. A choice that rounds nothing has 32 bits. A compressor has the bits of its levels (`min_max`, `qsgd`) or
+of its format. A `sync` without a compressor has the bits of the run's format.
 
-A recipe mixes formats on purpose, a few layers and attention in bf16 beside the rest in four bits, so the widest would
-say nothing: it has the bits of the narrowest format in which products read activations or gradients, which decides the
-hardware that it needs; of weights, where it rounds no others.
+A recipe mixes formats on purpose, for example a few layers and attention in bf16 and the rest in four bits, so its
+widest format would be uninformative. A recipe has the bits of the narrowest format in which matrix products read
+activations or gradients, because that format decides which hardware the recipe needs. If it rounds neither activations
+nor gradients, the narrowest of its other formats counts.
 
-A choice differs from another of as many bits in how much it rounds: the one that rounds less stands first.
+Choices with equally many bits are ordered by how many values they round, fewest first.
 """
 
 import json
@@ -29,33 +30,48 @@ OF_RECIPES = (
     "a recipe has the bits of the narrowest format in which products read activations or gradients; 32 where it rounds "
     "nothing"
 )
-GROUPS = ("precision", "recipe", "sync", "compressor")  # whose choices may name formats
+GROUPS = ("precision", "recipe", "sync", "compressor")  # the config groups whose choices may name formats
 RECIPE, PRECISION = "recipe", "precision"
-COMPRESSOR = "sync.compressor"  # where a run has it: the group alone changes none
+# The config section of the compressor. Choosing the group `compressor` alone changes no run; the sync must use it.
+COMPRESSOR = "sync.compressor"
 _OF_SUMS = "accumulator"
 _OF_ACTIVATIONS = ("input", "output_gradient", "activation", "error", "activations", "errors")
 _FORMAT = "format"
 
 
 def section_of(group: str) -> str:
-    """Where a run's config has what a choice of `group` sets."""
+    """Return the section of a run's config that a choice of `group` sets."""
     return {"compressor": COMPRESSOR, RECIPE: PRECISION}.get(group, group)
 
 
 def rule_of(group: str) -> str:
-    """How many bits a choice of it has, in words."""
+    """Return the sentence that says how the bits of a choice of `group` are counted."""
     return OF_RECIPES if group == RECIPE else RULE
 
 
 def choice(name: str, config: Mapping[str, Any], group: str, held: Sequence[str] = ()) -> Choice:
-    """What `config` (dotted keys) makes of this choice of `group`; `held`: keys that say something of their own."""
+    """Return a choice of a group with its bit width.
+
+    Args:
+        name: The name of the choice.
+        config: The settings of a run that made the choice, by dotted key.
+        group: The config group of the choice.
+        held: The keys of the group's section that are axes of their own and do not count.
+    """
     values = {key: value for key, value in _section(config, group) if key not in held}
     return narrowest(name, values) if group == RECIPE else widest(name, values)
 
 
 def of_case(name: str, config: Mapping[str, Any]) -> Choice:
-    """The same of a named case: of all that it rounds, the gradients between workers too; of one that has a recipe, the
-    recipe's."""
+    """Return a named case with its bit width.
+
+    The bit width is that of the case's recipe if it has a recipe that rounds. Otherwise it is the widest format of
+    everything that the case rounds, including the gradients between workers.
+
+    Args:
+        name: The name of the case.
+        config: The settings of a run of the case, by dotted key.
+    """
     recipe = choice(name, config, RECIPE)
     if isinstance(config.get(RECIPE), str) and not formats.is_baseline(recipe):
         return recipe
@@ -64,13 +80,21 @@ def of_case(name: str, config: Mapping[str, Any]) -> Choice:
 
 
 def bits_choice(value: Any) -> Choice:
-    """Of a key that is itself a number of bits, such as precision.weight_bits; null leaves float32."""
+    """Return the choice for the value of a key that is a number of bits, such as precision.weight_bits.
+
+    A value that is not a positive number, such as null, stands for float32.
+    """
     bits = _number_of_bits(value)
     return Choice.made("fp32", 32, 8) if bits is None else Choice.made(str(value), bits, None)
 
 
 def widest(name: str, values: Mapping[str, Any]) -> Choice:
-    """`values`: those that may say a format or a number of bits, by their dotted keys."""
+    """Return a choice with the bits of its widest format.
+
+    Args:
+        name: The name of the choice.
+        values: The settings that may contain a format or a number of bits, by dotted key.
+    """
     found = [one for key, value in values.items() for one in _roundings(key, value)]
     kept = [one for one in found if not one[0]] or found
     if not kept:
@@ -80,7 +104,12 @@ def widest(name: str, values: Mapping[str, Any]) -> Choice:
 
 
 def narrowest(name: str, values: Mapping[str, Any]) -> Choice:
-    """Of what products read: `values` as `widest` has them, of a recipe."""
+    """Return a recipe with the bits of the narrowest format in which products read activations or gradients.
+
+    Args:
+        name: The name of the recipe.
+        values: The settings of the recipe, by dotted key.
+    """
     found = [one for key, value in values.items() for one in _roundings(key, value)]
     read = [one for key, value in values.items() for one in _of_activations(key, value)] or found
     if not read:
@@ -101,13 +130,16 @@ def _of_activations(key: str, value: Any) -> Iterator[tuple[bool, float, int | N
 
 
 def counts_bits(key: str) -> bool:
-    """Whether this key of one of the groups counts bits: precision.weight_bits, sync.compressor.bits."""
+    """Return whether a key of one of the groups is a number of bits, such as precision.weight_bits."""
     last = key.rpartition(".")[2]
     return key.split(".")[0] in GROUPS and (last == "bits" or last.endswith("_bits"))
 
 
 def _section(config: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]:
-    """Of a sync that compresses its compressor; of one that does not, the run's format."""
+    """Yield the settings of a group's section by dotted key.
+
+    For a sync or a compressor these are the compressor's settings, or the run's format if it has no compressor.
+    """
     prefix = f"{section_of(group)}."
     own = [(key, value) for key, value in config.items() if key.startswith(prefix)]
     if group in ("sync", "compressor"):
@@ -117,7 +149,7 @@ def _section(config: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]
 
 
 def _roundings(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]:
-    """(whether it is of sums, bits, exponent bits) of each format other than fp32 that `key` names."""
+    """Yield each format other than fp32 that a setting names, as (is the format of sums, bits, exponent bits)."""
     last = key.rpartition(".")[2]
     if last == "rules":
         for rule in _listed(value):
@@ -133,7 +165,7 @@ def _roundings(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """A list of a config, or as `collect` has it: in JSON."""
+    """Return a list from a config, or from the JSON text into which `collect` turns it; () for anything else."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -148,7 +180,7 @@ def _number_of_bits(value: Any) -> int | float | None:
 
 
 def _is_sparse(row: Mapping[str, Any], group: str) -> bool:
-    """Whether it sends some of the values alone: then its width is no number of bits."""
+    """Return whether a compressor sends only some of the values. Such a compressor has no bit width."""
     return any(
         key.rpartition(".")[2] == "keep" and value is not None and value == value
         for key, value in _section(row, group)
@@ -156,9 +188,16 @@ def _is_sparse(row: Mapping[str, Any], group: str) -> bool:
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -> list[Choice] | None:
-    """The choices of `group`, called `names`, that configs (by dotted keys) have made; None where they are no axis of
-    bits: one alone, none that rounds otherwise than another, or one that sends some of the values alone, whose width is
-    no number of bits."""
+    """Return the choice of each run, or None if the choices form no axis of bits.
+
+    They form no axis of bits if there is only one choice, if all round alike, or if a compressor sends only some of the
+    values and so has no bit width.
+
+    Args:
+        rows: The settings of each run, by dotted key.
+        names: The name of the choice of each run.
+        group: The config group of the choices.
+    """
     if len(set(names)) < 2 or any(_is_sparse(row, group) for row in rows):
         return None
     held = _held(rows, names, group)
@@ -170,8 +209,15 @@ def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str)
 
 
 def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
-    """`runs` (of `collect`) with a column for each group of which they have several choices that differ in what they
-    round: the name of the choice, as a Choice; and with numbers of bits that differ as Choices."""
+    """Return the runs with their choices.
+
+    Args:
+        runs: The runs, as `collect` returns them.
+
+    Returns:
+        The runs with one more column for each group in which they made several choices that round differently. It holds
+        each run's choice as a Choice. Numbers of bits that vary become Choices too.
+    """
     if runs.empty:
         return runs
     readable = runs[runs["run:problem"].isna()]
@@ -188,8 +234,12 @@ def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _names(rows: Sequence[Mapping[str, Any]], group: str) -> list[str] | None:
-    """The choice of each run: as it was typed, else as that of another run with the same values, else fp32 where they
-    round nothing. None where one stays without."""
+    """Return the name of the choice of each run, or None if there are no choices to distinguish.
+
+    The name is what was typed for the run, otherwise what was typed for another run with the same settings, otherwise
+    fp32 if the settings round nothing. The result is None if all runs have the same settings, if no choice was typed,
+    or if a run has no name.
+    """
     sections = [tuple(sorted((k, repr(v)) for k, v in _section(row, group))) for row in rows]
     if len(set(sections)) == 1:
         return None
@@ -207,20 +257,23 @@ def _names(rows: Sequence[Mapping[str, Any]], group: str) -> list[str] | None:
 
 
 def _typed(row: Mapping[str, Any], group: str) -> str | None:
-    """The last choice of `group` in the run's overrides.txt; of a recipe, the name that the config has."""
+    """Return the last choice of `group` in the run's overrides.txt; for a recipe, the name in the config."""
     if group == RECIPE:
         return row[RECIPE] if isinstance(row.get(RECIPE), str) else None
     return last_typed(read_overrides(RunDir(Path(row["run:path"]))), group)
 
 
 def last_typed(words: Sequence[str], group: str) -> str | None:
-    """The choice of `group` that counts, of what was typed."""
+    """Return the last choice of `group` among typed overrides, which is the one that counts; None without any."""
     found = [word.partition("=")[2] for word in words if word.partition("=")[0].lstrip("+") == group]
     return found[-1] if found else None
 
 
 def _held(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -> list[str]:
-    """Keys of the group's section that differ between runs of one choice: they are axes of their own."""
+    """Return the keys of the group's section that differ between runs of the same choice.
+
+    These keys are axes of their own.
+    """
     first: dict[str, Mapping[str, Any]] = {}
     held = {}
     for row, name in zip(rows, names, strict=True):
@@ -230,6 +283,6 @@ def _held(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -
 
 
 def _has_all(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """Whether the section of `key` has a class that takes it in every run."""
+    """Return whether the section of `key` has the same `_target_` class in every run."""
     target = f"{key.rpartition('.')[0]}._target_"
     return len({row.get(target) for row in rows}) == 1

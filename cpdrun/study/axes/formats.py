@@ -1,7 +1,8 @@
-"""Number formats as the report needs them: a name out of a config -> bits and order, None for an unknown name.
+"""The bit widths and the order of number formats, from the names in the records of runs.
 
-Nothing here imports what a record names: a run directory may come from anyone, and importing a module runs it. What
-is known of a format in a module of the user's own is what the launcher wrote beside the run (format.json).
+Nothing here imports a module that a record names, because a run directory may come from anyone, and importing a module
+executes it. Facts about a format that the user defined come from format.json, which the launcher wrote to the run
+directory.
 """
 
 import math
@@ -14,14 +15,24 @@ from custom_fp.formats.protocol import NumberFormat
 
 
 class Recorded(str):
-    """The name of a format as a config has it, with the facts that its record holds."""
+    """The name of a format in a config, with the facts from the run's record.
+
+    Attributes:
+        bits: The number of bits per value; None if unknown.
+        exponent_bits: The number of exponent bits; None if unknown.
+    """
 
     bits: int | float | None = None
     exponent_bits: int | None = None
 
     @classmethod
     def of(cls, name: str, facts: dict[str, Any] | None) -> "Recorded":
-        """`facts`: format.json's {name, bits, exponent_bits}; those of another name are passed over."""
+        """Create a recorded format.
+
+        Args:
+            name: The name of the format in the config.
+            facts: The content of format.json, {name, bits, exponent_bits}. Facts about another name are ignored.
+        """
         made = cls(name)
         if facts is not None and facts.get("name") == name:
             made.bits, made.exponent_bits = _number(facts.get("bits")), _number(facts.get("exponent_bits"))
@@ -29,10 +40,15 @@ class Recorded(str):
 
 
 class Choice(Recorded):
-    """The name of what is no format itself, such as `pure_fp8` of the group `precision`: it has the bits of what it
-    rounds to (cpdrun.study.axes.choices)."""
+    """The name of a choice that is not itself a format, such as `pure_fp8` of the group `precision`.
 
-    rounds: int = 0  # how many values of it name something that rounds
+    The choice has the bits of a format that it rounds to; `cpdrun.study.axes.choices` defines which one.
+
+    Attributes:
+        rounds: The number of the choice's settings that name a format or a bit width.
+    """
+
+    rounds: int = 0
 
     @classmethod
     def made(cls, name: str, bits: float, exponent_bits: int | None, rounds: int = 0) -> "Choice":
@@ -42,8 +58,12 @@ class Choice(Recorded):
 
 
 def parse(name: object) -> NumberFormat | None:
-    """The format of ours called `name`; None for one of the user's own, for a name that this version does not know,
-    and for a choice, which may be called as a format is."""
+    """Return the built-in format with this name.
+
+    Returns:
+        None for a format that the user defined, for a name that this version does not know, and for a choice, which may
+        have the same name as a format.
+    """
     return None if isinstance(name, Choice) or is_own(name) else _parse(str(name))
 
 
@@ -56,7 +76,7 @@ def _parse(name: str) -> NumberFormat | None:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two values are one: the same format, however it is spelled, such as fp32 and e8m23, or equal."""
+    """Return whether two values are equal or are two spellings of the same format, such as fp32 and e8m23."""
     if parse(one) is not None and parse(one) == parse(other):
         return True
     if isinstance(one, str) or isinstance(other, str):
@@ -65,13 +85,19 @@ def same(one: object, other: object) -> bool:
 
 
 def bits(name: object) -> int | float | None:
-    """Bits a value, the share of a block's scale included: 8.25 for mxfp8_e4m3. Of a user's own, as recorded."""
+    """Return the bits per value of a format, including its share of the block's scale: 8.25 for mxfp8_e4m3.
+
+    For a format that the user defined, this is the recorded number. None if it is unknown.
+    """
     fmt = parse(name)
     return fmt.bits if fmt is not None else name.bits if isinstance(name, Recorded) else None
 
 
 def exponent_bits(name: object) -> int | None:
-    """Of a floating-point format, of a user's own as recorded; else None."""
+    """Return the number of exponent bits of a floating-point format; None for other formats.
+
+    For a format that the user defined, this is the recorded number.
+    """
     fmt = parse(name)
     return (
         fmt.exponent_bits if fmt is not None else name.exponent_bits if isinstance(name, Recorded) else None
@@ -79,7 +105,7 @@ def exponent_bits(name: object) -> int | None:
 
 
 def is_baseline(name: object) -> bool:
-    """Whether this is fp32, which every other format is measured against."""
+    """Return whether a value is fp32 or rounds nothing, which makes it the default baseline."""
     fmt = parse(name)
     if fmt is None and isinstance(name, Recorded):
         return (name.exponent_bits, name.bits) == (8, 32)
@@ -87,20 +113,23 @@ def is_baseline(name: object) -> bool:
 
 
 def is_floating(name: object) -> bool:
-    """Whether this is a binary floating-point format that this version knows: its values reach from emin to emax."""
+    """Return whether a name is a binary floating-point format that this version knows, so that it has emin and emax."""
     fmt = parse(name)
     return fmt is not None and fmt.exponent_bits is not None
 
 
 def order(name: object) -> tuple:
-    """Sort key: fewest bits first; among equals the one with more exponent bits (more range) first, of choices then
-    the one that rounds less."""
+    """Return the sort key that puts fewest bits first.
+
+    Among equally many bits, more exponent bits (more range) come first, and then choices that round fewer values.
+    Formats of unknown bit width come last.
+    """
     size, rounds = bits(name), name.rounds if isinstance(name, Choice) else 0
     return (999, 0, 0, str(name)) if size is None else (size, -(exponent_bits(name) or 0), rounds, str(name))
 
 
 def widest_first(name: object) -> tuple:
-    """Sort key: most bits first, equals as in `order`."""
+    """Return the sort key that puts most bits first and orders equally wide formats as `order` does."""
     size, *rest = order(name)
     return (-size, *rest)
 

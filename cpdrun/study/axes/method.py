@@ -1,8 +1,7 @@
-"""How a run's workers exchange what they learnt, read off its config: the family that a picture gives one look, and
-what a cost model must know of it.
+"""The communication method of a run, from its config.
 
-A family is told by the keys that its sync has (conf/sync/*.yaml), not by the names of classes, which may be a user's
-own.
+A method has a family, whose members share one style in plots, and the facts that the cost model needs. The keys of a
+run's sync (conf/sync/*.yaml) determine the family. Names of classes do not, because the user may have defined them.
 """
 
 import math
@@ -18,7 +17,7 @@ WITH_APS, WITHOUT_APS = "with APS", "without APS"
 LOCAL, SHARDED, GOSSIP = "local steps", "sharded", "gossip"
 COMPRESSOR = "sync.compressor."
 
-_COMPRESSORS = {  # names as papers have them, of classes whose name is not
+_COMPRESSORS = {  # the papers' names of compressor classes
     "TopK": "top-k",
     "RandomK": "random-k",
     "QSGD": "QSGD",
@@ -27,30 +26,43 @@ _COMPRESSORS = {  # names as papers have them, of classes whose name is not
     "PowerSGD": "PowerSGD",
     "Sign": "sign",
 }
-_IN_FORMAT = "Rounded"  # of outer steps: what workers moved is summed in the format, as gradients are
-_PLAIN = ("fp32", "bf16", "fp16")  # what a platform's own all_reduce sums
+# The compressor class that rounds messages. With local steps, the workers' updates are summed in the run's format, just
+# as gradients are.
+_IN_FORMAT = "Rounded"
+_PLAIN = ("fp32", "bf16", "fp16")  # the formats that a platform's all_reduce can sum
 
 
 @dataclass(frozen=True)
 class Method:
-    """`pattern`: who sends what to whom, one of costmodel.PATTERNS; None where the config says too little."""
+    """The communication method of a run.
+
+    Attributes:
+        family: The name of the family, which plots and tables show.
+        pattern: Which worker sends what to which other worker, one of costmodel.PATTERNS. None if the config does not
+            determine it.
+        format: The format of the run.
+        aps: Whether the run uses APS.
+        compressor: The compressor's key in a calibration. None without a compressor.
+        every: The number of steps from one exchange to the next.
+        gather: The format in which sharded weights are gathered. None if weights are not sharded.
+    """
 
     family: str
     pattern: str | None = None
     format: str = "fp32"
     aps: bool = False
-    compressor: str | None = None  # its key in a calibration
-    every: int = 1  # steps from one exchange to the next
-    gather: str | None = None  # of sharded weights: their format
+    compressor: str | None = None
+    every: int = 1
+    gather: str | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether the platform's own all_reduce does the same, but for the order of its additions."""
+        """Whether the platform's all_reduce computes the same sums, except for the order of additions."""
         return self.pattern == "direct" and not self.aps and self.every == 1 and self.format in _PLAIN
 
 
 def method_of(config: Mapping[str, Any]) -> Method:
-    """Of a run's settings, by their dotted keys."""
+    """Return the communication method of a run with these settings, given by dotted key."""
     name, aps = str(config.get("format")), bool(config.get("aps"))
     fmt = formats.parse(name)
     if fmt is not None and fmt.is_fp32:
@@ -59,7 +71,7 @@ def method_of(config: Mapping[str, Any]) -> Method:
     compressor = _settings(config, COMPRESSOR)
     of_compressor = _last(compressor.get("_target_"))
     steps = config.get("sync.inner_steps")
-    if compressor and not (_is(steps) and of_compressor == _IN_FORMAT):  # else: a sum in the format
+    if compressor and not (_is(steps) and of_compressor == _IN_FORMAT):
         family, pattern, key = _compressor_words(of_compressor), "messages", compressor_key(compressor)
     elif kind is not None and "powersgd" in kind.lower():
         family, pattern, key = "PowerSGD", "factors", compressor_key(_settings(config, "sync."))
@@ -79,7 +91,7 @@ def _settings(config: Mapping[str, Any], section: str) -> dict[str, Any]:
 
 
 def _compressor_words(kind: str | None) -> str:
-    """`SignSGD` -> `sign SGD`, where no paper's name is known."""
+    """Return the paper's name of a compressor class, or the class name as words: `SignSGD` gives `sign SGD`."""
     if kind is None:
         return "compressed"
     known = _COMPRESSORS.get(kind)
@@ -91,5 +103,5 @@ def _last(target: Any) -> str | None:
 
 
 def _is(value: Any) -> bool:
-    """Whether a column has a value here: pandas has NaN where it has none."""
+    """Return whether a setting has a value. pandas stores NaN for a missing one."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))

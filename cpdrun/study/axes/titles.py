@@ -1,4 +1,4 @@
-"""Axes, values and names in words that are safe to show."""
+"""Titles and texts of axes, values and names that are safe to print and to draw."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Any
 from cpdrun.stats.tuning import edges
 from cpdrun.study.collect import CASE, SCALING
 
-SWEEP = "run:sweep"  # the sweep as an axis, when a report is on several
+SWEEP = "run:sweep"  # the column of the sweep's name, which is an axis if a report covers several sweeps
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 
 
@@ -18,39 +18,47 @@ def is_scaling(axis: str) -> bool:
 
 
 def is_strategy(axis: str) -> bool:
-    """Whether runs that differ in it are compared in one panel, rather than each in a panel of its own."""
+    """Return whether runs that differ in this axis are compared in one panel, not in a panel each."""
     return is_scaling(axis) or axis == CASE
 
 
 def plain(text: str) -> str:
-    """Without control characters: to a terminal they are commands, and XML forbids them."""
+    """Return the text without control characters, which are commands to a terminal and forbidden in XML."""
     return "".join(
         c if unicodedata.category(c) not in ("Cc", "Cs") else " " if c.isspace() else "?" for c in text
     )
 
 
 def short(name: object, most: int = 14) -> str:
-    """A name for a picture: what is too long loses its middle, for such names differ at their ends."""
+    """Return a name for a plot. A long name loses its middle, because such names differ at their ends.
+
+    Args:
+        name: The name.
+        most: The largest number of characters.
+    """
     text = plain(str(name))
     head = most // 2
     return text if len(text) <= most else f"{text[:head]}\N{HORIZONTAL ELLIPSIS}{text[head + 1 - most :]}"
 
 
 def axis_title(name: str) -> str:
-    """An axis in words, for headings: `workers`, `sweep`, `model`."""
+    """Return the title of an axis for headings, such as `workers`, `sweep` or `model`."""
     known = {"world_size": "workers", SWEEP: "sweep", "aps": "APS"}
     return known.get(name, plain(name.removesuffix("._target_")))
 
 
 def short_titles(keys: Collection[str]) -> dict[str, str]:
-    """By key its last word, `lr` of optim.lr; the whole of it where another ends alike."""
+    """Return the last word of each key, such as `lr` for optim.lr, or the whole key if two keys end alike."""
     last = {key: key.removesuffix("._target_").rpartition(".")[2] for key in keys}
     words = list(last.values())
     return {key: plain(word if words.count(word) == 1 else key) for key, word in last.items()}
 
 
 def axis_text(value: Any) -> str:
-    """A config value in a few characters: a dotted `_target_` by its class, `yes` or `no` for a flag."""
+    """Return a short text for a config value.
+
+    A dotted `_target_` gives the name of its class, a flag gives `yes` or `no`, and a missing value gives `-`.
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -60,13 +68,17 @@ def axis_text(value: Any) -> str:
 
 
 def hybrid(config: Mapping[str, Any]) -> str:
-    """What a run of a reduced format exchanges in fp32 all the same (`full_precision`), in words; empty for nothing."""
+    """Describe the layers and epochs whose gradients a run exchanges in fp32 (`full_precision`); "" if there are none.
+
+    Args:
+        config: The run's settings, by dotted key.
+    """
     layers = str(config.get("full_precision.layers") or "")
     first, last = (config.get(f"full_precision.{which}_epochs") for which in ("first", "last"))
     named = plain(layers.strip("[] ")).replace('"', "")
-    if (
-        named == "*"
-    ):  # all of them: the format is of something else, such as what workers exchange that share a model
+    # With "*", all gradients are fp32. The format applies to something else, such as what the workers that share a
+    # model exchange.
+    if named == "*":
         return ""
     parts = [f"layers {named}"] if named not in ("", "nan") else []
     for which, count in (("first", first), ("last", last)):
@@ -76,38 +88,54 @@ def hybrid(config: Mapping[str, Any]) -> str:
 
 
 def tried_text(tried: Mapping[str, Sequence[Any]]) -> str:
-    """What was tuned: `lr (0.05, 0.1, 0.2), momentum (0, 0.9)`."""
+    """Return the tuned keys and the values tried: `lr (0.05, 0.1, 0.2), momentum (0, 0.9)`."""
     titles = short_titles(tried)
     return ", ".join(f"{titles[key]} ({', '.join(map(axis_text, of))})" for key, of in tried.items())
 
 
 def at_text(values: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], *, ends: bool = False) -> str:
-    """` at lr 0.1, momentum 0`, behind a name; "" for no values."""
+    """Return the chosen values as a suffix for a name, ` at lr 0.1, momentum 0`; "" without values."""
     text = values_text(values, tried, ends=ends)
     return f" at {text}" if text else ""
 
 
 def values_text(values: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], *, ends: bool) -> str:
-    """What was chosen: `lr 0.1, momentum 0`, or with `ends` `lr 0.2 (largest tried)`."""
+    """Return the chosen values, `lr 0.1, momentum 0`.
+
+    Args:
+        values: The chosen value of each key.
+        tried: The values tried for each key.
+        ends: Whether to mark a value that is the largest or the smallest tried: `lr 0.2 (largest tried)`.
+    """
     titles, of = short_titles(tried), dict(edges(values, tried)) if ends else {}
     texts = [f"{titles[key]} {tuned_text(values[key], of.get(key))}" for key in tried if key in values]
     return ", ".join(texts)
 
 
 def tuned_text(value: Any, end: str | None) -> str:
-    """`0.1`, `0.2 (largest tried)`."""
+    """Return a chosen value, such as `0.1`, or `0.2 (largest tried)` if `end` is "largest"."""
     return axis_text(value) + (f" ({end} tried)" if end else "")
 
 
 def choice_text(
     tried: Mapping[str, Sequence[Any]], seeds: Sequence[int], each: Sequence[str], aside: str
 ) -> str:
-    """How it was chosen, and for `each` what; `aside`: where the seeds that chose are not."""
+    """Return a sentence that says how the tuned values were chosen, and which values were chosen.
+
+    Args:
+        tried: The values tried for each key.
+        seeds: The seeds that chose.
+        each: The chosen values of each group, in words.
+        aside: A phrase that says what the choosing seeds are excluded from, such as "in no number here".
+    """
     return f"Chosen for each by the mean over {seeds_text(seeds)}, {aside}, of {tried_text(tried)}: {'; '.join(each)}."
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
-    """`seed 1000`, `seeds 1000 and 1001`, `seeds 1000 to 1004`; all of them where they are not in a row."""
+    """Return seeds in words: `seed 1000`, `seeds 1000 and 1001`, `seeds 1000 to 1004`.
+
+    Seeds that are not consecutive are all listed.
+    """
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
     if len(seeds) > 2 and list(seeds) != list(range(seeds[0], seeds[0] + len(seeds))):
