@@ -1,10 +1,13 @@
-"""The search: which run next, until the answer is certified, refuted or cannot be had.
+"""Search for the fewest bits: decide which runs to ask for until every answer is certified, refuted or impossible.
 
-question.py turns an experiment's axes into chains of candidates; results.py reads what their runs left; observed.py
-says which of several formats of one width to try first; schedule.py, pure, says
-how every candidate stands and which runs would settle most; tune.py, pure, with which of the tuned values each is
-certified, and arms.py plans the runs of those; words.py says it; drive.py asks the launcher for those runs. Nothing is
-remembered beside the run folders: a search that is typed again goes on from them.
+question.py turns the axes of an experiment into chains of candidates, and axes.py finds the axis of bits. results.py
+reads the results of the runs. observed.py predicts which of several formats of one width to try first, and start.py
+where a chain starts. schedule.py is pure. It judges every candidate and chooses the runs that would settle most.
+tune.py is pure, too, and chooses the tuned values of each candidate; arms.py plans the runs for this choice. words.py
+writes the messages. drive.py asks the launcher for the runs.
+
+The run folders are the only memory of a search, apart from the sweep's own files: a search that is typed again
+continues from them.
 """
 
 from cpdrun.shell.called import is_function_too

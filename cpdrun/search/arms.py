@@ -1,4 +1,4 @@
-"""The runs of a search that tunes: every cell of the question with each combination of the tuned values."""
+"""Plan the runs of a search that tunes: every cell of the question with each combination of the tuned values."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,17 +19,22 @@ from cpdrun.sweep import Plan, PlannedRun, plan
 if TYPE_CHECKING:
     from cpdrun.search.question import Cell, Question
 
+# A search compares these keys. To tune one of them would answer another question.
 ASKED = (
     "format",
     "aps",
     "world_size",
     "case",
-)  # what a search is about; tuned, it would answer another question
+)
 
 
 def held(asked: Settings, first: Plan, texts: Sequence[str]) -> list[str]:
-    """Words that hold each tuned key at the first of its values: the question is put without the others. Raises
-    ConfigError for a key that cannot be tuned."""
+    """Return overrides that fix each tuned key at its first value, so that the question can be read without the
+    others.
+
+    Raises:
+        ConfigError: A key cannot be tuned.
+    """
     config = first.runs[0].config
     typed = {key_of(text) for text in texts}
     for key in asked.tune:
@@ -59,10 +64,15 @@ def with_arms(
     *,
     imports: bool,
 ) -> "Question":
-    """The same question with the arms of its cells in place of them.
+    """Return the question with each cell replaced by its arms.
 
-    `untuned`: the runs of seed 0 that the question was made of; `words`: those of the plans that they came from,
-    without tuned keys and seeds, and whether of the baseline.
+    Args:
+        question: The question without tuning.
+        untuned: The runs of seed 0 from which the question was made.
+        words: For each plan from which these runs came, whether it is the baseline's plan, and its overrides without
+            tuned keys and seeds.
+        config_dir: A config directory of the user's own.
+        imports: Whether planning may import what the config names.
     """
     asked = question.settings
     seeds = tuple(range(FIRST_SEED, FIRST_SEED + asked.tune_seeds))
@@ -93,7 +103,7 @@ def with_arms(
 
 
 def tuned(name: str) -> str:
-    """The name of a cell of which the arm is to be chosen; no run has it."""
+    """Return the name of a cell whose arm is still to be chosen. No run has this name."""
     return f"{name}, tuned"
 
 
@@ -114,7 +124,7 @@ def _point(run: PlannedRun, tune: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _values(run: PlannedRun, tune: Mapping[str, Any]) -> tuple[str, ...]:
-    """As typed, in the order of the tuned keys."""
+    """Return the values of the tuned keys as they were typed, in the order of the keys."""
     typed = {key_of(text): text.partition("=")[2] for text in run.overrides}
     return tuple(typed[key] for key in tune)
 
@@ -127,7 +137,7 @@ def _read(of_arm: Sequence[str], tune: Mapping[str, Sequence[Any]]) -> dict[str,
 
 
 def key_of(text: str) -> str:
-    """Of a word that was typed: `+data.size=3` is about data.size."""
+    """Return the key of an override. For example, the key of `+data.size=3` is data.size."""
     return text.split("=")[0].lstrip("+~")
 
 

@@ -1,7 +1,7 @@
-"""Ask for runs, launch them, look again: on this machine run by run, on a cluster in rounds.
+"""Ask for runs, launch them and decide again: run by run on this machine, in rounds on a cluster.
 
-Nothing is kept but the run folders and the sweep's own list of runs: a search that was stopped, however, and is typed
-again reads them and goes on. A run that another command has made serves as well.
+Only the run folders and the sweep's own list of runs are stored. However a search was stopped, the next search of the
+same question reads them and continues. A run that another command has made counts as well.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,15 @@ from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.failures import Failure
 from cpdrun.sweep import write_manifest, write_question
 
-KILL_RETRIES = 2  # of a run whose process a signal killed: the cause is seldom the run
+# How often a run is tried again if a signal killed its process. The run itself is seldom the cause.
+KILL_RETRIES = 2
 
 
 class SearchDisplay(Display):
-    """The table of the candidates above that of the runs; on no terminal a line when a candidate is settled."""
+    """A display with the table of candidates above the table of runs.
+
+    If the output is not a terminal, it prints a line when the verdict on a candidate changes.
+    """
 
     def __init__(self, console: Console, axes: Sequence[str], results: Results) -> None:
         super().__init__(console, axes)
@@ -38,7 +42,7 @@ class SearchDisplay(Display):
         self._candidates = table(results)
 
     def news(self, standings: Sequence[Standing]) -> None:
-        """What a run that has ended has changed."""
+        """Update the display after a run has ended."""
         self._candidates = table(self._results)
         for label, verdict in _verdicts(standings).items():
             if verdict is not self._verdicts[label]:
@@ -50,19 +54,21 @@ class SearchDisplay(Display):
 
 
 class Driver:
-    """What is in flight, and which runs come next."""
+    """The runs in flight, and the choice of the next runs."""
 
     def __init__(self, results: Results, display: SearchDisplay | None = None) -> None:
         self.results = results
         self._display = display
-        self._in_flight: dict[str, Ask] = {}  # by the name of the run
+        # By the name of the run.
+        self._in_flight: dict[str, Ask] = {}
         self._listed: dict[str, Ask] = {}
-        self._to_retry = results.failures  # each once; until it ends well it counts as failed
+        # Each of these runs is tried once more. It counts as failed until it ends well.
+        self._to_retry = results.failures
 
     def asks(self, most: int | None, *, ahead: bool) -> list[Ask]:
-        """Return the runs that fill up to `most` in flight, or all that are needed if it is None.
+        """Return the runs that fill up to `most` in flight, or all runs that are needed if `most` is None.
 
-        Runs that failed in an earlier search come first, then those that settle most.
+        Runs that failed in an earlier search come first, then the runs that settle most.
         """
         results, in_flight = self.results, set(self._in_flight.values())
         standings = [s for s in results.standings() if not results.problem(s.chain.baseline)]
@@ -76,7 +82,7 @@ class Driver:
         return found
 
     def next(self, most: int | None, *, ahead: bool) -> list[Job]:
-        """The same as jobs; they are in flight from now on, and in sweep.yaml."""
+        """Return the next runs as jobs, list them in sweep.yaml, and count them as in flight."""
         question, asks = self.results.question, self.asks(most, ahead=ahead)
         while self._display is not None and self.results.unpredicted:
             self._display.say(self.results.unpredicted.pop())
@@ -93,7 +99,7 @@ class Driver:
         return [Job(question.directory.run(run.name), run.config, run.overrides) for run in runs]
 
     def ended(self, event: Event) -> None:
-        """A run of ours has ended, well or not."""
+        """Take in the result of a run of this search that has ended, well or not."""
         ask = self._in_flight.pop(event.job.run.name)
         if not self.results.take(ask) and event.outcome.status is not Ending.PREEMPTED:
             self.results.failed(ask, failure_in(event.outcome) or Failure.UNKNOWN)
@@ -119,8 +125,14 @@ def search(
     display: SearchDisplay,
     cancelled_before: int | None,
 ) -> list[Summary]:
-    """Run what settles most until nothing is left to settle, or the budget is spent; a summary for each round, one on
-    this machine. Raises what `Session.launch` raises."""
+    """Run what settles most until nothing is left to settle or the budget is spent.
+
+    Returns:
+        One summary for each round. On this machine there is one round.
+
+    Raises:
+        Exception: Whatever `Session.launch` raises.
+    """
     driver, directory = Driver(results, display), results.question.directory
     options = replace(options, kill_retries=KILL_RETRIES)
     most = at_once(results, launcher, options)
@@ -139,15 +151,15 @@ def search(
             session.launch(directory, first.jobs, launcher, options, display, cancelled_before, more=more)
         )
         stopped = summaries[-1].interrupted or (summaries[-1].failed and options.fail_fast)
-        if stopped or most is not None:  # on this machine `more` has asked for all there was
+        if stopped or most is not None:  # On this machine, `more` has asked for all runs.
             break
     if results.question.tuning:
-        write_question(directory, asked(results))  # with what was chosen
+        write_question(directory, asked(results))  # It now includes the chosen values.
     return summaries
 
 
 def at_once(results: Results, launcher: dict[str, Any], options: LaunchOptions) -> int | None:
-    """Runs that this machine trains at the same time, at least one; None where that is a scheduler's to say."""
+    """Return how many runs this machine trains at the same time, at least one, or None if a scheduler decides."""
     cell = next(iter(results.question.cells.values()))
     run = cell[0]
     job = Job(results.question.directory.run(run.name), run.config, run.overrides)

@@ -1,6 +1,6 @@
 """Forecast the cost of a search before it starts.
 
-The forecast estimates the noise from the recorded runs, then the pairs, the runs and the time that the search needs.
+The noise is estimated from the recorded runs. The number of pairs, the number of runs and the time follow from it.
 """
 
 import math
@@ -12,11 +12,16 @@ from cpdrun.search.schedule import FIRST_PAIRS, Standing
 from cpdrun.stats.evidence import Verdict, pairs_needed
 from cpdrun.stats.moments import deviation
 
-TOLERANCES = (0.5, 1.0, 2.0)  # of the tolerance asked for: what half of it, or twice it, would take
+# Multiples of the tolerance for which the cost is shown.
+TOLERANCES = (0.5, 1.0, 2.0)
 
 
 def forecast(results: Results, slots: int | None) -> Iterator[str]:
-    """`sd 0.36 points (7 candidates): tolerance 0.5 needs about 14 pairs a format, 1 about 5 ...`"""
+    """Yield the forecast as sentences, such as `an equal format is certified at a tolerance of 0.5 after about 14
+    pairs`.
+
+    `slots` is the number of runs that are trained at the same time, or None if it is unknown.
+    """
     standings = results.standings()
     if to_choose := tuning_runs(results, standings):
         yield f"to choose the tuned values: {to_choose} runs, if each width is reached and its first format does"
@@ -49,8 +54,12 @@ def forecast(results: Results, slots: int | None) -> Iterator[str]:
 
 
 def noise_floor(results: Results, standings: Sequence[Standing]) -> tuple[float | None, str]:
-    """The pooled deviation of paired differences, over candidates that learnt, and over how many; else sqrt(2) of the
-    baseline's own, which leaves out that pairs share a seed; None where nothing says."""
+    """Return the standard deviation of a paired difference, and its source in words.
+
+    This is the pooled deviation over the candidates that are not refuted. If no candidate has two pairs, it is sqrt(2)
+    times the deviation of a baseline's own runs, which ignores that the runs of a pair share a seed. Return None and
+    "" if neither is known.
+    """
     known = [
         (judgement.pairs - 1, judgement.deviation)
         for standing in standings
@@ -69,7 +78,10 @@ def noise_floor(results: Results, standings: Sequence[Standing]) -> tuple[float 
 
 
 def tuning_runs(results: Results, standings: Sequence[Standing]) -> int:
-    """Runs still to come that choose, for the baselines and the first format of every width from the frontier on."""
+    """Return how many tuning runs are still to come.
+
+    Baselines are counted, and the first format of every width from the frontier down.
+    """
     tuning, cells = results.question.tuning, set()
     for standing in standings:
         if standing.active is not None:
@@ -81,7 +93,10 @@ def tuning_runs(results: Results, standings: Sequence[Standing]) -> int:
 
 
 def likely_runs(results: Results, standings: Sequence[Standing], noise: float) -> int | None:
-    """Runs still to come, were the likeliest format of every width equal to the baseline but those of the last."""
+    """Return how many runs are still to come, or None if `search.most_seeds` pairs are likely to be too few.
+
+    The forecast assumes that the likeliest format of every width equals the baseline, except at the last width.
+    """
     rules, runs, longest = results.rules(), tuning_runs(results, standings), 0
     for standing in standings:
         if standing.active is None:
@@ -112,7 +127,7 @@ def _tolerances(results: Results) -> list[float]:
 
 
 def _pairs(standings: Sequence[Standing], results: Results, tolerance: float, noise: float) -> str:
-    """Return, in words, after how many pairs a width that has one format is decided."""
+    """Return, in words, after how many pairs a width with a single format is decided."""
     _, error = standings[0].widths[standings[0].chain.start].judgements[0].errors
     distance = tolerance / results.metric.scale
     most = 10 * results.question.settings.most_seeds

@@ -1,5 +1,4 @@
-"""List the runs that a search would ask for now, how long they take and what they would settle (`cpdrun search
---plan`).
+"""List the runs that `cpdrun search --plan` shows, how long they take and what they would settle.
 
 The plan reads the results once and starts nothing, because the runs after these depend on what these show. A budget
 counts further runs only. The confidence of a candidate is the confidence at which the evidence so far would certify or
@@ -273,8 +272,9 @@ def _percent(value: float) -> str:
 
 
 def command(found: Next, words: Sequence[str]) -> str | None:
-    """Return the command that starts the runs, or None if there are none. Its budget includes the runs that have
-    ended.
+    """Return the command that starts the runs, or None if there are none.
+
+    The budget of the command includes the runs that have ended.
     """
     import shlex
 

@@ -1,8 +1,8 @@
-"""The runs of an experiment's baseline that a prediction is read from: which, where they lie, what is still to train.
+"""Find or plan the baseline runs that a prediction reads.
 
-What is observed are the gradients of the workers one by one, before anything is rounded or summed. So baselines that
-differ only in how gradients are summed and sent (format, APS, order, rounding ...) share one observation; another
-number of workers, model or batch size needs its own.
+A prediction reads the gradients of single workers, before anything is rounded or summed. Baselines that differ only in
+how gradients are summed and sent (format, APS, order, rounding ...) therefore share one observation. Another number of
+workers, model or batch size needs an observation of its own.
 """
 
 import json
@@ -27,16 +27,25 @@ from cpdrun.whatif.effects import ask as ask_effects
 from cpdrun.whatif.failure_model import Outcome, outcome
 from cpdrun.whatif.forecast import ChainForecast, Subject, forecast_all
 
+# The number of observed steps, spread over the run. To observe a step costs as much as 0.8 to 2 steps of the run
+# (scripts/bench_observe.py). For runs of at least 320 steps, 16 observed steps cost at most a tenth. For the shortest
+# experiments here, with 96 steps, they cost 13 %, about two seconds.
 STEPS = 16
-"""Observed, spread over the run. A look costs .8 to 2 of the run's steps (scripts/bench_observe.py): 16 are at most a
-tenth of a run of 320 steps and more; of the shortest experiments here, of 96, they were 13 %, some two seconds."""
 OBSERVE = "observe"
+# Keys that decide how gradients are summed and sent. They do not change the gradients of a single worker.
 OF_SUMS = ("format", "aps", "scaling", "sync", "full_precision", "compressor", "topology")
 
 
 @dataclass(frozen=True)
 class Observation:
-    """`run`: as it is trained; `serves`: the baselines' cells that it stands for; `note`: why it lies elsewhere."""
+    """The run from which predictions for some of the baselines are read.
+
+    Attributes:
+        run: The run as it is trained.
+        sweep: The folder of the sweep in which the run is stored.
+        serves: The names of the baselines' cells for which the run stands.
+        note: Why the run is stored in the folder of predictions, or "".
+    """
 
     run: PlannedRun
     sweep: SweepDir
@@ -57,8 +66,14 @@ def _is_there(run: RunDir) -> bool:
 
 
 def observations(question: Question, steps: int | None = None) -> list[Observation]:
-    """One for each way of making gradients among the baselines. A first run of a baseline that was trained unobserved
-    is planned anew, in prediction's own folder; so is one of `steps` steps, which is another run."""
+    """Return one observation for each group of baselines whose workers have the same gradients.
+
+    If a baseline's first run was trained unobserved, plan it again in the folder of predictions. If `steps` is given,
+    plan a separate run of that many steps in the same folder.
+
+    Raises:
+        ConfigError: The baseline runs a script.
+    """
     groups: dict[str, list[str]] = {}
     for chain in question.chains:
         served = groups.setdefault(_gradients(question.config(chain.baseline)), [])
@@ -93,7 +108,10 @@ def _first(question: Question, name: str) -> PlannedRun:
 
 
 def observed(run: PlannedRun, further: Mapping[str, Any] | None = None) -> PlannedRun:
-    """The same run, of the same name and bits, observed; `further` values make it another. A script's is as typed."""
+    """Return the same run, observed. Its name and its bits do not change.
+
+    `further` holds values that turn it into another run. The run of a script is returned as it is.
+    """
     if is_script(run.config):
         return run
     config = {**run.config, OBSERVE: run.config.get(OBSERVE) or STEPS, **(further or {})}
@@ -102,7 +120,7 @@ def observed(run: PlannedRun, further: Mapping[str, Any] | None = None) -> Plann
 
 
 def _gradients(config: Mapping[str, Any]) -> str:
-    """What makes a worker's gradients, the step that is taken with their sum aside."""
+    """Return a key that is equal for runs whose workers have the same gradients, whatever happens to their sum."""
     made = {
         key: value
         for key, value in flatten(config)
@@ -122,7 +140,7 @@ def forecast_chains(
     Args:
         question: The question of the sweep.
         found: The observed runs of its baselines.
-        strictness: That of the margin.
+        strictness: The strictness of the margin.
         outcomes: What the runs of trained candidates showed, from `trained_outcomes`.
 
     Raises:
@@ -165,23 +183,24 @@ def trained_outcomes(question: Question, ended: Ended, rules: Rules, scale: floa
 
 
 def _effects(run: RunDir, configs: Mapping[str, Mapping[str, Any]], question: Question) -> dict[str, Any]:
-    """Ask for effects of configs that the user typed, or that lie in a config directory that the user named."""
+    """Compute the effects of configs that the user typed or that are in a config directory of the user."""
     typed = {name for config in configs.values() for name in foreign_names(config)}
     return ask_effects(run, configs, question.directory, may_import=typed)
 
 
 def subjects(question: Question, chain: Chain) -> list[Subject]:
+    """Return the candidates of a chain as the forecast reads them."""
     return [
         Subject(c.name, c.label, c.bits, question.config(c.name)) for width in chain.widths for c in width
     ]
 
 
 def with_chances(question: Question, chain: Chain, run: RunDir, strictness: float) -> Chain | None:
-    """Return the chain with the predicted chance that each candidate fails, the least likely of each width first.
+    """Return the chain with the predicted chance that each candidate fails, the likeliest to hold the tolerance first.
 
-    The chance is the mean over the levels that an unseen network may have. Outcomes of candidates do not enter it: the
-    start of a chain must not depend on the pairs that are tested. None if `run`, a run of the chain's baseline, was not
-    observed or the effects cannot be computed.
+    The order is set within each width. The chance is the mean over the levels that an unseen network may have. Results
+    of candidates are not used, because the start of a chain must not depend on the pairs that are tested. Return None
+    if `run`, a run of the chain's baseline, was not observed or if the effects cannot be computed.
     """
     if not is_observed(run):
         return None

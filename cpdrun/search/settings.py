@@ -1,4 +1,4 @@
-"""The `search:` block: what a search is asked. Defaults and what each key does stand in conf/any_run.yaml."""
+"""Read the `search:` block, which says what a search decides. conf/any_run.yaml documents the keys and their defaults."""
 
 import re
 from collections.abc import Mapping
@@ -11,14 +11,20 @@ from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.config.overrides import typed_form
 
 MARGIN_KEY = "search.tolerance"
-FEWEST_SEEDS = 3  # fewer settle nothing
+# Fewer seeds cannot settle a candidate.
+FEWEST_SEEDS = 3
 PREDICTED, WIDEST = "predicted", "widest"
 _CORE_HOURS = re.compile(r"(\d+(?:\.\d+)?)\s*(h|min)")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may take, the runs that are there already included; None where there is no such limit."""
+    """The limit of a search. It includes the runs that have ended.
+
+    Attributes:
+        runs: The number of runs, or None if it is not limited.
+        core_hours: The core time, in hours, or None if it is not limited.
+    """
 
     runs: int | None = None
     core_hours: float | None = None
@@ -29,15 +35,29 @@ class Budget:
 
 @dataclass(frozen=True)
 class Settings:
-    tolerance: Typed | None  # the margin, in points of a share, or a percentage; None: the default
-    confidence: float  # per cent
+    """The `search:` block.
+
+    Attributes:
+        tolerance: The margin, in points of a share or as a percentage, or None for the default.
+        confidence: The confidence in percent.
+        most_seeds: The largest number of seeds.
+        budget: The limit of the search, or None.
+        baseline: The values that make a cell the baseline.
+        metric: The metric that is compared, or None for the metric by which the runs are judged.
+        tune: The values to choose from, by key. It is empty if nothing is tuned.
+        tune_seeds: The number of tuning seeds.
+        start: PREDICTED or WIDEST.
+    """
+
+    tolerance: Typed | None
+    confidence: float
     most_seeds: int
     budget: Budget | None
     baseline: dict[str, Any]
     metric: str | None
-    tune: dict[str, list[Any]]  # the values to choose among, by key; empty: nothing is tuned
+    tune: dict[str, list[Any]]
     tune_seeds: int
-    start: str  # PREDICTED or WIDEST
+    start: str
 
     @property
     def alpha(self) -> float:
@@ -45,7 +65,11 @@ class Settings:
 
 
 def settings(block: Mapping[str, Any]) -> Settings:
-    """Raises ConfigError for a key or value that cannot be."""
+    """Return the settings of a `search:` block.
+
+    Raises:
+        ConfigError: A key is unknown or a value is not allowed.
+    """
     known = list(Settings.__annotations__)
     for key in block:
         if key not in known:
@@ -64,7 +88,11 @@ def settings(block: Mapping[str, Any]) -> Settings:
 
 
 def budget(value: Any) -> Budget | None:
-    """`40` runs, or `12h` and `90min` of core time. Raises ConfigError."""
+    """Return the budget: `40` is a number of runs, and `12h` or `90min` is core time.
+
+    Raises:
+        ConfigError: The value is neither.
+    """
     if value is None:
         return None
     text = str(value)
@@ -79,7 +107,11 @@ def budget(value: Any) -> Budget | None:
 
 
 def margin(key: str, value: Any) -> Typed | None:
-    """Return the margin that the key holds, None for the default. Raises ConfigError for what is no margin."""
+    """Return the margin that the key holds, or None for the default.
+
+    Raises:
+        ConfigError: The value is not a margin.
+    """
     try:
         return None if value is None else parse_margin(value)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a search that tunes says of it: which values were chosen, of how many, and on seeds of their own."""
+"""Write the messages of a search about tuning: which values were chosen, from how many, and on which seeds."""
 
 import math
 from collections.abc import Iterator
@@ -21,8 +21,10 @@ MARGIN = {"largest": "max", "smallest": "min"}
 
 
 def asked(results: Results) -> dict[str, Any]:
-    """The question for sweep.yaml, with where its chains start and, for whoever reads it, what was chosen so far; a
-    report chooses by the same runs and the same rule."""
+    """Return the question for sweep.yaml, with the start of each chain and the values chosen so far.
+
+    The chosen values are for human readers. A report chooses again, from the same runs and by the same rule.
+    """
     question = results.question
     about = question.asked | recorded(results.begun.by, results.chains, question.tuning.arms)
     about |= {LEDGER: results.ledger.as_yaml}
@@ -33,7 +35,10 @@ def asked(results: Results) -> dict[str, Any]:
 
 
 def plan_text(results: Results) -> str:
-    """`lr (0.05, 0.1, 0.2) chosen for each, and for the baseline, on seeds 1000 and 1001; `, "" where nothing is."""
+    """Return `lr (0.05, 0.1, 0.2) chosen for each, and for the baseline, on seeds 1000 and 1001; `, or "".
+
+    The text is empty if no cell has values to choose from.
+    """
     tuning = results.question.tuning
     if not any(map(tuning.runs, tuning.arms)):
         return ""
@@ -41,13 +46,16 @@ def plan_text(results: Results) -> str:
 
 
 def at(results: Results, name: str) -> str:
-    """` at lr 0.1`, behind the name of a candidate or of the baseline; "" where nothing is tuned, or not yet chosen."""
+    """Return the suffix of a name, such as ` at lr 0.1`, or "" if nothing is tuned or nothing is chosen yet."""
     tuning = results.question.tuning
     return at_text(tuning.values.get(name, {}), tuning.keys)
 
 
 def line(results: Results) -> list[str]:
-    """`Chosen for each by the mean over seeds 1000 and 1001, in no pair, of lr (0.05, 0.1): fp32 at lr 0.1 ...`"""
+    """Return a line that names the chosen values, or an empty list if nothing is tuned.
+
+    Example: `Chosen for each by the mean over seeds 1000 and 1001, in no pair, of lr (0.05, 0.1): fp32 at lr 0.1 ...`
+    """
     tuning = results.question.tuning
     if not tuning:
         return []
@@ -63,7 +71,10 @@ def line(results: Results) -> list[str]:
 
 
 def took(results: Results, runs: str, seeds: int) -> str:
-    """`61 runs, 12 of them to choose; the grid of all cells at 14 seeds, each tuned, takes 180.`"""
+    """Return the number of runs with the share that tuning took.
+
+    Example: `61 runs, 12 of them to choose; the grid of all cells at 14 seeds, each tuned, takes 180.`
+    """
     tuning = results.question.tuning
     cells, to_choose = len(tuning.arms), sum(map(tuning.runs, tuning.arms))
     text = f"{runs}, {tuning_runs(results)} of them to choose"
@@ -72,12 +83,12 @@ def took(results: Results, runs: str, seeds: int) -> str:
 
 
 def title(results: Results) -> str:
-    """Of the table's column: `lr`, `lr, momentum`."""
+    """Return the heading of the table's column, such as `lr` or `lr, momentum`."""
     return ", ".join(short_titles(results.question.tuning.keys).values())
 
 
 def in_short(results: Results, name: str) -> str:
-    """For a column: `0.2 max`, of a cell that is being tuned `3 of 6 runs`."""
+    """Return the chosen values for a table cell, such as `0.2 max`, or `3 of 6 runs` while a cell is being tuned."""
     tuning = results.question.tuning
     ends = {key: f" {MARGIN[end]}" for key, end in tuning.edges(name)}
     values = tuning.values.get(name, {})
@@ -87,7 +98,9 @@ def in_short(results: Results, name: str) -> str:
 
 
 def so_far(results: Results, name: str) -> str:
-    """`3 of 6 runs`, of a cell that is being tuned; "" of one that is not reached, or done."""
+    """Return the progress of a cell that is being tuned, such as `3 of 6 runs`, or "" before its first and after its
+    last run.
+    """
     tuning = results.question.tuning
     if name not in tuning.arms:
         return ""
@@ -96,14 +109,14 @@ def so_far(results: Results, name: str) -> str:
 
 
 def tuning_runs(results: Results) -> int:
-    """How many runs on tuning seeds have ended."""
+    """Return how many runs on tuning seeds have ended."""
     tuning = results.question.tuning
     arms = (arm for arms in tuning.arms.values() if len(arms) > 1 for arm in arms)
     return sum(results.ended.has((arm, seed)) for arm in arms for seed in tuning.seeds)
 
 
 def baselines(results: Results, standings: list[Standing]) -> dict[str, str]:
-    """What each baseline is called, by the name of its arm: `fp32`, with the chain where there are several."""
+    """Return the name of each baseline by the name of its arm. If there are several, each name includes the chain."""
     name = results.question.baseline_name
     found: dict[str, str] = {}
     for standing in standings:
@@ -112,7 +125,10 @@ def baselines(results: Results, standings: list[Standing]) -> dict[str, str]:
 
 
 def facts(results: Results, name: str, of: str = "tuned") -> dict[str, Any]:
-    """For programs: `{tuned: {values, at_edge, measured}}`, null before it is chosen; empty where nothing is."""
+    """Return the choice for programs: `{tuned: {values, at_edge, measured}}`.
+
+    The value is null before the choice, and the mapping is empty if nothing is tuned. `of` is the key.
+    """
     tuning = results.question.tuning
     if not tuning:
         return {}
@@ -130,7 +146,7 @@ def question_facts(results: Results) -> dict[str, Any]:
 
 
 def _chosen(results: Results) -> Iterator[tuple[str, str]]:
-    """What is chosen so far: labels and arms, the baselines first."""
+    """Return the labels and the arms chosen so far, the baselines first."""
     standings, tuning = results.standings(), results.question.tuning
     labels = baselines(results, standings)
     for standing in standings:

@@ -1,7 +1,8 @@
-"""What a search says: a sentence or two for each chain, a row for each candidate, and the same for programs.
+"""Write the messages of a search: sentences for each chain, a table row for each candidate, and the facts for
+programs.
 
-Nothing is worded more surely than the test allows: a format is certified, refuted, or open, and what was not reached,
-below a width that is not certified, is not spoken of.
+No message is stronger than the test allows. A format is certified, refuted or open. Widths below a width that is not
+certified were not reached and are not mentioned.
 """
 
 import math
@@ -23,18 +24,19 @@ from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.metric import Metric
 from cpdrun.study.result_text import more_text, own_interval_text, pairs_text, result_text
 
-MOST_CHAINS = 4  # said one by one
+# At most this many chains are listed one by one.
+MOST_CHAINS = 4
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}
 
 
 def sentences(results: Results) -> list[str]:
-    """A line for each chain, then what it took."""
+    """Return a line for each chain, then a line about the number of runs."""
     lines = [_of_chain(results, standing) for standing in results.standings()]
     return [*lines, *tuned_words.line(results), took(results)]
 
 
 def took(results: Results) -> str:
-    """`61 runs; the grid of all cells at 14 seeds takes 182.`"""
+    """Return the number of runs, such as `61 runs; the grid of all cells at 14 seeds takes 182.`"""
     seeds = max((len(results.paired(name)) for name in results.ended.values), default=0)
     text = runs_text(results)
     if results.question.tuning:
@@ -52,7 +54,9 @@ def runs_text(results: Results) -> str:
 
 
 def candidates_text(question: Question) -> str:
-    """`8 candidates: without APS e4m3, e3m2, e3m0, e2m0; with APS the same`, the widest first."""
+    """Return the candidates, the widest first, such as `8 candidates: without APS e4m3, e3m2, e3m0; with APS the
+    same`.
+    """
     said: list[tuple[str, str]] = []
     for chain in question.chains:
         names = ", ".join(format_of(candidate, chain) for width in chain.widths for candidate in width)
@@ -85,7 +89,7 @@ def _identical(results: Results, standing: Standing) -> list[str]:
 
 
 def _start(standing: Standing) -> str:
-    """Return `The search started at 4 bits, as predicted; 8 and 6 bits were not tested.`"""
+    """Return a sentence such as `The search started at 4 bits, as predicted; 8 and 6 bits were not tested.`"""
     chain = standing.chain
     bits = [f"{width[0].bits:g}" for width in chain.widths]
     answered = max((i for i, width in enumerate(standing.widths) if width.certified is not None), default=-1)
@@ -99,12 +103,14 @@ def _start(standing: Standing) -> str:
 
 
 def _is_one_case(chain: Chain) -> bool:
-    """A method rather than a row of formats: its bits are not what is asked."""
+    """Return whether a chain is a single method and not a row of formats, so that its bits are not the question."""
     return [[candidate.label for candidate in width] for width in chain.widths] == [[chain.label]]
 
 
 def _of_one(results: Results, standing: Standing) -> str:
-    """`16 local steps (32 bits): refuted, −0.11 [−0.17, −0.04] after 5 pairs.`"""
+    """Return the answer of such a chain, as in `16 local steps (32 bits): refuted, −0.11 [−0.17, −0.04] after 5
+    pairs.`
+    """
     (width,) = standing.widths
     ((candidate,),), (judgement,) = standing.chain.widths, width.judgements
     named = f"{candidate.label} ({candidate.bits:g} bits){tuned_words.at(results, candidate.name)}:"
@@ -141,7 +147,9 @@ def _certificate(results: Results, candidate: Candidate, judgement: Judgement, c
 
 
 def _frontier(results: Results, standing: Standing, *, said: bool) -> str:
-    """What is known of the first width that is not certified."""
+    """Return what is known about the first width that is not certified. `said` tells whether a sentence comes before
+    it.
+    """
     width, candidates = standing.widths[standing.frontier], standing.chain.widths[standing.frontier]
     bits = f"{candidates[0].bits:g} bits"
     pairs = list(zip(candidates, width.judgements, strict=True))
@@ -161,8 +169,10 @@ def _frontier(results: Results, standing: Standing, *, said: bool) -> str:
 
 
 def _open(results: Results, standing: Standing, candidate: Candidate, judgement: Judgement) -> str:
-    """Return how a candidate of an open width stands; failures come first. Of a case its name is left out, because the
-    sentence begins with it."""
+    """Return the evidence on a candidate of an open width, failures first.
+
+    The name of a case is left out, because the sentence begins with it.
+    """
     is_case = _is_one_case(standing.chain)
     name = "" if is_case else _name(results, candidate, standing)
     counts = standing.failures_of(candidate)
@@ -180,22 +190,22 @@ def _open(results: Results, standing: Standing, candidate: Candidate, judgement:
 
 
 def more(results: Results, judgement: Judgement) -> str:
-    """Return how many further pairs are likely to settle it, or why that cannot be said."""
+    """Return how many further pairs are likely to settle a candidate, or why this is unknown."""
     if judgement.settled_at is not None:
-        return ""  # its runs failed, which the sentence says
+        return ""  # Its runs failed. The sentence says so.
     rules = results.rules()
     return more_text(judgement, rules.tolerance, 1 / rules.resolution if rules.resolution else math.nan)
 
 
 def difference(metric: Metric, judgement: Judgement) -> str:
-    """Return the gap with its interval, such as `−0.39 [−0.84, +0.06]`; positive is better."""
+    """Return the mean difference with its interval, such as `−0.39 [−0.84, +0.06]`. Positive values are better."""
     return metric.show_between(judgement.mean, judgement.low, judgement.high)
 
 
 def table(results: Results) -> Table:
-    """Return a row for each candidate that was tried or is next, with its gap, its interval and its verdict.
+    """Return a table with the difference, interval and verdict of each candidate that was tried or is next.
 
-    The interval on a candidate's own spread has a column if it differs from the printed one in any row.
+    A column shows the interval from the candidate's own spread, if it differs from the printed interval in any row.
     """
     found = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     found.add_column("candidate", no_wrap=True)
@@ -205,7 +215,7 @@ def table(results: Results) -> Table:
     own = ["own spread"] if _has_own_spread(standings) else []
     for heading in ("bits", "pairs", f"difference{results.metric.points}", *own):
         found.add_column(heading, justify="right", no_wrap=True)
-    # The one that is folded where all are too wide: the others would lose figures.
+    # If the table is too wide, only this column is wrapped. The others would lose digits.
     found.add_column(
         "verdict" if math.isnan(results.tolerance) else f"verdict, margin {tolerance_of(results)}"
     )
@@ -250,7 +260,7 @@ def _row(
 
 
 def facts(results: Results) -> dict[str, Any]:
-    """Return the same for programs. Differences are in the metric's unit; an end that is open is null."""
+    """Return the results for programs. Differences are in the metric's unit, and an open end of an interval is null."""
     chains = [_chain_facts(results, standing) for standing in results.standings()]
     alpha = results.question.settings.alpha
     found = {
@@ -308,7 +318,7 @@ def _chain_facts(results: Results, standing: Standing) -> dict[str, Any]:
 
 
 def report_command(results: Results) -> str:
-    """It answers what the search asked, for that stands in the folder's sweep.yaml."""
+    """Return the command of the report. The report reads the question of the search from the folder's sweep.yaml."""
     return f"For the report: cpdrun report {results.question.directory.path}"
 
 
@@ -318,17 +328,17 @@ def tolerance_of(results: Results) -> str:
 
 
 def _name(results: Results, candidate: Candidate, standing: Standing) -> str:
-    """Its format, for what is common to the chain is said before; of a case its name. With what was chosen for it."""
+    """Return the name of a candidate without what its chain has in common, with the values that were chosen for it."""
     return format_of(candidate, standing.chain) + tuned_words.at(results, candidate.name)
 
 
 def format_of(candidate: Candidate, chain: Chain) -> str:
-    """Its label without what is common to the chain."""
+    """Return the label of a candidate without what all candidates of the chain have in common."""
     return candidate.label.removesuffix(f" {chain.label}")
 
 
 def _failure_facts(counts: FailureCounts, confidence: float) -> dict[str, Any]:
-    """Return how many runs failed, and the upper limit of the share that fails."""
+    """Return how many runs failed, and the upper limit of the share of runs that fails."""
     facts = {"runs_ended": counts.ended, "runs_failed": counts.failed, "pairs_left_out": counts.left_out}
     return {**facts, "at_most_fail": counts.at_most(confidence)}
 
@@ -346,7 +356,7 @@ def _capital(text: str) -> str:
 
 
 def one_line(results: Results, standings: Sequence[Standing], label: str) -> str:
-    """How the candidate of that label stands, for a log."""
+    """Return the verdict on the candidate with this label and its evidence in one line, for a log."""
     for standing in standings:
         for candidate, judgement, width in standing:
             if candidate.label == label:
