@@ -1,27 +1,30 @@
-"""Two-level screening designs, and what their runs say: which of many factors matter, found in few runs.
+"""Two-level screening designs and their analysis: find in few runs which of many factors matter.
 
-A design is some columns of a Hadamard matrix of order N (R. L. Plackett and J. P. Burman, "The design of optimum
-multifactorial experiments", Biometrika 33 (1946)): N runs, each with every factor high (-1) or low (+1), any two
-columns orthogonal, so that each effect is a difference of two means of N / 2 runs, as if it alone had been varied.
-Folded over (G. E. P. Box and K. B. Wilson, Journal of the Royal Statistical Society B 13 (1951)) each run has a mirror
-image with all levels swapped: then no interaction of two factors bears on any effect of one, at twice the runs. The
-fold-over of a Hadamard matrix H is the left half of the one of twice the order, [[H, H], [-H, H]], so that all columns
-of H, the constant one too, carry a factor: 12 factors take 24 runs.
+A design consists of columns of a Hadamard matrix of order N (R. L. Plackett and J. P. Burman, "The design of optimum
+multifactorial experiments", Biometrika 33 (1946)). It has N runs, and each run sets every factor to its high (-1) or
+low (+1) level. Any two columns are orthogonal, so each effect is the difference of two means of N / 2 runs, as if only
+that factor had been varied. In a folded-over design (G. E. P. Box and K. B. Wilson, Journal of the Royal Statistical
+Society B 13 (1951)), each run has a mirror image with all levels swapped. This takes twice the runs, and no interaction
+of two factors biases any main effect. The fold-over of a Hadamard matrix H is the left half of the matrix of twice the
+order, [[H, H], [-H, H]]. All columns of H, including the constant column, can therefore carry a factor: 12 factors
+take 24 runs.
 
-How sure an effect is:
+The standard error of an effect is found in one of two ways:
 
-- Each run repeated with S >= 2 seeds: the same seeds for every row, which are blocks. The noise is what rows and seeds
-  do not explain, y_rs - y_r. - y_.s + y.., of (N - 1)(S - 1) degrees of freedom; it takes nothing from the model of
-  main effects, so that interactions are not taken for noise. Student's t.
-- One seed: R. V. Lenth, "Quick and easy analysis of unreplicated factorials", Technometrics 31 (1989): of the N - 1
-  contrasts, those that carry no factor included, most are noise alone; s0 = 1.5 median |c|, and the pseudo standard
-  error is 1.5 median of the |c| below 2.5 s0. Taken as t of (N - 1) / 3 degrees of freedom, as there.
+- If each run is repeated with S >= 2 seeds, all rows use the same seeds, which are treated as blocks. The noise is the
+  residual after row means and seed means, y_rs - y_r. - y_.s + y.., with (N - 1)(S - 1) degrees of freedom. It does not
+  depend on the model of main effects, so interactions are not mistaken for noise. The test is Student's t.
+- With a single seed, the method is that of R. V. Lenth, "Quick and easy analysis of unreplicated factorials",
+  Technometrics 31 (1989). Most of the N - 1 contrasts, including those of columns that carry no factor, are assumed to
+  be noise. With s0 = 1.5 median |c|, the pseudo standard error is 1.5 times the median of the |c| below 2.5 s0. It is
+  used with the t distribution with (N - 1) / 3 degrees of freedom, as in the paper.
 
-Several factors are judged at once: verdicts hold together, at the family's error (S. Holm, "A simple sequentially
-rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979)); intervals hold one by one.
+Several factors are judged at once. The verdicts hold jointly, at the familywise error rate (S. Holm, "A simple
+sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979)). Each interval holds on
+its own.
 
-Shapes: N runs, K factors, S seeds. Values are float64 and finite; NaN and inf raise ValueError: what a diverged run
-counts as is the caller's to say.
+Shapes: N runs, K factors, S seeds. Values are float64 and finite. NaN and inf raise ValueError, because the caller must
+decide what a diverged run counts as.
 """
 
 import math
@@ -33,26 +36,34 @@ import numpy as np
 from scipy.linalg import hadamard as sylvester
 from scipy.special import stdtr, stdtrit
 
-# first rows of the cyclic designs of Plackett and Burman (1946); N - 1 signs
+# The first rows of the cyclic designs of Plackett and Burman (1946), by N. Each row has N - 1 signs.
 GENERATORS = {
     12: "++-+++---+-",
     20: "++--++++-+-+----++-",
     24: "+++++-+-++--++--+-+----",
     36: "-+-+++---+++++-+++--+----+-+-++--+-",
 }
-LARGEST = 512  # runs; beyond, nobody trains them
+LARGEST = 512  # the largest number of runs; nobody trains more
 HIGH, LOW = -1, +1
 
 
 class Sensitivity(StrEnum):
-    SENSITIVE = "sensitive"  # shown to cost something
-    HARMLESS = "harmless"  # shown to cost less than the margin
+    """The verdict on a factor. Values are the texts that reports show."""
+
+    SENSITIVE = "sensitive"  # the low level significantly costs something
+    HARMLESS = "harmless"  # the low level significantly costs less than the margin
     OPEN = "not shown to be either"
 
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """hadamard_NxN: int, +1 and -1, columns orthogonal; columns: which K of them carry the factors, in order."""
+    """A two-level screening design.
+
+    Attributes:
+        hadamard_NxN: The Hadamard matrix, int64 with values +1 and -1 and orthogonal columns.
+        columns: The indices of the K columns that carry the factors, in the order of the factors.
+        is_folded: Whether each run has a mirror image.
+    """
 
     hadamard_NxN: np.ndarray
     columns: tuple[int, ...]
@@ -64,7 +75,7 @@ class Design:
 
     @property
     def levels(self) -> np.ndarray:
-        """(N, K): LOW where the run has a factor's low bits."""
+        """The level of each factor in each run, int64 of shape (N, K). LOW means the factor's low bit width."""
         return self.hadamard_NxN[:, list(self.columns)]
 
     @property
@@ -74,8 +85,16 @@ class Design:
 
 @dataclass(frozen=True)
 class Effect:
-    """How much worse the metric is with a factor low than high, and its interval; `p_sensitive` and `p_harmless` are
-    one-sided, already adjusted for all factors."""
+    """The effect of one factor: how much worse the metric is at its low level than at its high level.
+
+    Attributes:
+        mean: The estimate, in the metric's unit. Positive is worse.
+        low: The lower end of the two-sided confidence interval.
+        high: The upper end of the interval.
+        p_sensitive: The one-sided p-value of the test that the effect is above 0, adjusted for all factors.
+        p_harmless: The one-sided p-value of the test that the effect is below the margin, adjusted for all factors.
+        verdict: The verdict at the requested confidence.
+    """
 
     mean: float
     low: float
@@ -87,8 +106,14 @@ class Effect:
 
 @dataclass(frozen=True)
 class Effects:
-    """Of all factors, in the order of the design's columns; `error`: the standard error that all share, with its
-    `degrees` of freedom; `method`: how it was found, in words."""
+    """The effects of all factors of a design.
+
+    Attributes:
+        factors: The effects, in the order of the design's columns.
+        error: The standard error, which is the same for all effects.
+        degrees: The degrees of freedom of `error`.
+        method: A description of how `error` was found.
+    """
 
     factors: tuple[Effect, ...]
     error: float
@@ -96,23 +121,35 @@ class Effects:
     method: str
 
     def bound(self, low: Sequence[int], confidence: float) -> float:
-        """What these factors together cost at most, one-sided at `confidence` per cent, were effects to add up.
+        """Return an upper confidence limit for the total cost of setting some factors low, if effects are additive.
 
-        Estimates are uncorrelated, so noise grows by the root of their number: this is less than the sum of their upper
-        ends. An effect below zero counts as none: noise that looks like a gain pays for nothing.
+        The estimates are uncorrelated, so their noise grows with the square root of their number, and this limit is
+        smaller than the sum of the upper ends of their intervals. A negative effect counts as 0, so that noise that
+        looks like a gain does not offset a cost.
+
+        Args:
+            low: The indices of the factors that are set low.
+            confidence: The one-sided confidence in per cent.
         """
         costs = math.fsum(max(0.0, self.factors[i].mean) for i in low)
         return costs + self.margin(len(low), confidence)
 
     def margin(self, count: int, confidence: float) -> float:
-        """The noise's part of `bound`, of so many factors."""
+        """Return how much of `bound` is due to noise, if `count` factors are set low."""
         return joint_margin([(self, count)], confidence)
 
 
 def joint_margin(parts: Sequence[tuple[Effects, int]], confidence: float) -> float:
-    """The noise of a sum of effects of several screens, so many of each, one-sided at `confidence` per cent: t
-    times the root of the sum of squared errors, of the degrees of freedom of F. E. Satterthwaite, "An approximate
-    distribution of estimates of variance components", Biometrics Bulletin 2 (1946). 0 where no error is above 0."""
+    """Return the one-sided margin of error of a sum of effects from several screening experiments.
+
+    It is the t quantile times the root of the sum of the squared standard errors. The degrees of freedom are those of
+    F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin 2
+    (1946). The result is 0 if all standard errors are 0.
+
+    Args:
+        parts: The effects of each screening experiment, with the number of its effects that are in the sum.
+        confidence: The one-sided confidence in per cent.
+    """
     squares = [(count * of.error**2, of.degrees) for of, count in parts]
     variance = math.fsum(square for square, _ in squares)
     if variance == 0:
@@ -122,8 +159,20 @@ def joint_margin(parts: Sequence[tuple[Effects, int]], confidence: float) -> flo
 
 
 def hadamard_matrix(order: int) -> np.ndarray:
-    """A Hadamard matrix of this order, (order, order) of int64, first column constant: Sylvester's where the order is a
-    power of two (scipy), Plackett and Burman's cyclic ones, or either doubled. Raises ValueError for others."""
+    """Return a Hadamard matrix whose first column is constant.
+
+    If the order is a power of two, the matrix is Sylvester's (scipy). Otherwise it is a cyclic matrix of Plackett and
+    Burman, or one of these matrices doubled.
+
+    Args:
+        order: The number of rows and columns.
+
+    Returns:
+        An int64 array of shape (order, order).
+
+    Raises:
+        ValueError: No matrix of this order is known here.
+    """
     if order not in (1, 2, *orders()):
         raise ValueError(f"no Hadamard matrix of order {order} is known here")
     if order & (order - 1) == 0:
@@ -137,7 +186,7 @@ def hadamard_matrix(order: int) -> np.ndarray:
 
 
 def orders() -> list[int]:
-    """Numbers of runs for which there is a matrix, up to LARGEST."""
+    """Return the orders from 4 to LARGEST for which a Hadamard matrix is known here, in ascending order."""
     found = {2**i for i in range(2, LARGEST.bit_length())}
     for order in GENERATORS:
         found |= {order * 2**i for i in range(LARGEST.bit_length()) if order * 2**i <= LARGEST}
@@ -145,10 +194,20 @@ def orders() -> list[int]:
 
 
 def design(factors: int, *, foldover: bool = True) -> Design:
-    """The smallest one for so many factors: folded over 2n runs, the least n >= factors; else n runs, n > factors. No
-    row stands there twice, for a run that is read twice has no noise: 1 and 2 factors take 2 and 4, and have next to
-    nothing to be judged by where each is run once. Raises ValueError for fewer than one, and for more than fit in
-    LARGEST runs."""
+    """Return the smallest design for a number of factors.
+
+    A folded-over design has 2n runs for the smallest available n >= factors. A design without foldover has n runs for
+    the smallest available n > factors. No row occurs twice, because a run that is read twice would show no noise. With
+    foldover, 1 factor takes 2 runs and 2 factors take 4 runs; with a single seed, so few runs give hardly any estimate
+    of the noise.
+
+    Args:
+        factors: The number of factors.
+        foldover: Whether each run gets a mirror image.
+
+    Raises:
+        ValueError: There is less than one factor, or the design would need more than LARGEST runs.
+    """
     needed = factors if foldover else factors + 1
     most = LARGEST // 2 if foldover else LARGEST
     order = next((order for order in (1, 2, *orders()) if needed <= order <= most), None)
@@ -157,12 +216,15 @@ def design(factors: int, *, foldover: bool = True) -> Design:
     h = hadamard_matrix(order)
     if not foldover:
         return Design(h, tuple(range(1, factors + 1)), is_folded=False)
-    # the constant column of h becomes the one that tells a run from its mirror image: the last to be used
+    # In the folded matrix, the constant column of h distinguishes a run from its mirror image. It is used last.
     return Design(np.block([[h, h], [-h, h]]), tuple([*range(1, order), 0][:factors]), is_folded=True)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given: at most alpha exactly where the step-down test rejects."""
+    """Return Holm's adjusted p-values, in the given order.
+
+    An adjusted p-value is at most alpha exactly if Holm's step-down test rejects the hypothesis at alpha.
+    """
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     found, largest = [1.0] * len(p_values), 0.0
     for rank, i in enumerate(order):
@@ -172,7 +234,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def lenth(contrasts: Sequence[float]) -> float:
-    """The pseudo standard error of contrasts of which most are noise alone; 0 where more than half of them are 0."""
+    """Return Lenth's pseudo standard error of contrasts, most of which are assumed to be noise.
+
+    The result is 0 if more than half of the contrasts are 0.
+    """
     sizes = np.abs(np.asarray(contrasts, dtype=float))
     s0 = 1.5 * np.median(sizes)
     small = sizes[sizes < 2.5 * s0]
@@ -182,11 +247,19 @@ def lenth(contrasts: Sequence[float]) -> float:
 def effects(
     of: Design, worse_NxS: Sequence[Sequence[float]], *, margin: float, confidence: float = 95.0
 ) -> Effects:
-    """`worse_NxS`: the metric of each run and seed, more being worse; `margin`: the cost below which a factor is
-    harmless, in its unit; `confidence`: per cent, of each interval, and of all verdicts of a kind together.
+    """Return the effects of all factors of a design.
 
-    Where nothing varies from seed to seed at all the error is 0, and what differs counts as shown. Raises ValueError
-    for values that are not finite, and for a wrong number of them.
+    If no value varies from seed to seed, the standard error is 0, and any difference is significant.
+
+    Args:
+        of: The design.
+        worse_NxS: The metric of each run and seed, oriented so that larger values are worse.
+        margin: The cost below which a factor is harmless, in the metric's unit.
+        confidence: The confidence in per cent. It holds for each interval on its own, for all verdicts "sensitive"
+            jointly, and for all verdicts "harmless" jointly.
+
+    Raises:
+        ValueError: A value is not finite, or the number of rows is not that of the design's runs.
     """
     y_NxS = np.asarray(worse_NxS, dtype=float)
     if y_NxS.ndim != 2 or len(y_NxS) != of.runs or y_NxS.shape[1] < 1:
@@ -208,7 +281,7 @@ def effects(
 
 
 def _error(of: Design, y_NxS: np.ndarray, contrasts: np.ndarray) -> tuple[float, float, str]:
-    """Standard error of an effect, degrees of freedom, and how they were found."""
+    """Return the standard error of an effect, its degrees of freedom, and a description of the method."""
     n, seeds = y_NxS.shape
     if seeds > 1:
         rest = y_NxS - y_NxS.mean(axis=1, keepdims=True) - y_NxS.mean(axis=0) + y_NxS.mean()
@@ -221,7 +294,7 @@ def _error(of: Design, y_NxS: np.ndarray, contrasts: np.ndarray) -> tuple[float,
 
 
 def _above(larger: float, smaller: float, error: float, degrees: float) -> float:
-    """p-value, one-sided, of `larger` not being above `smaller`."""
+    """Return the one-sided p-value for the null hypothesis that `larger` is not above `smaller`."""
     if error == 0:
         return 0.0 if larger > smaller else 1.0
     return float(stdtr(degrees, (smaller - larger) / error))

@@ -1,1 +1,1 @@
-"""Runs that differ in their seed alone, what they are compared with, and how sure that is."""
+"""Groups of runs that differ only in their seed, their baselines, and the verdicts on them."""

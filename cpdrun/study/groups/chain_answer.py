@@ -1,4 +1,7 @@
-"""What the verdicts say about a chain: the formats of one facet that share a way of scaling."""
+"""The answer of a chain, from the verdicts on its groups.
+
+A chain consists of the formats of one facet that are scaled in the same way.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +12,7 @@ from cpdrun.study.axes import formats
 from cpdrun.study.groups.group import Group
 from cpdrun.study.groups.verdicts import Judged
 
-_ROUNDING = 1e-12  # a mean at exactly the margin is within it
+_ROUNDING = 1e-12  # so that a mean exactly at the margin counts as within the margin
 
 
 @dataclass(frozen=True)
@@ -17,13 +20,15 @@ class ChainAnswer:
     """The answer of a chain.
 
     Attributes:
-        certified: The certified format with the fewest bits; of equal bits, the one with the best mean.
+        certified: The certified format with the fewest bits. If several have equally many, the one with the best mean.
         likely: The open format with the fewest bits that can still be certified and whose mean is within the margin. If
-            there is neither that nor a certified format, the open one with the best mean in the first open width.
+            there is neither such a format nor a certified format, the format with the best mean in the first open
+            width.
         is_near: Whether the mean of `likely` is within the margin.
-        judgement: Of `likely`, with the pairs that it and all wider open formats before it need.
-        best: The judged format with the best mean, for a chain without either.
-        refuted_bits: The bits of the widest width of which all formats are refuted; NaN if there is none.
+        judgement: The judgement of `likely`. Its `more` is the number of pairs that `likely` and all wider open formats
+            need.
+        best: The judged format with the best mean, to show if `certified` and `likely` are None.
+        refuted_bits: The bits of the widest width whose formats are all refuted. NaN if there is none.
     """
 
     certified: Group | None = None
@@ -42,15 +47,20 @@ class ChainAnswer:
 
     @property
     def group(self) -> Group | None:
-        """The format to show for the chain: the certified one, or the open one that may be good enough."""
+        """The format to show for the chain: the certified format, or the open format that may be good enough."""
         return self.certified or (self.likely if self.is_near else None)
 
 
 def answer_chain(groups: Sequence[Group], judged: Mapping[Group, Judged], margin: float) -> ChainAnswer:
-    """Return the answer of a chain. `margin` is in the metric's own unit.
+    """Return the answer of a chain.
 
-    Widths are read from the widest to the narrowest, as they are certified. A width in which every format is refuted or
-    has failed runs ends the chain: nothing below it can be certified.
+    Widths are read from the widest to the narrowest, in the order in which they are certified. A width in which every
+    format is refuted or has failed runs ends the chain, because no narrower width can be certified.
+
+    Args:
+        groups: The groups of the chain.
+        judged: The verdicts by group. Groups without a verdict are ignored.
+        margin: The margin in the unit of the stored metric.
     """
     widths: dict[float, list[Group]] = {}
     for group in sorted(groups, key=lambda group: formats.order(group.format), reverse=True):

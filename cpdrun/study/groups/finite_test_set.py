@@ -1,4 +1,4 @@
-"""What the choice of the test examples leaves open about the gap between a candidate and its baseline."""
+"""The error of the gap between a candidate and its baseline that is due to the choice of the test examples."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,16 +12,17 @@ from cpdrun.stats.finite_test_set import example_error
 
 @dataclass(frozen=True)
 class FiniteTestSet:
-    """The gap of a candidate to its baseline, and its error due to the test examples, in the metric's own unit.
+    """The gap of a candidate to its baseline, and its error due to the test examples, as fractions.
 
     Attributes:
         samples: The number of examples in the test set.
-        pairs: The number of seeds that both have run.
-        gap: The mean difference; positive if the candidate is better.
-        standard_error: Of the gap of these runs, from the choice of the examples alone.
+        pairs: The number of seeds with a run of the candidate and a run of the baseline.
+        gap: The mean difference in accuracy. Positive if the candidate is better.
+        standard_error: The standard error of the gap of these runs that is due to the choice of the examples alone.
         lasting_error: The part of the standard error that no number of further seeds removes. NaN for one pair.
         low: The lower end of the interval in which the gap of these runs lies on another test set of the same size.
-        high: Its upper end. Both are NaN if all answers of a pair are equal, which measures no spread.
+        high: The upper end of the interval. Both ends are NaN if the standard error is 0, because equal answers
+            measure no spread.
     """
 
     samples: int
@@ -34,7 +35,15 @@ class FiniteTestSet:
 
 
 def read_outcomes(run: RunDir, metric: str) -> ExampleOutcomes | None:
-    """Return which examples a run answered right, if it recorded them and they are those of `metric`."""
+    """Return which test examples a run answered correctly.
+
+    Args:
+        run: The run.
+        metric: The accuracy metric that the outcomes must belong to.
+
+    Returns:
+        None if the run has no readable record of outcomes, or if the recorded outcomes belong to another metric.
+    """
     result = run.result()
     try:
         outcomes = None if result is None else read_example_outcomes(run, result)
@@ -51,12 +60,13 @@ def finite_test_set(
     """Return the error due to the test examples over the seeds that both sides have.
 
     Args:
-        ours: The candidate's outcomes by seed; None for a run that has not recorded them.
-        baseline: The baseline's, likewise.
-        confidence: Of the interval, as a share such as 0.95.
+        ours: The candidate's outcomes by seed. None for a run that has not recorded them.
+        baseline: The baseline's outcomes by seed. None for a run that has not recorded them.
+        confidence: The confidence of the interval as a share, such as 0.95.
 
     Returns:
-        None if there is no pair, if a run of a pair has no outcomes, or if the runs were not evaluated on one test set.
+        None if there is no pair, if a run of a pair has no outcomes, or if the runs were not all evaluated on the same
+        test set.
     """
     pairs = [(ours[seed], baseline[seed]) for seed in ours.keys() & baseline.keys()]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]

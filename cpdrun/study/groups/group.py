@@ -1,4 +1,4 @@
-"""What a report compares: groups of runs that differ in their seed alone, and facets of groups that compare."""
+"""Groups of runs that differ only in their seed, and facets of groups that are compared with each other."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,12 +16,32 @@ from cpdrun.study.axes.titles import axis_text, axis_title, is_scaling, plain
 from cpdrun.study.collect import CASE
 
 
-@dataclass(frozen=True, eq=False)  # a group is itself: it serves as a key
+@dataclass(frozen=True, eq=False)  # groups are compared by identity, so that they can be keys of dicts
 class Group:
-    """The runs that differ in nothing but their seed: one row of the table.
+    """The runs that differ only in their seed. A group is one row of the table of results.
 
-    `keys` holds the values of the axes by name, `by_seed` the metric of each finished run that has it. What the
-    records lack is NaN.
+    Attributes:
+        keys: The values of the axes, by key.
+        by_seed: The metric of each finished run that has a finite value of it, by seed.
+        n_finished: The number of finished runs, counting each seed once.
+        diverged: The number of finished runs that diverged.
+        failed: The number of failed runs.
+        hybrid: A description of the layers and epochs that are exchanged in fp32 regardless of the format. Empty if
+            there are none.
+        figures: The means over the finished runs of further numbers in the records, such as `wire_bytes`. NaN if the
+            records do not contain the number.
+        runs: The finished runs, one per seed.
+        diverged_seeds: The seeds of the runs that diverged or whose metric is not finite.
+        repeated: The names of runs that have the same seed as another run of the group but another result.
+        axis: The axis of bits of the study.
+        failures: The reasons why runs have no value, by seed.
+        lengths: The lengths of the finished runs of scripts in epochs, steps or rows, by seed.
+        gave_up_seeds: The seeds of the runs that were stopped early because they did not learn.
+        fingerprints: The fingerprint of each run, by seed. Two are equal only if the runs are equal bit for bit.
+        gave_up: The number of runs that were stopped early because they did not learn. Their last epoch counts.
+        products: The counted matrix products of a training step, from done.json. None if they were not recorded.
+        rounds: The widest format that a named case rounds to, as a choice. None if cases are not compared.
+        method: The method by which the workers communicate.
     """
 
     keys: dict[str, Any]
@@ -29,24 +49,20 @@ class Group:
     n_finished: int
     diverged: int
     failed: int = 0
-    hybrid: str = ""  # what is exchanged in fp32 whatever the format says; empty: nothing
+    hybrid: str = ""
     figures: dict[str, float] = field(default_factory=dict)
     runs: list[RunDir] = field(default_factory=list)
     diverged_seeds: frozenset[Any] = frozenset()
-    repeated: tuple[str, ...] = ()  # runs of a seed that another run of the group has, with another value
+    repeated: tuple[str, ...] = ()
     axis: BitsAxis = field(default_factory=BitsAxis)
-    failures: dict[Any, Failure] = field(default_factory=dict)  # by seed, of runs without a value
-    lengths: dict[Any, int] = field(
-        default_factory=dict
-    )  # length of each finished script run: epochs, steps or rows
+    failures: dict[Any, Failure] = field(default_factory=dict)
+    lengths: dict[Any, int] = field(default_factory=dict)
     gave_up_seeds: frozenset[Any] = frozenset()
-    fingerprints: dict[Any, str] = field(
-        default_factory=dict
-    )  # by seed, equal only for runs equal bit for bit
-    gave_up: int = 0  # number of runs stopped early for not learning; their last epoch counts
-    products: dict[str, Any] | None = None  # of done.json: what a step multiplies, as it was counted
-    rounds: Choice | None = None  # of a named case: what it rounds to
-    method: Method = field(default_factory=lambda: Method(WITHOUT_APS))  # how its workers exchange
+    fingerprints: dict[Any, str] = field(default_factory=dict)
+    gave_up: int = 0
+    products: dict[str, Any] | None = None
+    rounds: Choice | None = None
+    method: Method = field(default_factory=lambda: Method(WITHOUT_APS))
 
     @property
     def values(self) -> list[float]:
@@ -54,32 +70,32 @@ class Group:
 
     @property
     def ended(self) -> dict[Any, float]:
-        """The metric by seed, NaN for a run that diverged, whatever it measured."""
+        """The metric by seed. NaN for every run that diverged, even if it recorded a value."""
         return {**self.by_seed, **dict.fromkeys(self.diverged_seeds, math.nan)}
 
     @property
     def outcomes(self) -> Runs:
-        """The runs for a comparison (`cpdrun.stats.failures`)."""
+        """The values and failures of the runs, as `cpdrun.stats.failures` compares them."""
         return Runs(self.ended, self.failures, self.lengths, self.gave_up_seeds)
 
     @property
     def format(self) -> Any:
-        """What is compared: of the gradients between workers, or on another axis of bits."""
+        """The group's value on the axis of bits: the format of the gradients between workers, or another value."""
         return self.keys[self.axis.key]
 
     @property
     def bits(self) -> int | float | None:
-        """Of what is compared; of a case the widest that it rounds to."""
+        """The bit width of the compared format. For a named case, the bit width of the case. None if unknown."""
         return formats.bits(self.format if self.rounds is None else self.rounds)
 
     @property
     def name(self) -> str:
-        """The format as it is shown."""
+        """The format for display."""
         return plain(str(self.format))
 
     @property
     def title(self) -> str:
-        """Return the format with its size, such as `e3m0 (4 bits)`."""
+        """The format with its bit width, such as `e3m0 (4 bits)`."""
         bits = formats.bits(self.format)
         size = "unknown format" if bits is None else f"{bits} bits"
         return (
@@ -88,7 +104,7 @@ class Group:
 
     @property
     def full_name(self) -> str:
-        """Return the name of a case, otherwise the format and how it is scaled: `e3m0 with APS`."""
+        """The name of the case, or the format and its scaling, such as `e3m0 with APS`, if there is no case."""
         return self.strategy if self.case is not None else f"{self.name} {self.strategy}"
 
     @property
@@ -97,8 +113,11 @@ class Group:
 
     @property
     def strategy(self) -> str:
-        """`with APS`, `without APS`, or with the scaling rule's name and settings where those are an axis; of a
-        named case its name; of another axis of bits what has them: `of weights`."""
+        """The way of scaling: `with APS` or `without APS`.
+
+        If scaling rules are an axis, `with APS` is followed by their name and settings. A named case has its name
+        instead. On an axis of bits other than `format`, the strategy names the rounded tensors, such as `of weights`.
+        """
         if self.case is not None:
             return plain(str(self.case))
         if not self.axis.is_of_gradients:
@@ -110,36 +129,37 @@ class Group:
 
     @property
     def case(self) -> Any:
-        """Its name, where its runs are a named case, and cases are compared; else None."""
+        """The name of the case, if named cases are compared and the group is one; otherwise None."""
         value = self.keys.get(CASE) if self.axis.of_cases else None
-        return None if value != value else value  # pandas has NaN where a column has no value
+        return None if value != value else value  # pandas stores NaN for a missing value
 
     @property
     def is_baseline(self) -> bool:
-        """fp32, or what else was asked for, without APS where that scales it; among cases the one of that name."""
+        """Whether this group is the baseline, as `BitsAxis.is_baseline` defines it."""
         name = self.format if self.case is None else str(self.case)
         return self.axis.is_baseline(self.keys, name, is_case=self.case is not None)
 
     @cached_property
     def mean(self) -> float:
-        """Return the mean over the seeds; NaN without a value."""
+        """The mean of the metric over the seeds. NaN without a value."""
         return mean(self.values)
 
     @property
     def wire_bytes(self) -> float:
-        """A real worker sends per step."""
+        """The bytes that one real worker sends per step."""
         return self.figures["wire_bytes"]
 
     @property
     def bits_a_parameter(self) -> float:
-        """Bits a parameter a step: of the format in which a plain all-reduce would send as many bytes.
+        """The bit width with which a plain all-reduce would send as many bytes per step.
 
             8 wire_bytes / parameters / (2 (N - 1) / N)
 
-        Sent, not received, by one of N real workers. Patarasuk and Yuan (JPDC 69, 2009): no all-reduce sends less
-        than 2 (N - 1) / N values for each of a gradient's, so that fp32 is 32 and e4m3 8, whatever N is. Scales and
-        agreements count, so does what goes to many: a message of k bits a parameter for each of N - 1 others is
-        k N / 2. NaN for one worker, and where the record lacks a figure.
+        The bytes are those that one of N real workers sends, not those that it receives. No all-reduce sends fewer than
+        2 (N - 1) / N values per value of the gradient (P. Patarasuk and X. Yuan, JPDC 69, 2009), so fp32 gives 32 and
+        e4m3 gives 8 for every N. Scales and the bytes spent on agreeing on scales count. Messages count once per
+        receiver: a message of k bits per parameter to each of the N - 1 other workers gives k N / 2. NaN for a single
+        worker, or if the record lacks one of the numbers.
         """
         workers = self.keys.get("world_size")
         if not isinstance(workers, int | float) or not workers > 1:
@@ -150,7 +170,7 @@ class Group:
 
     @property
     def test_samples(self) -> float:
-        """How many samples of the test set the metrics are over."""
+        """The number of test samples that the metrics are computed on. NaN if unknown."""
         return self.figures["test_samples"]
 
     @property
@@ -159,19 +179,23 @@ class Group:
 
     @property
     def longest_chain(self) -> float:
-        """Rounded additions in series, at most, from a worker's gradient to the sum."""
+        """The largest number of rounded additions in series from a worker's gradient to the sum. NaN if unknown."""
         return self.figures["longest_chain"]
 
 
 @dataclass(frozen=True)
 class Facet:
-    """The groups that differ in format and scaling alone, so that they compare; one panel of a plot."""
+    """The groups that differ only in format and scaling, and are compared with each other. A facet is one plot panel.
 
-    keys: dict[str, Any]  # world_size and the other axes, those that vary in the study
+    Attributes:
+        keys: The values of world_size and the other axes that vary in the study, by key.
+        groups: The groups.
+        lent: The baseline if it belongs to another facet, as with `search.baseline={format: fp32, optim.lr: .1}`.
+    """
+
+    keys: dict[str, Any]
     groups: list[Group]
-    lent: Group | None = (
-        None  # the baseline, where it is of another facet: `search.baseline={format: fp32, optim.lr: .1}`
-    )
+    lent: Group | None = None
 
     @property
     def label(self) -> str:
@@ -187,23 +211,23 @@ class Facet:
 
     @property
     def fp32(self) -> Group | None:
-        """The baseline, though it may have no value."""
+        """The baseline, even if it has no value yet. None if the facet has no baseline."""
         return next((group for group in self.groups if group.is_baseline), self.lent)
 
     @property
     def baseline(self) -> Group | None:
-        """fp32 where it has a value; whether it is one to compare with, `Study.baseline_problem` says."""
+        """The baseline, if it has a value. `Study.baseline_problem` tells whether it is fit to compare with."""
         found = (group for group in (*self.groups, self.lent) if group is not None and group.is_baseline)
         return next((group for group in found if group.values), None)
 
     @property
     def all_groups(self) -> list[Group]:
-        """With the baseline that is lent."""
+        """The groups of the facet, preceded by the baseline that another facet lends, if any."""
         return [*([self.lent] if self.lent is not None else []), *self.groups]
 
     @cached_property
     def chains(self) -> dict[str, list[Group]]:
-        """Return the formats of which a run has ended, by how they are scaled (plain last), fewest bits first."""
+        """The candidates of which a run has ended, by way of scaling (without APS last), fewest bits first."""
         found: dict[str, list[Group]] = {}
         have_ended = [g for g in self.groups if g.values or g.diverged_seeds or g.failures]
         chosen = [group for group in have_ended if not group.is_baseline]
@@ -213,6 +237,6 @@ class Facet:
 
     @cached_property
     def strategies(self) -> dict[str, list[Group]]:
-        """The same without those that have no value to show."""
+        """The chains without the groups that have no value to show."""
         shown = {name: [group for group in groups if group.values] for name, groups in self.chains.items()}
         return {name: groups for name, groups in shown.items() if groups}

@@ -1,4 +1,4 @@
-"""From the runs of a sweep, as rows, to groups: the runs that differ in nothing but their seed."""
+"""Form groups of runs that differ only in their seed, and facets of groups, from the table of runs."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ from cpdrun.study.axes.titles import hybrid, is_strategy
 from cpdrun.study.collect import CASE, CORE_AXES, FORMAT, SEED, identity, other_axes
 from cpdrun.study.groups.group import Facet, Group
 
-# What the records say of a group's runs beside the metric, by the column of `collect`.
+# The columns of `collect` whose means over a group's runs are stored in `Group.figures`, by the name they get there.
 _FIGURES = {
     "wire_bytes": "wire:bytes_per_step_real_worker",
     "train_seconds": "run:train_seconds",
@@ -34,8 +34,17 @@ _FIGURES = {
 
 
 def facet_axes(groups: list[Group], axes: list[str], of: BitsAxis) -> list[str]:
-    """What panels differ in. Format and APS of what workers send are told apart within a panel, but where another axis
-    is compared, where a baseline shares the format of what it serves, and where cases do not choose them."""
+    """Return the keys that distinguish facets, which are the panels of plots.
+
+    Groups that differ in `format` or `aps` are usually in the same panel. The two keys distinguish panels if another
+    axis of bits is compared or if named cases do not determine them. `format` also distinguishes panels if the baseline
+    has the same format as the candidates that are compared with it.
+
+    Args:
+        groups: The groups of the study.
+        axes: The keys that the runs differ in, except format, aps and world size.
+        of: The axis of bits.
+    """
     held = [FORMAT, APS] if not of.is_of_gradients else [] if of.has_value else [FORMAT]
     held += [key for key in (FORMAT, APS) if key not in held and not _is_of_cases(groups, key)]
     others = [name for name in axes if not is_strategy(name) or (name == CASE and not of.of_cases)]
@@ -44,14 +53,22 @@ def facet_axes(groups: list[Group], axes: list[str], of: BitsAxis) -> list[str]:
 
 
 def _is_of_cases(groups: list[Group], key: str) -> bool:
-    """Whether knowing the case is knowing `key`; so it is where there are no cases."""
+    """Return whether the case of a group determines its value of `key`. True if there are no cases."""
     pairs = {(identity(g.case), identity(g.keys[key])) for g in groups if g.case is not None}
     return len(pairs) == len({case for case, _ in pairs})
 
 
 def make_facets(groups: list[Group], axes: list[str], of: BitsAxis) -> list[Facet]:
-    """By the values of `axes`. A baseline that has a value of its own on one of them, or whose recipe has no such
-    ingredient, serves the facets of all."""
+    """Return the facets: the groups that have the same values on `axes`.
+
+    A baseline serves the facets of all values of an axis if it was requested with one value of that axis, or if the
+    axis is a setting of a recipe's ingredient that the baseline's recipe does not have.
+
+    Args:
+        groups: The groups of the study.
+        axes: The keys that distinguish facets, as `facet_axes` returns them.
+        of: The axis of bits.
+    """
     found: dict[tuple[str, ...], Facet] = {}
     of_all = [name for name in axes if name not in (FORMAT, APS)]
     for group in groups:
@@ -64,11 +81,15 @@ def make_facets(groups: list[Group], axes: list[str], of: BitsAxis) -> list[Face
 
 
 def _is_anothers(axis: str, group: Group) -> bool:
+    """Return whether an axis is a setting of a recipe's ingredient that the group does not have."""
     return axis.split(".")[0] == INGREDIENTS and pd.isna(group.keys[axis])
 
 
 def _lend(facets: list[Facet], crossed: list[str]) -> list[Facet]:
-    """The facets with the baseline of the one that differs in `crossed` alone; that one goes where it has no more."""
+    """Return the facets, each with the baseline of a facet that differs from it only in the axes `crossed`.
+
+    A facet that holds nothing but a baseline is dropped if its baseline is lent to another facet.
+    """
 
     def rest(facet: Facet) -> tuple[str, ...]:
         return tuple(f"{key}={identity(value)}" for key, value in facet.keys.items() if key not in crossed)
@@ -82,7 +103,14 @@ def _lend(facets: list[Facet], crossed: list[str]) -> list[Facet]:
 
 
 def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) -> list[Group]:
-    """Sorted for reading: by the other axes and world size, then most bits first, plain before APS."""
+    """Return the groups in the order of the table: by other axes and world size, most bits first, APS last.
+
+    Args:
+        runs: The runs to compare, as `collect` returns them.
+        axes: The keys that the runs differ in, except format, aps and world size.
+        metric: The column of the metric.
+        of: The axis of bits.
+    """
     names = list(dict.fromkeys([*CORE_AXES, *axes, *of.elsewhere]))
     members: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in runs.to_dict("records"):
@@ -97,7 +125,7 @@ def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) 
 
 
 def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAxis) -> Group:
-    # Two runs of one seed differ in nothing that changes the result, unless somebody else wrote them: they count once.
+    # Two runs of the same seed have the same result unless another program wrote them. They count once.
     finished = [row for row in rows if row["run:state"] == State.DONE]
     done = {_seed(row): row for row in finished}
     ended = list(done.values())
@@ -140,11 +168,13 @@ def _of_case(row: dict[str, Any]) -> formats.Choice | None:
 
 
 def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the failed runs that count: those of cells that have a finished run, and those of cells in which no other
-    run is running or still to come, which get a row without a value.
+    """Return the failed runs that count.
 
-    If runs of a script are done, those that failed with other patterns for its metrics were a first attempt and do not
-    count.
+    A failed run counts if its cell has a finished run, or if no other run of its cell is running or pending. A cell of
+    the latter kind gets a row without a value.
+
+    If some runs of a script are done, failed runs that used other patterns to read its metrics were first attempts and
+    do not count.
     """
     readable = runs[runs["run:problem"].isna()]
     readable = readable.assign(**{key: readable.get(key) for key in CORE_AXES})
@@ -176,11 +206,11 @@ def _not_finite(row: dict[str, Any], metric: str) -> bool:
 
 
 def _is_length(value: Any) -> bool:
-    return value is not None and value == value  # pandas may have NaN where a column has no value
+    return value is not None and value == value  # pandas may store NaN for a missing value
 
 
 def _value(row: dict[str, Any], metric: str) -> tuple[Any, float | None]:
-    """What it measured and how it ended, to be compared."""
+    """Return how a run ended and its metric, in a form that can be compared. NaN becomes None."""
     return row["run:status"], row[metric] if math.isfinite(row[metric]) else None
 
 

@@ -1,8 +1,8 @@
-"""A search that tunes, read back: its pairs and what was chosen for each format, apart from the runs that chose it.
+"""Read the runs of a search that tunes: separate the runs that chose the tuned values from the runs that are compared.
 
-sweep.yaml says which keys were tuned, their values, and the seeds that choose. The choice is made again here, by the
-same rule of the same runs (`cpdrun.stats.tuning`); then the report goes on with the runs of what was chosen, on all
-other seeds. A cell of which the tuning is not done has none.
+sweep.yaml contains the tuned keys, their values, and the seeds that choose. The choice is repeated here with the same
+rule and the same runs as in the search (`cpdrun.stats.tuning`). The report then uses the runs with the chosen values on
+all other seeds. While the tuning of a cell is not complete, the cell has no chosen values and no compared runs.
 """
 
 import itertools
@@ -22,17 +22,25 @@ from cpdrun.study.collect import CORE_AXES, SEED, config_keys, identity, other_a
 from cpdrun.study.groups.group import Group
 from cpdrun.study.metric import Metric
 
-USE = "run:use"  # column: what a run of a search that tunes serves for
+USE = "run:use"  # the column that says what a run of a search that tunes is used for
 PAIRS, CHOOSES, NOT_CHOSEN = "compared", "chooses", "not chosen"
-CHOSEN = "chosen"  # in place of a tuned value
-MOST_ARMS = 10_000  # of a sweep.yaml that anyone may have written
+CHOSEN = "chosen"  # the placeholder for a tuned value
+MOST_ARMS = 10_000  # the limit on combinations of tuned values, because anyone may have written a sweep.yaml
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Tune:
-    """What a search tuned: the values of each key, and the seeds that chose; `aside`: those of earlier searches."""
+    """The tuning of a search.
+
+    An arm is a combination of one value for each tuned key.
+
+    Attributes:
+        values: The values that were tried for each tuned key.
+        seeds: The seeds that choose.
+        aside: The seeds that chose in earlier searches of the same sweep.
+    """
 
     values: Mapping[str, Sequence[Any]]
     seeds: tuple[int, ...]
@@ -50,7 +58,13 @@ class Tune:
 
 @dataclass(frozen=True)
 class Tuned:
-    """`runs`: as collect() makes them, with the column USE where a search tuned; `chosen`: values by a run's path."""
+    """The runs of sweeps, with the tuning of their searches.
+
+    Attributes:
+        runs: The runs as `collect` returns them, with the column USE if a search tuned.
+        by_sweep: The tuning of each sweep that tuned, by the sweep's name.
+        chosen: The chosen values by key, for each run that has them, by the run's path.
+    """
 
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
     by_sweep: Mapping[str, Tune] = field(default_factory=dict)
@@ -61,7 +75,10 @@ class Tuned:
         return list(dict.fromkeys(key for tune in self.by_sweep.values() for key in tune.values))
 
     def compared(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Those of `rows` that are not there to choose, what was tuned masked: it is no axis."""
+        """Return the rows that are compared, with the tuned values masked so that tuned keys are no axes.
+
+        Runs that choose, and runs whose values were not chosen, are left out.
+        """
         if not self.by_sweep:
             return rows
         kept = rows[~rows[USE].isin((CHOOSES, NOT_CHOSEN))].copy()
@@ -70,7 +87,7 @@ class Tuned:
         return kept
 
     def with_values(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with what was chosen for them among their keys."""
+        """Return the groups with the values that were chosen for them added to their keys."""
         return [
             replace(group, keys=dict.fromkeys(self.keys) | self._of(group) | group.keys) for group in groups
         ]
@@ -79,7 +96,7 @@ class Tuned:
         return next((self.chosen[str(run.path)] for run in group.runs if str(run.path) in self.chosen), {})
 
     def said(self, groups: Iterable[Group]) -> list[str]:
-        """`lr was chosen for each on seeds 1000 and 1001, which are in no number here, of 0.05, 0.1: fp32 0.1 ...`"""
+        """Return a sentence for each tuning that says how values were chosen and which were chosen for each group."""
         found = []
         for tune in {repr(tune): tune for tune in self.by_sweep.values()}.values():
             if len(tune.arms()) < 2:
@@ -90,7 +107,7 @@ class Tuned:
         return found
 
     def notes(self) -> list[str]:
-        """How many runs are in no mean because they chose, or have a value that was not chosen."""
+        """Return a note on how many runs are in no mean because they chose, or because their values were not chosen."""
         if not self.by_sweep:
             return []
         counts = Counter(self.runs[USE].dropna())
@@ -100,7 +117,13 @@ class Tuned:
 
 
 def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -> Tuned:
-    """`metric`: what the search went by."""
+    """Return the runs with the tuning of their searches.
+
+    Args:
+        runs: The runs, as `collect` returns them.
+        sweeps: The sweeps that the runs belong to.
+        metric: The metric by which the search chose.
+    """
     by_sweep = {name: tune for name, sweep in sweep_names(sweeps).items() if (tune := _tune(sweep))}
     if not by_sweep:
         return Tuned(runs)
@@ -120,7 +143,7 @@ def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -
 
 
 def _tune(sweep: SweepDir) -> Tune | None:
-    """Out of its sweep.yaml; None where nothing was tuned, or it is not to be read."""
+    """Return the tuning from a sweep's sweep.yaml; None if nothing was tuned or the file cannot be read."""
     try:
         block = read_manifest(sweep)["search"]
         aside = _whole(block.get("chose"))
@@ -141,7 +164,7 @@ def _whole(seeds: object) -> tuple[int, ...]:
 
 
 def _cells(runs: pd.DataFrame, sweep: str, tune: Tune) -> list[list[dict[str, Any]]]:
-    """The readable runs of that sweep, those together that differ in tuned values and seed alone."""
+    """Return the readable runs of a sweep, grouped into cells whose runs differ only in tuned values and seed."""
     own = runs[(runs["run:sweep"] == sweep) & runs["run:problem"].isna()]
     own = own.assign(**{key: own.get(key) for key in (*CORE_AXES, SEED, *tune.values)})
     masked = _masked(own, tune, pd.Series(True, index=own.index))
@@ -153,7 +176,13 @@ def _cells(runs: pd.DataFrame, sweep: str, tune: Tune) -> list[list[dict[str, An
 
 
 def _masked(rows: pd.DataFrame, tune: Tune, which: "pd.Series[bool]") -> pd.DataFrame:
-    """What was tuned, and what always follows it, is one value."""
+    """Return the rows with one placeholder for all values of tuned keys and of keys that always equal a tuned key.
+
+    Args:
+        rows: The rows of the table of runs.
+        tune: The tuning.
+        which: Whether to mask each row.
+    """
     masked = rows.copy()
     for key in tune.values:
         if key in rows.columns:
@@ -169,7 +198,7 @@ def _masked(rows: pd.DataFrame, tune: Tune, which: "pd.Series[bool]") -> pd.Data
 
 
 def _choice(rows: Sequence[Row], tune: Tune, metric: Metric) -> tuple[str, ...] | None:
-    """The arm that a search chooses by these runs; None while one of them is still to come."""
+    """Return the arm that the search chooses from the runs of a cell; None while a run that it needs has not ended."""
     arms = tune.arms()
     if len(arms) == 1:
         return arms[0]
@@ -186,7 +215,7 @@ def _choice(rows: Sequence[Row], tune: Tune, metric: Metric) -> tuple[str, ...] 
 
 
 def _given_up(rows: Sequence[Row], tune: Tune) -> set[tuple[str, ...]]:
-    """The arms that a search tries on no further seed."""
+    """Return the arms that the search tries on no further seeds: several runs failed, and none finished."""
     states: dict[tuple[str, ...], list[object]] = {}
     for row in rows:
         states.setdefault(tune.arm(row), []).append(row["run:state"])

@@ -1,7 +1,10 @@
-"""Which formats of a report are certified to be within the tolerance, refuted, or open: the test of a search, so that
-no verdict of a grid is worded more surely, and typing a sweep again with more seeds costs no validity.
+"""The verdicts of a report: which groups are certified to be within the margin, which are refuted, and which are open.
 
-A chain is a facet's formats of one scaling, most bits first; all chains of a report share the error.
+Reports use the same anytime-valid test as searches. A grid of runs therefore gets no stronger verdicts than a search,
+and repeating a sweep with more seeds does not invalidate the verdicts.
+
+A chain consists of the groups of one facet that are scaled in the same way, most bits first. All chains of a report
+share the error probability.
 """
 
 import math
@@ -25,17 +28,24 @@ MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
 
 @dataclass(frozen=True)
 class Judged:
-    """`verdict` is what may be said: certified only if no run failed (`cpdrun.stats.failures`), and if every wider
-    width of the chain, from where it starts, has a format that is certified."""
+    """The verdict on a group.
+
+    Attributes:
+        verdict: The verdict to report. It is certified only if no run failed (`cpdrun.stats.failures`) and if every
+            wider width, from the chain's start on, has a certified format.
+        judgement: What the group's own pairs show.
+        failures: The numbers of failed runs.
+        hypothesis: The tested hypothesis with its weight and prior, for the ledger.
+    """
 
     verdict: Verdict
     judgement: Judgement
     failures: FailureCounts = field(default_factory=FailureCounts)
-    hypothesis: Hypothesis | None = None  # with its weight and its prior, for the ledger
+    hypothesis: Hypothesis | None = None
 
     @property
     def enough(self) -> tuple[float, float]:
-        """Return log10 of the evidence that certifies, and that refutes."""
+        """The base-10 logarithms of the evidence that is needed to certify and to refute."""
         certify, refute = self.judgement.errors
         return -math.log10(certify), -math.log10(refute)
 
@@ -52,13 +62,14 @@ def judge_groups(
     """Return the verdicts of all groups.
 
     Args:
-        chains: a baseline and the groups compared with it.
-        metric: what is compared.
-        margin: in the metric's own unit.
-        alpha: the error probability of all hypotheses together.
-        samples: the size of the test set if the metric counts samples, else NaN.
-        ledger: the hypotheses that the sweep was asked. Those that it lacks get a weight of what is left.
-        starts: the chains of a search that do not start at their widest width.
+        chains: For each chain its baseline and its groups.
+        metric: The metric that is compared.
+        margin: The margin in the unit of the stored metric.
+        alpha: The error probability of all hypotheses together.
+        samples: The size of the test set if the metric counts samples, otherwise NaN.
+        ledger: The ledger of the hypotheses that were tested before. New hypotheses get a weight from the error
+            probability that is left.
+        starts: The starts of a search's chains that do not start at their widest width.
     """
     resolution = 1 / samples if samples > 0 else 0.0
     found = [_chain(baseline, groups, metric, margin, ledger, starts) for baseline, groups in chains]
@@ -80,7 +91,13 @@ def judge_groups(
 
 @dataclass(frozen=True)
 class _Chain:
-    """A chain of groups, most bits first, with the compared runs and the pairs of each group."""
+    """A chain of groups.
+
+    Attributes:
+        widths: The groups of each bit width, most bits first.
+        compared: The compared runs of each group.
+        paired: The pairs of each group.
+    """
 
     widths: list[list[Group]]
     compared: dict[Group, Compared]
