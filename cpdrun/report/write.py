@@ -1,4 +1,4 @@
-"""`cpdrun report`: read the runs of a sweep, say the answer, write tables, pictures and the page."""
+"""Run `cpdrun report`: read the runs of a sweep, print the answer, and write the tables, pictures and page."""
 
 import json
 import re
@@ -34,20 +34,33 @@ FORMATS = (*TABLES, "html", *pictures.KINDS)
 
 @dataclass(frozen=True)
 class Report:
-    """What was found and what was written."""
+    """The results of a report and the files that it wrote.
 
-    verdicts: list[dict[str, Any]]  # of each chain: what is certified, open or refuted
-    next_command: str  # that settles more; "" if nothing is open or it is not known
+    Attributes:
+        verdicts: A row for each chain with its verdict, as `headline.verdicts` returns them. A chain holds the
+            candidates of one facet that share a way of scaling.
+        next_command: The search command that adds pairs. It is empty if no verdict is open or the command is not known.
+        sentences: The answer.
+        notes: What is missing, failed, mixed or left out, one note an item.
+        table: The columns of table.csv.
+        files: The paths of the written files.
+        details: The columns of details.csv.
+        crossover: The predicted step times, or None if they cannot be predicted.
+        fronts: The Pareto front and its knee for each cost that varies within a facet.
+    """
+
+    verdicts: list[dict[str, Any]]
+    next_command: str
     sentences: list[str]
-    notes: list[str]  # what is missing, failed, mixed, or was left out
+    notes: list[str]
     table: pd.DataFrame
     files: list[Path]
     details: pd.DataFrame
-    crossover: pd.DataFrame | None  # predicted step times, where they can be
-    fronts: list[dict[str, Any]] = field(default_factory=list)  # of each cost that differs, and their knees
+    crossover: pd.DataFrame | None
+    fronts: list[dict[str, Any]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data; a number that is not known is None."""
+        """Return the report as plain data, with None for numbers that are not known."""
         return {
             "verdicts": self.verdicts,
             "next_command": self.next_command or None,
@@ -77,21 +90,38 @@ def write_report(
 ) -> Report:
     """Write the report on `sweeps` and print its answer and table on `console`.
 
-    One sweep's report goes into its report folder; that of several into the folder `A+B` beside the first. `metric` is
-    by default the one that a search asked for, or that the data is judged by; a report of another goes into a folder
-    of its name within.
-    `formats` are kinds of table, `html` for the page, and kinds of picture (png and svg where none is named).
-    `ci` is the interval's width in per cent. `tolerance` is the margin: how much worse than fp32 is still good enough,
-    in the unit in which the metric is shown, or a percentage such as "2%" of fp32's value or improvement, whichever is
-    smaller. By default both are what a search of these runs asked, or else 95, and 0.5 points of a share or 2 % of any
-    other metric. `rows` and `cols`
-    name axes for one more table, pivot.*; `networks` are those of the predicted speed-up and of the
-    predicted step times, by name or as yaml files (default: all that have names, and the one that was calibrated).
-    `costs` are those whose Pareto front is put into words (bytes, kept, bitops, area; default: all that differ).
-    `export_to` names tools whose files are written too (tensorboard, mlflow, wandb). `baseline` holds the values that
-    name what the rest is compared with, by their keys: {"format": "bf16"}; by default those that a search of these runs
-    asked for, or else fp32.
-    Raises ReportError where there is nothing to report or the question cannot be put.
+    The report on one sweep goes into the report folder of the sweep. The report on several sweeps goes into the folder
+    `A+B` next to the first sweep.
+
+    Args:
+        sweeps: The sweeps to read.
+        metric: The metric to compare. By default it is the metric that a search of these runs asked for, or else the
+            metric by which the dataset is judged. The report on any other metric goes into a subfolder with its name.
+        formats: Kinds of tables, `html` for the page, and kinds of pictures. If no kind of picture is named, png and
+            svg are written.
+        ci: The confidence level of the intervals in percent. By default it is the level that a search of these runs
+            used, or else 95.
+        tolerance: The margin, which is how much worse than the baseline is still good enough. It is a number in the
+            unit in which the metric is shown, or a percentage such as "2%" of the baseline's value or improvement,
+            whichever is smaller. By default it is the margin that a search of these runs used, or else 0.5 points of a
+            share and 2 % of any other metric.
+        rows: Axes to list down the side of an additional table, pivot.*.
+        cols: Axes to list along the top of that table.
+        networks: The networks of the predicted speed-up and step times, by name or as yaml files. By default these are
+            all named networks and the calibrated one.
+        export_to: The tools to export to: tensorboard, mlflow, wandb.
+        costs: The costs whose Pareto fronts are described in sentences: bytes, kept, bitops, area. By default these are
+            all costs that differ.
+        baseline: The values that identify the baseline by key, such as {"format": "bf16"}. By default these are the
+            values that a search of these runs asked for, or else fp32.
+        console: Where to print. By default this is a new console on standard output.
+
+    Returns:
+        The results and the paths of the written files.
+
+    Raises:
+        ReportError: There is nothing to report, the question cannot be asked, or a file cannot be written.
+        ReportUsageError: An argument has a value that is not allowed.
     """
     console = console or Console()
     _check(formats, ci, export_to, costs)
@@ -160,7 +190,11 @@ def write_report(
 
 
 def _next_command(sweeps: Sequence[SweepDir], verdicts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the search that adds pairs to an open question of one sweep, as its sweep.yaml was typed."""
+    """Return the search command that adds pairs, with the overrides that the sweep's manifest records.
+
+    Returns:
+        The command, or "" if no verdict is open, if there are several sweeps, or if the overrides cannot be read.
+    """
     if len(sweep_names(sweeps)) != 1 or all(each["verdict"] != Verdict.OPEN for each in verdicts):
         return ""
     try:
@@ -199,9 +233,9 @@ def _networks(names: Sequence[str]) -> dict[str, Network]:
 
 
 def _folders(sweeps: Sequence[SweepDir], study: Study) -> tuple[Path, Path]:
-    """Return the sweep's folder and the report's folder within it.
+    """Return the folder of the sweep and the folder of its report.
 
-    The report on a metric other than the usual one has a folder of its own, so that neither overwrites the other.
+    The report on a metric other than the default one has its own folder, so that neither report overwrites the other.
     """
     once = list(sweep_names(sweeps).values())
     sweep = once[0]
@@ -214,7 +248,7 @@ def _folders(sweeps: Sequence[SweepDir], study: Study) -> tuple[Path, Path]:
 def _answers_by_question(
     study: Study, costs: Sequence[str], fastest: "Fastest | None"
 ) -> tuple[dict[str, list[str]], dict[str, tuple[str, tables.Shown]]]:
-    """What the page says, and the table it has, beside the pictures of a question (plots.QUESTIONS)."""
+    """Return the sentences and the tables that the page shows next to the pictures, by key of `plots.QUESTIONS`."""
     why = worse_groups(study)
     said = {
         "sure": headline.counts(study),
@@ -240,7 +274,9 @@ def _print(
 def _print_table(console: Console, shown: tables.Shown, bold: list[bool]) -> None:
     table = markup.terminal(shown, bold, console.encoding)
     width = console.width
-    if not console.is_terminal:  # a file takes a table of any width; a terminal's is folded into its own
+    if (
+        not console.is_terminal
+    ):  # A file can hold a table of any width. A terminal folds the table to its own width.
         console.width = max(
             width, console.measure(table, options=console.options.update(width=10_000)).maximum
         )
@@ -256,8 +292,12 @@ def _write_tables(
     matrix: tables.Shown | None,
     notes: list[str],
 ) -> list[Path]:
-    """table.csv has the columns that others rely on; the other kinds, and details.csv, have all there is; runs.csv the
-    single runs."""
+    """Write the table of means in each of `kinds` and return the paths.
+
+    table.csv has only the columns of `tables.frame`, on which other programs rely. With it come details.csv, which has
+    all columns, and runs.csv, which has a row for each run. The Markdown table also has the answer, the matrix and the
+    notes.
+    """
     shown, details, files = tables.full(study), tables.details(study), []
     for kind in kinds:
         numbers = tables.frame(study) if kind == "csv" else details
@@ -288,8 +328,12 @@ Fastest = tuple[list[str], tables.Shown, pd.DataFrame]
 
 
 def _fastest(study: Study) -> tuple[Fastest | None, str]:
-    """Which method is fastest on which network, as sentences, shown and numbers; or why that is not known. Who has not
-    calibrated has not asked."""
+    """Return which method is fastest on which network, as sentences, a shown table and numbers.
+
+    Returns:
+        The prediction and "", or None and the reason why nothing can be predicted. The reason is "" if the runs are not
+        calibrated and no networks were given, because the user did not ask for a prediction.
+    """
     try:
         found = crossover.crossover(study)
     except CalibrationError as error:
@@ -303,7 +347,10 @@ def _fastest(study: Study) -> tuple[Fastest | None, str]:
 
 
 def _write_crossover(folder: Path, kinds: list[str], fastest: Fastest | None) -> list[Path]:
-    """crossover.*, whose text opens with who wins where; those of an earlier report go where this one has none."""
+    """Write crossover.* in each of `kinds`, and remove the files of an earlier report that this report does not write.
+
+    The Markdown file begins with the sentences about the fastest method on each network.
+    """
     files = []
     for kind in TABLES:
         if fastest is None or kind not in kinds:
@@ -318,7 +365,7 @@ def _write_crossover(folder: Path, kinds: list[str], fastest: Fastest | None) ->
 
 
 def _where(folder: Path, files: list[Path]) -> list[str]:
-    """What to open first by its path, the rest by name."""
+    """Return the lines that list the written files: the file to open first by its path, the others by name."""
     first = [file for file in files if file.suffix == ".html"] or [f for f in files if f.stem == MAIN_PLOT][
         :1
     ]
@@ -327,7 +374,10 @@ def _where(folder: Path, files: list[Path]) -> list[str]:
 
 
 def _say(console: Console, *lines: str, style: str = "") -> None:
-    """Lines as they are: no markup, no wrapping (a terminal wraps by itself, a file must not be wrapped)."""
+    """Print lines without markup and without wrapping.
+
+    A terminal wraps lines by itself, and lines in a file must not be wrapped.
+    """
     for line in lines:
         console.print(
             markup.encodable(plain(line), console.encoding),

@@ -1,1 +1,1 @@
-"""What a choice of formats costs: bytes moved and kept, bit operations, area; what no other choice beats; the knee."""
+"""Compute the costs of formats (bytes moved, bytes kept, bit operations, area), Pareto fronts and their knees."""

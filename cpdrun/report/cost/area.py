@@ -1,9 +1,9 @@
-"""The transistors of a multiply-accumulate unit by the formats that it multiplies and sums up in: area.csv, which
-scripts/synthesise.py makes with Yosys.
+"""Look up the number of transistors of a multiply-accumulate unit by the formats of its operands and its accumulator.
 
-A unit that the table lacks is not guessed from its neighbours: it is not synthesised, and the command that adds it is
-said. Sums of products of integers are whole numbers, which hardware keeps in int32: where a record says fp32, as
-they are emulated, that is looked up.
+The table is area.csv, which scripts/synthesise.py makes with Yosys. A unit that is missing from the table is not
+estimated from similar units. The report names the command that adds it instead. Sums of products of integers are whole
+numbers, which hardware accumulates in integers. The emulation accumulates them in fp32, so an fp32 accumulator of
+integer products is looked up as an integer accumulator.
 """
 
 import csv
@@ -14,34 +14,35 @@ from custom_fp.accumulator import is_name
 
 SCRIPT = "python scripts/synthesise.py"
 
-Unit = tuple[str, str, str]  # both operands, the narrower first, and the accumulator
+# The format of the narrower operand, the format of the other operand, and the format of the accumulator.
+Unit = tuple[str, str, str]
 
 
 @cache
 def table() -> dict[Unit, int]:
-    """Transistors of each unit, a multiplier, an adder and both roundings."""
+    """Return the transistors of each unit, which has a multiplier, an adder and a rounding after each of them."""
     return {(row["a"], row["b"], row["accumulator"]): int(row["mac"]) for row in rows()}
 
 
 def rows() -> list[dict[str, str]]:
-    """The table as it is written."""
+    """Return the rows of area.csv as text by column name."""
     lines = (resources.files(__package__) / "area.csv").read_text(encoding="utf-8").splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
 def unit(a: str, b: str, accumulator: str) -> Unit:
-    """As the table has it."""
+    """Return the key of a unit in `table`, with an integer accumulator if both operands are integers."""
     of_integers = is_integer(a) and is_integer(b) and accumulator == "fp32"
     return a, b, integers(a, b) if of_integers else accumulator
 
 
 def integers(a: str, b: str) -> str:
-    """What hardware sums up products of two integers in: int32, and 16 bits more than a product where that is more."""
+    """Return the accumulator of products of two integers: int32, or 16 bits more than a product if that is wider."""
     return f"int{max(32, int(a[3:]) + int(b[3:]) + 16)}"
 
 
 def why_missing(missing: Unit) -> str:
-    """Of a unit that the table lacks, in words: what would add it, where something would."""
+    """Return why a unit is missing from the table, with the command that adds it if there is one."""
     a, b, accumulator = missing
     operands = a if a == b else f"{a}x{b}"
     said = f"{a} x {b} summed up in {accumulator} is not synthesised"

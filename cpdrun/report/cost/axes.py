@@ -1,13 +1,14 @@
-"""The costs that a report draws the metric against, each a number for every group of runs.
+"""Compute the costs against which a report draws the metric. Each cost is a number for each group of runs.
 
-    bytes    a worker sends them each step                                  recorded by the exchange
-    kept     what a worker keeps: weights, optimizer's state and, where all
-             that are compared record it, what a batch leaves behind        recorded, each value in its format
-    bitops   multiply-accumulates of a step times the bits of both operands (arXiv 2005.07093, section 4.1)
-    area     transistors of a multiply-accumulate unit, the mean over the step's multiply-accumulates: twice of it,
-             twice the silicon for the same step in the same time           area.csv
+    bytes    The bytes that a worker sends each step, as the exchange recorded them.
+    kept     The bytes that a worker keeps, with each value in its format, as the run recorded them: weights and
+             optimizer state, and also activations if all compared groups recorded them.
+    bitops   The multiply-accumulates of a step times the bits of both operands (arXiv 2005.07093, section 4.1).
+    area     The transistors of a multiply-accumulate unit, averaged over the multiply-accumulates of a step, from
+             area.csv. Twice the area means twice the silicon for the same step in the same time.
 
-Bit operations and area are of the products alone. What a record lacks is NaN here, with a reason: nothing is guessed.
+Bit operations and area count only the multiply-accumulates. If a record lacks a figure, the cost is unknown (NaN) and a
+reason is given. No figure is estimated.
 """
 
 import math
@@ -18,7 +19,8 @@ from typing import Any
 from cpdrun.report.cost import area
 from cpdrun.study.groups.group import Group
 
-Found = tuple[dict[Group, float], list[str]]  # the cost of those that have one, and why others have none
+# The costs of the groups whose cost is known, and the reasons why the other groups have none.
+Found = tuple[dict[Group, float], list[str]]
 
 KEPT = ("model_bytes", "optimizer_bytes")
 ACTIVATIONS = "activation_bytes"
@@ -26,7 +28,18 @@ ACTIVATIONS = "activation_bytes"
 
 @dataclass(frozen=True)
 class Cost:
-    """One of them. title: of an axis; says: behind a number, in a sentence."""
+    """A cost of a group of runs.
+
+    Attributes:
+        key: The name on the command line.
+        name: The name in a sentence.
+        title: The label of a plot's axis.
+        says: The words that follow the number in a sentence.
+        show: Format a cost with its unit prefix.
+        find: Return the costs of groups, and the reasons why some groups have none.
+        has_no_other: Whether the front is described even without a knee, because no other sentence of a report
+            mentions this cost.
+    """
 
     key: str
     name: str
@@ -34,13 +47,11 @@ class Cost:
     says: str
     show: Callable[[float], str]
     find: Callable[[Sequence[Group]], Found]
-    has_no_other: bool = (
-        False  # whether no other sentence of a report speaks of it: its front is told without a knee too
-    )
+    has_no_other: bool = False
 
 
 def show_bytes(count: float) -> str:
-    """`42 B`, `13.2 kB`, `1.4 MB`: decimal, as networks are measured."""
+    """Return bytes with a decimal unit, as for networks: `42 B`, `13.2 kB`, `1.4 MB`. NaN and inf become `-`."""
     if not math.isfinite(count):
         return "-"
     for unit in ("B", "kB", "MB", "GB"):
@@ -51,7 +62,7 @@ def show_bytes(count: float) -> str:
 
 
 def show_count(count: float) -> str:
-    """`512`, `59.2 M`, `7.58 G`."""
+    """Return a count with a decimal prefix: `512`, `59.2 M`, `7.58 G`. NaN and inf become `-`."""
     if not math.isfinite(count):
         return "-"
     for unit in ("", "k", "M", "G", "T", "P"):
@@ -62,18 +73,22 @@ def show_count(count: float) -> str:
 
 
 def show_transistors(count: float) -> str:
-    """`11,232`."""
+    """Return a count with commas, such as `11,232`. NaN and inf become `-`."""
     return f"{count:,.0f}" if math.isfinite(count) else "-"
 
 
 def bit_operations(group: Group) -> float:
-    """Of a worker's step; NaN where its record lacks them, or where not all that multiplies was counted."""
+    """Return the bit operations of a worker's step, or NaN if they are unknown or some products were not counted."""
     found = group.products or {}
     return math.nan if found.get("uncounted") else _positive(found.get("bit_operations_per_step"))
 
 
 def transistors(group: Group) -> tuple[float, list[area.Unit]]:
-    """Of a unit, the mean over a step's multiply-accumulates; and the units that the table lacks."""
+    """Return the transistors of a unit, averaged over the multiply-accumulates of a step.
+
+    Returns:
+        The mean and no units, or NaN and the units that are missing from the table.
+    """
     counts: dict[area.Unit, float] = {}
     for kind in kinds(group.products):
         unit = area.unit(*kind[:3])
@@ -86,7 +101,7 @@ def transistors(group: Group) -> tuple[float, list[area.Unit]]:
 
 
 def kinds(products: dict[str, Any] | None) -> list[tuple[str, str, str, float]]:
-    """Both operands, accumulator and multiply-accumulates of each kind of product that a record names."""
+    """Return both operand formats, the accumulator format and the multiply-accumulates of each recorded product."""
     found = (products or {}).get("by_format")
     rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
     read = [(row.get("a"), row.get("b"), row.get("accumulator"), _positive(row.get("macs"))) for row in rows]
@@ -133,7 +148,7 @@ def _area(groups: Sequence[Group]) -> Found:
 
 
 def _without_products(groups: Iterable[Group]) -> str:
-    """Why there are no multiply-accumulates, in words."""
+    """Return the reason why the multiply-accumulates of a step are not known."""
     said = [group.products for group in groups if group.products]
     for products in said:
         if (names := products.get("uncounted")) and isinstance(names, list):

@@ -1,25 +1,29 @@
-"""The Pareto front of cost and quality, and its knee.
+"""Compute the Pareto front of cost and quality, and its knee.
 
-The knee is the point of the front that lies furthest above the chord between the front's ends, cost as a logarithm and
-quality as it is, each from 0 to 1 over the front: the largest of the difference curve of Satopaa, Albrecht, Irwin and
-Raghavan, "Finding a 'Kneedle' in a Haystack" (ICDCS workshops 2011, section III), for a front of few points, which
-need no smoothing and whose largest difference is the knee; up to a factor the greatest distance from the chord of Das,
-"On characterizing the 'knee' of the Pareto curve" (Structural Optimization 18, 1999). The logarithm, since costs are
-compared as ratios, and as they are drawn.
+The knee is the point of the front that lies furthest above the chord between the ends of the front. Both coordinates
+are scaled to the range 0 to 1 over the front. Cost is measured as a logarithm, because costs are compared as ratios and
+drawn on a logarithmic axis.
+
+This is the maximum of the difference curve of Satopaa, Albrecht, Irwin and Raghavan, "Finding a 'Kneedle' in a
+Haystack" (ICDCS workshops 2011, section III). The fronts here have few points, so they are not smoothed, and the
+largest difference is the knee. Up to a factor, it is also the greatest distance from the chord of Das, "On
+characterizing the 'knee' of the Pareto curve" (Structural Optimization 18, 1999).
 """
 
 import math
 from collections.abc import Sequence
 
-Point = tuple[float, float]  # cost above 0; quality, more is better
+# The cost, which is above 0, and the quality, of which more is better.
+Point = tuple[float, float]
 
-_ABOVE = 1e-9  # of the chord; less is rounding
+# The knee must lie further above the chord than this height. A smaller height is a rounding error.
+_ABOVE = 1e-9
 
 
 def front(points: Sequence[Point]) -> list[int]:
-    """Indices of the points that no other point beats, the cheapest first.
+    """Return the indices of the points that no other point beats, cheapest first.
 
-    A point is beaten by one with no more cost and no less quality, unless they are the same in both.
+    One point beats another if it costs no more and has no less quality, unless the two points are equal.
     """
     order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
     best = float("-inf")
@@ -32,7 +36,11 @@ def front(points: Sequence[Point]) -> list[int]:
 
 
 def knee(points: Sequence[Point]) -> int | None:
-    """Of a front, the cheapest first: the index of its knee; None where no point lies above the chord, as of two."""
+    """Return the index of the knee of a front, or None if no point lies above the chord.
+
+    Args:
+        points: The points of the front, cheapest first. A front of fewer than three points has no knee.
+    """
     if len(points) < 3 or points[0][0] == points[-1][0] or points[0][1] == points[-1][1]:
         return None
     (first, low), (last, high) = points[0], points[-1]

@@ -1,4 +1,4 @@
-"""The metric of each named case of an experiment, a row each, by name; the baseline as a line, the margin as a band."""
+"""Plot the metric of each named case in its own row, with the baseline as a line and the margin as a band."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The metric against the transistors of a multiply-accumulate unit, the mean over a step's multiply-accumulates."""
+"""Plot the metric against the transistors of a multiply-accumulate unit, averaged over the operations of a step."""
 
 from matplotlib.figure import Figure
 
@@ -12,7 +12,8 @@ ALT = (
     "The metric of each format or recipe against the transistors of the unit that multiplies and accumulates; "
     "a line through those that no other beats in both, its knee ringed."
 )
-OF_CASES = None  # of cases and of axes alike
+# The plot shows both named cases and axes.
+OF_CASES = None
 
 
 def draw(study: Study) -> Figure:

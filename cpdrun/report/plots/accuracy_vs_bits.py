@@ -1,7 +1,8 @@
-"""Accuracy against bits, with APS and without; fp32 as a line, the margin as a band.
+"""Plot the accuracy against the bit width for each way of scaling, with a line for the baseline and a margin band.
 
-The x axis has one slot for each format, formats of equal size side by side, fewest bits on the left: several
-formats share a number of bits, and differ. The line goes through the best format of each size.
+Several formats can have the same bit width and differ in accuracy. The x axis therefore has one slot for each format,
+with the fewest bits on the left and formats of equal bit width next to each other. The line goes through the best
+format of each bit width.
 """
 
 from dataclasses import replace
@@ -25,13 +26,20 @@ ALT = "The metric of each format, fewest bits on the left, a line for each way o
 
 DIVERGED = "\N{MULTIPLICATION SIGN}"
 _POINTS_IN_AN_INCH = 72
-_GAP = 0.7  # between sizes, in slots
-_DODGE = 0.26  # between the strategies of a slot
-_LETTER_IN = 0.064  # width of a letter of the lines' names, which stand left of the first slot
-_SLOTS_IN_A_COLUMN = 6  # more of them: a wider picture
-_MOST_SLOTS_UPRIGHT = 14  # more of them: names turned, and no figures at the points
-_MOST_LETTERS = 18  # of a name
-_MOST_LETTERS_UPRIGHT = 60  # slots times letters of the longest name; more: turned too
+# The gap between bit widths, in slots.
+_GAP = 0.7
+# The distance between the points of different strategies within a slot, in slots.
+_DODGE = 0.26
+# The width of a letter in the names of lines, which are written to the left of the first slot.
+_LETTER_IN = 0.064
+# With more slots than this, the picture is wider than a column.
+_SLOTS_IN_A_COLUMN = 6
+# With more slots than this, format names are rotated and points have no numbers.
+_MOST_SLOTS_UPRIGHT = 14
+# Longer format names are shortened to this many letters.
+_MOST_LETTERS = 18
+# If the slots times the letters of the longest format name exceed this limit, format names are rotated.
+_MOST_LETTERS_UPRIGHT = 60
 
 
 def draw(study: Study) -> Figure:
@@ -64,7 +72,7 @@ def _hybrid(study: Study) -> str:
 
 
 def _slots(names: set) -> dict[str, float]:
-    """x of each format's slot: one apart within a size, and a gap between sizes."""
+    """Return the x coordinate of each format's slot, with a gap between bit widths."""
     slots, x, last = {}, 0.0, None
     for name in sorted(names, key=formats.order):
         bits = formats.bits(name)
@@ -83,7 +91,7 @@ def _panel(axis: MetricAxis, facet: Facet, slots: dict[str, float], width_in: fl
     if facet.baseline is not None:
         axis.band(facet.baseline, (-0.4, last + 0.6))
         names.append((axis.y(facet.baseline), replace(FP32, label=axis.study.baseline_name), ()))
-    for name, groups in reversed(facet.strategies.items()):  # what APS does lies on top
+    for name, groups in reversed(facet.strategies.items()):  # The strategies with APS are drawn last, on top.
         _line(axis, groups, slots)
         names.append((axis.y(groups[0]), strategy_looks(axis.study)[name], groups))
     if len(slots) <= _MOST_SLOTS_UPRIGHT:
@@ -108,13 +116,13 @@ def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float]) -> Non
 
 
 def _x(study: Study, group: Group, slots: dict[str, float]) -> float:
-    """The strategies of a slot stand beside each other, so that none hides another's error bar."""
+    """Return the x coordinate of a group, with the strategies of a slot side by side so that no error bar is hidden."""
     names = list(strategy_looks(study))
     return slots[group.format] + _DODGE * ((len(names) - 1) / 2 - names.index(group.strategy))
 
 
 def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
-    """Each mean as a number: above the upper point of a slot, below the others."""
+    """Write each mean as a number, above the point with the highest mean of a slot and below the other points."""
     metric = axis.study.metric
     for name in slots:
         here = [group for groups in facet.strategies.values() for group in groups if group.format == name]
@@ -125,13 +133,13 @@ def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
 
 
 def _height_points(axes: Axes) -> float:
-    """Of the tallest of the names below."""
+    """Return the height of the tallest format name below the axis, in points."""
     heights = [label.get_window_extent().height for label in axes.get_xticklabels()]
     return max(heights) * _POINTS_IN_AN_INCH / axes.figure.dpi
 
 
 def _format_axis(axes: Axes, slots: dict[str, float]) -> None:
-    """Format names under the slots, the number of bits under each group of them."""
+    """Write format names under the slots, and the bit width under all slots of that bit width."""
     names = [short(name, _MOST_LETTERS) for name in slots]
     crowded = len(slots) > _MOST_SLOTS_UPRIGHT or len(names) * max(map(len, names)) > _MOST_LETTERS_UPRIGHT
     axes.set_xticks(list(slots.values()), names)

@@ -1,7 +1,7 @@
-"""Accuracy against the bytes that a worker sends each step, with the Pareto front.
+"""Plot the accuracy against the bytes that a worker sends each step, with the Pareto front.
 
-On the front are the runs that no other beats in both: nothing sends less and does as well. What diverged or did not
-learn is no choice.
+The front holds the groups that no other group beats in both accuracy and bytes. Groups that diverged or did not learn
+are not part of the front.
 """
 
 import math
@@ -29,8 +29,10 @@ ALT = (
     "no other beats in both."
 )
 
-_DODGE = 0.018  # between points that send the same, as a share of the axis
-_SAME = 0.02  # share of the bytes within which two are drawn as the same
+# The distance between points that send the same number of bytes, as a share of the axis.
+_DODGE = 0.018
+# Two groups whose bytes differ by at most this share are drawn as if they sent the same number of bytes.
+_SAME = 0.02
 _FRONT = Look("the front", "#999999", "", "solid")
 
 
@@ -64,8 +66,10 @@ def _points(facet: Facet) -> list[Group]:
 
 
 def _place(group: Group, groups: list[Group]) -> float:
-    """Points that send the same stand side by side: -1, 0, 1 for three of them. What agreeing on APS's shifts takes is
-    too little to part them on this axis."""
+    """Return the offset of a point among the points that send the same number of bytes: -1, 0 or 1 for three points.
+
+    The bytes spent on agreeing on APS shifts are too few to separate points on this axis.
+    """
     same = [other for other in groups if math.isclose(other.wire_bytes, group.wire_bytes, rel_tol=_SAME)]
     return same.index(group) - (len(same) - 1) / 2
 
@@ -87,7 +91,7 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
     trained = [group for group in groups if study.may_be_within(group)]
     on_front = [trained[i] for i in front([(group.wire_bytes, sign * group.mean) for group in trained])]
     for here, there in pairwise(on_front):
-        corner = (there.wire_bytes, axis.y(here))  # between two sizes the smaller one is what can be had
+        corner = (there.wire_bytes, axis.y(here))  # Between two sizes, the cheaper group is the best choice.
         axis.segment((here.wire_bytes, axis.y(here)), corner, _FRONT, (here, there))
         axis.segment(corner, (there.wire_bytes, axis.y(there)), _FRONT, (here, there))
     low, high = min(g.wire_bytes for g in groups), max(g.wire_bytes for g in groups)
@@ -101,7 +105,7 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
             axis.write(size, here[0], short(group.name), look.color, above=True, row=row)
     top = (
         0.14 if study.metric.higher_is_better else 0.94
-    )  # away from fp32, which sends most and is among the best
+    )  # The names keep away from fp32, which sends the most bytes and is among the best groups.
     for i, (strategy, of) in enumerate(facet.strategies.items()):
         axes, look = axis.parts[0], strategy_looks(study)[strategy]
         name = axes.text(

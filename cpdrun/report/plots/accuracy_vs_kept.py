@@ -1,4 +1,4 @@
-"""The metric against the bytes that a worker keeps from step to step."""
+"""Plot the metric against the bytes that a worker keeps in memory."""
 
 from matplotlib.figure import Figure
 
@@ -12,7 +12,8 @@ ALT = (
     "The metric of each format or recipe against the bytes that a worker keeps; "
     "a line through those that no other beats in both, its knee ringed."
 )
-OF_CASES = None  # of cases and of axes alike
+# The plot shows both named cases and axes.
+OF_CASES = None
 
 
 def draw(study: Study) -> Figure:

@@ -1,8 +1,9 @@
-"""How evidence grew with the pairs of runs: above, that a format is within the tolerance of fp32; below, that it is
-not.
+"""Plot how the evidence grew with the pairs of runs.
 
-Evidence is an e-value: how many times its stake a bet against "more than the tolerance worse" has become, or one
-against "at most that". A format is certified, or refuted, where its line first crosses the dashed one.
+Evidence above 0 says that a format is at most the margin worse than the baseline. Evidence below 0 says that it is more
+than the margin worse. Evidence is an e-value, drawn as a power of ten: the factor by which a bet against "more than the
+margin worse", or against "at most the margin worse", has multiplied its stake. A format is certified or refuted when
+its line first crosses a dashed line.
 """
 
 from matplotlib.axes import Axes
@@ -21,8 +22,10 @@ TITLE = "Evidence against pairs of runs"
 QUESTION = "sure"
 ALT = "The evidence that each format is within the tolerance, or is not, against the pairs of runs it took."
 
-FEWEST_PAIRS = 4  # the longest line needs as many; a table shows fewer as well
-_MOST = 8.0  # largest power of ten shown; a broken format reaches hundreds
+# The longest line must have at least this many pairs. A table shows fewer pairs just as well.
+FEWEST_PAIRS = 4
+# The largest power of ten that is drawn. The evidence against a bad format can reach hundreds.
+_MOST = 8.0
 
 
 def draw(study: Study) -> Figure:

@@ -1,12 +1,13 @@
-"""Why a format fails, and what APS does about it: the gradients' exponents beside the formats' ranges.
+"""Plot the exponents of gradients next to the ranges of formats, to show why a format fails and how APS helps.
 
-Left, a heat map: for each layer, the powers of two between its smallest and its largest gradient, a line an
-epoch from top (first) to bottom (last). Above it, the range of every format as it is; in blue, where APS moves
-the range of the smallest format: its top to the layer's largest gradient (shift = emax - E).
-Right: the share of gradients that each format lost as too small.
+The left panel is a heat map. For each layer, it shows the powers of two between the smallest and the largest gradient,
+with one line per epoch from the first at the top to the last at the bottom. The bars above it show the unscaled range
+of each format. The blue lines show to where APS shifts the range of the narrowest format: the top of the range moves to
+the largest gradient of the layer (shift = emax - E). The right panel shows the share of gradients that underflow in
+each format.
 
-Reads `layers` in metrics.jsonl: {name: {"exponent_min", "exponent_max", "underflow", "overflow"}}, exponents
-as floor(log2 |g|) of the smallest and largest gradient other than 0, the others as shares 0..1.
+The plot reads `layers` in metrics.jsonl: {name: {"exponent_min", "exponent_max", "underflow", "overflow"}}. The
+exponents are floor(log2 |g|) of the smallest and largest nonzero gradient. The other figures are shares from 0 to 1.
 """
 
 import math
@@ -35,8 +36,10 @@ ALT = (
 )
 
 _MOST_LAYERS = 24
-_ON_DARK, _ON_LIGHT = "#fefefe", "#010101"  # not quite white and black, which follow the page's theme
-Layers = dict[str, dict[str, Any]]  # one epoch's
+# The page replaces pure white and black by the colors of its theme, so these colors differ from both a little.
+_ON_DARK, _ON_LIGHT = "#fefefe", "#010101"
+# The recorded figures of one epoch, by layer and key.
+Layers = dict[str, dict[str, Any]]
 
 
 def draw(study: Study) -> Figure:
@@ -80,7 +83,7 @@ def _first_recorded(study: Study) -> tuple[Facet, dict[Group, list[Layers]]]:
 
 
 def _layers(history: list[EpochRow]) -> list[Layers]:
-    """Each epoch's layers."""
+    """Return the recorded layers of each epoch that has any."""
     recorded = [row.layers or {} for row in history]
     epochs = [{name: one for name, one in layers.items() if isinstance(one, dict)} for layers in recorded]
     return [layers for layers in epochs if layers]
@@ -107,14 +110,14 @@ def _heat_map(axes: Axes, epochs: list[Layers], layers: list[str]) -> None:
 
 
 def _range(epoch: Layers, layer: str) -> tuple[int, int] | None:
-    """None for a layer without gradients other than 0."""
+    """Return the exponents of the smallest and largest gradient, or None for a layer without nonzero gradients."""
     values = epoch.get(layer) or {}
     low, high = values.get("exponent_min"), values.get("exponent_max")
     return None if low is None or high is None else (int(low), int(high))
 
 
 def _format_bars(axes: Axes, names: list[str]) -> None:
-    """What each format can represent, down to its smallest subnormal."""
+    """Draw the range of each format, from its smallest subnormal to its largest value."""
     for i, name in enumerate(names):
         low, high = _limits(name)
         bar = axes.barh(i, high - low, left=low, height=0.75, color=FP32.color, alpha=0.45)[0]
@@ -149,7 +152,7 @@ def _shifted_range(axes: Axes, epochs: list[Layers], layers: list[str], name: st
 
 
 def _limits(name: str) -> tuple[int, int]:
-    """Exponents of the smallest subnormal and of the largest value."""
+    """Return the exponents of the smallest subnormal and of the largest value of a format."""
     fmt = formats.parse(name)
     return fmt.emin - fmt.mantissa_bits, fmt.emax
 

@@ -1,7 +1,8 @@
-"""The fewest bits that are certified or open, against the longest chain of rounded additions that a gradient passes.
+"""Plot the fewest bits that are certified or open against the longest chain of rounded additions of a gradient.
 
-There is a point for each number of workers and order of summation. Its marker shows the order, and the number next to
-it the workers. A filled marker is certified against fp32 with the same workers and order, a hollow one is open.
+There is a point for each number of workers and order of summation. The marker shows the order, and the number next to
+the marker is the number of workers. A filled marker is certified against the baseline with the same workers and the
+same order. A hollow marker is open.
 """
 
 import math
@@ -31,17 +32,31 @@ ALT = (
     "a gradient passes, a point for each number of workers and order."
 )
 
+# Other settings that keep small values alive in a long chain. Their values are shown by colors instead of panels.
 _REMEDIES = (
     "sync.rounding",
     "sync.kahan",
-)  # what else lets small values survive a long chain: colours, not panels
+)
 _MARKERS = {"rank": "o", "ring": "D", "hierarchical": "s", "tree": "^", "exact": "*"}
-_DODGE = 0.16  # between points of a row, in doublings of the chain
+# The least distance between points of a row, in doublings of the chain.
+_DODGE = 0.16
 
 
 class Point(NamedTuple):
+    """A point of the plot.
+
+    Attributes:
+        chain: The longest chain of rounded additions.
+        bits: The fewest bits, infinite if no format is certified or likely to be.
+        is_certified: Whether the format is certified.
+        workers: The number of workers.
+        order: The order of summation.
+        series: The name of the series, which has its own color.
+        text: The text that is shown when the mouse points at the point.
+    """
+
     chain: float
-    bits: float  # infinite if no format is certified or likely to be
+    bits: float
     is_certified: bool
     workers: int
     order: str
@@ -95,15 +110,18 @@ def _points(study: Study, facet: Facet) -> list[Point]:
 
 
 def _series(facet: Facet, strategy: str) -> str:
-    """`with APS, stochastic, Kahan`."""
+    """Return the name of a series, such as `with APS, stochastic, Kahan`."""
     rounding, kahan = (facet.keys.get(key) for key in _REMEDIES)
     parts = [strategy, axis_text(rounding) if rounding not in (None, "nearest_even") else ""]
     return ", ".join(part for part in [*parts, "Kahan" if kahan else ""] if part)
 
 
 def spread(places: list[float], least: float) -> list[float]:
-    """The places, moved apart to `least`; those that crowd together keep their common middle."""
-    crowds: list[list[float]] = []  # [middle, number]
+    """Move places apart until neighbors are at least `least` apart, and return them in their original order.
+
+    Places that are too close to each other form a crowd, which keeps its common middle.
+    """
+    crowds: list[list[float]] = []  # Each crowd is [middle, number of places].
     order = sorted(range(len(places)), key=places.__getitem__)
     for i in order:
         crowds.append([places[i], 1])
@@ -153,7 +171,7 @@ def _point(axes: Axes, point: Point, x: float, height: float, color: str) -> Non
 
 
 def _legend(axes: Axes, points: list[Point], colors: dict[str, str]) -> None:
-    """Markers by order, then colours by how gradients are scaled and rounded; above the picture."""
+    """Draw the legend above the panel: the markers of the orders, then the colors of the series."""
     orders = dict.fromkeys(point.order for point in points if point.order)
     series = [name for name in colors if any(point.series == name for point in points)]
     handles = [

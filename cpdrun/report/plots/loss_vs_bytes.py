@@ -1,8 +1,8 @@
-"""The metric against what a worker sends, every method of a sweep in one picture: formats, sparse and sign codes, local
-steps, sharding; with the Pareto front.
+"""Plot the metric against the bits that a worker sends, with the Pareto front, for all methods of a sweep.
 
-What is sent is in bits a parameter a step (Group.bits_a_parameter: 32 for a plain sum in fp32, for any number of
-workers), or in bytes where records do not say how many parameters there are.
+The methods are formats, sparse and sign codes, local steps and sharding. The x axis shows bits per parameter and step
+(`Group.bits_a_parameter`, which is 32 for a plain sum in fp32 with any number of workers), or bytes if the records do
+not say how many parameters there are.
 """
 
 from matplotlib.axes import Axes
@@ -25,7 +25,8 @@ ALT = (
     "The metric of each method against the bits that a worker sends for each parameter and step; a line through those "
     "that no other beats in both."
 )
-OF_CASES = None  # of cases and of axes alike
+# The plot shows both named cases and axes.
+OF_CASES = None
 
 
 def draw(study: Study) -> Figure:

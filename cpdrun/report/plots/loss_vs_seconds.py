@@ -1,7 +1,7 @@
-"""The metric against predicted seconds of a step, a panel for each network: what `loss_vs_bytes` is worth in time.
+"""Plot the metric of each method against the predicted time of a step, with a panel for each network.
 
-Predicted by the cost model from what runs sent and what `cpdrun doctor --calibrate` measured
-(cpdrun.report.methods.crossover).
+The cost model predicts the time from the bytes that the runs sent and from the measurements of
+`cpdrun doctor --calibrate` (`cpdrun.report.methods.crossover`).
 """
 
 from matplotlib.figure import Figure
@@ -21,7 +21,8 @@ from cpdrun.study.study import Study
 TITLE = "Predicted seconds of a step, by method"
 QUESTION = "time"
 ALT = "The metric of each method against the predicted time of a step, a panel for each network."
-OF_CASES = None  # of cases and of axes alike
+# The plot shows both named cases and axes.
+OF_CASES = None
 
 
 def draw(study: Study) -> Figure:
@@ -56,7 +57,7 @@ def _panel(axis: MetricAxis, of: Panel, network: str, looks: dict) -> None:
     verdicts = {cell.group: cell.verdict for cell in of.cells if cell.verdict is not None}
     bottom = panel(axis, list(milliseconds), reference(of.facet), milliseconds.__getitem__, looks, verdicts)
     low, high = min(milliseconds.values()), max(milliseconds.values())
-    if high < 10 * low:  # less than a decade: round numbers in place of powers
+    if high < 10 * low:  # An axis of less than a decade has ticks at round numbers instead of powers of ten.
         bottom.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         bottom.minorticks_off()
     bottom.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))

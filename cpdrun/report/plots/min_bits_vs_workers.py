@@ -1,7 +1,7 @@
-"""The fewest bits that are certified or open, against the number of workers.
+"""Plot the fewest bits that are certified or open against the number of workers.
 
-A filled marker is certified against fp32 with the same workers, a hollow one is open. A cross in a row of its own marks
-a number of workers for which no format is certified or likely to be.
+A filled marker is certified against the baseline with the same workers, and a hollow marker is open. A cross in a
+separate row marks a number of workers for which no format is certified or likely to be.
 """
 
 from itertools import pairwise
@@ -29,9 +29,10 @@ ALT = (
     "of scaling."
 )
 
-_DODGE = 0.14  # between the ways of scaling, in doublings of the workers
+# The distance between the ways of scaling, in doublings of the workers.
+_DODGE = 0.14
 
-# The facets that differ in their number of workers alone, by what they share.
+# Facets that differ only in their number of workers, by that number.
 Series = dict[int, Facet]
 
 
@@ -75,7 +76,7 @@ def _panel(axes: Axes, study: Study, series: Series, axis: FewestBitsAxis) -> No
         heights = [axis.none if one.group is None else _bits(one.group) or axis.none for one in answers]
         places = [n * dodge for n in workers]
         for here, there in pairwise(zip(places, heights, strict=True)):
-            if axis.none not in (here[1], there[1]):  # nobody knows how many bits it takes there
+            if axis.none not in (here[1], there[1]):  # In the row `none`, the fewest bits are not known.
                 axes.plot(*zip(here, there, strict=True), color=look.color, linestyle=look.dash, zorder=3)
         for n, height, one in zip(workers, heights, answers, strict=True):
             _point(axes, study, (n * dodge, height), one, look, f"{name}, workers {n}", above=place == 0)

@@ -1,8 +1,8 @@
-"""What the bits would buy: predicted speed-up against workers, a panel for each network.
+"""Plot the predicted speed-up of each format against the number of workers, with a panel for each network.
 
-The cost model (cpdrun.costmodel) with what `cpdrun doctor --calibrate` left in the sweep's folder: weak scaling,
-the direct exchange after backward as cpdrun's own loop does it, each format with APS where the study has it
-so. The formats are the study's that were calibrated.
+The cost model (`cpdrun.costmodel`) predicts the speed-up from the file that `cpdrun doctor --calibrate` wrote to the
+sweep's folder. It assumes weak scaling and a direct exchange after the backward pass, as in the training loop of
+cpdrun. The plot shows the calibrated formats of the study, with APS if the study has them with APS.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,8 @@ QUESTION = "time"
 ALT = "Predicted speed-up against workers, a panel for each network and a line for each format."
 
 WORKERS = [2**i for i in range(11)]
-_MOST_LINES = 5  # formats beside fp32; more could not be told apart
+# The largest number of formats besides fp32. More lines could not be distinguished.
+_MOST_LINES = 5
 
 
 def draw(study: Study) -> Figure:
@@ -54,8 +55,13 @@ def picture(
     formats_and_aps: list[tuple[str, bool]],
     networks: dict[str, Network] | None = None,
 ) -> Figure:
-    """A panel for each network (default: those that have names and the measured one); a line for each (format,
-    with APS) given."""
+    """Return the figure.
+
+    Args:
+        calibration: The measurements on which the prediction is based.
+        formats_and_aps: The lines of each panel, as pairs of a format and whether APS is used.
+        networks: The panels. By default these are all named networks and the measured network.
+    """
     lines = _with_looks(calibration, formats_and_aps)
     networks = networks or known_networks(calibration)
     panels = [Facet({"network": name}, []) for name in networks]
@@ -77,7 +83,10 @@ def picture(
 
 
 def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool]]:
-    """(format, with APS): one of each size that the study has, with APS where it has both; fewest bits first."""
+    """Return one format for each bit width of the study and whether it is used with APS, fewest bits first.
+
+    If the study has a bit width both with and without APS, the format with APS is chosen.
+    """
     chosen: dict[int, tuple[str, bool]] = {}
     for group in sorted(study.groups, key=lambda group: (group.aps, formats.order(group.keys[FORMAT]))):
         name = str(group.keys[FORMAT])
@@ -89,7 +98,7 @@ def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool]]:
 def _with_looks(
     calibration: Calibration, formats_and_aps: list[tuple[str, bool]]
 ) -> list[tuple[str, bool, Look]]:
-    """Dark for few bits; fp32 last, where it was calibrated."""
+    """Return the lines with their looks, dark colors for few bits, followed by fp32 if it was calibrated."""
     lines = [
         (name, aps, Look(f"{name}{' APS' if aps else ''}", color, "o", "solid"))
         for (name, aps), color in zip(formats_and_aps, shades(len(formats_and_aps)), strict=True)
@@ -123,7 +132,7 @@ def _speedups(calibration: Calibration, link: Network, name: str, aps: bool) -> 
 
 
 def _name_lines(axes: Axes, ends: list[tuple[float, Look]]) -> None:
-    """At the right end of each line, moved apart where they would overlap."""
+    """Write the name of each line at its right end, and move names apart if they would overlap."""
     to_axes = (axes.transData + axes.transAxes.inverted()).transform
     heights = sorted(((to_axes((1, y))[1], look) for y, look in ends), key=lambda end: -end[0])
     moved = apart([y for y, _ in heights], 0.08, 0.0)

@@ -1,13 +1,16 @@
-"""The exponents of every tensor beside the range of the format that it is rounded to, as they are and scaled.
+"""Plot the exponents of every tensor next to the range of the format that the tensor is rounded to.
 
-A row a role: gradients between workers, weights, activations, output gradients, updates; bars are the share of all
-values in each binade, floor(log2 |x|), over the steps and layers that one run observed. Left the values as they are.
-Right each layer of each step is shifted by a power of two so that it just fits: of gradients as APS does it, with room
-for the sum of the workers that are added together (Han et al., arXiv 1911.08907: shift = emax - max ceil(log2 |g N|));
-of the others each tensor's largest value alone, as scales of a tensor do.
+Each row shows one role: gradients between workers, weights, activations, output gradients or updates. The bars show the
+share of all values in each binade, floor(log2 |x|), over the steps and layers that one run observed.
 
-A role that the runs round to nothing is drawn beside the format of gradients, which it might be rounded to. Of a format
-with scales, its elements' range is drawn. Reads observed.npz of the baseline (observe=N).
+The left column shows the unscaled values. In the right column, each layer of each step is multiplied by the power of
+two with which it just fits the format. Gradients are scaled as APS scales them, which leaves room for the sum of the
+workers in one chain (Han et al., arXiv 1911.08907: shift = emax - max ceil(log2 |g N|)). The other roles are scaled by
+the largest value of each tensor alone.
+
+If the runs do not round a role, the plot shows the range of the gradients' format, to which the role could be rounded.
+For a format with scales, the plot shows the range of its elements. The plot reads the observed.npz of the baseline
+(observe=N), or of another run if the baseline was not observed.
 """
 
 import json
@@ -49,12 +52,21 @@ _NAMES = {
 }
 _KEYS = {"weight": "weights", "activation": "activations", "output_gradient": "errors", "update": "update"}
 _IN_RULES = {"weight": "weight", "activation": "input", "output_gradient": "output_gradient"}
-_WIDE_BITS = 16  # of a rule: that many leave a tensor as good as it is
-_LEAST = 1e-3  # share of the values, at either end, that a picture leaves out
+# A rule that rounds to at least this many bits hardly changes a tensor, so its format is not shown.
+_WIDE_BITS = 16
+# The share of the smallest values that the x axis leaves out.
+_LEAST = 1e-3
 
 
 class Limits(NamedTuple):
-    """Powers of two of the smallest and of the largest value of a format, and whether the run rounds to it."""
+    """The range of a format.
+
+    Attributes:
+        name: The name of the format.
+        low: The exponent of the smallest subnormal value.
+        high: The exponent of the largest value.
+        is_used: Whether the run rounds the role to the format.
+    """
 
     name: str
     low: int
@@ -95,7 +107,11 @@ def draw(study: Study) -> Figure:
 
 
 def _first_observed(study: Study) -> Observed:
-    """Of the baseline if it was observed, else of any run."""
+    """Return what the baseline observed, or what another run observed if the baseline was not observed.
+
+    Raises:
+        NotDrawnError: No run was observed.
+    """
     runs = [run for group in sorted(study.groups, key=lambda one: not one.is_baseline) for run in group.runs]
     folders = {run.sweep.path: run.sweep for run in runs}
     beside = [run for sweep in folders.values() for run in sweep.prediction.runs()]
@@ -108,7 +124,7 @@ def _first_observed(study: Study) -> Observed:
 
 
 def _narrowest(study: Study) -> Group | None:
-    """The group that rounds to fewest bits."""
+    """Return the group that rounds to the fewest bits, or None if no group rounds."""
     rounding = [group for group in study.groups if not group.is_baseline and group.runs]
     return min(rounding, key=lambda group: (group.bits or math.inf, not group.aps), default=None)
 
@@ -122,7 +138,7 @@ def _limits(role: str, row: Mapping[str, Any], source: Group | None) -> Limits |
 
 
 def _format_of(role: str, row: Mapping[str, Any]) -> str | None:
-    """What a run's config rounds that role to; None for nothing."""
+    """Return the format to which a run's config rounds a role, or None if the config does not round the role."""
     if role == "gradient":
         name = str(row.get("format"))
         return None if formats.is_baseline(name) else name
@@ -139,7 +155,10 @@ def _format_of(role: str, row: Mapping[str, Any]) -> str | None:
 
 
 def _range(name: str | None) -> tuple[int, int] | None:
-    """Exponents of the smallest subnormal and the largest value, of a format's elements where it has scales."""
+    """Return the exponents of the smallest subnormal and the largest value of a format, or None if it has no range.
+
+    For a format with scales, these are the exponents of its elements.
+    """
     fmt = formats.parse(name)
     fmt = getattr(fmt, "element", None) or fmt
     if getattr(fmt, "exponent_bits", None) is None or formats.is_baseline(name):
@@ -148,7 +167,7 @@ def _range(name: str | None) -> tuple[int, int] | None:
 
 
 def _room(role: str, row: Mapping[str, Any], workers: int) -> int:
-    """Workers whose sum a scale makes room for."""
+    """Return the number of workers for whose sum a scale leaves room."""
     if role != "gradient":
         return 1
     return workers_per_scale({key: row.get(f"sync.{key}") for key in ("order", "group_size")}, workers)
@@ -165,7 +184,10 @@ def _counts(layers: Mapping[str, list[ObservedStep]], high: int, workers: int) -
 
 
 def _ends(before: Counter, after: Counter, limits: Limits) -> tuple[float, float]:
-    """One axis for both, from the smallest that are more than a few to the largest."""
+    """Return the limits of the x axis that both histograms share.
+
+    The axis contains the range of the format and all values but the smallest, whose share is below `_LEAST`.
+    """
     low = min(_quantile(before), _quantile(after), limits.low)
     high = max(max(before, default=limits.high), max(after, default=limits.high), limits.high)
     return low - 1.5, high + 1.5

@@ -1,6 +1,7 @@
-"""The metric after each epoch, one panel for each strategy; a line a format, from few bits (dark) to many.
+"""Plot the metric after each epoch, with a panel for each strategy and a line for each format.
 
-Lines are means over the seeds, the band around one spans its seeds; fp32 is in every panel.
+Formats with few bits have dark lines. A line is the mean over the seeds, and the band around it spans the seeds. Every
+panel contains the baseline.
 """
 
 from collections import defaultdict
@@ -26,8 +27,10 @@ ALT = (
     "every panel."
 )
 
-Curve = dict[int, list[float]]  # epoch, or step -> the value of each seed, in shown units
+# The values of all seeds, in the unit in which the metric is shown, by epoch or step.
+Curve = dict[int, list[float]]
 _MOST_NAMES = 14
+# The last height of a line, the short name of its format, its color and its description.
 End = tuple[float, str, str, str]
 
 
@@ -50,7 +53,7 @@ def draw(study: Study) -> Figure:
             axes.set_title(name, loc="right", color=name_colors.get(name, "black"))
         for axes in panels[len(facet.strategies) or 1 :]:
             axes.set_visible(False)
-        for axes, ends in drawn.items():  # once the shared y axis has its limits
+        for axes, ends in drawn.items():  # Names are placed after the shared y axis has its limits.
             _name(axes, ends)
         panels[0].set_ylabel(study.metric.title)
         title(part, facet, facets, above=1)
@@ -68,7 +71,7 @@ def _curve(study: Study, group: Group) -> Curve:
 
 
 def _colors(study: Study) -> dict:
-    """One shade for each format, the same in every panel."""
+    """Return a shade for each format, which is the same in every panel."""
     names = sorted({group.format for group in study.groups if not group.is_baseline}, key=formats.order)
     return dict(zip(names, shades(len(names)), strict=True))
 
@@ -76,7 +79,7 @@ def _colors(study: Study) -> dict:
 def _panel(
     axes: Axes, study: Study, groups: list[Group | None], curves: dict[Group, Curve], colors: dict
 ) -> list[End]:
-    """Draw the groups that have a curve; gives height, format, colour and words of each line's end, highest first."""
+    """Draw the groups that have a curve, and return the ends of the lines, highest first."""
     ends: list[End] = []
     for group in groups:
         if group is None or not curves[group]:
@@ -99,7 +102,7 @@ def _panel(
 
 
 def _name(axes: Axes, ends: list[End]) -> None:
-    """Each line's format at its right end."""
+    """Write the name of each line's format at its right end."""
     if len(ends) > _MOST_NAMES:
         return
     low, high = axes.get_ylim()
