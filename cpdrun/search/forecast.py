@@ -17,8 +17,7 @@ TOLERANCES = (0.5, 1.0, 2.0)
 
 
 def forecast(results: Results, slots: int | None) -> Iterator[str]:
-    """Yield the forecast as sentences, such as `an equal format is certified at a tolerance of 0.5 after about 14
-    pairs`.
+    """Yield the forecast as sentences, such as `an equal format is certified at a tolerance of 1 after about 5 pairs`.
 
     `slots` is the number of runs that are trained at the same time, or None if it is unknown.
     """

@@ -1,4 +1,7 @@
-"""Read the `search:` block, which says what a search decides. conf/any_run.yaml documents the keys and their defaults."""
+"""Read the `search:` block, which says what a search decides.
+
+The file conf/any_run.yaml documents the keys and their defaults.
+"""
 
 import re
 from collections.abc import Mapping

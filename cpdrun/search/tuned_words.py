@@ -98,8 +98,9 @@ def in_short(results: Results, name: str) -> str:
 
 
 def so_far(results: Results, name: str) -> str:
-    """Return the progress of a cell that is being tuned, such as `3 of 6 runs`, or "" before its first and after its
-    last run.
+    """Return the progress of a cell that is being tuned, such as `3 of 6 runs`.
+
+    The text is empty if the cell is not tuned or if none of its tuning runs has ended.
     """
     tuning = results.question.tuning
     if name not in tuning.arms:

@@ -54,9 +54,7 @@ def runs_text(results: Results) -> str:
 
 
 def candidates_text(question: Question) -> str:
-    """Return the candidates, the widest first, such as `8 candidates: without APS e4m3, e3m2, e3m0; with APS the
-    same`.
-    """
+    """Return the candidates, the widest first, as in `8 candidates: without APS e4m3, e3m2; with APS the same`."""
     said: list[tuple[str, str]] = []
     for chain in question.chains:
         names = ", ".join(format_of(candidate, chain) for width in chain.widths for candidate in width)
@@ -108,9 +106,7 @@ def _is_one_case(chain: Chain) -> bool:
 
 
 def _of_one(results: Results, standing: Standing) -> str:
-    """Return the answer of such a chain, as in `16 local steps (32 bits): refuted, −0.11 [−0.17, −0.04] after 5
-    pairs.`
-    """
+    """Return the answer of such a chain, as in `16 local steps (32 bits): refuted, −0.11 [−0.17, −0.04] ...`"""
     (width,) = standing.widths
     ((candidate,),), (judgement,) = standing.chain.widths, width.judgements
     named = f"{candidate.label} ({candidate.bits:g} bits){tuned_words.at(results, candidate.name)}:"
@@ -147,8 +143,9 @@ def _certificate(results: Results, candidate: Candidate, judgement: Judgement, c
 
 
 def _frontier(results: Results, standing: Standing, *, said: bool) -> str:
-    """Return what is known about the first width that is not certified. `said` tells whether a sentence comes before
-    it.
+    """Return what is known about the first width that is not certified.
+
+    `said` tells whether a sentence comes before this one.
     """
     width, candidates = standing.widths[standing.frontier], standing.chain.widths[standing.frontier]
     bits = f"{candidates[0].bits:g} bits"

@@ -1,17 +1,17 @@
-"""Which factors may be low, and how low: the fewest bits at a bound on what they cost together.
+"""Allocate bits: choose which factors are low, and how low, so that cost is minimal and the total loss is bounded.
 
-A step takes factors one level down, and a screen measured what that costs each (`Effects`). What all steps together
-may lose is bounded by the sum of their effects, those below zero taken as none, and the noise of that sum
-(`cpdrun.stats.screening.joint_margin`), which follows from how many factors take each step. For each of these numbers
-it is an integer program: a group takes one of the combinations of its factors' levels, each with its cost and effects;
-just so many factors take each step, and the effects sum to at most the tolerance less the noise; the cheapest of all is
-taken. Solved exactly (scipy.optimize.milp, HiGHS: branch and bound). Effects are taken to add up, which a search then
-puts to the test.
+A step moves factors one level down, and a screen measures the loss of each factor (`Effects`). The total loss of all
+steps is bounded by the sum of the effects, where negative effects count as 0, plus the noise of that sum
+(`cpdrun.stats.screening.joint_margin`). The noise depends only on how many factors take each step. For each such
+combination of counts, the choice is an integer program. Each group takes one of the combinations of its factors'
+levels, which has a cost and a loss. The given number of factors take each step, and the effects sum to at most the
+tolerance minus the noise. The cheapest solution over all counts is taken. Each program is solved exactly
+(scipy.optimize.milp, HiGHS: branch and bound). Effects are assumed to add up. The search that follows tests this.
 
-Cost `wire`: the bits of the gradients that a worker hands over, of one step. Cost `operations`: bits times bits of the
-two operands of each multiplication of the three products of a Linear or Conv layer (custom_fp.layers.products), of
-one sample; of a layer whose input takes no gradient two products are formed. Shares of scales count as bits do;
-layers of no group are high.
+The cost `wire` is the bits of the gradients that a worker sends in one step. The cost `operations` sums, for one
+sample, the bits of one operand times the bits of the other over the multiplications of the three products of each
+Linear or Conv layer (custom_fp.layers.products). A layer whose input takes no gradient has two products. The share of
+a scale in each value counts as bits. Layers that are in no group are high.
 """
 
 import itertools
@@ -28,26 +28,40 @@ from cpdrun.search.allocate.layers import Layer
 from cpdrun.search.allocate.settings import GRADIENT, WIRE, Level, ScreenSettings
 from cpdrun.stats.screening import Effect, Effects, joint_margin
 
-MOST_PROGRAMS = (
-    400  # of more values of the noise so many are asked, evenly: at worst a little noise too much is counted
-)
+# At most this many programs are solved. If there are more combinations of counts, an even sample of them is solved. At
+# worst, the bound then includes slightly too much noise.
+MOST_PROGRAMS = 400
 
 
 @dataclass(frozen=True)
 class Step:
-    """What it costs each of these factors to go one level down: from high at first, from the level that the step before
-    took it to after that. effects: in the order of `factors`."""
+    """The losses of factors that go one level down.
+
+    In the first step, factors go from high to the first low level. In each later step, they go from the level of the
+    step before to the next level.
+
+    Attributes:
+        factors: The indices of the factors.
+        effects: The measured effects, in the order of `factors`.
+    """
 
     factors: tuple[int, ...]
     effects: Effects
 
     def of(self, factor: int) -> Effect:
+        """Return the effect of one factor."""
         return self.effects.factors[self.factors.index(factor)]
 
 
 @dataclass(frozen=True)
 class Price:
-    """cost: in `unit`s; mean_bits: of a value that is sent, or of an operand, each weighted by how often it is."""
+    """A cost.
+
+    Attributes:
+        cost: The cost in units of `unit`.
+        mean_bits: The mean bits of the values that are sent, or of the operands, weighted by how often each is used.
+        unit: The unit of the cost.
+    """
 
     cost: float
     mean_bits: float
@@ -56,11 +70,22 @@ class Price:
 
 @dataclass(frozen=True)
 class Allocation:
-    levels: dict[int, int]  # of factors; those that are not there are high
-    expected: float  # what they cost together, in the metric's unit
-    bound: float  # at most, at the screen's confidence
+    """The chosen levels, their loss and their price.
+
+    Attributes:
+        levels: The levels of the low factors. Factors that are not listed are high.
+        expected: The expected total loss, in the metric's unit.
+        bound: The upper bound of the total loss, at the screen's confidence.
+        price: The price of the chosen levels.
+        all_low: The price if every factor is as low as the screen allows.
+        all_high: The price if every factor is high.
+    """
+
+    levels: dict[int, int]
+    expected: float
+    bound: float
     price: Price
-    all_low: Price  # as low as asked
+    all_low: Price
     all_high: Price
 
     @property
@@ -70,7 +95,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Costs:
-    """What levels of factors cost."""
+    """The cost of the levels of factors."""
 
     asked: ScreenSettings
     groups: Sequence[LayerGroup]
@@ -78,22 +103,24 @@ class Costs:
     layers: Sequence[Layer]
 
     def price(self, levels: Levels) -> Price:
+        """Return the price of these levels."""
         at = {(self.factors[i].group, self.factors[i].role): level for i, level in levels.items()}
         return self._price(lambda group, role: self._bits(role, at.get((group, role), 0)))
 
     def lowest(self) -> dict[int, int]:
-        """The last level of every factor that is of this cost."""
+        """Return the lowest level of every factor whose bits count for this cost."""
         return {i: len(self.asked.low[f.role]) for i, f in enumerate(self.factors) if self.counts(i)}
 
     def counts(self, factor: int) -> bool:
-        """Whether its bits are of this cost."""
+        """Return whether the bits of a factor count for this cost."""
         return (self.factors[factor].role == GRADIENT) == (self.asked.cost == WIRE)
 
     def uniform(self, bits: float) -> Price:
+        """Return the price if all screened roles have this many bits in all layers."""
         return self._price(lambda _, role: bits if role in self.asked.roles else 32.0)
 
     def _price(self, of: Callable[[int, str], float]) -> Price:
-        """`of`: the bits of a role in the layers of a group, -1 for those of none."""
+        """Return the price. `of` maps a group and a role to bits; the group is -1 for layers that are in no group."""
         home = {layer.name: i for i, group in enumerate(self.groups) for layer in group.layers}
         spent = [self._layer(layer, partial(of, home.get(layer.name, -1))) for layer in self.layers]
         cost, bits, weight = (math.fsum(each[i] for each in spent) for i in range(3))
@@ -103,7 +130,7 @@ class Costs:
         )
 
     def of_group(self, group: int, levels: Mapping[str, int]) -> float:
-        """Cost of its layers with these levels by role, others high."""
+        """Return the cost of a group's layers with these levels by role. Other roles are high."""
 
         def bits(role: str) -> float:
             return self._bits(role, levels.get(role, 0))
@@ -111,7 +138,7 @@ class Costs:
         return math.fsum(self._layer(layer, bits)[0] for layer in self.groups[group].layers)
 
     def _layer(self, layer: Layer, bits: Callable[[str], float]) -> tuple[float, float, float]:
-        """Cost, and bits summed over values or operands with their number."""
+        """Return a layer's cost, the sum of the bits of its values or operands, and the number of these."""
         if self.asked.cost == WIRE:
             return layer.values * bits(GRADIENT), layer.values * bits(GRADIENT), float(layer.values)
         weight, read, error = (bits(role) for role in ("weight", "input", "output_gradient"))
@@ -125,7 +152,14 @@ class Costs:
 
 @dataclass(frozen=True)
 class _Option:
-    """What a group may be: the levels of its low factors, what it costs, and what it loses by the estimates."""
+    """One combination of levels of a group.
+
+    Attributes:
+        group: The index of the group.
+        levels: The levels of the group's low factors.
+        cost: The cost of the group.
+        loss: The estimated loss of the group.
+    """
 
     group: int
     levels: dict[int, int]
@@ -133,12 +167,19 @@ class _Option:
     loss: float
 
     def taking(self, step: int) -> int:
-        """How many of its factors go this step down."""
+        """Return how many factors of the group take this step."""
         return sum(level > step for level in self.levels.values())
 
 
 def allocate(costs: Costs, steps: Sequence[Step], tolerance: float, confidence: float) -> Allocation | None:
-    """None where not even one factor may be low at this tolerance, in the metric's unit."""
+    """Return the cheapest allocation whose loss is within the tolerance, or None if not a single factor may be low.
+
+    Args:
+        costs: The cost of levels.
+        steps: The measured steps, from the first.
+        tolerance: The largest total loss, in the metric's unit.
+        confidence: The confidence of the bound, in percent.
+    """
     options = list(_options(costs, steps))
     best: tuple[float, dict[int, int]] | None = None
     for counts in _counts(costs, steps):
@@ -164,13 +205,17 @@ def _margin(steps: Sequence[Step], counts: Sequence[int], confidence: float) -> 
 def _cheapest(
     options: Sequence[_Option], groups: int, counts: Sequence[int], left: float
 ) -> dict[int, int] | None:
-    """The levels of low factors of which just so many take each step, and whose effects sum to at most `left`."""
+    """Return the levels of the low factors in the cheapest solution, or None if there is no solution.
+
+    Exactly `counts[n]` factors take step n, and the effects sum to at most `left`.
+    """
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     one_each = np.array([[float(each.group == group) for each in options] for group in range(groups)])
     taking = np.array([[float(each.taking(n)) for each in options] for n in range(len(counts))])
-    loss = max(each.loss for each in options) or 1.0  # HiGHS allows itself 1e-6 of a row: all are about 1
+    # The tolerance of HiGHS is 1e-6 in every row, so all rows are scaled to about 1.
+    loss = max(each.loss for each in options) or 1.0
     rules = [
         LinearConstraint(one_each, 1, 1),
         LinearConstraint(taking, counts, counts),
@@ -186,7 +231,7 @@ def _cheapest(
 
 
 def _options(costs: Costs, steps: Sequence[Step]) -> Iterator[_Option]:
-    """Each combination of levels that were measured. A factor that costs nothing less low stays high."""
+    """Yield each combination of measured levels of each group. A factor whose bits do not count stays high."""
     for group in range(len(costs.groups)):
         own = [i for i, f in enumerate(costs.factors) if f.group == group and costs.counts(i)]
         depths = [sum(i in step.factors for step in steps) for i in own]
@@ -197,16 +242,20 @@ def _options(costs: Costs, steps: Sequence[Step]) -> Iterator[_Option]:
 
 
 def _taken(steps: Sequence[Step], levels: Levels) -> list[tuple[int, Step]]:
+    """Return the factors that take each step, with the step."""
     return [(i, step) for i, level in sorted(levels.items()) for step in steps[:level]]
 
 
 def _loss(steps: Sequence[Step], levels: Levels) -> float:
-    """What these levels cost by the screens' estimates."""
+    """Return the loss of these levels as the screens estimate it. Negative effects count as 0."""
     return math.fsum(max(0.0, step.of(i).mean) for i, step in _taken(steps, levels))
 
 
 def _counts(costs: Costs, steps: Sequence[Step]) -> list[tuple[int, ...]]:
-    """How many factors may take each step: one or more the first, as many or fewer each one behind it."""
+    """Return the combinations of how many factors take each step.
+
+    At least one factor takes the first step, and no later step is taken by more factors than the step before.
+    """
     most = [sum(map(costs.counts, step.factors)) for step in steps]
     found = [
         of

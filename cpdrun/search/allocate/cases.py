@@ -1,8 +1,9 @@
-"""What a run is whose factors have these levels: values of its config, as a case of an experiment has them.
+"""Turn levels of factors into config values, as a case of an experiment has them.
 
-Gradients between workers: the run's format is the low one, and `full_precision.layers` names what is exchanged in fp32
-all the same (the hybrid scheme of arXiv 1911.08907). Products: `precision.rules`, a role's low layers by name, then all
-others by `*`: those that are high, or, where none is, those of the level that most have.
+Gradients between workers: the format of the run is the low format, and `full_precision.layers` names the layers that
+are exchanged in fp32 (the hybrid scheme of arXiv 1911.08907). Products: `precision.rules` names the low layers of each
+role, and a last rule `*` covers all other layers. These are the high layers or, if no layer is high, the layers at the
+most common level.
 """
 
 import glob
@@ -20,16 +21,26 @@ from cpdrun.search.allocate.settings import GRADIENT, PRODUCTS, Level, ScreenSet
 FP32 = "fp32"
 ALLOCATED, ALL_LOW = "allocated", "all low"
 
-Values = dict[str, Any]  # of a config, by dotted keys
-Levels = Mapping[
-    int, int
-]  # of factors: 1, 2 ... of `screen.low`; one that is not there is high, and so is level 0
+# Config values by dotted keys.
+Values = dict[str, Any]
+# The level of each factor: 1, 2 ... are the levels of `screen.low`. Level 0 and factors that are not listed are high.
+Levels = Mapping[int, int]
 
 
 @dataclass(frozen=True)
 class Cases:
-    """base: values that every case has, baseline and all; aps: of runs whose gradients are low (None: as the experiment
-    says); kept: patterns of `full_precision.layers` that the experiment has; rules: those of its precision."""
+    """The cases of a screen.
+
+    Attributes:
+        asked: The settings of the screen.
+        groups: The groups of layers.
+        factors: The factors.
+        layers: All layers of the model.
+        base: The values that every case has, including the baseline.
+        aps: Whether low gradients use APS, or None for the experiment's own setting.
+        kept: The patterns of `full_precision.layers` that the experiment has.
+        rules: The precision rules that the experiment has.
+    """
 
     asked: ScreenSettings
     groups: Sequence[LayerGroup]
@@ -41,12 +52,12 @@ class Cases:
     rules: Sequence[Mapping[str, Any]]
 
     def baseline(self) -> Values:
-        """What everything is compared with: the experiment as it stands, without low bits or high ones."""
+        """Return the values of the baseline: the experiment as it is, without the low or high bits of the screen."""
         plain = {"format": FP32, "aps": False} if GRADIENT in self.asked.roles else {}
         return {**self.base, **plain}
 
     def of(self, levels: Levels) -> Values:
-        """Of a run in which these factors have these levels, and all others are high."""
+        """Return the values of a run in which these factors have these levels and all others are high."""
         found = self.baseline()
         at = {(self.factors[i].group, self.factors[i].role): level for i, level in levels.items()}
         if GRADIENT in self.asked.roles:
@@ -57,7 +68,7 @@ class Cases:
         return found | ({"precision.rules": [*rules, *self.rules]} if rules else {})
 
     def uniform(self, level: Level) -> Values:
-        """Of a run in which all roles that are asked for have one format in all layers."""
+        """Return the values of a run in which all screened roles have the same format in all layers."""
         found = self.baseline()
         if GRADIENT in self.asked.roles:
             found |= self._of_format(level["format"])
@@ -78,7 +89,10 @@ class Cases:
         return {"format": name} | ({} if aps is None else {"aps": aps})
 
     def _rules(self, at: Mapping[tuple[int, str], int]) -> Iterator[dict[str, Any]]:
-        """By name first; roles that are alike in one rule. `at`: levels by group and role."""
+        """Yield the precision rules, rules that name layers first. Roles with equal rules share one rule.
+
+        `at` holds the levels by group and role.
+        """
         home = {layer.name: i for i, group in enumerate(self.groups) for layer in group.products}
         multiply = [*home, *(x.name for x in self.layers if x.multiplies and x.name not in home)]
         named: dict[str, tuple[Any, Level, list[str]]] = {}

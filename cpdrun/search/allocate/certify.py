@@ -1,4 +1,4 @@
-"""What a screen leaves behind: its runs as an experiment, the allocation, and the search that puts it to the test."""
+"""Write what a screen leaves behind: its runs as an experiment, the allocation, and the search that tests it."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,12 +14,18 @@ from cpdrun.search.allocate.question import CASE, ScreenQuestion
 from cpdrun.search.allocate.results import Round
 from cpdrun.search.allocate.words import allocation_facts, costs_of, level_text, round_facts
 
-SEARCH_SEEDS = 3  # that the written experiment lists; a search draws its own
+# The number of seeds that the written experiment lists. A search draws its own seeds.
+SEARCH_SEEDS = 3
 
 
 def write_rows(question: ScreenQuestion) -> None:
-    """The screen's own runs, so that one of them can be typed again: `cpdrun sweep --config-dir FOLDER exp=NAME
-    case='row 01'`. Raises OSError."""
+    """Write the screen's runs as an experiment, so that each can be run again by hand.
+
+    The command is `cpdrun sweep --config-dir FOLDER exp=NAME case='row 01'`.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
     folder = question.directory.screen
     copy_yaml(question.config_dir, folder)
     about = f"The rows of `cpdrun search --allocate exp={question.experiment}`, as it wrote them.\n"
@@ -28,15 +34,18 @@ def write_rows(question: ScreenQuestion) -> None:
 
 
 def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
-    """allocation.yaml, and the experiment of the search that judges it; the command. Raises OSError."""
+    """Write allocation.yaml and the experiment of the search that tests it, and return the command of that search.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
     question, found = rounds[-1].question, rounds[-1].found
     asked = question.settings
     name = f"{question.experiment}_{ALLOCATED}"
     uniform = {f"{level_text(level)} everywhere": question.cases.uniform(level) for level in asked.uniform}
     cases = {FP32: question.cases.baseline(), **uniform, ALLOCATED: question.cases.of(chosen.levels)}
-    if (
-        lowest := costs_of(question).lowest()
-    ) != chosen.levels:  # a bound is careful, where a search measures
+    # The bound is cautious. The search measures the lowest levels, too.
+    if (lowest := costs_of(question).lowest()) != chosen.levels:
         cases[ALL_LOW] = question.cases.of(lowest)
     search: dict[str, Any] = {
         k: v for k, v in question.search.items() if v is not None and k not in ("tune", "budget")
@@ -62,7 +71,7 @@ def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
 
 
 def _body(question: ScreenQuestion) -> dict[str, Any]:
-    """In the same folder of results, whatever it is called."""
+    """Return the experiment with the name of the screen's folder, so that its runs go to the same folder."""
     return question.body | {"name": question.directory.name}
 
 

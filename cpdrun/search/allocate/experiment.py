@@ -1,7 +1,7 @@
-"""An experiment with cases of its own in place of its axes, as a file that any command reads by --config-dir.
+"""Write an experiment with cases in place of its axes, as a file that any command reads with --config-dir.
 
-The file says what the experiment's says, but for its `sweep:`. A folder of yaml of the user's own is copied beside it,
-for a command takes one.
+The file says what the experiment's own file says, except for `sweep:`. A user's folder of yaml is copied next to the
+file, because a command takes only one folder.
 """
 
 import shutil
@@ -20,8 +20,10 @@ SWEEP = "sweep"
 
 
 def body_of(experiment: str, config_dir: Path | None) -> dict[str, Any]:
-    """What its file makes of the defaults, whatever it takes from others: its choices of groups, and its values; but
-    for what it asks."""
+    """Return what an experiment's file changes of the defaults, including what it takes from other files.
+
+    The result has the file's choices of groups and its values, without the `sweep:` and `screen:` blocks.
+    """
     with Composer(config_dir) as composer:
         composed = composer.compose({EXPERIMENT: experiment})
         given = composer.set_by(experiment)
@@ -44,7 +46,20 @@ def write_experiment(
     seeds: Sequence[int],
     search: Mapping[str, Any] | None = None,
 ) -> None:
-    """`folder`/exp/NAME.yaml; `about`: its first lines, of comment; `search` in place of the body's. Raises OSError."""
+    """Write an experiment to `folder`/exp/NAME.yaml.
+
+    Args:
+        folder: The config directory.
+        name: The name of the experiment.
+        about: The comment at the top of the file.
+        body: The content of the experiment.
+        cases: The values of each case.
+        seeds: The seeds to list.
+        search: A `search:` block in place of the body's, if given.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     said = dict(body) | ({SEARCH: dict(search)} if search is not None else {})
     said["sweep"] = {"cases": {key: dict(values) for key, values in cases.items()}, "seed": list(seeds)}
     text = "".join(f"# {line}\n" for line in about.splitlines())
@@ -54,7 +69,11 @@ def write_experiment(
 
 
 def copy_yaml(config_dir: Path | None, folder: Path) -> None:
-    """The user's own yaml. Raises OSError."""
+    """Copy the user's yaml files to `folder`.
+
+    Raises:
+        OSError: A file cannot be copied.
+    """
     for path in sorted(config_dir.rglob("*.yaml")) if config_dir is not None else ():
         if not path.resolve().is_relative_to(folder.resolve()):
             target = folder / path.relative_to(config_dir)

@@ -1,10 +1,10 @@
-"""From a model's layers to groups, and from groups and roles to factors.
+"""Group the layers of a model, and make factors from groups and roles.
 
-Each group has a factor for each role that it takes part in: all of its layers have the role's low bits, or all its
-high. By itself a screen takes the first layer, each stage and the last layer as groups. A stage is what lies under one
-name, up to and with the first number in it (`blocks.0`, `layer1.0`, `features.2`); neighbours are put together until
-there are at most `most_factors` factors. Layers that multiply nothing belong to the one before them: they have no
-products, and their gradients are small.
+A group has a factor for each role in which it takes part: either all of its layers have the low bits of the role, or
+all have the high bits. By default, the groups of a screen are the first layer, each stage and the last layer. A stage
+is all layers whose names agree up to and including the first number (`blocks.0`, `layer1.0`, `features.2`). Neighbors
+are merged until there are at most `most_factors` factors. Layers that multiply nothing join the layer before them,
+because they have no products and their gradients are small.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,25 +18,38 @@ from cpdrun.search.allocate.settings import GRADIENT, ScreenSettings
 
 @dataclass(frozen=True)
 class LayerGroup:
+    """Layers that are low or high together."""
+
     name: str
     layers: tuple[Layer, ...]
 
     @property
     def products(self) -> tuple[Layer, ...]:
+        """The layers of the group that multiply."""
         return tuple(layer for layer in self.layers if layer.multiplies)
 
 
 @dataclass(frozen=True)
 class Factor:
-    """What is low or high as one."""
+    """A role of a group of layers, which is low or high as a whole.
+
+    Attributes:
+        group: The index of the group.
+        role: The role.
+        name: The name, such as `blocks.0 weight`.
+    """
 
     group: int
     role: str
-    name: str  # `blocks.0 weight`
+    name: str
 
 
 def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup]:
-    """Raises ConfigError for a pattern that names no layer, and for a model without layers that have a role."""
+    """Return the groups of layers.
+
+    Raises:
+        ConfigError: A pattern names no layer, or the model has no layer that takes part in a role.
+    """
     if asked.groups is not None:
         return _typed(layers, asked.groups)
     is_of_wire = GRADIENT in asked.roles
@@ -59,7 +72,11 @@ def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup
 
 
 def factors_of(groups: Sequence[LayerGroup], asked: ScreenSettings) -> list[Factor]:
-    """LayerGroup by group. Raises ConfigError for more than the design holds."""
+    """Return the factors, group by group.
+
+    Raises:
+        ConfigError: There are more factors than `screen.most_factors`.
+    """
     found = [
         Factor(i, role, f"{group.name} {role}")
         for i, group in enumerate(groups)
@@ -75,7 +92,7 @@ def factors_of(groups: Sequence[LayerGroup], asked: ScreenSettings) -> list[Fact
 
 
 def _typed(layers: Sequence[Layer], patterns: Mapping[str, Sequence[str]]) -> list[LayerGroup]:
-    """Each layer in the first group that names it; those of none stay high."""
+    """Put each layer into the first group whose pattern names it. Layers that no pattern names stay high."""
     found: dict[str, list[Layer]] = {name: [] for name in patterns}
     for layer in layers:
         for name, globs in patterns.items():
@@ -98,7 +115,10 @@ def _stage(name: str) -> str:
 
 
 def _merged(cells: list[tuple[str, list[Layer]]], most: int) -> list[list[Layer]]:
-    """At most so many: neighbours in the middle first, the pair of fewest layers each time."""
+    """Merge neighbors until at most `most` groups are left.
+
+    The first and the last group are merged last. Each time, merge the pair with the fewest layers.
+    """
     found = [list(members) for _, members in cells]
     while len(found) > most:
         inner = range(1, len(found) - 2) if len(found) > 3 else range(len(found) - 1)
@@ -108,7 +128,7 @@ def _merged(cells: list[tuple[str, list[Layer]]], most: int) -> list[list[Layer]
 
 
 def _name(members: Sequence[Layer]) -> str:
-    """The longest name that all lie under; else that of the first and of the last."""
+    """Return the longest common name of the layers, or else the names of the first and the last."""
     if len(members) == 1:
         return members[0].name
     split = [layer.name.split(".") for layer in members]
@@ -123,7 +143,10 @@ def _name(members: Sequence[Layer]) -> str:
 def _with_followers(
     cell: Sequence[Layer], layers: Sequence[Layer], leading: Sequence[Layer]
 ) -> tuple[Layer, ...]:
-    """With the layers behind each that multiply nothing; those before all belong to the first."""
+    """Return the layers of a cell, each with the layers after it that multiply nothing.
+
+    Layers before all others belong to the first cell.
+    """
     own, found, owner = {layer.name for layer in cell}, [], leading[0].name
     names = {layer.name for layer in leading}
     for layer in layers:

@@ -1,4 +1,4 @@
-"""What layers a run's model has, asked of a process that has torch (cpdrun.train.layers)."""
+"""Find the layers of a run's model in a process that imports torch (cpdrun.train.layers)."""
 
 import subprocess
 import sys
@@ -14,22 +14,36 @@ from cpdrun.record import read_json, write_json
 
 @dataclass(frozen=True)
 class Layer:
-    """A module with parameters of its own. macs: multiplications of its forward product, of one sample."""
+    """A module with parameters of its own.
+
+    Attributes:
+        name: The name of the module.
+        kind: The class of the module.
+        parameters: The number of values of each parameter, by its full name.
+        multiplies: Whether the module is a Linear or Conv layer.
+        macs: The multiplications of the forward product of one sample.
+        input_gradient: Whether the input takes a gradient.
+    """
 
     name: str
     kind: str
-    parameters: dict[str, int]  # values, by their full names
-    multiplies: bool  # a Linear or Conv layer
+    parameters: dict[str, int]
+    multiplies: bool
     macs: int
-    input_gradient: bool  # whether its input takes a gradient
+    input_gradient: bool
 
     @property
     def values(self) -> int:
+        """The number of parameter values."""
         return sum(self.parameters.values())
 
 
 def ask_layers(config: Mapping[str, Any]) -> list[Layer]:
-    """In the order of the model's modules. Raises UserError for a model or data that cannot be built."""
+    """Return the layers in the order of the model's modules.
+
+    Raises:
+        UserError: The model or the data cannot be built.
+    """
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "config.json", Path(folder) / "layers.json"
         write_json(given, dict(config))

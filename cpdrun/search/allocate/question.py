@@ -1,7 +1,9 @@
-"""From an experiment and the words typed to a screen: factors, a design, and the runs of its rows.
+"""Turn an experiment and the user's overrides into a screen: its factors, its design, and the runs of the design's
+rows.
 
-Where roles have several low levels the screen goes on in rounds: what an allocation took down as far as was asked is
-asked of again, one level further down, while all else stays as that allocation has it.
+If roles have several low levels, the screen has several rounds. A round varies only the factors that the allocation
+took down as far as the round before allowed. It takes them one level further down, and all other factors keep their
+levels in that allocation.
 """
 
 import tempfile
@@ -26,7 +28,8 @@ from cpdrun.sweep import Plan, PlannedRun, plan
 from cpdrun.sweep.asked import CASE, SCREEN, SEARCH
 
 SEED, FORMAT, APS, RECIPE, RULES = "seed", "format", "aps", "recipe", "precision.rules"
-SET_HERE = {  # what the screen's own values would be lost to
+# Keys that the screen sets, with the key to use instead. An override would replace the screen's own values.
+SET_HERE = {
     FORMAT: "screen.low.gradient=FORMAT says what low bits are",
     "full_precision.layers": "screen.groups says what is low or high as one",
     RULES: "screen.low and screen.high say what is rounded to what",
@@ -35,24 +38,47 @@ SET_HERE = {  # what the screen's own values would be lost to
 
 @dataclass(frozen=True)
 class ScreenQuestion:
+    """What one round of a screen measures, and its runs.
+
+    Attributes:
+        settings: The `screen:` block.
+        experiment: The name of the experiment.
+        body: The content of the experiment's file, without its `sweep:` and `screen:` blocks.
+        search: The `search:` block, with overrides.
+        config_dir: A config directory of the user's own.
+        words: The overrides that every run has.
+        groups: The groups of layers.
+        factors: The factors.
+        layers: All layers of the model.
+        cases: The maker of config values.
+        imports: Whether planning may import what the config names.
+        number: The number of the round, from 1.
+        base: The levels of all factors in this round. A factor that varies has this level or is one level lower.
+        varied: The factors that vary, by column of the design.
+        design: The design.
+        names: The names of the cases by their levels, including the cases of earlier rounds.
+        rows: The runs by row of the design and seed.
+        plan: The plan of the runs of this round and of earlier rounds.
+    """
+
     settings: ScreenSettings
     experiment: str
-    body: dict[str, Any]  # of the experiment's file, but for what it asks
-    search: dict[str, Any]  # its block of that name, and what was typed of it
+    body: dict[str, Any]
+    search: dict[str, Any]
     config_dir: Path | None
-    words: list[str]  # typed, that every run has
+    words: list[str]
     groups: list[LayerGroup]
     factors: list[Factor]
     layers: list[Layer]
     cases: Cases
     imports: bool
-    number: int  # of the round, from 1
-    base: Levels  # of all factors, in this round's rows; those that vary are this or one level further down
-    varied: tuple[int, ...]  # factors, by column of the design
+    number: int
+    base: Levels
+    varied: tuple[int, ...]
     design: Design
-    names: dict[tuple[tuple[int, int], ...], str]  # of cases, by levels; of the rounds before, too
-    rows: list[list[PlannedRun]]  # by row of the design and seed
-    plan: Plan  # of the runs of this round and those before
+    names: dict[tuple[tuple[int, int], ...], str]
+    rows: list[list[PlannedRun]]
+    plan: Plan
 
     @property
     def directory(self) -> SweepDir:
@@ -60,20 +86,23 @@ class ScreenQuestion:
 
     @property
     def runs(self) -> list[PlannedRun]:
-        """This round's, each once."""
+        """The runs of this round, each once."""
         return list({run.name: run for row in self.rows for run in row}.values())
 
     def low(self, row: int) -> list[int]:
-        """The factors that are low in this row, of those that vary."""
+        """Return the factors that vary and are low in this row."""
         return _low(self.design, self.varied, row)
 
     def by_case(self) -> dict[str, Values]:
-        """The values of each case by its name."""
+        """Return the values of each case by its name."""
         return {name: self.cases.of(dict(levels)) for levels, name in self.names.items()}
 
     def next_round(self, levels: Levels) -> "ScreenQuestion | None":
-        """Of the factors that `levels` has as low as this round took any, and that can go further down. None where
-        there is none. Raises as `ask`."""
+        """Return the question of the next round, or None if no factor can go further down.
+
+        The next round varies the factors that have in `levels` the lowest level of this round, if they have a further
+        level. Raises as `ask`.
+        """
         lowest = self.settings.low
         further = [i for i, f in enumerate(self.factors) if len(lowest[f.role]) > self.number]
         varied = tuple(i for i in further if levels.get(i, 0) == self.number)
@@ -82,7 +111,9 @@ class ScreenQuestion:
         return _with_rows(replace(self, number=self.number + 1, base=dict(levels), varied=varied))
 
     def later_configs(self) -> list[dict[str, Any]]:
-        """A run's of each level behind this round's, for what looks at runs before any starts. Raises as `ask`."""
+        """Return the config of one run for each level of the later rounds, to check runs before any starts. Raises as
+        `ask`.
+        """
         lowest = {i: len(self.settings.low[f.role]) for i, f in enumerate(self.factors)}
         found = []
         for number in range(self.number + 1, self.settings.rounds + 1):
@@ -91,7 +122,7 @@ class ScreenQuestion:
         return found
 
     def most_runs(self) -> int:
-        """Of this round and those behind it, if every factor goes as far down as it can."""
+        """Return the number of runs of this and later rounds if every factor goes as far down as it can."""
         depths = [len(self.settings.low[self.factors[i].role]) for i in self.varied]
         counts = [
             sum(depth >= n for depth in depths) for n in range(self.number + 1, self.settings.rounds + 1)
@@ -106,8 +137,18 @@ def ask(
     *,
     imports: bool = True,
 ) -> ScreenQuestion:
-    """Raises ConfigError for what `sweep.plan` refuses, for axes beside those of bits, and for what the screen sets
-    itself; UserError where the model cannot be looked at."""
+    """Return the question of the first round of a screen.
+
+    Args:
+        texts: The overrides that the user typed. They include exp=NAME.
+        config_dir: A config directory of the user's own.
+        imports: Whether planning may import what the config names.
+
+    Raises:
+        ConfigError: `sweep.plan` refuses the overrides, there are axes other than the axes of bits, or an override
+            sets a key that the screen sets.
+        UserError: The layers of the model cannot be found.
+    """
     keys = {_key(text): text.partition("=")[2] for text in texts}
     experiment = keys.get(EXPERIMENT)
     if experiment is None:
@@ -150,8 +191,10 @@ def _low(of: Design, varied: Sequence[int], row: int) -> list[int]:
 
 
 def _with_rows(question: ScreenQuestion) -> ScreenQuestion:
-    """With the design of what varies, and its runs. Rows of the same levels are one case, those of the rounds before
-    too."""
+    """Return the question with the design of the factors that vary, and its runs.
+
+    Rows with the same levels are one case, also across rounds.
+    """
     of = design(len(question.varied), foldover=question.settings.foldover)
     names, of_rows, base = dict(question.names), [], question.base
     prefix = f"round {question.number} " if question.number > 1 else ""
@@ -170,7 +213,7 @@ def _with_rows(question: ScreenQuestion) -> ScreenQuestion:
 
 
 def _planned(question: ScreenQuestion) -> Plan:
-    """Through a file that is thrown away: a dry run leaves nothing behind."""
+    """Plan the runs with a temporary config folder, so that a dry run leaves no file behind."""
     name = question.directory.name
     with tempfile.TemporaryDirectory() as folder:
         copy_yaml(question.config_dir, Path(folder))
@@ -180,8 +223,13 @@ def _planned(question: ScreenQuestion) -> Plan:
 
 
 def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[dict[str, Any], bool | None]:
-    """What the experiment's axes of one value, and its case, give every run; and whether low gradients are scaled.
-    Raises ConfigError for other axes, and for a recipe."""
+    """Return the values that every run has, and whether low gradients are scaled.
+
+    The values come from the experiment's axes that have a single value.
+
+    Raises:
+        ConfigError: The experiment has other axes, cases or a recipe.
+    """
     of_bits = (FORMAT, APS, RECIPE, "precision")
     of_products = any(role in PRODUCTS for role in asked.roles)
     base: dict[str, Any] = {}
@@ -212,7 +260,7 @@ def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[
 
 
 def _is_of_runs(text: str, aps: bool | None) -> bool:
-    """Whether this word stays one: not what the screen is asked, nor what its cases say."""
+    """Return whether an override goes to every run, because neither the screen nor its cases set the key."""
     key = _key(text)
     return (
         key.split(".")[0] not in (SCREEN, SEARCH) and not (key == APS and aps is not None) and key != "name"

@@ -1,4 +1,4 @@
-"""What the runs of a screen left, and the effects that follow."""
+"""Read the results of the runs of a screen and estimate the effects."""
 
 import math
 from collections.abc import Iterator
@@ -16,17 +16,26 @@ from cpdrun.study.runs.learnt import worst
 
 @dataclass(frozen=True)
 class Found:
-    """All runs have ended. values_NxS: the metric of each row and seed, that of a diverged run being `worst`."""
+    """The results of a round after all its runs have ended.
+
+    Attributes:
+        metric: The metric.
+        values_NxS: The metric of each row and seed. Diverged runs have the value `worst`.
+        worst: The value that stands for a diverged run.
+        diverged: The row and seed of each diverged run.
+        effects: The effects of the factors.
+        tolerance: The margin in the metric's unit.
+    """
 
     metric: Metric
     values_NxS: list[list[float]]
     worst: float
-    diverged: list[tuple[int, int]]  # row and seed
+    diverged: list[tuple[int, int]]
     effects: Effects
-    tolerance: float  # in the metric's unit
+    tolerance: float
 
     def blamed(self, question: ScreenQuestion) -> list[str]:
-        """The factors that were low in every run that diverged, where there are several such runs."""
+        """Return the names of the factors that were low in every diverged run, if at least two rows diverged."""
         rows = {row for row, _ in self.diverged}
         low = [set(question.low(row)) for row in rows]
         common = set.intersection(*low) if len(rows) > 1 else set()
@@ -35,6 +44,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Round:
+    """A round of a screen with its results."""
+
     question: ScreenQuestion
     found: Found
 
@@ -44,14 +55,15 @@ class Round:
 
 
 def missing(question: ScreenQuestion) -> int:
-    """Runs that have not ended with a result."""
+    """Return the number of runs that have not ended with a result."""
     return sum(question.directory.run(run.name).result() is None for run in question.runs)
 
 
 def read(question: ScreenQuestion) -> Found | None:
-    """Return the effects, None until all runs have ended.
+    """Return the results, or None until all runs have ended.
 
-    Raises ConfigError for a metric that they do not have, and for a margin under which nothing may be certified.
+    Raises:
+        ConfigError: The runs do not have the metric, or nothing may be certified under the margin.
     """
     results = [[question.directory.run(run.name).result() for run in row] for row in question.rows]
     ended = [each for row in results for each in row if each is not None]
@@ -73,8 +85,12 @@ def read(question: ScreenQuestion) -> Found | None:
 
 
 def _margin(question: ScreenQuestion, metric: Metric, values_NxS: list[list[float]], classes: float) -> float:
-    """Return the margin as it is shown. A relative one refers to the row with the fewest low factors. Raises
-    ConfigError."""
+    """Return the margin in the unit in which it is shown. A relative margin refers to the row with the fewest low
+    factors.
+
+    Raises:
+        ConfigError: The margin cannot be used.
+    """
     rows = [row for row, values in enumerate(values_NxS) if math.isfinite(values[0])]
     courses = []
     if rows:

@@ -1,4 +1,7 @@
-"""The `screen:` block: what a screen is asked. Defaults and what each key does stand in conf/any_run.yaml."""
+"""Read the `screen:` block, which says what a screen measures.
+
+The file conf/any_run.yaml documents the keys and their defaults.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,50 +20,75 @@ GRADIENT = "gradient"
 PRODUCTS = ("weight", "input", "output_gradient")
 ROLES = (GRADIENT, *PRODUCTS)
 WIRE, OPERATIONS = "wire", "operations"
+# The keys of custom_fp.recipe.rules that a level may set.
 RULE_KEYS = (
     "format",
     "rounding",
     "aps",
     "hadamard",
     "history",
-)  # that a level may say, of custom_fp.recipe.rules
+)
 
-Level = dict[str, Any]  # {format: e3m0, aps: true}: what a rule says beside modules and role
+# A rule without its modules and its role, such as {format: e3m0, aps: true}.
+Level = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ScreenSettings:
+    """The `screen:` block.
+
+    Attributes:
+        roles: The roles that are screened.
+        low: The low levels of each role, each narrower than the level before.
+        high: The high level of each role.
+        groups: Patterns of module names for each group, or None for the default groups.
+        most_factors: The largest number of factors.
+        foldover: Whether the design is folded over.
+        seeds: The number of seeds of each row.
+        confidence: The confidence in percent.
+        tolerance: The margin, in points of a share or as a percentage, or None for the default.
+        metric: The metric, or None for the metric by which the runs are judged.
+        cost: The cost to minimize, WIRE or OPERATIONS.
+        uniform: The uniform formats with which the allocation is compared.
+    """
+
     roles: tuple[str, ...]
-    low: dict[str, tuple[Level, ...]]  # by role, each narrower than the one before
+    low: dict[str, tuple[Level, ...]]
     high: dict[str, Level]
-    groups: dict[str, list[str]] | None  # patterns of module names
+    groups: dict[str, list[str]] | None
     most_factors: int
     foldover: bool
     seeds: int
-    confidence: float  # per cent
-    tolerance: Typed | None  # the margin, in points of a share, or a percentage; None: the default
+    confidence: float
+    tolerance: Typed | None
     metric: str | None
     cost: str
     uniform: tuple[Level, ...]
 
     @property
     def drawn(self) -> range:
-        """The seeds: none that a search judges on, so that what a screen chose is judged on runs that chose nothing."""
+        """The seeds of the screen.
+
+        No search tests on these seeds, so an allocation is tested on runs that did not choose it.
+        """
         return range(FIRST_SEED, FIRST_SEED + self.seeds)
 
     def level(self, role: str, number: int) -> Level:
-        """0: the high one; 1, 2 ...: the low ones, one after the other."""
+        """Return a level of a role: 0 is the high level, and 1, 2 ... are the low levels in order."""
         return self.low[role][number - 1] if number else self.high[role]
 
     @property
     def rounds(self) -> int:
-        """At most: of the longest ladder of low levels."""
+        """The largest number of rounds: the number of low levels of the role that has the most."""
         return max(len(self.low[role]) for role in self.roles)
 
 
 def settings(block: Mapping[str, Any], search: Mapping[str, Any]) -> ScreenSettings:
-    """`search`: the block of that name, for what a screen takes from it. Raises ConfigError for a key or value that
-    cannot be."""
+    """Return the settings of a `screen:` block. The margin and the metric default to those of the `search` block.
+
+    Raises:
+        ConfigError: A key is unknown or a value is not allowed.
+    """
     known = list(ScreenSettings.__annotations__)
     for key in block:
         if key not in known:
@@ -118,7 +146,7 @@ def _levels(key: str, block: Mapping[str, Any], roles: Sequence[str]) -> dict[st
 
 
 def _ladders(block: Any, roles: Sequence[str]) -> dict[str, tuple[Level, ...]]:
-    """Of each role one level, or several, from wide to narrow."""
+    """Return the low levels of each role, one or several, from wide to narrow."""
     first = {key: value[0] if isinstance(value, list) and value else value for key, value in block.items()}
     found = {role: (level,) for role, level in _levels("low", first, roles).items()}
     for role in roles:

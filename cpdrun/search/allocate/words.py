@@ -1,7 +1,7 @@
-"""What a screen says: factors and runs before, effects and verdicts after, the allocation, and the same for programs.
+"""Write the messages of a screen: factors and runs, effects and verdicts, the allocation, and the facts for programs.
 
-Nothing is worded more surely than the tests allow: `sensitive` and `harmless` hold for all factors at once, at the
-screen's confidence; an interval holds for its own factor.
+No message is stronger than the tests allow. The verdicts `sensitive` and `harmless` hold for all factors together at
+the screen's confidence. An interval holds for its own factor only.
 """
 
 import math
@@ -21,7 +21,7 @@ STYLES = {Sensitivity.SENSITIVE: "red", Sensitivity.HARMLESS: "green", Sensitivi
 
 
 def asked_lines(question: ScreenQuestion) -> list[str]:
-    """What is varied, and in how many runs."""
+    """Return lines that say what is varied, and in how many runs."""
     if question.number > 1:
         return [*_round_lines(question)]
     asked = question.settings
@@ -62,14 +62,14 @@ def _round_lines(question: ScreenQuestion) -> list[str]:
 
 
 def level_text(level: Level) -> str:
-    """`e3m0`, `e3m0 with APS`, `mxfp4 stochastic`."""
+    """Return the name of a level, such as `e3m0`, `e3m0 with APS` or `mxfp4 stochastic`."""
     extra = [f"{key}={value}" for key, value in level.items() if key not in ("format", "aps")]
     extra += ["with APS"] if level.get("aps") else []
     return " ".join([str(level["format"]), *extra])
 
 
 def table(question: ScreenQuestion, found: Found) -> Table:
-    """A row a factor, the most sensitive first."""
+    """Return a table with one row for each factor, the most sensitive first."""
     said = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     said.add_column("factor", no_wrap=True)
     said.add_column(f"low costs{found.metric.points}", justify="right", no_wrap=True)
@@ -85,12 +85,12 @@ def table(question: ScreenQuestion, found: Found) -> Table:
 
 
 def by_effect(found: Found) -> list[int]:
-    """Columns of the design, the most harmful factor first."""
+    """Return the columns of the design, the most harmful factor first."""
     return sorted(range(len(found.effects.factors)), key=lambda i: -found.effects.factors[i].mean)
 
 
 def verdict_lines(question: ScreenQuestion, found: Found) -> list[str]:
-    """What is sensitive, what is harmless, what diverged, and how it is known."""
+    """Return lines that say what is sensitive, what is harmless and what diverged, and how this is known."""
     asked, metric = question.settings, found.metric
     of = {v: [i for i in by_effect(found) if found.effects.factors[i].verdict is v] for v in Sensitivity}
     named = ", ".join(
@@ -116,6 +116,7 @@ def verdict_lines(question: ScreenQuestion, found: Found) -> list[str]:
 
 
 def allocation_lines(rounds: Sequence[Round], chosen: Allocation | None) -> list[str]:
+    """Return lines that describe the allocation and compare it with uniform formats."""
     question, found = rounds[-1].question, rounds[-1].found
     asked, metric = question.settings, found.metric
     tolerance = metric.show_tolerance(found.tolerance * metric.scale)
@@ -143,7 +144,10 @@ def allocation_lines(rounds: Sequence[Round], chosen: Allocation | None) -> list
 
 
 def _how_low(question: ScreenQuestion, chosen: Allocation) -> str:
-    """`10 of 12 factors low, high: A, B`; of several levels how many have each, and which have not the lowest."""
+    """Return the levels in words, such as `10 of 12 factors low, high: A, B`.
+
+    If there are several low levels, say how many factors have each, and name the factors that do not have the lowest.
+    """
     of = {i: chosen.levels.get(i, 0) for i in range(len(question.factors))}
     if question.settings.rounds == 1:
         high = [question.factors[i].name for i, level in of.items() if not level]
@@ -157,7 +161,7 @@ def _how_low(question: ScreenQuestion, chosen: Allocation) -> str:
 
 
 def uniform_prices(question: ScreenQuestion) -> list[tuple[str, float, Any]]:
-    """(name, bits, Price) of each uniform format that the search is to judge."""
+    """Return the name, the bits and the `Price` of each uniform format with which the allocation is compared."""
     from cpdrun.study.axes import formats
 
     found = []
@@ -174,7 +178,10 @@ def costs_of(question: ScreenQuestion) -> Costs:
 def facts(
     question: ScreenQuestion, rounds: Sequence[Round], chosen: Allocation | None, command: str | None
 ) -> dict[str, Any]:
-    """For programs; differences in the metric's own unit, more being worse. `question`: the round that was reached."""
+    """Return the screen for programs. Differences are in the metric's own unit, and larger is worse.
+
+    `question` is the question of the last round that was reached.
+    """
     found = rounds[-1].found if rounds else None
     return {
         "sweep": str(question.directory.path),
@@ -193,7 +200,7 @@ def facts(
 
 
 def round_facts(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Effects of all rounds, and how those were found."""
+    """Return the effects of all rounds and the methods that estimated them."""
     methods = dict.fromkeys(each.found.effects.method for each in rounds)
     return {
         "effects": [fact for each in rounds for fact in _effect_facts(each)],
