@@ -1,14 +1,14 @@
-"""The best mean of each format over a tuned axis, such as a sweep over optim.lr, chosen after looking at the runs.
+"""Compare the best mean of each format over a tuned axis, such as optim.lr, chosen after looking at the runs.
 
-Facets of one learning rate compare formats at a value that may suit only one of them. A fair comparison gives each
-format its own value, and the baseline too. Here that is the value with the best mean over the compared seeds
-(`cpdrun.stats.tuning`), which flatters every row, so nothing is certified by it. `cpdrun search` with search.tune
-chooses on other seeds and certifies.
+A facet with one learning rate compares formats at a value that may suit only one of them. A fair comparison gives each
+format and the baseline its own value. This module chooses the value with the best mean over the compared seeds
+(`cpdrun.stats.tuning`). This choice makes every row look better than it is, so the table certifies nothing.
+`cpdrun search` with search.tune chooses the value on other seeds and certifies.
 
-Tuned axes are the keys of `optim` that have numbers: lr, momentum, weight_decay. They are set anew for whatever is
-trained and are no part of its price, so that nobody asks for the bits at one of them. Any other axis is part of the
-question: batch_size and world_size change what a step costs and how many there are, a model is another thing to
-train, and the choice of an optimizer, or of Nesterov's momentum, is another method.
+Tuned axes are the keys of `optim` that have numbers: lr, momentum and weight_decay. They are tuned for each training
+anyway and do not change its cost, so nobody asks how many bits one of their values needs. Any other axis is part of the
+question: batch_size and world_size change the cost and number of steps, another model is another training, and another
+optimizer or Nesterov's momentum is another method.
 """
 
 import math
@@ -36,18 +36,25 @@ SECTION = "optim"
 
 @dataclass(frozen=True)
 class Best:
-    """Of one combination of the other axes: of each format and scaling the group that did best, the baseline's too."""
+    """The best groups for one combination of the axes that are not tuned.
+
+    Attributes:
+        facet: The best group of each format and way of scaling, and of the baseline.
+        baseline: The best group of the baseline, or None if it has no value or did not train.
+        tried: The values of each tuned axis, in ascending order.
+    """
 
     facet: Facet
     baseline: Group | None
-    tried: dict[str, list[Any]]  # of each tuned axis
+    tried: dict[str, list[Any]]
 
     def values(self, group: Group) -> dict[str, Any]:
+        """Return the values of the tuned axes of a group."""
         return {key: group.keys[key] for key in self.tried}
 
 
 def tuned_axes(study: Study) -> list[str]:
-    """Those of the study that are for tuning."""
+    """Return the axes of the study that are tuned."""
     return [
         axis
         for axis in study.facet_axes
@@ -56,7 +63,7 @@ def tuned_axes(study: Study) -> list[str]:
 
 
 def best_of(study: Study) -> list[Best]:
-    """One for each combination of the other axes; none where no tuned axis varies."""
+    """Return the best groups for each combination of the axes that are not tuned; an empty list if no axis is tuned."""
     axes = tuned_axes(study)
     families: dict[tuple[str, ...], list[Facet]] = {}
     for facet in study.facets if axes else []:
@@ -66,7 +73,7 @@ def best_of(study: Study) -> list[Best]:
 
 
 def sentences(study: Study) -> list[str]:
-    """Return what the table of the best means is worth; nothing if no tuned axis varies."""
+    """Return a warning that the table of the best means certifies nothing; an empty list if no axis is tuned."""
     found = best_of(study)
     if not found or study.margin.problem:
         return []
@@ -81,7 +88,7 @@ def sentences(study: Study) -> list[str]:
 
 
 def shown(study: Study) -> Shown | None:
-    """A row a format and scaling, at its best; the tuned axes beside it. None where no tuned axis varies."""
+    """Return a table with a row for each format and way of scaling at its best value; None if no axis is tuned."""
     found = best_of(study)
     if not found:
         return None
@@ -113,7 +120,10 @@ def shown(study: Study) -> Shown | None:
 
 
 def numbers(study: Study) -> pd.DataFrame:
-    """The same; means and differences in the metric's own unit, a positive difference is better."""
+    """Return the table of `shown` as numbers.
+
+    Means and differences are in the metric's own unit. A positive difference is better than the baseline.
+    """
     rows = []
     for best in best_of(study):
         for group in best.facet.groups:
@@ -144,8 +154,10 @@ def _best(study: Study, facets: Sequence[Facet], axes: Sequence[str]) -> Best:
 
 
 def _gap(study: Study, best: Best, group: Group) -> float:
-    """Return the mean gap to the baseline at its best. It has no interval, which would be that of two groups that
-    nobody chose. NaN for the baseline and without pairs."""
+    """Return the mean gap to the best baseline, or NaN for the baseline itself and for a group without pairs.
+
+    The gap has no interval, because an interval ignores that both groups were chosen after looking at their runs.
+    """
     if best.baseline is None or group is best.baseline or not group.values:
         return math.nan
     return study.compare(group, best.baseline).mean

@@ -1,4 +1,4 @@
-"""What a report does not rest on: runs missing, failed, running or unreadable; uneven seeds."""
+"""Describe which runs are missing from a report's numbers and why its runs may not be comparable."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,16 @@ from cpdrun.study.result_text import join_first
 from cpdrun.study.runs.ignored import ignored
 from cpdrun.study.study import Study
 
-_MOST_NAMED = 12  # unreadable runs that get a line of their own
-_ANY_MACHINE = ("env:hostname", "env:platform")  # may differ and change nothing
-_PROCESSOR = ("env:device", "env:cpu", "env:cpu_vector")  # have a line of their own
+# The largest number of unreadable runs that get their own line.
+_MOST_NAMED = 12
+# These properties of a machine do not change results.
+_ANY_MACHINE = ("env:hostname", "env:platform")
+# These properties are described by `_mixed_processors`.
+_PROCESSOR = ("env:device", "env:cpu", "env:cpu_vector")
 
 
 def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
-    """One line for each thing that the reader must know about the question and the runs behind the numbers."""
+    """Return what the reader must know about the question and the runs, one fact a line."""
     return [
         *study.question,
         *naming_notes(study.runs.to_numpy().flat),
@@ -39,8 +42,11 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
 
 
 def mixture(study: Study) -> str:
-    """Whether the finished runs are of different code, or of different data where their settings are the same: then no
-    difference between rows is a format's alone. "" where they are not, or no record says."""
+    """Return a warning if the finished runs used different code, or different data with the same data settings.
+
+    A difference between such runs need not come from their formats. Return "" if there is no such difference or no
+    record says so.
+    """
     done = finished(study.runs)
     mixed = [c.removeprefix(CODE) for c in done.columns if c.startswith(CODE) and done[c].nunique() > 1]
     settings = [c for c in done.columns if c.startswith("data.") and not c.endswith("_dir")]
@@ -60,7 +66,7 @@ def mixture(study: Study) -> str:
 
 
 def _newer(sweeps: Sequence[SweepDir]) -> list[str]:
-    """Folders of which it is not known what was asked there."""
+    """Return a line for each sweep whose manifest was written by a newer version and cannot be read."""
     lines = []
     for sweep in sweep_names(sweeps).values():
         try:
@@ -97,7 +103,7 @@ def _unfinished(runs: pd.DataFrame, absent: int) -> list[str]:
 
 
 def _lost_work(runs: pd.DataFrame) -> list[str]:
-    """It costs time, and changes no number."""
+    """Return how much work was lost and repeated, which costs time but changes no number."""
     if "run:lost_seconds" not in runs.columns:
         return []
     lost = finished(runs)
@@ -113,7 +119,7 @@ def _lost_work(runs: pd.DataFrame) -> list[str]:
 
 
 def _planned_absent(runs: pd.DataFrame, sweeps: Sequence[SweepDir]) -> int:
-    """Runs that the sweep's manifest lists and that have no directory yet."""
+    """Return how many runs the manifests list that have no directory yet."""
     absent = 0
     for name, sweep in sweep_names(sweeps).items():
         try:
@@ -166,7 +172,7 @@ def _repeated(study: Study) -> list[str]:
 
 
 def _other_bits(study: Study) -> list[str]:
-    """Formats that we do not know, of which the records say different things."""
+    """Return a line about formats whose bit widths differ between records."""
     said: dict[str, set] = {}
     for name in finished(study.runs)["format"]:
         said.setdefault(str(name), set()).add(bits(name))
@@ -190,7 +196,7 @@ def _other_units(study: Study) -> list[str]:
 
 
 def _uneven_seeds(study: Study) -> list[str]:
-    """Rows of the table that lack a seed which others have."""
+    """Return which groups lack a seed that another group has, or how many runs record no seed."""
     done, lines = finished(study.runs), []
     if unnamed := int(done[SEED].isna().sum()) if SEED in done.columns else len(done):
         return [
@@ -198,7 +204,7 @@ def _uneven_seeds(study: Study) -> list[str]:
         ]
     seeds = {seed for group in study.groups for seed in group.by_seed}
     for group in study.groups:
-        if group.failed and not group.n_finished:  # told already
+        if group.failed and not group.n_finished:  # `_unfinished` lists these runs.
             continue
         missing = sorted(seeds - group.by_seed.keys(), key=str)
         if missing:
@@ -210,7 +216,10 @@ def _uneven_seeds(study: Study) -> list[str]:
 
 
 def _mixed_processors(study: Study) -> list[str]:
-    """Their vector instructions decide the order of float32 sums in the libraries below torch."""
+    """Return a line if runs used different processors.
+
+    The vector instructions of a processor determine the order of float32 sums in the libraries that torch calls.
+    """
     kinds = processors(run for group in study.groups for run in group.runs)
     if not differ(kinds):
         return []
@@ -221,7 +230,10 @@ def _mixed_processors(study: Study) -> list[str]:
 
 
 def _mixed_versions(study: Study) -> list[str]:
-    """Other software or another device can make other results; no config tells such runs apart."""
+    """Return a line if runs used different software.
+
+    Different software can give different results, and the configs of the runs do not show it.
+    """
     done = finished(study.runs)
     mixed = []
     for column in (c for c in done.columns if c.startswith("env:") and c not in (*_ANY_MACHINE, *_PROCESSOR)):

@@ -1,4 +1,4 @@
-"""A table with axes of the reader's choice down the side and along the top: `--rows format --cols aps`."""
+"""Make a table with the chosen axes down the side and along the top: `--rows format --cols aps`."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,12 @@ from cpdrun.study.study import Study
 
 
 def complete(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The axes down and along; one that varies and was not named goes down: a cell never mixes configs.
+    """Return the axes down the side and along the top.
 
-    Raises ReportUsageError for an axis that the study does not have, and for one named twice.
+    An axis that varies and was not named is added to the side, so that a cell never mixes configs.
+
+    Raises:
+        ReportUsageError: The study has no such axis, or an axis is named twice.
     """
     known = {column(axis): axis for axis in (*CORE_AXES, *study.axes)} | {"workers": "world_size"}
     unknown = [name for name in (*rows, *cols) if name not in known]
@@ -33,6 +36,7 @@ def complete(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[li
 
 
 def shown(study: Study, down: list[str], along: list[str]) -> Shown:
+    """Return the table as text, with the mean and the mark of the verdict in each cell."""
     cells = {key: _cell(study, group) for key, group in _cells(study, down, along).items()}
     top, side = _values(study, along), _values(study, down)
     header = [
@@ -53,7 +57,7 @@ def _cell(study: Study, group: Group) -> str:
 
 
 def numbers(study: Study, down: list[str], along: list[str]) -> pd.DataFrame:
-    """The means alone, in the metric's own unit."""
+    """Return the table of means without verdicts, in the metric's own unit."""
     cells = {key: group.mean for key, group in _cells(study, down, along).items()}
     top, side = _values(study, along), _values(study, down)
     rows = []
@@ -73,7 +77,7 @@ def _cells(study: Study, down: list[str], along: list[str]) -> dict[tuple[Key, K
 
 
 def _values(study: Study, axes: list[str]) -> dict[Key, list]:
-    """The combinations of values of `axes`, the first axis slowest, most bits first."""
+    """Return the combinations of values of `axes`, sorted by the first axis first and with most bits first."""
     found = {_key(group, axes): [group.keys[axis] for axis in axes] for group in study.groups}
     return dict(
         sorted(

@@ -1,11 +1,12 @@
-"""The pictures, one a file. A module here is a plot of its name. It states
+"""Provide the plots of a report. Each module without a leading underscore is a plot and defines these names:
 
-TITLE     its heading on the page
-QUESTION  which of QUESTIONS it answers; one that names none stands last
-ALT       what it shows, in a sentence, for those who cannot see it
-draw      draw(study) -> Figure; raises NotDrawnError with the reason, in words for the user, where the runs do not
-          hold what it needs
-OF_CASES  True where it is for studies of named cases, None where it is for all; the others are for the rest
+TITLE     The heading on the page.
+QUESTION  The key of the question in QUESTIONS that the plot answers. A plot without it comes last.
+ALT       A sentence that describes the picture for readers who cannot see it.
+draw      A function draw(study) -> Figure. It raises NotDrawnError with a reason for the user if the runs lack the
+          data that the plot needs.
+OF_CASES  True for a plot of named cases, None for a plot of all runs, False (the default) for a plot of runs that
+          are not named cases.
 """
 
 import importlib
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from cpdrun.study.study import Study
 
 
-# what a reader asks, in that order
+# The questions of a reader by key, in the order of the page.
 QUESTIONS = {
     "enough": "How many bits are enough?",
     "sure": "How sure is that?",
@@ -34,12 +35,23 @@ QUESTIONS = {
 
 
 class NotDrawnError(Exception):
-    """This picture would be empty; the message says what is missing."""
+    """An error that says which data is missing, raised if a picture would be empty."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    name: str  # of its file
+    """A plot, with the names that its module defines.
+
+    Attributes:
+        name: The name of the module and of the file.
+        title: The heading on the page.
+        question: The key of the question that the plot answers, or "".
+        alt: A sentence that describes the picture.
+        of_cases: Whether the plot is for named cases, or None if it is for all runs.
+        draw: The function that draws a study.
+    """
+
+    name: str
     title: str
     question: str
     alt: str
@@ -52,7 +64,7 @@ def names() -> list[str]:
 
 
 def available() -> Iterator[Plot]:
-    """Every plot, by name."""
+    """Yield every plot, sorted by name."""
     for name in names():
         module = importlib.import_module(f"{__name__}.{name}")
         question, of_cases = getattr(module, "QUESTION", ""), getattr(module, "OF_CASES", False)

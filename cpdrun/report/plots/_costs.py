@@ -1,4 +1,4 @@
-"""The metric against a cost of computing, one panel a facet: every point named, the Pareto front, its knee ringed."""
+"""Plot the metric against a cost, with a panel for each facet, names of points, the Pareto front and its knee."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,7 +25,11 @@ _KNEE = "#CC0000"
 
 
 def drawn(study: Study, cost: Cost) -> Figure:
-    """Raises NotDrawnError where a cost is unknown, or the same for all."""
+    """Return the figure of one cost.
+
+    Raises:
+        NotDrawnError: The cost is unknown, or the same for all groups.
+    """
     facets = {id(facet): _known(facet, cost) for facet in study.facets}
     shown = [facet for facet in study.facets if len(set(facets[id(facet)].values())) > 1]
     if not shown:
@@ -56,7 +60,13 @@ def drawn(study: Study, cost: Cost) -> Figure:
 
 
 def ring(axis: MetricAxis, found: Front, x: float | None = None) -> bool:
-    """A ring around the knee, at its cost or where it is drawn; whether there is one."""
+    """Draw a ring around the knee and return whether there is a knee.
+
+    Args:
+        axis: The axes of the panel.
+        found: The front.
+        x: The x coordinate at which the knee is drawn. By default it is the cost of the knee.
+    """
     if found.knee is None:
         return False
     y = axis.y(found.knee)
@@ -73,7 +83,7 @@ def _known(facet: Facet, cost: Cost) -> dict[Group, float]:
 
 
 def _why_not(study: Study, cost: Cost) -> str:
-    """Of the first facet that lacks something; else that all cost the same."""
+    """Return why the first facet lacks a cost. If no facet lacks any, return that all runs have the same cost."""
     for facet in study.facets:
         if why := cost.find(_groups(facet))[1]:
             return why[0] if len(why) == 1 else f"{why[0]}, and {len(why) - 1} more"

@@ -1,4 +1,4 @@
-"""A y axis for the fewest bits that are certified or open, with a row of its own for where all formats are refuted."""
+"""Provide a y axis for the fewest bits that are certified or open, with a separate row for chains without an answer."""
 
 import math
 
@@ -7,14 +7,17 @@ from matplotlib.axes import Axes
 from cpdrun.study.axes import formats
 from cpdrun.study.study import Study
 
-_APART = 2  # rows between the largest format tried and the row of those that needed more
+# The distance between the widest format that was tried and the separate row, in bits.
+_APART = 2
 
 
 class FewestBitsAxis:
-    """The same axis for every panel of a study.
+    """A y axis that is the same for every panel of a study.
 
-    It has ticks at the sizes that were tried. `none` is the height of the row above them, for chains in which no format
-    is certified or likely to be. It is no number of bits.
+    Attributes:
+        sizes: The bit widths that were tried, at which the axis has ticks.
+        none: The height of the row above the ticks, for chains in which no format is certified or likely to be. It is
+            not a number of bits.
     """
 
     def __init__(self, study: Study):
@@ -42,7 +45,12 @@ class FewestBitsAxis:
 
 
 def markers_text(study: Study, baseline: str = "") -> list[str]:
-    """Return the parts of a caption that explain the markers; `baseline` says which of several it is."""
+    """Return the parts of a caption that explain the markers.
+
+    Args:
+        study: The study that is drawn.
+        baseline: A phrase that says which of several baselines is meant, such as " in the same order".
+    """
     certified = f"certified at most {study.margin_text} worse than {study.baseline_name}{baseline}"
     return [
         f"filled: {certified} ({study.ci:g} %)",

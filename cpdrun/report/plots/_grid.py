@@ -1,4 +1,4 @@
-"""One panel for each facet of a study: one world size, one model ..."""
+"""Arrange a figure with one panel for each facet of a study, such as a world size or a model."""
 
 import math
 import textwrap
@@ -15,7 +15,14 @@ _MOST_PANELS = 12
 def grid(
     facets: list[Facet], width_in: float, height_in: float, columns: int = 2
 ) -> tuple[Figure, Iterator[tuple[SubFigure, Facet]]]:
-    """A figure, and its parts with the facet each is for; beyond twelve facets the rest is left out."""
+    """Return a figure, and its panels with their facets. Only the first 12 facets get a panel.
+
+    Args:
+        facets: The facets to draw.
+        width_in: The width of a panel in inches.
+        height_in: The height of a panel in inches.
+        columns: The largest number of panels in a row.
+    """
     shown = facets[:_MOST_PANELS]
     columns = min(len(shown), columns)
     rows = math.ceil(len(shown) / columns)
@@ -26,7 +33,7 @@ def grid(
 
 
 def caption(figure: Figure, facets: list[Facet], *parts: str) -> None:
-    """What the reader must know, small, below the picture."""
+    """Write a caption in small letters below the picture, and say how many facets have no panel."""
     left_out = len(facets) - _MOST_PANELS
     more = [f"{left_out} more panels are left out: see the table"] if left_out > 0 else []
     width = int(24 * figure.get_figwidth())
@@ -35,7 +42,14 @@ def caption(figure: Figure, facets: list[Facet], *parts: str) -> None:
 
 
 def title(part: SubFigure, facet: Facet, study_facets: list[Facet], above: int = 0) -> None:
-    """The facet's axes over its first panel; `above`: lines to leave below it, for what panels say at their right."""
+    """Write the facet's label above a panel if there are several facets.
+
+    Args:
+        part: The panel.
+        facet: The facet of the panel.
+        study_facets: All facets of the figure.
+        above: The number of empty lines below the label, for a legend or the titles of subpanels.
+    """
     if len(study_facets) > 1:
         lines = textwrap.wrap(facet.label, 50, max_lines=3) + [" "] * above
         part.axes[0].set_title("\n".join(lines), loc="left", **HEADING)

@@ -1,5 +1,7 @@
-"""Methods in one panel: the metric against something that costs, on a logarithmic axis, each family with its look; the
-Pareto front, and every point's name at its height at the right."""
+"""Draw the methods of one panel: the metric against a cost on a logarithmic axis, with the Pareto front.
+
+Each family of methods has its own look. The name of each point is written at its height on the right.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +32,18 @@ def panel(
     looks: dict[str, Look],
     verdicts: Mapping[Group, Verdict],
 ) -> Axes:
-    """Draw `groups`, all with values and costs above 0, with `against` as a band, and return the part with the x axis.
+    """Draw the groups, their names and the front, and return the axes that have the x axis.
 
-    The front holds the groups that no other beats in both. Diverged groups and those that did not learn are left out.
+    The front holds the groups that no other group beats in both metric and cost. Groups that diverged or did not learn
+    are not part of the front.
+
+    Args:
+        axis: The axes of the panel.
+        groups: The groups to draw. They must have values and costs above 0.
+        against: The baseline, which is also drawn as a band, or None.
+        cost: Return the cost of a group.
+        looks: The look of each family of methods.
+        verdicts: The verdict of each group. Groups without a verdict are drawn as open.
     """
     study = axis.study
     low, high = min(map(cost, groups)), max(map(cost, groups))
@@ -43,7 +54,7 @@ def panel(
     trained = [group for group in groups if study.may_be_within(group)]
     chosen = [trained[i] for i in front([(cost(group), sign * group.mean) for group in trained])]
     for here, there in pairwise(chosen):
-        corner = (cost(there), axis.y(here))  # between two costs the smaller one is what can be had
+        corner = (cost(there), axis.y(here))  # Between two costs, the cheaper group is the best choice.
         axis.segment((cost(here), axis.y(here)), corner, _FRONT, (here, there))
         axis.segment(corner, (cost(there), axis.y(there)), _FRONT, (here, there))
     for group in groups:
@@ -59,7 +70,10 @@ def panel(
 def _name_points(
     axis: MetricAxis, groups: Sequence[Group], against: Group | None, cost: Cost, looks: dict[str, Look]
 ) -> None:
-    """Each point's name at the right of the panel, at its height, with a thread to its point; moved apart."""
+    """Write the name of each point on the right of the panel at the height of the point, with a thin line to the point.
+
+    Names are moved apart if they would overlap.
+    """
     for axes in axis.parts:
         here = sorted(
             (group for group in groups if axis.at(axis.y(group)) is axes), key=lambda group: -axis.y(group)
@@ -82,7 +96,7 @@ def _name_points(
 
 
 def legend(axes: Axes, looks: list[Look]) -> None:
-    """Families with their markers, above the panel."""
+    """Draw the legend of families and their markers above the panel."""
     handles = [
         axes.plot([], [], linestyle="none", marker=look.marker, color=look.color, label=look.label)[0]
         for look in looks

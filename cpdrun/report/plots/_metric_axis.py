@@ -1,7 +1,7 @@
-"""A y axis for the metric, broken where the values fall into two heaps far apart.
+"""Provide a y axis for the metric, which is broken if the values form two clusters that are far apart.
 
-Runs train about as well as fp32 or not at all: on one scale from 0 to 100 % the differences that matter, and
-their error bars, cannot be seen.
+Most runs train either about as well as the baseline or not at all. On one scale from 0 to 100 %, the differences that
+matter and their error bars would be too small to see.
 """
 
 import math
@@ -23,7 +23,8 @@ from cpdrun.study.study import Study
 
 Point = tuple[float, float]
 _PALE = 0.45
-_LONGEST_BAR = 3  # in margins, that an axis makes room for
+# The longest bar for which the axis leaves room, in margins.
+_LONGEST_BAR = 3
 _HALO = [withStroke(linewidth=1.6, foreground="white")]
 
 
@@ -41,8 +42,16 @@ def bars_text(study: Study, has_band: bool = True) -> str:
 
 
 def marker_style(study: Study, group: Group, look: Look, verdict: Verdict | None = None) -> dict[str, Any]:
-    """Return how the marker of a group is drawn: filled if it is certified or the baseline, hollow if open, pale if
-    refuted. `verdict` is by default the study's."""
+    """Return the matplotlib properties of a group's marker.
+
+    The marker is filled for the baseline and certified groups, hollow for open groups, and pale for refuted groups.
+
+    Args:
+        study: The study that is drawn.
+        group: The group.
+        look: The color and the marker.
+        verdict: The verdict of the group. By default it is the verdict of the study.
+    """
     if verdict is None and group in study.judged:
         verdict = study.judged[group].verdict
     filled = group.is_baseline or verdict is Verdict.CERTIFIED
@@ -57,7 +66,11 @@ def marker_style(study: Study, group: Group, look: Look, verdict: Verdict | None
 class MetricAxis:
     """The axes of one panel, broken in two if the values form two clusters.
 
-    `parts` lists the one or two axes from top to bottom. They share x. The best values have the larger one.
+    Attributes:
+        study: The study that is drawn.
+        parts: The one or two axes from top to bottom. They share the x axis, and the axes with the best values are
+            higher.
+        heights: The relative heights of the parts.
     """
 
     def __init__(self, figure: SubFigure, study: Study):
@@ -77,7 +90,7 @@ class MetricAxis:
             _mark_break(*self.parts)
 
     def at(self, y: float) -> Axes:
-        """The part that shows the value `y`, in shown units."""
+        """Return the part that shows the value `y`, which is in the unit in which the metric is shown."""
         return next(axes for axes in self.parts if axes.get_ylim()[0] <= y <= axes.get_ylim()[1])
 
     def y(self, group: Group) -> float:
@@ -108,7 +121,14 @@ class MetricAxis:
             part_of(artist, text)
 
     def segment(self, here: Point, there: Point, look: Look, of: Sequence[Group] = ()) -> None:
-        """A straight line between two points `of` groups, also from one part of a broken axis to the other."""
+        """Draw a straight line between the points of two groups, also across the break of the axis.
+
+        Args:
+            here: The first point.
+            there: The second point.
+            look: The color and the dash of the line.
+            of: The groups of the points. The page fades the line if the reader filters one of the groups out.
+        """
         a, b = self.at(here[1]), self.at(there[1])
         if a is b:
             (line,) = a.plot(*zip(here, there, strict=True), color=look.color, linestyle=look.dash, zorder=3)
@@ -120,7 +140,16 @@ class MetricAxis:
         part_of(a.figure.add_artist(patch), *map(self.study.describe, of))
 
     def write(self, x: float, group: Group, text: str, color: str, above: bool, row: int = 0) -> None:
-        """Text at the end of a point's error bar, or where that leaves the picture; `row` lines further out."""
+        """Write text at the end of a point's error bar, but never outside of the axes.
+
+        Args:
+            x: The x coordinate of the point.
+            group: The group of the point.
+            text: The text.
+            color: The color of the point. The text is darkened if it would be illegible.
+            above: Whether the text is above or below the point.
+            row: The number of lines of text between this text and the point.
+        """
         mean, low, high = span(self.study, group)
         axes = self.at(mean)
         bottom, top = axes.get_ylim()
@@ -140,7 +169,12 @@ class MetricAxis:
         part_of(figure, self.study.describe(group))
 
     def names(self, x: float, names: list[tuple[float, Look, Sequence[Group]]]) -> None:
-        """The names of groups' lines, right-aligned at x, each at its y, moved apart where they would overlap."""
+        """Write the names of lines, right-aligned at x, and move names apart if they would overlap.
+
+        Args:
+            x: The x coordinate of the right end of the names.
+            names: The height, the look and the groups of each line.
+        """
         for axes, height in zip(self.parts, self.heights, strict=True):
             here = sorted((name for name in names if self.at(name[0]) is axes), key=lambda name: -name[0])
             low, high = axes.get_ylim()
@@ -152,7 +186,10 @@ class MetricAxis:
 
 
 def apart(heights: list[float], least: float, floor: float) -> list[float]:
-    """The heights, highest first, moved down until `least` apart, then up together if below `floor`."""
+    """Move heights down until they are at least `least` apart, and return them, highest first.
+
+    If the lowest height is then below `floor`, all heights move up by the same amount.
+    """
     moved: list[float] = []
     for y in sorted(heights, reverse=True):
         moved.append(min(y, moved[-1] - least) if moved else y)
@@ -161,9 +198,10 @@ def apart(heights: list[float], least: float, floor: float) -> list[float]:
 
 
 def value_ranges(study: Study) -> list[tuple[float, float]]:
-    """The y axis, upper part first: one range, or two where the best heap is narrow and the next value far.
+    """Return the ranges of the y axis, upper part first.
 
-    A bar that is longer than `_LONGEST_BAR` margins, or ends in the other part, is cut where its part ends.
+    There are two ranges if the best cluster of means is narrow and the next mean is far away, and one range otherwise.
+    A bar that is longer than `_LONGEST_BAR` margins, or that ends in the other part, is cut off.
     """
     spans = [
         margin_band(study, group) if group.is_baseline else _cut(study, span(study, group))
@@ -176,7 +214,7 @@ def value_ranges(study: Study) -> list[tuple[float, float]]:
 
 
 def _ranges(spans: list[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """Where higher is better, of means and the ends of their intervals."""
+    """Return the ranges of a metric of which higher values are better, from means and the ends of their intervals."""
     means = sorted(mean for mean, _, _ in spans)
     gap, middle = max(((b - a, (a + b) / 2) for a, b in pairwise(means)), default=(0.0, 0.0))
     heap, extent = [mean for mean in means if mean > middle], means[-1] - means[0]
@@ -197,7 +235,7 @@ def margin_band(study: Study, baseline: Group) -> tuple[float, float, float]:
 
 
 def _cut(study: Study, ends: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Return a span without the parts of its bars that are far beyond the margin."""
+    """Return a mean and the ends of its bars, which are cut off at `_LONGEST_BAR` margins from the mean."""
     longest = _LONGEST_BAR * study.tolerance if study.tolerance > 0 else math.inf
     mean, low, high = ends
     return mean, max(low, mean - longest), min(high, mean + longest)
@@ -215,7 +253,7 @@ def span(study: Study, group: Group) -> tuple[float, float, float]:
     below, above = (study.metric.scale * (end - judgement.mean) for end in (judgement.low, judgement.high))
     if not math.isfinite(above - below):
         return mean, mean, mean
-    # The interval holds at every look, so it need not contain the mean of the last one.
+    # The interval is valid after any number of pairs, so it need not contain the mean over all pairs.
     below, above = min(below, 0.0), max(above, 0.0)
     low, high = (below, above) if study.metric.higher_is_better else (-above, -below)
     return mean, mean + low, mean + high
@@ -224,7 +262,10 @@ def span(study: Study, group: Group) -> tuple[float, float, float]:
 def _padded(
     lows: list[float], highs: list[float], room: float = 0.12, least: float = 0.0
 ) -> tuple[float, float]:
-    """Room for the figures above and below the points, and never a range so small that noise fills it."""
+    """Return a range with room for the numbers above and below the points.
+
+    The range has a minimum height, so that noise does not fill it.
+    """
     low, high = min(lows), max(highs)
     missing = max(0.02 * abs(high), least, 1e-6) - (high - low)
     low, high = low - max(missing, 0) / 2, high + max(missing, 0) / 2
@@ -233,7 +274,7 @@ def _padded(
 
 def _set_ticks(axes: Axes, study: Study) -> None:
     low, high = axes.get_ylim()
-    if study.metric.is_fraction:  # there is nothing below 0 or above 100 %
+    if study.metric.is_fraction:  # A share has no values below 0 % or above 100 %.
         low, high = max(low, 0.0), min(high, 100.0)
     ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
     axes.set_yticks([tick for tick in ticks if low <= tick <= high])
@@ -241,7 +282,7 @@ def _set_ticks(axes: Axes, study: Study) -> None:
 
 
 def _mark_break(upper: Axes, lower: Axes) -> None:
-    """Two short strokes where the y axis leaves out a range."""
+    """Draw two short strokes at the break of the y axis."""
     upper.spines["bottom"].set_visible(False)
     stroke = {"marker": [(-1, -0.6), (1, 0.6)], "markersize": 6, "markeredgewidth": 0.7, "color": "black"}
     upper.plot([0], [0], transform=upper.transAxes, linestyle="none", clip_on=False, **stroke)
