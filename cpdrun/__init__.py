@@ -1,10 +1,10 @@
 """cpdrun: how many bits does this training run need?
 
-Readers start at :mod:`cpdrun.cli`. The functions of :mod:`cpdrun.api` are available here, too:
-`cpdrun.sweep(exp="digits_bits", format=["fp32", "e4m3"])`. Importing this package imports nothing else.
+To read the code, start at :mod:`cpdrun.cli`. The functions of :mod:`cpdrun.api` are available here, too:
+`cpdrun.sweep(exp="digits_bits", format=["fp32", "e4m3"])`. Importing this package imports none of its modules.
 """
 
-# packages, and functions: cpdrun.shell.called
+# Packages. Those that are also functions are made callable by cpdrun.shell.called.
 _PACKAGES = ("attach", "sweep", "search", "report")
 _FUNCTIONS = (
     *(
@@ -30,7 +30,7 @@ _ERRORS = ("UserError", "Stopped")
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for only then, because every process of a run imports this package."""
+    """Import attributes only when they are used, because every process of a run imports this package."""
     if name in _PACKAGES or name in _FUNCTIONS or name in _ERRORS:
         # import_module, so that the import contracts of the packages below do not follow this function
         from importlib import import_module

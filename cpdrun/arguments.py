@@ -1,4 +1,4 @@
-"""Arguments that several commands share, types of arguments, and completion in the shell."""
+"""Command-line arguments that several commands share, their types, and their completion in the shell."""
 
 import argparse
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from cpdrun.errors import MistypedError
 
+# The help of --json.
 AS_JSON = "print one JSON document (docs/json.md) on stdout, and text on stderr"
 
 
@@ -17,17 +18,29 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option --json."""
     parser.add_argument("--json", action="store_true", help=AS_JSON)
 
 
 def add_mode(parser: argparse.ArgumentParser, option: str, meaning: str) -> None:
-    """Show an option that turns the command into another one (`cpdrun.cli.MODES`) in its help."""
+    """Add an option that turns the command into another command (`cpdrun.cli.MODES`), so that the help lists it.
+
+    Args:
+        parser: The parser of the command.
+        option: The option, such as `--plan`.
+        meaning: What the option does, for the help.
+    """
     text = f"{meaning} (own options: {parser.prog} {option} -h)"
     parser.add_argument(option, action="store_true", help=text)
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Add `key=value ...`, and the directory of the user's own configuration."""
+    """Add the overrides `key=value ...`, and the option --config-dir.
+
+    Args:
+        parser: The parser of the command.
+        meaning: The help of the overrides.
+    """
     words = parser.add_argument("overrides", nargs="*", metavar="key=value", help=meaning)
     complete_by("overrides", words)
     parser.add_argument(
@@ -36,14 +49,26 @@ def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
 
 
 def add_names(parser: argparse.ArgumentParser, nargs: str, meaning: str) -> None:
-    """Add names of sweeps (any number, none for the latest) or, with nargs="+", also of runs."""
+    """Add the names of sweeps or runs.
+
+    Args:
+        parser: The parser of the command.
+        nargs: With "*", any number of names is accepted, and the shell completes names of sweeps. With "+", at least
+            one name is needed, and the shell completes names of sweeps and runs.
+        meaning: The help of the names.
+    """
     text = f"{meaning}; results_dir=PATH names the results directory"
     names = parser.add_argument("names", nargs=nargs, metavar="NAME", help=text)
     complete_by("sweeps" if nargs == "*" else "sweeps_and_runs", names)
 
 
 def complete_by(name: str, argument: argparse.Action) -> None:
-    """Let the function cpdrun.shell.completion.<name> complete `argument`. It is imported when needed."""
+    """Let a function complete an argument in the shell.
+
+    Args:
+        name: The name of the function in cpdrun.shell.completion, which is imported only for completion.
+        argument: The argument.
+    """
 
     def completer(**words: str) -> list[str]:
         from cpdrun.shell import completion
@@ -56,7 +81,19 @@ def complete_by(name: str, argument: argparse.Action) -> None:
 def with_words_after_options(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]
 ) -> argparse.Namespace:
-    """Accept words after options, too: argparse takes the words of a command only in one place."""
+    """Accept words after options, too, because argparse accepts the words of a command in only one place.
+
+    Args:
+        parser: The parser of the command line.
+        arguments: The arguments that argparse has parsed. The remaining words are added to them.
+        rest: The words that argparse has not recognized.
+
+    Returns:
+        `arguments`.
+
+    Raises:
+        MistypedError: The command takes no words, or one of the remaining words is an option.
+    """
     words = next((vars(arguments)[name] for name in ("overrides", "names") if name in arguments), None)
     if words is None or any(word.startswith("-") for word in rest):
         if rest:
@@ -67,6 +104,8 @@ def with_words_after_options(
 
 
 class Version(argparse.Action):
+    """The action of --version. It imports the version only when needed."""
+
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import cpdrun
 
@@ -75,16 +114,19 @@ class Version(argparse.Action):
 
 
 def several(text: str) -> list[str]:
+    """Return the items of a comma-separated list."""
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def count(text: str) -> int:
+    """Return a whole number that is at least 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
     return int(text)
 
 
 def positive(text: str) -> int:
+    """Return a whole number that is at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number, at least 1, not {text!r}")
     return int(text)

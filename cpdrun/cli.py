@@ -1,9 +1,11 @@
-"""The command line: read what was typed, run the command, and report a user's mistake in one line.
+"""The command line: parse what was typed, run the command, and report a user's mistake in one line.
 
-Exit codes: 0 all done, 1 some run failed, 2 usage or configuration error, 130 interrupted. With --json, exactly one
-document goes to stdout (`cpdrun.shell.telling`). Imports at the top of this file and of commands/ slow down every call.
+The exit codes are 0 if all runs are done, 1 if a run failed, 2 for a usage or configuration error, and 130 if the
+command was interrupted. With --json, exactly one document goes to stdout (`cpdrun.shell.telling`).
 
-A new command is a file in commands/, with the functions `add` and `run`, and its name in COMMANDS.
+Imports at the top of this file and of the files in commands/ slow down every call.
+
+To add a command, add a file with the functions `add` and `run` to commands/, and add its name to COMMANDS.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from cpdrun.process_tree import own_age_s
 from cpdrun.shell.telling import Telling, print_document
 from cpdrun.shell.visible import visible_line
 
-# Commands in the order of the help. The file commands/NAME.py has a parser and a function for each.
+# Commands in the order of the help. The file commands/NAME.py defines the parser and the function of each command.
 COMMANDS = (
     "sweep",
     "search",
@@ -37,7 +39,7 @@ COMMANDS = (
     "doctor",
 )
 
-# Options that turn a command into another one with options of its own, and the file in commands/ that defines it.
+# Options that turn a command into another command with its own options, and the file in commands/ that defines it.
 MODES = {
     "search --plan": "search_plan",
     "search --allocate": "search_allocate",
@@ -60,8 +62,16 @@ FORMER = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that was typed and return its exit code.
+
+    Args:
+        argv: The words after `cpdrun`. By default, they are taken from sys.argv.
+
+    Raises:
+        SystemExit: The words cannot be parsed.
+    """
     typed = sys.argv[1:] if argv is None else list(argv)
-    # A cancellation typed in another shell from now on concerns this command (`cpdrun.commands.launching`).
+    # A cancellation in another shell after this time also stops this command (`cpdrun.commands.launching`).
     began = time.monotonic() - (own_age_s() if argv is None else 0.0)
     try:
         arguments = read(typed)
@@ -83,12 +93,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> tuple[int, UserError | None]:
+    """Run the command. Return its exit code, and the error that ended it, if any."""
     try:
         _end_as_by_ctrl_c("SIGTERM", "SIGHUP")
         return arguments.run(arguments), None
     except KeyboardInterrupt:
-        # If the signal came while a string was executed (such as a dataclass's methods), `python -m` would end by
-        # SIGINT.
+        # If the signal arrived while Python executed code from a string, such as the methods of a dataclass, then
+        # `python -m` would end with SIGINT instead of this exit code. Executing another string prevents that.
         eval("0")
         return INTERRUPTED, None
     except UserError as error:
@@ -101,7 +112,10 @@ def tell(error: UserError) -> None:
 
 
 def read(typed: Sequence[str]) -> argparse.Namespace:
-    """Parse what was typed. The result has the function `run` of the command.
+    """Parse the typed words.
+
+    Returns:
+        The arguments of the command. Their attribute `run` is the function of the command.
 
     Raises:
         MistypedError: The words cannot be parsed.
@@ -125,7 +139,7 @@ def read(typed: Sequence[str]) -> argparse.Namespace:
 
 
 def _with_mode(words: list[str]) -> list[str]:
-    """Return the words with the command and the option that is a mode of it, such as `search --plan`, as one word."""
+    """Return the words with a command and its mode, such as `search` and `--plan`, joined into one word."""
     for word in words[1:]:
         if (mode := f"{words[0]} {word}") in MODES:
             rest = words[1:]

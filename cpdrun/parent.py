@@ -1,22 +1,28 @@
-"""How an agent, an engine, a rank and a script depend on the process that started them.
+"""Functions that tie a process to its parent and to its descendants.
 
-Each ends when its parent does, however that ends, and can look after what its own children leave behind.
+Agents, engines, ranks and scripts use them. Such a process ends when its parent ends, for whatever reason, and it can
+adopt the processes that its own children leave behind.
 """
 
 import ctypes
 import os
 import signal
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl
+# Options of Linux's prctl.
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when `parent` ends, even by kill -9."""
+    """Let the kernel kill this process when its parent ends, even if the parent is killed by SIGKILL.
+
+    Args:
+        parent: The process id of the parent. If it has already ended, this process exits at once.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above
+    if os.getppid() != parent:  # the parent ended before the call of prctl
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends, in place of the machine's first process."""
+    """Make this process the parent of every descendant whose own parent ends, instead of the machine's init process."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -1,4 +1,4 @@
-"""The processes of this machine, and which of them started which, as /proc shows them."""
+"""The tree of the processes of this machine, read from /proc."""
 
 import contextlib
 import os
@@ -7,14 +7,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+# The state of a process that was stopped by a signal.
 STOPPED = "T"
-MAX_AGE_S = 60.0  # of this process when it is asked for its age; a sandbox may report an impossible start
-COMMAND_LENGTH = 80  # of a command in a message
+# A higher age of this process is not believed, because a sandbox may report an impossible start time.
+MAX_AGE_S = 60.0
+# The maximum length of a command line in a message, in characters.
+COMMAND_LENGTH = 80
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process. `state` is the letter of /proc/PID/stat: R running, S sleeping, T stopped by a signal, Z ended."""
+    """One process.
+
+    Attributes:
+        pid: The process id.
+        parent: The process id of the parent.
+        state: The state as a letter, as in /proc/PID/stat: R (running), S (sleeping), T (stopped by a signal) or Z
+            (ended).
+    """
 
     pid: int
     parent: int
@@ -29,7 +39,10 @@ class Process:
 
     @property
     def command(self) -> str:
-        """The command line, or "" if the process is gone. A fork has the same one as the process it was forked from."""
+        """The command line, or "" if the process is gone.
+
+        A forked process has the same command line as the process from which it was forked.
+        """
         try:
             words = Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ")
         except OSError:
@@ -67,7 +80,10 @@ def holders(path: Path) -> list[Process]:
 
 
 def own_age_s() -> float:
-    """Return the age of this process in seconds, or 0 if /proc is not available."""
+    """Return the age of this process in seconds.
+
+    Return 0 if /proc is not available or the age is negative or above MAX_AGE_S.
+    """
     try:
         started = float(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
@@ -77,9 +93,10 @@ def own_age_s() -> float:
 
 
 def _all() -> Iterable[Process]:
+    """Yield all processes of this machine."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError):
-                # the name before the last bracket may hold anything
+                # Parse after the last bracket, because the name of the program before it may contain any characters.
                 state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
                 yield Process(int(folder.name), int(parent), state)

@@ -1,6 +1,7 @@
-"""A script's own command line among cpdrun's words: `cpdrun search train.py --lr 0.1 -- recipe=bf16,nvfp4`.
+"""Parsing of command lines that contain the command line of a script.
 
-Words up to `--` are the script's, as one would type them after `python`. The words after it are cpdrun's.
+An example is `cpdrun search train.py --lr 0.1 -- recipe=bf16,nvfp4`. The words before `--` belong to the script and are
+typed as after `python`. The words after `--` belong to cpdrun.
 """
 
 import argparse
@@ -10,11 +11,15 @@ from collections.abc import Mapping, Sequence
 
 from cpdrun.errors import MistypedError
 
+# Commands that accept the command line of a script.
 COMMANDS = ("sweep", "search", "predict")
+# The Python interpreter, which may be typed before the script.
 PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?")
 Options = Mapping[str, argparse.Action]
+# Launchers that cannot be typed before the script, because cpdrun starts the processes.
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
-PLAIN_WORD = re.compile(r"[\w@%+=:,./{}-]+")  # needs no quotes; shlex would quote the braces of {seed}
+# A word that needs no quotes. shlex would quote the braces of {seed}.
+PLAIN_WORD = re.compile(r"[\w@%+=:,./{}-]+")
 
 
 def with_settings(typed: Sequence[str], options: Options) -> list[str]:
@@ -25,7 +30,7 @@ def with_settings(typed: Sequence[str], options: Options) -> list[str]:
         options: The command's own options by their names, such as `--dry-run`.
 
     Raises:
-        MistypedError: It cannot be told which words are the script's.
+        MistypedError: It is not clear which words belong to the script.
     """
     words = list(typed)
     start = next((i for i, word in enumerate(words[1:], 1) if not _is_option(words, i, options)), len(words))
@@ -59,7 +64,14 @@ def _is_option(words: list[str], i: int, options: Options) -> bool:
 
 
 def _split(rest: list[str], options: Options, shown: str) -> tuple[list[str], list[str]]:
-    """Return the words of the script, and those of cpdrun."""
+    """Split the words after the script's path.
+
+    Returns:
+        The script's arguments, and the words that belong to cpdrun.
+
+    Raises:
+        MistypedError: There is no `--`, and it is not clear which words belong to the script.
+    """
     if "--" in rest:
         at = rest.index("--")
         return rest[:at], rest[at + 1 :]
@@ -83,6 +95,6 @@ def _split(rest: list[str], options: Options, shown: str) -> tuple[list[str], li
 
 
 def _joined(arguments: list[str]) -> str:
-    """Return the words as one text that a shell splits into them again."""
+    """Return the words as one text that a shell splits into the same words."""
     text = " ".join(word if PLAIN_WORD.fullmatch(word) else shlex.quote(word) for word in arguments)
     return f"{text} " if len(arguments) == 1 and text.startswith("'") else text

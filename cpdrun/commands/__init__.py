@@ -1,1 +1,5 @@
-"""One file a command: what may be typed for it (`add`), and what it does (`run`, where imports of weight stand)."""
+"""The commands, one per file.
+
+In each file, `add` defines the arguments of the command, and `run` executes it. `run` also contains the imports that
+take long.
+"""

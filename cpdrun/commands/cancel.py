@@ -1,4 +1,4 @@
-"""`cpdrun cancel`: stop a sweep or a run; it can be resumed."""
+"""The command `cpdrun cancel`, which stops a sweep or a run. The runs can be resumed."""
 
 import argparse
 

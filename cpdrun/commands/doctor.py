@@ -1,4 +1,4 @@
-"""`cpdrun doctor`: what this machine has and lacks, and the commands that fix it."""
+"""The command `cpdrun doctor`, which reports what this machine has and lacks, and the commands that fix it."""
 
 import argparse
 from dataclasses import asdict

@@ -1,4 +1,7 @@
-"""`cpdrun doctor --calibrate`: measure this machine, and forecast steps with more workers and other networks."""
+"""The command `cpdrun doctor --calibrate`.
+
+It measures this machine and predicts the time of a step with more workers and other networks.
+"""
 
 import argparse
 from typing import Any
@@ -6,7 +9,8 @@ from typing import Any
 from cpdrun.arguments import add_json, add_overrides, positive, several
 from cpdrun.errors import OK, UserError
 
-DOCUMENT = "calibrate"  # the kind of its JSON document
+# The kind of the command's JSON document.
+DOCUMENT = "calibrate"
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -59,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         config, path, nproc=arguments.nproc, formats=formats, methods=methods, repeats=arguments.repeats
     )
     calibration = read_calibration(path)
-    assert calibration is not None  # because it was just written
+    assert calibration is not None  # because `calibrate` has just written the file
     if not networks:
         measured = calibration.network
         networks = {"as measured": measured} if measured else {"10gbit": network("10gbit")}
@@ -73,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _methods(configs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the first configuration of each compressor, by the name that a report gives it."""
+    """Return the first config of each compressor, by the name that a report uses for the compressor."""
     from cpdrun.config.keys import flatten
     from cpdrun.study.axes.method import method_of
 

@@ -1,4 +1,4 @@
-"""`cpdrun formats`: list the number formats, or show one of them value by value."""
+"""The command `cpdrun formats`, which lists the number formats or shows one of them value by value."""
 
 import argparse
 import math
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
     from cpdrun.shell.telling import Telling
 
-TABLE_BITS, MOST_TABLE_BITS = 8, 16  # of codes whose values are shown, and with --values
+# The largest code width, in bits, for which a table of values is shown: by default, and with --values.
+TABLE_BITS, MOST_TABLE_BITS = 8, 16
+# The number of yaml files per group of conf/ that are named as uses of a format.
 MOST_NAMED = 6
-WIDEST = 1000  # columns of a table
+# The maximum width of a table, in characters.
+WIDEST = 1000
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -54,7 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def named(name: str) -> "NumberFormat":
-    """The format called so; a UserError of one line that says the nearest name, or else what is allowed."""
+    """Return the format with the given name.
+
+    Raises:
+        UserError: There is no such format. The message names the most similar format or what is allowed.
+    """
     from custom_fp.facts import near
     from custom_fp.formats.names import parse
 
@@ -67,10 +74,11 @@ def named(name: str) -> "NumberFormat":
 
 
 def _values(fmt: "NumberFormat", bits: int) -> Sequence[float]:
+    """Return the values of all codes of a format, or () if its codes have more than `bits` bits or no fixed values."""
     return (fmt.code_values() if fmt.code_bits <= bits else None) or ()
 
 
-# ---- all of them
+# ---- the list of all formats
 
 
 def _list(telling: "Telling") -> None:
@@ -105,6 +113,7 @@ def _yes(key: str):
     return lambda facts: "yes" if facts[key] else "-"
 
 
+# The columns of the list of formats. Each function returns the cell for the facts about a format.
 LIST_COLUMNS = {
     "format": lambda f: f["name"],
     "bits": lambda f: f"{f['bits']:g}",
@@ -119,7 +128,10 @@ LIST_COLUMNS = {
 
 
 def number(value: float | None) -> str:
-    """To six digits, or as a power of two where it is a small one; - where there is none."""
+    """Return a number with six significant digits.
+
+    Powers of two below 2^-6 are written as powers. None is written as "-".
+    """
     if value is None:
         return "-"
     if 0 < value < 2**-6 and math.frexp(value)[0] == 0.5:
@@ -128,7 +140,7 @@ def number(value: float | None) -> str:
 
 
 def _print_table(console: "Console", headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """headings: empty ones are not shown."""
+    """Print a table. If all headings are empty, the table has no header."""
     from rich.table import Table
     from rich.text import Text
 
@@ -137,13 +149,13 @@ def _print_table(console: "Console", headings: Sequence[str], rows: Sequence[Seq
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    if not console.is_terminal:  # a file has room
+    if not console.is_terminal:  # because a file has no maximum width
         width = console.measure(table, options=console.options.update(width=WIDEST)).maximum
         console.width = max(console.width, width)
     console.print(table)
 
 
-# ---- one
+# ---- a single format
 
 
 def _show(telling: "Telling", fmt: "NumberFormat", values: Sequence[float]) -> None:
@@ -170,6 +182,7 @@ def _show(telling: "Telling", fmt: "NumberFormat", values: Sequence[float]) -> N
 
 
 def _rows(known: "Facts", used: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each property of a format. The text is empty if a property does not apply."""
     from custom_fp.formats.synonyms import naming_notes
 
     scales = known["scales"]
@@ -236,7 +249,10 @@ def _known(value: float | None) -> str:
 
 
 def _exponents(known: "Facts") -> str:
-    """Of the normal values, and of all where a format does not tell them apart."""
+    """Return the range of the exponents of normal values.
+
+    If a format does not distinguish normal and subnormal values, return the range of all exponents.
+    """
     if not known["max"]:
         return ""
     last = math.frexp(known["max"])[1] - 1
@@ -265,7 +281,7 @@ def _used(used: Sequence[str]) -> str:
 
 
 def _value_lines(values: Sequence[float], bits: int, a_line: int = 8) -> Iterator[str]:
-    """`0x08  0.0156  0.0176 ...`: the code of the first, and so many values."""
+    """Yield lines such as `0x08  0.0156  0.0176 ...`, with the code of the first value and then `a_line` values."""
     shown: list[Any] = [f"{value:.9g}" for value in values]
     digits, width = -(-bits // 4), max(map(len, shown))
     for first in range(0, len(shown), a_line):

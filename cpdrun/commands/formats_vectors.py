@@ -1,4 +1,7 @@
-"""`cpdrun formats --vectors`: test vectors of a number format or an accumulator, for hardware and software teams."""
+"""The command `cpdrun formats --vectors`, which writes test vectors of a number format or an accumulator.
+
+Hardware and software teams can check their own implementations with these vectors.
+"""
 
 import argparse
 import contextlib
@@ -19,18 +22,21 @@ if TYPE_CHECKING:
     from custom_fp.accumulator import Accumulator
     from custom_fp.formats.protocol import NumberFormat
 
-MODULE = "custom_fp.vectors"  # imports torch
+# The module that computes the vectors. It runs in a process of its own because it imports torch.
+MODULE = "custom_fp.vectors"
 LINES, CSV = ".jsonl", ".csv"
-VALUES, BLOCKS = 1024, 64  # default numbers of random inputs
+# The default number of random inputs, and of random blocks of a format with scales.
+VALUES, BLOCKS = 1024, 64
 
 
 class NoVectorsError(UserError):
-    """The process that computes the vectors failed. The message is its last line."""
+    """The error for a failure of the process that computes the vectors. The message has the last line of its output."""
 
     exit_code = FAILED
 
 
-DOCUMENT = "vectors"  # the kind of its JSON document
+# The kind of the command's JSON document.
+DOCUMENT = "vectors"
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -104,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _facts(made: Path, out: Path | None) -> dict[str, Any]:
-    """The lines that were made, or the file that they went to."""
+    """Return the data of the JSON document: the vectors, or the file to which they were written."""
     if out is not None:
         return {"file": str(out), "about": None, "vectors": None}
     about, *lines = made.read_text(encoding="utf-8").splitlines()
@@ -120,7 +126,12 @@ def _request_of_format(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _request_of_sums(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of an accumulator. Raises UserError for what is none, for one that draws, and for other operands."""
+    """Return the request for the vectors of an accumulator.
+
+    Raises:
+        UserError: The name is not an accumulator, the accumulator rounds stochastically, the operands are not suitable,
+            or --rounding or --overflow was given.
+    """
     from custom_fp.accumulator import Accumulator
 
     import cpdrun
@@ -151,11 +162,21 @@ def _request_of_sums(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _operands(how: "Accumulator", asked: list[str] | None) -> list["NumberFormat"]:
-    """As asked, else the accumulator's own, which alone may have scales."""
+    """Return the formats of the two operands of an accumulator.
+
+    Args:
+        how: The accumulator.
+        asked: The names from --operands: one name for both operands, or two names. If there are none, the accumulator's
+            own operands are used, or else the format of its sums.
+
+    Raises:
+        UserError: The accumulator has operands with scales and --operands was given, or a format is not suitable. Only
+            the accumulator's own operands may have scales.
+    """
     if how.scales:
         if asked is not None:
             raise UserError(f"--operands {','.join(asked)}: {how} says in its name what its operands are")
-        return list(cast("tuple[NumberFormat, NumberFormat]", how.operands))  # read when it was made
+        return list(cast("tuple[NumberFormat, NumberFormat]", how.operands))  # Accumulator.parse has set them
     given = asked or [str(fmt) for fmt in how.operands or (how.sum,)]
     if len(given) > 2:
         raise UserError(f"--operands {','.join(given)}: one format is needed, or two")
@@ -177,7 +198,11 @@ def _operand(name: str) -> "NumberFormat":
 
 
 def _check(fmt: "NumberFormat", arguments: argparse.Namespace) -> None:
-    """Raises UserError for words that do not fit."""
+    """Check the values of --rounding and --overflow.
+
+    Raises:
+        UserError: A value is unknown, or the format does not support it.
+    """
     from custom_fp.rule import Rounding, Rule
 
     if not arguments.rounding or not arguments.overflow:
@@ -206,7 +231,7 @@ def _check_file(arguments: argparse.Namespace) -> None:
 
 
 def _request(fmt: "NumberFormat", arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the process that has torch reads."""
+    """Return the request for the vectors of a format, which the process that computes them reads."""
     import cpdrun
 
     random = arguments.count
@@ -226,6 +251,16 @@ def _request(fmt: "NumberFormat", arguments: argparse.Namespace) -> dict[str, An
 
 
 def _compute(name: str, asked: Path, made: Path) -> None:
+    """Compute the vectors in another process.
+
+    Args:
+        name: The name of the format or accumulator, for the message of an error.
+        asked: The file with the request, as JSON.
+        made: The file to which the vectors are written.
+
+    Raises:
+        NoVectorsError: The process failed.
+    """
     done = subprocess.run(
         [sys.executable, "-m", MODULE, str(asked), str(made)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

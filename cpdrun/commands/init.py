@@ -1,4 +1,4 @@
-"""`cpdrun init`: write a starter project."""
+"""The command `cpdrun init`, which writes a starter project."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`cpdrun init --schema`: the JSON Schema of an experiment's yaml, for editors."""
+"""The command `cpdrun init --schema`, which prints the JSON Schema of an experiment's yaml for editors."""
 
 import argparse
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 from cpdrun.arguments import add_json
 from cpdrun.errors import OK
 
-DOCUMENT = "schema"  # the kind of its JSON document
+# The kind of the command's JSON document.
+DOCUMENT = "schema"
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:

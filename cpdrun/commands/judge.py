@@ -1,4 +1,4 @@
-"""`cpdrun judge`: the verdict for results from anywhere."""
+"""The command `cpdrun judge`, which gives a verdict on results that need not come from cpdrun."""
 
 import argparse
 import math
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from cpdrun.study.judge.candidates import Boundary, JudgedArm, JudgeQuestion
     from cpdrun.study.judge.session import Decision, SessionState
 
-DECISIONS = {"certified": "keep", "refuted": "drop", "open": "undecided"}  # of an idea
+# The decision about an idea, by its verdict.
+DECISIONS = {"certified": "keep", "refuted": "drop", "open": "undecided"}
+# The sentence about how runs were paired, by the kind of pairing.
 PAIRED = {
     "seeds": "",
     "order": "No seed is in both arms, so runs were paired in the order of their seeds.",
@@ -113,7 +115,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _question(arguments: argparse.Namespace) -> "JudgeQuestion":
-    """Raises UserError for a margin that cannot be read, and for options of a session without one."""
+    """Return the question that the arguments ask.
+
+    Raises:
+        UserError: The margin cannot be read, or an option of a session was given without --session.
+    """
     from cpdrun.study.judge.candidates import JudgeQuestion
 
     if arguments.session is None and (arguments.ideas is not None or arguments.idea is not None):
@@ -134,6 +140,11 @@ def _question(arguments: argparse.Namespace) -> "JudgeQuestion":
 
 
 def _boundary(text: str, option: str, is_improvement: bool) -> "Boundary":
+    """Return the value of --margin or --better-by.
+
+    Raises:
+        UserError: The text is not a finite number of at least 0, or is a percentage of 100 or more.
+    """
     from cpdrun.study.judge.candidates import Boundary
 
     is_relative = text.strip().endswith("%")
@@ -184,7 +195,11 @@ def _against(question: "JudgeQuestion") -> str:
 
 
 def _answer(judged: "JudgedArm", question: "JudgeQuestion", decision: "Decision | None") -> str:
-    """Return the verdict with its three numbers: the interval, the interval from the own pairs, the failures."""
+    """Return the verdict on an arm with its numbers.
+
+    The numbers are the mean difference and its interval, the interval from the arm's own pairs, and a bound on the rate
+    of failures.
+    """
     judgement, counts = judged.judgement, judged.pairs.counts
     word = str(judged.verdict) if decision is None else DECISIONS[_verdict_of(decision)]
     parts = [f"{judged.candidate}: {word}."]
@@ -223,7 +238,7 @@ def _interval(low: float, high: float) -> str:
 
 
 def _power(log: float) -> str:
-    """Return an e-value, which may be too large for a float."""
+    """Return an e-value as text, given its natural logarithm. The value itself may be too large for a float."""
     return f"{math.exp(log):.3g}" if log < 700 else f"1e+{log / math.log(10):.0f}"
 
 
@@ -236,7 +251,7 @@ def _of_session(standing: "SessionState") -> Iterator[str]:
 
 
 def _assumptions(question: "JudgeQuestion", judged: "list[JudgedArm]", *, is_session: bool) -> Iterator[str]:
-    """Yield what the numbers depend on."""
+    """Yield sentences about the assumptions on which the numbers depend."""
     if question.run_deviation is not None:
         yield (
             f"Conditional on the stated standard deviation of {question.run_deviation:g} between runs; the interval on "

@@ -1,4 +1,4 @@
-"""A project of one's own to begin with: `project/` beside this file, which `cpdrun init DIR` copies."""
+"""The starter project that `cpdrun init DIR` copies. Its files are in the folder `project/` next to this file."""
 
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -6,13 +6,22 @@ from shutil import copytree, ignore_patterns
 
 from cpdrun.errors import UserError
 
-SCHEMA = "conf/exp.schema.json"  # for editors; the experiment's last line names it
+# The JSON Schema of experiments, for editors. The last line of the experiment's yaml names it.
+SCHEMA = "conf/exp.schema.json"
 
 
 def write(folder: Path, schema: str) -> list[Path]:
-    """The project's files in `folder`, which is made, with the JSON Schema of experiments among them; sorted.
+    """Write the starter project into a folder, which is created if it does not exist.
 
-    Raises UserError for a folder that is not empty, or cannot be written.
+    Args:
+        folder: The folder. It must be new or empty.
+        schema: The text of the JSON Schema of experiments, which is written into the folder, too.
+
+    Returns:
+        The paths of all files in the folder, sorted.
+
+    Raises:
+        UserError: The folder is not empty or cannot be written.
     """
     try:
         if folder.exists() and any(folder.iterdir()):

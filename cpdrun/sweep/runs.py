@@ -237,7 +237,8 @@ def _config(
     recipe.spell_out(config, composer, choices, of_baseline=of_baseline)
     with contextlib.suppress(ValueError, KeyError):  # `validate` reports what is wrong with the format
         if not is_own(config["format"]):
-            config["format"] = parse_format(config["format"]).name  # so that records have one name: e8m23 is fp32
+            # Records have one name for each format. For example, e8m23 is fp32.
+            config["format"] = parse_format(config["format"]).name
     return config
 
 

@@ -1,5 +1,8 @@
-"""A task of one's own: focal loss, for which hard samples count for more (Lin et al., arXiv 1708.02002, equation 4),
-and accuracy as the mean over classes."""
+"""A custom task: classification with the focal loss and the balanced accuracy.
+
+The focal loss gives hard samples more weight (Lin et al., arXiv 1708.02002, equation 4). The balanced accuracy is the
+mean of the accuracies of the classes.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +14,13 @@ from cpdrun.tasks.segmentation import confusion
 
 
 class Focal(Classification):
-    """gamma: 0 is cross-entropy; more, and what is right already counts for less."""
+    """Classification with the focal loss.
+
+    Args:
+        num_classes: The number of classes.
+        gamma: The focusing parameter. With 0, the loss is the cross-entropy. With larger values, samples that are
+            already classified correctly have less weight.
+    """
 
     measures = Classification.measures | {"balanced_accuracy": SHARE}
     judged_by = "balanced_accuracy"

@@ -1,10 +1,18 @@
-"""Two convolutions over time and a mean. cpdrun gives in_channels and num_classes, the yaml the rest."""
+"""A custom model: two convolutions over time, followed by a mean over time and a linear layer."""
 
 from torch import Tensor, nn
 
 
 class Conv1d(nn.Module):
-    """Signals (B, in_channels, L) float32 -> logits (B, num_classes) float32."""
+    """A convolutional classifier of signals.
+
+    The input has shape (B, in_channels, L), the logits have shape (B, num_classes), and both are float32.
+
+    Args:
+        in_channels: The number of channels of a signal. cpdrun takes it from the dataset.
+        num_classes: The number of classes. cpdrun takes it from the dataset.
+        width: The number of channels after the first convolution. The yaml sets it.
+    """
 
     def __init__(self, in_channels: int, num_classes: int, width: int):
         super().__init__()

@@ -1,4 +1,7 @@
-"""Sine, square, triangle and saw: which wave is it, under noise? Made from a seed, nothing to fetch."""
+"""A custom dataset: noisy sine, square, triangle and sawtooth waves to classify.
+
+The signals are generated from a fixed seed, so nothing has to be downloaded.
+"""
 
 import torch
 from torch import Tensor
@@ -6,7 +9,17 @@ from torch.utils.data import TensorDataset
 
 
 class Waves:
-    """train and test of (float32 (1, length), int64 ()), four classes in equal numbers."""
+    """A dataset of waves of four classes with equal numbers of samples.
+
+    Args:
+        samples: The number of samples. A quarter of them is the test set.
+        length: The number of values of a signal.
+        noise: The standard deviation of the noise.
+
+    Attributes:
+        train: The training set. A sample is a float32 signal of shape (1, length) and an int64 label of shape ().
+        test: The test set, in the same form.
+    """
 
     num_classes = 4
     in_channels = 1
@@ -20,7 +33,7 @@ class Waves:
         self.test = TensorDataset(x_Nx1xL[:held_out], y_N[:held_out])
 
     def augment(self, x_Bx1xL: Tensor, generator: torch.Generator) -> Tensor:
-        """Turned upside down at random: still the same wave."""
+        """Return the signals, each with its sign flipped with probability 1/2. The class of a wave stays the same."""
         sign_B = 1 - 2 * torch.randint(0, 2, (len(x_Bx1xL), 1, 1), generator=generator).float()
         return x_Bx1xL * sign_B.to(x_Bx1xL.device)
 
