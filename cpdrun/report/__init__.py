@@ -1,6 +1,6 @@
-"""The report: how many bits are needed, how sure that is, and the table and pictures that show it.
+"""Report how many bits are needed and how sure the answer is, with tables and pictures.
 
-Importing this package imports pandas and matplotlib: import it where a report is asked for.
+Importing this package imports pandas and matplotlib, so import it only where a report is written.
 """
 
 from cpdrun.report.write import Report, write_report

@@ -1,4 +1,4 @@
-"""The tables of means, as numbers and as shown; one row a combination of axes, its seeds averaged."""
+"""Make the tables of means, as numbers and as text, with a row for each combination of axes averaged over its seeds."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.result_text import gap_text, own_interval_text
 from cpdrun.study.study import Study
 
-# what a worker keeps in memory, by its heading
+# The figures of what a worker keeps in memory, by heading.
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}
 
 _BITS_TITLE = "bits a parameter a step"
@@ -24,7 +24,7 @@ _OPERATIONS_TITLE, _AREA_TITLE = "bit operations a step", "transistors a unit"
 OPERATIONS, MACS, AREA = "bit_operations_per_step", "macs_per_step", "transistors_per_mac"
 BITS_A_PARAMETER = "bits_per_parameter_per_step"
 
-# columns that table.csv and details.csv have in addition to those named after the metric
+# The columns of details.csv that describe a verdict.
 _OF_VERDICT = (
     "verdict",
     "pairs",
@@ -39,6 +39,7 @@ _OF_VERDICT = (
     "runs_failed",
     "at_most_fail",
 )
+# The names of columns that are not axes. An axis with such a name is written as `config.NAME`.
 OWN = {
     "sweep",
     "bits",
@@ -64,19 +65,27 @@ OWN = {
 
 @dataclass(frozen=True)
 class Shown:
-    """A table as a reader sees it: text, ready for any markup."""
+    """A table as plain text, which can be written in any markup.
+
+    Attributes:
+        header: The headings.
+        rows: The cells of each row.
+        n_labels: The number of leading columns that identify a row. The other columns are figures.
+    """
 
     header: list[str]
     rows: list[list[str]]
-    n_labels: int = 1  # leading columns that say what a row is; the others are figures
+    n_labels: int = 1
 
 
 def frame(study: Study) -> pd.DataFrame:
-    """table.csv: format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_sd, diverged, and
-    bits_per_parameter_per_step where a record has it.
+    """Return the columns of table.csv.
 
-    Means and standard deviations over the seeds are in the metric's own unit (a fraction 0..1 for an accuracy). `n`
-    counts the seeds; `diverged` counts the runs that diverged, whose measured values are in the mean.
+    The columns are format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_sd, diverged, and
+    bits_per_parameter_per_step if a record has it.
+
+    Means and standard deviations over the seeds are in the metric's own unit (a fraction from 0 to 1 for an accuracy).
+    `n` counts the seeds. `diverged` counts the runs that diverged, whose measured values are part of the mean.
     """
     table = pd.DataFrame([_numbers(study, group) for group in study.groups])
     table["bits"] = _whole_if_possible(table["bits"])
@@ -88,15 +97,19 @@ def frame(study: Study) -> pd.DataFrame:
 def details(study: Study) -> pd.DataFrame:
     """Return the columns of `frame`, and everything else that is known about each group.
 
-    `baseline` says what a row is compared with; it is empty for the baseline itself and if there is none. `vs_baseline`
-    is the mean gap over `pairs`, positive if the format is better, whichever way the metric points. Its interval goes
-    from `vs_baseline_low` to `vs_baseline_high`; `own_low` and `own_high` are the ends of the interval from the group's
-    own pairs alone. Both are valid after every number of pairs, and an end is empty while the pairs leave it open.
-    `verdict` belongs to the same evidence, and `more_pairs` is about how many further pairs would settle an open one,
-    with a range. `runs_failed` counts the runs that failed, diverged or did not learn; at most a share of
-    `at_most_fail` fails, with the confidence of the report. The rest are counts: the longest chain of rounded
-    additions, bytes on the wire and in memory, seconds, and where a record has them a step's multiply-accumulates, its
-    bit operations, and the mean number of transistors of a multiply-accumulate unit (cost/axes.py).
+    `baseline` says what a row is compared with. It is empty for the baseline itself and if there is no baseline.
+    `vs_baseline` is the mean gap over `pairs`. It is positive if the format is better, also for a metric of which lower
+    values are better. Its interval goes from `vs_baseline_low` to `vs_baseline_high`. `own_low` and `own_high` are the
+    ends of the interval from the group's own pairs alone. Both intervals are valid after every number of pairs. An end
+    is empty if the pairs do not determine it.
+
+    `verdict` is based on the same evidence. `more_pairs` is about how many further pairs would settle an open verdict,
+    and `more_pairs_low` and `more_pairs_high` are its range. `runs_failed` counts the runs that failed, diverged or did
+    not learn. At most a share of `at_most_fail` of runs fails, with the confidence of the report.
+
+    The other columns are counts: the longest chain of rounded additions, bytes on the wire and in memory, and seconds.
+    If a record has them, there are also the multiply-accumulates and the bit operations of a step, and the mean number
+    of transistors of a multiply-accumulate unit (cost/axes.py).
     """
     rows = []
     for group in study.groups:
@@ -125,10 +138,10 @@ def details(study: Study) -> pd.DataFrame:
 
 
 def brief(study: Study) -> Shown:
-    """Return the table for a terminal of 80 columns: as `means`, with some columns left out or shortened.
+    """Return the table of `means` for a terminal of 80 columns, with some columns left out or shortened.
 
-    APS and workers are left out if they are the same in every row, and `n`, because `failed` says how many runs ended.
-    The interval of the gap on its own spread is only a half-width. Words
+    APS and workers are left out if they are the same in every row. `n` is left out because `failed` says how many runs
+    ended. The interval from a group's own spread is shown as a half-width. Intervals contain no spaces, so that lines
     do not break within an interval.
     """
     table = _means(study, is_short=True)
@@ -148,8 +161,8 @@ def brief(study: Study) -> Shown:
 def means(study: Study) -> Shown:
     """Return a row for each group: its mean, its gap to the baseline with both intervals, failures and verdict.
 
-    The bits of a hybrid run, parts of which are exchanged in fp32, are shown as `4 + 32`. The interval on the group's
-    own spread is left out if it is the same in every row.
+    The bits of a hybrid run, parts of which are exchanged in fp32, are shown as `4 + 32`. The interval from the group's
+    own spread is left out if it equals the interval of the gap in every row.
     """
     return _means(study, is_short=False)
 
@@ -174,7 +187,7 @@ def _means(study: Study, is_short: bool) -> Shown:
 
 
 def has_own_spread(study: Study) -> bool:
-    """Return whether the interval on a group's own spread differs from the printed one in any row."""
+    """Return whether the interval from a group's own spread differs from the interval of the gap in any row."""
     found = [judged.judgement for judged in study.judged.values()]
     return any((each.own_low, each.own_high) != (each.low, each.high) for each in found)
 
@@ -189,7 +202,10 @@ def _own_spread(study: Study, gap: Judgement | None, is_short: bool) -> str:
 
 
 def _failed(study: Study, group: Group) -> str:
-    """Return `1 of 3`, the runs that failed, diverged or gave up, or `did not learn` if the mean is only a guess."""
+    """Return how many runs failed, diverged or gave up, such as `1 of 3`.
+
+    If no run failed but the mean is no better than a guess, return `did not learn`.
+    """
     if group.values and not group.diverged and not study.failures(group).failed and not study.learnt(group):
         return "did not learn"
     failed, ended = count_failed(study, group), group.n_finished + group.failed
@@ -197,7 +213,10 @@ def _failed(study: Study, group: Group) -> str:
 
 
 def count_failed(study: Study, group: Group) -> int:
-    """Return how many runs failed, diverged or did not learn; all that ended well if the mean is only a guess."""
+    """Return how many runs failed, diverged or gave up.
+
+    If no run failed but the mean is no better than a guess, all finished runs count.
+    """
     if group in study.judged and study.failures(group).failed:
         return study.failures(group).failed
     failed = group.failed + group.diverged + group.gave_up
@@ -212,8 +231,10 @@ def _verdict(study: Study, group: Group) -> str:
 
 
 def runs(study: Study) -> pd.DataFrame:
-    """runs.csv: every finished run with the axes, its seed, how it ended, and all its metrics: what the means are
-    made of, so that anyone can make them again."""
+    """Return the columns of runs.csv, with a row for each finished run, from which the means can be recomputed.
+
+    The columns are the axes, the seed, how the run ended, and all metrics.
+    """
     done = finished(study.runs)
     names = [SWEEP, "run:name", "format", *_axes(study), SEED, USE, "run:status", "run:test_samples"]
     metrics = [name for name in done.columns if name.startswith("metric:")]
@@ -224,7 +245,7 @@ def runs(study: Study) -> pd.DataFrame:
 
 
 def _chain(study: Study) -> dict[str, list[str]]:
-    """The column that names the longest chain of rounded additions, where a record has it."""
+    """Return the column with the longest chain of rounded additions by its heading; empty if no record has it."""
     lengths = [group.longest_chain for group in study.groups]
     if not _known(lengths):
         return {}
@@ -232,14 +253,18 @@ def _chain(study: Study) -> dict[str, list[str]]:
 
 
 def full(study: Study) -> Shown:
-    """Return the table for a page: as `means`, what is sent, and what a worker keeps if that differs between rows."""
+    """Return the table for a page: `means` with the columns of `size_counts`."""
     table, sizes = means(study), size_counts(study)
     rows = [[*row, *(_show_size(name, sizes[name][i]) for name in sizes)] for i, row in enumerate(table.rows)]
     return Shown([*table.header, *sizes], rows, table.n_labels)
 
 
 def size_counts(study: Study) -> dict[str, list[float]]:
-    """The columns of `full` that count bytes, and bits a parameter, by their heading: a number for each group."""
+    """Return the columns of costs for `full` by heading, with a number for each group.
+
+    These are the bytes and the bits per parameter that a worker sends. The bytes that a worker keeps, bit operations
+    and transistors are included if they differ between groups.
+    """
     sent = {"bytes sent a step": [group.wire_bytes for group in study.groups]}
     if _known(bits := _bits_a_parameter(study)):
         sent[_BITS_TITLE] = bits
@@ -266,7 +291,7 @@ def _show_size(title: str, count: float) -> str:
 
 
 def show_bits(bits: float) -> str:
-    """`32`, `8.01`, `0.125`; bits a parameter a step."""
+    """Return bits per parameter and step, such as `32`, `8.01` or `0.125`. NaN and inf become `-`."""
     return f"{bits:.3g}" if math.isfinite(bits) else "-"
 
 
@@ -275,7 +300,7 @@ def _known(counts: list[float]) -> list[float]:
 
 
 def column(axis: str) -> str:
-    """An axis's name as a column of a csv; `config.bits` of a setting that is called as a column of ours."""
+    """Return the name of an axis's CSV column, such as `config.bits` for a setting whose name is in `OWN`."""
     return "sweep" if axis == SWEEP else f"config.{axis}" if axis in OWN else axis
 
 
@@ -316,6 +341,6 @@ def _labels(group: Group, axes: list[str]) -> list[str]:
 
 
 def _whole_if_possible(bits: pd.Series) -> pd.Series:
-    """Whole numbers, but where a format's scales take their share: 8.25."""
+    """Return bits as integers if all are whole numbers. A format with scales can have a fraction, such as 8.25 bits."""
     numbers = bits.astype("Float64")
     return numbers if (numbers.dropna() % 1 != 0).any() else numbers.astype("Int64")

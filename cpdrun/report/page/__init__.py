@@ -1,1 +1,1 @@
-"""Pictures and pages: how every one looks, and the report as one file of HTML."""
+"""Write the files of a report: tables, pictures, and the page as one HTML file."""

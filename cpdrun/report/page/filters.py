@@ -1,7 +1,7 @@
-"""What a reader of the page may filter by: the columns of the table of means that say what a row is, and typed words.
+"""Make the form with which a reader of the page filters rows, by the label columns of the table of means or by words.
 
-Without the page's script there is no form, and everything is shown. Rows, points and lines carry the number of their
-group (`data-group`), its row in that table.
+Without the page's script, the form stays hidden and everything is shown. Rows, points and lines have an attribute
+`data-group` with the number of their group, which is the row of the group in the table of means.
 """
 
 import pandas as pd
@@ -11,16 +11,17 @@ from cpdrun.report.tables import Shown
 from cpdrun.study.collect import identity
 from cpdrun.study.study import Study
 
-MOST_VALUES = 60  # of a column; one with more is searched by typing
+# A column with more values has no list of values. The reader can still filter it by typing words.
+MOST_VALUES = 60
 
 
 def groups(study: Study) -> dict[str, int]:
-    """By the words of its points the number of each group."""
+    """Return the number of each group by its description (`Study.describe`), which identifies its points."""
     return {study.describe(group): i for i, group in reversed(list(enumerate(study.groups)))}
 
 
 def groups_of(study: Study, runs: pd.DataFrame) -> list[int | None]:
-    """Of each run the number of its group; None where it has none."""
+    """Return the number of each run's group, or None for a run without a group."""
     names = list(study.groups[0].keys) if study.groups else []
     known = {tuple(identity(g.keys[name]) for name in names): i for i, g in enumerate(study.groups)}
     rows = runs.reindex(columns=names).itertuples(index=False, name=None)
@@ -28,7 +29,14 @@ def groups_of(study: Study, runs: pd.DataFrame) -> list[int | None]:
 
 
 def form(means: Shown, n_rows: int) -> str:
-    """Hidden until the page's script shows it: a list of ticks for each label of the table that varies."""
+    """Return the HTML of the form, with a list of checkboxes for each label column that varies.
+
+    The form is hidden until the page's script shows it.
+
+    Args:
+        means: The table of means.
+        n_rows: The number of rows of the table.
+    """
     axes = [
         _axis(i, name, list(dict.fromkeys(row[i] for row in means.rows)))
         for i, name in enumerate(means.header[: means.n_labels])

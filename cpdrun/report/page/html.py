@@ -1,7 +1,7 @@
-"""report.html: the whole report in one file that needs no network.
+"""Write report.html, which holds the whole report in one file and needs no network.
 
-Everything that comes from a config or a name is escaped; a content security policy lets no script run but the
-page's own, and nothing be loaded.
+All text that comes from a config or a name is escaped. A content security policy allows only the page's own script and
+forbids loading anything.
 """
 
 import base64
@@ -24,7 +24,7 @@ from cpdrun.study.groups.group import Group
 from cpdrun.study.groups.tuned import USE
 from cpdrun.study.study import Study
 
-# Colours of the pictures that follow the page's theme, as page.css defines them.
+# The CSS variable of page.css that replaces each color of a picture, so that the color follows the page's theme.
 _THEME = {
     "#ffffff": "--bg",
     "#000000": "--fg",
@@ -32,11 +32,12 @@ _THEME = {
     "#666666": "--muted",
     "#333333": "--muted",
 }
-_AS_THEY_ARE = {"#fefefe", "#010101"}  # on a picture's own ground
-_DARK = "#15181b"  # --bg of page.css
-_TEXT = re.compile(
-    r'style="fill: (#[0-9a-f]{6})(?="|; stroke: #ffffff; stroke-width)'
-)  # with a halo or without
+# These colors are for text on a colored background within a picture, so they never change.
+_AS_THEY_ARE = {"#fefefe", "#010101"}
+# The dark value of --bg in page.css.
+_DARK = "#15181b"
+# The fill color of text, with or without a white halo.
+_TEXT = re.compile(r'style="fill: (#[0-9a-f]{6})(?="|; stroke: #ffffff; stroke-width)')
 _MARK = re.compile(r"fill: (#[0-9a-f]{6}); stroke: \1(?![0-9a-f])")
 _STROKE = re.compile(r"stroke: (#[0-9a-f]{6})")
 
@@ -52,11 +53,18 @@ def page(
     said: Mapping[str, list[str]] | None = None,
     tables_of: Mapping[str, tuple[str, tables.Shown]] | None = None,
 ) -> str:
-    """The page's text. `answer`, `notes` and `reasons` (why a plot is missing) are sentences; `matrix`, the answers of
-    many combinations of axes; `best`, each format at the best of what was tuned; `said`, the sentences that answer
-    each of plots.QUESTIONS; `tables_of`, the table that answers one, with its heading.
+    """Return the text of the page.
 
-    `pictures` holds the SVGs of `svg.render` by the name of their plot.
+    Args:
+        study: The study to report on.
+        answer: The sentences at the top of the page.
+        matrix: The table of the answers of many facets, or None.
+        notes: Sentences about what is missing or mixed.
+        reasons: Sentences that say why plots are missing.
+        pictures: The SVGs that `svg.render` returned, by the name of the plot.
+        best: The table of each format at its best tuned value, or None.
+        said: The sentences that answer a question, by key of `plots.QUESTIONS`.
+        tables_of: The heading and the table that answer a question, by key of `plots.QUESTIONS`.
     """
     said, tables_of = said or {}, tables_of or {}
     means = tables.full(study)
@@ -95,7 +103,7 @@ def _questions(
     said: Mapping[str, list[str]],
     tables_of: Mapping[str, tuple[str, tables.Shown]],
 ) -> Iterator[str]:
-    """A section for each question that something here answers: its sentences, its table, its pictures."""
+    """Yield a section with sentences, a table and pictures for each question that has any of them."""
     drawn = [plot for plot in plots.available() if plot.name in pictures]
     groups = filters.groups(study)
     for question, asked in plots.QUESTIONS.items():
@@ -122,7 +130,8 @@ def _picture(plot: plots.Plot, rendered: str, groups: Mapping[str, int]) -> str:
     for color, variable in _THEME.items():
         text = text.replace(f": {color}", f": var({variable})")
     caption = (
-        f'<figcaption aria-hidden="true">{escape(plot.alt)}</figcaption>'  # the picture's own name says it
+        # The caption is hidden from screen readers, which already read the same text as the name of the picture.
+        f'<figcaption aria-hidden="true">{escape(plot.alt)}</figcaption>'
     )
     return f'<h3>{escape(plot.title)}</h3><figure><div class="picture">{text}</div>{caption}</figure>'
 
@@ -133,8 +142,11 @@ def _variable(kind: str, found: re.Match[str], before: str) -> str:
 
 
 def _colors(pictures: dict[str, str]) -> str:
-    """The colours of the pictures' lines (s) and letters (t) as variables: legible on a dark page, and as drawn on a
-    light one and on paper."""
+    """Return the CSS variables for the colors of lines (`--s-`) and letters (`--t-`) in the pictures.
+
+    On a light page and on paper, lines keep their colors and letters have the ink colors of `style.ink`. On a dark
+    page, the colors are changed until they are legible.
+    """
     found = {
         color for text in pictures.values() for color in re.findall(r": (#[0-9a-f]{6})", text)
     } - _AS_THEY_ARE
@@ -155,7 +167,10 @@ def _means(study: Study, shown: tables.Shown) -> str:
 
 
 def _sort_values(study: Study, group: Group, n_labels: int, sizes: list[float]) -> list[Any]:
-    """What a column sorts by where that is not what it shows: numbers without their interval and unit."""
+    """Return the values by which a row is sorted, or None for cells that are sorted by their text.
+
+    The values are the numbers of the cells without intervals and units.
+    """
     gap, nan = study.against_baseline(group), math.nan
     figures = [len(group.values), group.mean, gap.mean if gap else nan]
     figures += [gap.own_low if gap else nan] if tables.has_own_spread(study) else []
@@ -164,11 +179,11 @@ def _sort_values(study: Study, group: Group, n_labels: int, sizes: list[float]) 
     def keys(values: list[float]) -> list[Any]:
         return [value if math.isfinite(value) else "" for value in values]
 
-    return [*[None] * n_labels, *keys(figures), None, *keys(sizes)]  # a verdict sorts by its text
+    return [*[None] * n_labels, *keys(figures), None, *keys(sizes)]  # A verdict is sorted by its text.
 
 
 def _runs(study: Study) -> str:
-    """One row a run with what sets it apart; what all runs share is said once."""
+    """Return the table of runs with the keys that vary, followed by lists of the keys that all runs share."""
     runs = study.runs
     environment = [column for column in runs.columns if column.startswith("env:")]
     always = [*CORE_AXES, SEED]
@@ -217,8 +232,17 @@ def _table(
     classes: list[str] | None = None,
     groups: list[int | None] | None = None,
 ) -> str:
-    """A sortable table; `values` has a cell's sort value where it is not its text (None), `groups` the number of the
-    group that a row is of."""
+    """Return the HTML of a sortable table.
+
+    Args:
+        name: The id of the table.
+        title: The name of the table for screen readers.
+        header: The headings.
+        rows: The cells of each row as text.
+        values: The value by which each cell is sorted, or None for a cell that is sorted by its text.
+        classes: The CSS class of each row, or "".
+        groups: The number of each row's group, or None.
+    """
     head = "".join(f'<th scope="col"><button type="button">{escape(text)}</button></th>' for text in header)
     body = []
     for i, row in enumerate(rows):

@@ -1,6 +1,6 @@
-"""A table as text in a markup: GitHub markdown, LaTeX with booktabs, or a rich table for the terminal.
+"""Format a table as GitHub Markdown, as LaTeX with booktabs, or as a rich table for the terminal.
 
-Names come from users: what is a letter in a name stays a letter in every markup.
+Names come from users, so every character of a name is escaped if it has a meaning in a markup.
 """
 
 import html
@@ -30,8 +30,8 @@ LATEX = {
     '"': r"\textquotedbl{}",
     "'": r"\textquotesingle{}",
     "`": r"\textasciigrave{}",
-    "-": r"{-}",  # two hyphens would become a dash
-    "[": r"{[}",  # after the end of a row a bracket or a star would be its option
+    "-": r"{-}",  # Two hyphens would become a dash.
+    "[": r"{[}",  # A bracket or a star after the end of a row would be an option of the row break.
     "]": r"{]}",
     "*": r"{*}",
     "\N{PLUS-MINUS SIGN}": r"$\pm$",
@@ -40,9 +40,10 @@ LATEX = {
 
 
 def without_controls(text: str) -> str:
-    """Replace what a terminal would obey, and what changes the direction of text or hides it, by U+FFFD.
+    """Return text with U+FFFD for each character that controls a terminal, changes the direction of text or is hidden.
 
-    Line ends and tabs stay. These are Unicode's categories Cc (ESC among them) and Cf (right-to-left marks).
+    These are the characters of Unicode's categories Cc, such as ESC, and Cf, such as right-to-left marks. Line ends and
+    tabs are not replaced.
     """
     if text.isprintable():
         return text
@@ -75,7 +76,7 @@ def escape_html(text: str) -> str:
 
 
 def latex(table: Shown) -> str:
-    r"""A tabular with booktabs rules; needs \usepackage{booktabs} and \usepackage[T1]{fontenc}."""
+    r"""Return a tabular with booktabs rules, which needs \usepackage{booktabs} and \usepackage[T1]{fontenc}."""
     columns = "l" + "r" * (len(table.header) - 1)
     body = [_latex_row(table.header), r"\midrule", *map(_latex_row, table.rows)]
     return "\n".join(
@@ -84,12 +85,20 @@ def latex(table: Shown) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Text that LaTeX typesets as typed; a letter that T1 fonts lack becomes its Unicode name in brackets."""
+    """Return text that LaTeX typesets as typed. A letter that T1 fonts lack becomes its Unicode name in brackets."""
     return "".join(LATEX.get(c) or _letter(c) for c in " ".join(text.split()))
 
 
 def terminal(table: Shown, bold: list[bool], encoding: str = "utf-8") -> Table:
-    """For a rich console, without markup of the user's; a long table is cut, and says so."""
+    """Return a table for a rich console. Markup in the text has no effect.
+
+    Only the first 80 rows are shown, and a caption says how many rows are left out.
+
+    Args:
+        table: The table.
+        bold: Whether each row is bold.
+        encoding: The encoding of the terminal.
+    """
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for i, name in enumerate(table.header):
         made.add_column(
@@ -105,9 +114,10 @@ def terminal(table: Shown, bold: list[bool], encoding: str = "utf-8") -> Table:
 
 
 def encodable(text: str, encoding: str) -> str:
-    """Return `text` as far as a terminal of that encoding can show it, without control characters.
+    """Return `text` without control characters and with only the characters that `encoding` has.
 
-    ± becomes +-, the minus sign a hyphen, and any other character that is missing a question mark.
+    If a character is missing, ± becomes +-, the minus sign becomes a hyphen, and other missing characters become
+    question marks.
     """
     text = without_controls(text)
     try:
@@ -121,7 +131,7 @@ def encodable(text: str, encoding: str) -> str:
 def _letter(c: str) -> str:
     if c.isascii():
         return c if c.isprintable() else "?"
-    if "\u00c0" <= c <= "\u017e" and c not in "×÷":  # accented Latin letters, which T1 has
+    if "\u00c0" <= c <= "\u017e" and c not in "×÷":  # T1 fonts have these accented Latin letters.
         return c
     return f"[{escape_latex(unicodedata.name(c, 'unnamed').lower())}]"
 

@@ -1,4 +1,4 @@
-"""Every plot drawn once, and written as the kinds of file that are asked for."""
+"""Draw every plot once, and write it as the requested kinds of files."""
 
 import contextlib
 import io
@@ -18,7 +18,7 @@ KINDS = ("png", "svg", "pdf")
 
 
 def draw(study: Study) -> tuple[dict[str, Figure], list[str]]:
-    """Every plot that the runs allow, by name, and one line for each that they do not."""
+    """Return the figures of all plots that can be drawn by name, and a line for each plot that cannot be drawn."""
     figures, reasons = {}, []
     for plot in plots.available():
         try:
@@ -32,7 +32,11 @@ def draw(study: Study) -> tuple[dict[str, Figure], list[str]]:
 
 
 def draw_one(study: Study, name: str) -> Figure:
-    """The plot of that name. Raises NotDrawnError where the runs do not allow it."""
+    """Return the figure of the plot with the given name.
+
+    Raises:
+        NotDrawnError: The runs lack the data that the plot needs.
+    """
     plot = next(plot for plot in plots.available() if plot.name == name)
     figure = _drawn(study, plot)
     if figure is None:
@@ -49,19 +53,19 @@ def png(figure: Figure) -> bytes:
 
 
 def _drawn(study: Study, plot: plots.Plot) -> Figure | None:
-    """None where the plot is of runs of another kind."""
+    """Return the figure, or None if the study has no runs of the kind that the plot shows."""
     part = study if plot.of_cases is None else study.of_facets(has_cases=plot.of_cases)
     if not part.groups:
         return None
     with _style():
         figure = plot.draw(part)
-        figure.draw_without_rendering()  # lays it out, once for all kinds of file
+        figure.draw_without_rendering()  # This computes the layout once for all kinds of files.
         figure.set_layout_engine("none")
     return figure
 
 
 def render(figures: dict[str, Figure]) -> dict[str, str]:
-    """Each figure as SVG, for its file and for the page."""
+    """Return each figure as SVG, for its file and for the page."""
     with _style():
         return {name: svg.render(figure) for name, figure in figures.items()}
 
@@ -69,8 +73,16 @@ def render(figures: dict[str, Figure]) -> dict[str, str]:
 def write(
     folder: Path, figures: dict[str, Figure], rendered: dict[str, str], kinds: Sequence[str]
 ) -> list[Path]:
-    """Write `figures` as each of `kinds`, whole or not at all; pictures that an earlier report left and this
-    one lacks are removed."""
+    """Write figures as each of `kinds` and return the paths.
+
+    Each file is written completely or not at all. Pictures of an earlier report that this report lacks are removed.
+
+    Args:
+        folder: The folder of the report.
+        figures: The figures by the name of the plot.
+        rendered: The SVGs of `render` by the name of the plot.
+        kinds: The kinds of files, which are members of `KINDS`.
+    """
     for name in plots.names():
         for kind in KINDS:
             if name not in figures or kind not in kinds:
@@ -82,7 +94,7 @@ def write(
                 files.append(folder / f"{name}.{kind}")
                 if kind == "svg":
                     write_text(files[-1], svg.standalone(rendered[name]))
-                else:  # without a date: the same runs give the same file
+                else:  # The file has no date, so the same runs always give the same file.
                     undated, content = {"CreationDate": None} if kind == "pdf" else None, io.BytesIO()
                     figure.savefig(content, format=kind, dpi=style.PNG_DPI, metadata=undated)
                     write_bytes(files[-1], content.getvalue())
@@ -92,5 +104,6 @@ def write(
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
     with matplotlib.rc_context(style.RC), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box stands in its place
+        # A missing glyph is drawn as a box, so the warning is not needed.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield

@@ -1,4 +1,4 @@
-"""One writer a kind of file: `--format md,csv,tex,parquet,html`. The pictures' kinds are matplotlib's."""
+"""Write tables as CSV, Markdown, LaTeX or Parquet files, with one function for each kind of file."""
 
 import io
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from cpdrun.report.page import markup
 from cpdrun.report.tables import Shown
 from cpdrun.study.errors import ReportUsageError
 
-# What a writer gets: the file without its suffix, the numbers, and the table as shown.
+# A writer gets the path without its suffix, the table as numbers, and the table as text. It returns the path.
 Writer = Callable[[Path, pd.DataFrame, Shown], Path]
 
 
@@ -37,7 +37,11 @@ def tex(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
 
 
 def parquet(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
-    """Raises ReportUsageError where pyarrow, which pandas needs for it, is not installed."""
+    """Write a Parquet file. Columns with values of several types are written as text.
+
+    Raises:
+        ReportUsageError: pyarrow is not installed, which pandas needs to write Parquet.
+    """
     path = stem.with_suffix(".parquet")
     mixed = [name for name in numbers.columns if numbers[name].map(type).nunique() > 1]
     numbers = numbers.astype({name: str for name in mixed if numbers[name].dtype == object})
@@ -59,9 +63,9 @@ def _text(path: Path, text: str) -> Path:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value as a CSV cell: no control characters, and an apostrophe before what starts like a formula.
+    """Return a value as a CSV cell, without control characters and with an apostrophe before text like a formula.
 
-    These are the first characters that OWASP's "CSV Injection" lists: = + - @, a tab or a carriage return.
+    Such text starts with a character that OWASP's "CSV Injection" lists: = + - @, a tab or a carriage return.
     """
     if not isinstance(value, str):
         return value
