@@ -1,15 +1,16 @@
-"""What a step would cost on another network, with more workers, in fewer bits.
+"""Predict what a training step costs on another network, with more workers or with fewer bits.
 
-A cost is a pure function of frozen parameters: seconds in, seconds out, nothing measured here.
+A cost is a pure function of frozen parameters. It takes and returns seconds, and nothing is measured here.
 
     parameters.py   network, codec, workload: measured by `cpdrun doctor --calibrate` or given by name
     rings_and_trees.py  ring, tree and hierarchical all-reduce of k-bit values, in the alpha-beta model
     direct.py       the direct exchange of cpdrun.comm: its three stages over a link, segment by segment
     patterns.py     the exchange of any method, by who sends what to whom, from the bytes that a run recorded
-    step.py         a training step of one worker of N, and the speed-up of N
-    table.py        both against workers, for every calibrated format
+    step.py         a training step of each of N workers, and the speed-up of N workers
+    table.py        step time and speed-up by the number of workers, for every calibrated format
 
-Other readers: scripts/bench_costmodel.py holds it against the clock, scripts/alexnet_96gpu.py a paper's prediction.
+scripts/bench_costmodel.py compares the model with measured times, and scripts/alexnet_96gpu.py compares it with the
+prediction of a paper.
 """
 
 from cpdrun.costmodel.parameters import (

@@ -1,4 +1,4 @@
-"""What `cpdrun doctor --calibrate` left beside the runs of a study, and the networks that a prediction is for."""
+"""Find the calibration of a study (`cpdrun doctor --calibrate`) and the networks to predict for."""
 
 from cpdrun.costmodel import (
     Calibration,
@@ -15,7 +15,11 @@ MEASURED = "as measured between the ranks"
 
 
 def calibration_of(study: Study) -> Calibration:
-    """Of the study's first sweep that has one. Raises CalibrationError."""
+    """Return the calibration of the study's first sweep that has one.
+
+    Raises:
+        CalibrationError: A calibration cannot be read, or no sweep has one.
+    """
     folders = {run.path.parent.parent for group in study.groups for run in group.runs}
     for folder in sorted(folders):
         if (found := read_calibration(SweepDir(folder).calibration)) is not None:
@@ -24,7 +28,7 @@ def calibration_of(study: Study) -> Calibration:
 
 
 def known_networks(calibration: Calibration) -> dict[str, Network]:
-    """Those that have names, and the one that was measured, slowest first."""
+    """Return the named networks and the measured network, the slowest first."""
     known = {name: network(name) for name in network_names()}
     if calibration.network is not None:
         known[MEASURED] = calibration.network

@@ -1,9 +1,9 @@
-"""Seconds of the exchange that cpdrun.comm does: direct reduce-scatter and all-gather, in segments.
+"""Predict the seconds of the exchange that cpdrun.comm does: direct reduce-scatter and all-gather, in segments.
 
-Direct: every worker sends shard r of its packed gradient straight to worker r, which adds the N of them and
-sends the sum to all. 2 (N-1)/N b bytes, as the ring, but latency is paid twice and not 2 (N-1) times: what
-Thakur, Rabenseifner and Gropp (2005), section 4.3, call pairwise exchange, with all messages in flight at
-once. What it costs instead is N-1 messages a segment and stage for every processor, message_s each.
+Every worker sends shard r of its packed gradient directly to worker r. Worker r adds the N shards and sends the sum to
+all workers. This moves 2 (N-1)/N b bytes, as a ring does, but it pays the latency twice and not 2 (N-1) times. Thakur,
+Rabenseifner and Gropp (2005), section 4.3, call this pairwise exchange; here all messages are in flight at once. The
+price is N-1 messages for every processor in each segment and stage, at message_s each.
 
 A shard travels in T segments through three stages, LAG segments apart, on one processor and one link:
 
@@ -11,10 +11,10 @@ A shard travels in T segments through three stages, LAG segments apart, on one p
     B  add, pack, send to all                       needs A's messages of this segment from everyone
     C  unpack the segment of every shard            needs B's messages of this segment from everyone
 
-All workers do the same at the same time, so what a worker waits for arrives when its own message of that
-segment would: the clock of one worker is enough. The loop below is the loop of comm's exchange, `_pipeline`,
-with times in place of work; a codec that costs nothing leaves (b/beta terms) the wire, a free wire leaves
-the codec.
+All workers do the same at the same time, so the message for which a worker waits arrives when the worker's own message
+of that segment would. The clock of one worker is therefore enough. The loop below is the loop of comm's exchange,
+`_pipeline`, with times in place of work. If the codec costs nothing, the time of the wire (the b/beta terms) is left.
+If the wire costs nothing, the time of the codec is left.
 
 Legend: N workers, n values, b = n k/8 bytes, T segments, s values of a segment of one shard.
 """
@@ -25,29 +25,34 @@ from dataclasses import dataclass
 
 from cpdrun.costmodel.parameters import Codec, Network
 
-SEGMENT_VALUES = (
-    512 * 1024
-)  # as in cpdrun.comm.sums.summations.exchange, which the report cannot import; a test compares
+# The same as in cpdrun.comm.sums.summations.exchange, which the report cannot import. A test compares the two.
+SEGMENT_VALUES = 512 * 1024
 LAG = 2
 
 
 @dataclass
 class _Link:
-    """A worker's way out: messages leave in order, at the rate of a token bucket (virtual scheduling: `busy`
-    is when the link would be free if it had no burst)."""
+    """The outgoing link of a worker. Messages leave in order, at the rate of a token bucket (virtual scheduling).
+
+    Attributes:
+        network: The network.
+        busy_s: When the link would be free if it had no burst.
+    """
 
     network: Network
     busy_s: float = 0.0
 
     def send(self, ready_s: float, n_bytes: float) -> float:
-        """When bytes that were handed over at ready_s have arrived."""
+        """Return when bytes that are handed over at `ready_s` arrive."""
         self.busy_s = max(self.busy_s, ready_s) + self.network.wire_s(n_bytes)
         burst_s = self.network.wire_s(self.network.burst_bytes)
         return max(ready_s, self.busy_s - burst_s) + self.network.latency_s
 
 
 def direct_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """From the first value packed to the last one unpacked; every worker is a machine of its own."""
+    """Return the seconds from the first value packed to the last value unpacked. Every worker has a machine of its
+    own.
+    """
     if workers == 1:
         return 0.0
     shard = values / workers
@@ -74,8 +79,10 @@ def direct_s(values: float, workers: int, codec: Codec, network: Network) -> flo
 
 
 def reduce_scatter_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """The first half alone: A, and B as far as its additions; (N-1)/N b bytes. The sums stay with their owners, in
-    float32, as sharded training wants them."""
+    """Return the seconds of the first half: stage A, and stage B up to its additions.
+
+    Each worker sends (N-1)/N b bytes. The sums stay with their owners in float32, as sharded training needs them.
+    """
 
     def pack_s(size: float) -> float:
         return workers * size * codec.pack_s
@@ -87,7 +94,10 @@ def reduce_scatter_s(values: float, workers: int, codec: Codec, network: Network
 
 
 def all_gather_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """The second half alone: every owner packs its shard and sends it to all, who unpack; (N-1)/N b bytes."""
+    """Return the seconds of the second half: every owner packs its shard and sends it to all, and all unpack it.
+
+    Each worker sends (N-1)/N b bytes.
+    """
 
     def pack_s(size: float) -> float:
         return size * codec.pack_s
@@ -106,7 +116,11 @@ def _half_s(
     before_s: Callable[[float], float],
     after_s: Callable[[float], float],
 ) -> float:
-    """Work, a message to every other, and LAG segments later work on what came."""
+    """Return the seconds of one half of the exchange.
+
+    In each segment, a worker works for `before_s` and sends a message to every other worker. LAG segments later, it
+    works for `after_s` on the messages that came in.
+    """
     if workers == 1:
         return 0.0
     shard = values / workers
@@ -123,7 +137,7 @@ def _half_s(
 
 
 def direct_processor_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """What of it the processor works: the time that is left when the wire costs nothing."""
+    """Return the seconds that the processor works: the time of the exchange if the wire costs nothing."""
     if workers == 1:
         return 0.0
     messages = 2 * (workers - 1) * math.ceil(values / workers / SEGMENT_VALUES)

@@ -1,4 +1,4 @@
-"""What a cost is a function of. Times in seconds, sizes in bytes unless the name says bits or values."""
+"""The parameters of a cost. Times are in seconds; sizes are in bytes unless the name says bits or values."""
 
 import json
 from collections.abc import Mapping
@@ -16,23 +16,29 @@ _NETWORKS = files(f"{__package__}").joinpath("networks")
 
 
 class CalibrationError(UserError):
-    """Parameters that are not there or not whole; the message says what to do."""
+    """Parameters are missing or incomplete. The message says what to do."""
 
 
 class NotCalibratedError(CalibrationError):
-    """There is no calibration at all."""
+    """There is no calibration."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """The way between two workers; each has a link of its own, as fast in both directions at once.
+    """The connection between two workers. Each worker has its own link, which is equally fast in both directions at
+    once.
 
-    A message of n bytes takes message_s of its sender's processor and arrives latency_s + n / bandwidth
-    after it left: Hockney, "The communication challenge for MPP" (Parallel Computing 20, 1994), alpha and
-    1/beta, with the overhead o kept apart that messages in flight do not share (Culler et al., "LogP",
-    PPoPP 1993). burst_bytes: what an idle link lets through at once before its rate holds, the depth of a
-    token bucket (Cruz, "A calculus for network delay", IEEE Trans. Inf. Theory 37, 1991); 0 for a plain
-    wire.
+    A message of n bytes takes message_s of its sender's processor and arrives latency_s + n / bandwidth after it has
+    left. This is the model of Hockney, "The communication challenge for MPP" (Parallel Computing 20, 1994), with alpha
+    and 1/beta. The overhead o, which messages in flight do not share, is separate (Culler et al., "LogP", PPoPP 1993).
+
+    Attributes:
+        latency_s: The latency of a message, in seconds.
+        bandwidth_bytes_per_s: The bandwidth of a link, in bytes per second.
+        message_s: The processor time of a message, in seconds.
+        burst_bytes: The bytes that an idle link lets through at once before its rate applies. This is the depth of a
+            token bucket (Cruz, "A calculus for network delay", IEEE Trans. Inf. Theory 37, 1991). It is 0 for a plain
+            wire.
     """
 
     latency_s: float
@@ -41,65 +47,100 @@ class Network:
     burst_bytes: float = 0.0
 
     def wire_s(self, n_bytes: float) -> float:
-        """n bytes in a row, without latency, on a link that is busy already."""
+        """Return the seconds of n consecutive bytes on a busy link, without latency."""
         return n_bytes / self.bandwidth_bytes_per_s
 
     def hop_s(self, n_bytes: float) -> float:
-        """alpha + n beta: one message that nothing overlaps."""
+        """Return alpha + n beta, the seconds of a message that overlaps with nothing."""
         return self.latency_s + self.message_s + self.wire_s(n_bytes)
 
 
 @dataclass(frozen=True)
 class Codec:
-    """Seconds a value (a summand's value for add_s) takes a worker's processor, in a format of `bits` bits; of a
-    compressor the average over a model's values, pack_s to compress one, unpack_s to decode a message's and add it."""
+    """The processor time of one worker, in seconds per value, in a format of `bits` bits.
+
+    For a compressor, times are averages over the values of a model: pack_s compresses a value, and unpack_s decodes a
+    message's value and adds it.
+
+    Attributes:
+        bits: The bit width.
+        pack_s: The time to scale, round and pack, once for each value of the gradient.
+        add_s: The time to unpack and add a summand, N times for each value of a worker's own shard.
+        sum_s: The time to pack the sum, once for each value of a worker's own shard.
+        unpack_s: The time to unpack, once for each value of the result.
+        largest_s: The time to find max|g| for APS, once for each value of the gradient.
+    """
 
     bits: float
-    pack_s: float  # scale, round, pack: once for each value of the gradient
-    add_s: float  # unpack and add one summand: N times for each value of the own shard
-    sum_s: float  # pack the sum: once for each value of the own shard
-    unpack_s: float  # once for each value of the result
-    largest_s: float = 0.0  # max|g|, with APS: once for each value of the gradient
+    pack_s: float
+    add_s: float
+    sum_s: float
+    unpack_s: float
+    largest_s: float = 0.0
 
     def packed_bytes(self, values: float) -> float:
+        """Return the size of packed values in bytes."""
         return values * self.bits / 8
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One worker's step without any exchange. numels: values of each parameter tensor, in forward order."""
+    """The step of one worker without any exchange.
+
+    Attributes:
+        numels: The number of values of each parameter tensor, in forward order.
+        forward_s: The seconds of forward.
+        backward_s: The seconds of backward.
+        update_s: The seconds of the optimizer's step.
+        check_s: The seconds that cpdrun's own training loop takes to check the sums, which are in fresh memory, for
+            inf and NaN.
+    """
 
     numels: tuple[int, ...]
     forward_s: float
     backward_s: float
-    update_s: float  # the optimizer's step
-    check_s: float = 0.0  # cpdrun's own loop: the sums in fresh memory, looked through for inf and NaN
+    update_s: float
+    check_s: float = 0.0
 
     @property
     def values(self) -> int:
+        """The number of values of all parameters."""
         return sum(self.numels)
 
     @property
     def compute_s(self) -> float:
+        """The seconds of a step."""
         return self.forward_s + self.backward_s + self.update_s + self.check_s
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What `cpdrun doctor --calibrate` measured: a model on this machine, and the network between its ranks."""
+    """What `cpdrun doctor --calibrate` measured: a model on this machine, and the network between its ranks.
 
-    about: dict[str, Any]  # model, batch size, threads, device, ranks: for the reader
+    Attributes:
+        about: Model, batch size, threads, device and ranks, for the reader.
+        workload: The step of one worker.
+        codecs: The codecs by the name of the format.
+        network: The measured network, or None if there was only one rank.
+        compressors: The codecs of compressors by their `compressor_key`.
+    """
+
+    about: dict[str, Any]
     workload: Workload
-    codecs: dict[str, Codec]  # by the format's name
-    network: Network | None  # None: one rank, nothing to measure
-    compressors: dict[str, Codec] = field(default_factory=dict)  # by their `compressor_key`
+    codecs: dict[str, Codec]
+    network: Network | None
+    compressors: dict[str, Codec] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Calibration":
-        """The inverse of `as_json`. Raises CalibrationError."""
+        """Return the inverse of `as_json`.
+
+        Raises:
+            CalibrationError: The values are not those of a calibration.
+        """
         try:
             workload = dict(values["workload"])
             return cls(
@@ -114,12 +155,18 @@ class Calibration:
 
 
 def compressor_key(settings: Mapping[str, Any]) -> str:
-    """A compressor's name in a calibration: its settings, by their dotted keys, as JSON of texts, in their order."""
+    """Return the name of a compressor in a calibration: its settings as JSON, sorted by dotted key, with all values as
+    text.
+    """
     return json.dumps({key: str(settings[key]) for key in sorted(settings)})
 
 
 def read_calibration(path: Path) -> Calibration | None:
-    """What is in `path`; None where there is no such file. Raises CalibrationError."""
+    """Return the calibration in `path`, or None if there is no such file.
+
+    Raises:
+        CalibrationError: The file is not a calibration.
+    """
     values = read_json(path)
     if values is None:
         if path.exists():
@@ -132,13 +179,17 @@ def read_calibration(path: Path) -> Calibration | None:
 
 
 def network_names() -> list[str]:
-    """Every network known by name, slowest first."""
+    """Return the names of all known networks, the slowest first."""
     names = [item.name.removesuffix(".yaml") for item in _NETWORKS.iterdir() if item.name.endswith(".yaml")]
     return sorted(names, key=lambda name: network(name).bandwidth_bytes_per_s)
 
 
 def network(name: str) -> Network:
-    """The network called `name`, or that of a yaml file of the user's own. Raises CalibrationError."""
+    """Return the network called `name`, or the network in the user's yaml file of this name.
+
+    Raises:
+        CalibrationError: The network is unknown, or the file is not a network.
+    """
     source = Path(name) if name.endswith((".yaml", ".yml")) else _NETWORKS.joinpath(f"{name}.yaml")
     try:
         return _make(Network, yaml.safe_load(source.read_text(encoding="utf-8")))

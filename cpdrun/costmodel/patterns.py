@@ -1,16 +1,20 @@
-"""Seconds of a step's exchange by its pattern: who sends what to whom. What is sent is given, as a run recorded it.
+"""Predict the seconds of a step's exchange from its pattern: who sends what to whom.
+
+What is sent is given, as a run recorded it. The patterns are:
 
     direct      reduce-scatter and all-gather in shards: each value is sent to its owner and comes back (direct.py)
-    ring        the same bytes round a ring: the platform's own all_reduce of fp32 or bf16 (rings_and_trees.py)
-    messages    everyone's whole message to N-1 others, who decode all N: compressed gradients (top-k, QSGD, sign)
-    neighbours  whole messages to D neighbours: gossip
-    sharded     reduce-scatter of gradients, a step, all-gather of weights: FSDP, ZeRO
+    ring        the same bytes around a ring: the platform's own all_reduce of fp32 or bf16 (rings_and_trees.py)
+    messages    each worker's whole message to the N-1 others, which decode all N: compressed gradients (top-k, QSGD,
+    sign)
+    neighbours  whole messages to D neighbors: gossip
+    sharded     reduce-scatter of gradients, optimizer step, all-gather of weights: FSDP, ZeRO
     factors     two all-reduces of fp32 matrices, one after the other: PowerSGD
 
-Common to all: each worker is a machine with one processor and one link, full duplex; a switch in the middle has room
-for all links at once; workers are equally fast; nothing hides behind forward or backward. An exchange every H steps
-costs 1/H of it a step. Legend: N workers, n values, S bytes a worker sends an exchange, alpha latency, o message_s,
-beta seconds a byte.
+All patterns share these assumptions. Each worker is a machine with one processor and one full-duplex link. A switch in
+the middle has room for all links at once. Workers are equally fast. Nothing overlaps with forward or backward. An
+exchange every H steps costs 1/H of itself per step.
+
+Legend: N workers, n values, S bytes that a worker sends per exchange, alpha latency, o message_s, beta seconds a byte.
 """
 
 from collections.abc import Callable
@@ -20,16 +24,24 @@ from cpdrun.costmodel.direct import all_gather_s, direct_s, reduce_scatter_s
 from cpdrun.costmodel.parameters import Codec, Network
 from cpdrun.costmodel.rings_and_trees import ring_s, small_all_reduce_s
 
-MAGNITUDE_BYTES = 4  # APS agrees on an int32 a layer
+# APS agrees on one int32 for each layer.
+MAGNITUDE_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the workers of a run exchange, as its record has it.
+    """What the workers of a run exchange, as the run recorded it.
 
-    sent_bytes: a real worker, a step, on average over steps. every: steps from one exchange to the next. codec:
-    seconds a value of what is sent; gather: of what comes back where that is in another format (sharded). layers: that
-    APS agrees on, 0 without it. neighbours: D.
+    Attributes:
+        pattern: The key of the pattern in PATTERNS.
+        workers: The number of workers.
+        values: The number of values.
+        sent_bytes: The bytes that a real worker sends per step, on average over steps.
+        codec: The processor time per value that is sent.
+        every: The number of steps from one exchange to the next.
+        gather: The processor time per value that comes back, if it is in another format (sharded).
+        layers: The number of layers for which APS agrees on a scale, or 0 without APS.
+        neighbours: The number of neighbors, D.
     """
 
     pattern: str
@@ -44,13 +56,16 @@ class Exchange:
 
     @property
     def bytes_of_one(self) -> float:
-        """S."""
+        """The bytes that a worker sends per exchange, S."""
         return self.sent_bytes * self.every
 
 
 def exchange_s(what: Exchange, network: Network) -> float:
-    """Seconds a step, averaged over the steps from one exchange to the next; 0 for one worker. Raises KeyError for a
-    pattern that is none of PATTERNS."""
+    """Return the seconds per step, averaged over the steps from one exchange to the next, or 0 for a single worker.
+
+    Raises:
+        KeyError: The pattern is not in PATTERNS.
+    """
     if what.workers == 1:
         return 0.0
     agreed_s = 0.0
@@ -61,29 +76,33 @@ def exchange_s(what: Exchange, network: Network) -> float:
 
 
 def _bits(what: Exchange) -> float:
-    """The k for which an all-reduce of textbooks, 2 (N-1)/N n k/8 bytes, sends as many as were sent."""
+    """Return the bits k for which a textbook all-reduce, 2 (N-1)/N n k/8 bytes, sends as many bytes as the run sent."""
     N = what.workers
     return 8 * what.bytes_of_one / what.values / (2 * (N - 1) / N)
 
 
 def _direct_s(what: Exchange, network: Network) -> float:
-    """As comm's own exchange goes, segment by segment, codec and wire at once (direct.py)."""
+    """Return the seconds of comm's own exchange, segment by segment, with codec and wire at once (direct.py)."""
     return direct_s(what.values, what.workers, replace(what.codec, bits=_bits(what)), network)
 
 
 def _ring_s(what: Exchange, network: Network) -> float:
-    """The platform's all_reduce: a ring without a codec of ours (rings_and_trees.py). At each hop a worker adds what
-    came to what it has, taken to cost what `add` does; bf16 is converted before and after."""
+    """Return the seconds of the platform's all_reduce: a ring without a codec of cpdrun (rings_and_trees.py).
+
+    At each hop, a worker adds the values that it receives to its own. This is assumed to cost as much as `add` does.
+    bf16 values are converted before and after.
+    """
     codec = Codec(_bits(what), 0.0, what.codec.add_s / 2, 0.0, 0.0)
     converted_s = 0.0 if what.codec.bits == 32 else what.values * (what.codec.pack_s + what.codec.unpack_s)
     return converted_s + ring_s(what.values, what.workers, codec, network)
 
 
 def _messages_s(what: Exchange, network: Network, others: int | None = None) -> float:
-    """n pack + D o + alpha + S beta + (D+1) n unpack, D = N-1: comm compresses all layers, sends, waits for everyone's
-    message and then decodes, one after the other, its own too (`wire/messages.py`).
+    """Return n pack + D o + alpha + S beta + (D+1) n unpack seconds, with D = N-1.
 
-    S = D M for a message of M bytes: this grows with N where shards do not. Every link receives as much as it sends.
+    In comm, a worker compresses all layers, sends, waits for the messages of all others and then decodes them one
+    after the other, its own message included (`wire/messages.py`). S = D M for a message of M bytes, so this cost
+    grows with N, while the cost of shards does not. Every link receives as many bytes as it sends.
     """
     D = what.workers - 1 if others is None else others
     wire_s = network.latency_s + D * network.message_s + _wire_s(what.bytes_of_one, network)
@@ -91,19 +110,19 @@ def _messages_s(what: Exchange, network: Network, others: int | None = None) -> 
 
 
 def _neighbours_s(what: Exchange, network: Network) -> float:
-    """The same for the D neighbours that a worker has (of the worker with most)."""
+    """Return the same for the D neighbors of a worker. D is that of the worker with the most neighbors."""
     return _messages_s(what, network, others=max(1, what.neighbours))
 
 
 def _sharded_s(what: Exchange, network: Network) -> float:
-    """The two halves of the direct exchange, one after the other: the optimizer's step stands between them.
+    """Return the seconds of the two halves of the direct exchange, with the optimizer's step between them.
 
-    S_w = (N-1)/N n k_w/8 bytes of weights in the gather's format, S - S_w of gradients. Gathered once a step:
-    resharding after forward, which gathers again for backward, is not in it; nor is prefetching, which hides the
-    gather.
+    The weights take S_w = (N-1)/N n k_w/8 bytes in the gather's format, and the gradients take S - S_w. Weights are
+    gathered once per step. The model does not include resharding after forward, which gathers again for backward, or
+    prefetching, which hides the gather.
     """
     N, n, gather = what.workers, what.values, what.gather or what.codec
-    share = (N - 1) / N * n / 8  # bytes a bit of a value
+    share = (N - 1) / N * n / 8  # Bytes sent for each bit of a value.
     weights = min(what.bytes_of_one, share * gather.bits)
     gradients = replace(what.codec, bits=(what.bytes_of_one - weights) / share)
     gathered = all_gather_s(n, N, replace(gather, bits=weights / share), network)
@@ -111,16 +130,20 @@ def _sharded_s(what: Exchange, network: Network) -> float:
 
 
 def _factors_s(what: Exchange, network: Network) -> float:
-    """P and Q of every matrix, half of the bytes each, by the cheaper of ring and tree as libraries choose; pack and
-    unpack are the products that make and apply them."""
-    half = what.bytes_of_one / 2 * what.workers / (2 * (what.workers - 1))  # of one all-reduce's payload
+    """Return the seconds of exchanging P and Q of every matrix, each with half of the bytes.
+
+    Each uses the cheaper of ring and tree, as libraries choose. Pack and unpack are the products that make the factors
+    and apply them.
+    """
+    # The payload of one of the two all-reduces.
+    half = what.bytes_of_one / 2 * what.workers / (2 * (what.workers - 1))
     return what.values * (what.codec.pack_s + what.codec.unpack_s) + 2 * small_all_reduce_s(
         half, what.workers, network
     )
 
 
 def _wire_s(n_bytes: float, network: Network) -> float:
-    """On an idle link, which lets a burst through at once."""
+    """Return the seconds of bytes on an idle link, which lets a burst through at once."""
     return network.wire_s(max(0.0, n_bytes - network.burst_bytes))
 
 

@@ -1,8 +1,8 @@
-"""All-reduce of k-bit values as textbooks build it: seconds in the alpha-beta model, the codec included.
+"""Predict the seconds of a textbook all-reduce of k-bit values in the alpha-beta model, including the codec.
 
-Legend: N workers, n values, b = n k/8 bytes, alpha latency and overhead of a message, beta seconds a byte.
-Hops follow one another. Inside a hop, libraries cut the message so that arithmetic overlaps with the wire:
-a hop costs the larger of the two. Each formula counts what the busiest worker does.
+Legend: N workers, n values, b = n k/8 bytes, alpha latency and overhead of a message, beta seconds a byte. Hops follow
+one another. Within a hop, libraries cut the message so that arithmetic overlaps with the wire, so a hop costs the
+larger of the two. Each formula counts what the busiest worker does.
 """
 
 import math
@@ -11,11 +11,11 @@ from cpdrun.costmodel.parameters import Codec, Network
 
 
 def ring_reduce_scatter_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """(N-1) (alpha + b/N beta): in each of N-1 hops a chunk of n/N values moves one worker on.
+    """Return the seconds of a ring reduce-scatter, (N-1) (alpha + b/N beta).
 
-    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (JPDC 69,
-    2009), section 4; (N-1)/N b is the least that any algorithm must send. At each hop the receiver adds its
-    own value, rounded and packed, to what came.
+    In each of N-1 hops, a chunk of n/N values moves to the next worker. Patarasuk and Yuan, "Bandwidth optimal
+    all-reduce algorithms for clusters of workstations" (JPDC 69, 2009), section 4: no algorithm can send less than
+    (N-1)/N b. At each hop, the receiver adds its own value, rounded and packed, to the value that came in.
     """
     chunk = values / workers
     wire_s = network.wire_s(codec.packed_bytes(chunk))
@@ -24,14 +24,17 @@ def ring_reduce_scatter_s(values: float, workers: int, codec: Codec, network: Ne
 
 
 def ring_all_gather_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """(N-1) (alpha + b/N beta): the finished chunks go round; each worker unpacks them as they come."""
+    """Return the seconds of a ring all-gather, (N-1) (alpha + b/N beta).
+
+    The finished chunks go around the ring. Each worker unpacks them as they arrive.
+    """
     chunk = values / workers
     wire_s, unpack_s = network.wire_s(codec.packed_bytes(chunk)), chunk * codec.unpack_s
     return (workers - 1) * (_alpha(network) + max(wire_s, unpack_s)) + unpack_s
 
 
 def ring_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """2 (N-1) alpha + 2 (N-1)/N b beta: reduce-scatter, then all-gather, each round the ring."""
+    """Return the seconds of a ring all-reduce, 2 (N-1) alpha + 2 (N-1)/N b beta: reduce-scatter, then all-gather."""
     if workers == 1:
         return 0.0
     return ring_reduce_scatter_s(values, workers, codec, network) + ring_all_gather_s(
@@ -40,10 +43,10 @@ def ring_s(values: float, workers: int, codec: Codec, network: Network) -> float
 
 
 def tree_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """2 ceil(lg N) (alpha + b beta): up a binomial tree, then down.
+    """Return the seconds of a tree all-reduce, 2 ceil(lg N) (alpha + b beta): up a binomial tree, then down.
 
-    Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (IJHPCA
-    19, 2005), sections 4.2 and 4.4: few messages, each of the whole gradient; best for small ones.
+    Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (IJHPCA 19, 2005),
+    sections 4.2 and 4.4. The tree sends few messages, each with the whole gradient, which is best for small gradients.
     """
     if workers == 1:
         return 0.0
@@ -56,8 +59,10 @@ def tree_s(values: float, workers: int, codec: Codec, network: Network) -> float
 
 
 def small_all_reduce_s(n_bytes: float, workers: int, network: Network) -> float:
-    """A few integers, such as APS's exponents: the cheaper of ring and tree, as libraries choose (Thakur et
-    al., section 4.5)."""
+    """Return the seconds to all-reduce a few integers, such as the exponents of APS.
+
+    This is the cheaper of ring and tree, as libraries choose (Thakur et al., section 4.5).
+    """
     if workers == 1:
         return 0.0
     levels = math.ceil(math.log2(workers))
@@ -70,13 +75,14 @@ def small_all_reduce_s(n_bytes: float, workers: int, network: Network) -> float:
 def hierarchical_s(
     values: float, workers: int, codec: Codec, network: Network, *, group_size: int, inner: Network
 ) -> float:
-    """RS(g, b, inner) + AR(N/g, b/g, outer) + AG(g, b, inner): slow links carry 1/g of each worker's bytes.
+    """Return the seconds of a hierarchical all-reduce, RS(g, b, inner) + AR(N/g, b/g, outer) + AG(g, b, inner).
 
-    Reduce-scatter inside each group of g workers over the `inner` network, ring all-reduce of each of its
-    shards across the N/g groups, all-gather inside: Cho et al., "BlueConnect" (MLSys 2019), with two
-    levels. A group shares one link to the outside: its g rings together move b, so the bandwidth term stays
-    that of a flat ring, and what is won is latency, 2 (N/g - 1) times instead of 2 (N - 1). This is not
-    cpdrun's order=hierarchical, which says how the owner of a shard adds and travels the direct way.
+    The stages are a reduce-scatter inside each group of g workers over the `inner` network, a ring all-reduce of each
+    of its shards across the N/g groups, and an all-gather inside: Cho et al., "BlueConnect" (MLSys 2019), with two
+    levels. Slow links carry 1/g of each worker's bytes. A group shares one link to the outside. Its g rings together
+    move b bytes, so the bandwidth term remains that of a flat ring. The gain is latency, which is paid 2 (N/g - 1)
+    times instead of 2 (N - 1) times. This is not cpdrun's order=hierarchical, which says how the owner of a shard adds
+    and which uses the direct exchange.
     """
     groups = workers // group_size
     shared = Network(

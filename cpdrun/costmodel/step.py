@@ -1,7 +1,7 @@
-"""A training step of one worker of N, and how many times faster N workers are than one.
+"""Predict the time of a training step on N workers, and the speed-up over a single worker.
 
-Weak scaling, as data parallelism is used and as `cpdrun` runs it: each worker keeps its batch, N workers
-do N batches a step. speedup(N) = N * T(1) / T(N).
+This is weak scaling, as in data parallelism and in `cpdrun`: each worker keeps its batch, so N workers process N
+batches per step. speedup(N) = N * T(1) / T(N).
 """
 
 from collections.abc import Callable, Iterator
@@ -14,17 +14,30 @@ from cpdrun.costmodel.rings_and_trees import hierarchical_s, ring_s, small_all_r
 
 ALGORITHMS = ("direct", "ring", "tree", "hierarchical")
 DDP_FIRST_BUCKET_BYTES = 1 << 20
-DDP_BUCKET_BYTES = 25 << 20  # DistributedDataParallel's bucket_cap_mb
+# The default bucket_cap_mb of DistributedDataParallel.
+DDP_BUCKET_BYTES = 25 << 20
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that a step's time depends on.
+    """Everything on which the time of a step depends.
 
-    overlap: a DDP script: each bucket is exchanged while backward computes the next, and the workload's
-    check_s does not occur; otherwise all layers after backward, as in cpdrun's own loop. shared_processor:
-    backward and the codec compete for one processor (a CPU of one thread a worker). Raises ValueError where
-    the parts do not fit together.
+    Attributes:
+        workers: The number of workers.
+        workload: The step of one worker.
+        codec: The processor time of the format.
+        network: The network between workers or groups.
+        algorithm: One of ALGORITHMS.
+        aps: Whether workers agree on APS scales first.
+        overlap: Whether each bucket is exchanged while backward computes the next, as in a DDP script. The workload's
+            check_s is then left out. Otherwise all layers are exchanged after backward, as in cpdrun's own training
+            loop.
+        shared_processor: Whether backward and the codec compete for one processor (a CPU with one thread per worker).
+        group_size: The number of workers in a group, for algorithm=hierarchical.
+        inner: The network inside a group, or None if it is the same as outside.
+
+    Raises:
+        ValueError: The parts do not fit together.
     """
 
     workers: int
@@ -35,12 +48,12 @@ class Setup:
     aps: bool = False
     overlap: bool = False
     shared_processor: bool = True
-    group_size: int = 1  # of algorithm=hierarchical
-    inner: Network | None = None  # inside a group; None: as outside
+    group_size: int = 1
+    inner: Network | None = None
 
     @property
     def work(self) -> Workload:
-        """What a worker computes in this setup."""
+        """The work that each worker computes in this setup."""
         return replace(self.workload, check_s=0.0) if self.overlap else self.workload
 
     def __post_init__(self) -> None:
@@ -52,11 +65,18 @@ class Setup:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds. total = compute + exposed; exposed is what of the exchange compute does not hide."""
+    """The seconds of a step. The total is compute plus exposed.
+
+    Attributes:
+        compute_s: The seconds of forward, backward and update.
+        agreement_s: The seconds to find the largest magnitudes and agree on them, with APS.
+        exchange_s: The seconds of packing, wire, adding and unpacking.
+        exposed_s: The seconds of agreement and exchange that computation does not hide.
+    """
 
     compute_s: float
-    agreement_s: float  # APS: the largest magnitudes, found and agreed on
-    exchange_s: float  # packing, wire, adding, unpacking
+    agreement_s: float
+    exchange_s: float
     exposed_s: float
 
     @property
@@ -65,7 +85,7 @@ class StepCost:
 
 
 def step_cost(setup: Setup) -> StepCost:
-    """One step of every worker, all of them alike and in step."""
+    """Return the cost of one step. All workers are equal and in lockstep."""
     work = setup.work
     if setup.workers == 1:
         return StepCost(work.compute_s, 0.0, 0.0, 0.0)
@@ -77,12 +97,12 @@ def step_cost(setup: Setup) -> StepCost:
 
 
 def speedup(setup: Setup) -> float:
-    """Samples a second of `setup.workers` workers, as a multiple of one worker alone."""
+    """Return the samples per second of `setup.workers` workers as a multiple of those of a single worker."""
     return setup.workers * setup.work.compute_s / step_cost(setup).total_s
 
 
 def agreement(setup: Setup, values: int, layers: int) -> float:
-    """Seconds of APS's extra round for `layers` layers; 0 without APS."""
+    """Return the seconds of the extra round of APS for `layers` layers, or 0 without APS."""
     if not setup.aps:
         return 0.0
     agreed_s = small_all_reduce_s(layers * MAGNITUDE_BYTES, setup.workers, setup.network)
@@ -90,7 +110,7 @@ def agreement(setup: Setup, values: int, layers: int) -> float:
 
 
 def exchange(setup: Setup, values: int) -> float:
-    """Seconds of one sum of `values` values under the setup's algorithm."""
+    """Return the seconds of one sum of `values` values with the setup's algorithm."""
     if setup.algorithm == "hierarchical":
         return hierarchical_s(
             values,
@@ -106,11 +126,11 @@ def exchange(setup: Setup, values: int) -> float:
 
 
 def _overlapped(setup: Setup) -> StepCost:
-    """end_i = max(ready_i, end_{i-1}) + exchange_i: buckets are exchanged in turn, each once it is full.
+    """Return the cost of a step whose buckets are exchanged in turn, each as soon as it is full.
 
-    Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2.3. Backward is taken to reach a layer after the
-    share of its time that the layers behind it have of all values. Nothing is faster than the work of a
-    processor that both share.
+    end_i = max(ready_i, end_{i-1}) + exchange_i: Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2.3. The time
+    at which backward reaches a layer is assumed proportional to the number of values in the layers after it. If
+    backward and the codec share a processor, the step takes at least the time of the work of both.
     """
     work = setup.work
     ready_s = end_s = work.forward_s
@@ -128,7 +148,10 @@ def _overlapped(setup: Setup) -> StepCost:
 
 
 def buckets(numels: tuple[int, ...]) -> Iterator[list[int]]:
-    """As DistributedDataParallel fills them: last layer first, the first bucket small, each until it is full."""
+    """Yield the buckets as DistributedDataParallel fills them: the last layer first, and a small first bucket.
+
+    Each bucket takes layers until it is full.
+    """
     bucket: list[int] = []
     limit = DDP_FIRST_BUCKET_BYTES
     for numel in reversed(numels):
@@ -141,7 +164,7 @@ def buckets(numels: tuple[int, ...]) -> Iterator[list[int]]:
 
 
 def _processor_s(setup: Setup) -> float:
-    """What agreement and exchange take of the processor: as if the wire were free."""
+    """Return the processor time of agreement and exchange, as if the wire cost nothing."""
     found_s = setup.workload.values * setup.codec.largest_s if setup.aps else 0.0
     if setup.algorithm == "direct":
         return found_s + direct_processor_s(setup.workload.values, setup.workers, setup.codec, setup.network)

@@ -1,4 +1,4 @@
-"""The forecast in words and numbers: step time and speed-up against workers, a column for each format."""
+"""Print predicted step times and speed-ups by the number of workers, with a column for each format."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True)
 class CostForecast:
-    """One row: a format and a number of workers, with what they were predicted to cost."""
+    """The predicted cost of one format with one number of workers."""
 
     format: str
     workers: int
@@ -23,7 +23,7 @@ class CostForecast:
     speedup: float
 
     def facts(self) -> dict[str, Any]:
-        """For programs, seconds of a step."""
+        """Return the row for programs. Times are in seconds per step."""
         cost = {**asdict(self.cost), "total_s": self.cost.total_s}
         return {"format": self.format, "workers": self.workers, **cost, "speedup": self.speedup}
 
@@ -39,9 +39,12 @@ def forecast(
     group_size: int = 1,
     inner: Network | None = None,
 ) -> Iterator[CostForecast]:
-    """Every calibrated format (APS for those below fp32) with every number of workers, fewest bits last.
+    """Yield the cost of every calibrated format with every number of workers, fewest bits last.
 
-    Numbers of workers that group_size does not divide are left out. Raises ValueError as `Setup` does.
+    Formats below fp32 use APS if `aps` is true. Numbers of workers that `group_size` does not divide are left out.
+
+    Raises:
+        ValueError: As `Setup` does.
     """
     by_bits = sorted(calibration.codecs.items(), key=lambda item: -item[1].bits)
     for name, codec in by_bits:
@@ -64,7 +67,7 @@ def forecast(
 
 
 def print_forecast(console: Console, title: str, rows: Sequence[CostForecast]) -> None:
-    """Milliseconds a step, and times one worker, by workers and format."""
+    """Print the milliseconds per step and the speed-up by workers and format."""
     names = list(dict.fromkeys(row.format for row in rows))
     found = {(row.workers, row.format): row for row in rows}
     table = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")

@@ -1,5 +1,4 @@
-"""Turn an experiment and the user's overrides into a screen: its factors, its design, and the runs of the design's
-rows.
+"""Turn an experiment and the user's overrides into a screen: its factors, its design and its runs.
 
 If roles have several low levels, the screen has several rounds. A round varies only the factors that the allocation
 took down as far as the round before allowed. It takes them one level further down, and all other factors keep their
@@ -111,8 +110,9 @@ class ScreenQuestion:
         return _with_rows(replace(self, number=self.number + 1, base=dict(levels), varied=varied))
 
     def later_configs(self) -> list[dict[str, Any]]:
-        """Return the config of one run for each level of the later rounds, to check runs before any starts. Raises as
-        `ask`.
+        """Return the config of one run for each level of the later rounds.
+
+        The caller uses the configs to check the runs before any run starts. Raises as `ask`.
         """
         lowest = {i: len(self.settings.low[f.role]) for i, f in enumerate(self.factors)}
         found = []

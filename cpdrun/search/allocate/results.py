@@ -85,8 +85,9 @@ def read(question: ScreenQuestion) -> Found | None:
 
 
 def _margin(question: ScreenQuestion, metric: Metric, values_NxS: list[list[float]], classes: float) -> float:
-    """Return the margin in the unit in which it is shown. A relative margin refers to the row with the fewest low
-    factors.
+    """Return the margin in the unit in which it is shown.
+
+    A relative margin refers to the row with the fewest low factors.
 
     Raises:
         ConfigError: The margin cannot be used.
