@@ -1,20 +1,22 @@
-"""cpdrun from Python.
+"""The Python interface of cpdrun.
 
     import cpdrun
 
     answer = cpdrun.sweep(exp="digits_bits", format=["fp32", "e4m3"], aps=[True, False], jobs=2)
     cpdrun.plot(answer.path, "accuracy_vs_bits")
 
-Each function does what the command of its name does: it trains the same runs under the same names, skips finished ones,
-and raises the errors that the command prints.
+Each function does the same as the command of its name. It trains the same runs under the same names, skips finished
+runs, and raises the errors that the command prints.
 
 - A keyword that is an option of the command is that option: `jobs=2` is `--jobs 2`, `dry_run=True` is `--dry-run`. Any
   other keyword is a key of the configuration: `format="e4m3"`. Keys with dots are `**{"optim.lr": 0.1}` or
   `optim={"lr": 0.1}`.
-- A list is an axis: `seed=[0, 1, 2]`, `seed=range(3)`. A value that is itself a list is a list in a list: `[[1, 2]]`.
-- Words of the command line come first, or as `overrides`: `cpdrun.sweep("exp=digits_bits", "optim.lr=.1,.2")`.
+- A list is an axis: `seed=[0, 1, 2]`, `seed=range(3)`. For a value that is itself a list, write a list in a list:
+  `[[1, 2]]`.
+- Words as typed on the command line are positional arguments, as in `cpdrun.sweep("exp=digits_bits",
+  "optim.lr=.1,.2")`, or are passed as `overrides`.
 - The result is an `Answer`: the document that `--json` prints (docs/json.md), which displays itself in a notebook.
-- Progress is a live line in a terminal and in a notebook, and lines on stderr elsewhere. `quiet=True` turns it off.
+- Progress is shown live in a terminal and in a notebook, and as lines on stderr elsewhere. `quiet=True` turns it off.
 - A mistake raises `cpdrun.UserError` with the message that the command prints. Ctrl-C and `cpdrun cancel` raise
   `cpdrun.Stopped`, a KeyboardInterrupt, after the runs have saved. Failed runs raise nothing: `Answer.exit_code` is 1,
   and the answer names them.
@@ -44,7 +46,7 @@ __all__ = [  # noqa: RUF022 (in the order of the command line's help)
     "plot",
     "plots",
     "Answer",
-    # former names
+    # Former names of functions.
     "next",
     "screen",
     "explain",
@@ -103,10 +105,10 @@ def search(
     Args:
         words: Words as they are typed, such as "format=fp32,e4m3".
         exp: The name of an experiment.
-        budget: At most so many runs in total, or a core time such as "2h".
+        budget: The maximum number of runs in total, or a core time such as "2h".
         jobs: The number of processes at a time. By default all cores are used.
         launcher: Where to run: "local" or "slurm".
-        dry_run: Say what is known and what the search may cost, without starting a run.
+        dry_run: Return what is known and what the search may cost, without starting a run.
         report: Also write tables, plots and the HTML page.
         overrides: Further words.
         quiet: Show no progress.
@@ -135,7 +137,7 @@ def predict(
     Args:
         words: Words as they are typed, or the name or folder of an observed run.
         exp: The name of an experiment.
-        steps: Train and observe a run of so many steps only.
+        steps: The number of steps for which the run is trained and observed. By default the run is complete.
         jobs: The number of processes at a time. By default all cores are used.
         dry_run: List the runs that would be trained, without starting any.
         overrides: Further words.
@@ -156,7 +158,7 @@ def judge(
     lower_is_better: bool = False,
     **options: Any,
 ) -> Answer:
-    """Return the verdict for results from anywhere (`cpdrun judge`).
+    """Return the verdict on results that need not come from cpdrun (`cpdrun judge`).
 
     Args:
         file: A CSV file, JSON lines, or "-" for stdin.
@@ -182,29 +184,29 @@ def report(
     quiet: bool = True,
     **options: Any,
 ) -> Answer:
-    """Write tables and plots of sweeps next to their runs, or say why a run is worse (`cpdrun report`).
+    """Write tables and plots of sweeps next to their runs, or explain why a run is worse (`cpdrun report`).
 
     Args:
-        names: Names or folders of sweeps, by default the latest; or of one run.
+        names: Names or folders of sweeps, or the name or folder of one run. By default, the latest sweep is reported.
         metric: The metric to report.
         format: The files to write, such as ["csv", "html", "pdf"].
         ci: The confidence level in percent.
         tol: The margin in the metric's unit, or a percentage such as "2%".
         baseline: The runs to compare with, such as {"format": "bf16"}.
         quiet: Print nothing.
-        options: rows, cols, networks, costs, to; and results_dir.
+        options: rows, cols, networks, costs, to and results_dir.
     """
     given = _given(metric=metric, format=format, ci=ci, tol=tol, baseline=baseline)
     return call("report", names, given | options, quiet=quiet)
 
 
 def status(*names: Names, **options: Any) -> Answer:
-    """Return the progress of sweeps, run by run; by default of the latest (`cpdrun status`)."""
+    """Return the progress of sweeps, run by run (`cpdrun status`). Without names, use the latest sweep."""
     return call("status", names, options, quiet=True)
 
 
 def logs(*names: Names, rank: int | None = None, **options: Any) -> Answer:
-    """Return what runs printed (`cpdrun logs`), or what one process of theirs printed."""
+    """Return the output of runs (`cpdrun logs`). With `rank`, return only the output of that rank of each run."""
     return call("logs", names, _given(rank=rank) | options, quiet=True)
 
 
@@ -214,7 +216,7 @@ def cancel(*names: Names, **options: Any) -> Answer:
 
 
 def formats(name: str | None = None, *, values: bool = False) -> Answer:
-    """Return the number formats, or one of them value by value (`cpdrun formats`)."""
+    """Return the number formats, or the properties and values of one format (`cpdrun formats`)."""
     return call("formats", () if name is None else (name,), _given(values=values), quiet=True)
 
 
@@ -228,7 +230,7 @@ def doctor(**options: Any) -> Answer:
     return call("doctor", (), options, quiet=True)
 
 
-# ---- former names, which keep working for one release
+# ---- former names of functions, which keep working for one release
 
 
 def next(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:
@@ -250,7 +252,7 @@ def explain(*names: Names, **options: Any) -> Answer:
 
 
 def work(*names: Names, quiet: bool = False, **options: Any) -> Answer:
-    """Take the waiting runs of sweeps on this machine until none is left (`cpdrun sweep --join`).
+    """Train the waiting runs of sweeps on this machine until none is left (`cpdrun sweep --join`).
 
     Options: rerun, jobs, jobs_per_gpu, retries.
     """
@@ -271,7 +273,7 @@ def schema(**options: Any) -> Answer:
 
 
 def calibrate(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:
-    """Measure this machine, and forecast steps with more workers (`cpdrun doctor --calibrate`).
+    """Measure this machine, and predict the time of a step with more workers (`cpdrun doctor --calibrate`).
 
     Options: nproc, formats, network, algorithm, overlap, repeats, config_dir.
     """
@@ -279,5 +281,5 @@ def calibrate(*words: str, overrides: Iterable[str] = (), quiet: bool = False, *
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given: not None and not False."""
+    """Return the options that were given. An option that is None or False was not given."""
     return {name: value for name, value in options.items() if value is not None and value is not False}

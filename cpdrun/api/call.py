@@ -43,5 +43,8 @@ def call(command: str, words: Sequence[object], keywords: Mapping[str, Any], *, 
 
 
 def _progress() -> Console:
-    """Return the console for progress. It is made for each call, because notebooks and tests replace the streams."""
+    """Return a console for progress.
+
+    The console is created for each call, because notebooks and tests replace stderr.
+    """
     return Notebook() if is_notebook() else Console(file=sys.stderr, highlight=False)

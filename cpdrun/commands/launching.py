@@ -1,4 +1,4 @@
-"""Options and checks that all commands that train runs share."""
+"""Options and checks of all commands that train runs."""
 
 import argparse
 import time
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
-    """Add the options of a launch; each is a field of LaunchOptions.
+    """Add the options of a launch.
 
     Args:
         parser: The parser of the command.
-        where: Launchers other than `local`, for the help of --launcher. Without, runs are trained on this machine.
+        where: The launchers other than `local`, for the help of --launcher. If empty, the command always trains on this
+            machine and has no option --launcher.
     """
     if where:
         parser.add_argument("--launcher", metavar="NAME", help=f"where to run: local (default), {where}")
@@ -43,6 +44,7 @@ def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
 
 
 def options_of(arguments: argparse.Namespace) -> "LaunchOptions":
+    """Return the options of a launch that were typed."""
     from cpdrun.launch import LaunchOptions
 
     return LaunchOptions(
@@ -51,16 +53,16 @@ def options_of(arguments: argparse.Namespace) -> "LaunchOptions":
 
 
 def words_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the typed words, with --launcher as the override that it stands for."""
+    """Return the typed overrides, with --launcher as the override `launcher=NAME`."""
     return [*arguments.overrides, *([f"launcher={arguments.launcher}"] if arguments.launcher else [])]
 
 
 def read_metrics_again(runs: "Sequence[tuple[RunDir, Mapping[str, Any]]]", *, dry_run: bool) -> list[str]:
-    """Read the stored output of scripts again where the settings of their metrics have changed since they ran.
+    """Read the stored output of scripts again if the settings of their metrics have changed since the runs.
 
     Args:
         runs: The planned runs with their configs.
-        dry_run: Only say how many runs that would be.
+        dry_run: Only count the runs whose output would be read again.
 
     Returns:
         Lines for the user.
@@ -89,10 +91,10 @@ def read_metrics_again(runs: "Sequence[tuple[RunDir, Mapping[str, Any]]]", *, dr
 
 
 def cancelled_before(sweep: "SweepDir", arguments: argparse.Namespace) -> int | None:
-    """Return what `cancellation` said of `sweep` when the command was typed.
+    """Return the value that `cancellation` had for a sweep when the command was typed.
 
-    A command takes seconds to start. A cancellation in that time is one of this command, also if it came before the
-    command knew its folder.
+    A command takes seconds to start. A cancellation in that time stops this command, even if the command did not yet
+    know its folder.
     """
     from cpdrun.record import cancellation_before
 
@@ -108,9 +110,22 @@ def may_start(
     config_dir: "Path | None",
     telling: "Telling",
 ) -> bool:
-    """Return whether runs of these configs may start, and print what users should know about them.
+    """Return whether the runs may start, and print notes about them.
 
-    The answer is no if `sweep` was cancelled meanwhile. Raises UserError for what keeps the runs from being trained.
+    Args:
+        session: The session that launches the runs.
+        sweep: The sweep of the runs.
+        configs: The configs of the runs.
+        options: The options of the launch.
+        cancelled_before: The result of the function `cancelled_before`.
+        config_dir: The folder of the user's own yaml files, if any.
+        telling: The output of the command.
+
+    Returns:
+        True if the runs may start, and False if the sweep was cancelled since the command was typed.
+
+    Raises:
+        UserError: The runs cannot be trained. The message has a line for each problem.
     """
     from cpdrun.sweep.needs import missing_folders, twin
 

@@ -1,4 +1,4 @@
-"""`cpdrun logs`: print the output of runs."""
+"""The command `cpdrun logs`, which prints the output of runs."""
 
 import argparse
 import sys

@@ -1,4 +1,7 @@
-"""`cpdrun predict`: rank formats by the damage they do to a run's tensors, and estimate how likely they fail."""
+"""The command `cpdrun predict`.
+
+It ranks formats by the errors that they cause in the tensors of a run, and estimates how likely each format fails.
+"""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -18,7 +21,8 @@ if TYPE_CHECKING:
     from cpdrun.search.question import Question
     from cpdrun.whatif.forecast import ChainForecast
 
-WIDEST = 1000  # columns of a table
+# The maximum width of a table, in characters.
+WIDEST = 1000
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -39,7 +43,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="list the runs that would be trained, and stop"
     )
     add_json(predict)
-    # removed options; `run` says what to use instead
+    # These options were removed. `run` tells the user what to use instead.
     predict.add_argument("--law", nargs="*", help=argparse.SUPPRESS)
     predict.add_argument("--at", nargs="*", help=argparse.SUPPRESS)
     add_options(predict)
@@ -66,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _predict_experiment(
     arguments: argparse.Namespace, options: "LaunchOptions", session: "Session", console: "Console"
 ) -> int:
+    """Predict the candidates of an experiment, and return the exit code. Observed runs that are missing are trained."""
     from cpdrun.report.prediction import Context
     from cpdrun.search.observed import forecast_chains, observations, trained_outcomes
     from cpdrun.search.question import ask
@@ -109,6 +114,7 @@ def _predict_experiment(
 
 
 def _predict_variants(arguments: argparse.Namespace, console: "Console") -> int:
+    """Predict variants of one observed run, and return the exit code."""
     from cpdrun.record import find_runs
     from cpdrun.report.prediction import Context
     from cpdrun.whatif.effects import check_not_diverged
@@ -129,11 +135,11 @@ def _predict_variants(arguments: argparse.Namespace, console: "Console") -> int:
 def _show(
     console: "Console", chains: "Sequence[ChainForecast]", context: "Context", arguments: argparse.Namespace
 ) -> None:
-    """Print the table, then the sentences, so that the answer is the last thing on the screen."""
+    """Print the table and then the sentences, so that the answer is at the end of the screen."""
     from cpdrun.report.prediction import make_table, summarize, to_document
 
     table = make_table(chains)
-    if not console.is_terminal:  # a file has room
+    if not console.is_terminal:  # because a file has no maximum width
         console.width = max(
             console.width, console.measure(table, options=console.options.update(width=WIDEST)).maximum
         )
@@ -162,7 +168,10 @@ def _train(
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> int:
-    """Train the missing runs, observed, and return the exit code. A sweep finds those in its own folder done."""
+    """Train and observe the missing runs, and return the exit code.
+
+    A later sweep or search skips the runs that are in its own folder, because they are done.
+    """
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.sweep import write_manifest
 

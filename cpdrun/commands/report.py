@@ -1,4 +1,8 @@
-"""`cpdrun report`: print the verdict on sweeps, and write tables and plots; for a run, say why it is worse."""
+"""The command `cpdrun report`.
+
+For sweeps, it prints the verdict and writes tables and plots. For a run, it explains why the run is worse than its
+baseline.
+"""
 
 import argparse
 from typing import Any
@@ -6,6 +10,7 @@ from typing import Any
 from cpdrun.arguments import add_json, add_names, several
 from cpdrun.errors import OK, UserError
 
+# The help of --format.
 FORMATS = "files to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv,html)"
 
 
@@ -83,7 +88,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _baseline(words: list[str]) -> dict[str, Any]:
-    """Return KEY=VALUE words as a mapping. Raises UserError for other words."""
+    """Return words of the form KEY=VALUE as a mapping.
+
+    Raises:
+        UserError: A word does not have this form.
+    """
     import yaml
 
     found = {}

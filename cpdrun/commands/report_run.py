@@ -1,4 +1,4 @@
-"""`cpdrun report RUN`: why a run is worse than its baseline, and what would fix it."""
+"""The command `cpdrun report RUN`, which explains why a run is worse than its baseline and what would fix it."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,11 +9,23 @@ from cpdrun.errors import OK, UserError
 if TYPE_CHECKING:
     from cpdrun.record import RunDir
 
-DOCUMENT = "explain"  # the kind of its JSON document
+# The kind of the command's JSON document.
+DOCUMENT = "explain"
 
 
 def report_run(arguments: argparse.Namespace, runs: "Sequence[RunDir]") -> int:
-    """Print why a run is worse than its baseline."""
+    """Print why a run is worse than its baseline.
+
+    Args:
+        arguments: The arguments of the command.
+        runs: The runs that were named.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: More than one run was named.
+    """
     from cpdrun.report.diagnosis.explanation import explain
     from cpdrun.whatif.diagnose.diagnose import diagnose
 

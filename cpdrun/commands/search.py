@@ -1,4 +1,7 @@
-"""`cpdrun search`: find the smallest format that is as good as the baseline, and certify it with few runs."""
+"""The command `cpdrun search`.
+
+It finds the smallest format that is at most a margin worse than the baseline, and certifies it with few runs.
+"""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -128,7 +131,11 @@ def _say_what_was_found(
     forecast: list[str],
     summaries: "list[Summary]",
 ) -> None:
-    """The answers come last, where they are seen. Raises what kept the report from being written, after them."""
+    """Print the results. The answers come last, so that they are at the end of the screen.
+
+    Raises:
+        UserError: The report could not be written. The error is raised after the results have been printed.
+    """
     from cpdrun.search.words import facts, sentences, table
 
     console, telling = arguments.telling.console, arguments.telling
@@ -153,7 +160,10 @@ def _say_what_was_found(
 
 
 def _report(arguments: argparse.Namespace, code: int, results: "Results") -> str:
-    """Where the report is, or the command that makes it; empty where there is nothing to report yet."""
+    """Return a line that says where the report is, or which command makes it.
+
+    With --report, the report is written first. The line is empty if there is nothing to report yet.
+    """
     from cpdrun.search.words import report_command
 
     if arguments.dry_run or code == INTERRUPTED or not results.runs:
@@ -164,7 +174,7 @@ def _report(arguments: argparse.Namespace, code: int, results: "Results") -> str
 
     from cpdrun.report import write_report
 
-    console = Console(quiet=True)  # it would say the same answer in other words
+    console = Console(quiet=True)  # because the report would print the same answer again
     files = write_report([results.question.directory], formats=["md", "csv", "html"], console=console).files
     page = next(file for file in files if file.suffix == ".html")
     pictures = [file.name for file in files if file.suffix == ".png"]
@@ -172,6 +182,7 @@ def _report(arguments: argparse.Namespace, code: int, results: "Results") -> str
 
 
 def _dry_run(console: "Console", results: "Results", options: "LaunchOptions") -> list[str]:
+    """Print what is known and what the search may cost, and return the printed lines."""
     from custom_fp.formats.synonyms import naming_notes
 
     from cpdrun.config.keys import flatten
@@ -192,7 +203,11 @@ def _launch(
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> "tuple[int, list[Summary]]":
-    """Look whether the cells can be trained, then search: the exit code, and how each round went."""
+    """Check whether the cells can be trained, and then search.
+
+    Returns:
+        The exit code, and the summary of each round of runs.
+    """
     from cpdrun.launch import axes_of, print_summary
     from cpdrun.search.drive import SearchDisplay, search
 
@@ -202,7 +217,7 @@ def _launch(
     if not may_start(session, question.directory, configs, options, before, config_dir, telling):
         return INTERRUPTED, []
     display = SearchDisplay(telling.progress, axes_of(question.directory), results)
-    with writing(question.directory.path):  # a full disk, as a rule
+    with writing(question.directory.path):  # usually because the disk is full
         summaries = search(session, results, configs[0]["launcher"], options, display, before)
     for summary in summaries:
         print_summary(telling.progress, summary)

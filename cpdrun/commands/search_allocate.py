@@ -1,4 +1,7 @@
-"""`cpdrun search --allocate`: find the layers and roles that need more bits, and allocate bits to them."""
+"""The command `cpdrun search --allocate`.
+
+It finds the layers and roles that need more bits, and allocates bits to them.
+"""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
     from cpdrun.search.allocate.results import Round
     from cpdrun.sweep import PlannedRun
 
-DOCUMENT = "screen"  # the kind of its JSON document
+# The kind of the command's JSON document.
+DOCUMENT = "screen"
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -66,7 +70,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         console.print(
             f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run", soft_wrap=True, markup=False
         )
-        for text in found.odd.values():  # a record that cannot be read is neither trained again nor counted
+        for text in found.odd.values():  # Runs with unreadable records are not counted.
             telling.note(text, kind="error")
         telling.tell({**facts(question, rounds, None, None), "dry_run": arguments.dry_run})
         if arguments.dry_run:
@@ -84,7 +88,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 
 
 def _further(rounds: "list[Round]", console: "Console") -> "ScreenQuestion | None":
-    """What this round says, and the round behind it, if there is one."""
+    """Print the results of the last round. Return the question of the next round, or None if there is none."""
     from cpdrun.search.allocate.words import table, verdict_lines
 
     question, found = rounds[-1].question, rounds[-1].found
@@ -119,7 +123,7 @@ def _launch(
         write_rows(question)
     jobs = [Job(directory.run(run.name), run.config, run.overrides) for run in to_run]
     display = Display(telling.progress, axes_of(directory))
-    with writing(directory.path):  # a full disk, as a rule
+    with writing(directory.path):  # usually because the disk is full
         summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, before)
     print_summary(telling.progress, summary)
     return INTERRUPTED if summary.interrupted else summary.exit_code
@@ -144,7 +148,7 @@ def _unfinished(question: "ScreenQuestion", console: "Console") -> int:
 
 
 def _tell(rounds: "list[Round]", arguments: argparse.Namespace) -> int:
-    """The allocation, and how it is certified."""
+    """Print the allocation and the command that certifies it, and return the exit code."""
     from cpdrun.search.allocate.certify import write_allocation
     from cpdrun.search.allocate.words import allocation_lines, facts
 

@@ -1,4 +1,7 @@
-"""`cpdrun search --plan`: the runs that a search would start next, and what they would settle."""
+"""The command `cpdrun search --plan`.
+
+It lists the runs that a search would start next, and the candidates whose verdicts these runs would help to decide.
+"""
 
 import argparse
 from collections.abc import Mapping
@@ -13,9 +16,11 @@ if TYPE_CHECKING:
 
     from cpdrun.search.next import Next
 
-IMPLIED = ("seed", "name", "results_dir")  # keys that the search chooses, or that the folder implies
+# Keys that the search chooses itself or that follow from the folder.
+IMPLIED = ("seed", "name", "results_dir")
 
-DOCUMENT = "next"  # the kind of its JSON document
+# The kind of the command's JSON document.
+DOCUMENT = "next"
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -60,7 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _words(typed: list[str]) -> list[str]:
-    """Return the typed words; for an existing sweep, those that made it. Raises UserError if these are unknown."""
+    """Return the overrides of a search.
+
+    If the first word names an existing sweep, the overrides are those that created it, changed by the other words.
+
+    Raises:
+        UserError: The manifest of the sweep does not contain its overrides.
+    """
     if "=" in typed[0]:
         return typed
     from cpdrun.record import find_sweeps, read_manifest

@@ -1,4 +1,4 @@
-"""`cpdrun status`: show the progress of sweeps."""
+"""The command `cpdrun status`, which shows the progress of sweeps."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`cpdrun sweep`: train every combination of an experiment's axes."""
+"""The command `cpdrun sweep`, which trains every combination of an experiment's axes."""
 
 import argparse
 import math
@@ -137,8 +137,19 @@ def _launch(
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> "Summary | None":
-    """Look whether `to_run` can be trained, then train them, those of `anew` from the start. None where the sweep was
-    cancelled before it began."""
+    """Check whether the runs can be trained, and then train them.
+
+    Args:
+        session: The session that launches the runs.
+        sweep: The planned sweep.
+        to_run: The runs to train.
+        anew: The names of runs to train from the start, even if they are done or can be resumed.
+        options: The options of the launch.
+        arguments: The arguments of the command.
+
+    Returns:
+        The summary of the runs, or None if the sweep was cancelled before a run started.
+    """
     from cpdrun.config.script import is_script
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.launch.first_run import FirstRun
@@ -173,9 +184,10 @@ def _launch(
 
 
 def _conclude(sweep: "Plan", telling: "Telling") -> dict[str, Any] | None:
-    """Record what the runs were asked, and say what their seeds can settle.
+    """Record the tested hypotheses in sweep.yaml, and print which differences the seeds can settle.
 
-    Returns the latter for programs, None if no runs are compared.
+    Returns:
+        The power of the seeds as plain data for programs, or None if no runs are compared.
     """
     from cpdrun.study.errors import ReportError
     from cpdrun.study.reader import read_study
@@ -198,7 +210,10 @@ def _conclude(sweep: "Plan", telling: "Telling") -> dict[str, Any] | None:
 
 
 def describe_seed_power(power: "SeedPower", metric: "Metric") -> str:
-    """Return what seeds settle in a sentence: `3 seeds settle differences of 4.6 points; 1 point takes about 15.`"""
+    """Return a sentence that says which differences the seeds can settle.
+
+    An example is `3 seeds settle differences of 4.6 points; 1 point takes about 15.`
+    """
     from cpdrun.study.seed_power import MOST_PAIRS
 
     def show(value: float) -> str:
@@ -223,7 +238,7 @@ def describe_seed_power(power: "SeedPower", metric: "Metric") -> str:
 def _notes(
     sweep: "Plan", found: "Standing", to_run: "list[PlannedRun]", options: "LaunchOptions"
 ) -> list[str]:
-    """Return what a user should know before anything starts."""
+    """Return notes that the user should read before any run starts."""
     from cpdrun.config.script import seed_note
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice, own_class

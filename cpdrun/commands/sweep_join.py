@@ -1,4 +1,4 @@
-"""`cpdrun sweep --join`: take the waiting runs of a sweep until none is left."""
+"""The command `cpdrun sweep --join`, which trains the waiting runs of a sweep until none is left."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from cpdrun.launch import Session, Summary
     from cpdrun.record import SweepDir
 
-DOCUMENT = "work"  # the kind of its JSON document
+# The kind of the command's JSON document.
+DOCUMENT = "work"
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -53,7 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _work(
     sweep: "SweepDir", launcher: dict[str, Any], arguments: argparse.Namespace, session: "Session"
 ) -> "tuple[int, Summary | None]":
-    """Train what is left of one sweep. Return the exit code and the summary, None if nothing was left."""
+    """Train the remaining runs of one sweep.
+
+    Returns:
+        The exit code, and the summary of the runs. The summary is None if no run was trained.
+    """
     from cpdrun.launch import Display, axes_of, print_summary
     from cpdrun.launch.pull import Pool
 
