@@ -1,1 +1,1 @@
-"""From run directories to what is compared with what."""
+"""Read run directories and form the groups of runs that are compared."""

@@ -1,4 +1,4 @@
-"""A study: the runs of one report, and the table of their means that every other part of the report reads."""
+"""The study: the runs of one report and their groups, from which every part of the report is computed."""
 
 import math
 from collections.abc import Sequence
@@ -31,43 +31,65 @@ from cpdrun.study.runs.learnt import CLASSES_IF_UNKNOWN, guess, learnt, worst
 
 @dataclass(frozen=True)
 class Study:
+    """The runs of one report, the question that the report answers, and the groups that are compared.
+
+    Attributes:
+        sweeps: The names of the sweeps.
+        runs: The table of runs, as `collect` returns it.
+        metric: The metric that is compared.
+        ci: The confidence in per cent.
+        axes: The keys that the runs differ in, except format, aps and world_size.
+        bits_axis: The axis along which formats are compared, with its baseline.
+        groups: The groups of runs that differ only in their seed.
+        facet_axes: The keys that distinguish facets, which are the panels of plots.
+        networks: The networks for which the report predicts a speed-up, by name.
+        is_default_metric: Whether the metric is the default one.
+        question: Lines that say which parts of the question come from a search and what is compared.
+        tuned: The tuned values, if a search tuned.
+        ledger: The ledger of all hypotheses that were tested on the runs of the sweep.
+        starts: The starts of a search's chains that do not start at their widest width.
+        margin: The margin.
+    """
+
     sweeps: list[str]
-    runs: pd.DataFrame  # as collect() makes it
+    runs: pd.DataFrame
     metric: Metric
-    ci: float  # per cent
-    axes: list[str]  # beyond format, aps and world_size
+    ci: float
+    axes: list[str]
     bits_axis: BitsAxis
     groups: list[Group] = field(repr=False)
-    facet_axes: list[str]  # what panels differ in
-    networks: dict[str, Network] = field(default_factory=dict)  # asked for, of the predicted speed-up
+    facet_axes: list[str]
+    networks: dict[str, Network] = field(default_factory=dict)
     is_default_metric: bool = True
-    question: list[str] = field(
-        default_factory=list
-    )  # of it, what a search asked; and what is compared, in words
+    question: list[str] = field(default_factory=list)
     tuned: Tuned = field(default_factory=Tuned, repr=False)
-    ledger: Ledger = field(default_factory=Ledger)  # of the hypotheses that the sweep was asked
-    starts: tuple[Start, ...] = ()  # of the chains of a search that do not start at their widest width
+    ledger: Ledger = field(default_factory=Ledger)
+    starts: tuple[Start, ...] = ()
     margin: Margin = field(default_factory=Margin)
 
     @property
     def tolerance(self) -> float:
-        """Return the margin in the unit in which the metric is shown. NaN if there is none: nothing is within it."""
+        """The margin in the unit in which the metric is shown. NaN without a margin, so that no gap is within it."""
         return self.margin.shown
 
     @cached_property
     def facets(self) -> list[Facet]:
-        """The groups by world size and the other axes."""
+        """The facets: the groups that have the same world size and the same values on the other axes."""
         return make_facets(self.groups, self.facet_axes, self.bits_axis)
 
     def of_facets(self, has_cases: bool) -> "Study":
-        """The study of those facets alone whose runs are named cases, or of the others."""
+        """Return the study restricted to some of its facets.
+
+        Args:
+            has_cases: Whether to keep the facets whose runs are named cases, or all other facets.
+        """
         chosen = [facet for facet in self.facets if facet.has_cases == has_cases]
         groups = dict.fromkeys(group for facet in chosen for group in facet.all_groups)
         return replace(self, groups=list(groups))
 
     @property
     def sends_alike(self) -> str | None:
-        """Why bytes on the wire tell nothing apart, in words; None where they may."""
+        """The reason why all groups send equally many bytes. None if the bytes on the wire may differ."""
         if self.bits_axis.is_of_gradients or any(
             len({group.wire_bytes for group in facet.groups if group.wire_bytes > 0}) > 1
             for facet in self.facets
@@ -75,31 +97,34 @@ class Study:
             return None
         return f"all send the same: {self.bits_axis.key} says nothing of the wire"
 
-    # ---- what is compared, and how sure that is
+    # ---- baselines and verdicts
 
     @property
     def baseline_name(self) -> str:
-        """`fp32`, as a rule."""
+        """The name of the baseline, which is usually `fp32`."""
         return self.bits_axis.baseline_name
 
     @property
     def margin_text(self) -> str:
-        """Return the margin with its unit: `0.5 points`."""
+        """The margin with its unit, such as `0.5 points`."""
         return self.metric.show_tolerance(self.tolerance)
 
     @property
     def difference_title(self) -> str:
-        """Return the heading of the column of gaps. A positive gap is better, whichever way the metric points."""
+        """The heading of the column of gaps. A positive gap is better, for every metric."""
         unit = f", {self.metric.points.strip()}" if self.metric.points else ""
         return f"against {self.baseline_name}{unit}{'' if self.metric.higher_is_better else ', +: better'}"
 
     def baseline_problem(self, facet: Facet) -> str | None:
-        """Why the baseline is nothing to compare with; None where it is."""
+        """Return the reason why the baseline of a facet is not fit to compare with; None if it is fit."""
         return _baseline_problem(facet, self.metric, self.baseline_name)
 
     def learnt(self, group: Group) -> bool:
-        """False where its metric is no better than a guess; where the record does not say how many classes there are,
-        where an accuracy is not a fifth of fp32's."""
+        """Return whether a group learned: whether its metric is better than that of a guess.
+
+        If the number of classes is unknown, an accuracy must be at least a fifth of the baseline's. If neither check is
+        possible, the group counts as having learned.
+        """
         verdict = learnt(self.metric, group.mean, group.num_classes)
         baseline = self._baselines.get(group)
         if verdict is None and self.metric.is_fraction and baseline is not None and group.values:
@@ -107,12 +132,16 @@ class Study:
         return verdict is not False
 
     def may_be_within(self, group: Group) -> bool:
-        """Return whether all runs of a group trained. A group with a failed run is never as good as the baseline."""
+        """Return whether a group may be within the margin.
+
+        It may not if it has no value, if one of its runs failed, diverged or did not learn, or if its mean is no better
+        than a guess.
+        """
         failed = self.failures(group).failed or group.diverged or group.gave_up
         return bool(group.values) and not failed and self.learnt(group)
 
     def failures(self, group: Group) -> FailureCounts:
-        """Return how many runs of a group failed, if it is compared with a baseline."""
+        """Return how many runs of a group failed; no failures if the group is not compared with a baseline."""
         judged = self.judged.get(group)
         return FailureCounts() if judged is None else judged.failures
 
@@ -125,13 +154,13 @@ class Study:
         return judged.judgement if judged is not None and judged.judgement.pairs else None
 
     def answer(self, facet: Facet, strategy: str) -> ChainAnswer:
-        """Return what the verdicts say about the formats of a facet with one way of scaling."""
+        """Return the answer of one chain: the formats of a facet that share one way of scaling."""
         return answer_chain(facet.chains.get(strategy, []), self.judged, self.tolerance / self.metric.scale)
 
     def compare(self, one: Group, other: Group) -> Judgement:
-        """Judge how much better one group is than another, by their own pairs and with a margin of 0.
+        """Judge how much better one group is than another, from their own pairs and with a margin of 0.
 
-        The question is asked after looking at the means, so it shares no error with the verdicts.
+        The comparison was chosen after looking at the means, so it takes no share of the verdicts' error probability.
         """
         pairs = compare_runs(one.outcomes, other.outcomes)
         low = worst(self.metric, other.num_classes, other.values, 0.0)
@@ -145,7 +174,7 @@ class Study:
 
     @cached_property
     def judged(self) -> dict[Group, Judged]:
-        """What the anytime-valid test says of each group that is compared with fp32."""
+        """The verdict of the anytime-valid test on each group that is compared with a baseline."""
         chains = [
             (facet.baseline, groups)
             for facet in self.facets
@@ -155,18 +184,26 @@ class Study:
         return self.judge(chains, self.ledger)
 
     def baseline_of(self, group: Group) -> Group | None:
-        """Return what a group is compared with; None if there is no such baseline."""
+        """Return the baseline that a group is compared with; None if there is no baseline that is fit to compare with.
+
+        A baseline is its own baseline.
+        """
         return self._baselines.get(group)
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
-        """Return what the verdicts are about, with weights and priors, for the ledger of the sweep."""
+        """The tested hypotheses with their weights and priors, for the ledger of the sweep."""
         return [judged.hypothesis for judged in self.judged.values() if judged.hypothesis is not None]
 
     def judge(
         self, chains: Sequence[tuple[Group, Sequence[Group]]], ledger: Ledger | None = None
     ) -> dict[Group, Judged]:
-        """Judge chains, each a baseline and its candidates. They share the error with each other and with `ledger`."""
+        """Judge chains. They share the error probability with each other and with the hypotheses of a ledger.
+
+        Args:
+            chains: For each chain its baseline and its candidates.
+            ledger: The ledger. None for an empty one, which also means that every chain starts at its widest width.
+        """
         samples = self.samples(*(group for _, groups in chains for group in groups)) if chains else math.nan
         margin = self.tolerance / self.metric.scale
         alpha, shared = 1 - self.ci / 100, ledger or Ledger()
@@ -174,10 +211,11 @@ class Study:
         return judge_groups(chains, self.metric, margin, alpha, samples, shared, starts)
 
     def finite_test_set(self, group: Group) -> FiniteTestSet | None:
-        """Return what the choice of the test examples leaves open about the group's gap to its baseline.
+        """Return the error of the group's gap to its baseline that is due to the choice of the test examples.
 
-        None for a group without a baseline, one with failed runs, and one whose runs, or the baseline's, have not
-        recorded which examples they answered right.
+        Returns:
+            None for a baseline, for a group without a baseline, for a group that `may_be_within` excludes, and if runs
+            of the group or of the baseline have not recorded which examples they answered correctly.
         """
         baseline = self._baselines.get(group)
         if baseline is None or baseline is group or not self.may_be_within(group):
@@ -204,9 +242,10 @@ class Study:
         return dict(zip(self.runs["run:path"], self.runs[SEED], strict=True))
 
     def samples(self, *groups: Group) -> float:
-        """Return the number of test samples behind the metric of `groups`, the smallest if they differ.
+        """Return the number of test samples that the metric of some groups is computed on.
 
-        NaN if the metric is not a fraction of samples, or if a number is unknown.
+        If the groups differ, the smallest number is returned. NaN if the metric is not a fraction of samples, or if the
+        number of any group is unknown.
         """
         counts = [group.test_samples for group in groups]
         known = self.metric.counts_samples and all(count > 0 for count in counts)
@@ -220,20 +259,27 @@ class Study:
             for group in facet.groups
         }
 
-    # ---- words and rows
+    # ---- descriptions and epochs
 
     def history(self, group: Group, runs: int | None = None) -> list[EpochRow]:
-        """The epochs of the group's runs one after the other (or the first few)."""
+        """Return the epochs of the group's runs, one run after the other.
+
+        Args:
+            group: The group.
+            runs: The number of runs to include; None for all.
+        """
         return [row for run in group.runs[:runs] for row in rows_of(run)]
 
     @property
     def counted_in(self) -> str:
-        """What the rows of `history` are counted in: epoch, step or row."""
+        """The unit in which the rows of `history` are counted: "epoch", "step" or "row"."""
         return unit_of(run for group in self.groups for run in group.runs)
 
     def describe(self, group: Group) -> str:
-        """One group in a line: `e4m3 with APS, workers 8: 98.7 %, 3 seeds, −0.10 points [−0.4, +0.2] against
-        fp32, open`."""
+        """Return one line about a group.
+
+        For example `e4m3 with APS, workers 8: 98.7 %, 3 seeds, −0.10 points [−0.4, +0.2] against fp32, open`.
+        """
         facet = [
             f"{axis_title(k)} {axis_text(group.keys[k])}"
             for k in ("world_size", *self.axes)

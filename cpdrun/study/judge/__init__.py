@@ -1,1 +1,1 @@
-"""Verdicts on results that cpdrun did not produce: a table of runs, the candidates in it, and a session of ideas."""
+"""Judge results that cpdrun did not produce: read a table of runs, judge its candidates, keep a session of ideas."""

@@ -23,41 +23,65 @@ from cpdrun.study.judge.table import Seed, Table
 
 
 class Pairing(StrEnum):
-    """Which run of the baseline a candidate's run is compared with."""
+    """The way in which runs of a candidate are paired with runs of the baseline."""
 
-    SEEDS = "seeds"  # the run of the same seed
-    ORDER = "order"  # if the arms share no seed: the i-th run of each arm, sorted by seed
-    SHUFFLED = "shuffled"  # the table has no seeds: at random, so the number of runs must be fixed beforehand
-    TARGET = "target"  # every run with the same target value
+    SEEDS = "seeds"  # Runs of the same seed are paired.
+    ORDER = "order"  # The arms share no seed. The i-th runs of both arms are paired, sorted by seed.
+    # The table has no seeds. Runs are paired at random, so the number of runs must be fixed beforehand.
+    SHUFFLED = "shuffled"
+    TARGET = "target"  # Every run is compared with the same target value.
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """A margin or a required improvement as typed: a number, or a percentage of the baseline's mean."""
+    """A margin or a required improvement, as the user typed it.
+
+    Attributes:
+        number: The size, as a number in the metric's unit or a percentage of the baseline's mean.
+        is_relative: Whether `number` is a percentage.
+        is_improvement: Whether a candidate must be better by at least this size. If False, it may be worse by at most
+            this size.
+    """
 
     number: float
     is_relative: bool = False
-    is_improvement: bool = False  # better by at least so much; otherwise worse by at most so much
+    is_improvement: bool = False
 
     def margin(self, reference: float) -> float:
-        """Return the margin in the metric's unit; an improvement is negative."""
+        """Return the margin in the metric's unit. A required improvement is a negative margin.
+
+        Args:
+            reference: The baseline's mean or the target, to which a percentage refers.
+        """
         size = self.number / 100 * abs(reference) if self.is_relative else self.number
         return -size if self.is_improvement and size else size
 
 
 @dataclass(frozen=True)
 class JudgeQuestion:
-    """What is asked of every candidate. `baseline` is the name of an arm, `target` a number in its place."""
+    """The question that is asked about every candidate.
+
+    Attributes:
+        boundary: The margin or the required improvement.
+        baseline: The name of the baseline's arm. None if there is a target.
+        target: The number that takes the place of a baseline. None if there is a baseline.
+        lower_is_better: Whether smaller values of the metric are better.
+        confidence: The confidence in per cent.
+        run_deviation: The stated standard deviation between the runs of an arm. None if it is not stated.
+        resolution: The step in which the metric counts. 0 if it is continuous.
+        worst: The value that a failed run counts as. None for the worst value in the table.
+        candidates: The arms to judge. Empty for all arms.
+    """
 
     boundary: Boundary
     baseline: str | None = None
     target: float | None = None
     lower_is_better: bool = False
-    confidence: float = 95.0  # per cent
-    run_deviation: float | None = None  # the stated standard deviation between the runs of an arm
+    confidence: float = 95.0
+    run_deviation: float | None = None
     resolution: float = 0.0
-    worst: float | None = None  # the value of a failed run; None: the worst value of the table
-    candidates: tuple[str, ...] = ()  # the arms to judge; none: all
+    worst: float | None = None
+    candidates: tuple[str, ...] = ()
 
     @property
     def alpha(self) -> float:
@@ -66,7 +90,13 @@ class JudgeQuestion:
 
 @dataclass(frozen=True)
 class ErrorProbabilities:
-    """The probability of a wrong certificate, of a wrong refutation, and that an interval misses the true gap."""
+    """The error probabilities of the verdict on one candidate.
+
+    Attributes:
+        certify: The probability of a wrong certificate.
+        refute: The probability of a wrong refutation.
+        interval: The probability that the interval does not contain the true gap.
+    """
 
     certify: float
     refute: float
@@ -75,19 +105,37 @@ class ErrorProbabilities:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of one candidate: the differences in order, with their seeds, and what became of its runs."""
+    """The pairs of one candidate, and the failures among its runs.
 
-    gaps: dict[Seed, float]  # positive is better
-    failed: frozenset[Seed]  # seeds of pairs in which the candidate's run failed
+    Attributes:
+        gaps: The differences by seed, in the order in which they are judged. Positive is better.
+        failed: The seeds of the pairs in which the candidate's run failed.
+        pairing: The way in which the runs were paired.
+        counts: The numbers of failed runs.
+        unmatched: The number of the candidate's runs that have no run of the baseline to be paired with.
+        is_barred: Whether failed runs bar the candidate from being certified.
+    """
+
+    gaps: dict[Seed, float]
+    failed: frozenset[Seed]
     pairing: Pairing
     counts: FailureCounts
-    unmatched: int  # runs of the candidate that have no run of the baseline
+    unmatched: int
     is_barred: bool
 
 
 @dataclass(frozen=True)
 class JudgedArm:
-    """The verdict on one candidate. `verdict` is open if a failed run bars a certificate."""
+    """The verdict on one candidate.
+
+    Attributes:
+        candidate: The name of the candidate's arm.
+        verdict: The verdict to report. It is open if the pairs would certify the candidate but a failed run bars it.
+        judgement: What the pairs show.
+        pairs: The pairs.
+        margin: The margin in the metric's unit.
+        errors: The error probabilities of the verdict.
+    """
 
     candidate: str
     verdict: Verdict
@@ -98,7 +146,11 @@ class JudgedArm:
 
 
 def baseline_mean(table: Table, question: JudgeQuestion) -> float:
-    """Return the mean of the baseline's runs, or the target. Raises UserError if no run of it has a value."""
+    """Return the mean of the baseline's runs, or the target if there is one.
+
+    Raises:
+        UserError: The table has no such baseline, or no run of the baseline has a value.
+    """
     if question.target is not None:
         return question.target
     runs = table.find(question.baseline or "", "arm")
@@ -109,7 +161,12 @@ def baseline_mean(table: Table, question: JudgeQuestion) -> float:
 
 
 def checked_margin(table: Table, question: JudgeQuestion) -> float:
-    """Return the margin in the metric's unit. Raises UserError for one that every candidate, or none, would pass."""
+    """Return the margin in the metric's unit.
+
+    Raises:
+        UserError: Every candidate or no candidate could pass this margin, it is a percentage of 0, or the baseline has
+            no value.
+    """
     reference, boundary = baseline_mean(table, question), question.boundary
     what = "the target" if question.baseline is None else f"the baseline's mean {reference:g}"
     if boundary.is_relative and reference == 0:
@@ -128,7 +185,11 @@ def checked_margin(table: Table, question: JudgeQuestion) -> float:
 
 
 def candidates_of(table: Table, question: JudgeQuestion) -> list[str]:
-    """Return the arms to judge, in the order of the table. Raises UserError if there is none."""
+    """Return the names of the arms to judge, in the order of the table.
+
+    Raises:
+        UserError: The table has no candidate, lacks an arm that the question names, or the baseline is a candidate too.
+    """
     if question.baseline is not None:
         table.find(question.baseline, "baseline")
     for arm in question.candidates:
@@ -170,9 +231,10 @@ def form_pairs(table: Table, question: JudgeQuestion, candidate: str) -> Pairs:
 
 
 def judge_candidates(table: Table, question: JudgeQuestion) -> list[JudgedArm]:
-    """Return the verdict on every candidate. They share the error probability equally.
+    """Return the verdict on every candidate. The candidates share the error probability equally.
 
-    The standard deviation of the first pairs of the other candidates is pooled if there are at least three of them.
+    If there are at least three other candidates, the standard deviations of their first pairs are pooled into a prior
+    for the candidate's standard deviation.
     """
     margin = checked_margin(table, question)
     pairs = {arm: form_pairs(table, question, arm) for arm in candidates_of(table, question)}
@@ -180,7 +242,7 @@ def judge_candidates(table: Table, question: JudgeQuestion) -> list[JudgedArm]:
     cells = {
         arm: list((pairs.get(arm) or form_pairs(table, question, arm)).gaps.values()) for arm in everyone
     }
-    # a margin of infinity: without a margin, no candidate counts as broken
+    # The margin is infinite if it is not positive, so that no candidate counts as broken.
     pooled = priors(cells, margin if margin > 0 else math.inf, question.resolution)
     prior = stated_prior(question)
     share = question.alpha / len(pairs)
@@ -192,7 +254,11 @@ def judge_candidates(table: Table, question: JudgeQuestion) -> list[JudgedArm]:
 
 
 def stated_prior(question: JudgeQuestion) -> SpreadPrior | None:
-    """Return the known standard deviation of a difference, if one is stated; of a pair, both runs vary."""
+    """Return the prior for a stated standard deviation; None if the question does not state one.
+
+    In a pair, both runs vary, so the standard deviation of a difference is sqrt(2) times that of a run. The difference
+    to a target has the standard deviation of a run.
+    """
     if question.run_deviation is None:
         return None
     runs_of_a_pair = 1 if question.target is not None else 2
@@ -207,7 +273,16 @@ def judge_pairs(
     errors: ErrorProbabilities,
     prior: SpreadPrior,
 ) -> JudgedArm:
-    """Return the verdict on one candidate's pairs."""
+    """Return the verdict on one candidate's pairs.
+
+    Args:
+        candidate: The name of the candidate's arm.
+        pairs: The candidate's pairs.
+        question: The question; only its resolution is used.
+        margin: The margin in the metric's unit.
+        errors: The error probabilities of the verdict.
+        prior: The prior for the standard deviation of a difference.
+    """
     judgement = judge(
         list(pairs.gaps.values()),
         margin,
@@ -223,7 +298,7 @@ def judge_pairs(
 
 
 def _as_baseline(runs: Runs) -> Runs:
-    """Return the runs with diverged ones as failed ones, so that their pairs are left out."""
+    """Return the baseline's runs with diverged runs counted as failed runs, so that their pairs are left out."""
     lost = {seed: Failure.ERROR for seed, value in runs.values.items() if math.isnan(value)}
     values = {seed: value for seed, value in runs.values.items() if seed not in lost}
     return Runs(values, {**runs.failures, **lost})

@@ -1,8 +1,10 @@
-"""A ledger of ideas: which were judged, on which pairs, and which may be kept at a given false discovery rate.
+"""A session of ideas: a file that records which ideas were judged, on which pairs, and which of them are kept.
 
-The file holds one JSON object per line and is only appended to. Whoever judges holds a lock on it from the first read
-to the last write, so several processes may share it. All lines of one call are written at once and reach the disk
-before anything is printed. A line that a kill cut short is therefore one that nobody has seen; it is passed over.
+Ideas are kept at a given false discovery rate (`cpdrun.stats.online`).
+
+The file contains one JSON object per line and is only appended to. A process that judges locks the file from its first
+read to its last write, so several processes may share it. All lines of one call are written at once and reach the disk
+before anything is printed. If a kill truncates a line, its result was therefore never printed, and the line is ignored.
 """
 
 import contextlib
@@ -46,16 +48,34 @@ MAX_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """What is fixed when a session begins."""
+    """The settings that are fixed when a session begins.
 
-    confidence: float = CONFIDENCE  # 100 per cent minus the false discovery rate
-    planned: int = PLANNED  # ideas
+    Attributes:
+        confidence: 100 per cent minus the false discovery rate, in per cent.
+        planned: The planned number of ideas.
+        lower_is_better: Whether smaller values of the metric are better.
+    """
+
+    confidence: float = CONFIDENCE
+    planned: int = PLANNED
     lower_is_better: bool = False
 
 
 @dataclass(frozen=True)
 class Idea:
-    """One hypothesis of the session, as it was judged last. `pairs` holds gaps by seed, None for a failed run."""
+    """One hypothesis of the session, as it was judged last.
+
+    Attributes:
+        number: The number of the idea in the session. The first idea has number 1.
+        name: The name of the idea.
+        baseline: The name of the baseline's arm, or a text that contains the target.
+        boundary: The margin or the required improvement as a text, such as "worse by at most 0.5".
+        margin: The margin in the metric's unit, as it was when the idea was first judged.
+        prior: The prior for the standard deviation of a difference, which is fixed when the idea is first judged.
+        pairs: The differences by seed, in the order in which they were first judged. None for a failed run.
+        log_evidence: The natural logarithm of the evidence. It is frozen when the idea is kept.
+        is_kept: Whether the idea is kept.
+    """
 
     number: int
     name: str
@@ -74,7 +94,13 @@ class Idea:
 
 @dataclass(frozen=True)
 class Decision:
-    """One idea after it was judged. `required` is the log evidence that it needs to be the next one to be kept."""
+    """The result of judging one idea.
+
+    Attributes:
+        idea: The idea after it was judged.
+        judged: The verdict on its pairs.
+        required: The natural logarithm of the evidence that the idea needs to be kept in addition to those kept before.
+    """
 
     idea: Idea
     judged: JudgedArm
@@ -87,7 +113,15 @@ class Decision:
 
 @dataclass(frozen=True)
 class SessionState:
-    """The session after a call. `also_kept` names earlier ideas that this call's evidence has let in."""
+    """The session after a call.
+
+    Attributes:
+        settings: The settings of the session.
+        decisions: The results of the ideas that this call judged.
+        also_kept: The names of earlier ideas that are kept now because of this call's evidence.
+        ideas: The number of ideas in the session.
+        kept: The names of all kept ideas.
+    """
 
     settings: SessionSettings
     decisions: list[Decision]
@@ -99,17 +133,19 @@ class SessionState:
 def judge_ideas(
     path: str, table: Table, question: JudgeQuestion, settings: Mapping[str, Any], name: str | None = None
 ) -> SessionState:
-    """Judge the candidates of a table as ideas of a session, and record that.
+    """Judge the candidates of a table as ideas of a session, and append the results to the session's file.
 
     Args:
-        path: the session's file; it is created if absent.
-        table: the runs; they need seeds.
-        question: what is asked.
-        settings: the `confidence` and `planned` that were typed; what is left out is the session's, or the default.
-        name: the idea's name, if it is not that of the candidate's arm.
+        path: The session's file. It is created if absent.
+        table: The runs. They need seeds.
+        question: The question. Its confidence is replaced by that of the session.
+        settings: The settings `confidence` and `planned` that the user typed. A setting that was not typed is read from
+            the session's file; a new session uses its default.
+        name: The name of the idea. None to use the name of the candidate's arm.
 
     Raises:
-        UserError: the file is no session, another setting was typed, or an idea was judged before on other pairs.
+        UserError: The table has no seeds, the file is not a session, a typed setting differs from that of the session,
+            or an idea was judged before and its pairs have changed.
     """
     if table.is_shuffled:
         raise UserError(
@@ -151,7 +187,17 @@ def _decide(
     question: JudgeQuestion,
     settings: SessionSettings,
 ) -> tuple[list[Decision], list[int]]:
-    """Judge the changed ideas and update which are kept. Returns the numbers of earlier ideas that are kept now."""
+    """Judge the changed ideas and update `ideas` in place.
+
+    Args:
+        ideas: All ideas of the session, by number. Evidence and `is_kept` are updated.
+        changed: The arm and the pairs of each idea to judge, by number.
+        question: The question.
+        settings: The settings of the session.
+
+    Returns:
+        The results of the changed ideas, and the numbers of other ideas that are kept now and were not kept before.
+    """
     alpha = question.alpha
     before = {number for number, idea in ideas.items() if idea.is_kept}
     required = {
@@ -174,16 +220,17 @@ def _decide(
 
 
 def _evidence_now(judged: JudgedArm) -> float:
-    """Return the log evidence of all pairs so far.
+    """Return the natural logarithm of the evidence after all pairs so far.
 
-    Larger evidence at an earlier pair must not be chosen instead. The evidence is 0 if failed runs bar the idea.
+    The largest evidence over time must not be used instead (`cpdrun.stats.online`). The result is 0 if the evidence is
+    against the idea or if failed runs bar the idea.
     """
     trace = judged.judgement.trace
     return max(0.0, trace[-1] * math.log(10)) if trace and not judged.pairs.is_barred else 0.0
 
 
 def _asked(ideas: dict[int, Idea], name: str, question: JudgeQuestion, margin: float) -> Idea:
-    """Return the idea that was asked before, or a new one with its number and its margin."""
+    """Return the idea with this name, baseline and boundary; if it is new, add it to `ideas` with the next number."""
     boundary = question.boundary
     kind = "better by more than" if boundary.is_improvement else "worse by at most"
     text = f"{kind} {boundary.number:g}{' %' if boundary.is_relative else ''}"
@@ -197,7 +244,7 @@ def _asked(ideas: dict[int, Idea], name: str, question: JudgeQuestion, margin: f
 
 
 def _pooled(ideas: Mapping[int, Idea], number: int, question: JudgeQuestion) -> SpreadPrior:
-    """Return the prior that the first pairs of the other ideas give."""
+    """Return the prior for the standard deviation, pooled over the first pairs of the other ideas."""
     others = [idea for idea in ideas.values() if idea.number != number]
     first = [[gap for gap in idea.pairs.values() if gap is not None][:FIRST_PAIRS] for idea in others]
     rounding = question.resolution / math.sqrt(6)
@@ -210,7 +257,11 @@ def _recorded(pairs: Pairs) -> dict[Seed, float | None]:
 
 
 def _ordered(pairs: Pairs, idea: Idea, path: str) -> Pairs:
-    """Return the pairs with those that were judged before in front. Raises UserError if one of them has changed."""
+    """Return the pairs, sorted so that pairs that were judged before come first, in their old order.
+
+    Raises:
+        UserError: A pair that was judged before is missing or has changed.
+    """
     now = _recorded(pairs)
     for seed, before in idea.pairs.items():
         if seed not in now:
@@ -274,14 +325,20 @@ def _content(fd: int, path: str) -> bytes:
 
 
 def _read(content: bytes, path: str) -> tuple[SessionSettings | None, dict[int, Idea]]:
-    """Return the settings, None for a new file, and the ideas as they were judged last."""
+    """Return the settings of the session and its ideas as they were judged last, by number.
+
+    The settings are None for a new file.
+
+    Raises:
+        UserError: The file is not a session, has another version, or is damaged.
+    """
     rows = []
     for line in content.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
     start = json.dumps({KIND: HEADER}).encode()[:-1]
     if not rows and b"\n" not in content and (start.startswith(content) or content.startswith(start)):
-        return None, {}  # empty, or a first line that was cut short
+        return None, {}  # the file is empty, or a kill truncated its first line
     header = rows[0] if rows and isinstance(rows[0], dict) else {}
     if header.get(KIND) != HEADER:
         raise UserError(f"{path} is not a session of cpdrun judge. Name a new file; nothing was written.")
@@ -330,7 +387,7 @@ def _line(idea: Idea) -> dict[str, Any]:
 
 
 def _append(fd: int, content: bytes, rows: list[dict[str, Any]]) -> None:
-    """Write all lines at once, behind the end of a line that a kill cut short."""
+    """Append all lines at once. If a kill truncated the last line, end that line first."""
     if not rows:
         return
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()

@@ -1,8 +1,8 @@
 """Read a table of results: an arm, a seed and a value in each row, or one column per arm.
 
-CSV (comma, semicolon or tab), JSON lines and a JSON list of objects are read. In the value column an empty cell, null,
-"failed", "crashed" and the like are runs that failed; "inf" and "diverged" are runs that diverged. "-" is a run that
-was not made. "nan" is refused, because it may be any of these.
+Supported files are CSV (separated by commas, semicolons or tabs), JSON lines, and a JSON list of objects. In a column
+of values, an empty cell, null, "failed", "crashed" and similar words stand for a failed run, "inf" and "diverged" for a
+diverged run, and "-" for a run that was not made. "nan" is refused, because it may mean any of these.
 """
 
 import csv
@@ -26,11 +26,12 @@ from cpdrun.stats.failures import Failure, Runs
 
 ARM, SEED, VALUE = "arm", "seed", "value"
 MAX_BYTES = 64 << 20
-ONLY_ARM = "runs"  # the arm of a table that has none
+ONLY_ARM = "runs"  # the name of the arm if the table has no column of arms
 FAILED = ("", "failed", "crashed", "error", "killed", "oom", "none", "null")
 DIVERGED = ("diverged", "inf", "-inf", "infinity", "-infinity")
 NOT_MADE = "-"
-ENDED = ("finished", "done", "completed", "complete", "success", "succeeded", "ok")  # in a column of states
+# The words in a column of states for runs that finished, and for runs that are not finished yet.
+ENDED = ("finished", "done", "completed", "complete", "success", "succeeded", "ok")
 NOT_ENDED = ("running", "pending", "queued")
 
 Seed = int | float | str
@@ -38,7 +39,14 @@ Seed = int | float | str
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns; None for the default, or for none in the case of `state`."""
+    """The names of the columns of a table.
+
+    Attributes:
+        arm: The column of arms. None for "arm".
+        seed: The column of seeds. None for "seed".
+        value: The column of values. None for "value".
+        state: The column of states. None if there is no such column.
+    """
 
     arm: str | None = None
     seed: str | None = None
@@ -48,8 +56,14 @@ class Columns:
 
 @dataclass(frozen=True)
 class Table:
-    """The runs of every arm, in the order of the file. `is_shuffled`: without seeds, runs are in a random order. `step`
-    is one unit of the last digit with which values are written: they are known no better than that."""
+    """The runs of a table.
+
+    Attributes:
+        name: The path of the file, or "stdin".
+        arms: The runs of each arm, in the order of the file.
+        is_shuffled: Whether the runs are in a random order because the table has no seeds.
+        step: One unit of the last digit of the values as they are written, which limits their precision.
+    """
 
     name: str
     arms: Mapping[str, Runs]
@@ -58,12 +72,20 @@ class Table:
 
     @property
     def values(self) -> list[float]:
-        """The values of all runs that have one."""
+        """The finite values of all runs."""
         found = (value for runs in self.arms.values() for value in runs.values.values())
         return [value for value in found if math.isfinite(value)]
 
     def find(self, arm: str, what: str) -> Runs:
-        """Return the runs of this arm. Raises UserError if there is none."""
+        """Return the runs of an arm.
+
+        Args:
+            arm: The name of the arm.
+            what: What the arm is used as, such as "baseline", for the error message.
+
+        Raises:
+            UserError: The table has no such arm.
+        """
         if arm not in self.arms:
             there = ", ".join(self.arms)
             raise UserError(
@@ -72,20 +94,23 @@ class Table:
         return self.arms[arm]
 
 
-Row = tuple[int, Mapping[str, Any]]  # the number of its line, and its cells by column
-Run = tuple[Seed | None, float | Failure, int]  # seed, value, line
+Row = tuple[int, Mapping[str, Any]]  # the line number, and the cells by column
+Run = tuple[Seed | None, float | Failure, int]  # the seed, the value, and the line number
 
 
 def read_table(path: str, columns: Columns, *, needs_arms: bool = True) -> Table:
-    """Return the runs in a file, or on stdin if `path` is "-".
+    """Read the runs in a file, or from stdin if `path` is "-".
 
     Args:
-        path: the file.
-        columns: the names of its columns. Without a column of arms, every column but the seed's is an arm.
-        needs_arms: whether a table that has values but no arms is a mistake; otherwise all its runs are one arm.
+        path: The path of the file.
+        columns: The names of its columns. If the table has neither a column of arms nor a column of values, every
+            column except that of the seeds is an arm.
+        needs_arms: Whether a table with a column of values must have a column of arms. If False, all runs of a table
+            without arms are one arm.
 
     Raises:
-        UserError: the file cannot be read, is empty, lacks a column, has text in place of a number, or a seed twice.
+        UserError: The file cannot be read, is empty, lacks a column, has text in place of a number, or an arm has a
+            seed twice.
     """
     name = "stdin" if path == "-" else path
     header, rows = _rows(_text(path), name)
@@ -102,7 +127,7 @@ def read_table(path: str, columns: Columns, *, needs_arms: bool = True) -> Table
 
 
 def _step(rows: Sequence[Row], columns: Sequence[str]) -> float:
-    """Return one unit of the last digit of the value that is written with most digits."""
+    """Return one unit of the last digit of the value that is written with the most decimals; 0 without numbers."""
     exponents = []
     for _, row in rows:
         for column in columns:
@@ -128,7 +153,7 @@ def _text(path: str) -> str:
 
 
 def _rows(text: str, name: str) -> tuple[list[str], list[Row]]:
-    """Return the names of the columns and the rows."""
+    """Return the names of the columns, and the rows."""
     if text.lstrip()[:1] in ("{", "["):
         rows = list(_json_rows(text, name))
         return list(dict.fromkeys(key for _, row in rows for key in row)), rows
@@ -207,7 +232,10 @@ def _long(
 
 
 def _wide(header: list[str], rows: Sequence[Row], columns: Columns, name: str) -> dict[str, list[Run]]:
-    """Every column but the seed's is an arm. Without a column of seeds, a row is a seed."""
+    """Return the runs by arm, from a table in which every column except that of the seeds is an arm.
+
+    Without a column of seeds, the number of the row is the seed.
+    """
     seed = columns.seed or SEED
     if columns.seed:
         _check_column(seed, "--seed", header, name)
@@ -241,7 +269,10 @@ def _label(cell: Any) -> str:
 
 
 def _seed(cell: Any, line: int, column: str, name: str, has_seeds: bool) -> Seed | None:
-    """Return a whole number if the cell is one, whatever a spreadsheet has made of it."""
+    """Return a seed as an int if it is a whole number, even if a spreadsheet wrote it as `3.0`.
+
+    Other numbers are returned as float and anything else as text. The result is None if the table has no seeds.
+    """
     if not has_seeds:
         return None
     text = _label(cell)
@@ -255,7 +286,7 @@ def _seed(cell: Any, line: int, column: str, name: str, has_seeds: bool) -> Seed
 
 
 def _value(cell: Any, line: int, column: str, name: str) -> float | Failure | None:
-    """Return a number, NaN for a run that diverged, a Failure for one that failed, None for one that was not made."""
+    """Return the value of a run: a number, NaN if it diverged, a Failure if it failed, and None if it was not made."""
     text = _label(cell)
     word = text.lower()
     if word == NOT_MADE:
@@ -294,7 +325,8 @@ def _runs(arm: str, runs: list[Run], name: str, has_seeds: bool) -> Runs:
 def _shuffled(arm: str, runs: list[Run]) -> list[Run]:
     """Number the runs in an order that depends on their values only through a hash.
 
-    A file may be sorted by value. Pairs in the order of such a file would have much too small a spread.
+    A file may be sorted by value. If runs were paired in the order of such a file, the spread of the differences would
+    be much too small.
     """
     counts = Counter[str]()
     keyed = []
