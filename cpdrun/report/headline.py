@@ -1,7 +1,8 @@
-"""What a report says first: what is certified, what is open and how many more pairs that needs, and what is refuted.
+"""Write the first sentences of a report: which formats are certified, open or refuted, and how many pairs are needed.
 
-Only a certified format is called good enough. A facet with up to `MOST_PANELS` others gets sentences; more of them
-become one sentence and the rows of a matrix.
+Only a certified format is called good enough. If there are at most `MOST_PANELS` facets, each facet gets its own
+sentences. Otherwise the facets are summarized in sentences and in a matrix with a row for each facet. A chain holds the
+candidates of one facet that share a way of scaling.
 """
 
 import math
@@ -24,14 +25,15 @@ from cpdrun.study.result_text import gap_text, join_first, more_text, pairs_text
 from cpdrun.study.study import Study
 
 MOST_PANELS = 3
-ORDER = ("sync.order", "sync.group_size")  # which gradients are added to which, and when
+# The keys of the order of summation, which says which gradients are added to which, and when.
+ORDER = ("sync.order", "sync.group_size")
 _VERDICTS = (Verdict.CERTIFIED, Verdict.OPEN, Verdict.REFUTED)
 _NOT_TESTED = "not tested"
 _HEADINGS = (Verdict.CERTIFIED, Verdict.OPEN, _NOT_TESTED, Verdict.REFUTED)
 
 
 def headline(study: Study) -> tuple[list[str], Shown | None]:
-    """Return the sentences, and the matrix of many facets if there is one."""
+    """Return the sentences, and the matrix of facets, or None if there are few facets."""
     facets = [facet for facet in study.facets if not facet.has_cases]
     matrix = None
     if study.margin.problem and any(not study.baseline_problem(facet) for facet in study.facets):
@@ -54,7 +56,7 @@ def headline(study: Study) -> tuple[list[str], Shown | None]:
 
 
 def verdicts(study: Study) -> list[dict[str, Any]]:
-    """Return the answer of each chain for programs; gaps are in the metric's unit, and None is unknown."""
+    """Return the answer of each chain as plain data. Gaps are in the metric's own unit, and None means unknown."""
     return [
         {"facet": facet.label, "scaling": name, **_facts(study, facet, study.answer(facet, name))}
         for facet in study.facets
@@ -64,7 +66,7 @@ def verdicts(study: Study) -> list[dict[str, Any]]:
 
 
 def counts(study: Study) -> list[str]:
-    """Return one sentence that counts the certified, refuted and open groups, or no sentence if none is compared."""
+    """Return a sentence that counts the certified, refuted and open groups, or no sentence if no group is compared."""
     found = [judged.verdict for judged in study.judged.values()]
     if not found:
         return []
@@ -77,7 +79,7 @@ def counts(study: Study) -> list[str]:
 
 
 def compare_orders(study: Study) -> list[str]:
-    """Return where one order of summation is certified with bits that are refuted in another."""
+    """Return a sentence for each bit width that is certified in one order of summation and refuted in another order."""
     lines = []
     for facets in _by_order(study):
         for name in strategy_looks(study):
@@ -107,12 +109,12 @@ def compare_orders(study: Study) -> list[str]:
 
 
 def longest_chain(facet: Facet) -> float:
-    """Return the longest chain of rounded additions of the facet's runs; 0 if no record has it."""
+    """Return the number of rounded additions in the longest chain of any group of the facet; 0 if no record has it."""
     return max((group.longest_chain for group in facet.groups if group.longest_chain > 0), default=0)
 
 
 def _facet_lines(study: Study, facet: Facet) -> Iterator[str]:
-    """Yield a line for each verdict, then one about the baseline, the failures and the test set."""
+    """Yield the lines of each verdict, then a line about the baseline, the failures and the test set."""
     at = f", {facet.label}" if facet.label else ""
     if problem := study.baseline_problem(facet):
         yield _no_baseline(study, facet, problem, f"{facet.label}: " if facet.label else "")
@@ -126,7 +128,7 @@ def _facet_lines(study: Study, facet: Facet) -> Iterator[str]:
 
 
 def _chain_texts(study: Study, facet: Facet) -> list[tuple[str, str]]:
-    """Return a text for each way of scaling."""
+    """Return a heading and a text for each way of scaling."""
     return [_chain_text(study, facet, name) for name in facet.chains]
 
 
@@ -161,7 +163,7 @@ def _chain_text(study: Study, facet: Facet, name: str) -> tuple[str, str]:
 
 
 def _below(study: Study, answer: ChainAnswer) -> str:
-    """Return what is open, or else refuted, with fewer bits than the certified format."""
+    """Return which candidate with fewer bits than the certified format is open, or else which bit width is refuted."""
     if answer.likely is not None:
         gap = gap_text(study.metric, study.judged[answer.likely].judgement)
         return f". Open: {answer.likely.title}, {gap}; {_more(study, answer)}"
@@ -169,7 +171,7 @@ def _below(study: Study, answer: ChainAnswer) -> str:
 
 
 def _case_texts(study: Study, facet: Facet) -> list[tuple[str, str]]:
-    """Return a text for each verdict, with the named cases that have it."""
+    """Return each verdict that a named case has, and a text that lists the named cases with that verdict."""
     groups = [group for chain in facet.chains.values() for group in chain if group in study.judged]
     groups.sort(key=lambda group: -study.judged[group].judgement.mean)
     found: list[tuple[str, str]] = []
@@ -211,7 +213,7 @@ def _more(study: Study, answer: ChainAnswer) -> str:
 
 
 def _failures(study: Study, facet: Facet) -> Iterator[str]:
-    """Yield which candidates had failed runs, and which lack pairs because runs of the baseline failed."""
+    """Yield which candidates have failed runs, and which candidates lack pairs because runs of the baseline failed."""
     groups = [group for groups in facet.chains.values() for group in groups if group in study.judged]
     for title, describe in (
         ("Failures", lambda group: study.failures(group).describe()),
@@ -223,14 +225,18 @@ def _failures(study: Study, facet: Facet) -> Iterator[str]:
 
 
 def _identical(study: Study, facet: Facet) -> list[str]:
-    """Return which of the baseline and its candidates have runs that are equal bit for bit."""
+    """Return a line for each set of cells, of the baseline and its candidates, whose runs are equal bit for bit."""
     cells = {study.baseline_name: facet.baseline.fingerprints}
     groups = [group for groups in facet.strategies.values() for group in groups]
     return describe_identical(cells | {group.full_name: group.fingerprints for group in groups})
 
 
 def _test_set(study: Study, facet: Facet) -> list[str]:
-    """Return what the margin is in test samples, and where the gap that decides would be on another test set."""
+    """Return how many test samples the margin is, and the range of the deciding gap on another test set.
+
+    The deciding gap is that of the first chain's certified format, or of its most likely one. The list is empty if the
+    number of test samples is unknown.
+    """
     samples = study.samples(facet.baseline)
     if not math.isfinite(samples):
         return []
@@ -265,7 +271,7 @@ def _no_baseline(study: Study, facet: Facet, problem: str, where: str) -> str:
 
 
 def _summary(study: Study, facets: list[Facet]) -> Iterator[str]:
-    """Yield a line for each way of scaling, then how many facets have no answer."""
+    """Yield a sentence for each way of scaling, the meaning of "certified", and how many facets have no answer."""
     known = [facet for facet in facets if not study.baseline_problem(facet)]
     if not known:
         problem = study.baseline_problem(facets[0])
@@ -304,7 +310,11 @@ def _summary(study: Study, facets: list[Facet]) -> Iterator[str]:
 
 
 def _matrix(study: Study, facets: list[Facet]) -> Shown:
-    """Return a row for each facet, few workers and short chains first: fp32, then the answer of each scaling."""
+    """Return a table with a row for each facet, with few workers and short chains of additions first.
+
+    The columns are the keys of the facet, the longest chain of additions if it is recorded, the mean of the baseline,
+    and the answer for each way of scaling.
+    """
     keys = list(facets[0].keys)
     names = [name for name in strategy_looks(study) if any(name in facet.chains for facet in facets)]
     has_chains, rows = any(map(longest_chain, facets)), []
@@ -321,7 +331,10 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
 
 
 def _cell(study: Study, facet: Facet, name: str) -> str:
-    """Return `✓ e3m0 (4 bits)`, with `?` for an open format that is the most likely, or `✗ none`."""
+    """Return the answer of a chain with its mark, such as `✓ e3m0 (4 bits)` or `✗ none`.
+
+    An open format that is the most likely answer has the mark `?`.
+    """
     if name not in facet.chains:
         return "-"
     answer = study.answer(facet, name)
@@ -330,7 +343,7 @@ def _cell(study: Study, facet: Facet, name: str) -> str:
 
 
 def _by_order(study: Study) -> list[list[Facet]]:
-    """Return the facets that differ in their order of summation alone."""
+    """Return groups of facets that differ only in their order of summation."""
     found: dict[tuple[str, ...], list[Facet]] = {}
     for facet in study.facets:
         if ORDER[0] in facet.keys and not facet.has_cases and not study.baseline_problem(facet):
@@ -340,7 +353,7 @@ def _by_order(study: Study) -> list[list[Facet]]:
 
 
 def _order(facet: Facet) -> str:
-    """Return `tree (chain 6)`."""
+    """Return the order of summation with the longest chain of additions, such as `tree (chain 6)`."""
     name = " ".join(axis_text(facet.keys[key]) for key in ORDER if facet.keys.get(key) is not None)
     return f"{name} (chain {longest_chain(facet):.0f})" if longest_chain(facet) else name
 

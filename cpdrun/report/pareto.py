@@ -1,4 +1,4 @@
-"""The Pareto front of the means for each cost and its knee, in sentences that say what the seeds cannot tell apart."""
+"""Describe the Pareto front of the means and its knee for each cost, and which differences the seeds do not resolve."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.result_text import gap_text, join_first
 from cpdrun.study.study import Study
 
-MOST_FACETS = 3  # the pictures have all
+# The largest number of facets that get sentences. The pictures show all facets.
+MOST_FACETS = 3
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,11 @@ class Front:
     """The groups of a facet that no other group beats in both cost and metric.
 
     Attributes:
-        groups: The cheapest first.
-        cost: The cost of every group of the facet.
-        knee: None if the front has none, or if the seeds tell no cheaper point from the best one.
-        is_told: Whether the seeds tell a cheaper point of the front from its best.
+        groups: The groups of the front, cheapest first. The last group has the best metric.
+        cost: The cost of each group of the facet whose cost is known.
+        knee: The knee of the front, or None if the front has no knee or `is_told` is False.
+        is_told: Whether any cheaper group of the front differs from the best group by more than the spread of the
+            seeds, so that the interval of their difference excludes 0.
     """
 
     groups: list[Group]
@@ -32,7 +34,7 @@ class Front:
 
 
 def front_of(study: Study, cost: Cost, groups: Sequence[Group]) -> Front:
-    """Return the front of the groups that trained. Diverged groups and those that did not learn are left out."""
+    """Return the front of the groups that trained. Groups that diverged or did not learn are left out."""
     costs, _ = cost.find(groups)
     trained = [group for group in groups if group in costs and study.may_be_within(group)]
     sign = 1.0 if study.metric.higher_is_better else -1.0
@@ -45,7 +47,7 @@ def front_of(study: Study, cost: Cost, groups: Sequence[Group]) -> Front:
 
 
 def tells_apart(study: Study, one: Group, other: Group) -> bool:
-    """Return whether the interval of the difference of two groups, from their own pairs, leaves out 0."""
+    """Return whether the interval of the difference of two groups, computed from their own pairs, excludes 0."""
     found = study.compare(one, other)
     return found.low > 0 or found.high < 0
 
@@ -53,7 +55,10 @@ def tells_apart(study: Study, one: Group, other: Group) -> bool:
 def sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
     """Return a sentence for each facet and each cost whose front may have a knee.
 
-    For the costs that were `asked` for, keys of COSTS, also say why there is no knee.
+    Args:
+        study: The study to describe.
+        asked: The keys in `COSTS` of the costs that the user named. For these costs, the sentence also says why there
+            is no knee. By default all costs are described.
     """
     lines = []
     for facet in study.facets[:MOST_FACETS]:
@@ -64,7 +69,7 @@ def sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
 
 
 def numbers(study: Study) -> list[dict[str, Any]]:
-    """Return, for each facet and each cost that varies in it, the front, the cheapest first, and its knee."""
+    """Return the front, cheapest first, and its knee for each facet and each cost that varies within the facet."""
     rows = []
     for facet in study.facets:
         groups = [group for group in facet.all_groups if group.values]
@@ -82,14 +87,27 @@ def numbers(study: Study) -> list[dict[str, Any]]:
 
 
 def sentence(study: Study, facet: Facet, cost: Cost, also_why_not: bool = False) -> str | None:
-    """Return what the front of one cost shows; None if all cost the same and that was not asked."""
+    """Return a sentence about the front of one cost.
+
+    Args:
+        study: The study to describe.
+        facet: The facet whose groups are compared.
+        cost: The cost.
+        also_why_not: Whether to return a sentence even if there is no knee.
+
+    Returns:
+        The sentence. Unless `also_why_not`, it is None if all groups cost the same, and also if the front has fewer
+        than three groups and another sentence of the report mentions the cost.
+    """
     groups = [group for group in facet.all_groups if group.values]
     costs, why = cost.find(groups)
     if len(set(costs.values())) < 2:
         reason = "; ".join(why) or "all that ran cost the same"
         return f"For {cost.name}, no answer: {reason}." if also_why_not else None
     found = front_of(study, cost, groups)
-    if len(found.groups) < 3 and not (also_why_not or cost.has_no_other):  # a front of two points has no knee
+    if len(found.groups) < 3 and not (
+        also_why_not or cost.has_no_other
+    ):  # A front of two points has no knee.
         return None
     return f"For {cost.name}, {_describe(study, cost, found)}."
 
@@ -119,7 +137,10 @@ def _describe(study: Study, cost: Cost, found: Front) -> str:
 
 
 def _with_cost(study: Study, cost: Cost, found: Front, group: Group) -> str:
-    """Return `e4m3fn (11,232 transistors a unit, 4.2 times less than bf16; −0.10 points against bf16, open)`."""
+    """Return a group with its cost, its gap to the baseline and its verdict.
+
+    An example is `e4m3fn (11,232 transistors a unit, 4.2 times less than bf16; −0.10 points against bf16, open)`.
+    """
     dearest = max(found.groups, key=lambda one: found.cost[one])
     said = f"{cost.show(found.cost[group])} {cost.says}"
     if group is not dearest:
@@ -131,6 +152,6 @@ def _with_cost(study: Study, cost: Cost, found: Front, group: Group) -> str:
 
 
 def _named(study: Study, group: Group) -> str:
-    """Return a name without commas, because it is part of lists: `e3m2 with APS`."""
+    """Return the name of a group without commas, such as `e3m2 with APS`, because names are listed with commas."""
     name = study.baseline_name if group.is_baseline else label(study, group)
     return name.replace(", APS", " with APS").replace(", ", " ")

@@ -202,7 +202,7 @@ def _own_spread(study: Study, gap: Judgement | None, is_short: bool) -> str:
 
 
 def _failed(study: Study, group: Group) -> str:
-    """Return how many runs failed, diverged or gave up, such as `1 of 3`.
+    """Return how many runs failed, diverged or were stopped because they did not learn, such as `1 of 3`.
 
     If no run failed but the mean is no better than a guess, return `did not learn`.
     """
@@ -213,7 +213,7 @@ def _failed(study: Study, group: Group) -> str:
 
 
 def count_failed(study: Study, group: Group) -> int:
-    """Return how many runs failed, diverged or gave up.
+    """Return how many runs failed, diverged or were stopped because they did not learn.
 
     If no run failed but the mean is no better than a guess, all finished runs count.
     """

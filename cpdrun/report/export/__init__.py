@@ -1,6 +1,6 @@
-"""The runs in the files of tools that people have, one tool a module: `write(study, folder) -> Path`.
+"""Export runs to experiment trackers. Each module exports to one tool with a function `write(study, folder) -> Path`.
 
-Each needs its tool's package, an extra of ours by the same name.
+A module needs the package of its tool, which the extra of cpdrun with the same name installs.
 """
 
 import importlib
@@ -18,15 +18,21 @@ if TYPE_CHECKING:
 
 
 def names() -> list[str]:
+    """Return the names of the tools."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def write(tool: str, study: "Study", folder: Path) -> Path:
     """Export the finished runs for `tool` below `folder` and return the path to open.
 
+    Args:
+        tool: The name of the tool, which is one of `names()`.
+        study: The study whose runs are exported.
+        folder: The folder of the report.
+
     Raises:
-        ReportUsageError: the tool's package is not installed.
-        NotRegularError: a link lies where the export would be written.
+        ReportUsageError: The package of the tool is not installed.
+        NotRegularError: There is a link at the path to which the export would be written.
     """
     for name in (tool, f"{tool}.db"):
         check_inside(folder, folder / name)
@@ -37,7 +43,7 @@ def write(tool: str, study: "Study", folder: Path) -> Path:
 
 
 def epochs(run: RunDir) -> Iterator[tuple[int, dict[str, float]]]:
-    """Each epoch's number and its metrics, those that are finite numbers."""
+    """Yield the number of each epoch and its metrics that are finite numbers."""
     for row in run.rows():
         more = {"nonfinite_gradients": row.nonfinite_gradients, "train_seconds": row.train_seconds or None}
         figures = (row.metrics | more).items()

@@ -1,7 +1,7 @@
-"""MLflow: each finished run with its config as parameters and its metrics by epoch, an experiment a sweep.
+"""Export each finished run to MLflow, with its config as parameters and its metrics by epoch.
 
-Goes to the server that MLFLOW_TRACKING_URI names, else into `mlflow.db` (SQLite) in the report's folder. A run
-that is there already is left alone: a finished run does not change.
+Each sweep becomes an experiment. The runs go to the server that MLFLOW_TRACKING_URI names, or else to `mlflow.db`
+(SQLite) in the report's folder. A run that was already exported is skipped, because a finished run does not change.
 """
 
 import os
@@ -18,12 +18,13 @@ from cpdrun.study.collect import config_keys, finished
 from cpdrun.study.study import Study
 
 _TAG = "cpdrun.run"
-_LONGEST_VALUE = 6000  # limits of MLflow's
+# The limits of MLflow: the letters of a value, and the parameters and metrics of a batch.
+_LONGEST_VALUE = 6000
 _MOST_PARAMETERS, _MOST_METRICS = 100, 1000
 
 
 def write(study: Study, folder: Path) -> Path:
-    """The database, or the folder where a server has it."""
+    """Export the finished runs and return the path of the database, or `folder` if the runs went to a server."""
     database = folder / "mlflow.db"
     server = os.environ.get("MLFLOW_TRACKING_URI")
     client = MlflowClient(tracking_uri=server or f"sqlite:///{database.resolve()}")
@@ -60,5 +61,5 @@ def _write_run(client: MlflowClient, experiment: str, run: RunDir, config: dict)
 
 
 def _name(text: str) -> str:
-    """MLflow allows these letters in a name."""
+    """Return a name in which characters that MLflow does not allow are replaced by underscores."""
     return re.sub(r"[^\w./ :-]", "_", text, flags=re.ASCII)[:250]

@@ -1,6 +1,7 @@
-"""TensorBoard: a folder of event files, one a run; its metrics by epoch and its config as hyperparameters.
+"""Export each finished run to TensorBoard, with its metrics by epoch and its config as hyperparameters.
 
-Written with tensorboard's own writer, which does without TensorFlow. The HPARAMS tab compares the runs.
+The event files are written with tensorboard's own writer, which does not need TensorFlow. The HPARAMS tab compares the
+runs.
 """
 
 import shutil
@@ -18,7 +19,7 @@ from cpdrun.study.study import Study
 
 
 def write(study: Study, folder: Path) -> Path:
-    """`folder`/tensorboard, made anew: `tensorboard --logdir` reads it."""
+    """Replace `folder`/tensorboard by the event files of the finished runs, and return its path."""
     logs = folder / "tensorboard"
     shutil.rmtree(logs, ignore_errors=True)
     keys = config_keys(study.runs)
@@ -26,7 +27,7 @@ def write(study: Study, folder: Path) -> Path:
         run = RunDir(Path(row["run:path"]))
         writer = EventFileWriter(str(logs / run.name))
         writer.add_event(event_pb2.Event(summary=_hyperparameters({key: row[key] for key in keys})))
-        moment = run.done.stat().st_mtime  # when it was trained, not when it is exported
+        moment = run.done.stat().st_mtime  # Events have the time of the training, not the time of the export.
         for epoch, metrics in epochs(run):
             values = [
                 summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()

@@ -1,7 +1,7 @@
-"""Weights & Biases: an offline run for each finished one, its config, and its metrics by epoch.
+"""Export each finished run as an offline run of Weights & Biases, with its config and its metrics by epoch.
 
-Nothing is sent: `wandb sync FOLDER/offline-run-*` does that, when and where its user wants. A run has the same id each
-time, so that what was synchronised is replaced, not doubled.
+The export sends nothing. The user can send the runs later with `wandb sync FOLDER/offline-run-*`. A run has the same id
+in every export, so synchronizing it again replaces it.
 """
 
 import hashlib
@@ -16,11 +16,12 @@ from cpdrun.study.axes.titles import SWEEP
 from cpdrun.study.collect import config_keys, finished
 from cpdrun.study.study import Study
 
-_LONGEST_NAME = 128  # of theirs
+# The largest number of letters that Weights & Biases allows in a name.
+_LONGEST_NAME = 128
 
 
 def write(study: Study, folder: Path) -> Path:
-    """`folder`/wandb, made anew."""
+    """Replace `folder`/wandb by the offline runs of the finished runs, and return its path."""
     made = folder / "wandb"
     shutil.rmtree(made, ignore_errors=True)
     settings = wandb.Settings(
@@ -42,7 +43,8 @@ def write(study: Study, folder: Path) -> Path:
         ) as theirs:
             for epoch, metrics in epochs(run):
                 theirs.log(metrics, step=epoch)
-    # finish() leaves the writing to another process, which is waited for; a caller's own run goes on.
+    # Another process writes the files after finish(), and teardown() waits for it. It is not called while the caller
+    # has an active run, which it would end.
     if wandb.run is None:
         wandb.teardown()
     return made

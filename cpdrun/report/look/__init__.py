@@ -1,1 +1,1 @@
-"""How every picture looks, as a figure and as SVG; knows nothing of what is drawn."""
+"""Define the style of all pictures and their conversion to SVG, independently of what is drawn."""

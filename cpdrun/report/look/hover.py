@@ -1,6 +1,7 @@
-"""What a point stands for, carried by the point: matplotlib hands an artist's id, and no more, to an SVG.
+"""Store in the id of an artist which text it shows and to which groups it belongs.
 
-An artist's words are those of a group (Study.describe) where it stands for one: by them the page finds its row.
+matplotlib writes only the id of an artist to an SVG. A group is identified by its description (`Study.describe`), by
+which the page finds the row of the group.
 """
 
 from matplotlib.artist import Artist
@@ -10,22 +11,28 @@ _BETWEEN = "\n"
 
 
 def hover(artist: Artist, text: str, of: str = "") -> None:
-    """Show `text` when `artist` is pointed at, in an SVG and on the page; its group's words are `of`, or that text."""
+    """Show `text` when the mouse points at `artist`, in an SVG and on the page.
+
+    Args:
+        artist: The artist.
+        text: The text to show.
+        of: The description of the artist's group. By default it is `text`.
+    """
     artist.set_gid(MARK + _hex(text, of or text))
 
 
 def part_of(artist: Artist, *texts: str) -> None:
-    """`artist` goes with the points of those words: a page that filters one of them out fades it, too."""
+    """Make `artist` part of the groups with the descriptions `texts`. It fades if any group is filtered out."""
     artist.set_gid(PART + _hex(*texts))
 
 
 def name_of(artist: Artist, *texts: str) -> None:
-    """`artist` names the points of those words: a page that filters all of them out fades it, too."""
+    """Make `artist` the name of the groups with the descriptions `texts`. It fades if all groups are filtered out."""
     artist.set_gid(NAME + _hex(*texts))
 
 
 def texts_of(mark: str) -> list[str]:
-    """The texts of an id that one of these made; of `hover` what is shown, then the group's words."""
+    """Return the texts in an id. An id of `hover` has the shown text, then the description of the group."""
     return bytes.fromhex(mark.partition("-")[2]).decode().split(_BETWEEN)
 
 

@@ -1,7 +1,7 @@
-"""How every picture looks: one colour, marker and dash for each strategy, everywhere.
+"""Define the style of all pictures, with one color, marker and dash for each strategy.
 
-The colours are Okabe and Ito's, told apart by every common kind of colour blindness; marker and dash say the
-same again for a printout in grey. Sizes are for a paper's column (3.5 in) at 7-8 pt.
+The colors are those of Okabe and Ito, which readers with common kinds of color blindness can distinguish. Markers and
+dashes also distinguish the strategies in a grayscale printout. Sizes are for a column of a paper (3.5 in) at 7 to 8 pt.
 """
 
 from collections.abc import Iterable
@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cpdrun.study.study import Study
 
-COLUMN_IN = 3.5  # one column of a two-column paper
+# The width of a column of a two-column paper.
+COLUMN_IN = 3.5
 PNG_DPI = 300
 
 
 @dataclass(frozen=True)
 class Look:
+    """The style of a line or a point.
+
+    Attributes:
+        label: The name in a legend.
+        color: The color as #rrggbb.
+        marker: The matplotlib marker.
+        dash: The matplotlib line style.
+    """
+
     label: str
     color: str
     marker: str
@@ -26,7 +36,7 @@ class Look:
 
     @property
     def ink(self) -> str:
-        """The colour of its name and figures."""
+        """The color of small text that belongs to the line, which is dark enough to read."""
         return ink(self.color)
 
 
@@ -35,7 +45,7 @@ WITH_APS = Look("with APS", "#0072B2", "o", "solid")
 WITHOUT_APS = Look("without APS", "#D55E00", "s", (0, (4, 1.5)))
 
 
-# scaling rules beyond the two, in the order in which a study names them
+# The color, marker and dash of other strategies than the two above, assigned in the order of their names.
 _OTHERS: tuple[tuple[str, str, str | tuple], ...] = (
     ("#009E73", "^", "solid"),
     ("#CC79A7", "v", (0, (6, 1, 1, 1))),
@@ -47,7 +57,7 @@ OTHER_COLORS = [WITH_APS.color, WITHOUT_APS.color, *(color for color, _, _ in _O
 
 
 def strategy_looks(study: "Study") -> dict[str, Look]:
-    """Return the look of each strategy of a study by its name, without scaling last."""
+    """Return the look of each strategy of a study by name. The strategy without scaling is last."""
     names = {group.strategy for group in study.groups if not group.is_baseline}
     usual = {look.label: look for look in (WITH_APS, WITHOUT_APS)}
     others = cycle(_OTHERS)
@@ -59,15 +69,15 @@ def strategy_looks(study: "Study") -> dict[str, Look]:
 
 
 def shades(count: int) -> list[str]:
-    """Colours for an ordered series, dark first, that stay apart in grey and for the colour-blind."""
+    """Return colors for an ordered series, dark first, which differ in grayscale and for color-blind readers."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
     return [to_hex(colormaps["viridis"](0.15 + 0.6 * i / max(count - 1, 1))) for i in range(count)]
 
 
-# how workers exchange, by the family's name (cpdrun.study.axes.method): Okabe and Ito's colours again, and two of
-# Tol's; no marker occurs twice
+# The looks of the families of methods (cpdrun.study.axes.method) by name. The colors are those of Okabe and Ito and two
+# of Tol's, and each marker occurs once.
 METHODS = {
     look.label: look
     for look in (
@@ -88,7 +98,10 @@ METHODS = {
 
 
 def method_looks(families: Iterable[str]) -> dict[str, Look]:
-    """The look of each family of methods, those of the table above first; others are told apart as far as looks go."""
+    """Return the look of each family of methods, first those in `METHODS`.
+
+    Other families are gray and share four markers, so more than four of them cannot be distinguished.
+    """
     names, others = set(families), cycle(("8", "H", "1", "2"))
     rest = {name: Look(name, "#999999", next(others), "solid") for name in sorted(names - METHODS.keys())}
     return {name: look for name, look in (METHODS | rest).items() if name in names}
@@ -96,7 +109,11 @@ def method_looks(families: Iterable[str]) -> dict[str, Look]:
 
 @cache
 def readable(color: str, background: str, least: float) -> str:
-    """`color` (#rrggbb), or as much darker or lighter as it takes for a contrast of `least` on `background`."""
+    """Return a color with a contrast of at least `least` on `background`.
+
+    The result is `color` itself (#rrggbb), or `color` made darker on a light background or lighter on a dark one, in
+    steps of 5 %, until the contrast is high enough.
+    """
     away = 0.0 if luminance(background) > 0.18 else 1.0
     parts = _parts(color)
     for share in range(21):
@@ -108,18 +125,18 @@ def readable(color: str, background: str, least: float) -> str:
 
 
 def ink(color: str) -> str:
-    """For small text on white in a line's colour: contrast 4.5, as the Web Content Accessibility Guidelines ask."""
+    """Return a line's color for small text on white, with the contrast of 4.5 that WCAG 2.2 requires."""
     return readable(color, "#ffffff", 4.5)
 
 
 def contrast(one: str, other: str) -> float:
-    """1 (equal) to 21 (black on white): WCAG 2.2, "contrast ratio"."""
+    """Return the contrast ratio of two colors (WCAG 2.2), from 1 for equal colors to 21 for black on white."""
     high, low = sorted((luminance(one), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
 def luminance(color: str) -> float:
-    """0..1: WCAG 2.2, "relative luminance" of sRGB."""
+    """Return the relative luminance of an sRGB color (WCAG 2.2), from 0 to 1."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in _parts(color)]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -128,13 +145,15 @@ def _parts(color: str) -> list[float]:
     return [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
 
 
-NAME = {"fontweight": "bold", "fontsize": 6.5}  # of a line
-FIGURE_SIZE = 5.5  # of a number at a point
+# The font of the name of a line.
+NAME = {"fontweight": "bold", "fontsize": 6.5}
+# The font size of a number at a point, in points.
+FIGURE_SIZE = 5.5
 CAPTION = {"fontsize": 5.5, "color": "#666666"}
 HEADING = {"color": "#333333"}
 
 RC: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture on every machine
+    "font.family": "DejaVu Sans",  # matplotlib includes this font, so pictures are the same on every machine.
     "font.size": 7,
     "axes.labelsize": 7.5,
     "axes.titlesize": 7.5,
@@ -153,7 +172,7 @@ RC: dict[str, Any] = {
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
     "svg.fonttype": "path",
-    "svg.hashsalt": "cpdrun",  # the same runs give the same file
-    "text.parse_math": False,  # a name may hold dollar signs
+    "svg.hashsalt": "cpdrun",  # With a fixed salt, the same runs always give the same file.
+    "text.parse_math": False,  # A name can contain dollar signs.
     "figure.facecolor": "white",
 }

@@ -1,4 +1,4 @@
-"""A figure as SVG, with what each point stands for (see hover) shown when it is pointed at."""
+"""Convert a figure to SVG, in which each point shows its text (see `hover`) when the mouse points at it."""
 
 import html
 import io
@@ -9,29 +9,40 @@ from matplotlib.figure import Figure
 
 from cpdrun.report.look.hover import MARK, NAME, PART, texts_of
 
-_LEAST_PX_PER_PT = 1.25  # on a phone: letters of 7 pt are then 9 px, and a wide picture is scrolled
-_PX_PER_PT = 2.4  # on a page, where a picture made for a paper's column would be small
+# The smallest scale, for phones. Letters of 7 pt are then 9 px high, and a wide picture is scrolled.
+_LEAST_PX_PER_PT = 1.25
+# The largest scale. Without it, a picture made for a column of a paper would be small on a page.
+_PX_PER_PT = 2.4
 
 
 def render(figure: Figure) -> str:
-    """What matplotlib makes of it; for `standalone` and `inline`."""
+    """Return the SVG that matplotlib writes, which is the input of `standalone` and `inline`."""
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})  # the same runs give the same file
+    figure.savefig(
+        text, format="svg", metadata={"Date": None}
+    )  # Without a date, the same runs give the same file.
     return text.getvalue()
 
 
 def standalone(rendered: str) -> str:
-    """A file of its own; browsers show a point's <title> after a moment."""
+    """Return the text of an SVG file. Browsers show the <title> of a point after a moment."""
     return _resolve(
         rendered, lambda tip, of: f"<g><title>{html.escape(tip)}</title>", lambda texts, kind: "<g>"
     )
 
 
 def inline(rendered: str, prefix: str, description: str, groups: Mapping[str, int]) -> str:
-    """For a page: no XML head, ids that no other picture has, points as class `point` with `data-tip`; what stands for
-    one of `groups`, or goes with some, has their numbers as `data-group`, what names some as `data-names`.
+    """Return an SVG element for a page, without an XML head and with ids that no other picture of the page has.
 
-    A picture is one stop of the tabulator; the page's script moves on from point to point with the arrow keys.
+    Points have the class `point` and the attribute `data-tip`. Points and parts of groups have the numbers of their
+    groups as `data-group`, and names of groups have the numbers as `data-names`. The tab key stops only at the first
+    point of a picture. The page's script moves from point to point with the arrow keys.
+
+    Args:
+        rendered: The SVG that `render` returned.
+        prefix: The prefix that makes ids unique.
+        description: The name of the picture for screen readers.
+        groups: The number of each group by its description.
     """
     first = iter(("0",))
 
@@ -45,7 +56,7 @@ def inline(rendered: str, prefix: str, description: str, groups: Mapping[str, in
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
     width = re.search(r'width="([0-9.]+)pt"', text)
-    assert width is not None  # matplotlib writes it
+    assert width is not None  # matplotlib always writes the width.
     width_pt = float(width[1])
     size = f"max-width: {_PX_PER_PT * width_pt:.0f}px; min-width: {_LEAST_PX_PER_PT * width_pt:.0f}px"
     opening = f'<svg role="group" aria-label="{html.escape(description)}" style="{size}"'

@@ -1,4 +1,4 @@
-"""Methods next to each other: the groups of a study that differ in how workers exchange, and which sends least."""
+"""Compare the groups of a study that differ in how workers exchange gradients, and find the cheapest method."""
 
 from cpdrun.report.tables import show_bits
 from cpdrun.stats.evidence import Verdict
@@ -9,13 +9,18 @@ from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.groups.grouping import make_facets
 from cpdrun.study.study import Study
 
-MOST_SENTENCES = 3  # settings; the tables and pictures have all
-_OF_METHODS = ("sync", "compressor", "scaling")  # sections of a config
+# The largest number of settings that get a sentence. Tables and pictures show all settings.
+MOST_SENTENCES = 3
+# The sections of a config that belong to the method.
+_OF_METHODS = ("sync", "compressor", "scaling")
 _NAMES = (CASE, FORMAT, "aps")
 
 
 def by_setting(study: Study) -> list[Facet]:
-    """Return the study's groups, together if they differ in their method alone: same model, workers, data and so on."""
+    """Return the groups of the study by setting. The groups of a setting differ only in their method.
+
+    They share, for example, the model, the number of workers and the data.
+    """
     return make_facets(
         study.groups, [axis for axis in study.facet_axes if not is_of_method(axis)], study.bits_axis
     )
@@ -26,16 +31,17 @@ def is_of_method(axis: str) -> bool:
 
 
 def reference(facet: Facet) -> Group | None:
-    """Return what the methods of such a facet are compared with: the baseline, a plain sum if there are several."""
+    """Return the baseline of a facet of `by_setting`; if there are several baselines, one that is a plain sum."""
     found = [group for group in facet.all_groups if group.is_baseline and group.values]
     return min(found, key=lambda group: group.method.family != WITHOUT_APS, default=None)
 
 
 def method_verdicts(study: Study, facet: Facet) -> dict[Group, Verdict]:
-    """Return how each method does against the reference, which counts as certified itself.
+    """Return the verdict of each method against the reference. The reference itself counts as certified.
 
-    These are the study's own verdicts if it compares all methods with the reference. Otherwise, as for a compressor
-    that has an fp32 of its own, all methods are judged against the reference here, and share the error.
+    These are the study's own verdicts if the study compares all methods with the reference. If a method has another
+    baseline, such as a compressor with its own fp32 runs, all methods are judged against the reference here and share
+    the error.
     """
     against = reference(facet)
     if against is None or study.baseline_problem(facet) or not study.may_be_within(against):
@@ -49,9 +55,10 @@ def method_verdicts(study: Study, facet: Facet) -> dict[Group, Verdict]:
 
 
 def fewest(study: Study) -> list[str]:
-    """Return, for each setting, the fewest bits for each parameter and step that are certified, and what is open below.
+    """Return a sentence for each setting: the fewest certified bits per parameter and step, and open methods below.
 
-    Only for named cases and methods of several families: the headline answers for formats alone.
+    Only settings with named cases or with methods of several families get a sentence. The headline has the answer for
+    formats alone.
     """
     facets = [facet for facet in by_setting(study) if _is_of_methods(facet)]
     return [line for facet in facets[:MOST_SENTENCES] if (line := _fewest(study, facet))]
@@ -87,9 +94,10 @@ def _sends(study: Study, group: Group) -> str:
 
 
 def label(study: Study, group: Group) -> str:
-    """Return the name of a case, otherwise the format, the family and what else of its method varies.
+    """Return the name of a group's method, such as `e4m3, APS` or `fp32, top-k, keep 0.01`.
 
-    For example `e4m3, APS` and `fp32, top-k, keep 0.01`.
+    It is the name of a named case. Otherwise it consists of the format, the family and the settings of the method that
+    vary in the study.
     """
     if group.case is not None:
         return group.strategy
@@ -102,6 +110,6 @@ def label(study: Study, group: Group) -> str:
     for axis, text in values.items():
         if not axis.endswith("_target_"):
             parts += [f"{titles[axis]} {text}"] if text != "-" else []
-        elif family == GOSSIP:  # of several rules
+        elif family == GOSSIP:  # Gossip has several rules, so the name of the rule is needed.
             parts.append(text)
     return ", ".join(parts)

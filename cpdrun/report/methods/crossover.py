@@ -1,12 +1,15 @@
-"""Which method is fastest on which network: predicted seconds of a step, from what runs recorded and what was measured.
+"""Predict the seconds of a step for each method and network, to find the fastest method.
 
     step = compute + exchange(pattern, bytes)
 
-compute: of one worker, and codec: seconds a value, as `cpdrun doctor --calibrate` measured them on one machine; bytes:
-as the runs recorded them; exchange: costmodel/patterns.py, with its assumptions: nothing hides behind forward and
-backward. A plain sum in fp32, bf16 or fp16 needs no codec of ours: it costs what a ring or the direct exchange does,
-whichever is less. Seconds to the loss: the steps until the metric was first within the tolerance of the baseline's last
-of the same seed, by the curves that runs recorded, times seconds of a step; as fine as the curve, an epoch as a rule.
+`cpdrun doctor --calibrate` measures the compute time of one worker and the codec time of a value on one machine. The
+runs recorded the bytes. costmodel/patterns.py computes the time of the exchange and assumes that no part of the
+exchange overlaps with the forward and backward pass. A plain sum in fp32, bf16 or fp16 needs no codec of cpdrun, so it
+costs as much as a ring or the direct exchange, whichever is faster.
+
+The seconds to the loss are the seconds of a step times the steps until the metric was first within the margin of the
+baseline's last value with the same seed. The steps come from the recorded curves, so they are as fine as the curves,
+which usually have one value per epoch.
 """
 
 import math
@@ -21,12 +24,25 @@ from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.runs.history import rows_of
 from cpdrun.study.study import Study
 
-MARGIN = 0.05  # within it two are as fast: the model's own error against the clock is of that size
+# Two methods count as equally fast if their times differ by at most this share, which is about the error of the model
+# against measured times.
+MARGIN = 0.05
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One method on one network. Seconds; NaN where the curve does not say."""
+    """The prediction for one method on one network.
+
+    Attributes:
+        group: The runs of the method.
+        name: The name of the method.
+        network: The name of the network.
+        pattern: The pattern of the exchange, such as "ring".
+        compute_s: The compute time of a step in seconds.
+        exchange_s: The time of the exchange of a step in seconds.
+        steps_to_loss: The steps until the method reaches the loss, or NaN if the curves do not show it.
+        verdict: The verdict against the reference, or None if it is not known.
+    """
 
     group: Group
     name: str
@@ -35,7 +51,7 @@ class Cell:
     compute_s: float
     exchange_s: float
     steps_to_loss: float
-    verdict: Verdict | None  # against the reference; None if that is not known
+    verdict: Verdict | None
 
     @property
     def step_s(self) -> float:
@@ -48,22 +64,28 @@ class Cell:
 
 @dataclass(frozen=True)
 class Panel:
-    """The methods of one setting (model, workers ...) on every network."""
+    """The methods of one setting, such as a model and a number of workers, on every network.
+
+    Attributes:
+        facet: The setting.
+        cells: The prediction for each method and network.
+        missing: The reasons why methods have no prediction.
+    """
 
     facet: Facet
     cells: list[Cell]
-    missing: list[str]  # why methods are not in it
+    missing: list[str]
 
     @property
     def networks(self) -> list[str]:
         return list(dict.fromkeys(cell.network for cell in self.cells))
 
     def on(self, network: str) -> list[Cell]:
-        """Fastest first."""
+        """Return the cells of a network, fastest first."""
         return sorted((c for c in self.cells if c.network == network), key=lambda cell: cell.step_s)
 
     def winner(self, network: str) -> Cell | None:
-        """Return the fastest of the certified methods; a plain sum if it is as fast, up to MARGIN."""
+        """Return the fastest certified method, or the fastest certified plain sum if it is as fast up to MARGIN."""
         able = [cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED]
         plain = [cell for cell in able if cell.group.method.is_plain]
         if plain and plain[0].step_s <= (1 + MARGIN) * able[0].step_s:
@@ -71,12 +93,12 @@ class Panel:
         return able[0] if able else None
 
     def plain(self, network: str) -> Cell | None:
-        """Return the fastest certified plain sum, which needs no method."""
+        """Return the fastest certified plain sum, or None if no plain sum is certified."""
         certified = (cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED)
         return next((cell for cell in certified if cell.group.method.is_plain), None)
 
     def faster_but_open(self, network: str) -> list[Cell]:
-        """Return the open methods that are faster than the winner."""
+        """Return the open methods that are faster than the winner, or all open methods if there is no winner."""
         winner = self.winner(network)
         limit = math.inf if winner is None else winner.step_s
         return [c for c in self.on(network) if c.verdict is Verdict.OPEN and c.step_s < limit]
@@ -84,12 +106,24 @@ class Panel:
 
 @dataclass(frozen=True)
 class Crossover:
+    """The predictions for a study.
+
+    Attributes:
+        panels: The predictions for each setting that has any.
+        calibration: The measurements on which the predictions are based.
+    """
+
     panels: list[Panel]
     calibration: Calibration
 
 
 def crossover(study: Study) -> Crossover:
-    """Raises CalibrationError, in words for the user, where the runs or the calibration do not hold what it needs."""
+    """Return the predictions for a study.
+
+    Raises:
+        CalibrationError: The runs or the calibration lack the data that the prediction needs. The message is for the
+            user.
+    """
     if why := study.sends_alike:
         raise CalibrationError(why)
     calibration = calibration_of(study)
@@ -103,7 +137,7 @@ def crossover(study: Study) -> Crossover:
 
 
 def panel(study: Study, facet: Facet, calibration: Calibration, networks: Mapping[str, Network]) -> Panel:
-    """The cells of one setting, method by method."""
+    """Return the predictions for one setting, grouped by method."""
     cells, missing, against = [], [], reference(facet)
     verdicts = method_verdicts(study, facet)
     for group in facet.groups:
@@ -124,8 +158,11 @@ def panel(study: Study, facet: Facet, calibration: Calibration, networks: Mappin
 
 
 def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
-    """What its workers exchange, and for a plain sum the same as the platform does it. Raises CalibrationError for a
-    group whose record, or whose codec in the calibration, is missing."""
+    """Yield the exchange of a group's workers and, for a plain sum, also the same exchange as a ring.
+
+    Raises:
+        CalibrationError: The record lacks a figure, or the calibration has no codec of the method or another model.
+    """
     method, workers, values = group.method, group.keys.get("world_size"), group.figures["parameters"]
     if not (isinstance(workers, int) and workers > 0 and values > 0 and group.wire_bytes >= 0):
         raise CalibrationError("its record lacks bytes a step, parameters or workers")
@@ -153,8 +190,14 @@ def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
 
 
 def steps_to(study: Study, group: Group, against: Group | None) -> float:
-    """Steps until the metric is first within the tolerance of the reference's last of the same seed (of its mean, where
-    that seed is missing), averaged over runs; NaN where one of them does not get there, or has no curve."""
+    """Return the steps until the metric is first within the margin of the reference, averaged over the group's runs.
+
+    The goal is the reference's last value with the same seed, or the reference's mean if it lacks that seed.
+
+    Returns:
+        The mean number of steps, or NaN if there is no reference, the group did not train, or any run has no curve or
+        does not reach the goal.
+    """
     if against is None or not study.may_be_within(group) or len(group.by_seed) != len(group.runs):
         return math.nan
     sign = 1.0 if study.metric.higher_is_better else -1.0

@@ -1,4 +1,4 @@
-"""The predicted step times as sentences, as a table and as numbers."""
+"""Format the predicted step times as sentences, as a table and as numbers."""
 
 import math
 
@@ -11,7 +11,7 @@ from cpdrun.study.study import Study
 
 
 def sentences(study: Study, found: Crossover) -> list[str]:
-    """Return where a plain sum wins, who wins elsewhere, what is missing, and what the prediction rests on."""
+    """Return where a plain sum is fastest, which methods are fastest elsewhere, and the assumptions."""
     lines = []
     for panel in found.panels:
         where = f"{panel.facet.label}: " if panel.facet.label else ""
@@ -59,8 +59,11 @@ def _winners(study: Study, panel: Panel) -> str:
 
 
 def shown(study: Study, found: Crossover) -> Shown:
-    """Return a row for each method, fewest bits first: milliseconds of a step on each network, with the winner marked,
-    and the seconds to the baseline's loss if the curves reach it."""
+    """Return a table with a row for each method, fewest bits first.
+
+    The columns are the milliseconds of a step on each network, with the winner marked, and the seconds to the
+    baseline's loss if any method's curves reach it.
+    """
     networks, several = found.panels[0].networks, len(found.panels) > 1
     in_time = any(math.isfinite(cell.to_loss_s) for panel in found.panels for cell in panel.cells)
     header = [*(["setting"] if several else []), "method", "bits a parameter a step", "verdict"]
@@ -82,7 +85,7 @@ def shown(study: Study, found: Crossover) -> Shown:
 
 
 def numbers(study: Study, found: Crossover) -> pd.DataFrame:
-    """Return a row for each method and network."""
+    """Return a table of numbers with a row for each method and network."""
     rows = []
     for panel in found.panels:
         for cell in panel.cells:
