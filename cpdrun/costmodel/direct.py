@@ -50,8 +50,9 @@ class _Link:
 
 
 def direct_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds from the first value packed to the last value unpacked. Every worker has a machine of its
-    own.
+    """Return the seconds from the first value packed to the last value unpacked.
+
+    Every worker has a machine of its own.
     """
     if workers == 1:
         return 0.0

@@ -25,12 +25,12 @@ class NotCalibratedError(CalibrationError):
 
 @dataclass(frozen=True)
 class Network:
-    """The connection between two workers. Each worker has its own link, which is equally fast in both directions at
-    once.
+    """The connection between two workers, each with its own link.
 
-    A message of n bytes takes message_s of its sender's processor and arrives latency_s + n / bandwidth after it has
-    left. This is the model of Hockney, "The communication challenge for MPP" (Parallel Computing 20, 1994), with alpha
-    and 1/beta. The overhead o, which messages in flight do not share, is separate (Culler et al., "LogP", PPoPP 1993).
+    A link is equally fast in both directions at once. A message of n bytes takes message_s of its sender's processor
+    and arrives latency_s + n / bandwidth after it has left. This is the model of Hockney, "The communication challenge
+    for MPP" (Parallel Computing 20, 1994), with alpha and 1/beta. The overhead o, which messages in flight do not
+    share, is separate (Culler et al., "LogP", PPoPP 1993).
 
     Attributes:
         latency_s: The latency of a message, in seconds.
@@ -155,8 +155,9 @@ class Calibration:
 
 
 def compressor_key(settings: Mapping[str, Any]) -> str:
-    """Return the name of a compressor in a calibration: its settings as JSON, sorted by dotted key, with all values as
-    text.
+    """Return the name of a compressor in a calibration.
+
+    The name is the settings as JSON, sorted by dotted key, with all values as text.
     """
     return json.dumps({key: str(settings[key]) for key in sorted(settings)})
 

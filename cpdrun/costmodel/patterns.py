@@ -4,8 +4,7 @@ What is sent is given, as a run recorded it. The patterns are:
 
     direct      reduce-scatter and all-gather in shards: each value is sent to its owner and comes back (direct.py)
     ring        the same bytes around a ring: the platform's own all_reduce of fp32 or bf16 (rings_and_trees.py)
-    messages    each worker's whole message to the N-1 others, which decode all N: compressed gradients (top-k, QSGD,
-    sign)
+    messages    whole messages to the N-1 others, which decode all N: compressed gradients (top-k, QSGD, sign)
     neighbours  whole messages to D neighbors: gossip
     sharded     reduce-scatter of gradients, optimizer step, all-gather of weights: FSDP, ZeRO
     factors     two all-reduces of fp32 matrices, one after the other: PowerSGD

@@ -68,7 +68,7 @@ class StepCost:
     """The seconds of a step. The total is compute plus exposed.
 
     Attributes:
-        compute_s: The seconds of forward, backward and update.
+        compute_s: The seconds of the worker's own computation, `Workload.compute_s`.
         agreement_s: The seconds to find the largest magnitudes and agree on them, with APS.
         exchange_s: The seconds of packing, wire, adding and unpacking.
         exposed_s: The seconds of agreement and exchange that computation does not hide.

@@ -6,7 +6,7 @@ where a chain starts. schedule.py is pure. It judges every candidate and chooses
 tune.py is pure, too, and chooses the tuned values of each candidate; arms.py plans the runs for this choice. words.py
 writes the messages. drive.py asks the launcher for the runs.
 
-The run folders are the only memory of a search, apart from the sweep's own files: a search that is typed again
+Apart from the sweep's own files, the run folders are the only memory of a search. The next search of the same question
 continues from them.
 """
 

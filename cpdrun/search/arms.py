@@ -29,8 +29,9 @@ ASKED = (
 
 
 def held(asked: Settings, first: Plan, texts: Sequence[str]) -> list[str]:
-    """Return overrides that fix each tuned key at its first value, so that the question can be read without the
-    others.
+    """Return overrides that fix each tuned key at its first value.
+
+    With these, the question can be read without the other values.
 
     Raises:
         ConfigError: A key cannot be tuned.

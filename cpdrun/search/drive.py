@@ -59,7 +59,7 @@ class Driver:
     def __init__(self, results: Results, display: SearchDisplay | None = None) -> None:
         self.results = results
         self._display = display
-        # By the name of the run.
+        # The runs in flight and all listed runs, by the name of the run.
         self._in_flight: dict[str, Ask] = {}
         self._listed: dict[str, Ask] = {}
         # Each of these runs is tried once more. It counts as failed until it ends well.
@@ -127,11 +127,10 @@ def search(
 ) -> list[Summary]:
     """Run what settles most until nothing is left to settle or the budget is spent.
 
+    Raises whatever `Session.launch` raises.
+
     Returns:
         One summary for each round. On this machine there is one round.
-
-    Raises:
-        Exception: Whatever `Session.launch` raises.
     """
     driver, directory = Driver(results, display), results.question.directory
     options = replace(options, kill_retries=KILL_RETRIES)

@@ -53,6 +53,7 @@ class NextRun:
     fits: bool | None = None
 
     def facts(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """Return the run for programs."""
         return {
             "run": self.name,
             "cell": self.label,
@@ -130,9 +131,10 @@ def _run(
 def _candidates(
     results: Results, standings: Sequence[Standing], ask: Ask, listed: set[Ask]
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Return the candidates whose cell is run, and the candidates that are compared with a baseline's run.
+    """Return the candidates on which a run gives evidence, as two lists.
 
-    The latter have a run of the same seed, or else are in question.
+    The first list has the candidates to whose cell the run belongs. The second has the candidates to whose baseline it
+    belongs: those with a run of the same seed or, if a chain has none, the chain's candidate in question.
     """
     name, seed = ask
     cells = {arm: cell for cell, arms in results.question.tuning.arms.items() for arm in arms}

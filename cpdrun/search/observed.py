@@ -54,10 +54,12 @@ class Observation:
 
     @property
     def folder(self) -> RunDir:
+        """The folder of the run."""
         return self.sweep.run(self.run.name)
 
     @property
     def is_there(self) -> bool:
+        """Whether the run has ended with a result and was observed."""
         return _is_there(self.folder)
 
 

@@ -47,7 +47,7 @@ class Question:
         chains: The chains of candidates.
         cells: The runs of each cell, by the name of the cell's run of seed 0.
         axes: The values of every axis.
-        typed: The words that the user typed.
+        typed: The overrides that the user typed.
         tuning: The tuned keys and the arms of each cell. It is empty if nothing is tuned.
     """
 
@@ -171,7 +171,9 @@ def _is_anothers(key: str, against: Plan) -> bool:
 
 
 def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:
-    """Check that the direction of a script's metric is known: cpdrun knows only what the overrides say about a script.
+    """Check that the direction of a script's metric is known.
+
+    cpdrun knows only what the overrides say about a script.
 
     Raises:
         ConfigError: The metric of a script has no direction.

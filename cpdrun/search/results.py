@@ -71,13 +71,15 @@ class Results:
         return len(self.seconds)
 
     def run(self, ask: Ask) -> RunDir:
+        """Return the folder of a run."""
         name, seed = ask
         return self.question.directory.run(self.question.cells[name][seed].name)
 
     def take(self, ask: Ask) -> bool:
         """Count the run of this cell and seed if it has ended with a result, and return whether it has.
 
-        Raises ConfigError for a metric that the run does not have.
+        Raises:
+            ConfigError: The run does not have the metric.
         """
         name, seed = ask
         done = self.run(ask).result()
@@ -122,6 +124,7 @@ class Results:
 
     @property
     def metric(self) -> Metric:
+        """The metric, with as many digits as the margin needs."""
         return with_digits(self._compared, self.margin, self._baseline_courses())
 
     @property
@@ -165,6 +168,7 @@ class Results:
         return self._courses[ask]
 
     def rules(self) -> Rules:
+        """Return the rules of the test."""
         metric = self.metric
         resolution = 1 / self._samples if metric.counts_samples and self._samples > 0 else 0.0
         return Rules(
@@ -254,7 +258,7 @@ class Results:
         return are_identical(ours, theirs)
 
     def problem(self, baseline: str) -> str | None:
-        """Return why this baseline cannot be compared with, or None if it can.
+        """Return why candidates cannot be compared with this baseline, or None if they can.
 
         Most problems are known only after two runs of the baseline have ended.
         """

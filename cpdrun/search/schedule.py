@@ -1,5 +1,6 @@
-"""Choose the runs to ask for next from what the recorded runs say. Pure: names and numbers in, names and numbers out.
+"""Choose the runs to ask for next from the results of the recorded runs.
 
+The functions are pure: they take and return names and numbers.
 A pair is the same seed run with a candidate and with its baseline. Seeds are 0, 1, 2 ... and count in this order. A
 run that ends early, as a diverging run does, counts only after the runs of all smaller seeds have ended.
 """
@@ -89,7 +90,7 @@ class Rules:
 
     Attributes:
         tolerance: The margin.
-        alpha: The chance of a wrong verdict that is allowed.
+        alpha: The error level, 1 minus the confidence.
         most_seeds: The largest number of seeds.
         higher_is_better: Whether a higher value of the metric is better.
         worst: The value that stands for a diverged run.
@@ -116,8 +117,9 @@ class Ended:
         values: The metric, NaN for a diverged run.
         failures: Why a run has no metric.
         given_up: The cells that were given up.
-        lengths: As in `cpdrun.stats.failures.Runs`.
-        gave_up: As in `cpdrun.stats.failures.Runs`.
+        lengths: The epochs, steps or rows of the runs whose program decides when to stop
+            (`cpdrun.stats.failures.Runs`).
+        gave_up: The seeds of the runs that ended early because they did not learn.
     """
 
     values: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -127,6 +129,7 @@ class Ended:
     gave_up: dict[str, set[int]] = field(default_factory=dict)
 
     def has(self, ask: Ask) -> bool:
+        """Return whether a run has ended, well or not."""
         name, seed = ask
         return seed in self.values.get(name, {}) or seed in self.failures.get(name, {})
 
@@ -184,8 +187,8 @@ class Standing:
 
         If the start is certified, this is the first narrower width that is not. If the start is not certified, this is
         the start as long as one of its candidates is in question, and then the nearest wider width with a candidate in
-        question. If a certified width comes before that, the search ends at the next narrower width. If no width has a
-        candidate in question, the index is 0.
+        question. If a certified width comes before that, this is the width just below the certified width. If no width
+        has a candidate in question, the index is 0.
         """
         start, certified = self.chain.start, [width.certified is not None for width in self.widths]
         if certified[start]:
@@ -334,8 +337,9 @@ def wanted(
 
     Chains take turns, pair by pair. First come the pairs that the candidate in question is likely to need:
     FIRST_PAIRS, then as many as the results so far suggest. The runs beyond these keep cores busy that would be idle.
-    They are the first pairs of the next narrower format, unless the present format looks bad, and further seeds of the
-    present format. Before its own pairs can tell, a candidate looks bad if the prediction says so.
+    They are the first pairs of the next narrower format and further seeds of the present format. If the present format
+    looks bad, another format of the same width or else of the next wider width takes the place of the narrower format.
+    Before its own pairs can tell, a format looks bad if the prediction says so.
 
     A cell whose arm is still to be chosen runs on its tuning seeds first. It does so only when its chain has reached
     it, because tuning that was done ahead would be lost if the present format is refuted.

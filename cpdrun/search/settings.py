@@ -64,6 +64,7 @@ class Settings:
 
     @property
     def alpha(self) -> float:
+        """The error level, 1 minus the confidence."""
         return 1 - self.confidence / 100
 
 

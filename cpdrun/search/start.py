@@ -1,6 +1,6 @@
-"""Choose the width at which a chain starts: the widest, or the narrowest that is predicted to be enough
-(search.start).
+"""Choose the width at which a chain starts (`search.start`).
 
+A chain starts at its widest width, or at the narrowest width that is predicted to be enough.
 Rule: A width is as likely to miss the tolerance as its least likely format. The chain starts at the narrowest width
 whose chance of missing the tolerance is at most EVEN. It starts at the widest width if no width qualifies or if
 nothing is predicted. `cpdrun.stats.ledger` says which claims such a chain makes, at which error, and why this is
@@ -11,8 +11,8 @@ and a start that was chosen by a pair would bias the pair. The seed of that run 
 every chain that starts below its widest width. This costs one run of the baseline, unless tuning has made that run:
 tuning seeds are in no pair.
 
-Record: The start is written to sweep.yaml before any candidate runs. It stays valid when the search is typed again or
-reported, whatever a later model predicts. Another tolerance or another baseline is another question and has its own
+Record: The start is written to sweep.yaml before any candidate runs. It stays valid when the search is started again
+or reported, whatever a later model predicts. Another tolerance or another baseline is another question and has its own
 start.
 """
 
@@ -82,9 +82,9 @@ class Begun:
 def begun(question: "Question") -> Begun:
     """Return how the chains of a question start.
 
-    If the same question was searched in this folder before, its sweep.yaml decides, unless `search.start` was typed
-    again. Otherwise the settings decide. All chains start at their widest width if `search.most_seeds` is at most
-    FEWEST_SEEDS, because no seed is left for a prediction, or if runs cannot be observed.
+    If the same question was searched in this folder before, its sweep.yaml decides, unless the user typed
+    `search.start`. Otherwise the settings decide. All chains start at their widest width if `search.most_seeds` is at
+    most FEWEST_SEEDS, because no seed is left for a prediction, or if runs cannot be observed.
     """
     asked, before = question.settings, _before(question)
     is_typed = any(text.split("=")[0] == KEY for text in question.typed)
@@ -95,9 +95,7 @@ def begun(question: "Question") -> Begun:
 
 
 def _before(question: "Question") -> Begun | None:
-    """Return the starts that sweep.yaml records for this question, or None if the question was not asked in this
-    folder.
-    """
+    """Return the starts that sweep.yaml records for this question, or None if it records none."""
     try:
         manifest = read_manifest(question.directory)
     except (OSError, ValueError):

@@ -1,5 +1,4 @@
-"""Choose the values of the tuned keys for each candidate and for the baseline, so that the comparison is fair. Pure.
-
+"""Choose the values of the tuned keys for each candidate and for the baseline, so that the comparison is fair.
 A cell of the axes has an arm for each combination of the tuned values (`search.tune`; the product, if several keys are
 tuned). Every arm runs on the tuning seeds. The arm that does best there (`cpdrun.stats.tuning`) represents the cell,
 and the test runs seeds 0, 1, 2 ... of that arm only.

@@ -142,6 +142,7 @@ def facts(results: Results, name: str, of: str = "tuned") -> dict[str, Any]:
 
 
 def question_facts(results: Results) -> dict[str, Any]:
+    """Return the tuned values, the tuning seeds and the number of tuning runs for programs."""
     tuning = results.question.tuning
     return {"values": dict(tuning.keys), "seeds": list(tuning.seeds), "runs": tuning_runs(results)}
 

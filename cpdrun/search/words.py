@@ -1,5 +1,4 @@
-"""Write the messages of a search: sentences for each chain, a table row for each candidate, and the facts for
-programs.
+"""Write the messages of a search: sentences for each chain, rows for candidates, and facts for programs.
 
 No message is stronger than the test allows. A format is certified, refuted or open. Widths below a width that is not
 certified were not reached and are not mentioned.
@@ -50,6 +49,7 @@ def took(results: Results) -> str:
 
 
 def runs_text(results: Results) -> str:
+    """Return the number of runs in words."""
     return f"{results.runs} run{'s' if results.runs != 1 else ''}"
 
 

@@ -81,6 +81,7 @@ class ScreenQuestion:
 
     @property
     def directory(self) -> SweepDir:
+        """The folder of the sweep."""
         return self.plan.directory
 
     @property

@@ -51,6 +51,7 @@ class Round:
 
     @property
     def step(self) -> Step:
+        """The measured losses of the factors that varied."""
         return Step(self.question.varied, self.found.effects)
 
 

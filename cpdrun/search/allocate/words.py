@@ -172,6 +172,7 @@ def uniform_prices(question: ScreenQuestion) -> list[tuple[str, float, Any]]:
 
 
 def costs_of(question: ScreenQuestion) -> Costs:
+    """Return the cost of levels for a screen."""
     return Costs(question.settings, question.groups, question.factors, question.layers)
 
 
@@ -226,6 +227,7 @@ def _effect_facts(of: Round) -> list[dict[str, Any]]:
 
 
 def allocation_facts(question: ScreenQuestion, chosen: Allocation) -> dict[str, Any]:
+    """Return the allocation for programs."""
     return {
         "low": [question.factors[i].name for i in chosen.low],
         "high": [f.name for i, f in enumerate(question.factors) if i not in chosen.low],
