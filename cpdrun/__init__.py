@@ -32,7 +32,7 @@ _ERRORS = ("UserError", "Stopped")
 def __getattr__(name: str) -> object:
     """Import attributes only when they are used, because every process of a run imports this package."""
     if name in _PACKAGES or name in _FUNCTIONS or name in _ERRORS:
-        # import_module, so that the import contracts of the packages below do not follow this function
+        # Import by name, so that the check of import contracts between packages does not follow these imports.
         from importlib import import_module
 
         if name in _PACKAGES:
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> object:
 
     try:
         return version("cpdrun")
-    except PackageNotFoundError:  # run from a source tree that was never installed
+    except PackageNotFoundError:  # because cpdrun runs from a source tree that was never installed
         return "0+unknown"
 
 

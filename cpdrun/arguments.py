@@ -14,6 +14,7 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises MistypedError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise MistypedError with the usage of the command."""
         raise MistypedError(message, f"{self.format_usage()}{self.prog}: ")
 
 
@@ -75,7 +76,7 @@ def complete_by(name: str, argument: argparse.Action) -> None:
 
         return getattr(completion, name)(**words)
 
-    argument.completer = completer  # type: ignore[attr-defined]  # argcomplete looks there
+    argument.completer = completer  # type: ignore[attr-defined]  # argcomplete reads this attribute
 
 
 def with_words_after_options(

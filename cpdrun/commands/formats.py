@@ -82,6 +82,7 @@ def _values(fmt: "NumberFormat", bits: int) -> Sequence[float]:
 
 
 def _list(telling: "Telling") -> None:
+    """Print the kinds of number formats and the formats with names of their own."""
     from custom_fp.facts import facts, listed
     from custom_fp.formats.names import KINDS
 
@@ -159,6 +160,7 @@ def _print_table(console: "Console", headings: Sequence[str], rows: Sequence[Seq
 
 
 def _show(telling: "Telling", fmt: "NumberFormat", values: Sequence[float]) -> None:
+    """Print the properties of a format and the given values of its codes."""
     from custom_fp.facts import facts, written
 
     from cpdrun.config.uses import uses

@@ -278,6 +278,7 @@ def _assumptions(question: "JudgeQuestion", judged: "list[JudgedArm]", *, is_ses
 
 
 def _facts(judged: "JudgedArm", confidence: float) -> dict[str, Any]:
+    """Return the verdict on an arm as plain data for programs."""
     judgement, counts, prior = judged.judgement, judged.pairs.counts, judged.judgement.prior
     more = judgement.more
     return {

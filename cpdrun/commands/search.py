@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
+    """Ask the question, train the runs that answer it, print the results, and return the exit code."""
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice
     from cpdrun.search.drive import Driver
@@ -100,6 +101,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 
 
 def _say_what_is_asked(console: "Console", results: "Results") -> None:
+    """Print the question of the search, its margin, and how many earlier candidates share the error probability."""
     from cpdrun.search.tuned_words import plan_text
     from cpdrun.search.words import candidates_text, runs_text, tolerance_of
 

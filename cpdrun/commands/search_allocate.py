@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
+    """Train the rounds of a screen, print the allocation of bits, and return the exit code."""
     from cpdrun.record import State
     from cpdrun.search.allocate.question import ask
     from cpdrun.search.allocate.results import Round, read
@@ -106,6 +107,7 @@ def _launch(
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> int:
+    """Train the runs of one round of a screen, and return the exit code."""
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.search.allocate.certify import write_rows
     from cpdrun.sweep import write_manifest
@@ -130,6 +132,7 @@ def _launch(
 
 
 def _chosen(rounds: "list[Round]") -> "Allocation | None":
+    """Return the allocation of bits that the rounds so far lead to, or None if there is none."""
     from cpdrun.search.allocate.allocation import allocate
     from cpdrun.search.allocate.words import costs_of
 
@@ -139,6 +142,7 @@ def _chosen(rounds: "list[Round]") -> "Allocation | None":
 
 
 def _unfinished(question: "ScreenQuestion", console: "Console") -> int:
+    """Print how many runs of a round have no result, and return the exit code."""
     from cpdrun.search.allocate.results import missing
 
     console.print(

@@ -57,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
+    """Plan the sweep, train the runs that are not done, and return the exit code."""
     from cpdrun.record import State
     from cpdrun.record.fingerprint import of_other_code
     from cpdrun.sweep import listed, plan, write_manifest
@@ -199,7 +200,7 @@ def _conclude(sweep: "Plan", telling: "Telling") -> dict[str, Any] | None:
     try:
         study = read_study([sweep.directory])
         hypotheses, power = study.hypotheses, seed_power(study)
-    except ReportError:  # `cpdrun report` explains it
+    except ReportError:  # `cpdrun report` tells the user about the error
         return None
     with writing(sweep.directory.path):
         write_ledger(sweep.directory, hypotheses)

@@ -45,15 +45,18 @@ def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: A
 
 
 def sweeps(**_: Any) -> list[str]:
+    """Return the names of the sweeps in the default results directory."""
     return [sweep.name for sweep in sweeps_in(Path(DEFAULT_RESULTS_DIR))]
 
 
 def sweeps_and_runs(**_: Any) -> list[str]:
+    """Return the names of the sweeps and runs in the default results directory."""
     found = sweeps_in(Path(DEFAULT_RESULTS_DIR))
     return [sweep.name for sweep in found] + [run.name for sweep in found for run in sweep.runs()]
 
 
 def formats(**_: Any) -> list[str]:
+    """Return the names of the listed number formats."""
     from custom_fp.facts import listed
 
     return [fmt.name for fmt in listed()]

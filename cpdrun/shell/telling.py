@@ -142,12 +142,14 @@ class Telling:
 
 
 def print_document(document: Mapping[str, Any]) -> None:
+    """Print a document as JSON on stdout."""
     from cpdrun.record import json_text
 
     print(json_text(dict(document)), flush=True)
 
 
 def schema_name(kind: str) -> str:
+    """Return the name of the schema of a kind of document, such as `cpdrun.sweep/1`."""
     return f"cpdrun.{kind}/{VERSIONS[kind]}"
 
 

@@ -21,6 +21,7 @@ class Terminal(Console):
         super().__init__(highlight=False)
 
     def on_broken_pipe(self) -> None:
+        """Stop printing, and send all later output to os.devnull."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -44,11 +45,13 @@ class NotebookLive:
         self._shown: Any = None
 
     def start(self) -> None:
+        """Create an empty display in the output of the cell."""
         from IPython.display import display
 
         self._shown = display({"text/plain": ""}, raw=True, display_id=True)
 
     def update(self, renderable: RenderableType, *, refresh: bool = True) -> None:
+        """Replace what is displayed. `refresh` has no effect and exists for compatibility with rich's Live."""
         drawn = io.StringIO()
         Console(file=drawn, width=self._width, force_jupyter=False, force_terminal=False).print(renderable)
         text = drawn.getvalue()
@@ -56,6 +59,7 @@ class NotebookLive:
         self._shown.update({"text/plain": text, "text/html": page}, raw=True)
 
     def stop(self) -> None:
+        """Clear the display."""
         self._shown.update({"text/plain": ""}, raw=True)
 
 

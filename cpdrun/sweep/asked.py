@@ -201,6 +201,11 @@ def _known(base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> list[str
 
 
 def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
+    """Check the key of an override.
+
+    Raises:
+        ConfigError: The key is neither a group nor a key of the config, and the override does not add it.
+    """
     if t.adds or t.key in groups or has_key(base, t.key) or t.key.startswith(TUNE):
         return
     known = _known(base, groups)
@@ -229,6 +234,11 @@ def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[
 
 
 def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
+    """Check the key of an override for the runs of a script.
+
+    Raises:
+        ConfigError: The key is unknown or belongs to cpdrun's own training loop.
+    """
     if is_open(t.key):
         return
     section = t.key.split(".")[0]

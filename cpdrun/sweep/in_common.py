@@ -14,10 +14,13 @@ from cpdrun.config.script import FILES, SCRIPT, direction_of, is_script, judged_
 from cpdrun.shell.visible import visible
 from cpdrun.sweep.runs import Plan
 
+# The parts of a run with settings of their own. `scaling` is shown only if a run uses APS.
 PARTS = ("model", "data", "partition", "optim", "schedule", "precision", "sync", "scaling")
+# Settings of the machine, which do not belong to a part.
 MACHINE = ("device", "nproc", "threads", "loaders", "emulation")
 # Settings that are shown only if they are set or vary.
 FURTHER = ("parameter_groups", "clip_norm", "label_smoothing", "init_from", "init_into", "init_skip")
+# The prefix of the paths of cpdrun's own classes.
 OURS = "cpdrun."
 # If a key has more values than this, the recipe shows "(varies)" instead of the values.
 MOST_SHOWN = 4
@@ -66,6 +69,7 @@ def _part_lines(
     varies: Mapping[str, list[str]],
     value: Callable[[str], str],
 ) -> Iterator[str]:
+    """Yield a line for each part with its class and settings. If its class varies, the line lists the classes."""
     for part in parts:
         keys = [key for key, _ in flatten(config[part], f"{part}.") if not key.endswith("_target_")]
         if classes := varies.get(f"{part}._target_"):

@@ -127,6 +127,7 @@ def _seeds(value: object) -> list[int]:
 
 
 def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
+    """Write sweep.yaml as described in `write_manifest`. The caller holds the lock of the sweep."""
     names = [run.name for run in sweep.runs]
     before = listed(sweep.directory)
     there = read_manifest(sweep.directory) if before else {}

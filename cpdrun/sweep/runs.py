@@ -159,6 +159,11 @@ def plan(
 
 
 def _multiply(composer: Composer, asked: Asked, imports: bool, of_baseline: bool) -> Plan:
+    """Multiply out the axes and return the plan.
+
+    Excluded runs and duplicates are dropped. If an excluded run has format fp32 and APS, the same run without APS is
+    added as a baseline, unless it is excluded, too.
+    """
     groups = composer.groups()
     runs: dict[str, PlannedRun] = {}
     baselines: dict[str, PlannedRun] = {}

@@ -30,13 +30,16 @@ class Focal(Classification):
         self.gamma = gamma
 
     def loss(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the mean focal loss of a batch, a scalar."""
         minus_log_p_B = F.cross_entropy(outputs, batch[1], reduction="none")
         return ((1 - torch.exp(-minus_log_p_B)) ** self.gamma * minus_log_p_B).mean()
 
     def sums(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        """Return the sums over a batch from which `metrics` computes the metrics, including the confusion matrix."""
         counts_KxK = confusion(outputs.argmax(dim=1), batch[1], self.num_classes)
         return super().sums(outputs, batch) | {"counts": counts_KxK}
 
     def metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        """Return the metrics, given the totals of `sums` over the test set."""
         right_K = totals["counts"].diagonal() / totals["counts"].sum(dim=1)
         return super().metrics(totals) | {"balanced_accuracy": right_K.mean().item()}

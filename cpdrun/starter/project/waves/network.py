@@ -25,4 +25,5 @@ class Conv1d(nn.Module):
         self.head = nn.Linear(2 * width, num_classes)
 
     def forward(self, x_BxCxL: Tensor) -> Tensor:
+        """Return the logits of a batch of signals."""
         return self.head(self.features(x_BxCxL).mean(dim=2))
