@@ -1,6 +1,7 @@
 """Choose the runs to ask for next from the results of the recorded runs.
 
 The functions are pure: they take and return names and numbers.
+
 A pair is the same seed run with a candidate and with its baseline. Seeds are 0, 1, 2 ... and count in this order. A
 run that ends early, as a diverging run does, counts only after the runs of all smaller seeds have ended.
 """

@@ -1,6 +1,7 @@
 """Choose the width at which a chain starts (`search.start`).
 
 A chain starts at its widest width, or at the narrowest width that is predicted to be enough.
+
 Rule: A width is as likely to miss the tolerance as its least likely format. The chain starts at the narrowest width
 whose chance of missing the tolerance is at most EVEN. It starts at the widest width if no width qualifies or if
 nothing is predicted. `cpdrun.stats.ledger` says which claims such a chain makes, at which error, and why this is

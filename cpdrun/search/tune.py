@@ -1,15 +1,15 @@
 """Choose the values of the tuned keys for each candidate and for the baseline, so that the comparison is fair.
-A cell of the axes has an arm for each combination of the tuned values (`search.tune`; the product, if several keys are
-tuned). Every arm runs on the tuning seeds. The arm that does best there (`cpdrun.stats.tuning`) represents the cell,
-and the test runs seeds 0, 1, 2 ... of that arm only.
+
+The functions are pure. A cell of the axes has an arm for each combination of the tuned values (`search.tune`; the
+product, if several keys are tuned). Every arm runs on the tuning seeds. The arm that does best there
+(`cpdrun.stats.tuning`) represents the cell, and the test runs seeds 0, 1, 2 ... of that arm only.
 
 Tuning costs no confidence. Tuning seeds start at FIRST_SEED (cpdrun.stats.tuning) and the seeds of pairs are below it,
 so the two sets never meet. The choice reads tuning seeds only and is therefore independent of every pair. Given the
 choice, the pairs are those of a search that was typed with the chosen values, so the chance of a wrong certificate is
 at most alpha whatever was chosen. A poor choice costs power, never validity. The certificate compares, over seeds, the
-candidate with its chosen values and the baseline with its own. All seeds, tuning seeds included, are judged on the
-same test set. If you change the grid of values after you have seen the verdicts, you ask the same seeds another
-question.
+candidate with its chosen values and the baseline with its own. All seeds, tuning seeds included, are judged on the same
+test set. If you change the grid of values after you have seen the verdicts, you ask the same seeds another question.
 """
 
 import math
